@@ -1,0 +1,44 @@
+# Every target sets up what it needs: a fresh clone, Python 3.11+ and make are enough.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+OUT ?= demo
+
+.PHONY: demo test check format bench clean
+
+demo: .venv/.demo
+	$(BIN)/fairhead demo --out $(OUT)
+
+# Three processes: the unit tier must not see torch; the real tier skips what it does not find.
+test: .venv/.dev
+	$(BIN)/python -m pytest tests/unit --doctest-modules src/fairhead/errors.py src/fairhead/records.py src/fairhead/audit
+	$(BIN)/python -m pytest tests/models tests/real -m "not slow"
+
+check: .venv/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+.venv/.python:
+	$(PYTHON) -m venv .venv
+	touch $@
+
+# torch first and pinned: left to the resolver, a newer build would bring gigabytes of CUDA packages.
+.venv/.torch: constraints.txt .venv/.python
+	$(PIP) "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
+	touch $@
+
+.venv/.demo: pyproject.toml .venv/.torch
+	$(PIP) --editable ".[demo]"
+	touch $@
+
+.venv/.dev: pyproject.toml .venv/.torch
+	$(PIP) --editable ".[dev]"
+	touch $@ .venv/.demo

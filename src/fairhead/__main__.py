@@ -1,0 +1,5 @@
+"""`python -m fairhead` is `fairhead`."""
+
+from fairhead.cli import main
+
+main()

@@ -1,0 +1,141 @@
+"""What an audit returns: estimates with intervals, and their JSON form.
+
+These are plain data. The numbers are made in the other files of this folder, the tables in `cli/` and `report/`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+AUDIT_SCHEMA = "fairhead.audit/1"
+COMPARISON_SCHEMA = "fairhead.comparison/1"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One figure with its uncertainty. All values are fractions, not percent.
+
+    Attributes:
+        metric: its name, such as "DP", "EOp", "EOd", "accuracy", "worst_group_accuracy", "impact_ratio".
+        group_by: the group column ("race"), an intersection ("race × gender"), or None for an overall figure.
+        value: the point estimate; None when undefined.
+        low: lower end of the 95 % interval (or of the level asked for); None when undefined.
+        high: upper end.
+        n: number of rows that the figure rests on.
+        ideal: the value of a perfectly even model (0 for gaps, 1 for ratios); None where there is no such value.
+        undefined: why there is no value ("female has 4 rows with label 1; at least 10 are needed"), or None.
+        mde: minimum detectable effect: the smallest gap that a sample of this size would show with 80 % power.
+        groups: the groups that attain the figure, highest first (largest gap between which two, lowest group, ...).
+        detail: anything else worth knowing, JSON-ready (the class that attains a multi-class maximum, a definition, ...).
+    """
+
+    metric: str
+    group_by: str | None
+    value: float | None
+    low: float | None
+    high: float | None
+    n: int
+    ideal: float | None
+    undefined: str | None = None
+    mde: float | None = None
+    groups: tuple[str, ...] = ()
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class GroupRow:
+    """One group's own figures.
+
+    Attributes:
+        group_by: the group column or intersection.
+        group: the group's name.
+        n: its rows.
+        rates: "selection_rate", "TPR", "FPR", "precision", "accuracy", ... each an `Estimate`.
+    """
+
+    group_by: str
+    group: str
+    n: int
+    rates: Mapping[str, Estimate]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One metric on two sets of predictions for the same rows, b minus a.
+
+    Attributes:
+        metric: as in `Estimate`.
+        group_by: as in `Estimate`.
+        a: value of the first predictions.
+        b: value of the second.
+        value: b − a; None when undefined.
+        low: lower end of the paired interval of b − a.
+        high: upper end.
+        n: rows in both.
+        p: two-sided paired permutation p-value.
+        p_adjusted: p corrected over the whole family of differences.
+        undefined: why there is no value, or None.
+        mde: the smallest difference that this paired sample would show with 80 % power.
+        ideal: as in `Estimate`: tells whether a smaller or a larger b is better.
+    """
+
+    metric: str
+    group_by: str | None
+    a: float | None
+    b: float | None
+    value: float | None
+    low: float | None
+    high: float | None
+    n: int
+    p: float | None
+    p_adjusted: float | None
+    undefined: str | None = None
+    mde: float | None = None
+    ideal: float | None = None
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Gaps with intervals: what `fairhead.audit` returns."""
+
+    estimates: tuple[Estimate, ...]
+    by_group: tuple[GroupRow, ...]
+    provenance: Mapping[str, Any]
+
+    def __getitem__(self, key: str | tuple[str, str | None]) -> Estimate:
+        """`audit["DP"]` where that is unique, or `audit["DP", "race"]`."""
+        metric, group_by = (key, ...) if isinstance(key, str) else key
+        found = [e for e in self.estimates if e.metric == metric and group_by in (..., e.group_by)]
+        if len(found) != 1:
+            have = sorted({(e.metric, e.group_by) for e in self.estimates}, key=str)
+            raise KeyError(f"{len(found)} estimates are called {key!r}; there are {have}")
+        return found[0]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form (schema, provenance, by_group, estimates)."""
+        return {
+            "schema": AUDIT_SCHEMA,
+            "provenance": dict(self.provenance),
+            "by_group": [asdict(row) for row in self.by_group],
+            "estimates": [asdict(e) for e in self.estimates],
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Paired differences of two sets of predictions: what `fairhead.compare` returns."""
+
+    differences: tuple[Difference, ...]
+    a: Audit
+    b: Audit
+    provenance: Mapping[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {
+            "schema": COMPARISON_SCHEMA,
+            "provenance": dict(self.provenance),
+            "differences": [asdict(d) for d in self.differences],
+            "a": self.a.to_dict(),
+            "b": self.b.to_dict(),
+        }

@@ -1,0 +1,1 @@
+"""Which heads carry a named gap, against controls."""

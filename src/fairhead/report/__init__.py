@@ -1,0 +1,1 @@
+"""One self-contained HTML page and its JSON twin. Imports no torch."""
