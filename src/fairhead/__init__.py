@@ -32,7 +32,7 @@ _PUBLIC = {
     "tap": "fairhead.heads",
 }
 
-__all__ = [  # noqa: RUF022 - sorted as _PUBLIC is; a test keeps the two equal
+__all__ = [
     "Audit",
     "Comparison",
     "FairheadError",

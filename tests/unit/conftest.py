@@ -15,7 +15,5 @@ class _Blocker:
 
 def pytest_configure(config: pytest.Config) -> None:
     if any(name in sys.modules for name in BLOCKED):
-        raise pytest.UsageError(
-            "torch is loaded already: run tests/unit in a process of its own, as `make test` does"
-        )
+        raise pytest.UsageError("torch is loaded already: run tests/unit in a process of its own, as `make test` does")
     sys.meta_path.insert(0, _Blocker())
