@@ -26,7 +26,7 @@ class Estimate:
         undefined: why there is no value ("female has 4 rows with label 1; at least 10 are needed"), or None.
         mde: minimum detectable effect: the smallest gap that a sample of this size would show with 80 % power.
         groups: the groups that attain the figure, highest first (largest gap between which two, lowest group, ...).
-        detail: anything else worth knowing, JSON-ready (the class that attains a multi-class maximum, a definition).).
+        detail: anything else worth knowing, JSON-ready (the class that attains a multi-class maximum, a definition).
     """
 
     metric: str
