@@ -1,0 +1,161 @@
+"""What has been asked of one attention module: transforms, then edits, then readings.
+
+Readings come last, so they always show what the model goes on with. The lists belong to the module, not to a tap:
+nested taps add to the same lists and take their own requests out again.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fairhead.errors import UnsupportedModel
+from fairhead.heads.sites import Site, output_weight
+from fairhead.heads.tokens import Tokens, put, take
+
+
+class Transform(Protocol):
+    """Changes q [B, H, T, d] and k [B, H_kv, T, d] before attention."""
+
+    def __call__(self, q: Tensor, k: Tensor, site: Site) -> tuple[Tensor, Tensor]:
+        """Return the new q and k, in the shapes of the old ones."""
+
+
+# x [..., h, d] (the chosen heads at the chosen tokens) -> the same shape.
+HeadEdit = Callable[[Tensor, Site], Tensor]
+
+
+class Reading:
+    """What one `read` has seen: `reading[layer]` is the tensor of the latest forward pass.
+
+    With `keep="all"`, `reading.calls(layer)` has one tensor a forward pass, as generation makes many.
+    """
+
+    def __init__(self, what: str, tokens: Tokens, keep: str, layers: list[int]) -> None:
+        self.what = what
+        self.tokens = tokens
+        self.layers = layers
+        self._keep = keep
+        self._calls: dict[int, list[Tensor]] = {layer: [] for layer in layers}
+
+    def __getitem__(self, layer: int) -> Tensor:
+        layer = layer if layer in self._calls else self._from_the_end(layer)
+        if not self._calls[layer]:
+            raise LookupError(f"{self.what!r} of layer {layer} has not been seen: no forward pass has reached it")
+        return self._calls[layer][-1]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[layer] for layer in self.layers)
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def calls(self, layer: int) -> list[Tensor]:
+        """Tensors of every forward pass so far (of the latest alone, unless `keep="all"`)."""
+        return list(self._calls[layer if layer in self._calls else self._from_the_end(layer)])
+
+    def stack(self) -> Tensor:
+        """The latest tensors of all read layers, shape [layers, ...]."""
+        return torch.stack(list(self))
+
+    def clear(self) -> None:
+        """Forget what was seen, to free its memory."""
+        for calls in self._calls.values():
+            calls.clear()
+
+    def _from_the_end(self, layer: int) -> int:
+        if -len(self.layers) <= layer < 0:
+            return self.layers[layer]
+        raise KeyError(f"layer {layer} is not among the layers read: {self.layers}")
+
+    def _see(self, layer: int, tensor: Tensor) -> None:
+        if self._keep == "last":
+            self._calls[layer].clear()
+        self._calls[layer].append(tensor)
+
+
+@dataclass(frozen=True, eq=False)
+class Edit:
+    """Replace the outputs of some heads at some tokens by `function` of them."""
+
+    heads: list[int]
+    function: HeadEdit
+    tokens: Tokens
+
+    def __call__(self, output: Tensor, site: Site) -> Tensor:
+        """Output [B, T, H, d] with the edit made, in a tensor of its own."""
+        before = take(output, self.tokens)
+        after = before.clone()
+        after[..., self.heads, :] = self.function(before[..., self.heads, :], site)
+        return put(output, self.tokens, after)
+
+
+@dataclass(eq=False)
+class Requests:
+    """The requests on one attention module. Each carries the site it was made through, which knows its tap."""
+
+    transforms: list[tuple[Site, Transform]] = field(default_factory=list)
+    edits: list[tuple[Site, Edit]] = field(default_factory=list)
+    readings: list[tuple[Site, Reading]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.transforms or self.edits or self.readings)
+
+    def remove(self, site: Site) -> None:
+        """Drop what was asked through `site`."""
+        lists: tuple[list[Any], ...] = (self.transforms, self.edits, self.readings)
+        for requests in lists:
+            requests[:] = [request for request in requests if request[0] is not site]
+
+    def transform(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Pass q [B, H, T, d] and k through every transform, the outermost tap's first."""
+        for site, function in self.transforms:
+            q, k = function(q, k, site)
+        return q, k
+
+    def edit(self, output: Tensor) -> Tensor:
+        """Pass head outputs [B, T, H, d] through every edit."""
+        for site, edit in self.edits:
+            if output.shape[2:] != (site.n_heads, site.head_dim):
+                raise UnsupportedModel(
+                    f"{site.family} ({site.name}) puts out heads of shape {list(output.shape[2:])}, "
+                    f"not [{site.n_heads}, {site.head_dim}] as its output projection suggests"
+                )
+            output = edit(output, site)
+        return output
+
+    def wants(self, *what: str) -> bool:
+        """Whether any of these is being read."""
+        return any(reading.what in what for _, reading in self.readings)
+
+    def read_heads(self, output: Tensor) -> None:
+        """Show head outputs [B, T, H, d] to the readings of outputs and contributions."""
+        if is_recomputing():
+            return
+        for site, reading in self.readings:
+            if reading.what not in ("output", "contribution"):
+                continue
+            chosen = take(output, reading.tokens)
+            if reading.what == "contribution":
+                chosen = torch.einsum("...hd,ohd->...ho", chosen, output_weight(site).to(chosen.dtype))
+            elif reading.tokens is not None:
+                chosen = chosen.clone()  # a view would keep every token's output alive
+            reading._see(site.layer, chosen)
+
+    def read(self, what: str, get: Callable[[Tokens], Tensor]) -> None:
+        """Show `get(tokens)` to the readings of `what`; it is not called when there are none."""
+        if not self.wants(what) or is_recomputing():
+            return
+        for site, reading in self.readings:
+            if reading.what == what:
+                reading._see(site.layer, get(reading.tokens))
+
+
+def is_recomputing() -> bool:
+    """Whether this forward is the second one that gradient checkpointing makes, inside the backward pass.
+
+    Readings ignore it, and a transform that keeps running statistics must not count the batch twice.
+    """
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

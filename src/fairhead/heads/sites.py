@@ -1,0 +1,178 @@
+"""Finding the attention layers of a model, whatever its family.
+
+A family is data, not code: which module computes attention, where its output projection hangs, and which of three
+routes (`routes.py`) leads to its heads. Families that send their attention through transformers' registry need no
+entry at all; the table below is for the others.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from fairhead.errors import UnsupportedModel
+
+READABLE = ("q", "k", "v", "weights", "output", "contribution")
+_HEAD_OUTPUTS = ("output", "contribution", "edit")
+
+
+@dataclass(frozen=True)
+class Route:
+    """How the heads of a family are reached.
+
+    Attributes:
+        kind: "interface" (transformers' attention registry), "method" (an `_attn(q, k, v, mask)` method of the
+            module) or "hooks" (module hooks only).
+        can: what can be read ("q", "k", "v", "weights", "output", "contribution") and done ("transform", "edit").
+        value: name of the value projection, for routes that read "v" with a hook.
+    """
+
+    kind: str
+    can: frozenset[str]
+    value: str | None = None
+
+
+INTERFACE = Route("interface", frozenset({*READABLE, "transform", "edit"}))
+_METHOD = Route("method", INTERFACE.can)
+
+# Attention classes that do not go through the registry. The disentangled scores of DeBERTa are a sum of three
+# products, so its q and k alone do not make its weights: they are not offered.
+_OTHER_ROUTES = {
+    "GPTNeoSelfAttention": _METHOD,
+    "GPTJAttention": _METHOD,
+    "CodeGenAttention": _METHOD,
+    "DisentangledSelfAttention": Route("hooks", frozenset({"v", "weights", *_HEAD_OUTPUTS}), value="value_proj"),
+    "MPNetSelfAttention": Route("hooks", frozenset({"v", *_HEAD_OUTPUTS}), value="v"),
+    "BloomAttention": Route("hooks", frozenset(_HEAD_OUTPUTS)),
+    "FalconAttention": Route("hooks", frozenset(_HEAD_OUTPUTS)),
+}
+
+# Names of the output projection: a child of the attention module, or (BERT and its kin) of the module beside it.
+_PROJECTIONS = ("o_proj", "out_proj", "c_proj", "dense", "out_lin", "Wo", "o", "proj", "wo", "projection_layer")
+_SIBLING_PROJECTION = "output.dense"
+_HEAD_DIMS = ("v_head_dim", "head_dim", "attention_head_size", "head_size", "key_value_proj_dim", "attention_head_dim")
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """One attention layer of a tapped model.
+
+    Attributes:
+        layer: its number, counted over the attention modules of the tapped model in the order they are built.
+        name: the module's path inside the tapped model.
+        family: the class of the attention module.
+        n_heads: query heads.
+        head_dim: width of one head's output.
+        module: the attention module.
+        projection: the output projection, whose input is the concatenation of the heads.
+        route: how its heads are reached.
+    """
+
+    layer: int
+    name: str
+    family: str
+    n_heads: int
+    head_dim: int
+    module: nn.Module
+    projection: nn.Module
+    route: Route
+
+    def require(self, ability: str, verb: str) -> None:
+        """Raise `UnsupportedModel` unless this layer can do it."""
+        if ability not in self.route.can:
+            raise UnsupportedModel(
+                f"{self.family} (layer {self.layer}, {self.name}) cannot {verb}; "
+                f"what it can do: {', '.join(sorted(self.route.can))}"
+            )
+
+
+def find_sites(model: nn.Module) -> list[Site]:
+    """The attention layers of `model` (a transformers model, a wrapped one, or a part of one), in order.
+
+    Raises:
+        UnsupportedModel: there are none that fairhead knows how to reach.
+    """
+    sites: list[Site] = []
+    modules = dict(model.named_modules())
+    for name, module in modules.items():
+        route = _route_of(module)
+        if route is None:
+            continue
+        projection = _projection_of(module, modules.get(name.rpartition(".")[0]) if name else None)
+        if projection is None:
+            raise UnsupportedModel(
+                f"{type(module).__name__} ({name or 'the model itself'}) has no output projection under a known name: "
+                f"looked for {', '.join(_PROJECTIONS)} and, beside it, {_SIBLING_PROJECTION}"
+            )
+        head_dim = _head_dim_of(module)
+        n_heads = _input_width(projection) // head_dim
+        sites.append(Site(len(sites), name, type(module).__name__, n_heads, head_dim, module, projection, route))
+    if not sites:
+        attention = sorted({type(m).__name__ for m in modules.values() if "attention" in type(m).__name__.lower()})
+        raise UnsupportedModel(
+            f"{type(model).__name__} has no attention layer that fairhead can reach (attention classes found: "
+            f"{', '.join(attention) or 'none'}); it needs a transformers model whose attention goes through the "
+            f"attention registry, or one of {', '.join(sorted(_OTHER_ROUTES))}"
+        )
+    return sites
+
+
+def output_weight(site: Site) -> Tensor:
+    """W_O of a layer, one block a head: shape [model width, heads, head_dim]. LoRA on the projection is included."""
+    projection: Any = site.projection
+    if type(projection) is nn.Linear:  # a subclass may do more than multiply: quantised, adapted, ...
+        weight: Tensor = projection.weight
+    elif type(projection) is Conv1D:
+        weight = projection.weight.T
+    else:
+        weight = _probed_weight(projection)
+    return weight.reshape(weight.shape[0], -1, site.head_dim)
+
+
+def _probed_weight(projection: nn.Module) -> Tensor:
+    """The matrix of any affine module, read off by sending the identity through it: shape [out, in]."""
+    some = next(projection.parameters())
+    identity = torch.eye(_input_width(projection), dtype=some.dtype, device=some.device)
+    was_training = projection.training
+    projection.eval()  # LoRA drops inputs out while training; the weight is the map without that noise
+    try:
+        return (projection(identity) - projection(torch.zeros_like(identity[:1]))).T
+    finally:
+        projection.train(was_training)
+
+
+def _route_of(module: nn.Module) -> Route | None:
+    other = _OTHER_ROUTES.get(type(module).__name__)
+    if other is not None:
+        return other
+    # A module that looks its attention up in the registry names the registry in its own forward.
+    code = getattr(type(module).forward, "__code__", None)
+    uses_registry = code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
+    return INTERFACE if uses_registry and hasattr(module, "config") else None
+
+
+def _projection_of(module: nn.Module, parent: nn.Module | None) -> nn.Module | None:
+    for name in _PROJECTIONS:
+        found = getattr(module, name, None)
+        if isinstance(found, nn.Module):
+            return found
+    try:
+        return parent.get_submodule(_SIBLING_PROJECTION) if parent is not None else None
+    except AttributeError:
+        return None
+
+
+def _head_dim_of(module: nn.Module) -> int:
+    for name in _HEAD_DIMS:
+        value = getattr(module, name, None)
+        if isinstance(value, int):
+            return value
+    config: Any = module.config
+    return int(config.hidden_size // config.num_attention_heads)
+
+
+def _input_width(projection: Any) -> int:
+    width = getattr(projection, "in_features", None)
+    return int(width if width is not None else projection.weight.shape[0])  # Conv1D keeps [in, out]

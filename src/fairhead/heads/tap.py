@@ -1,0 +1,238 @@
+"""`fairhead.tap`: open a Hugging Face model at its attention heads, to read them and to edit them."""
+
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from fairhead.errors import InputError, did_you_mean
+from fairhead.heads import routes
+from fairhead.heads.requests import Edit, HeadEdit, Reading, Transform
+from fairhead.heads.sites import READABLE, Site, find_sites
+from fairhead.heads.tokens import Tokens, check_tokens, take
+
+Where = Iterable[tuple[int, int]]
+
+
+class Tap:
+    """An open model. Nothing is installed until something is asked for; leaving the block removes all of it.
+
+    A model runs as usual inside the block. Requests are made first, then seen or applied in every forward pass:
+    transforms of q and k before attention, edits of head outputs after it, readings last, so that a reading
+    always shows what the model goes on with. Taps nest: an inner one works on top of the outer one.
+
+    Layers are numbers, counted over the model's attention modules from 0 (or from -1, backwards); heads are query
+    heads. Token positions are those of the call's own queries: a decoding step with a cache has one, number 0.
+
+    Attributes:
+        sites: the attention layers within reach, each with `layer`, `name`, `n_heads`, `head_dim`.
+    """
+
+    def __init__(self, model: nn.Module, layers: int | Iterable[int] | None = None) -> None:
+        everything = find_sites(model)
+        self._by_layer = {site.layer: site for site in everything}
+        self._n_layers = len(everything)
+        chosen = range(self._n_layers) if layers is None else [layers] if isinstance(layers, int) else layers
+        self.sites = [self._by_layer[layer] for layer in sorted({self._layer(number) for number in chosen})]
+        self._is_open = False
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def open(self) -> Self:
+        """Open the tap; `with` does it for you. For a tap that outlives a block."""
+        self._is_open = True
+        return self
+
+    def close(self) -> None:
+        """Remove every request. Readings keep what they have seen."""
+        self._is_open = False
+        for site in self._by_layer.values():
+            routes.uninstall(site)
+
+    def read(
+        self,
+        what: str,
+        tokens: Tokens = None,
+        *,
+        layers: int | Iterable[int] | None = None,
+        keep: Literal["last", "all"] = "last",
+    ) -> Reading:
+        """Read from the forward passes to come. Gradients flow through what is read.
+
+        Args:
+            what: "q", "k", "v" ([B, H, T, d]; k and v have fewer heads under grouped queries), "weights"
+                ([B, H, Q, K], before dropout), "output" ([B, T, H, d]) or "contribution" ([B, T, H, model width]:
+                each head through its block of W_O; their sum plus the projection's bias is the attention output).
+            tokens: None for all, an int (that axis is dropped), a slice, a list of positions, or a bool mask
+                [B, T] (rows are then flattened to [N, ...]; not for weights). For weights: the query rows;
+                no other row is built.
+            layers: a part of the tap's layers.
+            keep: "last" forward pass only, or "all" of them.
+        """
+        if what not in READABLE:
+            raise InputError(
+                f"cannot read {what!r}; expected one of {', '.join(READABLE)}.{did_you_mean(what, READABLE)}"
+            )
+        tokens = check_tokens(tokens)
+        if what == "weights" and isinstance(tokens, Tensor) and tokens.dtype == torch.bool:
+            raise InputError("weights cannot be read at a bool mask; give positions, or read all rows and index them")
+        sites = self._chosen(layers)
+        reading = Reading(what, tokens, keep, [site.layer for site in sites])
+        for site in sites:
+            site.require(what, f"read {what!r}")
+            self._requests(site).readings.append((site, reading))
+        return reading
+
+    def transform(self, function: Transform, *, layers: int | Iterable[int] | None = None) -> None:
+        """Change q and k before attention: `function(q, k, site)` returns the two in the same shapes."""
+        for site in self._chosen(layers):
+            site.require("transform", "transform q and k")
+            self._requests(site).transforms.append((site, function))
+
+    def edit(self, where: Where, function: HeadEdit, tokens: Tokens = None) -> None:
+        """Replace head outputs by `function(x, site)`, x of shape [..., heads, d].
+
+        Args:
+            where: (layer, head) pairs.
+            function: called once a layer, with that layer's chosen heads in ascending order.
+            tokens: as in `read`; the leading axes of x follow from it.
+        """
+        tokens = check_tokens(tokens)
+        for site, heads in self._heads_by_site(where):
+            site.require("edit", "edit head outputs")
+            self._requests(site).edits.append((site, Edit(heads, function, tokens)))
+
+    def zero(self, where: Where, tokens: Tokens = None) -> None:
+        """Put zeros in place of head outputs."""
+        self.edit(where, lambda x, site: torch.zeros_like(x), tokens)
+
+    def scale(self, where: Where, factor: float, tokens: Tokens = None) -> None:
+        """Multiply head outputs."""
+        self.edit(where, lambda x, site: x * factor, tokens)
+
+    def mean(self, where: Where, values: Mapping[int, Tensor], tokens: Tokens = None) -> None:
+        """Put given means in place of head outputs.
+
+        Args:
+            where: (layer, head) pairs.
+            values: by layer, [H, d] for every token alike or [T, H, d] by position. Take them over a set that is
+                balanced between the groups, or the ablation brings in the mean of the larger one.
+            tokens: as in `read`.
+        """
+        means = {self._layer(layer): value for layer, value in values.items()}
+        for site, heads in self._heads_by_site(where):
+            if site.layer not in means:
+                raise InputError(f"no mean was given for layer {site.layer}; there are means for {sorted(means)}")
+            mean = means[site.layer]
+            if mean.shape[-2:] != (site.n_heads, site.head_dim) or mean.dim() > 3:
+                raise InputError(
+                    f"the mean of layer {site.layer} has shape {list(mean.shape)}; expected "
+                    f"[{site.n_heads}, {site.head_dim}] or [tokens, {site.n_heads}, {site.head_dim}]"
+                )
+
+            def replace(x: Tensor, site: Site, mean: Tensor = mean, heads: list[int] = heads) -> Tensor:
+                new = mean[..., heads, :].to(device=x.device, dtype=x.dtype)
+                if new.dim() == 3 and tokens is not None:
+                    new = take(new[None], check_tokens(tokens))[0]
+                return new.expand_as(x)
+
+            self.edit([(site.layer, head) for head in heads], replace, tokens)
+
+    def resample(self, where: Where, index: Tensor, tokens: Tokens = None) -> None:
+        """Put the outputs of other examples of the batch in place: example i gets those of `index[i]`."""
+        self.edit(where, lambda x, site: x[index.to(x.device)], tokens)
+
+    def project(
+        self,
+        where: Where,
+        matrices: Mapping[tuple[int, int], Tensor],
+        means: Mapping[tuple[int, int], Tensor] | None = None,
+        tokens: Tokens = None,
+    ) -> None:
+        """Multiply head outputs by a matrix: x becomes mean + M (x − mean).
+
+        Args:
+            where: (layer, head) pairs.
+            matrices: by (layer, head), M of shape [d, d]; I − u uᵀ takes the direction u out.
+            means: by (layer, head), [d]; zero where not given.
+            tokens: as in `read`.
+        """
+        by_pair = {(self._layer(layer), head): matrix for (layer, head), matrix in matrices.items()}
+        centre = {(self._layer(layer), head): mean for (layer, head), mean in (means or {}).items()}
+        for site, heads in self._heads_by_site(where):
+            missing = [head for head in heads if (site.layer, head) not in by_pair]
+            if missing:
+                raise InputError(f"no matrix was given for layer {site.layer}, head {missing[0]}")
+            matrix = torch.stack([by_pair[site.layer, head] for head in heads])
+            mean = torch.stack([centre.get((site.layer, head), matrix.new_zeros(site.head_dim)) for head in heads])
+
+            def project(x: Tensor, site: Site, matrix: Tensor = matrix, mean: Tensor = mean) -> Tensor:
+                middle = mean.to(device=x.device, dtype=x.dtype)
+                return middle + torch.einsum("hij,...hj->...hi", matrix.to(device=x.device, dtype=x.dtype), x - middle)
+
+            self.edit([(site.layer, head) for head in heads], project, tokens)
+
+    def _requests(self, site: Site) -> routes.Requests:
+        if not self._is_open:
+            raise InputError("the tap is closed: make requests inside the `with` block")
+        return routes.install(site)
+
+    def _layer(self, number: int) -> int:
+        if not -self._n_layers <= number < self._n_layers:
+            raise InputError(f"layer {number} does not exist: the model has {self._n_layers} attention layers")
+        return number % self._n_layers
+
+    def _chosen(self, layers: int | Iterable[int] | None) -> list[Site]:
+        if layers is None:
+            return self.sites
+        numbers = [layers] if isinstance(layers, int) else layers
+        return [self._tapped(self._layer(number)) for number in numbers]
+
+    def _tapped(self, layer: int) -> Site:
+        for site in self.sites:
+            if site.layer == layer:
+                return site
+        raise InputError(f"layer {layer} is not tapped: the tap was opened on {[site.layer for site in self.sites]}")
+
+    def _heads_by_site(self, where: Where) -> list[tuple[Site, list[int]]]:
+        chosen: dict[int, set[int]] = {}
+        for layer, head in where:
+            site = self._tapped(self._layer(layer))
+            if not 0 <= head < site.n_heads:
+                raise InputError(f"head {head} does not exist: layer {site.layer} has {site.n_heads} heads")
+            chosen.setdefault(site.layer, set()).add(head)
+        return [(self._by_layer[layer], sorted(heads)) for layer, heads in sorted(chosen.items())]
+
+
+def tap(model: nn.Module, layers: int | Iterable[int] | None = None) -> Tap:
+    """Open a Hugging Face model at its attention heads.
+
+    Args:
+        model: any transformers model, a part of one (`clip.vision_model`), or one wrapped by PEFT, DDP or torch.compile.
+        layers: the attention layers that may be read or edited; None for all. Others run untouched.
+
+    Raises:
+        UnsupportedModel: the model has no attention layer within reach, or cannot do what is asked.
+
+    Example:
+        >>> import torch, fairhead
+        >>> from transformers import ViTConfig, ViTModel
+        >>> model = ViTModel(ViTConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=4,
+        ...                            intermediate_size=16, image_size=8, patch_size=4)).eval()
+        >>> images = torch.zeros(3, 3, 8, 8)
+        >>> with fairhead.tap(model) as heads:
+        ...     rows = heads.read("weights", tokens=0)   # what the first token looks at
+        ...     heads.zero([(0, 1), (1, 3)])             # two heads fall silent
+        ...     _ = model(images)
+        >>> rows[-1].shape                               # batch, heads, keys
+        torch.Size([3, 4, 5])
+    """
+    return Tap(model, layers)
