@@ -1,0 +1,80 @@
+"""What training sees: a model's inputs and the labels. There is no place for a group column."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from fairhead.errors import InputError, did_you_mean
+
+
+@dataclass(frozen=True)
+class Examples(Dataset):
+    """Inputs and labels of n examples, held in memory.
+
+    A map-style torch data set whose batches are gathered by one indexing operation. A reader that loads from disk
+    can take its place: the loop only asks for `len()` and `__getitems__`.
+
+    Attributes:
+        inputs: the model's arguments by name, each a tensor of shape [n, ...] ("pixel_values", "input_ids", ...).
+        labels: class numbers, shape [n].
+
+    Example:
+        >>> import torch
+        >>> from fairhead.train import Examples
+        >>> examples = Examples({"pixel_values": torch.zeros(4, 1, 8, 8)}, torch.tensor([0, 1, 0, 1]))
+        >>> len(examples), sorted(examples.__getitems__([0, 2]))
+        (4, ['labels', 'pixel_values'])
+    """
+
+    inputs: Mapping[str, Tensor]
+    labels: Tensor
+
+    def __post_init__(self) -> None:
+        if not self.inputs or "labels" in self.inputs:
+            raise InputError(
+                f"examples need the model's inputs by name, apart from the labels; found {sorted(self.inputs)}"
+            )
+        for name, tensor in self.inputs.items():
+            if len(tensor) != len(self.labels):
+                raise InputError(
+                    f"input {name!r} has {len(tensor)} rows but there are {len(self.labels)} labels: "
+                    "give one row an example"
+                )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {name: tensor[index] for name, tensor in self.inputs.items()} | {"labels": self.labels[index]}
+
+    def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
+        """One batch, labels included."""
+        where = torch.as_tensor(indices)
+        return {name: tensor[where] for name, tensor in self.inputs.items()} | {"labels": self.labels[where]}
+
+
+def check_inputs(model: nn.Module, examples: Examples) -> None:
+    """Refuse inputs that the model's `forward` does not name: a group column can not ride along.
+
+    Raises:
+        InputError: naming the input that is not one of the model's.
+    """
+    known = [name for name in inspect.signature(model.forward).parameters if name not in ("labels", "kwargs")]
+    for name in examples.inputs:
+        if name not in known:
+            raise InputError(
+                f"{name!r} is not an input of {type(model).__name__}, which takes {', '.join(known)}."
+                f"{did_you_mean(name, known)} Groups are for auditing only: training never sees them"
+            )
+
+
+def check_classes(examples: Examples, what: str) -> None:
+    """Refuse labels of a single class: there is nothing to learn and accuracy would be 1 at once."""
+    classes = examples.labels.unique()
+    if len(classes) < 2:
+        found = f"only class {classes[0].item()}" if len(classes) else "no rows"
+        raise InputError(f"the {what} labels have {found}; at least two classes are needed: check the label column")
