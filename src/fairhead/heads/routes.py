@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
@@ -33,12 +34,16 @@ class _Tapped:
         undo: takes the route away.
         kernel: on the interface route, the attention function that the model was loaded with.
         is_eager: whether that is the eager one, for which a missing mask means "look at everything".
+        joined: the heads on their way to a projection that has not been checked yet; see `_check_projection`.
+        is_checked: whether it has been.
     """
 
     requests: Requests
     undo: Callable[[], None]
     kernel: Callable[..., Any] | None = None
     is_eager: bool = False
+    joined: Tensor | None = None
+    is_checked: bool = False
 
 
 def _tapped_attention(
@@ -63,6 +68,8 @@ def _tapped_attention(
             ),
         )
         requests.read_heads(output)
+        if not tapped.is_checked and requests.wants("contribution"):
+            tapped.joined = output
     return output, weights
 
 
@@ -114,7 +121,26 @@ def _by_interface(site: Site, requests: Requests) -> _Tapped:
     config = copy.copy(original)
     config._attn_implementation_internal = _NAME  # the property's setter would change nested configs too
     module.config = config
-    return _Tapped(requests, lambda: setattr(module, "config", original), kernel, is_eager)
+    check = site.projection.register_forward_pre_hook(lambda _, args: _check_projection(site, tapped, args[0]))
+
+    def undo() -> None:
+        module.config = original
+        check.remove()
+
+    tapped = _Tapped(requests, undo, kernel, is_eager)
+    return tapped
+
+
+def _check_projection(site: Site, tapped: _Tapped, projected: Tensor) -> None:
+    """Once a layer: a family that gates or normalises its heads before W_O has no contributions as we define them."""
+    if tapped.joined is None or torch.compiler.is_compiling():
+        return
+    if not torch.equal(tapped.joined.reshape(projected.shape), projected):
+        raise UnsupportedModel(
+            f"{site.family} ({site.name}) changes the head outputs before its output projection, so the heads do not "
+            f"add up to the attention output; read 'output' instead of 'contribution'"
+        )
+    tapped.joined, tapped.is_checked = None, True
 
 
 def _by_method(site: Site, requests: Requests) -> _Tapped:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fairhead.errors import InputError, did_you_mean
 from fairhead.heads import routes
-from fairhead.heads.requests import Edit, HeadEdit, Reading, Transform
+from fairhead.heads.requests import Edit, HeadEdit, Reading, Requests, Transform
 from fairhead.heads.sites import READABLE, Site, find_sites
 from fairhead.heads.tokens import Tokens, check_tokens, take
 
@@ -78,24 +78,21 @@ class Tap:
             keep: "last" forward pass only, or "all" of them.
         """
         if what not in READABLE:
-            raise InputError(
-                f"cannot read {what!r}; expected one of {', '.join(READABLE)}.{did_you_mean(what, READABLE)}"
-            )
+            known = ", ".join(READABLE)
+            raise InputError(f"cannot read {what!r}; expected one of {known}.{did_you_mean(what, READABLE)}")
         tokens = check_tokens(tokens)
         if what == "weights" and isinstance(tokens, Tensor) and tokens.dtype == torch.bool:
             raise InputError("weights cannot be read at a bool mask; give positions, or read all rows and index them")
         sites = self._chosen(layers)
         reading = Reading(what, tokens, keep, [site.layer for site in sites])
-        for site in sites:
-            site.require(what, f"read {what!r}")
-            self._requests(site).readings.append((site, reading))
+        for requests, site in self._requests(sites, what, f"read {what!r}"):
+            requests.readings.append((site, reading))
         return reading
 
     def transform(self, function: Transform, *, layers: int | Iterable[int] | None = None) -> None:
         """Change q and k before attention: `function(q, k, site)` returns the two in the same shapes."""
-        for site in self._chosen(layers):
-            site.require("transform", "transform q and k")
-            self._requests(site).transforms.append((site, function))
+        for requests, site in self._requests(self._chosen(layers), "transform", "transform q and k"):
+            requests.transforms.append((site, function))
 
     def edit(self, where: Where, function: HeadEdit, tokens: Tokens = None) -> None:
         """Replace head outputs by `function(x, site)`, x of shape [..., heads, d].
@@ -106,9 +103,9 @@ class Tap:
             tokens: as in `read`; the leading axes of x follow from it.
         """
         tokens = check_tokens(tokens)
-        for site, heads in self._heads_by_site(where):
-            site.require("edit", "edit head outputs")
-            self._requests(site).edits.append((site, Edit(heads, function, tokens)))
+        chosen = self._heads_by_site(where)
+        for requests, site in self._requests([site for site, _ in chosen], "edit", "edit head outputs"):
+            requests.edits.append((site, Edit(dict(chosen)[site], function, tokens)))
 
     def zero(self, where: Where, tokens: Tokens = None) -> None:
         """Put zeros in place of head outputs."""
@@ -180,10 +177,12 @@ class Tap:
 
             self.edit([(site.layer, head) for head in heads], project, tokens)
 
-    def _requests(self, site: Site) -> routes.Requests:
+    def _requests(self, sites: list[Site], ability: str, verb: str) -> list[tuple[Requests, Site]]:
         if not self._is_open:
             raise InputError("the tap is closed: make requests inside the `with` block")
-        return routes.install(site)
+        for site in sites:  # all or none: nothing is installed when one of them cannot
+            site.require(ability, verb)
+        return [(routes.install(site), site) for site in sites]
 
     def _layer(self, number: int) -> int:
         if not -self._n_layers <= number < self._n_layers:
@@ -216,7 +215,7 @@ def tap(model: nn.Module, layers: int | Iterable[int] | None = None) -> Tap:
     """Open a Hugging Face model at its attention heads.
 
     Args:
-        model: any transformers model, a part of one (`clip.vision_model`), or one wrapped by PEFT, DDP or torch.compile.
+        model: any transformers model, a part of one (`clip.vision_model`), or one wrapped by PEFT, DDP, torch.compile.
         layers: the attention layers that may be read or edited; None for all. Others run untouched.
 
     Raises:
