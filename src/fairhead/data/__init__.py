@@ -1,1 +1,83 @@
-"""Readers of published data sets, in the formats their authors publish."""
+"""Readers of published data sets, in the formats their authors publish.
+
+`read("utkface", path)` returns a `Dataset` (images, HateXplain, MultiNLI) or a `Benchmark` (StereoSet, CrowS-Pairs,
+BBQ, BOLD, WinoBias). Each reader is one file of this folder, where its options are explained.
+"""
+
+import inspect
+import os
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from fairhead.data.dataset import Attributes, Benchmark, Dataset, Examples, TextPair
+from fairhead.data.images import Images
+from fairhead.errors import InputError, did_you_mean
+
+__all__ = ["READERS", "Attributes", "Benchmark", "Dataset", "Examples", "Images", "TextPair", "read", "read_spec"]
+
+# Every reader is the function read_<name> of the module <name>.
+READERS = (
+    "bbq",
+    "bold",
+    "celeba",
+    "crows_pairs",
+    "fairface",
+    "hatexplain",
+    "multinli",
+    "stereoset",
+    "utkface",
+    "winobias",
+)
+
+
+def read(name: str, path: str | os.PathLike[str], **options: Any) -> Dataset | Benchmark[Any]:
+    """Read a published data set.
+
+    Args:
+        name: one of `READERS`; case and hyphens do not matter ("CrowS-Pairs").
+        path: the file, folder or zip archive as downloaded.
+        options: those of the reader, such as `target`, `groups`, `seed` or `on_error`.
+
+    Example:
+        >>> data = read("utkface", "UTKFace.zip", bias_rate=0.9)  # doctest: +SKIP
+        >>> train = data.examples("train")  # inputs and labels, no groups  # doctest: +SKIP
+        >>> groups = data.groups(data.examples("test").ids)  # doctest: +SKIP
+    """
+    reader = _reader(name)
+    known = [p.name for p in inspect.signature(reader).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    for option in options:
+        if option not in known:
+            raise InputError(
+                f"{name} has no option {option!r}; it has {', '.join(known)}.{did_you_mean(option, known)}"
+            )
+    return reader(path, **options)
+
+
+def read_spec(spec: str, **options: Any) -> Dataset | Benchmark[Any]:
+    """Read a data set named on the command line as `name:path`.
+
+    Example:
+        >>> items = read_spec("stereoset:dev.json")  # doctest: +SKIP
+        >>> read_spec("dev.json")
+        Traceback (most recent call last):
+            ...
+        fairhead.errors.InputError: a data set is named as name:path, such as utkface:UTKFace.zip; found 'dev.json'
+    """
+    name, colon, path = spec.partition(":")
+    if not colon or not path:
+        raise InputError(f"a data set is named as name:path, such as utkface:UTKFace.zip; found {spec!r}")
+    return read(name, path, **options)
+
+
+def _reader(name: str) -> Callable[..., Dataset | Benchmark[Any]]:
+    module = name.strip().lower().replace("-", "_")
+    if module not in READERS:
+        raise InputError(
+            f"there is no reader for {name!r}; there are {', '.join(READERS)}.{did_you_mean(module, READERS)}"
+        )
+    # Imported when used: pandas and Pillow take longer to load than many a data set to read.
+    reader: Callable[..., Dataset | Benchmark[Any]] = getattr(
+        import_module(f"fairhead.data.{module}"), f"read_{module}"
+    )
+    return reader

@@ -1,0 +1,90 @@
+"""CrowS-Pairs: two sentences that differ only in the group they speak of."""
+
+import ast
+import csv
+import os
+from dataclasses import dataclass
+from io import StringIO
+
+from fairhead.data.dataset import Benchmark
+from fairhead.data.files import Skips, Source
+from fairhead.errors import InputError
+
+FILE = "crows_pairs_anonymized.csv"
+DIRECTIONS = ("stereo", "antistereo")
+
+
+@dataclass(frozen=True)
+class CrowsPair:
+    """One pair.
+
+    Attributes:
+        id: the row number as published.
+        more: the more stereotypical sentence, in either direction.
+        less: the less stereotypical one.
+        direction: "stereo": `more` speaks of a disadvantaged group and shows a stereotype; "antistereo": `less` speaks
+            of a disadvantaged group and goes against one.
+        bias_type: one of nine, such as "race-color".
+        annotations: the bias types that each of the five validators named.
+    """
+
+    id: str
+    more: str
+    less: str
+    direction: str
+    bias_type: str
+    annotations: tuple[tuple[str, ...], ...]
+
+    @property
+    def disadvantaged(self) -> str:
+        """The sentence about the disadvantaged group."""
+        return self.more if self.direction == "stereo" else self.less
+
+
+def read_crows_pairs(path: str | os.PathLike[str], *, on_error: str = "raise") -> Benchmark[CrowsPair]:
+    """Read `crows_pairs_anonymized.csv` (1 508 pairs).
+
+    Args:
+        path: the file, or a folder or zip archive that holds it.
+        on_error: "raise", or "skip" to leave out rows that are broken.
+
+    Example:
+        >>> pairs = read_crows_pairs("crows_pairs_anonymized.csv")  # doctest: +SKIP
+        >>> pairs[1].more, pairs[1].direction  # doctest: +SKIP
+        ('The poor are really ignorant about how to handle the money they do have.', 'stereo')
+    """
+    source, skips = Source(path), Skips(on_error)
+    name = source.find(FILE, "CrowS-Pairs")
+    rows = csv.DictReader(StringIO(source.text(name), newline=""), strict=True)
+    needed = ("sent_more", "sent_less", "stereo_antistereo", "bias_type", "annotations")
+    lacking = [c for c in needed if c not in (rows.fieldnames or ())]
+    if lacking:
+        raise InputError(
+            f"{source.where(name)}: has no column {lacking[0]!r}; it has {', '.join(rows.fieldnames or ())}"
+        )
+    pairs = []
+    try:
+        for row in rows:
+            try:
+                pairs.append(_pair(row))
+            except (ValueError, SyntaxError, TypeError) as error:
+                skips.malformed(source.where(name), f"line {rows.line_num}", error)
+    except csv.Error as error:
+        raise InputError(f"{source.where(name)}, line {rows.line_num}: {error}. Is the file cut off?") from None
+    return Benchmark("crows_pairs", tuple(pairs), skips.found(), {"data": "crows_pairs", "path": str(source.path)})
+
+
+def _pair(row: dict[str, str]) -> CrowsPair:
+    if row["stereo_antistereo"] not in DIRECTIONS or not row["sent_more"] or not row["sent_less"]:
+        raise ValueError(
+            f"needs two sentences and a direction (stereo or antistereo), found {row['stereo_antistereo']!r}"
+        )
+    annotations = ast.literal_eval(row["annotations"])
+    return CrowsPair(
+        id=row.get("", ""),
+        more=row["sent_more"],
+        less=row["sent_less"],
+        direction=row["stereo_antistereo"],
+        bias_type=row["bias_type"],
+        annotations=tuple(tuple(named) for named in annotations),
+    )

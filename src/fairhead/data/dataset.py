@@ -1,0 +1,266 @@
+"""What readers return. Sensitive attributes travel apart from what training sees.
+
+`Dataset.examples(split)` is all that training code is given: inputs and labels, and no way back to a group. The groups
+stay in `Dataset.attributes` and meet the predictions again in `Dataset.records`, for the audit.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, TypeVar, overload
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fairhead.data import splits
+from fairhead.data.images import Images
+from fairhead.errors import InputError, did_you_mean
+from fairhead.records import Column, Records
+
+T = TypeVar("T")
+
+
+class TextPair(NamedTuple):
+    """Two texts that are read together, as in natural language inference."""
+
+    premise: str
+    hypothesis: str
+
+
+Inputs = Images | tuple[str, ...] | tuple[TextPair, ...]
+
+
+@dataclass(frozen=True)
+class Examples:
+    """What training sees: inputs and labels, and no group.
+
+    Attributes:
+        ids: one distinct string a row, shape [n]; says nothing about groups.
+        inputs: n images (decoded when asked for), texts or text pairs.
+        labels: integers into `classes`, shape [n].
+        classes: names of the classes, sorted; for a binary task the last one is the positive class.
+    """
+
+    ids: NDArray[np.str_]
+    inputs: Inputs
+    labels: NDArray[np.int64]
+    classes: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def take(self, rows: ArrayLike) -> "Examples":
+        """The rows at these positions."""
+        chosen = np.asarray(rows, dtype=np.intp)
+        inputs = self.inputs
+        taken = inputs.take(chosen) if isinstance(inputs, Images) else tuple(inputs[i] for i in chosen)
+        return Examples(self.ids[chosen], taken, self.labels[chosen], self.classes)
+
+
+@dataclass(frozen=True)
+class Attributes:
+    """Group columns by id, for auditing only.
+
+    Attributes:
+        ids: as in `Examples`, shape [n].
+        columns: group columns by name, n rows each.
+        cluster: rows that belong together (the same person, the same premise), or None.
+    """
+
+    ids: NDArray[np.str_]
+    columns: Mapping[str, Column]
+    cluster: Column | None = None
+
+    def rows(self, ids: ArrayLike) -> NDArray[np.intp]:
+        """Positions of these ids."""
+        position = {name: i for i, name in enumerate(self.ids.tolist())}
+        wanted = np.asarray(ids).tolist()
+        unknown = [name for name in wanted if name not in position]
+        if unknown:
+            raise InputError(f"{len(unknown)} ids are not in the data set; the first is {unknown[0]!r}")
+        return np.array([position[name] for name in wanted], dtype=np.intp)
+
+    def groups(self, ids: ArrayLike | None = None) -> dict[str, Column]:
+        """The group columns of these ids, in their order; of all rows where none are given."""
+        if ids is None:
+            return dict(self.columns)
+        rows = self.rows(ids)
+        return {name: Column(c.codes[rows], c.levels) for name, c in self.columns.items()}
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A classification data set.
+
+    Attributes:
+        name: "utkface", "celeba", ...
+        all: every example, split or not; `examples(split)` is what training code should be handed.
+        split: the part of each row ("train", "val", "test", or the names its authors use), shape [n].
+        attributes: the group columns, apart.
+        skipped: what was left out: reason -> names.
+        provenance: where the rows came from and which options made them.
+
+    Example:
+        >>> ids = np.array(["a", "b", "c"])
+        >>> data = Dataset(
+        ...     name="toy",
+        ...     all=Examples(ids, ("x", "y", "z"), np.array([0, 1, 1]), ("no", "yes")),
+        ...     split=np.array(["train", "train", "test"]),
+        ...     attributes=Attributes(ids, {"race": column(["b", "w", "w"])}),
+        ... )
+        >>> data.examples("train").inputs, data.sizes
+        (('x', 'y'), {'train': 2, 'test': 1})
+        >>> data.groups(["c", "a"])["race"].codes.tolist()
+        [1, 0]
+    """
+
+    name: str
+    all: Examples
+    split: NDArray[np.str_]
+    attributes: Attributes
+    skipped: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.all), len(self.split), len(self.attributes.ids), len(self.all.inputs), len(self.all.labels)}
+        if len(lengths) > 1 or any(len(c) != len(self.all) for c in self.attributes.columns.values()):
+            raise InputError(f"{self.name}: ids, inputs, labels, split and groups must have equally many rows")
+        if len(set(self.all.ids.tolist())) != len(self.all):
+            raise InputError(f"{self.name}: ids must be distinct")
+        if not len(self.all):
+            raise InputError(f"{self.name}: no example is left; skipped: {self.skipped_counts}")
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes."""
+        return self.all.classes
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Rows in each part of the split."""
+        return splits.sizes(self.split)
+
+    @property
+    def skipped_counts(self) -> dict[str, int]:
+        """Reason -> how many were left out."""
+        return {reason: len(names) for reason, names in self.skipped.items()}
+
+    def examples(self, split: str) -> Examples:
+        """Inputs and labels of one part: all that training may see."""
+        rows = np.flatnonzero(self.split == split)
+        if not len(rows):
+            raise InputError(
+                f"{self.name} has no {split!r} part; there are {self.sizes}.{did_you_mean(split, list(self.sizes))}"
+            )
+        return self.all.take(rows)
+
+    def groups(self, ids: ArrayLike | None = None) -> dict[str, Column]:
+        """Group columns of these ids (of all rows where none are given), for the audit."""
+        return self.attributes.groups(ids)
+
+    def records(
+        self, ids: ArrayLike, prediction: ArrayLike | None = None, scores: NDArray[np.float64] | None = None
+    ) -> Records:
+        """Join a model's answers for these ids with their labels and groups: what an audit reads.
+
+        Args:
+            ids: n ids, in the order of the answers.
+            prediction: predicted class numbers, shape [n].
+            scores: probabilities, shape [n] (binary: of the last class) or [n, C].
+        """
+        rows = self.attributes.rows(ids)
+        cluster = self.attributes.cluster
+        return Records(
+            label=Column(self.all.labels[rows], self.classes),
+            prediction=None if prediction is None else Column(np.asarray(prediction, dtype=np.int64), self.classes),
+            scores=scores,
+            groups=self.groups(ids),
+            id=self.all.ids[rows],
+            cluster=None if cluster is None else Column(cluster.codes[rows], cluster.levels),
+            provenance=self.provenance,
+        )
+
+
+@dataclass(frozen=True)
+class Benchmark(Sequence[T], Generic[T]):
+    """The items of a language benchmark.
+
+    Attributes:
+        name: "stereoset", "bbq", ...
+        items: one dataclass an item.
+        skipped: what was left out: reason -> names.
+        provenance: where the items came from and which options made them.
+
+    Example:
+        >>> benchmark = Benchmark("toy", ("a", "b"))
+        >>> len(benchmark), benchmark[1]
+        (2, 'b')
+    """
+
+    name: str
+    items: tuple[T, ...]
+    skipped: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.items:
+            raise InputError(f"{self.name}: no item is left; skipped: {self.skipped_counts}")
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[T, ...]: ...
+    def __getitem__(self, index: int | slice) -> T | tuple[T, ...]:
+        return self.items[index]
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self.items)
+
+    @property
+    def skipped_counts(self) -> dict[str, int]:
+        """Reason -> how many were left out."""
+        return {reason: len(names) for reason, names in self.skipped.items()}
+
+
+def column(values: ArrayLike) -> Column:
+    """Code values as a `Column`.
+
+    Example:
+        >>> column(["w", "b", "w"])
+        Column(codes=array([1, 0, 1], dtype=int32), levels=('b', 'w'))
+    """
+    levels, codes = np.unique(np.asarray(values), return_inverse=True)
+    return Column(codes.astype(np.int32), tuple(levels.tolist()))
+
+
+def yes_no(name: str, values: Sequence[bool] | NDArray[np.bool_]) -> Column:
+    """A binary column with the levels `name` and `not name`, whether or not both occur.
+
+    Example:
+        >>> yes_no("White", [True, False])
+        Column(codes=array([0, 1], dtype=int32), levels=('White', 'not White'))
+    """
+    levels = tuple(sorted((name, f"not {name}")))
+    return Column(np.where(values, levels.index(name), levels.index(f"not {name}")).astype(np.int32), levels)
+
+
+def choose(kind: str, wanted: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+    """Check names that a caller picked; the error lists what there is.
+
+    Example:
+        >>> choose("group", ["race"], ["age", "race"])
+        ('race',)
+    """
+    if isinstance(wanted, str):
+        wanted = (wanted,)
+    for name in wanted:
+        if name not in known:
+            raise InputError(
+                f"there is no {kind} {name!r}; there are {', '.join(known)}.{did_you_mean(name, list(known))}"
+            )
+    return tuple(wanted)

@@ -1,0 +1,238 @@
+"""Files of a data set, whether it lies unpacked in a folder, in a zip archive, or is a single file.
+
+Readers ask a `Source` for files by name and never learn which of the three it is. Nothing is ever unpacked to disk.
+"""
+
+import json
+import os
+import threading
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any, NamedTuple
+
+from fairhead.errors import InputError
+
+ON_ERROR = ("raise", "skip")
+_CLUTTER = ("__MACOSX", ".DS_Store", "Thumbs.db")
+
+
+@dataclass
+class Skips:
+    """What a reader left out, and why: reason -> names.
+
+    `drop` is for what a data set's own rules leave out (duplicates, undecided labels); `error` is for what is broken,
+    and raises unless the caller asked for `on_error="skip"`.
+
+    Example:
+        >>> skips = Skips("skip")
+        >>> skips.error("corrupt image", "a.jpg", "a.jpg: not an image")
+        >>> skips.drop("duplicate", "b.jpg")
+        >>> skips.found()
+        {'corrupt image': ('a.jpg',), 'duplicate': ('b.jpg',)}
+    """
+
+    on_error: str = "raise"
+    _names: dict[str, list[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.on_error not in ON_ERROR:
+            raise InputError(f"on_error is {self.on_error!r}; it must be 'raise' or 'skip'")
+
+    def drop(self, reason: str, name: str) -> None:
+        """Count a name that the rules of the data set leave out."""
+        self._names.setdefault(reason, []).append(name)
+
+    def error(self, reason: str, name: str, message: str) -> None:
+        """Raise `message`, or count the name under `reason` where errors are to be skipped."""
+        if self.on_error == "raise":
+            raise InputError(f'{message} (on_error="skip" goes on without it)')
+        self.drop(reason, name)
+
+    def malformed(self, where: str, key: str, problem: Exception) -> None:
+        """As `error`, for an item that lacks what its authors promise."""
+        self.error("not as published", key, f"{where}: {key} is not as published: {problem!r}")
+
+    def found(self) -> dict[str, tuple[str, ...]]:
+        """Reason -> names, as a data set reports it."""
+        return {reason: tuple(names) for reason, names in self._names.items()}
+
+
+class Source:
+    """The files under a folder or in a zip archive, or one single file, under relative names with forward slashes.
+
+    Safe to share between threads, to pickle and to fork: an archive is opened anew in each process.
+
+    Args:
+        path: a folder, a `.zip` archive or a file.
+
+    Example:
+        >>> import tempfile, pathlib
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> _ = (folder / "dev.json").write_text("[1, 2]")
+        >>> source = Source(folder)
+        >>> source.names, source.json(source.find("dev.json"))
+        (('dev.json',), [1, 2])
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path).expanduser()
+        self._lock = threading.Lock()
+        self._archive: zipfile.ZipFile | None = None
+        self._archive_process = -1
+        try:
+            self.is_file = not self.path.is_dir()
+            self.is_archive = self.is_file and zipfile.is_zipfile(self.path)
+            if self.is_archive:
+                names = self._list_archive()
+            elif self.is_file:
+                self.path.open("rb").close()
+                names = [self.path.name]
+            else:
+                names = self._list_folder()
+        except FileNotFoundError:
+            raise InputError(f"{self.path}: there is no such file or folder") from None
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be read: {error.strerror or error}") from None
+        if self.is_file and not self.is_archive and self.path.suffix.lower() == ".zip":
+            raise InputError(f"{self.path}: is called .zip but is not a complete zip archive; download it again")
+        self.names: tuple[str, ...] = tuple(sorted(names))
+
+    def __repr__(self) -> str:
+        return f"Source({str(self.path)!r}, {len(self.names)} files)"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k not in ("_lock", "_archive", "_archive_process")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock(), _archive=None, _archive_process=-1)
+
+    def _list_folder(self) -> list[str]:
+        def unreadable(error: OSError) -> None:
+            raise error
+
+        names = []
+        for folder, folders, files in os.walk(self.path, onerror=unreadable):
+            folders[:] = [f for f in folders if not _is_clutter(f)]
+            relative = Path(folder).relative_to(self.path).as_posix()
+            prefix = "" if relative == "." else f"{relative}/"
+            names += [prefix + file for file in files if not _is_clutter(file)]
+        return names
+
+    def _list_archive(self) -> list[str]:
+        names = []
+        for info in self._open_archive().infolist():
+            # What was stored, not info.filename: that is cut at a NUL and has its separators changed.
+            stored = info.orig_filename.replace("\\", "/")
+            if ".." in stored.split("/") or stored.startswith("/") or PureWindowsPath(stored).drive or "\0" in stored:
+                raise InputError(
+                    f"{self.path}: member {info.orig_filename!r} points outside the archive; "
+                    "this is not the published file, do not unpack it"
+                )
+            if not info.is_dir() and not any(map(_is_clutter, info.filename.split("/"))):
+                names.append(info.filename)
+        return names
+
+    def _open_archive(self) -> zipfile.ZipFile:
+        # A forked child shares the file position with its parent, so each process opens its own handle.
+        with self._lock:
+            if self._archive is None or self._archive_process != os.getpid():
+                try:
+                    self._archive = zipfile.ZipFile(self.path)
+                except zipfile.BadZipFile as error:
+                    raise InputError(f"{self.path}: damaged zip archive ({error}); download it again") from None
+                self._archive_process = os.getpid()
+            return self._archive
+
+    def where(self, name: str) -> str:
+        """How an error message names a file."""
+        return str(self.path) if self.is_file and not self.is_archive else f"{self.path}: {name}"
+
+    def read(self, name: str) -> bytes:
+        """The bytes of one file."""
+        try:
+            if self.is_archive:
+                return self._open_archive().read(name)
+            return (self.path if self.is_file else self.path / name).read_bytes()
+        except (KeyError, FileNotFoundError):
+            raise InputError(f"{self.where(name)}: there is no such file") from None
+        except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+            raise InputError(f"{self.where(name)}: damaged in the archive ({error}); download it again") from None
+        except (RuntimeError, NotImplementedError) as error:
+            raise InputError(
+                f"{self.where(name)}: cannot be read from the archive ({error}); unpack it first"
+            ) from None
+        except OSError as error:
+            raise InputError(f"{self.where(name)}: cannot be read: {error.strerror or error}") from None
+
+    def matching(self, *patterns: str) -> list[str]:
+        """Names whose last part matches one of the patterns; a single file matches every pattern."""
+        if self.is_file and not self.is_archive:
+            return list(self.names)
+        return [n for n in self.names if any(fnmatchcase(PurePosixPath(n).name, p) for p in patterns)]
+
+    def find(self, file: str, data_set: str = "the data set") -> str:
+        """The name of the one file called `file`, at whatever depth; the shallowest where there are several."""
+        found = sorted(self.matching(file), key=lambda n: (n.count("/"), n))
+        if not found:
+            raise self.missing(f"a file {file}", data_set)
+        if len(found) > 1 and found[0].count("/") == found[1].count("/"):
+            raise InputError(f"{self.path}: both {found[0]} and {found[1]} are here; give the folder of one of them")
+        return found[0]
+
+    def missing(self, expected: str, data_set: str) -> InputError:
+        """The error for a folder or archive that does not hold what a reader needs."""
+        tops = sorted({n.split("/")[0] + ("/" if "/" in n else "") for n in self.names})
+        seen = ", ".join(tops[:6]) + (", ..." if len(tops) > 6 else "") if tops else "nothing"
+        kind = "archive" if self.is_archive else "file" if self.is_file else "folder"
+        return InputError(
+            f"{self.path}: {data_set} needs {expected}; this {kind} holds {len(self.names)} files: {seen}"
+        )
+
+    def text(self, name: str) -> str:
+        """A UTF-8 text file; a byte order mark is dropped."""
+        try:
+            return self.read(name).decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise InputError(f"{self.where(name)}: is not UTF-8 text (byte {error.start})") from None
+
+    def json(self, name: str) -> Any:
+        """A JSON document."""
+        try:
+            return json.loads(self.text(name))
+        except json.JSONDecodeError as error:
+            raise InputError(
+                f"{self.where(name)}: is not complete JSON: {error.msg} at line {error.lineno}, "
+                f"column {error.colno}; download it again"
+            ) from None
+
+    def jsonl(self, name: str, skips: Skips) -> "Iterator[Line]":
+        """The objects of a JSON-lines file with their line numbers."""
+        # Not splitlines(): U+2028 and its like may stand inside a JSON string.
+        for number, line in enumerate(self.text(name).split("\n"), start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+                problem = None if isinstance(row, dict) else f"expected an object, found {type(row).__name__}"
+            except json.JSONDecodeError as error:
+                problem = error.msg
+            if problem:
+                where = f"{self.where(name)}, line {number}"
+                skips.error("not complete JSON", f"{name}:{number}", f"{where}: is not complete JSON: {problem}")
+            else:
+                yield Line(number, row)
+
+
+class Line(NamedTuple):
+    """One object of a JSON-lines file."""
+
+    number: int
+    row: dict[str, Any]
+
+
+def _is_clutter(part: str) -> bool:
+    return part in _CLUTTER or part.startswith("._")

@@ -1,0 +1,134 @@
+"""Images that are decoded when they are asked for, from a folder or straight out of a zip archive."""
+
+import io
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from PIL import Image, UnidentifiedImageError
+
+from fairhead.data.files import Skips, Source
+from fairhead.errors import InputError
+
+Progress = Callable[[int, int], None]
+# Enough images a task to make the thread pool's own cost vanish, few enough for a smooth progress bar.
+_CHUNK = 128
+
+
+class Images(Sequence[Image.Image]):
+    """A sequence of RGB images; nothing is decoded, and nothing but names is held, until an image is asked for.
+
+    Safe to share between threads, to pickle and to fork.
+
+    Example:
+        >>> import tempfile, pathlib
+        >>> from PIL import Image
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> Image.new("RGB", (8, 8), "red").save(folder / "a.png")
+        >>> images = Images(Source(folder), ["a.png"])
+        >>> images[0].size, images.as_array(size=4).shape
+        ((8, 8), (1, 4, 4, 3))
+    """
+
+    def __init__(self, source: Source, names: Sequence[str]) -> None:
+        self._source = source
+        # Private on purpose: the names of some data sets (UTKFace) spell out the sensitive attributes.
+        self._names = tuple(names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __repr__(self) -> str:
+        return f"Images({len(self)} in {str(self._source.path)!r})"
+
+    def __getitem__(self, index: int) -> Image.Image:  # type: ignore[override]  # `take` is for several
+        return self._decode(self._names[index])
+
+    def __iter__(self) -> Iterator[Image.Image]:
+        return (self._decode(name) for name in self._names)
+
+    def take(self, indices: ArrayLike) -> "Images":
+        """The images at these positions, still not decoded."""
+        return Images(self._source, [self._names[i] for i in np.asarray(indices, dtype=np.intp)])
+
+    def as_array(
+        self,
+        size: int | None = 64,
+        indices: ArrayLike | None = None,
+        progress: Progress | None = None,
+        workers: int | None = None,
+    ) -> NDArray[np.uint8]:
+        """Decode into one array [n, H, W, 3], resized to size × size without cropping.
+
+        Args:
+            size: height and width; None keeps the images as they are (they must then all be of one size).
+            indices: positions to decode, in this order; None decodes all.
+            progress: called with (done, total) as the work goes on.
+            workers: threads; None takes one a core.
+
+        Returns:
+            uint8 of shape [n, H, W, 3].
+        """
+        names = self._names if indices is None else self.take(indices)._names
+        if not names:
+            return np.empty((0, size or 0, size or 0, 3), dtype=np.uint8)
+        height, width = (size, size) if size else np.asarray(self._decode(names[0])).shape[:2]
+        out = np.empty((len(names), height, width, 3), dtype=np.uint8)
+
+        def fill(start: int) -> int:
+            stop = min(start + _CHUNK, len(names))
+            for i in range(start, stop):
+                image = self._decode(names[i])
+                if size and image.size != (width, height):
+                    image = image.resize((width, height), Image.Resampling.BILINEAR)
+                if image.size != (width, height):
+                    raise InputError(
+                        f"{self._source.where(names[i])}: is {image.width} × {image.height} pixels where others are "
+                        f"{width} × {height}; give a size to resize them"
+                    )
+                out[i] = np.asarray(image)
+            return stop - start
+
+        done = 0
+        with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
+            for count in pool.map(fill, range(0, len(names), _CHUNK)):
+                done += count
+                if progress:
+                    progress(done, len(names))
+        return out
+
+    def undecodable(self, skips: Skips) -> NDArray[np.bool_]:
+        """Decode every image once; True, shape [n], where that fails. The failures are handed to `skips`."""
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            problems = list(pool.map(self._problem, self._names, chunksize=_CHUNK))
+        for name, problem in zip(self._names, problems, strict=True):
+            if problem:
+                skips.error("not a readable image", name, problem)
+        return np.array([problem is not None for problem in problems], dtype=bool)
+
+    def _problem(self, name: str) -> str | None:
+        try:
+            self._decode(name)
+        except InputError as error:
+            return str(error)
+        return None
+
+    def _decode(self, name: str) -> Image.Image:
+        data = self._source.read(name)
+        where = self._source.where(name)
+        try:
+            image = Image.open(io.BytesIO(data))
+            # Pillow itself only warns between its limit and twice that.
+            if Image.MAX_IMAGE_PIXELS and image.width * image.height > Image.MAX_IMAGE_PIXELS:
+                raise Image.DecompressionBombError(f"{image.width} × {image.height} pixels")
+            return image.convert("RGB")
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+            raise InputError(
+                f"{where}: too large to decode safely ({error}); the limit is PIL.Image.MAX_IMAGE_PIXELS"
+            ) from None
+        except UnidentifiedImageError:
+            raise InputError(f"{where}: is not an image that Pillow can read ({len(data)} bytes)") from None
+        except (OSError, SyntaxError, ValueError, EOFError) as error:
+            raise InputError(f"{where}: is a damaged image ({error})") from None

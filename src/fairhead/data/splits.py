@@ -1,0 +1,71 @@
+"""Random splits that anyone can repeat: they depend on the keys and the seed, not on the order of the files."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairhead.errors import InputError
+
+EIGHTY_TEN_TEN: Mapping[str, float] = {"train": 0.8, "val": 0.1, "test": 0.1}
+
+
+def shuffle_by_hash(keys: Sequence[str], seed: int) -> list[str]:
+    """The distinct keys in an order that depends on the keys and the seed alone.
+
+    Example:
+        >>> shuffle_by_hash(["a", "b", "c"], seed=0) == shuffle_by_hash(["c", "a", "b"], seed=0)
+        True
+    """
+    return sorted(set(keys), key=lambda key: hashlib.sha256(f"{seed}\0{key}".encode()).digest())
+
+
+def split_by_hash(
+    keys: Sequence[str], fractions: Mapping[str, float] = EIGHTY_TEN_TEN, seed: int = 0
+) -> NDArray[np.str_]:
+    """Assign rows to parts at random; rows with the same key (the same person, the same term) stay together.
+
+    Args:
+        keys: one key a row, n in all; with distinct keys the parts have exactly the sizes asked for.
+        fractions: part -> share of the rows; the shares sum to 1.
+        seed: another seed is another split.
+
+    Returns:
+        The part of each row, shape [n].
+
+    Example:
+        >>> parts = split_by_hash([f"person {i % 50}" for i in range(1000)], {"train": 0.9, "test": 0.1})
+        >>> int((parts == "test").sum())
+        100
+    """
+    shares = list(fractions.values())
+    if not shares or min(shares) < 0 or abs(sum(shares) - 1) > 1e-9:
+        raise InputError(f"the shares of a split must not be negative and must sum to 1; found {dict(fractions)}")
+    rows = Counter(keys)
+    ordered = shuffle_by_hash(keys, seed)
+    counts = np.array([rows[key] for key in ordered], dtype=np.float64)
+    # A key goes where the middle of its rows falls, so a large key at a border moves to the nearer side.
+    middle = np.cumsum(counts) - counts / 2
+    borders = np.cumsum(shares[:-1]) * len(keys)
+    part_of = dict(zip(ordered, np.searchsorted(borders, middle, side="right"), strict=True))
+    names = np.array(list(fractions))
+    return names[[part_of[key] for key in keys]] if len(keys) else names[:0]
+
+
+def check_split(split: str, known: tuple[str, ...]) -> None:
+    """Refuse a way of splitting that a reader does not have."""
+    if split not in known:
+        raise InputError(f"split is {split!r}; it must be one of {', '.join(map(repr, known))}")
+
+
+def sizes(split: NDArray[np.str_]) -> dict[str, Any]:
+    """Rows in each part, in order of first appearance.
+
+    Example:
+        >>> sizes(np.array(["val", "train", "train"]))
+        {'val': 1, 'train': 2}
+    """
+    return dict(Counter(split.tolist()))

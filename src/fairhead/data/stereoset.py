@@ -1,0 +1,124 @@
+"""StereoSet: a context with a stereotypical, an anti-stereotypical and an unrelated continuation."""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from fairhead.data.dataset import Benchmark
+from fairhead.data.files import Skips, Source
+from fairhead.data.splits import split_by_hash
+from fairhead.errors import InputError
+
+KINDS = ("intrasentence", "intersentence")
+GOLD_LABELS = ("stereotype", "anti-stereotype", "unrelated")
+
+
+class Triplet(NamedTuple):
+    """The three texts of an item, ready to be scored or trained on."""
+
+    stereotype: str
+    anti_stereotype: str
+    unrelated: str
+
+
+@dataclass(frozen=True)
+class StereoSetItem:
+    """One item.
+
+    Attributes:
+        id: as published.
+        kind: "intrasentence" (the context has a BLANK) or "intersentence" (a sentence follows the context).
+        target: the term whose stereotype is asked for.
+        bias_type: "gender", "profession", "race" or "religion".
+        context: the sentence with BLANK, or the sentence before.
+        sentences: the three sentences as published; an intrasentence one is the context with its BLANK filled.
+    """
+
+    id: str
+    kind: str
+    target: str
+    bias_type: str
+    context: str
+    sentences: Triplet
+
+    @property
+    def texts(self) -> Triplet:
+        """The three full texts: the filled sentence, or the context and the sentence that follows it.
+
+        Example:
+            >>> item = StereoSetItem("1", "intersentence", "t", "race", "He came.", Triplet("A.", "B.", "C."))
+            >>> item.texts.unrelated
+            'He came. C.'
+        """
+        if self.kind == "intrasentence":
+            return self.sentences
+        return Triplet(*(f"{self.context} {sentence}" for sentence in self.sentences))
+
+
+class TripletSplit(NamedTuple):
+    """Items to train on and items to look at, with no target term in both."""
+
+    train: tuple[StereoSetItem, ...]
+    held_out: tuple[StereoSetItem, ...]
+
+
+def read_stereoset(path: str | os.PathLike[str], *, on_error: str = "raise") -> Benchmark[StereoSetItem]:
+    """Read StereoSet's `dev.json` (2 106 intrasentence and 2 123 intersentence items).
+
+    Args:
+        path: the file, or a folder or zip archive that holds `dev.json`.
+        on_error: "raise", or "skip" to leave out items without exactly one sentence of each gold label.
+
+    Example:
+        >>> items = read_stereoset("dev.json")  # doctest: +SKIP
+        >>> items[0].texts.stereotype  # doctest: +SKIP
+        'The gentlemen stood around the fire, carefully passing the flask around.'
+    """
+    source, skips = Source(path), Skips(on_error)
+    name = source.find("dev.json", "StereoSet")
+    document = source.json(name)
+    data = document.get("data") if isinstance(document, dict) else None
+    if not isinstance(data, dict) or not any(isinstance(data.get(kind), list) for kind in KINDS):
+        raise InputError(
+            f"{source.where(name)}: StereoSet has data.intrasentence and data.intersentence; this has neither"
+        )
+    items = []
+    for kind in KINDS:
+        for number, entry in enumerate(data.get(kind, ())):
+            try:
+                items.append(_item(kind, entry))
+            except (KeyError, TypeError, ValueError) as error:
+                key = entry.get("id") if isinstance(entry, dict) else None
+                skips.malformed(source.where(name), str(key or f"{kind} {number}"), error)
+    return Benchmark("stereoset", tuple(items), skips.found(), {"data": "stereoset", "path": str(source.path)})
+
+
+def _item(kind: str, entry: dict[str, Any]) -> StereoSetItem:
+    by_label = {s["gold_label"]: s["sentence"] for s in entry["sentences"]}
+    if len(entry["sentences"]) != 3 or set(by_label) != set(GOLD_LABELS):
+        raise ValueError(f"gold labels are {[s['gold_label'] for s in entry['sentences']]}, expected {GOLD_LABELS}")
+    sentences = Triplet(*(by_label[label] for label in GOLD_LABELS))
+    return StereoSetItem(entry["id"], kind, entry["target"], entry["bias_type"], entry["context"], sentences)
+
+
+def split_by_target(items: Iterable[StereoSetItem], held_out: float = 0.1, seed: int = 0) -> TripletSplit:
+    """Split items so that no target term is trained on and looked at as well.
+
+    A model must never be scored on StereoSet terms that it was trained on.
+
+    Example:
+        >>> nothing = Triplet("", "", "")
+        >>> items = [StereoSetItem(str(i), "intrasentence", f"t{i % 20}", "race", "", nothing) for i in range(200)]
+        >>> split = split_by_target(items)
+        >>> len(split.held_out), {i.target for i in split.train} & {i.target for i in split.held_out}
+        (20, set())
+    """
+    everything = tuple(items)
+    # "Ethiopia" and "ethiopia" are one term.
+    keys = [item.target.casefold() for item in everything]
+    part = split_by_hash(keys, {"train": 1 - held_out, "held_out": held_out}, seed)
+    return TripletSplit(
+        tuple(item for item, p in zip(everything, part, strict=True) if p == "train"),
+        tuple(item for item, p in zip(everything, part, strict=True) if p == "held_out"),
+    )
