@@ -127,7 +127,7 @@ def _by_interface(site: Site, requests: Requests) -> _Tapped:
         module.config = original
         check.remove()
 
-    tapped = _Tapped(requests, undo, kernel, is_eager)
+    tapped: _Tapped = _Tapped(requests, undo, kernel, is_eager)
     return tapped
 
 

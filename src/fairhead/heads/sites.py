@@ -138,7 +138,8 @@ def _probed_weight(projection: nn.Module) -> Tensor:
     was_training = projection.training
     projection.eval()  # LoRA drops inputs out while training; the weight is the map without that noise
     try:
-        return (projection(identity) - projection(torch.zeros_like(identity[:1]))).T
+        # forward, not call: hooks on the projection are not meant for this
+        return (projection.forward(identity) - projection.forward(torch.zeros_like(identity[:1]))).T
     finally:
         projection.train(was_training)
 

@@ -1,0 +1,44 @@
+"""What every benchmark shares: naming the machine, and timing peers fairly on a noisy one."""
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+
+def machine(device: str = "cpu") -> str:
+    """One line that says where the figures come from."""
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [
+            line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")
+        ]
+        cpu = names[0] if names else cpu
+    parts = [cpu, f"{os.cpu_count()} cores", f"Python {platform.python_version()}", f"numpy {version('numpy')}"]
+    try:
+        parts.append(f"torch {version('torch')}")
+        if device == "cuda":
+            import torch
+
+            parts.insert(0, torch.cuda.get_device_name())
+    except ModuleNotFoundError:
+        pass
+    return "Machine: " + ", ".join(parts)
+
+
+def interleaved_medians(peers: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Median seconds of each peer. They take turns, so that a slow moment of the machine falls on all of them."""
+    for run in peers.values():
+        run()
+    seconds: dict[str, list[float]] = {name: [] for name in peers}
+    for turn in range(repeats):
+        order = list(peers) if turn % 2 == 0 else list(reversed(peers))
+        for name in order:
+            start = time.perf_counter()
+            peers[name]()
+            seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(times) for name, times in seconds.items()}

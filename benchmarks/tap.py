@@ -1,0 +1,86 @@
+"""What the tap costs: forward passes of the same model with and without it, interleaved, in one run.
+
+    python benchmarks/tap.py [--device cuda] [--repeats 30]
+
+Prints the ratio to the plain sdpa forward: idle (open, nothing asked for), passing through (every layer goes through
+the tapped function and nothing else happens), and reading the first token's head outputs of all layers.
+"""
+
+import argparse
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import nn
+from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel, ViTConfig, ViTModel
+
+import fairhead
+from fairhead.heads import Tap
+from machine import interleaved_medians, machine
+
+
+def models() -> dict[str, tuple[nn.Module, dict[str, torch.Tensor]]]:
+    words = torch.randint(10, 1000, (8, 128))
+    llama = LlamaConfig(hidden_size=576, num_hidden_layers=12, num_attention_heads=9, num_key_value_heads=3,
+                        intermediate_size=1536, vocab_size=1000)  # fmt: skip
+    bert = BertConfig(hidden_size=384, num_hidden_layers=12, num_attention_heads=12, intermediate_size=1536)
+    return {
+        "ViT-B/16, 224 px, batch 8": (ViTModel(ViTConfig()), {"pixel_values": torch.randn(8, 3, 224, 224)}),
+        "BERT 12 × 384, 8 × 128 tokens": (BertModel(bert), {"input_ids": words}),
+        "Llama 12 × 576, 8 × 128 tokens": (LlamaModel(llama), {"input_ids": words, "use_cache": False}),
+    }
+
+
+def untouched(q: torch.Tensor, k: torch.Tensor, site: object) -> tuple[torch.Tensor, torch.Tensor]:
+    return q, k
+
+
+def passing_through(model: nn.Module) -> Tap:
+    heads = fairhead.tap(model).open()
+    heads.transform(untouched)
+    return heads
+
+
+def reading(model: nn.Module) -> Tap:
+    heads = fairhead.tap(model).open()
+    heads.read("output", tokens=0)
+    return heads
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--repeats", type=int, default=30)
+    arguments = parser.parse_args()
+    print(machine(arguments.device))
+
+    variants: dict[str, Callable[[nn.Module], AbstractContextManager[object]]] = {
+        "plain": lambda model: nullcontext(),
+        "idle": fairhead.tap,
+        "passing through": passing_through,
+        "first token, all layers": reading,
+    }
+    for name, (model, batch) in models().items():
+        model = model.eval().to(arguments.device)
+        batch = {k: v.to(arguments.device) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
+
+        def forward(
+            open_tap: Callable[[nn.Module], AbstractContextManager[object]], model: nn.Module = model, batch=batch
+        ) -> None:
+            with open_tap(model):
+                model(**batch)
+                if arguments.device == "cuda":
+                    torch.cuda.synchronize()
+
+        with torch.inference_mode():
+            seconds = interleaved_medians(
+                {variant: lambda o=open_tap: forward(o) for variant, open_tap in variants.items()}, arguments.repeats
+            )
+        plain = seconds.pop("plain")
+        print(f"{name}: plain {plain * 1e3:.1f} ms")
+        for variant, time in seconds.items():
+            print(f"  {variant:<24} {time / plain:.3f} times plain")
+
+
+if __name__ == "__main__":
+    main()
