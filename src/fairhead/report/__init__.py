@@ -1,1 +1,6 @@
 """One self-contained HTML page and its JSON twin. Imports no torch."""
+
+from fairhead.report.page import render as render
+from fairhead.report.page import write as write
+
+__all__ = ["render", "write"]

@@ -1,0 +1,97 @@
+"""Forest plots: one row a figure, its interval against a shared axis, and the ideal as one line through all rows.
+
+A forest here is a table whose second column is drawn. Each row is a small SVG on the same axis; the cells are
+pushed together, so the lines join up. Names and figures stay text that wraps, scrolls, prints and can be copied.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import floor, log10
+
+from markupsafe import Markup
+
+from fairhead.report.svg import Axis, drawing, element
+from fairhead.report.wording import Scale
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One figure in a forest.
+
+    Attributes:
+        value: the point estimate.
+        low: lower end of its interval, or None.
+        high: upper end, or None.
+        detectable: where the smallest detectable effect lies: one tick on each side that matters.
+        look: CSS class: "clear", "vague", "better" or "worse". All but "vague" are filled dots.
+        description: the row in words, for screen readers and as a tooltip.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+    detectable: tuple[float, ...]
+    look: str
+    description: str
+
+    def positions(self) -> list[float]:
+        """Return every value that the axis has to hold."""
+        return [x for x in (self.value, self.low, self.high, *self.detectable) if x is not None]
+
+
+@dataclass(frozen=True)
+class Forest:
+    """Drawn cells of a forest plot: one for the heading, one for each row."""
+
+    heading: Markup
+    rows: tuple[Markup, ...]
+
+
+def forest(marks: Sequence[Mark], scale: Scale, ideal: float | None) -> Forest:
+    """Draw the cells of a forest plot on one axis.
+
+    Args:
+        marks: the figures, top to bottom.
+        scale: how the axis is labelled; its digits follow from the ticks.
+        ideal: where the line of an even model goes; None for no line.
+
+    Example:
+        >>> drawn = forest([Mark(0.1, 0.05, 0.2, (0.08,), "clear", "DP 10 %")], Scale(100, 1, "%"), ideal=0.0)
+        >>> len(drawn.rows), "<title>DP 10 %</title>" in drawn.rows[0]
+        (1, True)
+    """
+    values = [x for mark in marks for x in mark.positions()]
+    axis = Axis.over(values if ideal is None else [*values, ideal])
+    return Forest(_heading(axis, scale, ideal), tuple(_row(axis, mark, ideal) for mark in marks))
+
+
+def tick_scale(axis: Axis, scale: Scale) -> Scale:
+    """Return `scale` with just the digits that tell the ticks of `axis` apart."""
+    step = (axis.ticks[1] - axis.ticks[0]) * scale.factor if len(axis.ticks) > 1 else 1.0
+    return Scale(scale.factor, max(0, -floor(log10(step) + 1e-9)), scale.unit if scale.unit == "%" else "")
+
+
+def _heading(axis: Axis, scale: Scale, ideal: float | None) -> Markup:
+    written = tick_scale(axis, scale)
+    labels = [element("text", written.write(t), x=axis.at(t), y=13, class_="tick") for t in axis.ticks]
+    parts = [*labels, *_lines(axis, ideal, top="18", bottom="24")]
+    return drawing("Axis of the plot", parts, height=24, class_="axis")
+
+
+def _row(axis: Axis, mark: Mark, ideal: float | None) -> Markup:
+    # Coordinates of the inner drawing start at the middle of the row, whose height is not known here.
+    inside = [element("line", x1=axis.at(x), x2=axis.at(x), y1=-9, y2=9, class_="mde") for x in mark.detectable]
+    if mark.low is not None and mark.high is not None:
+        low, high = axis.at(mark.low), axis.at(mark.high)
+        inside.append(element("line", x1=low, x2=high, y1=0, y2=0, class_="interval"))
+        inside += [element("line", x1=x, x2=x, y1=-4, y2=4, class_="interval") for x in (low, high)]
+    inside.append(element("circle", cx=axis.at(mark.value), cy=0, r=4.5, class_="dot"))
+    parts = [*_lines(axis, ideal), element("svg", *inside, y="50%", overflow="visible")]
+    return drawing(mark.description, parts, height=30, class_=f"row {mark.look}")
+
+
+def _lines(axis: Axis, ideal: float | None, top: str = "0", bottom: str = "100%") -> list[Markup]:
+    grid = [element("line", x1=axis.at(t), x2=axis.at(t), y1=top, y2=bottom, class_="grid") for t in axis.ticks]
+    if ideal is not None:
+        grid.append(element("line", x1=axis.at(ideal), x2=axis.at(ideal), y1=top, y2=bottom, class_="ideal"))
+    return grid

@@ -1,0 +1,165 @@
+"""The map of layers × heads: colour for size and sign, an outline for the selected heads, figures where they fit."""
+
+from collections.abc import Collection, Sequence
+from itertools import pairwise
+
+from markupsafe import Markup
+
+from fairhead.report.svg import element
+from fairhead.report.wording import Scale
+
+# Steps of colour on either side of 0; the classes neg5 … neg1, zero, pos1 … pos5 are coloured in style.css.
+STEPS = 5
+
+Grid = Sequence[Sequence[float | None]]  # [layers][heads]
+
+_LEFT, _TOP = 34, 22  # room for the numbers of layers and heads
+_WIDTH = 660.0  # what a map of many heads should fit in
+_SMALLEST, _LARGEST = 13.0, 46.0  # side of a cell
+
+
+def colour_class(value: float, largest: float) -> str:
+    """Return the CSS class of a value: its sign and its size in fifths of the largest.
+
+    Example:
+        >>> colour_class(0.5, 1.0), colour_class(-1.0, 1.0), colour_class(0.0, 0.0)
+        ('pos3', 'neg5', 'zero')
+    """
+    step = min(STEPS, round(abs(value) / largest * STEPS + 1e-9)) if largest else 0
+    return "zero" if step == 0 else f"{'pos' if value > 0 else 'neg'}{step}"
+
+
+def heatmap(
+    values: Grid,
+    tooltips: Sequence[Sequence[str]],
+    selected: Collection[tuple[int, int]],
+    title: str,
+    factor: float = 1.0,
+) -> Markup:
+    """Draw the map; each cell carries its tooltip, and undefined cells are empty with a dot.
+
+    Args:
+        values: one value a head, [layers][heads]; None where undefined.
+        tooltips: what each cell says of itself, same shape.
+        selected: (layer, head) of the heads to outline.
+        title: what the map shows, for screen readers.
+        factor: what values are multiplied by where they are written into cells (100 for percent).
+
+    Example:
+        >>> drawn = heatmap([[0.5, None]], [["L0H0: 0.5", "L0H1: undefined"]], {(0, 0)}, "Effect by head")
+        >>> drawn.count("<rect"), "<title>L0H1: undefined</title>" in drawn
+        (3, True)
+    """
+    layers, heads = len(values), len(values[0])
+    side = min(_LARGEST, max(_SMALLEST, (_WIDTH - _LEFT) / heads))
+    largest = max((abs(v) for row in values for v in row if v is not None), default=0.0)
+    written = _cell_scale(largest, factor)
+    width, height = _LEFT + heads * side + 2, _TOP + layers * side + 2
+    parts = [
+        element(
+            "g", *(_cell(v, tip, x, y, side, largest, written) for v, tip, x, y in _placed(values, tooltips, side))
+        ),
+        element("g", *_numbers(layers, heads, side), class_="numbers"),
+    ]
+    for layer, head in sorted(selected):
+        # Half a stroke inside the cell, so that neighbours that are both selected keep two outlines.
+        x, y = _LEFT + head * side, _TOP + layer * side
+        parts.append(
+            element("rect", x=x + 1, y=y + 1, width=side - 2, height=side - 2, rx=2, class_="selected", fill="none")
+        )
+    return element(
+        "svg",
+        element("title", title),
+        *parts,
+        role="img",
+        class_="heatmap",
+        viewBox=f"0 0 {width:.0f} {height:.0f}",
+        # Never wider than drawn and never so small that the numbers cannot be read: then its box scrolls.
+        style=f"max-width:{width:.0f}px;min-width:{min(width, max(300.0, width * 0.75)):.0f}px",
+    )
+
+
+def _placed(
+    values: Grid, tooltips: Sequence[Sequence[str]], side: float
+) -> list[tuple[float | None, str, float, float]]:
+    return [
+        (value, tooltips[layer][head], _LEFT + head * side, _TOP + layer * side)
+        for layer, row in enumerate(values)
+        for head, value in enumerate(row)
+    ]
+
+
+def _cell_scale(largest: float, factor: float) -> Scale:
+    """Return how values are written inside cells: two digits of the largest, in whatever power of ten it has."""
+    digits = 0
+    while digits < 3 and largest * factor * 10**digits < 9.95:
+        digits += 1
+    return Scale(factor, digits)
+
+
+def _cell(value: float | None, tip: str, x: float, y: float, side: float, largest: float, written: Scale) -> Markup:
+    look = "none" if value is None else colour_class(value, largest)
+    box = element("rect", x=x + 0.5, y=y + 0.5, width=side - 1, height=side - 1)
+    text: list[Markup] = []
+    middle = {"x": x + side / 2, "y": y + side / 2}
+    if value is None:
+        text = [element("text", "·", **middle)]
+    elif side >= 34 and largest:
+        text = [element("text", written.number(value).replace("0.", ".", 1), **middle)]
+    elif look.startswith("neg"):
+        # Sign without colour: small cells have no room for a figure but have room for a minus.
+        text = [element("text", "−", **middle)]
+    return element("g", element("title", tip), box, *text, class_=look)
+
+
+def _numbers(layers: int, heads: int, side: float) -> list[Markup]:
+    every = 1 if side >= 18 else 4
+    across = [
+        element("text", str(h), x=_LEFT + (h + 0.5) * side, y=_TOP - 8, text_anchor="middle")
+        for h in range(0, heads, every)
+    ]
+    down = [
+        element("text", str(layer), x=_LEFT - 7, y=_TOP + (layer + 0.5) * side, dy="0.35em", text_anchor="end")
+        for layer in range(0, layers, every)
+    ]
+    return [*across, *down]
+
+
+def legend(largest: float, both_signs: bool, scale: Scale) -> list[tuple[str, str]]:
+    """Return (CSS class, range in words) of each colour, lowest first.
+
+    Example:
+        >>> [look for look, _ in legend(1.0, both_signs=False, scale=Scale())]
+        ['zero', 'pos1', 'pos2', 'pos3', 'pos4', 'pos5']
+    """
+    if not largest:
+        return [("zero", scale.write(0.0))]
+    edges = [0.0, *((step - 0.5) / STEPS * largest for step in range(1, STEPS + 1)), largest]
+    positive = [
+        ("zero" if i == 0 else f"pos{i}", f"{scale.number(a)} to {scale.write(b)}")
+        for i, (a, b) in enumerate(pairwise(edges))
+    ]
+    if not both_signs:
+        return positive
+    negative = [
+        (f"neg{i}", f"{scale.number(-b)} to {scale.write(-a)}") for i, (a, b) in enumerate(pairwise(edges)) if i
+    ]
+    return [*reversed(negative), ("zero", f"± {scale.write(edges[1])}"), *positive[1:]]
+
+
+def ranked(values: Grid, selected: Collection[tuple[int, int]], most: int = 10) -> list[tuple[int, int]]:
+    """Return the heads worth listing, largest first: the `most` largest in size and all that are selected.
+
+    Example:
+        >>> [head_name(*head) for head in ranked([[0.1, -0.4], [None, 0.2]], {(0, 0)}, most=2)]
+        ['L0H1', 'L1H1', 'L0H0']
+    """
+    sizes = {
+        (layer, head): -1.0 if value is None else abs(value)
+        for layer, row in enumerate(values)
+        for head, value in enumerate(row)
+    }
+    order = sorted(sizes, key=lambda head: (-sizes[head], head))
+    defined = [head for head in order if sizes[head] >= 0]
+    top = set(defined[:most]) | set(selected)
+    return [head for head in order if head in top]

@@ -1,0 +1,100 @@
+"""The page itself: `render` makes it, `write` puts it and its JSON twin on disk."""
+
+import json
+import os
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from fairhead.errors import InputError
+from fairhead.report import views, wording
+from fairhead.report.contract import checked
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("fairhead.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["paragraphs"] = lambda text: [part for part in text.split("\n\n") if part.strip()]
+    environment.filters["plain"] = wording.plain_value
+    environment.globals["style"] = Markup(files("fairhead.report").joinpath("templates/style.css").read_text("utf-8"))
+    environment.globals["views"] = views
+    return environment
+
+
+def render(report: Mapping[str, Any]) -> str:
+    """Return a report as one HTML page that needs no network and no other file.
+
+    Args:
+        report: a dict of the form `fairhead.report/1`: title, question, verdict, sections and provenance.
+
+    Returns:
+        The page. Every string of the report is escaped.
+
+    Raises:
+        InputError: the report is not of that form; the message names the place.
+
+    Example:
+        >>> page = render({
+        ...     "schema": "fairhead.report/1", "title": "Loans", "question": "Are refusals even?",
+        ...     "verdict": [{"text": "Not shown: 3 % (0 to 6 %).", "tone": "unclear"}],
+        ...     "sections": [{"kind": "text", "title": "Data", "text": "<b>All</b> of 2025."}], "provenance": {"seed": 0},
+        ... })
+        >>> "&lt;b&gt;All&lt;/b&gt; of 2025." in page
+        True
+    """
+    return _environment().get_template("page.html").render(report=checked(report))
+
+
+def write(report: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+    """Write a report to `path` (ending in .html) and the same figures beside it as JSON, with the same stem.
+
+    Each file appears complete or not at all.
+
+    Args:
+        report: as for `render`.
+        path: where the page goes; folders that are missing are made.
+
+    Raises:
+        InputError: the report is not of the form expected, or the path cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> empty = {"schema": "fairhead.report/1", "title": "T", "question": "Q",
+        ...          "verdict": [], "sections": [], "provenance": {}}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write(empty, Path(folder, "report.html"))
+        ...     sorted(file.name for file in Path(folder).iterdir())
+        ['report.html', 'report.json']
+    """
+    path = Path(path)
+    if path.suffix.lower() != ".html":
+        raise InputError(f"the report would be written to {str(path)!r}; give a path that ends in .html")
+    twin = json.dumps(checked(report), ensure_ascii=False, allow_nan=False, indent=1)
+    page = render(report)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for target, text in ((path.with_suffix(".json"), twin + "\n"), (path, page)):
+            _replace(target, text)
+    except OSError as error:
+        raise InputError(f"cannot write the report to {str(path)!r}: {error.strerror or error}") from error
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write beside `path`, then rename: a reader never sees half a file."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        beside.write_text(text, encoding="utf-8", newline="\n")
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
