@@ -1,15 +1,22 @@
 """The table that every verb reads or writes: one row an example.
 
 Categorical columns are held as small integer codes, so that ten million rows fit in memory and every count
-metric is a `bincount`.
+metric is a `bincount`. What counts as a number, a class or a missing value is said in `records_columns.py`; the
+formats of files in `records_io.py`.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from os import PathLike
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+
+from fairhead.errors import InputError, did_you_mean
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -18,7 +25,7 @@ class Column:
 
     Attributes:
         codes: integers of shape [n] into `levels`; never negative (missing values are refused or dropped on reading).
-        levels: the distinct values, sorted.
+        levels: the distinct values, sorted (of two classes, the positive one is last).
     """
 
     codes: NDArray[np.integer]
@@ -27,6 +34,65 @@ class Column:
     def __len__(self) -> int:
         return len(self.codes)
 
+    def take(self, rows: Any) -> "Column":
+        """The chosen rows (indices, a mask or a slice), with the same levels."""
+        return Column(self.codes[rows], self.levels)
+
+    def values(self) -> NDArray[Any]:
+        """The values themselves, shape [n].
+
+        Example:
+            >>> Column(np.array([1, 0, 1]), ("no", "yes")).values().tolist()
+            ['yes', 'no', 'yes']
+        """
+        levels = np.array(self.levels)
+        return levels[self.codes] if levels.dtype.kind in "bif" else np.array(self.levels, dtype=object)[self.codes]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which column of a table plays which part; see `Records.read` for what each one is."""
+
+    label: str
+    prediction: str | None = None
+    score: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    id: str | None = None
+    cluster: str | None = None
+    weight: str | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns needed, each once."""
+        single = (self.label, self.prediction, self.id, self.cluster, self.weight)
+        return tuple(dict.fromkeys([*(name for name in single if name is not None), *self.score, *self.groups]))
+
+    @classmethod
+    def saved(cls, columns: Sequence[str]) -> "Layout":
+        """The layout that `Records.save` writes: fixed names for all but the groups, which are the other columns."""
+        scores = tuple(name for name in columns if name == "score" or name.startswith("score:"))
+        fixed = {"label", "prediction", "id", "cluster", "weight"}
+        return cls(
+            label="label",
+            prediction="prediction" if "prediction" in columns else None,
+            score=scores,
+            groups=tuple(name for name in columns if name not in fixed and name not in scores),
+            id="id" if "id" in columns else None,
+            cluster="cluster" if "cluster" in columns else None,
+            weight="weight" if "weight" in columns else None,
+        )
+
+    def check(self, columns: Sequence[str], where: str) -> None:
+        """Refuse a column that is not there (naming the nearest one) or that stands twice in the header."""
+        known = [str(name) for name in columns]
+        for name in self.columns:
+            if name not in known:
+                raise InputError(
+                    f"{where} has no column {name!r}.{did_you_mean(name, known)} Its columns: {', '.join(known)}"
+                )
+            if known.count(name) > 1:
+                raise InputError(f"{where} has {known.count(name)} columns called {name!r}; one is expected")
+
 
 @dataclass(frozen=True)
 class Records:
@@ -34,13 +100,18 @@ class Records:
 
     Attributes:
         label: true classes. `label.levels` are the classes of the task and `prediction` has the same levels.
-        prediction: predicted classes, or None where only scores are known.
+        prediction: predicted classes; made from the scores where only those are known.
         scores: probability of the positive class, shape [n] (binary), or of each class, shape [n, C].
         groups: sensitive columns by name, for auditing only.
         id: one distinct value a row, for joining two sets of records.
         cluster: rows with the same value are resampled together (same document, same person).
         weight: non-negative sampling weights, shape [n].
         provenance: where the rows came from (path, sha256, rows read, rows dropped, ...).
+
+    Example:
+        >>> records = Records.from_arrays(label=[1, 0, 1], prediction=[1, 0, 0], groups={"race": ["a", "b", "b"]})
+        >>> len(records), records.classes, records.groups["race"].levels
+        (3, (0, 1), ('a', 'b'))
     """
 
     label: Column
@@ -59,3 +130,250 @@ class Records:
     def classes(self) -> tuple[Any, ...]:
         """The classes of the task, sorted; for a binary task the last one is the positive class."""
         return self.label.levels
+
+    @classmethod
+    def from_arrays(
+        cls,
+        label: ArrayLike,
+        prediction: ArrayLike | None = None,
+        *,
+        scores: ArrayLike | None = None,
+        groups: Mapping[str, ArrayLike] | None = None,
+        id: ArrayLike | None = None,
+        cluster: ArrayLike | None = None,
+        weight: ArrayLike | None = None,
+        classes: Sequence[Any] | None = None,
+        positive: Any = None,
+        threshold: float = 0.5,
+        drop_missing: bool = False,
+        provenance: Mapping[str, Any] | None = None,
+    ) -> "Records":
+        """Records from arrays or lists of length n.
+
+        Args:
+            label: true classes, shape [n]: integers, bools, whole floats or text.
+            prediction: predicted classes, shape [n].
+            scores: probability of the positive class, shape [n], or of every class in order, shape [n, C]. Without
+                `prediction`, the predictions are `scores >= threshold`, or the class with the highest score.
+            groups: sensitive attributes by name, each of shape [n].
+            id: a distinct value for each row, shape [n].
+            cluster: what each row belongs to (a document, a person), shape [n].
+            weight: sampling weights, shape [n].
+            classes: all classes, in the order of the score columns, where the labels alone do not show them.
+            positive: the positive one of two classes; otherwise it is the last in sorted order.
+            threshold: the score from which on the positive class is predicted.
+            drop_missing: go on without the rows that miss a value; otherwise they are an error that counts them.
+            provenance: where the arrays came from.
+
+        Example:
+            >>> records = Records.from_arrays(["no", "yes", "no"], scores=[0.2, 0.7, 0.5], groups={"sex": "fmm"})
+            Traceback (most recent call last):
+            ...
+            fairhead.errors.InputError: group 'sex' has shape []; one value a row, shape [n], is expected
+            >>> records = Records.from_arrays(["no", "yes", "no"], scores=[0.2, 0.7, 0.5], groups={"sex": list("fmm")})
+            >>> records.prediction.values().tolist()
+            ['no', 'yes', 'yes']
+        """
+        from fairhead.records_build import Options, Parts, build
+        from fairhead.records_columns import MAX_LEVELS, Encoder, as_floats, one_dimensional
+
+        def encode(values: ArrayLike, name: str, max_levels: int | None = MAX_LEVELS) -> Any:
+            encoder = Encoder(name, max_levels)
+            encoder.add(values)
+            return encoder.finish()
+
+        table = None if scores is None else _score_table(scores)
+        parts = Parts(
+            label=encode(label, "label"),
+            prediction=None if prediction is None else encode(prediction, "prediction"),
+            scores=table,
+            groups={name: encode(values, f"group {name!r}") for name, values in (groups or {}).items()},
+            id=None if id is None else np.asarray(one_dimensional(id, "id")),
+            cluster=None if cluster is None else encode(cluster, "cluster", None),
+            weight=None if weight is None else as_floats(weight, "weight"),
+        )
+        return build(parts, Options(classes, positive, threshold, drop_missing), provenance or {})
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: "pd.DataFrame",
+        *,
+        label: str = "label",
+        prediction: str | None = None,
+        score: str | Sequence[str] | None = None,
+        groups: str | Sequence[str] = (),
+        id: str | None = None,
+        cluster: str | None = None,
+        weight: str | None = None,
+        classes: Sequence[Any] | None = None,
+        positive: Any = None,
+        threshold: float = 0.5,
+        drop_missing: bool = False,
+    ) -> "Records":
+        """Records from a pandas DataFrame; the arguments name its columns and otherwise are those of `read`.
+
+        Example:
+            >>> import pandas as pd
+            >>> frame = pd.DataFrame({"y": [1, 0], "p": [0.9, 0.2], "race": ["a", "b"]})
+            >>> Records.from_frame(frame, label="y", score="p", groups="race").prediction.values().tolist()
+            [1, 0]
+        """
+        from fairhead.records_build import Options, build
+        from fairhead.records_io import Source, collect
+
+        layout = _layout(label, prediction, score, groups, id, cluster, weight, list(map(str, frame.columns)))
+        layout.check(list(frame.columns), "the data frame")
+        source = Source("the data frame", list(frame.columns), lambda layout, as_text: iter([frame]))
+        return build(collect(source, layout), Options(classes, positive, threshold, drop_missing), {}, layout)
+
+    @classmethod
+    def read(
+        cls,
+        path: str | PathLike[str],
+        *,
+        label: str = "label",
+        prediction: str | None = None,
+        score: str | Sequence[str] | None = None,
+        groups: str | Sequence[str] = (),
+        id: str | None = None,
+        cluster: str | None = None,
+        weight: str | None = None,
+        classes: Sequence[Any] | None = None,
+        positive: Any = None,
+        threshold: float = 0.5,
+        drop_missing: bool = False,
+    ) -> "Records":
+        r"""Records from a CSV, TSV, JSONL or Parquet file (the first three also as .gz, .bz2 or .xz), by its suffix.
+
+        Only the columns named are kept, and the file is read in chunks. With neither prediction nor score nor groups,
+        the file is taken for one that `save` wrote.
+
+        Args:
+            path: the file, or "-" for CSV on standard input.
+            label: column of the true classes.
+            prediction: column of the predicted classes.
+            score: column of the probability of the positive class, or one column for each class in order. Without
+                `prediction`, the predictions are `score >= threshold`, or the class with the highest score.
+            groups: one or more columns of sensitive attributes.
+            id: column of distinct values, for joining two files.
+            cluster: column of what each row belongs to (a document, a person).
+            weight: column of sampling weights.
+            classes: all classes, in the order of the score columns, where the labels alone do not show them.
+            positive: the positive one of two classes; otherwise it is the last in sorted order.
+            threshold: the score from which on the positive class is predicted.
+            drop_missing: go on without the rows that miss a value; otherwise they are an error that counts them.
+
+        Example:
+            >>> import tempfile, pathlib
+            >>> path = pathlib.Path(tempfile.mkdtemp(), "preds.csv")
+            >>> _ = path.write_text("y,yhat,race\n1,1,a\n0,1,b\n")
+            >>> records = Records.read(path, label="y", prediction="yhat", groups=["race"])
+            >>> records.prediction.values().tolist(), records.provenance["rows"]
+            ([1, 1], 2)
+        """
+        from fairhead.records_build import Options, build
+        from fairhead.records_io import collect, open_source
+
+        with open_source(path) as source:
+            layout = _layout(label, prediction, score, groups, id, cluster, weight, source.columns)
+            layout.check(source.columns, source.name)
+            parts = collect(source, layout)
+            return build(parts, Options(classes, positive, threshold, drop_missing), source.provenance(), layout)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write all columns as CSV, TSV, JSONL or Parquet (by suffix; text also as .gz); `Records.read(path)` reads it.
+
+        The columns are called id, label, prediction, score (or score:<class>), cluster, weight, and the groups keep
+        their names. CSV cannot tell the text "1" from the number; JSONL and Parquet can. The file appears whole or
+        not at all.
+
+        Example:
+            >>> import tempfile, pathlib
+            >>> path = pathlib.Path(tempfile.mkdtemp(), "records.csv")
+            >>> Records.from_arrays([1, 0], [1, 1], groups={"race": ["a", "b"]}).save(path)
+            >>> print(path.read_text(), end="")
+            label,prediction,race
+            1,1,a
+            0,1,b
+        """
+        from fairhead.records_io import write
+
+        write(self, path)
+
+    def to_frame(self) -> "pd.DataFrame":
+        """All columns as a pandas DataFrame, named as `save` names them.
+
+        Example:
+            >>> list(Records.from_arrays([1, 0], [1, 1], groups={"race": ["a", "b"]}).to_frame())
+            ['label', 'prediction', 'race']
+        """
+        import pandas as pd
+
+        columns: dict[str, Any] = {} if self.id is None else {"id": self.id}
+        columns["label"] = self.label.values()
+        if self.prediction is not None:
+            columns["prediction"] = self.prediction.values()
+        if self.scores is not None:
+            if self.scores.ndim == 1:
+                columns["score"] = self.scores
+            else:
+                columns |= {f"score:{c}": self.scores[:, j] for j, c in enumerate(self.classes)}
+        if self.cluster is not None:
+            columns["cluster"] = self.cluster.values()
+        if self.weight is not None:
+            columns["weight"] = self.weight
+        taken = [n for n in self.groups if n in {"id", "label", "prediction", "cluster", "weight"} or n[:5] == "score"]
+        if taken:
+            raise InputError(
+                f"the group {taken[0]!r} has the name of another column of a saved table; rename the group"
+            )
+        return pd.DataFrame(columns | {name: column.values() for name, column in self.groups.items()}, copy=False)
+
+    def take(self, rows: Any) -> "Records":
+        """The chosen rows (indices, a mask or a slice), with the same levels.
+
+        Example:
+            >>> records = Records.from_arrays([1, 0, 1], [1, 1, 0])
+            >>> records.take([2, 0]).label.values().tolist()
+            [1, 1]
+        """
+        return replace(
+            self,
+            label=self.label.take(rows),
+            prediction=None if self.prediction is None else self.prediction.take(rows),
+            scores=None if self.scores is None else self.scores[rows],
+            groups={name: column.take(rows) for name, column in self.groups.items()},
+            id=None if self.id is None else self.id[rows],
+            cluster=None if self.cluster is None else self.cluster.take(rows),
+            weight=None if self.weight is None else self.weight[rows],
+        )
+
+
+def _layout(
+    label: str,
+    prediction: str | None,
+    score: str | Sequence[str] | None,
+    groups: str | Sequence[str],
+    id: str | None,
+    cluster: str | None,
+    weight: str | None,
+    columns: Sequence[str],
+) -> Layout:
+    scores = (score,) if isinstance(score, str) else tuple(score or ())
+    groups = (groups,) if isinstance(groups, str) else tuple(groups)
+    if prediction is None and not scores and not groups:
+        saved = Layout.saved(columns)
+        return replace(saved, label=label, groups=tuple(name for name in saved.groups if name != label))
+    return Layout(label, prediction, scores, tuple(dict.fromkeys(groups)), id, cluster, weight)
+
+
+def _score_table(scores: ArrayLike) -> NDArray[np.float64]:
+    """Scores as shape [n, k]."""
+    try:
+        table = np.asarray(scores, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InputError("scores must be numbers of shape [n] or [n, C]") from None
+    if table.ndim not in (1, 2):
+        raise InputError(f"scores have shape {list(table.shape)}; [n] or [n, C] is expected")
+    return table[:, None] if table.ndim == 1 else table

@@ -1,0 +1,186 @@
+"""The last step of making `Records`: missing rows out, classes agreed on, scores and weights checked."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from fairhead.errors import InputError
+from fairhead.records import Column, Layout, Records
+from fairhead.records_columns import (
+    Coded,
+    check_scores,
+    check_weight,
+    classes_of,
+    missing_rows,
+    recode,
+    same_length,
+    show,
+)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The columns as they were found, missing values included.
+
+    Attributes:
+        label: true classes.
+        prediction: predicted classes.
+        scores: shape [n, k]: of the positive class (k = 1) or of every class in order; NaN where missing.
+        groups: sensitive columns.
+        id: shape [n].
+        cluster: what each row belongs to.
+        weight: shape [n], NaN where missing.
+    """
+
+    label: Coded
+    prediction: Coded | None = None
+    scores: NDArray[np.float64] | None = None
+    groups: Mapping[str, Coded] = field(default_factory=dict)
+    id: NDArray[Any] | None = None
+    cluster: Coded | None = None
+    weight: NDArray[np.float64] | None = None
+
+
+class Options(NamedTuple):
+    """What the user may say about the columns; see `Records.read`."""
+
+    classes: Sequence[Any] | None = None
+    positive: Any = None
+    threshold: float = 0.5
+    drop_missing: bool = False
+
+
+class Names(NamedTuple):
+    """What messages call the columns."""
+
+    label: str
+    prediction: str
+    scores: tuple[str, ...]
+    groups: Mapping[str, str]
+    id: str
+    cluster: str
+    weight: str
+
+
+def build(parts: Parts, options: Options, provenance: Mapping[str, Any], layout: Layout | None = None) -> Records:
+    """Check the parts against each other and make the records."""
+    names = _names(parts, layout)
+    if not 0 <= options.threshold <= 1:
+        raise InputError(f"the threshold is {options.threshold}; a score in [0, 1] is expected")
+    if parts.prediction is None and parts.scores is None:
+        raise InputError(
+            "neither predictions nor scores are given; name one (--pred or --score; prediction= or score=)"
+        )
+    masks = _missing(parts, names)
+    n = same_length({name: len(mask) for name, mask in masks.items()})
+    if parts.scores is not None:
+        check_scores(parts.scores, names.scores)
+    if parts.weight is not None:
+        check_weight(parts.weight, names.weight)
+    keep, missing = missing_rows(masks, options.drop_missing)
+    rows: Any = slice(None) if keep is None else keep
+
+    classes = classes_of(
+        parts.label, parts.prediction, options.classes, options.positive, (names.label, names.prediction)
+    )
+    scores = None if parts.scores is None else _scores(parts.scores[rows], parts, options, classes, names)
+    prediction = None
+    if parts.prediction is not None:
+        prediction = Column(recode(parts.prediction, classes)[rows], classes)
+    elif scores is not None:
+        codes = scores >= options.threshold if scores.ndim == 1 else scores.argmax(axis=1)
+        prediction = Column(codes.astype(recode(parts.label, classes).dtype), classes)
+    dropped = {} if keep is None else {"rows_dropped": n - int(keep.sum()), "missing": missing}
+    named = {} if layout is None else {"columns": _used(layout)}
+    return Records(
+        label=Column(recode(parts.label, classes)[rows], classes),
+        prediction=prediction,
+        scores=scores,
+        groups={name: _column(coded, rows) for name, coded in parts.groups.items()},
+        id=None if parts.id is None else parts.id[rows],
+        cluster=None if parts.cluster is None else _column(parts.cluster, rows),
+        weight=None if parts.weight is None else parts.weight[rows],
+        provenance={**provenance, "rows": n, **dropped, **named},
+    )
+
+
+def _names(parts: Parts, layout: Layout | None) -> Names:
+    """From a file: "column 'y' (label)"; from arrays: "label"."""
+    width = 0 if parts.scores is None else parts.scores.shape[1]
+    if layout is None:
+        scores = ("score",) if width == 1 else tuple(f"score {j}" for j in range(width))
+        groups = {name: f"group {name!r}" for name in parts.groups}
+        return Names("label", "prediction", scores, groups, "id", "cluster", "weight")
+    return Names(
+        f"label {layout.label!r}",
+        f"prediction {layout.prediction!r}",
+        tuple(f"score {name!r}" for name in layout.score),
+        {name: f"group {name!r}" for name in parts.groups},
+        f"id {layout.id!r}",
+        f"cluster {layout.cluster!r}",
+        f"weight {layout.weight!r}",
+    )
+
+
+def _missing(parts: Parts, names: Names) -> dict[str, NDArray[np.bool_]]:
+    """For each column, which of its rows have no value."""
+    masks = {names.label: parts.label.is_missing()}
+    if parts.prediction is not None:
+        masks[names.prediction] = parts.prediction.is_missing()
+    if parts.scores is not None:
+        masks |= {name: np.isnan(parts.scores[:, j]) for j, name in enumerate(names.scores)}
+    masks |= {names.groups[name]: coded.is_missing() for name, coded in parts.groups.items()}
+    if parts.id is not None:
+        masks[names.id] = np.asarray(pd.isna(parts.id))
+    if parts.cluster is not None:
+        masks[names.cluster] = parts.cluster.is_missing()
+    if parts.weight is not None:
+        masks[names.weight] = np.isnan(parts.weight)
+    return masks
+
+
+def _scores(
+    table: NDArray[np.float64], parts: Parts, options: Options, classes: tuple[Any, ...], names: Names
+) -> NDArray[np.float64]:
+    """Scores [n, k] as `Records` holds them: [n] for two classes, [n, C] for more."""
+    width = table.shape[1]
+    if width == 1 and len(classes) == 2:
+        return np.ascontiguousarray(table[:, 0])
+    if width != len(classes):
+        expected = "1 or 2 columns" if len(classes) == 2 else f"{len(classes)} columns, one a class"
+        raise InputError(
+            f"{width} score column{'' if width == 1 else 's'} for the {len(classes)} classes of {names.label} "
+            f"({show(classes)}); {expected}, expected"
+        )
+    # Columns come in sorted order of the classes (or the order given), whichever class is the positive one.
+    order = list(options.classes) if options.classes is not None else sorted(classes)
+    table = np.ascontiguousarray(table[:, [order.index(c) for c in classes]])
+    return np.ascontiguousarray(table[:, 1]) if len(classes) == 2 else table
+
+
+def _column(coded: Coded, rows: Any) -> Column:
+    """A finished column; levels that only dropped rows had are gone."""
+    codes = coded.codes[rows]
+    used = np.bincount(codes, minlength=len(coded.levels)) > 0
+    if used.all():
+        return Column(codes, coded.levels)
+    new = (np.cumsum(used) - 1).astype(codes.dtype)
+    return Column(new[codes], tuple(level for level, u in zip(coded.levels, used, strict=True) if u))
+
+
+def _used(layout: Layout) -> dict[str, Any]:
+    """The column names by part, for provenance."""
+    parts = {
+        "label": layout.label,
+        "prediction": layout.prediction,
+        "score": list(layout.score),
+        "groups": list(layout.groups),
+        "id": layout.id,
+        "cluster": layout.cluster,
+        "weight": layout.weight,
+    }
+    return {part: name for part, name in parts.items() if name}

@@ -1,0 +1,317 @@
+"""From raw values to the checked columns of `Records`: codes and levels, missing values, classes, scores, weights.
+
+Every source (arrays, data frames, files in chunks) goes through this one path, so they all follow the same rules:
+
+- Whole floats are integers (1.0 is 1), and True is 1. Text is stripped of surrounding blanks.
+- In files that hold text only (CSV, TSV) a column is numbers if all of its values are, `true`/`false` if all are, and
+  text otherwise.
+- Blank, NaN and `nan` are missing. `NA`, `N/A`, `None` and `null` are missing only in a column of a text file whose
+  other values are all numbers or true/false: in a column of names, "None" may well be a religion.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from fairhead.errors import InputError
+
+# A column with more distinct values than this is an identifier or a measurement, not a class or a group.
+MAX_LEVELS = 10_000
+
+_NOT_A_NUMBER = {"", "nan", "<na>"}
+_NO_ANSWER = {"na", "n/a", "#n/a", "none", "null"}
+_BOOLEANS = {"true": True, "false": False}
+_INTEGER = re.compile(r"[+-]?\d+")
+_FLOAT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+
+@dataclass(frozen=True)
+class Coded:
+    """A categorical column on its way: codes of shape [n] into sorted levels, −1 where the value is missing."""
+
+    codes: NDArray[np.integer]
+    levels: tuple[Any, ...]
+
+    def is_missing(self) -> NDArray[np.bool_]:
+        """Which of the n rows have no value."""
+        return self.codes < 0
+
+
+class Encoder:
+    """Turns the values of one column, chunk after chunk, into small integer codes.
+
+    Example:
+        >>> encoder = Encoder("race")
+        >>> encoder.add(["white", "black"])
+        >>> encoder.add(["black", None])
+        >>> encoder.finish()
+        Coded(codes=array([ 1,  0,  0, -1], dtype=int8), levels=('black', 'white'))
+    """
+
+    def __init__(self, name: str, max_levels: int | None = MAX_LEVELS) -> None:
+        self.name = name
+        self.max_levels = max_levels
+        self._index: dict[Any, int] = {}
+        self._chunks: list[NDArray[np.integer]] = []
+
+    def add(self, values: Any) -> None:
+        """Append values of shape [m]: a list, an array, a Series, or a categorical (then only its levels are read)."""
+        if isinstance(values, pd.Series) and isinstance(values.dtype, pd.CategoricalDtype):
+            codes, uniques = values.cat.codes.to_numpy(), values.cat.categories
+        else:
+            try:
+                codes, uniques = pd.factorize(one_dimensional(values, self.name))
+            except TypeError:
+                raise InputError(f"{self.name} holds lists or objects; one number or text a row is expected") from None
+        index = self._index
+        # One more entry than there are levels: code −1 (missing) picks the last.
+        new = np.full(len(uniques) + 1, -1, dtype=np.int32)
+        new[:-1] = [index.setdefault(value, len(index)) for value in uniques]
+        if self.max_levels is not None and len(index) > self.max_levels:
+            raise InputError(
+                f"{self.name} has more than {self.max_levels:,} distinct values, as an id or a measurement has; "
+                "a class or group column is expected: choose another column, or bin this one first"
+            )
+        self._chunks.append(new.astype(_small_integer(len(index)))[codes])
+
+    def is_mixed(self) -> bool:
+        """Whether some values are numbers and others are text that no number or "missing" can be read from."""
+        kinds = {isinstance(value, str) for value in self._index}
+        return len(kinds) == 2 and any(isinstance(v, str) for v in tidy_levels(list(self._index), text_only=True))
+
+    def finish(self, text_only: bool = False) -> Coded:
+        """All chunks as one column; `text_only` says that the source could not say number or text, so find out."""
+        codes = np.concatenate(self._chunks) if self._chunks else np.zeros(0, dtype=np.int8)
+        values = tidy_levels(list(self._index), text_only)
+        levels = sorted({value for value in values if value is not None})
+        place = {value: i for i, value in enumerate(levels)}
+        new = np.array([-1 if v is None else place[v] for v in values] + [-1], dtype=_small_integer(len(levels)))
+        return Coded(new[codes], tuple(levels))
+
+
+def one_dimensional(values: Any, name: str) -> Any:
+    """Values as a Series, extension array or array of shape [n]; lists keep the types of their items."""
+    if isinstance(values, list | tuple | range):
+        array = np.empty(len(values), dtype=object)
+        array[:] = values
+        return array
+    if not isinstance(values, pd.Series | pd.api.extensions.ExtensionArray):
+        values = np.asarray(values)
+    if values.ndim != 1:
+        raise InputError(f"{name} has shape {list(values.shape)}; one value a row, shape [n], is expected")
+    return values
+
+
+def tidy_levels(raw: list[Any], text_only: bool = False) -> list[Any]:
+    """The distinct raw values as bool, int, float or str, all of one kind; None where the value means "missing".
+
+    Example:
+        >>> tidy_levels(["1", "0.0", "NA", " "], text_only=True)
+        [1, 0, None, None]
+        >>> tidy_levels(["none", "christian", ""], text_only=True)
+        ['none', 'christian', None]
+    """
+    values = [_plain(value) for value in raw]
+    if text_only:
+        values = [None if v is None else str(v) for v in values]
+        answers = [v for v in values if v is not None and v.lower() not in _NO_ANSWER]
+        for parse in (_as_number, _as_boolean):
+            if answers and all(parse(v) is not None for v in answers):
+                return [None if v is None else parse(v) for v in values]
+        return values
+    if any(isinstance(v, str) for v in values):
+        return [None if v is None else str(v) for v in values]
+    return values
+
+
+def _plain(value: Any) -> Any:
+    """One raw value as bool, int, float or stripped str; None if it is missing."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float):
+        if math.isnan(value):
+            return None
+        return int(value) if value.is_integer() else value
+    if isinstance(value, bool | int):
+        return value
+    if value is None or value is pd.NA or value is pd.NaT:
+        return None
+    text = str(value).strip()
+    return None if text.lower() in _NOT_A_NUMBER else text
+
+
+def _as_number(text: str) -> int | float | None:
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    if not _FLOAT.fullmatch(text):
+        return None
+    value = float(text)
+    return int(value) if value.is_integer() else value
+
+
+def _as_boolean(text: str) -> bool | None:
+    return _BOOLEANS.get(text.lower())
+
+
+def _small_integer(n_levels: int) -> type[np.signedinteger[Any]]:
+    """The smallest type for codes −1 … n_levels − 1."""
+    return np.int8 if n_levels <= 128 else np.int16 if n_levels <= 32_768 else np.int32
+
+
+def as_floats(values: Any, name: str) -> NDArray[np.float64]:
+    """Numbers of shape [n], NaN where missing; anything that is not a number is an error that shows it."""
+    values = np.asarray(one_dimensional(values, name))
+    try:
+        return np.asarray(pd.to_numeric(values), dtype=np.float64)
+    except (TypeError, ValueError):
+        pass
+    numbers = np.asarray(pd.to_numeric(values, errors="coerce"), dtype=np.float64)
+    bad = np.isnan(numbers) & ~np.asarray(pd.isna(values))
+    bad &= np.array([not isinstance(v, str) or v.strip().lower() not in _NOT_A_NUMBER | _NO_ANSWER for v in values])
+    if bad.any():
+        row = int(bad.argmax())
+        raise InputError(f"{name} holds {values[row]!r} in row {row + 1}; numbers are expected")
+    return numbers
+
+
+def classes_of(
+    label: Coded, prediction: Coded | None, given: Sequence[Any] | None, positive: Any, names: tuple[str, str]
+) -> tuple[Any, ...]:
+    """The classes of the task, the positive one last if there are two.
+
+    They are those given; else 0 and 1 if nothing else occurs; else the levels of the label.
+    """
+    label_name, prediction_name = names
+    predicted = prediction.levels if prediction else ()
+    _check_kinds(label, prediction, label_name, prediction_name)
+    if given is not None:
+        classes = tuple(_plain(value) for value in given)
+        if len(set(classes)) != len(classes):
+            raise InputError(f"the classes given hold one twice: {show(classes)}")
+    else:
+        classes = label.levels
+        if len(classes) < 2 and set(label.levels) | set(predicted) <= {0, 1}:
+            classes = (False, True) if isinstance((*label.levels, *predicted, 0)[0], bool) else (0, 1)
+    for name, levels in ((label_name, label.levels), (prediction_name, predicted)):
+        if strange := [level for level in levels if level not in classes]:
+            raise InputError(
+                f"{name} holds {show(strange)}, which {'is' if len(strange) == 1 else 'are'} not among the classes "
+                f"{show(classes)}{'' if given is not None else f' of {label_name}'}; make the two columns agree, "
+                "or name all classes (--class, once for each; classes=[...])"
+            )
+    if len(classes) < 2:
+        raise InputError(f"{label_name} holds one class only, {show(classes)}; at least two are expected")
+    if positive is None:
+        return classes
+    if len(classes) > 2:
+        raise InputError(f"a positive class is for two classes; {label_name} has {len(classes)}: {show(classes)}")
+    chosen = next((c for c in classes if c == positive or str(c) == str(positive)), None)
+    if chosen is None:
+        raise InputError(f"the positive class {positive!r} is not among the classes {show(classes)}")
+    return (*(c for c in classes if c != chosen), chosen)
+
+
+def _check_kinds(label: Coded, prediction: Coded | None, label_name: str, prediction_name: str) -> None:
+    columns = [(label_name, label), *([(prediction_name, prediction)] if prediction else [])]
+    for name, column in columns:
+        if fractions := [v for v in column.levels if isinstance(v, float)]:
+            hint = "; is this a score? Then use --score (score=...)" if name == prediction_name else ""
+            raise InputError(f"{name} holds fractions such as {fractions[0]}; classes are expected{hint}")
+    if prediction is None or not label.levels or not prediction.levels:
+        return
+    texts = [isinstance(column.levels[0], str) for _, column in columns]
+    if texts[0] != texts[1]:
+        kinds = ["text" if text else "numbers" for text in texts]
+        raise InputError(
+            f"{label_name} holds {kinds[0]} ({show(label.levels)}) but {prediction_name} holds {kinds[1]} "
+            f"({show(prediction.levels)}); both must name the same classes in the same way"
+        )
+
+
+def recode(column: Coded, classes: tuple[Any, ...]) -> NDArray[np.integer]:
+    """The codes of a column of shape [n], in terms of the classes (all of its levels are among them)."""
+    place = {value: i for i, value in enumerate(classes)}
+    new = np.array([place[v] for v in column.levels] + [-1], dtype=_small_integer(len(classes)))
+    return new[column.codes]
+
+
+def check_scores(scores: NDArray[np.float64], names: Sequence[str]) -> None:
+    """Refuse scores of shape [n, k] outside [0, 1]; NaN is for `missing_rows` to count."""
+    for j, name in enumerate(names):
+        column = scores[:, j]
+        outside = (column < 0) | (column > 1)
+        if outside.any():
+            row = int(outside.argmax())
+            raise InputError(
+                f"{name} lies outside [0, 1] in {_rows(outside)} (first: {column[row]:g} in row {row + 1}); "
+                "probabilities are expected: pass logits through a sigmoid or softmax first"
+            )
+
+
+def check_weight(weight: NDArray[np.float64], name: str) -> None:
+    """Refuse negative and infinite weights and weights that are all 0; NaN is for `missing_rows` to count."""
+    bad = (weight < 0) | np.isinf(weight)
+    if bad.any():
+        row = int(bad.argmax())
+        raise InputError(
+            f"{name} is negative or infinite in {_rows(bad)} (first: {weight[row]:g} in row {row + 1}); "
+            "weights of 0 and more are expected"
+        )
+    if len(weight) and not np.nansum(weight) > 0:
+        raise InputError(f"{name} is 0 in all rows; at least one weight above 0 is expected")
+
+
+def missing_rows(
+    columns: Mapping[str, NDArray[np.bool_]], drop: bool
+) -> tuple[NDArray[np.bool_] | None, dict[str, int]]:
+    """Which rows to keep (None: all) and the number of missing values by column; refused unless `drop`."""
+    counts = {name: int(mask.sum()) for name, mask in columns.items()}
+    counts = {name: count for name, count in counts.items() if count}
+    if not counts:
+        return None, {}
+    if not drop:
+        parts = [
+            f"{name} {count:,} (first in row {int(columns[name].argmax()) + 1:,})" for name, count in counts.items()
+        ]
+        raise InputError(
+            f"blank or NaN values: {', '.join(parts)}; "
+            "use --drop-missing (drop_missing=True) to go on without these rows"
+        )
+    missing = np.logical_or.reduce([columns[name] for name in counts])
+    if missing.all():
+        raise InputError(f"no row is left after dropping blank or NaN values: {counts}")
+    return ~missing, counts
+
+
+def show(values: Iterable[Any], limit: int = 6) -> str:
+    """A short list for messages.
+
+    Example:
+        >>> show(["a", "b"])
+        "'a', 'b'"
+    """
+    items = list(values)
+    more = f", … ({len(items)} in all)" if len(items) > limit else ""
+    return ", ".join(repr(item) for item in items[:limit]) + more
+
+
+def _rows(mask: NDArray[np.bool_]) -> str:
+    count = int(mask.sum())
+    return f"{count:,} row{'' if count == 1 else 's'}"
+
+
+def same_length(lengths: Mapping[str, int]) -> int:
+    """The common number of rows, or an error that lists the lengths; no rows at all is an error too."""
+    if len(set(lengths.values())) > 1:
+        found = ", ".join(f"{name} {n:,}" for name, n in lengths.items())
+        raise InputError(f"columns of one length are expected, found {found} rows")
+    n = next(iter(lengths.values()))
+    if n == 0:
+        raise InputError("there are no rows; at least one is expected")
+    return n
