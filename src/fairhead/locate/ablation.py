@@ -1,0 +1,113 @@
+"""What happens when heads are taken out: a true forward pass, held against random heads of the same layers."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from fairhead.audit.results import Difference
+from fairhead.heads import tap
+from fairhead.locate.controls import Controls
+from fairhead.locate.scores import Head
+
+
+@contextmanager
+def ablated(
+    model: nn.Module, where: Sequence[tuple[int, int]], means: Mapping[int, Tensor], tokens: int | None = 0
+) -> Iterator[None]:
+    """Inside the block the model runs with the outputs of some heads replaced by their means.
+
+    Args:
+        model: any Hugging Face model.
+        where: (layer, head) pairs; none leaves the model as it is.
+        means: by layer, [heads, d]; take them over balanced groups (`HeadEvidence.means`).
+        tokens: where to replace them: the first token alone, or None for every token.
+
+    Example:
+        >>> import numpy as np, torch
+        >>> from transformers import ViTConfig, ViTForImageClassification
+        >>> from fairhead.locate import ablated, head_evidence
+        >>> shape = dict(image_size=4, patch_size=2, num_channels=1, hidden_size=8, intermediate_size=8)
+        >>> model = ViTForImageClassification(ViTConfig(num_hidden_layers=3, num_attention_heads=2, **shape))
+        >>> images = {"pixel_values": torch.randn(6, 1, 4, 4)}
+        >>> found = head_evidence(model, images, np.arange(6) % 2)
+        >>> with ablated(model, [(0, 1)], found.means):
+        ...     logits = model(**images).logits
+    """
+    with tap(model) as heads:
+        if where:
+            heads.mean(where, means, tokens=tokens)
+        yield
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """The effect of taking heads out on one metric, against layer-matched controls.
+
+    Attributes:
+        selected: the heads taken out.
+        change: the metric before (a) and after (b), paired over rows, with interval and p-value.
+        controls: the change of the metric when each control set is taken out instead.
+        exhaustive: whether the controls are all that there are.
+        accuracy: the change of accuracy, where known.
+    """
+
+    selected: tuple[Head, ...]
+    change: Difference
+    controls: tuple[float, ...]
+    exhaustive: bool
+    accuracy: Difference | None = None
+
+    @property
+    def effect(self) -> float:
+        """After minus before."""
+        return float("nan") if self.change.value is None else self.change.value
+
+    @property
+    def percentile(self) -> float:
+        """Percent of the control sets that lower the metric at least as much: small is a strong finding."""
+        return float(100 * np.mean(np.asarray(self.controls) <= self.effect + 1e-12))
+
+    @property
+    def p_controls(self) -> float:
+        """How often a random set would lower the metric as much: (1 + k) / (1 + sets), one-sided."""
+        as_low = np.sum(np.asarray(self.controls) <= self.effect + 1e-12)
+        return float((1 + as_low) / (1 + len(self.controls)))
+
+    @classmethod
+    def against(
+        cls,
+        controls: Controls,
+        values: Sequence[float],
+        selected: Sequence[Head],
+        change: Difference,
+        accuracy: Difference | None = None,
+    ) -> "Ablation":
+        """Put together the change by the selected heads and the metric's `values` under each control set."""
+        before = float("nan") if change.a is None else change.a
+        effects = tuple(float(value) - before for value in values)
+        return cls(tuple(selected), change, effects, controls.exhaustive, accuracy)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form, which is also the data of a report's "ablation" section."""
+        change, accuracy = self.change, self.accuracy
+        return {
+            "metric": change.metric,
+            "selected": [list(head) for head in self.selected],
+            "before": change.a,
+            "after": change.b,
+            "effect": change.value,
+            "low": change.low,
+            "high": change.high,
+            "p": change.p,
+            "controls": list(self.controls),
+            "exhaustive": self.exhaustive,
+            "percentile": self.percentile,
+            "p_controls": self.p_controls,
+            "accuracy_effect": None
+            if accuracy is None
+            else {"value": accuracy.value, "low": accuracy.low, "high": accuracy.high},
+        }

@@ -1,0 +1,176 @@
+"""Scoring heads by their part in a gap: how far two groups of the same label lie apart in a head's evidence."""
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from fairhead.errors import InputError
+
+FloatMap = NDArray[np.float64]
+
+
+class Head(NamedTuple):
+    """One attention head: layer and number, both from 0."""
+
+    layer: int
+    head: int
+
+
+@dataclass(frozen=True)
+class HeadMap:
+    """Layers × heads: each head's part in a gap, with its uncertainty.
+
+    Attributes:
+        gap: mean evidence of the first group minus the second's, given the label, in logits; [layers, heads].
+        low: lower end of the interval of `gap`.
+        high: upper end.
+        p: two-sided p-value of `gap` = 0.
+        p_adjusted: p after Benjamini–Hochberg over all heads.
+        effect_size: `gap` over the deviation within group and label (Cohen's d).
+        share: `gap` over the gap of the model's own evidence; the rest of 1 lies in MLPs and embeddings.
+        total: the gap of the model's own evidence, in logits.
+        groups: the two groups, first minus second.
+        n: rows.
+        clusters: independent units among them (pictures, people, documents).
+        selected: heads chosen elsewhere, to be marked in this map.
+    """
+
+    gap: FloatMap
+    low: FloatMap
+    high: FloatMap
+    p: FloatMap
+    p_adjusted: FloatMap
+    effect_size: FloatMap
+    share: FloatMap
+    total: float
+    groups: tuple[str, str]
+    n: int
+    clusters: int
+    selected: tuple[Head, ...] = field(default=())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form, which is also the data of a report's "headmap" section."""
+        first, second = self.groups
+        return {
+            "measure": f"evidence gap given the label, {first} minus {second}",
+            "unit": "logits",
+            "values": self.gap.tolist(),
+            "low": self.low.tolist(),
+            "high": self.high.tolist(),
+            "p_adjusted": self.p_adjusted.tolist(),
+            "effect_size": self.effect_size.tolist(),
+            "share": self.share.tolist(),
+            "total": self.total,
+            "n": self.n,
+            "clusters": self.clusters,
+            "selected": [list(head) for head in self.selected],
+        }
+
+
+def score_heads(
+    evidence: NDArray[np.floating],
+    total: NDArray[np.floating],
+    groups: NDArray[np.integer],
+    labels: NDArray[np.integer],
+    *,
+    clusters: NDArray[np.integer] | None = None,
+    names: tuple[str, str] = ("1", "0"),
+    level: float = 0.95,
+) -> HeadMap:
+    """Score each head by how far apart it puts two groups of the same label.
+
+    The gap of a head is a weighted sum over rows, so its variance is that of the sum over independent clusters;
+    rows that share a cluster (one picture in two shades) may depend on each other in any way.
+
+    Args:
+        evidence: each head's part in the class evidence, [n, layers, heads].
+        total: the model's own class evidence, [n].
+        groups: 1 for the first group and 0 for the second, [n].
+        labels: class numbers, [n]; every label counts the same.
+        clusters: rows with one number belong together, [n]; None if all rows are independent.
+        names: the two groups' names, that of group 1 first.
+        level: of the intervals.
+
+    Raises:
+        InputError: a group has no rows of some label, or there are not two groups.
+
+    Example:
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> groups, labels = np.arange(200) % 2, np.arange(200) // 100
+        >>> evidence = rng.normal(size=(200, 2, 3))
+        >>> evidence[:, 1, 2] += 2 * groups          # one head sees the group
+        >>> found = score_heads(evidence, evidence.sum((1, 2)), groups, labels)
+        >>> np.argwhere(found.p_adjusted < 0.05).tolist()
+        [[1, 2]]
+    """
+    n = len(evidence)
+    if not np.isin(groups, (0, 1)).all():
+        raise InputError(f"expected two groups, coded 0 and 1; found {np.unique(groups).tolist()}")
+    levels, label = np.unique(labels, return_inverse=True)
+    cell = 2 * label + groups
+    counts = np.bincount(cell, minlength=2 * len(levels))
+    if (counts < 2).any():
+        where = int(np.argmin(counts))
+        raise InputError(
+            f"{names[1 - where % 2]} has {counts[where]} rows with label {levels[where // 2]}; at least 2 are needed "
+            "to compare the groups within a label: use more rows"
+        )
+    flat = np.concatenate([evidence.reshape(n, -1), total[:, None]], axis=1).astype(np.float64)  # [n, heads + 1]
+    one_hot = np.eye(len(counts))[cell]
+    centred = flat - (one_hot.T @ flat / counts[:, None])[cell]
+    # Each row's part in the gap; groups get opposite signs, labels equal weight.
+    weight = np.where(groups == 1, 1.0, -1.0) / (counts[cell] * len(levels))
+    gap = weight @ flat
+    unit = np.arange(n) if clusters is None else np.unique(clusters, return_inverse=True)[1]
+    n_units = int(unit.max()) + 1
+    per_unit = np.zeros((n_units, flat.shape[1]))
+    np.add.at(per_unit, unit, weight[:, None] * centred)
+    error = np.sqrt((per_unit**2).sum(0) * n_units / (n_units - 1))
+    within = np.sqrt((centred**2).sum(0) / (n - len(counts)))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # A head that is constant within every cell has no error: its gap is certain, or there is none.
+        p = np.where(error > 0, 2 * stats.t.sf(np.abs(gap) / error, n_units - 1), np.where(gap == 0, 1.0, 0.0))
+        effect_size = np.where(within > 0, gap / within, 0.0)
+    reach = stats.t.ppf(0.5 + level / 2, n_units - 1) * error
+
+    def as_map(x: NDArray[np.float64]) -> FloatMap:
+        return x[:-1].reshape(evidence.shape[1:])
+
+    return HeadMap(
+        gap=as_map(gap),
+        low=as_map(gap - reach),
+        high=as_map(gap + reach),
+        p=as_map(p),
+        p_adjusted=stats.false_discovery_control(p[:-1]).reshape(evidence.shape[1:]),
+        effect_size=as_map(effect_size),
+        share=as_map(gap / gap[-1]) if gap[-1] else np.zeros(evidence.shape[1:]),
+        total=float(gap[-1]),
+        groups=names,
+        n=n,
+        clusters=n_units,
+    )
+
+
+def select_heads(scores: HeadMap, count: int, *, alpha: float = 0.05, per_layer: int | None = None) -> tuple[Head, ...]:
+    """The heads that carry most of the gap: significant after correction, and on the side of the total gap.
+
+    Args:
+        scores: from the rows kept for selection.
+        count: how many heads at most; fewer when fewer are significant.
+        alpha: false discovery rate.
+        per_layer: how many of one layer at most, so that enough heads are left there as controls.
+    """
+    side = scores.gap * np.sign(scores.total)
+    chosen: list[Head] = []
+    for index in np.argsort(-side, axis=None, kind="stable"):
+        head = Head(*(int(i) for i in np.unravel_index(index, side.shape)))
+        if len(chosen) == count or side[head] <= 0:
+            break
+        in_layer = sum(other.layer == head.layer for other in chosen)
+        if scores.p_adjusted[head] <= alpha and (per_layer is None or in_layer < per_layer):
+            chosen.append(head)
+    return tuple(sorted(chosen))
