@@ -9,7 +9,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import StringIO
-from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -18,6 +17,19 @@ from fairhead.data.dataset import Benchmark, choose
 from fairhead.data.files import Line, Skips, Source
 from fairhead.errors import InputError
 
+CATEGORIES = (
+    "Age",
+    "Disability_status",
+    "Gender_identity",
+    "Nationality",
+    "Physical_appearance",
+    "Race_ethnicity",
+    "Race_x_SES",
+    "Race_x_gender",
+    "Religion",
+    "SES",
+    "Sexual_orientation",
+)
 _SAME_GROUP = {"man": "m", "men": "m", "boy": "m", "woman": "f", "women": "f", "girl": "f", "girls": "f"}
 
 
@@ -91,17 +103,25 @@ def read_bbq(
         on_error: "raise", or "skip" to leave out lines that are broken.
 
     Example:
-        >>> items = read_bbq("BBQ/data", categories=("Age",))  # doctest: +SKIP
-        >>> items[0].answers[items[0].target].text  # doctest: +SKIP
-        'The grandfather'
+        >>> import json, pathlib, tempfile
+        >>> row = {"example_id": 0, "question_index": "1", "question_polarity": "nonneg", "context_condition": "ambig"}
+        >>> row |= {"category": "Age", "context": "Two people met.", "question": "Who was quick?", "label": 2}
+        >>> row |= {"ans0": "The old man", "ans1": "The boy", "ans2": "Not known"}
+        >>> row["answer_info"] = {"ans0": ["man", "old"], "ans1": ["boy", "nonOld"], "ans2": ["Not known", "unknown"]}
+        >>> row["additional_metadata"] = {"stereotyped_groups": ["old"]}
+        >>> file = pathlib.Path(tempfile.mkdtemp(), "Age.jsonl")
+        >>> _ = file.write_text(json.dumps(row))
+        >>> item = read_bbq(file)[0]
+        >>> item.answers[item.target].text
+        'The boy'
     """
     source, skips = Source(path), Skips(on_error)
-    files = {PurePosixPath(name).stem: name for name in source.matching("*.jsonl")}
+    files = _category_files(source)
     if not files:
         raise source.missing("one .jsonl file a category, such as Age.jsonl", "BBQ")
     published = _published_targets(source, metadata)
     items = []
-    for category in choose("category", sorted(files) if categories is None else categories, sorted(files)):
+    for category in choose("category", tuple(files) if categories is None else categories, tuple(files)):
         for line in source.jsonl(files[category], skips):
             try:
                 item, reason = _item(line, published)
@@ -114,6 +134,13 @@ def read_bbq(
                 items.append(item)
     targets = "derived" if published is None else "additional_metadata.csv"
     return Benchmark("bbq", tuple(items), skips.found(), {"data": "bbq", "path": str(source.path), "targets": targets})
+
+
+def _category_files(source: Source) -> dict[str, str]:
+    if source.is_file and not source.is_archive:
+        return {source.path.stem: source.path.name}
+    # By name: the authors' repository also holds .jsonl files of results.
+    return {c: source.find(f"{c}.jsonl", "BBQ") for c in CATEGORIES if source.matching(f"{c}.jsonl")}
 
 
 class _Found(NamedTuple):

@@ -44,9 +44,11 @@ def read_bold(
         on_error: "raise", or "skip" to leave out entities that are broken.
 
     Example:
-        >>> prompts = read_bold("bold", domains=("gender",))  # doctest: +SKIP
-        >>> prompts[0].prompt  # doctest: +SKIP
-        'Jacob Zachar is an American actor whose '
+        >>> import json, pathlib, tempfile
+        >>> file = pathlib.Path(tempfile.mkdtemp(), "race_prompt.json")
+        >>> _ = file.write_text(json.dumps({"Asian_Americans": {"David_Choe": ["David Choe is a US artist from "]}}))
+        >>> read_bold(file)[0].id
+        'race/Asian_Americans/David_Choe/0'
     """
     source, skips = Source(path), Skips(on_error)
     here = [d for d in DOMAINS if any(n.endswith(f"{d}_prompt.json") for n in source.names)]

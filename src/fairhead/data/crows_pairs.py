@@ -42,16 +42,20 @@ class CrowsPair:
 
 
 def read_crows_pairs(path: str | os.PathLike[str], *, on_error: str = "raise") -> Benchmark[CrowsPair]:
-    """Read `crows_pairs_anonymized.csv` (1 508 pairs).
+    r"""Read `crows_pairs_anonymized.csv` (1 508 pairs).
 
     Args:
         path: the file, or a folder or zip archive that holds it.
         on_error: "raise", or "skip" to leave out rows that are broken.
 
     Example:
-        >>> pairs = read_crows_pairs("crows_pairs_anonymized.csv")  # doctest: +SKIP
-        >>> pairs[1].more, pairs[1].direction  # doctest: +SKIP
-        ('The poor are really ignorant about how to handle the money they do have.', 'stereo')
+        >>> import pathlib, tempfile
+        >>> file = pathlib.Path(tempfile.mkdtemp(), "crows_pairs_anonymized.csv")
+        >>> header = ",sent_more,sent_less,stereo_antistereo,bias_type,annotations"
+        >>> row = '0,"Well, she cried.","Well, he cried.",stereo,gender,[[\'gender\']]'
+        >>> _ = file.write_text(f"{header}\n{row}\n")
+        >>> read_crows_pairs(file)[0].disadvantaged
+        'Well, she cried.'
     """
     source, skips = Source(path), Skips(on_error)
     name = source.find(FILE, "CrowS-Pairs")

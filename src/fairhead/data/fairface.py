@@ -26,7 +26,7 @@ def read_fairface(
     seed: int = 0,
     on_error: str = "raise",
 ) -> Dataset:
-    """Read FairFace: `fairface_label_train.csv` and/or `fairface_label_val.csv` with the folders `train/` and `val/`.
+    r"""Read FairFace: `fairface_label_train.csv` and/or `fairface_label_val.csv` with the folders `train/` and `val/`.
 
     Args:
         path: folder or zip archive; in a folder the images may still be in the authors' zip beside the labels.
@@ -38,9 +38,16 @@ def read_fairface(
         on_error: "raise", or "skip" to decode every image once and leave out what is missing or broken.
 
     Example:
-        >>> data = read_fairface("fairface.zip", groups=("race", "age"))  # doctest: +SKIP
-        >>> data.classes  # doctest: +SKIP
-        ('Female', 'Male')
+        >>> import pathlib, tempfile
+        >>> from PIL import Image
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> (folder / "val").mkdir()
+        >>> Image.new("RGB", (4, 4)).save(folder / "val/1.jpg")
+        >>> rows = "file,age,gender,race,service_test\nval/1.jpg,3-9,Male,East Asian,False\n"
+        >>> _ = (folder / "fairface_label_val.csv").write_text(rows)
+        >>> data = read_fairface(folder)
+        >>> data.classes, data.sizes, data.groups()["race"].levels
+        (('Male',), {'val': 1}, ('East Asian',))
     """
     check_split(split, ("official", "random"))
     choose("target", [target], COLUMNS)

@@ -63,9 +63,15 @@ def read_posts(path: str | os.PathLike[str], *, on_error: str = "raise") -> Benc
         on_error: "raise", or "skip" to leave out posts that lack a field.
 
     Example:
-        >>> posts = read_posts("hatexplain")  # doctest: +SKIP
-        >>> len(posts)  # doctest: +SKIP
-        20148
+        >>> import json, pathlib, tempfile
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> annotators = [{"label": label, "target": ["Women"]} for label in ("normal", "offensive", "offensive")]
+        >>> post = {"annotators": annotators, "rationales": [], "post_tokens": ["a", "post"]}
+        >>> _ = (folder / "dataset.json").write_text(json.dumps({"1_gab": post}))
+        >>> _ = (folder / "post_id_divisions.json").write_text(json.dumps({"train": ["1_gab"]}))
+        >>> post = read_posts(folder)[0]
+        >>> post.text, post.label, post.majority_targets
+        ('a post', 'offensive', frozenset({'Women'}))
     """
     path = Path(path)
     source, skips = Source(path.parent if path.is_file() and path.suffix == ".json" else path), Skips(on_error)
@@ -123,27 +129,40 @@ def read_hatexplain(
         on_error: "raise", or "skip" to leave out posts that lack a field.
 
     Example:
-        >>> data = read_hatexplain("hatexplain", groups=("Women", "Jewish"))  # doctest: +SKIP
-        >>> data.classes, data.sizes  # doctest: +SKIP
-        (('normal', 'toxic'), {'train': 15383, 'val': 1922, 'test': 1924})
+        >>> import json, pathlib, tempfile
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> annotators = [{"label": label, "target": ["Women"]} for label in ("normal", "offensive", "offensive")]
+        >>> post = {"annotators": annotators, "rationales": [], "post_tokens": ["a", "post"]}
+        >>> _ = (folder / "dataset.json").write_text(json.dumps({"1_gab": post}))
+        >>> _ = (folder / "post_id_divisions.json").write_text(json.dumps({"train": ["1_gab"]}))
+        >>> data = read_hatexplain(folder)
+        >>> data.classes, data.examples("train").labels.tolist(), data.groups()["Women"].levels
+        (('normal', 'toxic'), [1], ('Women', 'not Women'))
     """
     choose("target", [target], ("toxic", "label"))
     posts = read_posts(path, on_error=on_error)
     communities = sorted({c for p in posts for c in frozenset().union(*p.targets)})
     groups = choose("community", groups, communities)
-    kept = [p for p in posts if p.label is not None and p.split is not None]
-    undecided = tuple(p.id for p in posts if p.label is None)
-    unassigned = tuple(p.id for p in posts if p.label is not None and p.split is None)
-    reasons = {"undecided: no label has a majority": undecided, "not in the official split": unassigned}
+    skipped: dict[str, list[str]] = {}
+    kept, labels = [], []
+    for post in posts:
+        label = post.label
+        if label is None:
+            skipped.setdefault("undecided: no label has a majority", []).append(post.id)
+        elif post.split is None:
+            skipped.setdefault("not in the official split", []).append(post.id)
+        else:
+            kept.append(post)
+            labels.append(label if target == "label" or label == "normal" else "toxic")
 
+    majority = [p.majority_targets for p in kept]
     ids = np.array([p.id for p in kept], dtype=str)
-    names = [p.label if target == "label" else "normal" if p.label == "normal" else "toxic" for p in kept]
     classes = LABELS if target == "label" else ("normal", "toxic")
     return Dataset(
         name="hatexplain",
-        all=Examples(ids, tuple(p.text for p in kept), np.array([classes.index(str(n)) for n in names]), classes),
+        all=Examples(ids, tuple(p.text for p in kept), np.array([classes.index(x) for x in labels]), classes),
         split=np.array([p.split for p in kept], dtype=str),
-        attributes=Attributes(ids, {g: yes_no(g, [g in p.majority_targets for p in kept]) for g in groups}),
-        skipped={**posts.skipped, **{reason: names for reason, names in reasons.items() if names}},
+        attributes=Attributes(ids, {g: yes_no(g, [g in m for m in majority]) for g in groups}),
+        skipped={**posts.skipped, **{reason: tuple(ids) for reason, ids in skipped.items()}},
         provenance={**posts.provenance, "target": target, "groups": groups},
     )

@@ -102,7 +102,7 @@ class Images(Sequence[Image.Image]):
     def undecodable(self, skips: Skips) -> NDArray[np.bool_]:
         """Decode every image once; True, shape [n], where that fails. The failures are handed to `skips`."""
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            problems = list(pool.map(self._problem, self._names, chunksize=_CHUNK))
+            problems = list(pool.map(self._problem, self._names))
         for name, problem in zip(self._names, problems, strict=True):
             if problem:
                 skips.error("not a readable image", name, problem)
@@ -123,7 +123,9 @@ class Images(Sequence[Image.Image]):
             # Pillow itself only warns between its limit and twice that.
             if Image.MAX_IMAGE_PIXELS and image.width * image.height > Image.MAX_IMAGE_PIXELS:
                 raise Image.DecompressionBombError(f"{image.width} × {image.height} pixels")
-            return image.convert("RGB")
+            image.load()
+            # convert() would copy an image that is RGB already.
+            return image if image.mode == "RGB" else image.convert("RGB")
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
             raise InputError(
                 f"{where}: too large to decode safely ({error}); the limit is PIL.Image.MAX_IMAGE_PIXELS"

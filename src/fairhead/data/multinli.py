@@ -55,9 +55,13 @@ def read_multinli(
         premise are a cluster.
 
     Example:
-        >>> data = read_multinli("multinli_1.0.zip")  # doctest: +SKIP
-        >>> data.groups()["negation"].levels  # doctest: +SKIP
-        ('negation', 'not negation')
+        >>> import json, pathlib, tempfile
+        >>> pair = {"gold_label": "contradiction", "sentence1": "He left.", "sentence2": "Nobody left.", "pairID": "7c"}
+        >>> file = pathlib.Path(tempfile.mkdtemp(), "multinli_1.0_train.jsonl")
+        >>> _ = file.write_text(json.dumps(pair))
+        >>> data = read_multinli(file)
+        >>> data.all.inputs[0].hypothesis, data.groups()["negation"].levels, data.sizes
+        ('Nobody left.', ('negation', 'not negation'), {'train': 1})
     """
     check_split(split, ("official", "random"))
     source, skips = Source(path), Skips(on_error)

@@ -53,9 +53,12 @@ def read_winobias(path: str | os.PathLike[str], *, on_error: str = "raise") -> B
         on_error: "raise", or "skip" to leave out lines without an occupation and a pronoun in brackets.
 
     Example:
-        >>> sentences = read_winobias("winobias/data")  # doctest: +SKIP
-        >>> sentences[0].occupation.text, sentences[0].pronouns[0].text  # doctest: +SKIP
-        ('The developer', 'she')
+        >>> import pathlib, tempfile
+        >>> file = pathlib.Path(tempfile.mkdtemp(), "anti_stereotyped_type1.txt.dev")
+        >>> _ = file.write_text("1 [The mechanic] gave the clerk a present because [she] won the lottery.")
+        >>> sentence = read_winobias(file)[0]
+        >>> sentence.occupation.text, sentence.pronouns
+        ('The mechanic', (Mention(text='she', start=46, end=49),))
     """
     source, skips = Source(path), Skips(on_error)
     files = [(name, match) for name in source.names if (match := _FILE.fullmatch(PurePosixPath(name).name))]
