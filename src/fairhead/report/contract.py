@@ -199,6 +199,10 @@ def _ablation(section: dict[str, Any], where: str) -> None:
     _heads(section, where)
     _numbers(section, where, "before", "after", "effect", nullable=False)
     _numbers(section, where, "low", "high", "p", "percentile")
+    if section["percentile"] is not None and not 0 <= section["percentile"] <= 1:
+        raise InputError(
+            f"{where}.percentile is {section['percentile']}; expected a fraction of the controls, from 0 to 1"
+        )
     _take(section, where, "exhaustive", bool)
     for i, control in enumerate(_take(section, where, "controls", list)):
         if isinstance(control, bool) or not isinstance(control, int | float):

@@ -47,20 +47,21 @@ class Forest:
     rows: tuple[Markup, ...]
 
 
-def forest(marks: Sequence[Mark], scale: Scale, ideal: float | None) -> Forest:
+def forest(marks: Sequence[Mark], scale: Scale, ideal: float | None, hold: Sequence[float] = ()) -> Forest:
     """Draw the cells of a forest plot on one axis.
 
     Args:
         marks: the figures, top to bottom.
         scale: how the axis is labelled; its digits follow from the ticks.
         ideal: where the line of an even model goes; None for no line.
+        hold: values that the axis holds whatever the figures are.
 
     Example:
         >>> drawn = forest([Mark(0.1, 0.05, 0.2, (0.08,), "clear", "DP 10 %")], Scale(100, 1, "%"), ideal=0.0)
         >>> len(drawn.rows), "<title>DP 10 %</title>" in drawn.rows[0]
         (1, True)
     """
-    values = [x for mark in marks for x in mark.positions()]
+    values = [*hold, *(x for mark in marks for x in mark.positions())]
     axis = Axis.over(values if ideal is None else [*values, ideal])
     return Forest(_heading(axis, scale, ideal), tuple(_row(axis, mark, ideal) for mark in marks))
 

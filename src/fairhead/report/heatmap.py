@@ -1,11 +1,10 @@
 """The map of layers × heads: colour for size and sign, an outline for the selected heads, figures where they fit."""
 
 from collections.abc import Collection, Sequence
-from itertools import pairwise
 
 from markupsafe import Markup
 
-from fairhead.report.svg import element
+from fairhead.report.svg import drawing, element
 from fairhead.report.wording import Scale
 
 # Steps of colour on either side of 0; the classes neg5 … neg1, zero, pos1 … pos5 are coloured in style.css.
@@ -48,25 +47,20 @@ def heatmap(
     Example:
         >>> drawn = heatmap([[0.5, None]], [["L0H0: 0.5", "L0H1: undefined"]], {(0, 0)}, "Effect by head")
         >>> drawn.count("<rect"), "<title>L0H1: undefined</title>" in drawn
-        (3, True)
+        (4, True)
     """
     layers, heads = len(values), len(values[0])
     side = min(_LARGEST, max(_SMALLEST, (_WIDTH - _LEFT) / heads))
     largest = max((abs(v) for row in values for v in row if v is not None), default=0.0)
-    written = _cell_scale(largest, factor)
     width, height = _LEFT + heads * side + 2, _TOP + layers * side + 2
     parts = [
-        element(
-            "g", *(_cell(v, tip, x, y, side, largest, written) for v, tip, x, y in _placed(values, tooltips, side))
-        ),
+        element("g", *_cells(values, tooltips, side, largest, _cell_scale(largest, factor)), class_="cells"),
         element("g", *_numbers(layers, heads, side), class_="numbers"),
     ]
     for layer, head in sorted(selected):
-        # Half a stroke inside the cell, so that neighbours that are both selected keep two outlines.
-        x, y = _LEFT + head * side, _TOP + layer * side
-        parts.append(
-            element("rect", x=x + 1, y=y + 1, width=side - 2, height=side - 2, rx=2, class_="selected", fill="none")
-        )
+        # Inside the cell, so that neighbours that are both selected keep two outlines.
+        box = {"x": _LEFT + head * side + 1, "y": _TOP + layer * side + 1, "width": side - 2, "height": side - 2}
+        parts += [element("rect", class_=look, rx=2, fill="none", **box) for look in ("halo", "selected")]
     return element(
         "svg",
         element("title", title),
@@ -75,15 +69,16 @@ def heatmap(
         class_="heatmap",
         viewBox=f"0 0 {width:.0f} {height:.0f}",
         # Never wider than drawn and never so small that the numbers cannot be read: then its box scrolls.
-        style=f"max-width:{width:.0f}px;min-width:{min(width, max(300.0, width * 0.75)):.0f}px",
+        width=width,
+        style=f"min-width:{min(width, max(300.0, width * 0.75)):.0f}px",
     )
 
 
-def _placed(
-    values: Grid, tooltips: Sequence[Sequence[str]], side: float
-) -> list[tuple[float | None, str, float, float]]:
+def _cells(
+    values: Grid, tooltips: Sequence[Sequence[str]], side: float, largest: float, written: Scale
+) -> list[Markup]:
     return [
-        (value, tooltips[layer][head], _LEFT + head * side, _TOP + layer * side)
+        _cell(value, tooltips[layer][head], _LEFT + head * side, _TOP + layer * side, side, largest, written)
         for layer, row in enumerate(values)
         for head, value in enumerate(row)
     ]
@@ -125,26 +120,25 @@ def _numbers(layers: int, heads: int, side: float) -> list[Markup]:
     return [*across, *down]
 
 
-def legend(largest: float, both_signs: bool, scale: Scale) -> list[tuple[str, str]]:
-    """Return (CSS class, range in words) of each colour, lowest first.
+def colour_bar(lowest: float, highest: float, factor: float = 1.0) -> Markup:
+    """Draw the colours that occur between the lowest and the highest value, with 0 and the ends of the scale written.
 
     Example:
-        >>> [look for look, _ in legend(1.0, both_signs=False, scale=Scale())]
-        ['zero', 'pos1', 'pos2', 'pos3', 'pos4', 'pos5']
+        >>> drawn = colour_bar(-0.1, 0.5, factor=100)
+        >>> drawn.count("<rect")  # neg1, zero, pos1 … pos5
+        7
     """
-    if not largest:
-        return [("zero", scale.write(0.0))]
-    edges = [0.0, *((step - 0.5) / STEPS * largest for step in range(1, STEPS + 1)), largest]
-    positive = [
-        ("zero" if i == 0 else f"pos{i}", f"{scale.number(a)} to {scale.write(b)}")
-        for i, (a, b) in enumerate(pairwise(edges))
-    ]
-    if not both_signs:
-        return positive
-    negative = [
-        (f"neg{i}", f"{scale.number(-b)} to {scale.write(-a)}") for i, (a, b) in enumerate(pairwise(edges)) if i
-    ]
-    return [*reversed(negative), ("zero", f"± {scale.write(edges[1])}"), *positive[1:]]
+    largest = max(abs(lowest), abs(highest))
+    looks = [f"neg{step}" for step in range(STEPS, 0, -1)] + ["zero"] + [f"pos{step}" for step in range(1, STEPS + 1)]
+    first, last = (looks.index(colour_class(edge, largest)) for edge in (min(0.0, lowest), max(0.0, highest)))
+    side, zero, written = 34, STEPS - first, _cell_scale(largest, factor)
+    parts = []
+    for i, look in enumerate(looks[first : last + 1]):
+        parts.append(element("g", element("rect", x=i * side, y=0, width=side - 1, height=12), class_=look))
+        if i in (0, zero, last - first):
+            label = "0" if i == zero else written.number((i - zero) / STEPS * largest)
+            parts.append(element("text", label, x=(i + 0.5) * side, y=26, text_anchor="middle"))
+    return drawing("Colours of the map", parts, 32, "key heatmap bar", width=(last - first + 1) * side)
 
 
 def ranked(values: Grid, selected: Collection[tuple[int, int]], most: int = 10) -> list[tuple[int, int]]:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -12,8 +12,19 @@ import jinja2
 from markupsafe import Markup
 
 from fairhead.errors import InputError
-from fairhead.report import views, wording
+from fairhead.report import wording
+from fairhead.report.audit_view import audit_view
+from fairhead.report.comparison_view import comparison_view
 from fairhead.report.contract import checked
+from fairhead.report.heads_view import ablation_view, headmap_view
+
+# Kind of section -> what makes its figures ready for the template of the same name.
+_VIEWS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+    "audit": audit_view,
+    "comparison": comparison_view,
+    "headmap": headmap_view,
+    "ablation": ablation_view,
+}
 
 
 @cache
@@ -28,7 +39,7 @@ def _environment() -> jinja2.Environment:
     environment.filters["paragraphs"] = lambda text: [part for part in text.split("\n\n") if part.strip()]
     environment.filters["plain"] = wording.plain_value
     environment.globals["style"] = Markup(files("fairhead.report").joinpath("templates/style.css").read_text("utf-8"))
-    environment.globals["views"] = views
+    environment.globals["views"] = _VIEWS
     return environment
 
 
@@ -48,7 +59,8 @@ def render(report: Mapping[str, Any]) -> str:
         >>> page = render({
         ...     "schema": "fairhead.report/1", "title": "Loans", "question": "Are refusals even?",
         ...     "verdict": [{"text": "Not shown: 3 % (0 to 6 %).", "tone": "unclear"}],
-        ...     "sections": [{"kind": "text", "title": "Data", "text": "<b>All</b> of 2025."}], "provenance": {"seed": 0},
+        ...     "sections": [{"kind": "text", "title": "Data", "text": "<b>All</b> of 2025."}],
+        ...     "provenance": {"seed": 0},
         ... })
         >>> "&lt;b&gt;All&lt;/b&gt; of 2025." in page
         True

@@ -33,16 +33,21 @@ def _short(value: str | float) -> str:
     return value if isinstance(value, str) else f"{value:.2f}".rstrip("0").rstrip(".")
 
 
-def drawing(title: str, parts: Iterable[Markup], height: float, class_: str, view_box: str | None = None) -> Markup:
+def drawing(
+    title: str,
+    parts: Iterable[Markup],
+    height: float,
+    class_: str,
+    view_box: str | None = None,
+    width: str | float = "100%",
+) -> Markup:
     """Return an `<svg>` that fills the width of its box and tells a screen reader what it shows.
 
     Example:
         >>> print(drawing("A line", [element("line", x2="50%")], height=10, class_="row"))
         <svg class="row" role="img" width="100%" height="10"><title>A line</title><line x2="50%"/></svg>
     """
-    return element(
-        "svg", element("title", title), *parts, class_=class_, role="img", width="100%", height=height, viewBox=view_box
-    )
+    return element("svg", element("title", title), *parts, class_=class_, role="img", width=width, height=height)
 
 
 @dataclass(frozen=True)

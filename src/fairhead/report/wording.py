@@ -30,20 +30,30 @@ METRICS: Mapping[str, MetricWords] = {
     "precision": MetricWords("Precision", "share of predicted positives that are right"),
 }
 
-# Metrics on a scale of their own, which nobody reads as a share of people.
-_NOT_A_SHARE = ("ratio", "cramer", "auc", "abroca", "brier", "wasserstein", "impact")
+# Words in the names of metrics on a scale of their own, which nobody reads as a share of people.
+_NOT_A_SHARE = frozenset({"ratio", "cramers", "v", "auc", "abroca", "brier", "wasserstein"})
+# Words that are written in capitals wherever they stand.
+_CAPITALS = {
+    "auc": "AUC",
+    "tpr": "TPR",
+    "fpr": "FPR",
+    "ece": "ECE",
+    "abroca": "ABROCA",
+    "v": "V",
+    "cramers": "Cramér's",
+}
 
 
 def metric_name(metric: str) -> str:
     """Return the full name of a metric, or the name given with its underscores read as spaces.
 
     Example:
-        >>> metric_name("EOp"), metric_name("accuracy_gap")
-        ('Equal opportunity gap', 'Accuracy gap')
+        >>> metric_name("EOp"), metric_name("auc_gap")
+        ('Equal opportunity gap', 'AUC gap')
     """
     if metric in METRICS:
         return METRICS[metric].name
-    words = metric.replace("_", " ").strip()
+    words = " ".join(_CAPITALS.get(word, word) for word in metric.replace("_", " ").split())
     return words[:1].upper() + words[1:]
 
 
@@ -54,7 +64,7 @@ def is_share(metric: str) -> bool:
         >>> is_share("DP"), is_share("impact_ratio")
         (True, False)
     """
-    return not any(part in metric.lower() for part in _NOT_A_SHARE)
+    return _NOT_A_SHARE.isdisjoint(metric.lower().replace("_", " ").split())
 
 
 def count(n: float) -> str:
