@@ -297,7 +297,7 @@ class Records:
             1,1,a
             0,1,b
         """
-        from fairhead.records_io import write
+        from fairhead.records_write import write
 
         write(self, path)
 

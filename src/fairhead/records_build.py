@@ -165,6 +165,8 @@ def _scores(
 def _column(coded: Coded, rows: Any) -> Column:
     """A finished column; levels that only dropped rows had are gone."""
     codes = coded.codes[rows]
+    if isinstance(rows, slice):
+        return Column(codes, coded.levels)
     used = np.bincount(codes, minlength=len(coded.levels)) > 0
     if used.all():
         return Column(codes, coded.levels)

@@ -78,7 +78,7 @@ class Encoder:
                 f"{self.name} has more than {self.max_levels:,} distinct values, as an id or a measurement has; "
                 "a class or group column is expected: choose another column, or bin this one first"
             )
-        self._chunks.append(new.astype(_small_integer(len(index)))[codes])
+        self._chunks.append(translate(codes, new.astype(_small_integer(len(index)))))
 
     def is_mixed(self) -> bool:
         """Whether some values are numbers and others are text that no number or "missing" can be read from."""
@@ -92,7 +92,7 @@ class Encoder:
         levels = sorted({value for value in values if value is not None})
         place = {value: i for i, value in enumerate(levels)}
         new = np.array([-1 if v is None else place[v] for v in values] + [-1], dtype=_small_integer(len(levels)))
-        return Coded(new[codes], tuple(levels))
+        return Coded(translate(codes, new), tuple(levels))
 
 
 def one_dimensional(values: Any, name: str) -> Any:
@@ -238,7 +238,14 @@ def recode(column: Coded, classes: tuple[Any, ...]) -> NDArray[np.integer]:
     """The codes of a column of shape [n], in terms of the classes (all of its levels are among them)."""
     place = {value: i for i, value in enumerate(classes)}
     new = np.array([place[v] for v in column.levels] + [-1], dtype=_small_integer(len(classes)))
-    return new[column.codes]
+    return translate(column.codes, new)
+
+
+def translate(codes: NDArray[np.integer], new: NDArray[np.integer]) -> NDArray[np.integer]:
+    """`new[codes]`, shape [n]; the last entry of `new`, −1, is for the code −1. Almost free where nothing changes."""
+    if np.array_equal(new[:-1], np.arange(len(new) - 1)):
+        return codes.astype(new.dtype, copy=False)
+    return new[codes]
 
 
 def check_scores(scores: NDArray[np.float64], names: Sequence[str]) -> None:

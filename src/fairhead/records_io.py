@@ -1,10 +1,11 @@
-"""Files of records: CSV, TSV, JSONL and Parquet, read in chunks and only the columns that are needed."""
+"""Reading files of records: CSV, TSV, JSONL and Parquet, in chunks, and only the columns that are needed."""
 
 import csv
 import hashlib
 import io
 import json
 import lzma
+import mmap
 import os
 import re
 import shutil
@@ -12,22 +13,21 @@ import sys
 import tempfile
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from fairhead.errors import InputError
-from fairhead.records import Layout, Records
+from fairhead.records import Layout
 from fairhead.records_build import Parts
 from fairhead.records_columns import Coded, Encoder, as_floats
 
@@ -52,51 +52,51 @@ class Source:
     Attributes:
         name: what messages call it.
         columns: the names of its columns.
-        chunks: for a layout, data frames that hold at least the columns of the layout; with `as_text`, nothing
-            but scores and weights is parsed as numbers.
+        chunks: for a layout, data frames that hold at least the columns of the layout; those named in the
+            second argument are not to be parsed as numbers.
         text_only: whether the format cannot tell numbers from text.
         provenance: makes the entries that say where the rows came from.
     """
 
     name: str
     columns: Sequence[str]
-    chunks: Callable[[Layout, bool], Iterator[pd.DataFrame]]
+    chunks: Callable[[Layout, Collection[str]], Iterator[pd.DataFrame]]
     text_only: bool = False
     provenance: Callable[[], Mapping[str, Any]] = dict
 
 
-def collect(source: Source, layout: Layout, as_text: bool = False) -> Parts:
+def collect(source: Source, layout: Layout, as_text: Collection[str] = ()) -> Parts:
     """Read all chunks of a source into the parts of records."""
-    label = Encoder(f"label {layout.label!r}")
-    prediction = Encoder(f"prediction {layout.prediction!r}")
-    groups = {name: Encoder(f"group {name!r}") for name in layout.groups}
+    encoders = {name: Encoder(f"group {name!r}") for name in layout.groups}
+    encoders[layout.label] = Encoder(f"label {layout.label!r}")
+    if layout.prediction is not None:
+        encoders[layout.prediction] = Encoder(f"prediction {layout.prediction!r}")
     numbers: dict[str, list[NDArray[np.float64]]] = {n: [] for n in (*layout.score, layout.weight) if n is not None}
     ids: dict[str, list[NDArray[Any]]] = {n: [] for n in (layout.id, layout.cluster) if n is not None}
     with warnings.catch_warnings():
         # A column of ids that is part number, part text: dealt with below.
         warnings.simplefilter("ignore", pd.errors.DtypeWarning)
         for chunk in source.chunks(layout, as_text):
-            label.add(chunk[layout.label])
-            if layout.prediction is not None:
-                prediction.add(chunk[layout.prediction])
-            for name, encoder in groups.items():
+            for name, encoder in encoders.items():
                 encoder.add(chunk[name])
             for name, values in numbers.items():
                 values.append(as_floats(chunk[name], f"column {name!r}"))
             for name, values in ids.items():
                 values.append(np.asarray(chunk[name]))
-    if source.text_only and not as_text:
+    if source.text_only:
         # A column that looked like numbers at first and is text after all: "007" must not have become 7 on the way.
-        kinds = {values.dtype.kind for chunks in ids.values() for values in chunks}
-        if not kinds <= {"i", "u"} or any(e.is_mixed() for e in (label, prediction, *groups.values())):
-            return collect(source, layout, as_text=True)
+        mixed = {name for name, chunks in ids.items() if not {values.dtype.kind for values in chunks} <= {"i", "u"}}
+        mixed |= {name for name, encoder in encoders.items() if encoder.is_mixed()}
+        if not mixed <= set(as_text):
+            return collect(source, layout, mixed | set(as_text))
+    coded = {name: encoder.finish(source.text_only) for name, encoder in encoders.items()}
     found = {name: _joined(values, float) for name, values in numbers.items()}
     keys = {name: _joined(values, object) for name, values in ids.items()}
     return Parts(
-        label=label.finish(source.text_only),
-        prediction=None if layout.prediction is None else prediction.finish(source.text_only),
+        label=coded[layout.label],
+        prediction=None if layout.prediction is None else coded[layout.prediction],
         scores=np.column_stack([found[name] for name in layout.score]) if layout.score else None,
-        groups={name: encoder.finish(source.text_only) for name, encoder in groups.items()},
+        groups={name: coded[name] for name in layout.groups},
         id=None if layout.id is None else keys[layout.id],
         cluster=None if layout.cluster is None else _coded(keys[layout.cluster], layout.cluster),
         weight=None if layout.weight is None else found[layout.weight],
@@ -121,15 +121,21 @@ def _coded(values: NDArray[Any], name: str) -> Coded:
 def open_source(path: str | os.PathLike[str]) -> Iterator[Source]:
     """Open a file by its suffix, or CSV on standard input for "-"; what is wrong with it becomes an `InputError`."""
     with _on_disk(path) as (file, name), _file_errors(name), ThreadPoolExecutor(1) as pool:
-        source = {"csv": _csv, "tsv": _csv, "jsonl": _jsonl, "parquet": _parquet}[file_format(name)](file, name)
-        # Hashing lets other threads run, so it costs next to nothing while the file is being parsed.
-        digest = pool.submit(_sha256, file)
-        yield replace(source, provenance=lambda: {"path": name, "sha256": digest.result()})
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
+        kind = file_format(name)
+        lines = None
+        if kind in ("csv", "tsv"):
+            source, lines = _csv(file, name, kind)
+        else:
+            source = _jsonl(file, name) if kind == "jsonl" else _parquet(file, name)
+        # Hashing and most of parsing let other threads run, so the scan costs little while the file is being parsed.
+        scan = pool.submit(_scan, file, lines)
+        try:
+            yield replace(source, provenance=lambda: {"path": name, "sha256": scan.result().sha256})
+        except InputError:
+            # A line with too many fields may look like anything; say so first.
+            scan.result().check(name)
+            raise
+        scan.result().check(name)
 
 
 def file_format(name: str) -> str:
@@ -219,11 +225,17 @@ def _check_text(file: Path, name: str) -> bytes:
     return bytes(head)
 
 
-def _csv(file: Path, name: str) -> Source:
+class _Lines(NamedTuple):
+    """What the lines of a CSV file without quotation marks must look like."""
+
+    separator: str
+    width: int
+
+
+def _csv(file: Path, name: str, kind: str) -> tuple[Source, _Lines | None]:
     """CSV and TSV: a header, then rows. In .csv files the header tells whether , ; tab or | separates."""
-    head = _check_text(file, name)
-    first_line = head.partition(b"\n")[0]
-    separator = "\t" if file_format(name) == "tsv" else max(",;\t|", key=lambda s: first_line.count(s.encode()))
+    first_line = _check_text(file, name).partition(b"\n")[0]
+    separator = "\t" if kind == "tsv" else max(",;\t|", key=lambda sign: first_line.count(sign.encode()))
     with io.TextIOWrapper(_open_binary(file), encoding="utf-8-sig", newline="") as text:
         rows = list(islice((row for row in csv.reader(text, delimiter=separator) if row), 2))
     if len(rows) < 2:
@@ -231,17 +243,16 @@ def _csv(file: Path, name: str) -> Source:
     columns, first = [cell.strip() for cell in rows[0]], rows[1]
     if len(first) > len(columns):
         raise InputError(f"{name}: {_ragged(2, len(first), len(columns))}")
+    lines = _Lines(separator, len(columns)) if _is_plain(file) else None
 
-    def chunks(layout: Layout, as_text: bool) -> Iterator[pd.DataFrame]:
-        even = _is_even(file, name, separator, len(columns))
+    def chunks(layout: Layout, as_text: Collection[str]) -> Iterator[pd.DataFrame]:
         place = {wanted: columns.index(wanted) for wanted in layout.columns}
         numbers = {place[n] for n in (*layout.score, layout.weight) if n is not None}
         ids = {place[n] for n in (layout.id, layout.cluster) if n is not None}
         classes = {place[n] for n in (layout.label, layout.prediction, *layout.groups) if n is not None}
         # As categories each distinct value is looked at only once.
         dtypes: dict[int, Any] = dict.fromkeys(classes, "category")
-        if as_text:
-            dtypes = dict.fromkeys(classes | ids, object)
+        dtypes |= dict.fromkeys((place[column] for column in as_text), object)
         missing: dict[Any, Sequence[str]] = dict.fromkeys(numbers - classes, _NO_NUMBER)
         missing |= dict.fromkeys(ids - classes, ("",))
         reader = pd.read_csv(
@@ -250,50 +261,68 @@ def _csv(file: Path, name: str) -> Source:
             header=0,
             # Numbered, since a header may hold a name twice.
             names=range(len(columns)),
-            # Told to skip columns, pandas no longer minds lines that are too long, hence only for even files.
-            usecols=sorted(place.values()) if even else None,
+            # Told to skip columns, pandas no longer minds lines that are too long: then `_scan` must look at them.
+            usecols=sorted(place.values()) if lines else None,
             dtype=dtypes,
             keep_default_na=False,
             na_values=missing,
-            chunksize=CHUNK if even else CHUNK // 4,
+            chunksize=CHUNK if lines else CHUNK // 4,
             encoding="utf-8",
         )
         with reader:
             for chunk in reader:
                 yield chunk[list(place.values())].set_axis(list(place), axis="columns")
 
-    return Source(name, columns, chunks, text_only=True)
+    return Source(name, columns, chunks, text_only=True), lines
 
 
-def _is_even(file: Path, name: str, separator: str, width: int) -> bool:
-    """Whether every line is known to have `width` fields; a line that has not is an error.
-
-    Without quotation marks, the separators and line ends alone must make a regular pattern. With them only a parser
-    can tell, and False is returned; so it is for packed files.
-    """
+def _is_plain(file: Path) -> bool:
+    """Whether a text file is neither packed nor holds a quotation mark, so that every line end ends a row."""
     if file.suffix.lower() in PACKED:
         return False
-    sign = separator.encode()
-    line_pattern = sign * (width - 1) + b"\n"
-    other = bytes(set(range(256)) - set(sign + b'\n"'))
-    rest = b""
+    with file.open("rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return content.find(b'"') < 0
+
+
+class _Scan(NamedTuple):
+    """What one pass over the bytes of a file shows: its hash and its first uneven line, if the lines were looked at."""
+
+    sha256: str
+    uneven: tuple[int, int, int] | None
+
+    def check(self, name: str) -> None:
+        if self.uneven is not None:
+            raise InputError(f"{name}: {_ragged(*self.uneven)}") from None
+
+
+def _scan(file: Path, lines: _Lines | None) -> _Scan:
+    """Hash a file and, given `lines`, see whether each has as many fields as the header."""
+    if lines is None:
+        with file.open("rb") as handle:
+            return _Scan(hashlib.file_digest(handle, "sha256").hexdigest(), None)
+    sign, width = lines.separator.encode(), lines.width
+    # Separators and line ends alone must make a regular pattern.
+    pattern = sign * (width - 1) + b"\n"
+    other = bytes(set(range(256)) - set(sign + b"\n"))
+    digest, even, rest = hashlib.sha256(), True, b""
     with file.open("rb") as handle:
         while block := handle.read(1 << 18):
+            digest.update(block)
             signs = rest + block.translate(None, other)
-            lines = len(signs) // width
-            if signs[: lines * width] != line_pattern * lines:
-                break
-            rest = signs[lines * width :]
-        else:
-            if rest in (b"", line_pattern[:-1]):
-                return True
-        handle.seek(0)
+            rows = len(signs) // width
+            even = even and signs[: rows * width] == pattern * rows
+            rest = signs[rows * width :]
+    even = even and rest in (b"", pattern[:-1])
+    return _Scan(digest.hexdigest(), None if even else _uneven_line(file, sign, width))
+
+
+def _uneven_line(file: Path, sign: bytes, width: int) -> tuple[int, int, int] | None:
+    """Line number, fields found and fields expected of the first line that is neither blank nor even."""
+    with file.open("rb") as handle:
         for number, line in enumerate(handle, start=1):
-            if b'"' in line:
-                return False
             if line.count(sign) != width - 1 and line.strip():
-                raise InputError(f"{name}: {_ragged(number, line.count(sign) + 1, width)}")
-    return True
+                return number, line.count(sign) + 1, width
+    return None
 
 
 def _jsonl(file: Path, name: str) -> Source:
@@ -313,7 +342,7 @@ def _jsonl(file: Path, name: str) -> Source:
                     raise InputError(f"{name}: line {number:,} is not a JSON object; {{...}} is expected")
                 yield found
 
-    def chunks(layout: Layout, as_text: bool) -> Iterator[pd.DataFrame]:
+    def chunks(layout: Layout, as_text: Collection[str]) -> Iterator[pd.DataFrame]:
         rows = objects()
         while block := list(islice(rows, CHUNK // 4)):
             columns = {column: [row.get(column) for row in block] for column in layout.columns}
@@ -334,72 +363,9 @@ def _parquet(file: Path, name: str) -> Source:
     except pa.ArrowInvalid as error:
         raise InputError(f"{name} is not a Parquet file: {str(error).partition('.')[0]}") from None
 
-    def chunks(layout: Layout, as_text: bool) -> Iterator[pd.DataFrame]:
+    def chunks(layout: Layout, as_text: Collection[str]) -> Iterator[pd.DataFrame]:
         with pq.ParquetFile(file) as opened:
             for batch in opened.iter_batches(batch_size=CHUNK, columns=list(layout.columns)):
                 yield batch.to_pandas()
 
     return Source(name, columns, chunks)
-
-
-def write(records: Records, path: str | os.PathLike[str]) -> None:
-    """Write records in the format of the suffix; the file appears whole or not at all."""
-    file, kind = Path(path), file_format(str(path))
-    part = file.with_name(f".{file.name}.part")
-    with output_errors(file):
-        try:
-            _WRITERS[kind](records, part, file.suffix.lower())
-            os.replace(part, file)
-        finally:
-            part.unlink(missing_ok=True)
-
-
-@contextmanager
-def output_errors(file: Path) -> Iterator[None]:
-    """Turn a failure to write into one line about the file."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise InputError(f"{file} cannot be written: there is no folder {file.parent}") from None
-    except OSError as error:
-        raise InputError(f"{file} cannot be written: {error.strerror or error}") from None
-
-
-def _frames(records: Records) -> Iterator[pd.DataFrame]:
-    for start in range(0, len(records), CHUNK):
-        yield records.take(slice(start, start + CHUNK)).to_frame()
-
-
-def _create_text(part: Path, suffix: str) -> Any:
-    packing = PACKED.get(suffix)
-    create = open if packing is None else import_module(packing).open
-    return create(part, "wt", encoding="utf-8", newline="")
-
-
-def _write_table(records: Records, part: Path, suffix: str, separator: str = ",") -> None:
-    with _create_text(part, suffix) as text:
-        for i, frame in enumerate(_frames(records)):
-            frame.to_csv(text, sep=separator, index=False, header=i == 0, lineterminator="\n")
-
-
-def _write_jsonl(records: Records, part: Path, suffix: str) -> None:
-    with _create_text(part, suffix) as text:
-        for frame in _frames(records):
-            names = list(frame)
-            for row in zip(*(frame[name].tolist() for name in names), strict=True):
-                text.write(json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False) + "\n")
-
-
-def _write_parquet(records: Records, part: Path, suffix: str) -> None:
-    try:
-        records.to_frame().to_parquet(part, engine="pyarrow", index=False)
-    except ImportError:
-        raise InputError(NO_PYARROW) from None
-
-
-_WRITERS: Mapping[str, Callable[[Records, Path, str], None]] = {
-    "csv": _write_table,
-    "tsv": partial(_write_table, separator="\t"),
-    "jsonl": _write_jsonl,
-    "parquet": _write_parquet,
-}
