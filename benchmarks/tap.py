@@ -9,6 +9,8 @@ the tapped function and nothing else happens), and reading the first token's hea
 import argparse
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,7 +21,7 @@ from fairhead.heads import Tap
 from machine import interleaved_medians, machine
 
 
-def models() -> dict[str, tuple[nn.Module, dict[str, torch.Tensor]]]:
+def models() -> dict[str, tuple[nn.Module, dict[str, Any]]]:
     words = torch.randint(10, 1000, (8, 128))
     llama = LlamaConfig(hidden_size=576, num_hidden_layers=12, num_attention_heads=9, num_key_value_heads=3,
                         intermediate_size=1536, vocab_size=1000)  # fmt: skip
@@ -64,18 +66,14 @@ def main() -> None:
         model = model.eval().to(arguments.device)
         batch = {k: v.to(arguments.device) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
 
-        def forward(
-            open_tap: Callable[[nn.Module], AbstractContextManager[object]], model: nn.Module = model, batch=batch
-        ) -> None:
-            with open_tap(model):
+        def forward(variant: str, model: nn.Module = model, batch: dict[str, Any] = batch) -> None:
+            with variants[variant](model):
                 model(**batch)
                 if arguments.device == "cuda":
                     torch.cuda.synchronize()
 
         with torch.inference_mode():
-            seconds = interleaved_medians(
-                {variant: lambda o=open_tap: forward(o) for variant, open_tap in variants.items()}, arguments.repeats
-            )
+            seconds = interleaved_medians({name: partial(forward, name) for name in variants}, arguments.repeats)
         plain = seconds.pop("plain")
         print(f"{name}: plain {plain * 1e3:.1f} ms")
         for variant, time in seconds.items():
