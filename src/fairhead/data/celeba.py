@@ -125,7 +125,7 @@ def _attributes(source: Source) -> pd.DataFrame:
         )
     try:
         table = pd.read_csv(StringIO(body), sep=r"\s+", header=None, names=["image", *columns], index_col="image")
-        values = table.to_numpy(dtype=np.int64)
+        values = table.to_numpy(dtype=np.float64)  # a cut-off line gives NaN
     except (ValueError, pd.errors.ParserError) as error:
         raise InputError(f"{source.where(name)}: is not a table of -1 and 1: {error}") from None
     if len(table) != int(count) or not np.isin(values, (-1, 1)).all():

@@ -84,7 +84,7 @@ class Attributes:
         if ids is None:
             return dict(self.columns)
         rows = self.rows(ids)
-        return {name: Column(c.codes[rows], c.levels) for name, c in self.columns.items()}
+        return {name: c.take(rows) for name, c in self.columns.items()}
 
 
 @dataclass(frozen=True)
@@ -172,13 +172,19 @@ class Dataset:
         """
         rows = self.attributes.rows(ids)
         cluster = self.attributes.cluster
-        return Records(
-            label=Column(self.all.labels[rows], self.classes),
-            prediction=None if prediction is None else Column(np.asarray(prediction, dtype=np.int64), self.classes),
+        answers = None if prediction is None else np.asarray(prediction)
+        if answers is not None and (
+            answers.shape != rows.shape or not np.isin(answers, range(len(self.classes))).all()
+        ):
+            raise InputError(f"prediction must be {len(rows)} numbers of classes, 0 to {len(self.classes) - 1}")
+        return Records.from_arrays(
+            Column(self.all.labels[rows], self.classes).values(),
+            None if answers is None else Column(answers.astype(np.int64), self.classes).values(),
             scores=scores,
-            groups=self.groups(ids),
+            groups={name: column.values() for name, column in self.groups(ids).items()},
             id=self.all.ids[rows],
-            cluster=None if cluster is None else Column(cluster.codes[rows], cluster.levels),
+            cluster=None if cluster is None else cluster.take(rows).values(),
+            classes=self.classes,
             provenance=self.provenance,
         )
 

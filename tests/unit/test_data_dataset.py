@@ -1,0 +1,112 @@
+"""Groups stay apart from what training sees, and meet predictions again only in records."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fairhead.data import READERS, Attributes, Dataset, Examples, read, read_spec
+from fairhead.data.dataset import column
+from fairhead.errors import InputError
+
+IDS = np.array(["a", "b", "c", "d"])
+
+
+@pytest.fixture
+def data() -> Dataset:
+    return Dataset(
+        name="toy",
+        all=Examples(IDS, ("w", "x", "y", "z"), np.array([0, 1, 1, 0]), ("no", "yes")),
+        split=np.array(["train", "test", "train", "test"]),
+        attributes=Attributes(IDS, {"race": column(["r", "q", "q", "p"])}, cluster=column([7, 7, 8, 9])),
+    )
+
+
+def test_examples_have_no_way_back_to_a_group(data):
+    train = data.examples("train")
+    assert {f.name for f in dataclasses.fields(train)} == {"ids", "inputs", "labels", "classes"}
+    assert (train.ids.tolist(), train.inputs, train.labels.tolist()) == (["a", "c"], ("w", "y"), [0, 1])
+
+
+def test_groups_follow_the_ids_asked_for(data):
+    race = data.groups(["d", "a"])["race"]
+    assert race.values().tolist() == ["p", "r"]
+    with pytest.raises(InputError, match="1 ids are not in the data set; the first is 'e'"):
+        data.groups(["a", "e"])
+
+
+def test_records_join_answers_with_labels_groups_and_clusters(data):
+    records = data.records(["d", "b"], prediction=[1, 0], scores=np.array([0.9, 0.2]))
+    assert records.label.values().tolist() == ["no", "yes"]
+    assert records.prediction is not None
+    assert records.prediction.values().tolist() == ["yes", "no"]
+    assert records.groups["race"].values().tolist() == ["p", "q"]
+    assert records.cluster is not None
+    assert len(set(records.cluster.codes.tolist())) == 2
+    assert records.id is not None
+    assert records.id.tolist() == ["d", "b"]
+    assert records.classes == ("no", "yes")
+
+
+@pytest.mark.parametrize("prediction", [[0, 2], [0, -1], [0]])
+def test_records_refuse_answers_that_are_no_classes(data, prediction):
+    with pytest.raises(InputError, match="2 numbers of classes, 0 to 1"):
+        data.records(["a", "b"], prediction=prediction)
+
+
+def test_a_part_that_is_not_there_is_refused(data):
+    with pytest.raises(InputError, match=r"no 'tets' part.*Did you mean 'test'"):
+        data.examples("tets")
+
+
+def test_ids_must_be_distinct_and_rows_must_agree(data):
+    with pytest.raises(InputError, match="distinct"):
+        dataclasses.replace(data, all=dataclasses.replace(data.all, ids=np.array(list("aacd"))))
+    with pytest.raises(InputError, match="equally many rows"):
+        dataclasses.replace(data, split=data.split[:3])
+
+
+def test_read_finds_readers_and_checks_options(tmp_path):
+    with pytest.raises(InputError, match="Did you mean 'stereoset'"):
+        read("stereosets", tmp_path)
+    with pytest.raises(InputError, match=r"has no option 'bias'.*Did you mean 'bias_rate'"):
+        read("utkface", tmp_path, bias=0.9)
+    with pytest.raises(InputError, match="name:path"):
+        read_spec("utkface")
+
+
+def test_a_spec_may_have_colons_in_its_path(tmp_path):
+    path = tmp_path / "c:d.jsonl"
+    path.write_text(json.dumps({"gold_label": "neutral", "sentence1": "a", "sentence2": "b", "pairID": "1n"}))
+    assert len(read_spec(f"MultiNLI:{path}")) == 1
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_every_reader_names_a_folder_that_holds_something_else(tmp_path, name):
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(InputError) as error:
+        read(name, tmp_path)
+    message = str(error.value)
+    assert str(tmp_path) in message
+    assert "notes.txt" in message
+    assert "needs" in message
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_every_reader_refuses_a_file_of_another_kind(tmp_path, name):
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(range(256)))
+    with pytest.raises(InputError, match=r"picture\.png|tmp"):
+        read(name, tmp_path / "picture.png")
+
+
+def test_readers_import_no_torch():
+    code = (
+        "import sys, importlib, fairhead.data as data\n"
+        "for name in data.READERS: importlib.import_module('fairhead.data.' + name)\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, check=False).returncode == 0
