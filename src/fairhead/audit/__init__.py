@@ -1,5 +1,34 @@
 """From records to gaps with intervals. Imports no torch; nothing outside this folder computes a fairness metric."""
 
-from fairhead.audit.results import Audit, Comparison, Difference, Estimate, GroupRow
+import sys
+from types import ModuleType
+from typing import Any
 
-__all__ = ["Audit", "Comparison", "Difference", "Estimate", "GroupRow"]
+from fairhead.audit.catalogue import METRICS, Metric
+from fairhead.audit.results import Audit, Comparison, Difference, Estimate, GroupRow
+from fairhead.audit.run import audit
+
+__all__ = [
+    "METRICS",
+    "Audit",
+    "Comparison",
+    "Difference",
+    "Estimate",
+    "GroupRow",
+    "Metric",
+    "audit",
+]
+
+
+class _CallableModule(ModuleType):
+    """`fairhead.audit` is the package and, for its users, a verb: `fairhead.audit(records)`.
+
+    Importing any submodule binds the package to the name `audit` in `fairhead`, whatever was bound there before. With a
+    package that can be called, both readings of the name work in every order of imports.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Audit:
+        return audit(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _CallableModule

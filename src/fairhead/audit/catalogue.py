@@ -1,0 +1,121 @@
+"""The metrics by name, as data: which rates, how groups are compared, and how rates are put together.
+
+The same idea goes by different formulas in different libraries; each formula has its own name here.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Compare = Literal["spread", "ratio", "to_overall", "signed", "signed_ratio", "minimum", "mean", "association"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric.
+
+    Attributes:
+        name: as in `Estimate.metric`.
+        definition: its formula in words.
+        ideal: the value of a perfectly even (or perfect) model.
+        rates: the group rates it is made of, names in `rates.RATES` or `scores.SCORE_RATES`.
+        compare: how groups are compared: largest minus smallest, smallest over largest, largest distance from the
+            overall rate, unprivileged minus (or over) privileged, the lowest, the mean, or association.
+        combine: how several rates become one figure.
+        overall: the figure is about all rows, not about groups.
+        scores: it needs scores.
+    """
+
+    name: str
+    definition: str
+    ideal: float | None
+    rates: tuple[str, ...]
+    compare: Compare
+    combine: Literal["mean", "max"] = "mean"
+    overall: bool = False
+    scores: bool = False
+
+
+_UNPRIVILEGED = "unprivileged − privileged (signed), all other groups pooled"
+
+_ALL = (
+    Metric("accuracy", "share of rows predicted correctly", 1.0, ("accuracy",), "mean", overall=True),
+    Metric("worst_class_accuracy", "lowest recall over classes; no groups", 1.0, ("recall",), "minimum", overall=True),
+    Metric("AUC", "area under the ROC curve", 1.0, ("AUC",), "mean", overall=True, scores=True),
+    Metric("Brier", "mean squared error of the scores", 0.0, ("Brier",), "mean", overall=True, scores=True),
+    Metric("ECE", "calibration error, 15 bins of equal mass", 0.0, ("ECE",), "mean", overall=True, scores=True),
+    Metric("DP", "max − min of P(ŷ=1) over groups", 0.0, ("selection_rate",), "spread"),
+    Metric("EOp", "max − min of TPR over groups", 0.0, ("TPR",), "spread"),
+    Metric("EOd", "mean of the gaps of TPR and FPR (DAM's definition)", 0.0, ("TPR", "FPR"), "spread"),
+    Metric("impact_ratio", "min / max of P(ŷ=1); below 0.8 fails four-fifths", 1.0, ("selection_rate",), "ratio"),
+    Metric("worst_group_accuracy", "lowest accuracy over (label, group) cells", 1.0, ("recall",), "minimum"),
+    Metric("worst_attribute_accuracy", "lowest accuracy over groups", 1.0, ("accuracy",), "minimum"),
+    Metric("group_balanced_accuracy", "mean accuracy over (label, group) cells", 1.0, ("recall",), "mean"),
+    Metric("accuracy_gap", "max − min of accuracy over groups", 0.0, ("accuracy",), "spread"),
+    Metric("FPR_gap", "max − min of FPR over groups", 0.0, ("FPR",), "spread"),
+    Metric("precision_gap", "max − min of precision over groups", 0.0, ("precision",), "spread"),
+    Metric("base_rate_gap", "max − min of P(y=1) over groups: the data, not the model", None, ("base_rate",), "spread"),
+    Metric("cramers_v", "Cramér's V of prediction and group", 0.0, ("association",), "association"),
+    Metric("cramers_v_corrected", "V with Bergsma's correction of its bias", 0.0, ("association",), "association"),
+    Metric("cramers_v_excess", "V(ŷ, group) − V(y, group)", 0.0, ("association",), "association"),
+    Metric("AUC_gap", "max − min of AUC over groups", 0.0, ("AUC",), "spread", scores=True),
+    Metric("Brier_gap", "max − min of the Brier score over groups", 0.0, ("Brier",), "spread", scores=True),
+    Metric("ECE_gap", "max − min of ECE over groups", 0.0, ("ECE",), "spread", scores=True),
+    Metric("fairlearn.demographic_parity_difference", "as DP", 0.0, ("selection_rate",), "spread"),
+    Metric(
+        "fairlearn.demographic_parity_difference_to_overall",
+        "largest |P(ŷ=1 | g) − P(ŷ=1)|",
+        0.0,
+        ("selection_rate",),
+        "to_overall",
+    ),
+    Metric("fairlearn.demographic_parity_ratio", "as impact_ratio", 1.0, ("selection_rate",), "ratio"),
+    Metric("fairlearn.equal_opportunity_difference", "as EOp", 0.0, ("TPR",), "spread"),
+    Metric("fairlearn.equal_opportunity_ratio", "min / max of TPR", 1.0, ("TPR",), "ratio"),
+    Metric(
+        "fairlearn.equalized_odds_difference", "larger of the gaps of TPR and FPR", 0.0, ("TPR", "FPR"), "spread", "max"
+    ),
+    Metric("fairlearn.equalized_odds_difference_mean", "as EOd", 0.0, ("TPR", "FPR"), "spread"),
+    Metric(
+        "fairlearn.equalized_odds_difference_to_overall",
+        "larger of the largest distances of TPR and FPR from the overall rate",
+        0.0,
+        ("TPR", "FPR"),
+        "to_overall",
+        "max",
+    ),
+    Metric(
+        "fairlearn.equalized_odds_ratio", "smaller of min / max of TPR and of FPR", 1.0, ("TPR", "FPR"), "ratio", "max"
+    ),
+    Metric("aif360.statistical_parity_difference", f"P(ŷ=1), {_UNPRIVILEGED}", 0.0, ("selection_rate",), "signed"),
+    Metric("aif360.disparate_impact", "P(ŷ=1), unprivileged / privileged", 1.0, ("selection_rate",), "signed_ratio"),
+    Metric("aif360.equal_opportunity_difference", f"TPR, {_UNPRIVILEGED}", 0.0, ("TPR",), "signed"),
+    Metric("aif360.average_odds_difference", f"mean of TPR and FPR, {_UNPRIVILEGED}", 0.0, ("TPR", "FPR"), "signed"),
+    Metric(
+        "aif360.average_abs_odds_difference",
+        "mean of |ΔTPR| and |ΔFPR|, unprivileged against privileged",
+        0.0,
+        ("TPR", "FPR"),
+        "spread",
+    ),
+)
+
+METRICS = {metric.name: metric for metric in _ALL}
+
+# What an audit reports unless asked for other metrics; those on scores only where there are scores.
+DEFAULT = (
+    "accuracy",
+    "AUC",
+    "ECE",
+    "Brier",
+    "DP",
+    "EOp",
+    "EOd",
+    "impact_ratio",
+    "worst_group_accuracy",
+    "accuracy_gap",
+    "fairlearn.equalized_odds_difference",
+    "cramers_v_corrected",
+    "cramers_v_excess",
+    "AUC_gap",
+    "ECE_gap",
+)

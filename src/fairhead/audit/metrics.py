@@ -1,0 +1,169 @@
+"""Rates and gaps as plain functions of counts.
+
+Counts have the shape [..., G, C, C]: group, true class, predicted class; leading axes (bootstrap replicates) pass
+through. Rates come back as [..., C, G], one class against the rest and groups last; an empty denominator gives NaN,
+which the functions that compare groups leave out. For a binary task take class 1: `selection_rate(counts)[..., 1, :]`.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+def _divide(part: Array, whole: Array) -> Array:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(whole > 0, part / whole, np.nan)
+
+
+def _classes_first(counts: Array) -> Array:
+    return np.moveaxis(counts, -1, -2)
+
+
+def base_rate(counts: Array) -> Array:
+    """P(y = c | g), shape [..., C, G].
+
+    Example:
+        >>> base_rate(np.array([[[3, 1], [0, 4]], [[1, 1], [1, 1]]]))[1].tolist()
+        [0.5, 0.5]
+    """
+    true = counts.sum(axis=-1)
+    return _classes_first(_divide(true, true.sum(axis=-1, keepdims=True)))
+
+
+def selection_rate(counts: Array) -> Array:
+    """P(ŷ = c | g), shape [..., C, G].
+
+    Example:
+        >>> selection_rate(np.array([[[3, 1], [0, 4]], [[1, 1], [1, 1]]]))[1].tolist()
+        [0.625, 0.5]
+    """
+    predicted = counts.sum(axis=-2)
+    return _classes_first(_divide(predicted, predicted.sum(axis=-1, keepdims=True)))
+
+
+def true_positive_rate(counts: Array) -> Array:
+    """P(ŷ = c | y = c, g), shape [..., C, G]: the recall of each class.
+
+    Example:
+        >>> true_positive_rate(np.array([[[3, 1], [0, 4]], [[1, 1], [1, 1]]]))[1].tolist()
+        [1.0, 0.5]
+    """
+    return _classes_first(_divide(_hits(counts), counts.sum(axis=-1)))
+
+
+def false_positive_rate(counts: Array) -> Array:
+    """P(ŷ = c | y ≠ c, g), shape [..., C, G].
+
+    Example:
+        >>> false_positive_rate(np.array([[[3, 1], [0, 4]], [[1, 1], [1, 1]]]))[1].tolist()
+        [0.25, 0.5]
+    """
+    true = counts.sum(axis=-1)
+    wrongly = counts.sum(axis=-2) - _hits(counts)
+    return _classes_first(_divide(wrongly, true.sum(axis=-1, keepdims=True) - true))
+
+
+def precision(counts: Array) -> Array:
+    """P(y = c | ŷ = c, g), shape [..., C, G].
+
+    Example:
+        >>> precision(np.array([[[3, 1], [0, 4]], [[1, 1], [1, 1]]]))[1].tolist()
+        [0.8, 0.5]
+    """
+    return _classes_first(_divide(_hits(counts), counts.sum(axis=-2)))
+
+
+def accuracy(counts: Array) -> Array:
+    """P(ŷ = y | g), shape [..., G].
+
+    Example:
+        >>> accuracy(np.array([[[3, 1], [0, 4]], [[1, 1], [1, 1]]])).tolist()
+        [0.875, 0.5]
+    """
+    return _divide(_hits(counts).sum(axis=-1), counts.sum(axis=(-1, -2)))
+
+
+def spread(rates: Array) -> Array:
+    """Largest minus smallest over groups, [..., G] to [...]; NaN with fewer than one defined group.
+
+    Example:
+        >>> spread(np.array([0.2, np.nan, 0.5])).item()
+        0.3
+    """
+    return np.fmax.reduce(rates, axis=-1) - np.fmin.reduce(rates, axis=-1)
+
+
+def ratio(rates: Array) -> Array:
+    """Smallest over largest over groups, [..., G] to [...]; 1 is even, and below 0.8 fails the four-fifths rule.
+
+    Example:
+        >>> ratio(np.array([0.2, np.nan, 0.5])).item()
+        0.4
+    """
+    return _divide(np.fmin.reduce(rates, axis=-1), np.fmax.reduce(rates, axis=-1))
+
+
+def pooled(counts: Array) -> Array:
+    """All groups as one: [..., G, C, C] to [..., 1, C, C].
+
+    Example:
+        >>> pooled(np.ones((4, 2, 2))).tolist()
+        [[[4.0, 4.0], [4.0, 4.0]]]
+    """
+    return counts.sum(axis=-3, keepdims=True)
+
+
+def association(table: Array) -> Array:
+    """Scaled deviations from independence of a table [..., G, C], as [..., C, G]: their squares sum to χ²/n.
+
+    Example:
+        >>> float((association(np.array([[2.0, 0.0], [0.0, 2.0]])) ** 2).sum())
+        1.0
+    """
+    total = table.sum(axis=(-1, -2), keepdims=True)
+    expected = table.sum(axis=-1, keepdims=True) * table.sum(axis=-2, keepdims=True) / total
+    deviation = np.where(expected > 0, (table - expected) / np.sqrt(np.where(expected > 0, expected * total, 1)), 0.0)
+    return _classes_first(deviation)
+
+
+def cramers_v(table: Array) -> Array:
+    """Cramér's V of a table [..., G, C]: 0 is independence, 1 is full association. Empty rows and columns do not count.
+
+    Example:
+        >>> cramers_v(np.array([[10.0, 0.0], [0.0, 10.0]])).item()
+        1.0
+    """
+    rows, columns = _filled(table)
+    phi2 = (association(table) ** 2).sum(axis=(-1, -2))
+    return np.sqrt(_divide(phi2, np.minimum(rows, columns) - 1.0))
+
+
+def cramers_v_corrected(table: Array, n: Array | float | None = None) -> Array:
+    """Bergsma's bias-corrected V: 0 on average where there is no association, unlike the plain V.
+
+    Args:
+        table: counts, shape [..., G, C].
+        n: rows behind the table, where the counts are weighted.
+
+    Example:
+        >>> cramers_v_corrected(np.array([[10.0, 10.0], [10.0, 10.0]])).item()
+        0.0
+    """
+    rows, columns = _filled(table)
+    size = table.sum(axis=(-1, -2)) if n is None else np.asarray(n, dtype=np.float64)
+    phi2 = (association(table) ** 2).sum(axis=(-1, -2))
+    phi2 = np.maximum(0.0, phi2 - (rows - 1) * (columns - 1) / (size - 1))
+    rows = rows - (rows - 1) ** 2 / (size - 1)
+    columns = columns - (columns - 1) ** 2 / (size - 1)
+    return np.sqrt(_divide(phi2, np.minimum(rows, columns) - 1))
+
+
+def _filled(table: Array) -> tuple[Array, Array]:
+    rows = (table.sum(axis=-1) > 0).sum(axis=-1)
+    columns = (table.sum(axis=-2) > 0).sum(axis=-1)
+    return rows.astype(np.float64), columns.astype(np.float64)
+
+
+def _hits(counts: Array) -> Array:
+    return np.diagonal(counts, axis1=-2, axis2=-1)

@@ -1,0 +1,155 @@
+"""Group rates of a sample and of its bootstrap replicates, with the rows each rests on."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairhead.audit import metrics
+
+Array = NDArray[np.float64]
+Counts = NDArray[Any]  # whole numbers of rows, or sums of weights
+
+
+@dataclass(frozen=True)
+class Rates:
+    """One kind of rate for every class and group.
+
+    Attributes:
+        hat: observed, shape [C, G]; C is 1 where there is one positive class or the rate is not about a class.
+        star: bootstrap replicates, shape [B, C, G].
+        rows: rows in the denominator, shape [C, G].
+        need: what those rows are, for messages: "rows with label 1".
+    """
+
+    hat: Array
+    star: Array
+    rows: NDArray[np.int64]
+    need: Callable[[int], str]
+
+    def of_class(self, c: int) -> "Rates":
+        """The rates of one class."""
+        one = slice(c, c + 1)
+        return Rates(self.hat[one], self.star[:, one], self.rows[one], lambda _: self.need(c))
+
+
+def _accuracy(counts: Array) -> Array:
+    return metrics.accuracy(counts)[..., None, :]
+
+
+def _rows(counts: Counts) -> Counts:
+    true = counts.sum(axis=-1)
+    return np.broadcast_to(true.sum(axis=-1), (true.shape[-1], true.shape[-2]))
+
+
+def _rows_of_class(counts: Counts) -> Counts:
+    return counts.sum(axis=-1).T
+
+
+def _rows_of_other_classes(counts: Counts) -> Counts:
+    return _rows(counts) - _rows_of_class(counts)
+
+
+def _rows_predicted(counts: Counts) -> Counts:
+    return counts.sum(axis=-2).T
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a rate is computed from counts, which rows it needs, and over which classes it runs."""
+
+    rate: Callable[[Array], Array]
+    rows: Callable[[Counts], Counts]
+    need: str
+    classes: str = "positive"
+
+
+RATES = {
+    "base_rate": Kind(metrics.base_rate, _rows, "rows"),
+    "selection_rate": Kind(metrics.selection_rate, _rows, "rows"),
+    "TPR": Kind(metrics.true_positive_rate, _rows_of_class, "rows with label {}"),
+    "FPR": Kind(metrics.false_positive_rate, _rows_of_other_classes, "rows with a label other than {}"),
+    "precision": Kind(metrics.precision, _rows_predicted, "rows with prediction {}"),
+    "recall": Kind(metrics.true_positive_rate, _rows_of_class, "rows with label {}", "all"),
+    "accuracy": Kind(_accuracy, lambda counts: _rows(counts)[:1], "rows", "none"),
+}
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Counts of one group column and everything drawn from them.
+
+    Attributes:
+        groups: names of the groups.
+        classes: names of the classes; with two, the second is the positive one.
+        counts: (weighted) counts, shape [G, C, C].
+        star: replicates, shape [B, G, C, C].
+        rows: rows in each cell, unweighted, shape [G, C, C].
+    """
+
+    groups: tuple[str, ...]
+    classes: tuple[str, ...]
+    counts: Array
+    star: Array
+    rows: NDArray[np.int64]
+
+    @cached_property
+    def _cache(self) -> dict[str, Rates]:
+        return {}
+
+    def rates(self, name: str) -> Rates:
+        """The rate called `name` for all groups."""
+        if name not in self._cache:
+            self._cache[name] = self._rates(RATES[name])
+        return self._cache[name]
+
+    def class_names(self, name: str) -> tuple[str, ...]:
+        """The classes that the first axis of this rate runs over."""
+        classes = RATES[name].classes if name in RATES else "none"
+        if classes == "none":
+            return ("",)
+        return self.classes[1:] if classes == "positive" and len(self.classes) == 2 else self.classes
+
+    def _rates(self, kind: Kind) -> Rates:
+        chosen = slice(1, 2) if kind.classes == "positive" and len(self.classes) == 2 else slice(None)
+        hat, star = kind.rate(self.counts)[chosen], kind.rate(self.star)[:, chosen]
+        names = self.classes[1:] if chosen.start else self.classes
+        rows = kind.rows(self.rows)[chosen]
+        return Rates(hat, _unsettle(hat, star, rows), rows, lambda c: kind.need.format(names[c]))
+
+    def with_overall(self) -> "Tables":
+        """The groups, and all rows as one more group."""
+        return self._map(lambda counts: np.concatenate([counts, metrics.pooled(counts)], axis=-3), "overall")
+
+    def against(self, privileged: int) -> "Tables":
+        """All other groups pooled, against the privileged one."""
+
+        def pool(counts: Counts) -> Counts:
+            one = counts[..., privileged : privileged + 1, :, :]
+            return np.concatenate([metrics.pooled(counts) - one, one], axis=-3)
+
+        return self._map(pool, groups=("not " + self.groups[privileged], self.groups[privileged]))
+
+    def all_rows(self) -> "Tables":
+        """All groups as one."""
+        return self._map(metrics.pooled, groups=("all",))
+
+    def _map(self, change: Callable[[Counts], Counts], *more: str, groups: tuple[str, ...] | None = None) -> "Tables":
+        names = (*self.groups, *more) if groups is None else groups
+        return Tables(names, self.classes, change(self.counts), change(self.star), change(self.rows))
+
+
+def _unsettle(hat: Array, star: Array, rows: NDArray[np.int64]) -> Array:
+    """Give rates of exactly 0 or 1 the spread of Jeffreys' posterior: a bootstrap of 10 hits in 10 knows no doubt."""
+    settled = ((hat == 0) | (hat == 1)) & (rows > 0)
+    if not settled.any():
+        return star
+    star = star.copy(order="K")
+    rng = np.random.default_rng(0)
+    for c, g in zip(*np.nonzero(settled), strict=True):
+        doubt = rng.beta(0.5, rows[c, g] + 0.5, size=len(star))
+        star[:, c, g] = doubt if hat[c, g] == 0 else 1 - doubt
+    return star

@@ -1,0 +1,360 @@
+"""`audit`: from records to gaps with intervals."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairhead.audit.association import association_estimate
+from fairhead.audit.catalogue import DEFAULT, METRICS, Metric
+from fairhead.audit.counts import cell_numbers, tabulate
+from fairhead.audit.estimate import Multiclass, Rules, estimate
+from fairhead.audit.rates import RATES, Rates, Tables
+from fairhead.audit.results import Audit, Estimate, GroupRow
+from fairhead.audit.scores import ScoreTables
+from fairhead.errors import InputError, did_you_mean
+from fairhead.records import Column, Records
+
+MIN_CELL = 10
+
+_BY_GROUP = ("base_rate", "selection_rate", "TPR", "FPR", "precision", "accuracy")
+_BY_GROUP_SCORES = ("AUC", "ECE", "Brier")
+
+
+def audit(
+    records: Records,
+    *,
+    group_by: str | Sequence[str] | None = None,
+    intersections: bool = False,
+    metrics: Sequence[str] | str | None = None,
+    n_boot: int = 2000,
+    seed: int = 0,
+    level: float = 0.95,
+    min_cell: int = MIN_CELL,
+    multiclass: Multiclass = "max",
+    positive: Any = None,
+    privileged: Mapping[str, Any] | None = None,
+) -> Audit:
+    """How large the gaps between groups are, and how sure that is.
+
+    Count metrics are resampled as multinomial draws over (group, label, prediction) cells, which is the bootstrap over
+    rows (or over clusters, where there is a cluster column) without its cost. Intervals are percentile intervals;
+    for folded figures (gaps, ratios, worst groups) they come from inverting a test instead, because a percentile
+    interval of a gap near 0 misses it; see `fairhead.audit.intervals`.
+
+    A rate with fewer than `min_cell` rows in its denominator is left out of its gap, and the estimate names it in
+    `detail["excluded"]`; where fewer than two groups remain, the estimate is undefined and says why.
+
+    Args:
+        records: labels, predictions or scores, and group columns.
+        group_by: the group columns to audit; all of them by default.
+        intersections: also audit every combination of two or more of them.
+        metrics: names in `fairhead.audit.METRICS`, or "all"; by default the headline ones.
+        n_boot: bootstrap replicates.
+        seed: of the bootstrap; the same seed gives the same figures.
+        level: confidence level.
+        min_cell: rows that a rate needs.
+        multiclass: how one-vs-rest gaps of several classes become one: "max" (as in DAM), "mean", or "weighted" by
+            how frequent each class is.
+        positive: the class that counts as positive; by default the last of two. With more classes, that class
+            against the rest.
+        privileged: for the signed metrics of AIF360 the privileged group of each column; by default the largest.
+
+    Example:
+        >>> from fairhead.records import Column, Records
+        >>> label = Column(np.tile([0, 1], 200), (0, 1))
+        >>> guess = Column(np.where(np.arange(400) < 300, label.codes, 1), (0, 1))
+        >>> result = audit(Records(label, guess, groups={"sex": Column(np.arange(400) // 200, ("f", "m"))}))
+        >>> gap = result["DP"]
+        >>> gap.value, gap.groups, 0 < gap.low < gap.value < gap.high
+        (0.25, ('m', 'f'), True)
+    """
+    _check_options(n_boot, level, min_cell, multiclass)
+    view = View.of(records, positive)
+    columns = group_columns(records, group_by, intersections)
+    chosen = choose_metrics(metrics, has_scores=view.scores is not None)
+    rules = Rules(level, min_cell, multiclass, view.prevalence)
+    draws = Draws(n_boot, seed)
+    overall = Part(view, None, _one_group(len(records)), draws)
+    estimates = [overall.estimate(m, rules) for m in chosen if m.overall]
+    by_group: list[GroupRow] = []
+    for name, column in columns.items():
+        part = Part(view, name, column, draws, _privileged(name, column, privileged))
+        estimates += [part.estimate(m, rules) for m in chosen if not m.overall]
+        by_group += part.by_group(rules)
+    options = {
+        "n": len(records),
+        "n_boot": n_boot,
+        "seed": seed,
+        "level": level,
+        "min_cell": min_cell,
+        "classes": list(view.classes),
+        "multiclass": multiclass if len(view.classes) > 2 else None,
+        "prediction": view.prediction_rule,
+    }
+    return Audit(tuple(estimates), tuple(by_group), {**records.provenance, "audit": options})
+
+
+@dataclass(frozen=True)
+class Draws:
+    """How many replicates, from which seed."""
+
+    n_boot: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class View:
+    """Records as the audit reads them: class codes of labels and predictions, with the positive class last.
+
+    Attributes:
+        label: shape [n].
+        prediction: shape [n].
+        classes: their names.
+        scores: of the positive class, shape [n], or of each class, shape [n, C].
+        weight: shape [n], or None.
+        cluster: shape [n], or None.
+        prediction_rule: how predictions came from scores, where there was no prediction column.
+    """
+
+    label: NDArray[np.integer]
+    prediction: NDArray[np.integer]
+    classes: tuple[str, ...]
+    scores: NDArray[np.float64] | None
+    weight: NDArray[np.float64] | None
+    cluster: NDArray[np.integer] | None
+    prediction_rule: str | None
+
+    @classmethod
+    def of(cls, records: Records, positive: Any = None) -> "View":
+        """Read records; `positive` as in `audit`."""
+        if not len(records):
+            raise InputError("There are no rows to audit.")
+        levels = list(records.classes)
+        if len(levels) < 2:
+            raise InputError(f"Labels and predictions have one class only, {levels[0]!r}; at least two are needed.")
+        label, scores = records.label.codes, records.scores
+        rule = None
+        if records.prediction is not None:
+            prediction = records.prediction.codes
+        elif scores is None:
+            raise InputError("The records have neither predictions nor scores; one of them is needed.")
+        elif scores.ndim == 1:
+            prediction, rule = (scores >= 0.5).astype(np.int8), "score >= 0.5"
+        else:
+            prediction, rule = scores.argmax(axis=1), "highest score"
+        if scores is not None and scores.ndim == 2 and len(levels) == 2:
+            scores = scores[:, 1]
+        names = tuple(str(level) for level in levels)
+        if positive is not None:
+            if str(positive) not in names:
+                raise InputError(
+                    f"The positive class {positive!r} is not among the classes {list(names)}."
+                    f"{did_you_mean(str(positive), names)}"
+                )
+            c = names.index(str(positive))
+            if len(names) > 2 or c == 0:
+                label, prediction = (label == c).astype(np.int8), (prediction == c).astype(np.int8)
+                if scores is not None:
+                    scores = scores[:, c] if scores.ndim == 2 else 1 - scores
+                names = (names[1] if len(names) == 2 else f"not {names[c]}", names[c])
+        cluster = None if records.cluster is None else records.cluster.codes
+        return cls(label, prediction, names, scores, records.weight, cluster, rule)
+
+    @property
+    def prevalence(self) -> NDArray[np.float64]:
+        """Share of each class, shape [C]."""
+        counts = np.bincount(self.label, self.weight, len(self.classes))
+        return counts / counts.sum()
+
+
+@dataclass(frozen=True)
+class Part:
+    """One group column (or all rows as one group) and the figures drawn from it."""
+
+    view: View
+    name: str | None
+    column: Column
+    draws: Draws
+    privileged: int = 0
+
+    @cached_property
+    def tables(self) -> Tables:
+        """Counts and their replicates."""
+        view, n_classes = self.view, len(self.view.classes)
+        shape = (len(self.column.levels), n_classes, n_classes)
+        key = cell_numbers([self.column.codes, view.label, view.prediction], shape)
+        sample = tabulate([key], [shape], view.weight, view.cluster)
+        star = sample.bootstrap(self.draws.n_boot, np.random.default_rng(self.draws.seed))[0]
+        groups = tuple(str(level) for level in self.column.levels)
+        return Tables(groups, view.classes, sample.observed()[0], star, sample.contents[0].rows)
+
+    @cached_property
+    def scores(self) -> ScoreTables:
+        """Scores and their replicates."""
+        view = self.view
+        assert view.scores is not None
+        return ScoreTables(
+            self.column.codes,
+            len(self.column.levels),
+            view.label,
+            view.scores,
+            view.weight,
+            view.cluster,
+            self.draws.n_boot,
+            self.draws.seed,
+        )
+
+    @cached_property
+    def _with_overall(self) -> Tables:
+        return self.tables.with_overall()
+
+    @cached_property
+    def _against(self) -> Tables:
+        return self.tables.against(self.privileged)
+
+    def estimate(self, metric: Metric, rules: Rules) -> Estimate:
+        """One metric of this column."""
+        if metric.compare == "association":
+            return association_estimate(metric, self.tables, rules, self.name)
+        tables = self.tables
+        if metric.compare == "to_overall":
+            tables = self._with_overall
+        elif metric.name.startswith("aif360."):
+            tables = self._against
+        rates = [self._rate(name, tables) for name in metric.rates]
+        group_rows = tables.rows.sum(axis=(-1, -2))[: len(self.column.levels)]
+        return estimate(metric, rates, tables.groups, self._class_names(metric), group_rows, rules, self.name)
+
+    def by_group(self, rules: Rules) -> list[GroupRow]:
+        """Each group's own rates with intervals."""
+        assert self.name is not None
+        found: dict[str, Rates] = {}
+        for name in _BY_GROUP:
+            found |= self._named(name, self.tables.rates(name))
+        if self.view.scores is not None:
+            for name in _BY_GROUP_SCORES:
+                found |= self._named(name, self.scores.rates(name))
+        ends = {name: rate_ends(rate, rules.level) for name, rate in found.items()}
+        sizes = self.tables.rows.sum(axis=(-1, -2))
+        return [
+            GroupRow(
+                self.name,
+                group,
+                int(sizes[g]),
+                {name: self._rate_estimate(name, found[name], ends[name], g, rules) for name in found},
+            )
+            for g, group in enumerate(self.tables.groups)
+        ]
+
+    def _rate(self, name: str, tables: Tables) -> Rates:
+        return tables.rates(name) if name in RATES else self.scores.rates(name)
+
+    def _class_names(self, metric: Metric) -> tuple[str, ...]:
+        rate = metric.rates[0]
+        if rate == "AUC" and self.view.scores is not None and self.view.scores.ndim == 2:
+            return self.view.classes
+        return self.tables.class_names(rate)
+
+    def _named(self, name: str, rates: Rates) -> dict[str, Rates]:
+        """One entry a class: "TPR" of a binary task, "TPR[cat]", "TPR[dog]", ... of several classes."""
+        if len(rates.hat) == 1:
+            return {name: rates}
+        return {f"{name}[{label}]": rates.of_class(c) for c, label in enumerate(self.view.classes)}
+
+    def _rate_estimate(self, name: str, rates: Rates, ends: NDArray[np.float64], g: int, rules: Rules) -> Estimate:
+        n, value = int(rates.rows[0, g]), float(rates.hat[0, g])
+        if n < rules.min_cell or np.isnan(value):
+            why = f"{self.tables.groups[g]} has {n} {rates.need(0)}; at least {rules.min_cell} are needed"
+            return Estimate(name, self.name, None, None, None, n, None, why)
+        low, high = min(float(ends[0, g]), value), max(float(ends[1, g]), value)
+        return Estimate(name, self.name, value, low, high, n, None)
+
+
+def rate_ends(rates: Rates, level: float) -> NDArray[np.float64]:
+    """Percentile interval of each group's rate, shape [2, G]."""
+    star = np.moveaxis(rates.star[:, 0], 0, -1)
+    tails = [(1 - level) / 2, (1 + level) / 2]
+    if np.isnan(star).any():
+        star = np.where(np.isnan(star).all(axis=-1, keepdims=True), 0.0, star)
+        return np.nanquantile(star, tails, axis=-1)
+    return np.quantile(star, tails, axis=-1)
+
+
+def group_columns(records: Records, group_by: str | Sequence[str] | None, intersections: bool) -> dict[str, Column]:
+    """The group columns to audit, with their intersections ("race × gender") where asked for."""
+    names = [group_by] if isinstance(group_by, str) else list(records.groups if group_by is None else group_by)
+    for name in names:
+        if name not in records.groups:
+            known = list(records.groups)
+            raise InputError(f"There is no group column {name!r}; there are {known}.{did_you_mean(name, known)}")
+        if len(records.groups[name].levels) < 2:
+            only = [str(level) for level in records.groups[name].levels]
+            raise InputError(f"Group column {name!r} has one group only, {only}; a gap needs at least two.")
+    columns = {name: records.groups[name] for name in names}
+    if intersections:
+        for size in range(2, len(names) + 1):
+            for some in combinations(names, size):
+                columns[" × ".join(some)] = _cross([records.groups[name] for name in some])
+    return columns
+
+
+def _cross(columns: Sequence[Column]) -> Column:
+    """Every combination that occurs, as one column."""
+    key = columns[0].codes.astype(np.int64)
+    for column in columns[1:]:
+        key = key * len(column.levels) + column.codes
+    sizes = [len(column.levels) for column in columns]
+    present = np.flatnonzero(np.bincount(key, minlength=int(np.prod(sizes))))
+    number = np.zeros(int(np.prod(sizes)), dtype=np.int32)
+    number[present] = np.arange(len(present))
+    parts = np.unravel_index(present, sizes)
+    names = tuple(
+        " × ".join(str(column.levels[part[i]]) for column, part in zip(columns, parts, strict=True))
+        for i in range(len(present))
+    )
+    return Column(number[key], names)
+
+
+def choose_metrics(names: Sequence[str] | str | None, has_scores: bool) -> list[Metric]:
+    """The metrics asked for; an unknown name is an error that proposes the nearest one."""
+    if names is None or names == "all":
+        return [METRICS[name] for name in (METRICS if names else DEFAULT) if has_scores or not METRICS[name].scores]
+    chosen = []
+    for name in [names] if isinstance(names, str) else names:
+        if name not in METRICS:
+            raise InputError(
+                f"There is no metric {name!r}.{did_you_mean(name, list(METRICS))} Known: {', '.join(METRICS)}."
+            )
+        if METRICS[name].scores and not has_scores:
+            raise InputError(f"Metric {name!r} needs scores, and the records have none.")
+        chosen.append(METRICS[name])
+    return chosen
+
+
+def _one_group(n: int) -> Column:
+    return Column(np.zeros(n, dtype=np.int8), ("all",))
+
+
+def _privileged(name: str, column: Column, privileged: Mapping[str, Any] | None) -> int:
+    groups = [str(level) for level in column.levels]
+    if privileged is None or name not in privileged:
+        return int(np.bincount(column.codes).argmax())
+    if str(privileged[name]) not in groups:
+        raise InputError(f"The privileged group {privileged[name]!r} is not in column {name!r}, which has {groups}.")
+    return groups.index(str(privileged[name]))
+
+
+def _check_options(n_boot: int, level: float, min_cell: int, multiclass: str) -> None:
+    if n_boot < 100:
+        raise InputError(f"n_boot is {n_boot}; at least 100 replicates are needed for an interval.")
+    if not 0.5 <= level < 1:
+        raise InputError(f"level is {level}; a confidence level such as 0.95 was expected.")
+    if min_cell < 1:
+        raise InputError(f"min_cell is {min_cell}; at least 1 was expected.")
+    if multiclass not in ("max", "mean", "weighted"):
+        raise InputError(f"multiclass is {multiclass!r}; 'max', 'mean' or 'weighted' was expected.")
