@@ -222,11 +222,11 @@ def odd() -> dict[str, Any]:
             {"kind": "audit", "title": "All undefined", "audit": nothing.to_dict(), "name": "x"},
             {"kind": "audit", "title": "Huge", "audit": huge.to_dict(), "name": "x"},
             {"kind": "audit", "title": "No groups", "audit": empty.to_dict(), "name": "x"},
-            {"kind": "comparison", "title": "None", "comparison": undefined, "a_name": "a", "b_name": "b"},
+            {"kind": "comparison", "title": "No differences", "comparison": undefined, "a_name": "a", "b_name": "b"},
             headmap(1, 1, rng, [[0, 0]], title="One head"),
             headmap(2, 3, rng, [], title="All equal", **flat | {"values": [[0.0] * 3] * 2}),
-            headmap(2, 3, rng, [], title="All None", **flat | {"values": [[None] * 3] * 2}),
-            headmap(2, 3, rng, [], title="All the same", **flat | {"values": [[2.5] * 3] * 2, "unit": "SD"}),
+            headmap(2, 3, rng, [], title="No head defined", **flat | {"values": [[None] * 3] * 2}),
+            headmap(2, 3, rng, [], title="All alike", **flat | {"values": [[2.5] * 3] * 2, "unit": "SD"}),
             ablation(rng, controls=[], title="No controls", selected=[]),
             ablation(rng, controls=[0.01] * 200, effect=0.01, low=None, high=None, title="All controls equal"),
         ],
@@ -235,17 +235,17 @@ def odd() -> dict[str, Any]:
     )  # fmt: skip
 
 
-def with_hostile_strings(value: Any) -> Any:
-    """Every free string replaced by one that would run a script if it were not escaped."""
+def with_strings(value: Any, text: str) -> Any:
+    """Every free string, and every key that comes from data, replaced by `text`."""
     fixed = {"schema", "kind", "tone"}
     if isinstance(value, dict):
         return {
-            key if key in _KEYS else HOSTILE + key: item if key in fixed else with_hostile_strings(item)
+            key if key in _KEYS else text + key: item if key in fixed else with_strings(item, text)
             for key, item in value.items()
         }
     if isinstance(value, list | tuple):
-        return [with_hostile_strings(item) for item in value]
-    return HOSTILE if isinstance(value, str) else value
+        return [with_strings(item, text) for item in value]
+    return text if isinstance(value, str) else value
 
 
 # Keys of the contract; the others (names of rates, of provenance) come from data and are made hostile too.
@@ -263,6 +263,6 @@ if __name__ == "__main__":
         ("example", example()),
         ("many", many()),
         ("odd", odd()),
-        ("hostile", with_hostile_strings(example())),
+        ("hostile", with_strings(example(), HOSTILE)),
     ):
         write(built, Path(sys.argv[1], f"{name}.html"))

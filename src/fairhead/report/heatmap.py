@@ -87,7 +87,7 @@ def _cells(
 def _cell_scale(largest: float, factor: float) -> Scale:
     """Return how values are written inside cells: two digits of the largest, in whatever power of ten it has."""
     digits = 0
-    while digits < 3 and largest * factor * 10**digits < 9.95:
+    while largest and digits < 3 and largest * factor * 10**digits < 9.95:
         digits += 1
     return Scale(factor, digits)
 
@@ -99,7 +99,7 @@ def _cell(value: float | None, tip: str, x: float, y: float, side: float, larges
     middle = {"x": x + side / 2, "y": y + side / 2}
     if value is None:
         text = [element("text", "·", **middle)]
-    elif side >= 34 and largest:
+    elif side >= 34:
         text = [element("text", written.number(value).replace("0.", ".", 1), **middle)]
     elif look.startswith("neg"):
         # Sign without colour: small cells have no room for a figure but have room for a minus.
@@ -145,8 +145,8 @@ def ranked(values: Grid, selected: Collection[tuple[int, int]], most: int = 10) 
     """Return the heads worth listing, largest first: the `most` largest in size and all that are selected.
 
     Example:
-        >>> [head_name(*head) for head in ranked([[0.1, -0.4], [None, 0.2]], {(0, 0)}, most=2)]
-        ['L0H1', 'L1H1', 'L0H0']
+        >>> ranked([[0.1, -0.4], [None, 0.2]], {(0, 0)}, most=2)
+        [(0, 1), (1, 1), (0, 0)]
     """
     sizes = {
         (layer, head): -1.0 if value is None else abs(value)

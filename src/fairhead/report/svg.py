@@ -74,12 +74,10 @@ class Axis:
         """Return an axis that holds all values, with a little room; equal values get a window around them."""
         values = list(values) or [0.0]
         low, high = min(values), max(values)
-        if high - low <= 1e-9 * max(abs(low), abs(high)):
-            room = abs(high) / 2 or 0.01
-            low, high = low - room, high + room
-        else:
-            room = (high - low) * pad
-            low, high = low - room, high + room
+        # A difference of rounding errors is no difference: it would make an axis of digits that nobody can read.
+        equal = high - low <= 1e-9 * max(1.0, abs(low), abs(high))
+        room = (abs(high) / 2 if abs(high) > 1e-6 else 0.01) if equal else (high - low) * pad
+        low, high = low - room, high + room
         step = _round_step((high - low) / 4)
         first, last = ceil(low / step - 1e-9), floor(high / step + 1e-9)
         # Multiply the integer: repeated addition would give ticks such as 0.30000000000000004.

@@ -1,0 +1,200 @@
+"""Figures in words and in drawings: what is written can be read back, what is drawn lies where it should."""
+
+import re
+from math import isclose
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from report_example import ablation, audit, comparison, estimate, headmap
+
+from fairhead.audit.results import Audit
+from fairhead.report.audit_view import audit_view
+from fairhead.report.comparison_view import better_direction, comparison_view, outcome
+from fairhead.report.controls import control_plot
+from fairhead.report.forest import Mark, forest
+from fairhead.report.heads_view import ablation_view, headmap_view
+from fairhead.report.heatmap import STEPS, colour_bar, colour_class
+from fairhead.report.svg import Axis
+from fairhead.report.wording import MINUS, THIN_SPACE, Scale, count, is_share, p_value, scale_of
+
+finite = st.floats(-1e6, 1e6).map(lambda x: 0.0 if abs(x) < 1e-6 else x)
+shares = st.floats(0, 1)
+
+
+def read(text: str) -> float:
+    """The number that a reader would take from written text."""
+    return float(re.sub(r"[^\d.e-]", "", text.replace(MINUS, "-")))
+
+
+@given(st.integers(-(10**12), 10**12))
+def test_counts_can_be_read_back(n: int) -> None:
+    assert read(count(n)) == n
+
+
+@given(finite, st.sampled_from([1.0, 100.0]), st.integers(0, 6))
+def test_numbers_are_rounded_and_nothing_else(value: float, factor: float, digits: int) -> None:
+    written = Scale(factor, digits, "").write(value)
+    assert abs(read(written) - value * factor) <= 0.5 * 10**-digits * (1 + 1e-6) + 1e-9 * abs(value * factor)
+    assert not written.startswith(MINUS) or read(written) < 0, "no minus zero"
+
+
+@given(st.floats(1e-5, 0.5), shares)
+def test_uncertainty_keeps_two_digits(half_width: float, value: float) -> None:
+    """Rounding moves neither end of an interval by more than a twentieth of its half-width, or 0.05 points."""
+    scale = scale_of("DP", value, value - half_width, value + half_width)
+    for end in (value - half_width, value + half_width):
+        assert abs(read(scale.number(end)) / 100 - end) <= max(half_width / 20, 0) + 1e-9 or scale.digits == 6
+
+
+def test_units_follow_from_the_metric() -> None:
+    assert scale_of("DP", 0.1234).write(0.1234) == f"12.3{THIN_SPACE}%"
+    assert scale_of("DP", 0.1234, difference=True).write(-0.1234) == f"{MINUS}12.3{THIN_SPACE}points"
+    assert scale_of("cramers_v", 0.1234).write(0.1234) == "0.123"
+    assert is_share("calibration_gap")  # though "ratio" is in its letters
+    assert not is_share("impact_ratio")
+
+
+@pytest.mark.parametrize(("p", "written"), [(0.0, "< 0.001"), (0.00099, "< 0.001"), (0.001, "0.001"), (1.0, "1.00")])
+def test_p_values(p: float, written: str) -> None:
+    assert p_value(p) == written
+
+
+@given(st.lists(finite, min_size=1, max_size=20))
+def test_an_axis_holds_its_values_in_order(values: list[float]) -> None:
+    axis = Axis.over(values)
+    assert axis.low <= min(values) <= max(values) <= axis.high
+    places = [axis.fraction(v) for v in sorted(values)]
+    assert places == sorted(places)
+    assert all(0 <= place <= 100 for place in places)
+    assert 1 <= len(axis.ticks) <= 12
+    assert all(axis.low <= t + 1e-9 * abs(t) and t - 1e-9 * abs(t) <= axis.high for t in axis.ticks)
+
+
+@given(st.lists(st.tuples(shares, shares, shares), min_size=1, max_size=6))
+def test_a_forest_puts_every_row_on_one_axis(triples: list[tuple[float, float, float]]) -> None:
+    """Positions read from the drawing are one increasing linear function of the values, the same in all rows."""
+    ordered = [sorted(t) for t in triples]
+    drawn = forest([Mark(v, low, high, (), "clear", "x") for low, v, high in ordered], Scale(), ideal=0.0)
+    points: list[tuple[float, float]] = []
+    for (low, value, high), row in zip(ordered, drawn.rows, strict=True):
+        points.append((value, float(re.search(r'cx="([\d.]+)%"', row)[1])))  # type: ignore[index]
+        ends = re.search(r'x1="([\d.]+)%" x2="([\d.]+)%" y1="0" y2="0"', row)
+        assert ends is not None
+        points += [(low, float(ends[1])), (high, float(ends[2]))]
+        points.append((0.0, float(re.search(r'x1="([\d.]+)%"[^>]*class="ideal"', row)[1])))  # type: ignore[index]
+    values, places = np.array(points).T
+    if np.ptp(values) > 1e-3:
+        slope, start = np.polyfit(values, places, 1)
+        assert slope > 0
+        np.testing.assert_allclose(places, start + slope * values, atol=0.02)
+
+
+@given(finite, st.floats(1e-6, 1e6))
+def test_colours_know_sign_and_size(value: float, largest: float) -> None:
+    look = colour_class(value, max(largest, abs(value)))
+    mirror = colour_class(-value, max(largest, abs(value)))
+    assert look.translate(str.maketrans("", "", "posneg")) == mirror.translate(str.maketrans("", "", "posneg"))
+    assert (look == "zero") == (abs(value) / max(largest, abs(value)) * STEPS < 0.5 - 1e-8) or isclose(
+        abs(value) / max(largest, abs(value)) * STEPS, 0.5, abs_tol=1e-7
+    )
+
+
+def test_the_colour_bar_shows_only_colours_that_occur() -> None:
+    assert "neg" not in colour_bar(0.0, 1.0)
+    assert "pos" not in colour_bar(-1.0, -0.5)
+    assert colour_bar(0.0, 0.0).count("<rect") == 1
+
+
+@pytest.mark.parametrize("controls", [[0.1] * 50, list(np.random.default_rng(0).normal(0, 1, 500)), [0.0] * 30 + [9.0]])
+def test_every_control_is_in_the_histogram(controls: list[float]) -> None:
+    drawn = control_plot(-2.0, -3.0, -1.0, controls, Scale(), "t")
+    assert sum(int(n) for n in re.findall(r"<title>(\d+) of", drawn)) == len(controls)
+
+
+def test_few_controls_are_dots() -> None:
+    assert control_plot(0.0, None, None, [0.0] * 29, Scale(), "t").count('class="bar"') == 29
+
+
+@given(st.floats(-1, 1), st.floats(-1, 1), st.sampled_from([0.0, 1.0]))
+def test_better_means_nearer_to_the_ideal(a: float, b: float, ideal: float) -> None:
+    d = {"a": a, "b": b, "ideal": ideal, "low": 0.1, "high": 0.2, "p": 0.01, "p_adjusted": None}
+    if abs(b - ideal) != abs(a - ideal):
+        assert (outcome(d) == "better") == (abs(b - ideal) < abs(a - ideal))
+    direction = better_direction(d)
+    if direction in ("lower", "higher") and a != b:
+        assert (outcome(d) == "better") == ((b < a) == (direction == "lower"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"p_adjusted": 0.05}, {"low": -0.1}, {"low": 0.0}, {"low": None, "high": None}, {"p": 0.3, "p_adjusted": None}],
+)
+def test_what_may_be_chance_is_not_called_better(change: dict[str, float]) -> None:
+    d = {"a": 0.5, "b": 0.6, "ideal": 1.0, "low": 0.05, "high": 0.15, "p": 0.001, "p_adjusted": 0.01}
+    assert outcome(d) == "better"
+    assert outcome(d | change) == "not clear"
+
+
+def test_without_an_ideal_no_direction_is_claimed() -> None:
+    d = {"a": 0.5, "b": 0.6, "ideal": None, "low": 0.05, "high": 0.15, "p": 0.001, "p_adjusted": 0.01}
+    assert (better_direction(d), outcome(d)) == ("", "changed")
+
+
+def test_every_estimate_is_shown_once_or_listed_as_undefined() -> None:
+    rng = np.random.default_rng(0)
+    made = audit(["a", "b", "c"], "g", 0.2, rng)
+    blocks = audit_view({"audit": made.to_dict()})
+    shown = sum(len(panel.rows) for block in blocks for panel in block.panels)
+    listed = sum(len(item.names) for block in blocks for item in block.undefined)
+    assert shown == sum(e.value is not None for e in made.estimates)
+    assert listed == sum(e.value is None for e in made.estimates) > 0
+    assert [block.heading for block in blocks] == ["Overall", "By g"]
+    assert [row[0] for block in blocks if block.table for row in block.table.rows] == ["a", "b", "c"]
+
+
+def test_filled_dots_are_those_whose_interval_leaves_the_ideal_out() -> None:
+    made = Audit((estimate("DP", 0.1, 0.02), estimate("EOp", 0.01, 0.02), estimate("EOd", 0.2, ideal=None)), (), {})
+    rows = [
+        row for block in audit_view({"audit": made.to_dict()}) for panel in block.panels for row in panel.forest.rows
+    ]
+    assert ['class="row clear"' in row for row in rows] == [True, False, False]
+
+
+def test_the_level_of_intervals_is_said() -> None:
+    made = Audit((estimate("DP", 0.1),), (), {"level": 0.9}).to_dict()
+    assert f"90{THIN_SPACE}%" in audit_view({"audit": made})[0].columns[0]
+
+
+def test_a_comparison_counts_its_outcomes() -> None:
+    rng = np.random.default_rng(0)
+    a, b = (audit(["a", "b"], "g", gap, rng) for gap in (0.3, 0.1))
+    compared = comparison(a, b)
+    view = comparison_view({"comparison": compared.to_dict(), "a_name": "A", "b_name": "B"})
+    words = [row.cells[-1].text for panel in view.panels for row in panel.rows]
+    assert len(words) == sum(d.value is not None for d in compared.differences)
+    assert view.summary == ", ".join(
+        f"{words.count(w)} {w}" for w in ("better", "worse", "changed", "not clear") if w in words
+    )
+
+
+def test_a_map_names_each_head_and_its_figures() -> None:
+    section = headmap(48, 48, np.random.default_rng(0), [[47, 46], [47, 47]])
+    view = headmap_view(section)
+    titles = re.findall(r"<title>(L\d+H\d+): ([^,<]*)", view.drawn)
+    assert len(titles) == 48 * 48
+    layer, head = np.unravel_index(np.abs(section["values"]).argmax(), (48, 48))
+    assert view.top[0].name == f"L{layer}H{head}"
+    assert dict(titles)[view.top[0].name] == view.top[0].value
+    assert view.drawn.count('class="selected"') == 2
+    assert {row.name for row in view.top if row.selected} == {"L47H46", "L47H47"}
+
+
+def test_an_ablation_counts_the_controls_beyond_it() -> None:
+    rng = np.random.default_rng(0)
+    controls = [-0.3, -0.2, -0.1, 0.0, 0.4]
+    assert "2 lowered" in ablation_view(ablation(rng, effect=-0.2, controls=controls)).sentence
+    assert "1 raised" in ablation_view(ablation(rng, effect=0.2, controls=controls)).sentence
+    assert "all 5 possible" in ablation_view(ablation(rng, controls=controls, exhaustive=True)).sentence
+    assert ablation_view(ablation(rng, controls=[])).drawn is None
