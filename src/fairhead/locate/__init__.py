@@ -6,6 +6,7 @@ from fairhead.locate.controls import Controls as Controls
 from fairhead.locate.controls import layer_matched as layer_matched
 from fairhead.locate.evidence import HeadEvidence as HeadEvidence
 from fairhead.locate.evidence import head_evidence as head_evidence
+from fairhead.locate.scores import Head as Head
 from fairhead.locate.scores import HeadMap as HeadMap
 from fairhead.locate.scores import score_heads as score_heads
 from fairhead.locate.scores import select_heads as select_heads
@@ -13,6 +14,7 @@ from fairhead.locate.scores import select_heads as select_heads
 __all__ = [
     "Ablation",
     "Controls",
+    "Head",
     "HeadEvidence",
     "HeadMap",
     "ablated",

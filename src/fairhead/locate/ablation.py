@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fairhead.audit.results import Difference
@@ -68,14 +69,18 @@ class Ablation:
 
     @property
     def percentile(self) -> float:
-        """Percent of the control sets that lower the metric at least as much: small is a strong finding."""
-        return float(100 * np.mean(np.asarray(self.controls) <= self.effect + 1e-12))
+        """Share of the control sets that lower the metric at least as much: near 0 is a strong finding."""
+        return float(np.mean(self._as_low))
 
     @property
     def p_controls(self) -> float:
         """How often a random set would lower the metric as much: (1 + k) / (1 + sets), one-sided."""
-        as_low = np.sum(np.asarray(self.controls) <= self.effect + 1e-12)
-        return float((1 + as_low) / (1 + len(self.controls)))
+        return float((1 + self._as_low.sum()) / (1 + len(self.controls)))
+
+    @property
+    def _as_low(self) -> NDArray[np.bool_]:
+        # Equal counts can differ in the last bit as fractions.
+        return np.asarray(self.controls) <= self.effect + 1e-12
 
     @classmethod
     def against(

@@ -1,6 +1,6 @@
 """Scoring heads by their part in a gap: how far two groups of the same label lie apart in a head's evidence."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,6 +50,10 @@ class HeadMap:
     n: int
     clusters: int
     selected: tuple[Head, ...] = field(default=())
+
+    def marking(self, selected: tuple[Head, ...]) -> "HeadMap":
+        """The same map with heads marked that were chosen elsewhere, as on the other half of the rows."""
+        return replace(self, selected=selected)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form, which is also the data of a report's "headmap" section."""

@@ -53,8 +53,12 @@ class Examples(Dataset):
 
     def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
         """One batch, labels included."""
-        where = torch.as_tensor(indices)
-        return {name: tensor[where] for name, tensor in self.inputs.items()} | {"labels": self.labels[where]}
+        batch = self.take(torch.as_tensor(indices))
+        return {**batch.inputs, "labels": batch.labels}
+
+    def take(self, rows: Tensor) -> "Examples":
+        """The chosen rows: indices, or a mask of shape [n]."""
+        return Examples({name: tensor[rows] for name, tensor in self.inputs.items()}, self.labels[rows])
 
 
 def check_inputs(model: nn.Module, examples: Examples) -> None:
@@ -63,7 +67,11 @@ def check_inputs(model: nn.Module, examples: Examples) -> None:
     Raises:
         InputError: naming the input that is not one of the model's.
     """
-    known = [name for name in inspect.signature(model.forward).parameters if name not in ("labels", "kwargs")]
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    takes = inspect.signature(model.forward).parameters.values()
+    known = [parameter.name for parameter in takes if parameter.kind in named and parameter.name != "labels"]
+    if not known:  # a wrapper that passes everything on: the model inside will say what it does not take
+        return
     for name in examples.inputs:
         if name not in known:
             raise InputError(

@@ -1,0 +1,286 @@
+"""Head scores, controls and ablation, on a vision transformer with one planted head."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+from transformers import BertConfig, BertForSequenceClassification, ViTConfig, ViTForImageClassification
+
+import fairhead
+from fairhead.audit.results import Difference
+from fairhead.errors import InputError, UnsupportedModel
+from fairhead.locate import (
+    Ablation,
+    Controls,
+    ablated,
+    head_evidence,
+    layer_matched,
+    score_heads,
+    select_heads,
+)
+
+LAYERS, HEADS, WIDTH = 3, 4, 16
+PLANTED = (2, 1)
+
+
+def vit(seed=0):
+    torch.manual_seed(seed)
+    model = ViTForImageClassification(
+        ViTConfig(
+            image_size=4,
+            patch_size=2,
+            num_channels=1,
+            hidden_size=WIDTH,
+            intermediate_size=32,
+            num_hidden_layers=LAYERS,
+            num_attention_heads=HEADS,
+        )
+    ).eval()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    return model.requires_grad_(False)
+
+
+def pictures(n=400, seed=0):
+    """Noise; half of them brighter. The label has nothing to do with the brightness."""
+    generator = torch.Generator().manual_seed(seed)
+    bright = np.arange(n) % 2
+    labels = (np.arange(n) // 2) % 2
+    pixels = torch.randn(n, 1, 4, 4, generator=generator) * 0.3 + torch.tensor(bright)[:, None, None, None]
+    return pixels.float(), bright, labels
+
+
+def planted_vit():
+    """One head reads the brightness off the patches and writes it along the class evidence; nothing else does."""
+    model = vit()
+    embeddings = model.vit.embeddings
+    nn.init.zeros_(embeddings.patch_embeddings.projection.weight)
+    nn.init.zeros_(embeddings.patch_embeddings.projection.bias)
+    # A brightness channel: ±1 around the mid brightness, and its opposite so that LayerNorm's mean stays put.
+    embeddings.patch_embeddings.projection.weight[0] = 0.5
+    embeddings.patch_embeddings.projection.weight[1] = -0.5
+    embeddings.patch_embeddings.projection.bias[0] = -1.0
+    embeddings.patch_embeddings.projection.bias[1] = 1.0
+    for number, layer in enumerate(model.vit.layers):
+        for linear in (layer.attention.o_proj, layer.mlp.fc2):
+            nn.init.normal_(linear.weight, std=0.02)
+            nn.init.zeros_(linear.bias)
+        if number == PLANTED[0]:
+            rows = slice(PLANTED[1] * 4, PLANTED[1] * 4 + 4)
+            layer.layernorm_before.weight.fill_(1.0)
+            layer.layernorm_before.bias.zero_()
+            layer.attention.q_proj.weight[rows] = 0  # attend evenly
+            layer.attention.q_proj.bias[rows] = 0
+            layer.attention.v_proj.weight[rows] = 0
+            layer.attention.v_proj.bias[rows] = 0
+            layer.attention.v_proj.weight[rows.start, 0] = 1.0
+            layer.attention.o_proj.weight[:, rows] = 0
+            layer.attention.o_proj.weight[2, rows.start] = 3.0
+            layer.attention.o_proj.weight[3, rows.start] = -3.0
+    model.vit.layernorm.weight.fill_(1.0)
+    model.vit.layernorm.bias.zero_()
+    nn.init.zeros_(model.classifier.weight)
+    nn.init.zeros_(model.classifier.bias)
+    model.classifier.weight[1, 2] = 1.0
+    model.classifier.weight[1, 3] = -1.0
+    return model
+
+
+def evidence_gap(model, pixels, bright, labels):
+    logits = model(pixels).logits
+    evidence = (logits[:, 1] - logits[:, 0]).numpy()
+    return np.mean(
+        [
+            evidence[(labels == y) & (bright == 1)].mean() - evidence[(labels == y) & (bright == 0)].mean()
+            for y in (0, 1)
+        ]
+    )
+
+
+def test_head_evidence_and_the_other_terms_sum_to_the_logits():
+    model = vit()
+    pixels, bright, labels = pictures(12)
+    found = head_evidence(model, {"pixel_values": pixels}, 2 * labels + bright, batch_size=5)
+    # Everything else that is added to the first token's stream: embedding, MLPs, biases of the output projections.
+    seen = {}
+
+    def keep(name, pick):
+        return lambda module, args, out: seen.__setitem__(name, pick(args, out))
+
+    handles = [model.vit.layernorm.register_forward_hook(keep("stream", lambda args, out: args[0][:, 0]))]
+    handles.append(model.vit.layers[0].register_forward_pre_hook(lambda m, args: seen.update(start=args[0][:, 0])))
+    for number, layer in enumerate(model.vit.layers):
+        handles.append(layer.mlp.register_forward_hook(keep(f"mlp {number}", lambda args, out: out[:, 0])))
+    logits = model(pixels).logits
+    for handle in handles:
+        handle.remove()
+    rest = seen["start"] + sum(seen[f"mlp {n}"] + model.vit.layers[n].attention.o_proj.bias for n in range(LAYERS))
+    norm, classifier = model.vit.layernorm, model.classifier
+    sigma = (seen["stream"].var(-1, unbiased=False) + norm.eps).sqrt()
+    w = classifier.weight[1] - classifier.weight[0]
+    constant = norm.bias @ w + classifier.bias[1] - classifier.bias[0]
+    others = ((rest - rest.mean(-1, keepdim=True)) / sigma[:, None] * norm.weight) @ w + constant
+    expected = (logits[:, 1] - logits[:, 0]).numpy()
+    np.testing.assert_allclose(found.total, expected, atol=1e-6)
+    np.testing.assert_allclose(found.heads.sum((1, 2)) + others.numpy(), expected, atol=1e-4)
+
+
+def test_means_weigh_every_cell_the_same():
+    model = vit()
+    pixels, _, _ = pictures(9)
+    cells = np.array([0, 0, 0, 0, 0, 0, 7, 7, 3])
+    found = head_evidence(model, {"pixel_values": pixels}, cells, batch_size=4)
+    with fairhead.tap(model) as heads:
+        reading = heads.read("output", tokens=0)
+        model(pixels)
+    for layer in range(LAYERS):
+        by_cell = torch.stack([reading[layer][torch.tensor(cells == c)].mean(0) for c in (0, 7, 3)])
+        torch.testing.assert_close(found.means[layer], by_cell.mean(0), rtol=1e-4, atol=1e-5)
+
+
+def test_the_planted_head_is_found_first_and_its_ablation_closes_the_gap():
+    model = planted_vit()
+    pixels, bright, labels = pictures()
+    found = head_evidence(model, {"pixel_values": pixels}, 2 * labels + bright)
+    scores = score_heads(found.heads, found.total, bright, labels)
+    assert select_heads(scores, 1) == (PLANTED,)
+    assert scores.share[PLANTED] > 0.8
+    fresh, bright, labels = pictures(seed=1)
+    before = evidence_gap(model, fresh, bright, labels)
+    with ablated(model, [PLANTED], found.means):
+        after = evidence_gap(model, fresh, bright, labels)
+    assert abs(after) < 0.1 * abs(before)
+    for heads in layer_matched([PLANTED], HEADS).sets:
+        with ablated(model, heads, found.means):
+            assert evidence_gap(model, fresh, bright, labels) == pytest.approx(before, rel=0.1)
+    assert evidence_gap(model, fresh, bright, labels) == pytest.approx(before, abs=1e-9)  # the tap is gone
+
+
+def test_scores_agree_with_scipy_where_rows_are_independent():
+    rng = np.random.default_rng(0)
+    n = 300
+    groups = rng.integers(0, 2, n)
+    evidence = rng.normal(size=(n, 1, 2)) + 0.4 * groups[:, None, None]
+    scores = score_heads(evidence, evidence.sum((1, 2)), groups, np.zeros(n, dtype=int))
+    for head in range(2):
+        a, b = evidence[groups == 1, 0, head], evidence[groups == 0, 0, head]
+        welch = stats.ttest_ind(a, b, equal_var=False)
+        assert scores.gap[0, head] == pytest.approx(a.mean() - b.mean())
+        assert scores.p[0, head] == pytest.approx(welch.pvalue, rel=0.1)
+        low, high = welch.confidence_interval()
+        assert (scores.low[0, head], scores.high[0, head]) == pytest.approx((low, high), abs=0.01)
+        pooled = np.sqrt(((len(a) - 1) * a.var(ddof=1) + (len(b) - 1) * b.var(ddof=1)) / (n - 2))
+        assert scores.effect_size[0, head] == pytest.approx((a.mean() - b.mean()) / pooled)
+    np.testing.assert_allclose(scores.p_adjusted, stats.false_discovery_control(scores.p[0])[None])
+
+
+def test_scores_agree_with_a_paired_test_where_each_item_is_in_both_groups():
+    rng = np.random.default_rng(1)
+    items = rng.normal(size=(150, 1)) * 3
+    pairs = items + rng.normal(size=(150, 2)) * 0.5 + np.array([0.0, 0.1])
+    groups, clusters = np.tile([0, 1], 150), np.repeat(np.arange(150), 2)
+    evidence = pairs.reshape(-1, 1, 1)
+    scores = score_heads(evidence, evidence[:, 0, 0], groups, np.zeros(300, dtype=int), clusters=clusters)
+    paired = stats.ttest_rel(pairs[:, 1], pairs[:, 0])
+    assert scores.p[0, 0] == pytest.approx(paired.pvalue, rel=1e-6)
+    low, high = paired.confidence_interval()
+    assert (scores.low[0, 0], scores.high[0, 0]) == pytest.approx((low, high))
+    assert scores.clusters == 150
+
+
+def test_a_group_that_only_follows_the_label_has_no_gap():
+    # Groups have different label shares and the evidence depends on the label alone.
+    rng = np.random.default_rng(2)
+    labels = rng.integers(0, 2, 2000)
+    groups = (rng.random(2000) < np.where(labels == 1, 0.8, 0.2)).astype(int)
+    evidence = (labels + 0.1 * rng.normal(size=2000))[:, None, None]
+    scores = score_heads(evidence, evidence[:, 0, 0], groups, labels)
+    assert abs(scores.gap[0, 0]) < 0.02 < abs(evidence[groups == 1].mean() - evidence[groups == 0].mean())
+
+
+def test_p_values_are_uniform_where_there_is_nothing():
+    rng = np.random.default_rng(3)
+    evidence = rng.normal(size=(400, 10, 50))
+    groups, labels = np.arange(400) % 2, np.arange(400) // 200
+    scores = score_heads(evidence, evidence.sum((1, 2)), groups, labels)
+    assert stats.kstest(scores.p.ravel(), "uniform").pvalue > 0.01
+    assert select_heads(scores, 4) == ()
+
+
+def test_selection_follows_the_side_of_the_total_and_the_limits():
+    rng = np.random.default_rng(4)
+    groups, labels = np.arange(400) % 2, np.arange(400) // 200
+    evidence = 0.1 * rng.normal(size=(400, 2, 4))
+    for head, size in {(0, 0): -3.0, (1, 0): -2.0, (1, 1): -1.5, (1, 2): -1.0, (0, 3): 5.0}.items():
+        evidence[:, head[0], head[1]] += size * groups
+    scores = score_heads(evidence, evidence.sum((1, 2)), groups, labels)
+    assert scores.total < 0
+    assert select_heads(scores, 3) == ((0, 0), (1, 0), (1, 1))
+    assert select_heads(scores, 3, per_layer=1) == ((0, 0), (1, 0))
+    assert select_heads(scores, 10) == ((0, 0), (1, 0), (1, 1), (1, 2))
+
+
+def test_scores_refuse_what_they_cannot_compare():
+    evidence, total = np.zeros((6, 1, 1)), np.zeros(6)
+    with pytest.raises(InputError, match="light has 0 rows with label 1"):
+        score_heads(
+            evidence, total, np.array([0, 0, 1, 1, 0, 0]), np.array([0, 0, 0, 0, 1, 1]), names=("light", "dark")
+        )
+    with pytest.raises(InputError, match="two groups"):
+        score_heads(evidence, total, np.array([0, 1, 2, 0, 1, 2]), np.zeros(6, dtype=int))
+
+
+def test_controls_are_all_matched_sets_where_those_are_few():
+    selected = [(0, 1), (2, 0), (2, 3)]
+    controls = layer_matched(selected, n_heads=6)
+    assert controls.exhaustive
+    expected = {
+        ((0, a), (2, b), (2, c))
+        for a in range(6)
+        for b, c in itertools.combinations(range(6), 2)
+        if a != 1 and not {b, c} & {0, 3}
+    }
+    assert len(controls.sets) == len(expected) == 5 * 6
+    assert {tuple(tuple(head) for head in heads) for heads in controls.sets} == expected
+
+
+def test_controls_are_drawn_without_repeats_where_they_are_many():
+    selected = [(0, 1), (1, 2), (2, 0), (3, 3)]
+    controls = layer_matched(selected, n_heads=12, draws=250, seed=1)
+    assert not controls.exhaustive
+    assert len(set(controls.sets)) == 250
+    for heads in controls.sets:
+        assert [layer for layer, _ in heads] == [0, 1, 2, 3]
+        assert not set(heads) & set(selected)
+    assert layer_matched(selected, n_heads=12, draws=250, seed=1) == controls
+    assert layer_matched(selected, n_heads=12, draws=250, seed=2) != controls
+
+
+def test_controls_need_heads_to_draw_from():
+    with pytest.raises(InputError, match="3 of the 4 heads of layer 1 are selected"):
+        layer_matched([(1, 0), (1, 1), (1, 2)], n_heads=4)
+    with pytest.raises(InputError, match="no heads were selected"):
+        layer_matched([], n_heads=4)
+
+
+def test_an_ablation_knows_its_place_among_the_controls():
+    change = Difference("EOd", "shade", 0.3, 0.2, -0.1, -0.15, -0.05, 100, 0.01, 0.02, ideal=0.0)
+    controls = Controls(sets=(), exhaustive=True)
+    found = Ablation.against(controls, [0.1, 0.2, 0.25, 0.35], [(0, 1)], change)
+    assert found.controls == pytest.approx((-0.2, -0.1, -0.05, 0.05))
+    assert found.percentile == 0.5
+    assert found.p_controls == pytest.approx(3 / 5)
+    assert found.to_dict()["effect"] == -0.1
+
+
+def test_models_without_the_expected_readout_are_named():
+    bert = BertForSequenceClassification(
+        BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    )
+    with pytest.raises(UnsupportedModel, match="BertForSequenceClassification has no final LayerNorm"):
+        head_evidence(bert, {"input_ids": torch.ones(2, 3, dtype=torch.long)}, np.zeros(2, dtype=int))
+    with pytest.raises(InputError, match="3 rows but there are 2 cells"):
+        head_evidence(vit(), {"pixel_values": torch.zeros(3, 1, 4, 4)}, np.zeros(2, dtype=int))
