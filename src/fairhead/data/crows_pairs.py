@@ -74,7 +74,7 @@ def read_crows_pairs(path: str | os.PathLike[str], *, on_error: str = "raise") -
             except (ValueError, SyntaxError, TypeError) as error:
                 skips.malformed(source.where(name), f"line {rows.line_num}", error)
     except csv.Error as error:
-        raise InputError(f"{source.where(name)}, line {rows.line_num}: {error}. Is the file cut off?") from None
+        raise InputError(f"{source.where(name)}, after line {rows.line_num}: {error}. Is the file cut off?") from None
     return Benchmark("crows_pairs", tuple(pairs), skips.found(), {"data": "crows_pairs", "path": str(source.path)})
 
 
