@@ -61,8 +61,9 @@ CROWS = ",sent_more,sent_less,stereo_antistereo,bias_type,annotations,anon_write
 
 
 def test_crows_pairs_with_quotes_commas_and_line_breaks(tmp_path):
-    rows = '7,"She said ""no"", and\nleft.","He said ""no"", and\nleft.",antistereo,gender,"[[\'gender\'], []]",a1,"[\'a2\']"\r\n'
-    (tmp_path / "crows_pairs_anonymized.csv").write_bytes((CROWS + rows).encode())
+    sentences = '"She said ""no"", and\nleft.","He said ""no"", and\nleft."'
+    row = f"7,{sentences},antistereo,gender,\"[['gender'], []]\",a1,\"['a2']\"\r\n"
+    (tmp_path / "crows_pairs_anonymized.csv").write_bytes((CROWS + row).encode())
     (pair,) = read("crows-pairs", tmp_path)
     assert pair.more == 'She said "no", and\nleft.'
     assert pair.disadvantaged == pair.less == 'He said "no", and\nleft.'
@@ -77,7 +78,7 @@ def test_crows_pairs_bad_rows_are_named(tmp_path):
         read("crows_pairs", file)
     assert read("crows_pairs", file, on_error="skip").skipped == {"not as published": ("line 3",)}
     file.write_text(CROWS + good + '2,"a cut off sen')
-    with pytest.raises(InputError, match=r"line 3: .*Is the file cut off"):
+    with pytest.raises(InputError, match=r"after line 2: .*Is the file cut off"):
         read("crows_pairs", file)
     file.write_text("a,b\n1,2\n")
     with pytest.raises(InputError, match="has no column 'sent_more'; it has a, b"):
@@ -199,7 +200,7 @@ def test_bold_pairs_prompts_with_their_sentences(tmp_path):
     ]
     assert read("bold", tmp_path / "prompts")[0].wikipedia is None
     (tmp_path / "wikipedia/gender_wiki.json").write_text('{"American_actors": {"A_B": ["He is here."]}}')
-    with pytest.raises(InputError, match="gender/American_actors/A_B is not as published: .*2 prompts but 1"):
+    with pytest.raises(InputError, match=r"gender/American_actors/A_B is not as published: .*2 prompts but 1"):
         read("bold", tmp_path)
     with pytest.raises(InputError, match="no domain 'race'; there are gender"):
         read("bold", tmp_path, domains=("race",))
