@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fairhead.audit import METRICS
 from fairhead.audit.results import Audit, Comparison, Difference, Estimate, GroupRow
 
 HOSTILE = "\"><img src=x onerror=alert(1)><script>alert('1')</script></style></title>&amp;{{ 7*7 }}"
@@ -22,6 +23,8 @@ def estimate(
     known = {"n": 1200, "ideal": 0.0, "mde": 2.8 * se} | more
     if value is None:
         return Estimate(metric, group_by, None, None, None, **{**known, "mde": None})
+    if metric in METRICS:
+        known.setdefault("detail", {"definition": METRICS[metric].definition})
     return Estimate(metric, group_by, value, value - 1.96 * se, value + 1.96 * se, **known)
 
 
@@ -49,15 +52,15 @@ def audit(groups: list[str], group_by: str, gap: float, rng: np.random.Generator
     rows = group_rows(groups, group_by, rng)
     pair = tuple(groups[:2])
     estimates = (
-        estimate("accuracy", 0.871 - gap / 4, 0.009, None, ideal=None, mde=None),
+        estimate("accuracy", 0.871 - gap / 4, 0.009, None, ideal=1.0, mde=None),
         estimate("DP", gap, 0.021, group_by, groups=pair),
         estimate("EOp", gap * 1.2, 0.03, group_by, groups=pair),
         estimate("EOd", gap * 0.9, 0.018, group_by, groups=pair),
-        estimate("calibration_gap", 0.012, 0.011, group_by, groups=pair),
+        estimate("ECE_gap", 0.012, 0.011, group_by, groups=pair),
         estimate("impact_ratio", 1 - gap * 2, 0.04, group_by, ideal=1.0, groups=pair),
-        estimate("worst_group_accuracy", 0.80 - gap / 2, 0.02, group_by, ideal=None, mde=None, groups=groups[:1]),
+        estimate("worst_group_accuracy", 0.80 - gap / 2, 0.02, group_by, ideal=1.0, groups=groups[:1]),
         estimate(
-            "auc_gap",
+            "AUC_gap",
             None,
             group_by=group_by,
             n=4,
@@ -77,11 +80,10 @@ def comparison(a: Audit, b: Audit) -> Comparison:
             continue
         d, se = y.value - x.value, 0.017
         p = float(np.clip(2 * np.exp(-0.717 * abs(d / se) - 0.416 * (d / se) ** 2), 0, 1))
-        ideal = 1.0 if "accuracy" in x.metric else x.ideal
         differences.append(
             Difference(
                 x.metric, x.group_by, x.value, y.value, d, d - 1.96 * se, d + 1.96 * se, x.n, p, min(1.0, 7 * p),
-                mde=2.8 * se, ideal=ideal,
+                mde=2.8 * se, ideal=x.ideal,
             )
         )  # fmt: skip
     return Comparison(tuple(differences), a, b, {"rows": 1200, "permutations": 10_000})
@@ -125,6 +127,7 @@ def ablation(rng: np.random.Generator, **more: Any) -> dict[str, Any]:
         "p": 0.0004,
         "controls": controls,
         "exhaustive": False,
+        "p_controls": 1 / 241,
         "percentile": float(np.mean(np.array(controls) <= -0.0591)),
         "accuracy_effect": {"value": -0.004, "low": -0.013, "high": 0.006},
     }
@@ -250,9 +253,10 @@ def with_strings(value: Any, text: str) -> Any:
 
 # Keys of the contract; the others (names of rates, of provenance) come from data and are made hostile too.
 _KEYS = frozenset(
-    """schema title question verdict text tone sections kind audit name comparison a_name b_name measure unit values low
-    high p_adjusted selected metric before after effect p controls exhaustive percentile accuracy_effect value
-    provenance estimates by_group group_by group n rates ideal undefined mde groups detail differences a b""".split()  # noqa: SIM905
+    """schema title question verdict text tone sections kind audit name comparison a_name b_name measure unit values
+    low high p_adjusted selected metric before after effect p controls exhaustive percentile p_controls
+    accuracy_effect value provenance estimates by_group group_by group n rates ideal undefined mde groups detail
+    differences a b""".split()  # noqa: SIM905
 )
 
 

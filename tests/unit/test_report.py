@@ -13,8 +13,11 @@ import numpy as np
 import pytest
 from report_example import HOSTILE, ablation, audit, example, headmap, many, odd, report, with_strings
 
+import fairhead.audit
 from fairhead.errors import InputError
+from fairhead.records import Column, Records
 from fairhead.report import render, write
+from fairhead.report.wording import metric_name, scale_of
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 
@@ -116,6 +119,28 @@ def test_strings_from_data_change_nothing_but_text(build: Any) -> None:
     assert "script" not in {tag for tag, _ in hostile.elements}
     assert hostile.comments == []
     assert HOSTILE in hostile.visible()
+
+
+def test_an_audit_of_records_is_shown_whole() -> None:
+    """Every figure of the audit's own making, with intersections, scores and a group too small, is on the page."""
+    rng = np.random.default_rng(0)
+    label, race, sex = rng.integers(0, 2, 900), rng.integers(0, 3, 900), rng.integers(0, 2, 900)
+    race[:4] = 3
+    scores = np.clip(0.5 + 0.3 * (label - 0.5) + 0.1 * (race - 1) + rng.normal(0, 0.2, 900), 0, 1)
+    groups = {"race": Column(race, ("a", "b", "c", "tiny <d>")), "sex": Column(sex, ("f", "m"))}
+    records = Records(Column(label, (0, 1)), Column((scores > 0.5).astype(int), (0, 1)), scores, groups)
+    made = fairhead.audit.audit(records, intersections=True, n_boot=200)
+    section = {"kind": "audit", "title": "A", "name": "m", "audit": made.to_dict()}
+    page = Page(render(report([section])))
+    seen = [data.strip() for _, data in page.texts]
+    for estimate in made.estimates:
+        assert metric_name(estimate.metric) in seen
+        if estimate.value is None:
+            assert any(estimate.undefined in text for text in seen)
+        else:
+            assert scale_of(estimate.metric, estimate.value, estimate.low, estimate.high).write(estimate.value) in seen
+    assert {row.group for row in made.by_group} <= set(seen)
+    assert any("tiny <d> has 4 rows" in text for text in seen), "groups left out of a gap are named"
 
 
 def test_control_characters_and_lone_surrogates_can_be_written(tmp_path: Any) -> None:

@@ -117,7 +117,10 @@ def test_few_controls_are_dots() -> None:
     assert control_plot(0.0, None, None, [0.0] * 29, Scale(), "t").count('class="bar"') == 29
 
 
-@given(st.floats(-1, 1), st.floats(-1, 1), st.sampled_from([0.0, 1.0]))
+thousandths = st.integers(-1000, 1000).map(lambda k: k / 1000)
+
+
+@given(thousandths, thousandths, st.sampled_from([0.0, 1.0]))
 def test_better_means_nearer_to_the_ideal(a: float, b: float, ideal: float) -> None:
     d = {"a": a, "b": b, "ideal": ideal, "low": 0.1, "high": 0.2, "p": 0.01, "p_adjusted": None}
     if abs(b - ideal) != abs(a - ideal):

@@ -14,14 +14,13 @@ from fairhead.report.panels import (
     Panel,
     Row,
     Undefined,
-    by,
     distinct,
     level,
     undefined,
     undefined_figures,
 )
 from fairhead.report.svg import Axis, element
-from fairhead.report.wording import is_share, metric_name, scale_of
+from fairhead.report.wording import Scale, is_share, metric_name, scale_of
 
 
 class Rate(NamedTuple):
@@ -43,12 +42,24 @@ class GroupTable:
 
 @dataclass(frozen=True)
 class Block:
-    """Everything about one group column, or about no group: overall figures."""
+    """Everything about one group column, or about no group: overall figures.
+
+    Attributes:
+        heading: what the block is about.
+        columns: headings of the figures' columns.
+        panels: forests of the figures that have a value.
+        undefined: the others.
+        left_out: which groups were too small to enter some gap, in words.
+        thin: which groups entered with few rows, in words.
+        table: the rates of each group.
+    """
 
     heading: str
     columns: tuple[str, ...]
     panels: tuple[Panel, ...]
     undefined: tuple[Undefined, ...]
+    left_out: tuple[str, ...]
+    thin: tuple[str, ...]
     table: GroupTable | None
 
 
@@ -58,28 +69,62 @@ def audit_view(section: Mapping[str, Any]) -> list[Block]:
     columns = (f"Value and {level(audit['provenance'])} interval", "Smallest detectable", "n")
     order = distinct([*(e["group_by"] for e in audit["estimates"]), *(r["group_by"] for r in audit["by_group"])])
     blocks = []
-    for group_by in sorted(
-        order, key=lambda group_by: group_by is not None
-    ):  # stable: overall first, the rest as given
+    for group_by in sorted(order, key=lambda name: name is not None):  # stable: overall first, the rest as given
         estimates = [e for e in audit["estimates"] if e["group_by"] == group_by]
         groups = [row for row in audit["by_group"] if row["group_by"] == group_by]
-        table = _group_table(groups) if groups else None
-        heading = by(group_by).capitalize() if group_by is None else f"By {group_by}"
-        blocks.append(Block(heading, columns, _panels(estimates), undefined_figures(estimates), table))
+        blocks.append(
+            Block(
+                "Overall" if group_by is None else f"By {group_by}",
+                columns,
+                _panels(estimates),
+                undefined_figures(estimates),
+                _said(estimates, "excluded"),
+                _said(estimates, "unstable"),
+                _group_table(groups) if groups else None,
+            )
+        )
     return blocks
 
 
+def _said(estimates: Sequence[Figure], key: str) -> tuple[str, ...]:
+    """Collect the sentences that the details of defined figures hold under `key`."""
+    details = [e.get("detail") or {} for e in estimates if e["value"] is not None]
+    return tuple(distinct(str(words) for detail in details for words in _listed(detail.get(key))))
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+class _Kind(NamedTuple):
+    """What decides which figures share an axis."""
+
+    ideal: float | None  # None for levels: that accuracy is not perfect is no finding about evenness
+    share: bool
+
+    @classmethod
+    def of(cls, estimate: Figure) -> "_Kind":
+        share = is_share(estimate["metric"])
+        level_of_something = estimate["group_by"] is None or (share and estimate["ideal"] == 1)
+        return cls(None if level_of_something else estimate["ideal"], share)
+
+    @property
+    def caption(self) -> str:
+        noun = "Levels" if self.ideal is None else "Gaps" if self.ideal == 0 else "Ratios"
+        scale = "" if self.share or noun == "Ratios" else " on other scales"
+        return noun + scale + ("" if self.ideal is None else f", ideal {self.ideal:g}")
+
+
 def _panels(estimates: Sequence[Figure]) -> tuple[Panel, ...]:
-    """Sort the figures into panels: they share an axis when they share the ideal and the way they are written."""
-    kinds: dict[tuple[float | None, bool], list[Figure]] = {}
+    kinds: dict[_Kind, list[Figure]] = {}
     for e in estimates:
         if e["value"] is not None:
-            kinds.setdefault((e["ideal"], is_share(e["metric"])), []).append(e)
-    order = sorted(kinds, key=lambda kind: (kind[0] is None, kind[0] or 0.0, not kind[1]))
-    return tuple(_panel(kinds[kind], *kind) for kind in order)
+            kinds.setdefault(_Kind.of(e), []).append(e)
+    order = sorted(kinds, key=lambda kind: (kind.ideal is None, kind.ideal or 0.0, not kind.share))
+    return tuple(_panel(kinds[kind], kind) for kind in order)
 
 
-def _panel(estimates: Sequence[Figure], ideal: float | None, share: bool) -> Panel:
+def _panel(estimates: Sequence[Figure], kind: _Kind) -> Panel:
     marks, rows = [], []
     for e in estimates:
         scale = scale_of(e["metric"], e["value"], e["low"], e["high"])
@@ -88,28 +133,27 @@ def _panel(estimates: Sequence[Figure], ideal: float | None, share: bool) -> Pan
         name = metric_name(e["metric"])
         rows.append(Row(name, _note(e, name), cells))
         words = f"{name}: {value}" + (f", interval {interval}" if interval else "")
-        look = "clear" if _leaves_out(ideal, e) else "vague"
-        marks.append(Mark(e["value"], e["low"], e["high"], _detectable(e, ideal), look, words))
-    if ideal is None:
-        caption = "Levels"
-    else:
-        caption = (
-            f"{'Gaps' if ideal == 0 else 'Levels' if share else 'Ratios'}, ideal {ideal * (100 if share else 1):g}"
-        )
-    # A level has no ideal to be seen against, so it is seen against the whole of 0 to 100 %.
-    hold = (0.0, 1.0) if ideal is None and share else ()
-    return Panel(caption, forest(marks, scale_of(estimates[0]["metric"], None), ideal, hold), tuple(rows))
+        marks.append(Mark(e["value"], e["low"], e["high"], _detectable(e, kind.ideal), _look(e, kind.ideal), words))
+    # A level has no ideal to be seen against, so it is seen against the whole of 0 to 1.
+    hold = (0.0, 1.0) if kind.ideal is None else ()
+    scale = Scale(100.0, unit="%") if kind.share else Scale()
+    return Panel(kind.caption, forest(marks, scale, kind.ideal, hold), tuple(rows))
 
 
 def _note(estimate: Figure, name: str) -> str:
-    """The metric's short name where the row shows its long one, and the groups that make the figure."""
-    short = "" if estimate["metric"].lower().replace("_", " ") in name.lower().replace("-", " ") else estimate["metric"]
-    return " · ".join(part for part in (short, " vs ".join(map(str, (estimate.get("groups") or [])[:2]))) if part)
+    """The metric's short name where the row shows a long one, the groups that make the figure, and their class."""
+    metric = estimate["metric"]
+    short = metric if len(metric) <= 3 and metric not in name else ""
+    groups = " vs ".join(str(group) for group in _listed(estimate.get("groups"))[:2])
+    label = (estimate.get("detail") or {}).get("class")
+    return " · ".join(part for part in (short, groups, "" if label is None else f"class {label}") if part)
 
 
-def _leaves_out(ideal: float | None, estimate: Figure) -> bool:
+def _look(estimate: Figure, ideal: float | None) -> str:
     low, high = estimate["low"], estimate["high"]
-    return None not in (ideal, low, high) and not low <= ideal <= high
+    if ideal is None:
+        return "level"
+    return "vague" if low is None or high is None or low <= ideal <= high else "clear"
 
 
 def _detectable(estimate: Figure, ideal: float | None) -> tuple[float, ...]:
@@ -150,3 +194,11 @@ def _rate(rate: Figure | None, axis: Axis) -> Rate | None:
     # The figures stand beside it in the cell, so a screen reader skips the drawing.
     drawn = element("svg", *line, dot, class_="mini", width="100%", height=10, aria_hidden="true")
     return Rate(scale.write(value), scale.interval(low, high), drawn)
+
+
+def definitions(sections: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the definition of each metric that the audits of a report use, by its full name."""
+    audits = [section["audit"] for section in sections if section["kind"] == "audit"]
+    audits += [s["comparison"][side] for s in sections if s["kind"] == "comparison" for side in ("a", "b")]
+    found = ((e["metric"], (e.get("detail") or {}).get("definition")) for a in audits for e in a["estimates"])
+    return {metric_name(metric): str(definition) for metric, definition in found if definition}

@@ -116,6 +116,7 @@ def _estimate(estimate: Any, where: str) -> None:
     _take(estimate, where, "mde", float, required=False)
     _take(estimate, where, "n", int)
     _take(estimate, where, "groups", list, required=False)
+    _take(estimate, where, "detail", dict, required=False)
     _why_undefined(estimate, where)
 
 
@@ -160,6 +161,8 @@ def _comparison(section: dict[str, Any], where: str) -> None:
             _take(difference, at, key, float, required=False)
         _take(difference, at, "n", int)
         _why_undefined(difference, at)
+    for side in ("a", "b"):
+        _audit_result(_take(comparison, where, side, dict), f"{where}.{side}")
 
 
 def _headmap(section: dict[str, Any], where: str) -> None:
@@ -199,6 +202,7 @@ def _ablation(section: dict[str, Any], where: str) -> None:
     _heads(section, where)
     _numbers(section, where, "before", "after", "effect", nullable=False)
     _numbers(section, where, "low", "high", "p", "percentile")
+    _take(section, where, "p_controls", float, required=False)
     if section["percentile"] is not None and not 0 <= section["percentile"] <= 1:
         raise InputError(
             f"{where}.percentile is {section['percentile']}; expected a fraction of the controls, from 0 to 1"

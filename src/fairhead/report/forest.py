@@ -23,7 +23,7 @@ class Mark:
         low: lower end of its interval, or None.
         high: upper end, or None.
         detectable: where the smallest detectable effect lies: one tick on each side that matters.
-        look: CSS class: "clear", "vague", "better" or "worse". All but "vague" are filled dots.
+        look: CSS class: "clear", "vague", "level", "better" or "worse". All but "vague" are filled dots.
         description: the row in words, for screen readers and as a tooltip.
     """
 

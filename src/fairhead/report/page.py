@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from fairhead.errors import InputError
 from fairhead.report import wording
-from fairhead.report.audit_view import audit_view
+from fairhead.report.audit_view import audit_view, definitions
 from fairhead.report.comparison_view import comparison_view
 from fairhead.report.contract import checked
 from fairhead.report.heads_view import ablation_view, headmap_view
@@ -65,7 +65,8 @@ def render(report: Mapping[str, Any]) -> str:
         >>> "&lt;b&gt;All&lt;/b&gt; of 2025." in page
         True
     """
-    return _environment().get_template("page.html").render(report=checked(report))
+    plain = checked(report)
+    return _environment().get_template("page.html").render(report=plain, definitions=definitions(plain["sections"]))
 
 
 def write(report: Mapping[str, Any], path: str | os.PathLike[str]) -> None:

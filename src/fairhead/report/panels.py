@@ -89,11 +89,12 @@ def undefined_figures(figures: Sequence[Figure]) -> tuple[Undefined, ...]:
 
 
 def level(provenance: Mapping[str, Any]) -> str:
-    """Return the level of the intervals in words: as the provenance says, or 95 %.
+    """Return the level of the intervals in words: as the provenance or an entry of it says, or 95 %.
 
     Example:
-        >>> level({"level": 0.9}).replace(wording.THIN_SPACE, " ")
+        >>> level({"audit": {"level": 0.9}}).replace(wording.THIN_SPACE, " ")
         '90 %'
     """
-    share = provenance.get("level")
-    return f"{(share if isinstance(share, float) else 0.95) * 100:g}{wording.THIN_SPACE}%"
+    places = [provenance, *(entry for entry in provenance.values() if isinstance(entry, Mapping))]
+    share = next((place["level"] for place in places if isinstance(place.get("level"), float)), 0.95)
+    return f"{share * 100:g}{wording.THIN_SPACE}%"

@@ -1,5 +1,6 @@
 """How figures and metric names are written: one place, so that the page never says the same number in two ways."""
 
+import re
 from collections.abc import Mapping
 from math import floor, log10
 from typing import Any, NamedTuple
@@ -8,52 +9,39 @@ THIN_SPACE = "\u202f"  # narrow and without a line break: between thousands, and
 MINUS = "\u2212"
 
 
-class MetricWords(NamedTuple):
-    """A metric for a reader who has not met it: its full name and what it says."""
-
-    name: str
-    meaning: str
-
-
-METRICS: Mapping[str, MetricWords] = {
-    "DP": MetricWords("Demographic parity gap", "largest difference in selection rate between two groups"),
-    "EOp": MetricWords("Equal opportunity gap", "largest difference in true positive rate between two groups"),
-    "EOd": MetricWords("Equalized odds gap", "mean of the largest differences in true and false positive rate"),
-    "accuracy": MetricWords("Accuracy", "share of right predictions"),
-    "worst_group_accuracy": MetricWords("Worst-group accuracy", "accuracy of the group that is served worst"),
-    "impact_ratio": MetricWords(
-        "Impact ratio", "lowest selection rate over the highest; the four-fifths rule asks 0.8"
-    ),
-    "selection_rate": MetricWords("Selection rate", "share predicted positive"),
-    "TPR": MetricWords("True positive rate", "share of positives that are found"),
-    "FPR": MetricWords("False positive rate", "share of negatives that are taken for positives"),
-    "precision": MetricWords("Precision", "share of predicted positives that are right"),
+# Full names where the short one does not speak for itself; the definition of each metric comes with its figure.
+_NAMES: Mapping[str, str] = {
+    "DP": "Demographic parity gap",
+    "EOp": "Equal opportunity gap",
+    "EOd": "Equalized odds gap",
+    "TPR": "True positive rate",
+    "FPR": "False positive rate",
+    "ECE": "Calibration error",
+    "ECE_gap": "Calibration error gap",
+    "Brier": "Brier score",
+    "cramers_v": "Cramér's V",
+    "cramers_v_corrected": "Cramér's V, corrected",
+    "cramers_v_excess": "Cramér's V beyond the labels'",
+    "worst_group_accuracy": "Worst-group accuracy",
 }
-
+_LIBRARIES = {"fairlearn": "Fairlearn", "aif360": "AIF360"}
 # Words in the names of metrics on a scale of their own, which nobody reads as a share of people.
-_NOT_A_SHARE = frozenset({"ratio", "cramers", "v", "auc", "abroca", "brier", "wasserstein"})
-# Words that are written in capitals wherever they stand.
-_CAPITALS = {
-    "auc": "AUC",
-    "tpr": "TPR",
-    "fpr": "FPR",
-    "ece": "ECE",
-    "abroca": "ABROCA",
-    "v": "V",
-    "cramers": "Cramér's",
-}
+_NOT_A_SHARE = frozenset({"ratio", "impact", "cramers", "auc", "brier"})
 
 
 def metric_name(metric: str) -> str:
     """Return the full name of a metric, or the name given with its underscores read as spaces.
 
     Example:
-        >>> metric_name("EOp"), metric_name("auc_gap")
-        ('Equal opportunity gap', 'AUC gap')
+        >>> metric_name("EOp"), metric_name("AUC_gap"), metric_name("fairlearn.equalized_odds_difference")
+        ('Equal opportunity gap', 'AUC gap', 'Equalized odds difference (Fairlearn)')
     """
-    if metric in METRICS:
-        return METRICS[metric].name
-    words = " ".join(_CAPITALS.get(word, word) for word in metric.replace("_", " ").split())
+    if metric in _NAMES:
+        return _NAMES[metric]
+    library, _, rest = metric.partition(".")
+    if library in _LIBRARIES and rest:
+        return f"{metric_name(rest)} ({_LIBRARIES[library]})"
+    words = " ".join(metric.replace("_", " ").split())
     return words[:1].upper() + words[1:]
 
 
@@ -61,10 +49,10 @@ def is_share(metric: str) -> bool:
     """Return whether a metric is a share or a difference of shares, to be written as percent.
 
     Example:
-        >>> is_share("DP"), is_share("impact_ratio")
-        (True, False)
+        >>> is_share("DP"), is_share("impact_ratio"), is_share("calibration_gap")
+        (True, False, True)
     """
-    return _NOT_A_SHARE.isdisjoint(metric.lower().replace("_", " ").split())
+    return _NOT_A_SHARE.isdisjoint(re.split(r"[^a-z]+", metric.lower()))
 
 
 def count(n: float) -> str:
