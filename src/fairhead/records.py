@@ -160,7 +160,8 @@ class Records:
             cluster: what each row belongs to (a document, a person), shape [n].
             weight: sampling weights, shape [n].
             classes: all classes, in the order of the score columns, where the labels alone do not show them.
-            positive: the positive one of two classes; otherwise it is the last in sorted order.
+            positive: the positive class, by default the last of two in sorted order. With more than two classes, that
+                class against the rest.
             threshold: the score from which on the positive class is predicted.
             drop_missing: go on without the rows that miss a value; otherwise they are an error that counts them.
             provenance: where the arrays came from.
@@ -260,7 +261,8 @@ class Records:
             cluster: column of what each row belongs to (a document, a person).
             weight: column of sampling weights.
             classes: all classes, in the order of the score columns, where the labels alone do not show them.
-            positive: the positive one of two classes; otherwise it is the last in sorted order.
+            positive: the positive class, by default the last of two in sorted order. With more than two classes, that
+                class against the rest.
             threshold: the score from which on the positive class is predicted.
             drop_missing: go on without the rows that miss a value; otherwise they are an error that counts them.
 
@@ -329,6 +331,22 @@ class Records:
                 f"the group {taken[0]!r} has the name of another column of a saved table; rename the group"
             )
         return pd.DataFrame(columns | {name: column.values() for name, column in self.groups.items()}, copy=False)
+
+    def split_prediction(self, name: str) -> "tuple[Records, Records]":
+        """Records in which a second column of predictions was read as the group `name`, as two to be compared.
+
+        Example:
+            >>> both = Records.from_arrays([1, 0, 1], [1, 1, 0], groups={"sex": list("fmm"), "new": [0, 0, 1]})
+            >>> old, new = both.split_prediction("new")
+            >>> list(new.groups), new.prediction.values().tolist()
+            (['sex'], [0, 0, 1])
+        """
+        from fairhead.records_build import other_prediction
+
+        groups = {key: column for key, column in self.groups.items() if key != name}
+        # The scores belong to one of the two only.
+        first = replace(self, groups=groups, scores=None)
+        return first, replace(first, prediction=other_prediction(self, name))
 
     def take(self, rows: Any) -> "Records":
         """The chosen rows (indices, a mask or a slice), with the same levels.

@@ -15,6 +15,7 @@ from fairhead.records_columns import (
     check_scores,
     check_weight,
     classes_of,
+    find_class,
     missing_rows,
     recode,
     same_length,
@@ -84,10 +85,9 @@ def build(parts: Parts, options: Options, provenance: Mapping[str, Any], layout:
     keep, missing = missing_rows(masks, options.drop_missing)
     rows: Any = slice(None) if keep is None else keep
 
-    classes = classes_of(
-        parts.label, parts.prediction, options.classes, options.positive, (names.label, names.prediction)
-    )
-    scores = None if parts.scores is None else _scores(parts.scores[rows], parts, options, classes, names)
+    found = classes_of(parts.label, parts.prediction, options.classes, (names.label, names.prediction))
+    classes = _positive_last(found, options.positive)
+    scores = None if parts.scores is None else _scores(parts.scores[rows], found, classes, names)
     prediction = None
     if parts.prediction is not None:
         prediction = Column(recode(parts.prediction, classes)[rows], classes)
@@ -119,7 +119,7 @@ def _names(parts: Parts, layout: Layout | None) -> Names:
         f"label {layout.label!r}",
         f"prediction {layout.prediction!r}",
         tuple(f"score {name!r}" for name in layout.score),
-        {name: f"group {name!r}" for name in parts.groups},
+        {name: f"column {name!r}" for name in parts.groups},
         f"id {layout.id!r}",
         f"cluster {layout.cluster!r}",
         f"weight {layout.weight!r}",
@@ -143,23 +143,35 @@ def _missing(parts: Parts, names: Names) -> dict[str, NDArray[np.bool_]]:
     return masks
 
 
+def _positive_last(classes: tuple[Any, ...], positive: Any) -> tuple[Any, ...]:
+    """Two classes with the positive one last; more than two become "not <positive>" and the positive one."""
+    if positive is None:
+        return classes
+    chosen = find_class(positive, classes)
+    rest = [c for c in classes if c != chosen]
+    return (rest[0] if len(rest) == 1 else f"not {chosen}", chosen)
+
+
 def _scores(
-    table: NDArray[np.float64], parts: Parts, options: Options, classes: tuple[Any, ...], names: Names
+    table: NDArray[np.float64], columns: tuple[Any, ...], classes: tuple[Any, ...], names: Names
 ) -> NDArray[np.float64]:
-    """Scores [n, k] as `Records` holds them: [n] for two classes, [n, C] for more."""
+    """Scores [n, k] as `Records` holds them: [n] for two classes, [n, C] for more.
+
+    Args:
+        table: one column for the positive class, or one for each of `columns`.
+        columns: the classes in sorted order, or in the order given by the user.
+        classes: those of the records, the positive one last if there are two.
+        names: for messages.
+    """
     width = table.shape[1]
-    if width == 1 and len(classes) == 2:
-        return np.ascontiguousarray(table[:, 0])
-    if width != len(classes):
-        expected = "1 or 2 columns" if len(classes) == 2 else f"{len(classes)} columns, one a class"
+    if width not in ({1, len(columns)} if len(classes) == 2 else {len(columns)}):
         raise InputError(
-            f"{width} score column{'' if width == 1 else 's'} for the {len(classes)} classes of {names.label} "
-            f"({show(classes)}); {expected}, expected"
+            f"{width} score column{'' if width == 1 else 's'} for the {len(columns)} classes of {names.label} "
+            f"({show(columns)}); one a class is expected, in this order{', or one only' if len(classes) == 2 else ''}"
         )
-    # Columns come in sorted order of the classes (or the order given), whichever class is the positive one.
-    order = list(options.classes) if options.classes is not None else sorted(classes)
-    table = np.ascontiguousarray(table[:, [order.index(c) for c in classes]])
-    return np.ascontiguousarray(table[:, 1]) if len(classes) == 2 else table
+    if len(classes) == 2:
+        return np.ascontiguousarray(table[:, 0 if width == 1 else columns.index(classes[1])])
+    return table
 
 
 def _column(coded: Coded, rows: Any) -> Column:
@@ -186,3 +198,13 @@ def _used(layout: Layout) -> dict[str, Any]:
         "weight": layout.weight,
     }
     return {part: name for part, name in parts.items() if name}
+
+
+def other_prediction(records: Records, name: str) -> Column:
+    """The group column `name` as predictions of the same classes."""
+    column = records.groups[name]
+    coded, label = Coded(column.codes, column.levels), Coded(records.label.codes, records.classes)
+    # One class against the rest: then any other prediction is of the rest.
+    if records.classes != (f"not {records.classes[-1]}", records.classes[-1]):
+        classes_of(label, coded, records.classes, ("the label", f"prediction {name!r}"))
+    return Column(recode(coded, records.classes), records.classes)

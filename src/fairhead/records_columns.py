@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fairhead.errors import InputError
+from fairhead.errors import InputError, did_you_mean
 
 # A column with more distinct values than this is an identifier or a measurement, not a class or a group.
 MAX_LEVELS = 10_000
@@ -181,12 +181,9 @@ def as_floats(values: Any, name: str) -> NDArray[np.float64]:
 
 
 def classes_of(
-    label: Coded, prediction: Coded | None, given: Sequence[Any] | None, positive: Any, names: tuple[str, str]
+    label: Coded, prediction: Coded | None, given: Sequence[Any] | None, names: tuple[str, str]
 ) -> tuple[Any, ...]:
-    """The classes of the task, the positive one last if there are two.
-
-    They are those given; else 0 and 1 if nothing else occurs; else the levels of the label.
-    """
+    """The classes of the task: those given; else 0 and 1 if nothing else occurs; else the levels of the label."""
     label_name, prediction_name = names
     predicted = prediction.levels if prediction else ()
     _check_kinds(label, prediction, label_name, prediction_name)
@@ -207,14 +204,18 @@ def classes_of(
             )
     if len(classes) < 2:
         raise InputError(f"{label_name} holds one class only, {show(classes)}; at least two are expected")
-    if positive is None:
-        return classes
-    if len(classes) > 2:
-        raise InputError(f"a positive class is for two classes; {label_name} has {len(classes)}: {show(classes)}")
-    chosen = next((c for c in classes if c == positive or str(c) == str(positive)), None)
-    if chosen is None:
-        raise InputError(f"the positive class {positive!r} is not among the classes {show(classes)}")
-    return (*(c for c in classes if c != chosen), chosen)
+    return classes
+
+
+def find_class(positive: Any, classes: tuple[Any, ...]) -> Any:
+    """The class that a user means by `positive`: itself, or the one that reads the same ("1" for 1)."""
+    for c in classes:
+        if c == positive or str(c) == str(positive):
+            return c
+    names = [str(c) for c in classes]
+    raise InputError(
+        f"the positive class {positive!r} is not among the classes {show(classes)}.{did_you_mean(str(positive), names)}"
+    )
 
 
 def _check_kinds(label: Coded, prediction: Coded | None, label_name: str, prediction_name: str) -> None:
@@ -235,9 +236,12 @@ def _check_kinds(label: Coded, prediction: Coded | None, label_name: str, predic
 
 
 def recode(column: Coded, classes: tuple[Any, ...]) -> NDArray[np.integer]:
-    """The codes of a column of shape [n], in terms of the classes (all of its levels are among them)."""
+    """The codes of a column of shape [n], in terms of the classes; a level that is not among them counts as the first.
+
+    Such levels are there only where a positive class stands against the rest: then the first is "not <positive>".
+    """
     place = {value: i for i, value in enumerate(classes)}
-    new = np.array([place[v] for v in column.levels] + [-1], dtype=_small_integer(len(classes)))
+    new = np.array([place.get(v, 0) for v in column.levels] + [-1], dtype=_small_integer(len(classes)))
     return translate(column.codes, new)
 
 

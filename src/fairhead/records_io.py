@@ -67,7 +67,7 @@ class Source:
 
 def collect(source: Source, layout: Layout, as_text: Collection[str] = ()) -> Parts:
     """Read all chunks of a source into the parts of records."""
-    encoders = {name: Encoder(f"group {name!r}") for name in layout.groups}
+    encoders = {name: Encoder(f"column {name!r}") for name in layout.groups}
     encoders[layout.label] = Encoder(f"label {layout.label!r}")
     if layout.prediction is not None:
         encoders[layout.prediction] = Encoder(f"prediction {layout.prediction!r}")

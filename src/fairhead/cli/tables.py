@@ -1,0 +1,202 @@
+"""The tables of `fairhead audit` in the terminal. Percentages are for people; JSON has fractions."""
+
+from collections.abc import Iterable, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fairhead.audit.catalogue import METRICS
+from fairhead.audit.results import Audit, Comparison, Estimate, GroupRow
+from fairhead.cli.verdicts import Verdict, between, said, said_of_difference
+from fairhead.report.wording import is_share, p_value
+
+_STYLES = {"good": "green", "bad": "bold red", "unclear": "yellow", "note": "none"}
+_METRIC_NAMES = {
+    "impact_ratio": "impact ratio",
+    "worst_group_accuracy": "worst-group accuracy",
+    "cramers_v": "Cramér's V",
+    "cramers_v_corrected": "Cramér's V, corrected",
+    "cramers_v_excess": "Cramér's V, excess",
+}
+_LIBRARIES = {"fairlearn": "Fairlearn", "aif360": "AIF360"}
+_RATE_NAMES = {"selection_rate": "selected", "base_rate": "base rate"}
+# By how much they are wanted: a narrow terminal shows the first four.
+_RATES = ("selection_rate", "TPR", "FPR", "accuracy", "precision", "base_rate", "AUC")
+# From this width on there is room for all rates and for whole intervals on one line.
+_WIDE = 120
+_MAX_CLASS_COLUMNS = 4
+
+
+def show_audit(console: Console, audit: Audit, verdicts: Iterable[Verdict], what: str, level: float) -> None:
+    """Headline, figures of each group, gaps."""
+    console.print(f"[bold]{escape(what)}[/]", highlight=False)
+    show_verdicts(console, verdicts)
+    percent = f"{100 * level:g} %"
+    overall = [
+        f"{name(e)} {figure(e, unit=' %')}" for e in audit.estimates if e.group_by is None and e.value is not None
+    ]
+    if overall:
+        console.print(f"Overall: {', '.join(overall)}  [dim](n = {audit.estimates[0].n:,})[/]", highlight=False)
+    for group_by in dict.fromkeys(row.group_by for row in audit.by_group):
+        console.print()
+        rows = [row for row in audit.by_group if row.group_by == group_by]
+        console.print(_group_table(rows, group_by, percent, console.width))
+        gaps = [e for e in audit.estimates if e.group_by == group_by]
+        console.print()
+        console.print(_gap_table(gaps, group_by, percent))
+        _show_reasons(console, [rate for row in rows for rate in row.rates.values()])
+    _show_legend(console, dict.fromkeys(e.metric for e in audit.estimates if e.group_by is not None))
+
+
+def show_comparison(
+    console: Console, comparison: Comparison, verdicts: Iterable[Verdict], names: tuple[str, str], level: float
+) -> None:
+    """Paired differences of two sets of predictions."""
+    console.print()
+    console.print(f"[bold]A = {escape(names[0])}, B = {escape(names[1])}[/]", highlight=False)
+    show_verdicts(console, verdicts)
+    table = _table(f"B − A, paired, {100 * level:g} % intervals")
+    table.add_column("metric", overflow="fold")
+    table.add_column("by", overflow="fold")
+    for title in ("A", "B", "B − A", "MDE", "p adj.", "n"):
+        table.add_column(title, justify="right")
+    table.add_column("can be said", overflow="fold")
+    for d in comparison.differences:
+        word = said_of_difference(d)
+        style = {"B better": "green", "B worse": "red"}.get(word, "")
+        table.add_row(
+            _metric_name(d.metric),
+            escape(d.group_by or "all rows"),
+            _number(d.metric, d.a),
+            _number(d.metric, d.b),
+            _with_interval(d.metric, d.value, d.low, d.high),
+            _number(d.metric, d.mde),
+            p_value(d.p_adjusted),
+            f"{d.n:,}",
+            f"[{style}]{escape(word)}[/]" if style else escape(word),
+        )
+    console.print(table)
+    correction = comparison.provenance.get("correction")
+    if correction:
+        console.print(f"[dim]p adj.: permutation p, corrected over all lines ({correction}).[/]", highlight=False)
+
+
+def show_verdicts(console: Console, verdicts: Iterable[Verdict]) -> None:
+    """One line a verdict, in the colour of its tone."""
+    for verdict in verdicts:
+        console.print(escape(verdict.text), style=_STYLES[verdict.tone], highlight=False)
+
+
+def name(estimate: Estimate) -> str:
+    """A metric's name for the terminal."""
+    return _metric_name(estimate.metric)
+
+
+def figure(estimate: Estimate, unit: str = "") -> str:
+    """Value and interval: percent for shares, plain numbers for the rest; a dash where there is none.
+
+    Example:
+        >>> figure(Estimate("accuracy", None, 0.8512, 0.84, 0.8633, 900, ideal=1.0))
+        '85.1 (84.0–86.3)'
+        >>> figure(Estimate("AUC", None, 0.8512, 0.84, 0.8633, 900, ideal=1.0))
+        '0.851 (0.840–0.863)'
+    """
+    percent = unit if is_share(estimate.metric) else ""
+    return _with_interval(estimate.metric, estimate.value, estimate.low, estimate.high, percent)
+
+
+def _metric_name(metric: str) -> str:
+    library, _, rest = metric.rpartition(".")
+    words = _METRIC_NAMES.get(rest, rest.replace("_", " "))
+    return escape(f"{words} ({_LIBRARIES.get(library, library)})" if library else words)
+
+
+def _number(metric: str, value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{100 * value:.1f}" if is_share(metric.rpartition(".")[2]) else f"{value:.3f}"
+
+
+def _with_interval(metric: str, value: float | None, low: float | None, high: float | None, unit: str = "") -> str:
+    if value is None:
+        return "–"
+    # An en dash between two numbers reads as a minus when either is negative.
+    between_ends = "–" if low is None or low >= 0 else " to "
+    return f"{_number(metric, value)}{unit} ({_number(metric, low)}{between_ends}{_number(metric, high)})"
+
+
+def _table(title: str) -> Table:
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+
+
+def _group_table(rows: Sequence[GroupRow], group_by: str, percent: str, width: int) -> Table:
+    """One line a group: n and its rates."""
+    rates = _rate_columns(rows, width)
+    table = _table(f"{escape(group_by)}: each group, percent with {percent} intervals")
+    table.add_column(escape(group_by), overflow="fold")
+    table.add_column("n", justify="right", no_wrap=True)
+    for rate in rates:
+        table.add_column(escape(_RATE_NAMES.get(rate, rate)), justify="right")
+    for row in rows:
+        table.add_row(escape(row.group), f"{row.n:,}", *(figure(row.rates[rate]) for rate in rates))
+    return table
+
+
+def _rate_columns(rows: Sequence[GroupRow], width: int) -> list[str]:
+    """The rates shown: a few of a binary task, accuracy and the recall of each class of a small multi-class one."""
+    known = list(rows[0].rates)
+    recalls = [rate for rate in known if rate.startswith("TPR[")]
+    if not recalls:
+        return [rate for rate in _RATES if rate in known][: None if width >= _WIDE else 4]
+    return ["accuracy", *(recalls if len(recalls) <= _MAX_CLASS_COLUMNS else [])]
+
+
+def _gap_table(gaps: Sequence[Estimate], group_by: str, percent: str) -> Table:
+    """One line a metric: value with interval, between which groups, minimum detectable effect, n, verdict."""
+    table = _table(f"{escape(group_by)}: gaps in points (ratios, V and AUC as they are), {percent} intervals")
+    table.add_column("metric", overflow="fold")
+    table.add_column("value", justify="right")
+    table.add_column("groups", overflow="fold")
+    table.add_column("MDE", justify="right", no_wrap=True)
+    table.add_column("n", justify="right", no_wrap=True)
+    table.add_column("can be said", overflow="fold")
+    for gap in gaps:
+        word = said(gap)
+        style = {"larger than 0": "red", "four-fifths rule: fails": "red", "four-fifths rule: holds": "green"}.get(word)
+        table.add_row(
+            name(gap),
+            figure(gap),
+            escape(between(gap)),
+            "" if gap.mde is None else _number(gap.metric, gap.mde),
+            f"{gap.n:,}",
+            f"[{style}]{word}[/]" if style else escape(word),
+        )
+    return table
+
+
+def _show_reasons(console: Console, rates: Iterable[Estimate]) -> None:
+    reasons = dict.fromkeys(rate.undefined for rate in rates if rate.undefined is not None)
+    for reason in list(reasons)[:5]:
+        console.print(f"[dim]–: {escape(str(reason))}[/]", highlight=False)
+    if len(reasons) > 5:
+        console.print(f"[dim]–: {len(reasons) - 5} more for too few rows (all in --json)[/]", highlight=False)
+
+
+def _show_legend(console: Console, metrics: Iterable[str]) -> None:
+    legend = Table.grid(padding=(0, 2))
+    for metric in metrics:
+        if metric in METRICS:
+            legend.add_row(_metric_name(metric), escape(METRICS[metric].definition))
+    legend.add_row("MDE", "smallest gap that a sample of this size shows with 80 % power")
+    console.print()
+    console.print(legend, style="dim")
