@@ -11,7 +11,7 @@ demo: .venv/.demo
 
 # Three processes: the unit tier must not see torch; the real tier skips what it does not find.
 test: .venv/.dev
-	$(BIN)/python -m pytest tests/unit --doctest-modules src/fairhead/errors.py src/fairhead/records.py src/fairhead/audit
+	$(BIN)/python -m pytest tests/unit --doctest-modules src/fairhead/errors.py src/fairhead/records.py src/fairhead/audit src/fairhead/report
 	$(BIN)/python -m pytest tests/models tests/real -m "not slow"
 
 check: .venv/.dev
