@@ -136,11 +136,11 @@ def _facts(section: Mapping[str, Any], name: str, change: Scale) -> tuple[Fact, 
         _effect("Effect", section["effect"], section["low"], section["high"], change),
     ]
     if section["p"] is not None:
-        facts.append(Fact("p", p_value(section["p"]), "of no effect"))
+        facts.append(Fact("p", p_value(section["p"]), "paired test of no effect"))
     if section["percentile"] is not None:
         facts.append(Fact("Percentile", Scale(100, 1, "%").write(section["percentile"]), "among the controls"))
     if section.get("p_controls") is not None:
-        facts.append(Fact("p against controls", p_value(section["p_controls"]), "of a set drawn at random"))
+        facts.append(Fact("p against controls", p_value(section["p_controls"]), "of random heads doing as much"))
     accuracy = section.get("accuracy_effect")
     if accuracy is not None:
         value, low, high = accuracy["value"], accuracy["low"], accuracy["high"]

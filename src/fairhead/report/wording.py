@@ -21,7 +21,7 @@ _NAMES: Mapping[str, str] = {
     "Brier": "Brier score",
     "cramers_v": "Cramér's V",
     "cramers_v_corrected": "Cramér's V, corrected",
-    "cramers_v_excess": "Cramér's V beyond the labels'",
+    "cramers_v_excess": "Cramér's V, excess",
     "worst_group_accuracy": "Worst-group accuracy",
 }
 _LIBRARIES = {"fairlearn": "Fairlearn", "aif360": "AIF360"}
