@@ -27,16 +27,16 @@ def association_estimate(metric: Metric, tables: Tables, rules: Rules, name: str
     ]
     if short:
         detail |= {"n_undefined": len(short), "excluded": short}
-    by_prediction, by_label = tables.counts[usable].sum(axis=-2), tables.counts[usable].sum(axis=-1)
-    value = _value(metric.name, by_prediction, by_label, n)
+    value = float(association_value(metric.name, tables.counts[usable], n))
     if usable.sum() < 2 or np.isnan(value):
         reason = "; ".join(short) if usable.sum() < 2 else "all rows have the same prediction or the same label"
         return Estimate(metric.name, name, None, None, None, n, metric.ideal, reason, detail=detail)
     star = tables.star[:, usable]
     if metric.name == "cramers_v_excess":
-        replicates = metrics.cramers_v(star.sum(axis=-2)) - metrics.cramers_v(star.sum(axis=-1))
+        replicates = association_value(metric.name, star, n)
         interval = intervals.percentile(replicates[~np.isnan(replicates)], rules.level)
     else:
+        by_prediction = tables.counts[usable].sum(axis=-2)
         degrees = min(int((by_prediction.sum(axis=-2) > 0).sum()), int(usable.sum())) - 1
 
         def length(deviation: Array) -> Array:
@@ -62,9 +62,16 @@ def association_estimate(metric: Metric, tables: Tables, rules: Rules, name: str
     )
 
 
-def _value(name: str, by_prediction: Array, by_label: Array, n: int) -> float:
+def association_value(name: str, counts: Array, n: int) -> Array:
+    """The metric itself: counts [..., G, C, C] of n rows to [...].
+
+    Example:
+        >>> association_value("cramers_v_excess", np.ones((2, 2, 2)), 8).item()
+        0.0
+    """
+    by_prediction = counts.sum(axis=-2)
     if name == "cramers_v":
-        return float(metrics.cramers_v(by_prediction))
+        return metrics.cramers_v(by_prediction)
     if name == "cramers_v_corrected":
-        return float(metrics.cramers_v_corrected(by_prediction, n))
-    return float(metrics.cramers_v(by_prediction) - metrics.cramers_v(by_label))
+        return metrics.cramers_v_corrected(by_prediction, n)
+    return metrics.cramers_v(by_prediction) - metrics.cramers_v(counts.sum(axis=-1))

@@ -17,16 +17,17 @@ Floats = NDArray[np.float64]
 
 _CHUNK = 1 << 18  # rows keyed at a time: the keys of a chunk stay in cache, and memory does not grow with the file
 _BLOCK = 1 << 23  # numbers drawn at a time
+_DENSE = 1 << 22  # with more cells than this, only those that occur are listed
 _WEIGHT_STRATA = 16  # weights of one cell are resampled in so many strata of equal size
 
 
 @dataclass(frozen=True)
 class Content:
-    """What each unit adds to which cell, as (unit, cell, value) entries sorted by cell; units are what is resampled.
+    """What each unit adds to which cell, as (unit, cell, value) entries; units are what is resampled.
 
     Attributes:
         unit: shape [E].
-        cell: shape [E], flat cell numbers, ascending.
+        cell: shape [E], flat cell numbers.
         value: shape [E]; None where every value is 1.
         rows: rows in each cell, unweighted, with the shape of the cells.
     """
@@ -39,14 +40,16 @@ class Content:
     def total(self, draws: Ints) -> Floats:
         """Sum cells over drawn units: draws [B, U] to counts [B, *cells]."""
         # The replicate axis is kept contiguous in memory though it comes first: reductions over groups are then quick.
-        drawn = np.ascontiguousarray(draws.T)[self.unit].astype(np.float64)
-        if self.value is not None:
-            drawn *= self.value[:, None]
-        starts = np.flatnonzero(np.diff(self.cell, prepend=-1))
-        if len(starts) < len(self.cell):
-            drawn = np.add.reduceat(drawn, starts, axis=0)
-        counts = np.zeros((self.rows.size, len(draws)))
-        counts[self.cell[starts]] = drawn
+        drawn = np.ascontiguousarray(draws.T, dtype=np.float64)
+        if self.value is None and len(np.unique(self.cell)) == len(self.cell):
+            counts = np.zeros((self.rows.size, len(draws)))
+            counts[self.cell] = drawn[self.unit]
+        else:
+            from scipy.sparse import csr_array  # here: it takes longer to import than most audits to run
+
+            value = np.ones(len(self.unit)) if self.value is None else self.value
+            matrix = csr_array((value, (self.cell, self.unit)), shape=(self.rows.size, len(drawn)))
+            counts = np.asarray(matrix @ drawn)
         return np.moveaxis(counts.reshape(*self.rows.shape, len(draws)), -1, 0)
 
 
@@ -79,12 +82,46 @@ class Sample:
             [4.0, 4.0, 4.0, 4.0, 4.0]
         """
         n = int(self.multiplicity.sum())
-        share = self.multiplicity / n
-        return self._blocks(n_boot, lambda size: [rng.multinomial(n, share, size=size)] * len(self.contents))
+        share, n_units = self.multiplicity / n, len(self.multiplicity)
+        unit_of = np.repeat(np.arange(n_units), self.multiplicity) if n < 4 * n_units else None
+
+        def draw(size: int) -> list[Ints]:
+            if unit_of is None:
+                drawn = rng.multinomial(n, share, size=size)
+            else:  # nearly every unit occurs once: drawing them one by one is quicker
+                picked = unit_of[rng.integers(n, size=(size, n))]
+                picked += np.arange(size)[:, None] * n_units
+                drawn = np.bincount(picked.ravel(), minlength=size * n_units).reshape(size, n_units)
+            return [drawn] * len(self.contents)
+
+        return self._blocks(n_boot, draw)
+
+    def swapped(self, n_perm: int, rng: np.random.Generator) -> list[Floats]:
+        """Counts after swapping the two predictions of each unit with probability ½: two arrays [n_perm, *cells].
+
+        A unit whose two predictions are the same does not change by it and is not drawn.
+
+        Example:
+            >>> sample = tabulate([np.array([0, 0, 1]), np.array([1, 0, 1])], [(2,), (2,)])
+            >>> a, b = sample.swapped(4, np.random.default_rng(0))
+            >>> (a + b).tolist()
+            [[3.0, 3.0], [3.0, 3.0], [3.0, 3.0], [3.0, 3.0]]
+        """
+        first, second = self.contents
+        moved = np.zeros(len(self.multiplicity), dtype=bool)
+        moved[first.unit[first.cell != second.cell]] = True
+
+        def draw(size: int) -> list[Ints]:
+            drawn = np.zeros((size, len(moved)), dtype=np.int64)
+            drawn[:, moved] = rng.binomial(self.multiplicity[moved], 0.5, size=(size, int(moved.sum())))
+            return [drawn, drawn]
+
+        out, into = self._blocks(n_perm, draw)
+        observed_first, observed_second = self.observed()
+        return [observed_first + into - out, observed_second + out - into]
 
     def _blocks(self, n_boot: int, draw: Callable[[int], list[Ints]]) -> list[Floats]:
-        entries = max(len(self.multiplicity), *(len(content.unit) for content in self.contents))
-        size = max(1, min(n_boot, _BLOCK // max(entries, 1)))
+        size = max(1, min(n_boot, _BLOCK // len(self.multiplicity)))
         blocks = []
         for start in range(0, n_boot, size):
             draws = draw(min(size, n_boot - start))
@@ -136,25 +173,17 @@ def tabulate(
         [1, 1]
     """
     sizes = [prod(shape) for shape in shapes]
-    if weight is None and cluster is None:
-        joint = _count(keys, sizes)
-        cells = np.flatnonzero(joint)
-        tables = np.unravel_index(cells, sizes)
-        units = np.arange(len(cells))
-        contents = [
-            _content(units, table, None, joint[cells], shape) for table, shape in zip(tables, shapes, strict=True)
-        ]
-        return Sample(joint[cells], tuple(contents))
-    key = np.asarray(keys[0], dtype=np.int64)
-    for other, size in zip(keys[1:], sizes[1:], strict=True):
-        key = key * size + other
-    strata = _weighted_rows(key, weight) if cluster is None else _clusters(key, weight, cluster)
-    tables = np.unravel_index(strata.key, sizes)
+    key = keys[0] if len(keys) == 1 else cell_numbers(keys, sizes)
+    if cluster is not None:
+        entries = _clusters(key.astype(np.int64), weight, cluster)
+    elif weight is not None:
+        entries = _weighted_rows(key.astype(np.int64), weight)
+    else:
+        entries = _plain_rows(key, prod(sizes))
     contents = [
-        _content(strata.unit, table, strata.value, strata.rows, shape)
-        for table, shape in zip(tables, shapes, strict=True)
+        _content(entries, cell, shape) for cell, shape in zip(np.unravel_index(entries.key, sizes), shapes, strict=True)
     ]
-    return Sample(strata.multiplicity, tuple(contents))
+    return Sample(entries.multiplicity, tuple(contents))
 
 
 @dataclass(frozen=True)
@@ -168,23 +197,22 @@ class _Entries:
     rows: Ints
 
 
-def _count(keys: Sequence[NDArray[np.integer]], sizes: Sequence[int]) -> Ints:
-    total = np.zeros(prod(sizes), dtype=np.int64)
-    for start in range(0, len(keys[0]), _CHUNK):
-        part = slice(start, start + _CHUNK)
-        key = keys[0][part].astype(np.int64)
-        for other, size in zip(keys[1:], sizes[1:], strict=True):
-            key = key * size + other[part]
-        total += np.bincount(key, minlength=len(total))
-    return total
+def _content(entries: _Entries, cell: NDArray[np.integer], shape: tuple[int, ...]) -> Content:
+    in_cell = np.bincount(cell, weights=entries.rows, minlength=prod(shape)).astype(np.int64).reshape(shape)
+    return Content(entries.unit, cell.astype(np.int64), entries.value, in_cell)
 
 
-def _content(
-    unit: Ints, cell: NDArray[np.integer], value: Floats | None, rows: Ints, shape: tuple[int, ...]
-) -> Content:
-    order = np.argsort(cell, kind="stable")
-    in_cell = np.bincount(cell, weights=rows, minlength=prod(shape)).astype(np.int64).reshape(shape)
-    return Content(unit[order], cell[order].astype(np.int64), None if value is None else value[order], in_cell)
+def _plain_rows(key: NDArray[np.integer], n_cells: int) -> _Entries:
+    """Each cell that occurs is a unit."""
+    if n_cells > _DENSE:
+        cells, multiplicity = np.unique(key, return_counts=True)
+    else:
+        total = np.zeros(n_cells, dtype=np.int64)
+        for start in range(0, len(key), _CHUNK):
+            total += np.bincount(key[start : start + _CHUNK], minlength=n_cells)
+        cells = np.flatnonzero(total)
+        multiplicity = total[cells]
+    return _Entries(multiplicity, np.arange(len(cells)), cells.astype(np.int64), None, multiplicity)
 
 
 def _weighted_rows(key: Ints, weight: Floats | None) -> _Entries:

@@ -2,24 +2,23 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit import intervals, metrics
+from fairhead.audit import intervals
 from fairhead.audit.catalogue import Metric
 from fairhead.audit.rates import Rates
+from fairhead.audit.reduction import Multiclass, Reduction
 from fairhead.audit.results import Estimate
 
 Array = NDArray[np.float64]
-Multiclass = Literal["max", "mean", "weighted"]
 
 # Fewer rows than this in a denominator: the figure stands, marked as unstable.
 STABLE_ROWS = 30
 # Replicates in which a cell was empty are left out; above this share the estimate says so.
 _MENTION_LOST = 0.02
-_TINY_RATE = 1e-9
 
 
 @dataclass(frozen=True)
@@ -47,110 +46,57 @@ class Stack:
         hat: shape [R, C, G].
         star: shape [B, R, C, G].
         rows: shape [R, C, G].
-        lost: replicates left out because a cell was empty in them.
-        excluded: "group: reason" for each cell left out.
+        kept: replicates without an empty cell, shape [B before leaving out].
+        excluded: the reason for each cell left out.
     """
 
     hat: Array
     star: Array
     rows: NDArray[np.int64]
-    lost: int
-    excluded: dict[str, str]
+    kept: NDArray[np.bool_]
+    excluded: tuple[str, ...]
 
+    @classmethod
+    def of(cls, metric: Metric, rates: Sequence[Rates], groups: Sequence[str], min_cell: int) -> "Stack":
+        """Stack rates and take out the cells with too few rows."""
+        rows = np.stack([r.rows for r in rates])
+        hat = np.stack([r.hat for r in rates])
+        usable = (rows >= min_cell) & ~np.isnan(hat)
+        excluded = [
+            f"{groups[g]} has {rows[kind, c, g]} {rates[kind].need(int(c))}; at least {min_cell} are needed"
+            for kind, c, g in zip(*np.nonzero(~usable), strict=True)
+        ]
+        if metric.compare not in ("minimum", "mean"):
+            # A rate that only one group has says nothing about a gap: left out, never 0.
+            compared = usable[..., :-1] if metric.compare == "to_overall" else usable
+            usable &= compared.sum(axis=-1, keepdims=True) >= 2
+        star = np.stack([r.star for r in rates], axis=1)
+        kept: NDArray[np.bool_] = np.asarray(~(np.isnan(star) & usable).any(axis=(1, 2, 3)))
+        if not kept.all():
+            star = star[kept]
+        if not usable.all():
+            hat, star = np.where(usable, hat, np.nan), np.where(usable, star, np.nan)
+        return cls(hat, star, rows, kept, tuple(dict.fromkeys(excluded)))
 
-def stack(rates: Sequence[Rates], groups: Sequence[str], min_cell: int) -> Stack:
-    """Stack rates and take out the cells with too few rows."""
-    rows = np.stack([r.rows for r in rates])
-    usable = rows >= min_cell
-    hat = np.where(usable, np.stack([r.hat for r in rates]), np.nan)
-    usable &= ~np.isnan(hat)
-    excluded = {}
-    for kind, c, g in zip(*np.nonzero(~usable), strict=True):
-        need = rates[kind].need(int(c))
-        found = f"{groups[g]} has {rows[kind, c, g]} {need}"
-        excluded[f"{groups[g]}: {need}"] = f"{found}; at least {min_cell} are needed"
-    star = np.stack([r.star for r in rates], axis=1)
-    kept = ~(np.isnan(star) & usable).any(axis=(1, 2, 3))
-    star = np.where(usable, star, np.nan)
-    return Stack(hat, star if kept.all() else star[kept], rows, int((~kept).sum()), excluded)
+    def reduction(self, metric: Metric, rules: Rules) -> Reduction:
+        """The metric as a function of these rates."""
+        n_classes = self.hat.shape[1]
+        weights = rules.prevalence if len(rules.prevalence) == n_classes else np.ones(n_classes)
+        reduction = Reduction(metric, rules.multiclass, weights)
+        if metric.compare in ("signed", "signed_ratio") and n_classes > 1:
+            distance = np.abs(reduction.by_class(self.hat) - (metric.ideal or 0.0))
+            reduction = replace(reduction, followed=int(np.argmax(np.nan_to_num(distance, nan=-1.0))))
+        return reduction
 
-
-class Reduction:
-    """How the stacked rates [..., R, C, G] of a metric become one number [...]."""
-
-    def __init__(self, metric: Metric, rules: Rules, n_classes: int) -> None:
-        self.metric = metric
-        self.multiclass = rules.multiclass
-        self.weights = rules.prevalence if len(rules.prevalence) == n_classes else np.ones(n_classes)
-
-    def by_part(self, rates: Array) -> Array:
-        """Compare groups: [..., R, C, G] to [..., R, C]."""
-        match self.metric.compare:
-            case "to_overall":
-                return np.fmax.reduce(np.abs(rates[..., :-1] - rates[..., -1:]), axis=-1)
-            case "signed":
-                return rates[..., 0] - rates[..., 1]
-            case "signed_ratio":
-                return rates[..., 0] / rates[..., 1]
-            case _:
-                return metrics.spread(rates)
-
-    def by_class(self, rates: Array) -> Array:
-        """Put rates together: [..., R, C, G] to [..., C]."""
-        parts = self.by_part(rates)
-        return parts.max(axis=-2) if self.metric.combine == "max" else parts.mean(axis=-2)
-
-    def __call__(self, rates: Array) -> Array:
-        """Put classes together: [..., R, C, G] to [...]."""
-        return self.over_classes(self.by_class(rates))
-
-    def over_classes(self, by_class: Array) -> Array:
-        """Classes without a value count neither in a maximum nor in a mean."""
-        if by_class.shape[-1] == 1:
-            return by_class[..., 0]
-        if self.multiclass == "max":
-            return np.fmax.reduce(by_class, axis=-1)
-        weights = np.where(np.isnan(by_class), 0.0, self.weights if self.multiclass == "weighted" else 1.0)
-        return np.nansum(by_class * weights, axis=-1) / weights.sum(axis=-1)
-
-    def towards(self, hat: Array, star: Array) -> intervals.Towards | None:
-        """The rates nearest to `hat` with a smaller gap: parts give way as their noise allows, through ties."""
-        if self.metric.compare == "to_overall":
-            return None
-        width = metrics.spread(hat)  # [R, C]
-        if width.size == 1:
-            return lambda theta: intervals.narrow(hat, width - theta)
-        usable = np.maximum((~np.isnan(hat)).sum(axis=-1), 1)
-        noise = np.maximum(np.nansum(np.var(star, axis=0), axis=-1) / usable, 1e-300)
-        share = np.full(width.shape, 1.0 / width.shape[0])
-        pools: list[tuple[slice, int | slice]] = [(slice(None), c) for c in range(width.shape[1])]
-        if self.metric.combine == "max":
-            return lambda theta: intervals.narrow(hat, np.maximum(width - theta, 0.0))
-        if self.multiclass != "max" and width.shape[1] > 1:
-            weights = self.weights if self.multiclass == "weighted" else np.ones(width.shape[1])
-            weights = np.where(np.isnan(width).any(axis=0), 0.0, weights)
-            share = share * weights / weights.sum()
-            pools = [(slice(None), slice(None))]
-        curves = [_give_way(width[pool].ravel(), noise[pool].ravel(), share[pool].ravel()) for pool in pools]
-
-        def rates_at(theta: float) -> Array:
-            cut = np.empty(width.shape)
-            for pool, (values, steps) in zip(pools, curves, strict=True):
-                cut[pool] = np.interp(theta, values, steps) * noise[pool]
-            return intervals.narrow(hat, cut)
-
-        return rates_at
-
-
-def _give_way(width: Array, noise: Array, share: Array) -> tuple[Array, Array]:
-    """Step s at which Σ share·max(0, width − s·noise) has a given value: the knots (values ascending, steps)."""
-    kept = ~np.isnan(width) & (share > 0)
-    width, noise, share = width[kept], noise[kept], share[kept]
-    if not len(width):
-        return np.zeros(1), np.zeros(1)
-    steps = np.sort(np.append(width / noise, 0.0))
-    values = (share * np.maximum(0.0, width - steps[:, None] * noise)).sum(axis=1)
-    return values[::-1], steps[::-1]
+    def why_undefined(self, reduction: Reduction) -> str | None:
+        """The reason why there is no figure, or None."""
+        if not np.isnan(reduction(self.hat)):
+            return None if len(self.star) else "every bootstrap replicate left a cell empty"
+        if self.excluded:
+            return "; ".join(self.excluded)
+        if reduction.metric.compare in ("ratio", "signed_ratio"):
+            return "no row of the groups compared is predicted positive, so a ratio of their rates has no value"
+        return "fewer than two groups can be compared"
 
 
 def estimate(
@@ -173,32 +119,30 @@ def estimate(
         rules: options of the audit.
         name: the group column; None for an overall figure.
     """
-    parts = stack(rates, groups, rules.min_cell)
-    if metric.compare not in ("minimum", "mean"):
-        parts = _without_lone_groups(parts, metric)
+    parts = Stack.of(metric, rates, groups, rules.min_cell)
+    reduction = parts.reduction(metric, rules)
     detail: dict[str, Any] = {"definition": metric.definition}
     if parts.excluded:
-        detail["n_undefined"] = len(parts.excluded)
-        detail["excluded"] = list(parts.excluded.values())
+        detail |= {"n_undefined": len(parts.excluded), "excluded": list(parts.excluded)}
     n = _rows_used(parts, group_rows)
-    reduction = Reduction(metric, rules, parts.hat.shape[1])
-    reason = _why_undefined(metric, parts, reduction)
+    reason = parts.why_undefined(reduction)
     if reason:
         return Estimate(metric.name, name, None, None, None, n, metric.ideal, reason, detail=detail)
     thin = _thin(rates, parts, groups)
     if thin:
         detail["unstable"] = thin
-    lost_share = parts.lost / (parts.lost + len(parts.star))
-    if lost_share > _MENTION_LOST:
-        detail["replicates_without_a_value"] = round(lost_share, 4)
-
-    value, interval, attained = _figure(metric, reduction, parts, rules.level)
-    if attained.class_index is not None and len(classes) > 1:
-        detail["class"] = classes[attained.class_index]
-    if len(classes) > 1 and metric.compare not in ("minimum", "mean"):
-        detail["multiclass"] = rules.multiclass
-    detail["se"] = interval.se
-    detail["interval"] = interval.method
+    lost = 1 - float(np.mean(parts.kept))
+    if lost > _MENTION_LOST:
+        detail["replicates_without_a_value"] = lost
+    value = float(reduction(parts.hat))
+    interval = _interval(reduction, parts, rules.level)
+    made_by = _made_by(reduction, parts.hat)
+    if len(classes) > 1:
+        if made_by.class_index is not None:
+            detail["class"] = classes[made_by.class_index]
+        if metric.compare not in ("minimum", "mean"):
+            detail["multiclass"] = rules.multiclass
+    detail |= {"se": interval.se, "interval": interval.method}
     if interval.null is not None:
         detail["expected_if_even"] = interval.null
     return Estimate(
@@ -210,96 +154,67 @@ def estimate(
         n,
         metric.ideal,
         mde=intervals.minimum_detectable(interval.se, rules.level) if name is not None else None,
-        groups=tuple(groups[g] for g in attained.groups) if name is not None else (),
+        groups=tuple(groups[g] for g in made_by.groups) if name is not None else (),
         detail=detail,
     )
 
 
+def _interval(reduction: Reduction, parts: Stack, level: float) -> intervals.Interval:
+    hat, star = parts.hat, parts.star
+    match reduction.metric.compare:
+        case "minimum":
+            kept = ~np.isnan(hat)
+            return _within_unit(intervals.minimum(hat[kept], star[:, kept], level))
+        case "spread" | "to_overall":
+            return _within_unit(intervals.gap(hat, star, reduction, reduction.towards(hat, star), level))
+        case "ratio" if (reduction.multiclass == "max" or hat.shape[1] == 1) and np.nanmin(hat) > 0:
+            return _ratio(reduction, parts, level)
+        case _:
+            values = reduction(star)
+            return intervals.percentile(values[~np.isnan(values)], level)
+
+
+def _ratio(reduction: Reduction, parts: Stack, level: float) -> intervals.Interval:
+    """The interval of a ratio, as that of a gap of logarithms."""
+    # A replicate without a single hit would be infinitely far away; half a hit is as far as the data can tell.
+    log_hat, log_star = np.log(parts.hat), np.log(np.maximum(parts.star, 0.5 / np.maximum(parts.rows, 1)))
+    gap = intervals.gap(log_hat, log_star, reduction.gap_of_logarithms, reduction.towards(log_hat, log_star), level)
+    value = float(reduction(parts.hat))
+    null = None if gap.null is None else float(np.exp(-gap.null))
+    return intervals.Interval(float(np.exp(-gap.high)), float(np.exp(-gap.low)), gap.se * value, null, gap.method)
+
+
+def _within_unit(interval: intervals.Interval) -> intervals.Interval:
+    return interval._replace(low=max(interval.low, 0.0), high=min(interval.high, 1.0))
+
+
 @dataclass(frozen=True)
-class _Attained:
+class _MadeBy:
+    """Which groups, highest first, and which class make a figure."""
+
     groups: tuple[int, ...]
     class_index: int | None
 
 
-def _figure(
-    metric: Metric, reduction: Reduction, parts: Stack, level: float
-) -> tuple[float, intervals.Interval, _Attained]:
-    hat, star = parts.hat, parts.star
-    if metric.compare in ("minimum", "mean"):
-        kept = ~np.isnan(hat)
-        flat, flat_star = hat[kept], star[:, kept]
-        if metric.compare == "mean":
-            return float(flat.mean()), intervals.percentile(flat_star.mean(axis=1), level), _Attained((), None)
+def _made_by(reduction: Reduction, hat: Array) -> _MadeBy:
+    compare = reduction.metric.compare
+    if compare == "mean":
+        return _MadeBy((), None)
+    if compare == "minimum":
         _, c, g = np.unravel_index(np.nanargmin(hat), hat.shape)
-        return float(flat.min()), intervals.minimum(flat, flat_star, level), _Attained((int(g),), int(c))
-    if metric.compare in ("signed", "signed_ratio"):
-        return _signed(reduction, parts, level)
-    if metric.compare == "ratio":
-        return _ratio(reduction, parts, level)
-    interval = intervals.gap(hat, star, reduction, reduction.towards(hat, star), level)
-    return float(reduction(hat)), interval, _extremes(reduction, hat)
-
-
-def _signed(reduction: Reduction, parts: Stack, level: float) -> tuple[float, intervals.Interval, _Attained]:
-    """Signed differences cancel in a maximum: of several classes, the one with the largest size is followed."""
-    by_class, star = reduction.by_class(parts.hat), reduction.by_class(parts.star)
-    if reduction.multiclass == "max":
-        c = int(np.nanargmax(np.abs(by_class - (reduction.metric.ideal or 0.0))))
-        return float(by_class[c]), intervals.percentile(star[:, c], level), _Attained((0, 1), c)
-    value = float(reduction.over_classes(by_class))
-    return value, intervals.percentile(reduction.over_classes(star), level), _Attained((0, 1), None)
-
-
-def _ratio(reduction: Reduction, parts: Stack, level: float) -> tuple[float, intervals.Interval, _Attained]:
-    """A ratio is a gap of logarithms; a rate of 0 makes it 0, with the percentile interval."""
-    log_hat, log_star = (np.log(np.maximum(r, _TINY_RATE)) for r in (parts.hat, parts.star))
-    attained = _extremes(reduction, log_hat)
-    value = float(np.exp(-reduction(log_hat)))
-    if np.fmin.reduce(parts.hat, axis=None) <= 0:
-        star = np.exp(-reduction(log_star))
-        return 0.0, intervals.percentile(star, level), attained
-    # A replicate without a single hit would be infinitely far away; half a hit is as far as the data can tell.
-    floor = np.log(0.5 / np.maximum(parts.rows, 1))
-    log_star = np.maximum(log_star, floor)
-    interval = intervals.gap(log_hat, log_star, reduction, reduction.towards(log_hat, log_star), level)
-    low, high = float(np.exp(-interval.high)), float(np.exp(-interval.low))
-    null = None if interval.null is None else float(np.exp(-interval.null))
-    return value, intervals.Interval(low, high, interval.se * value, null, interval.method), attained
-
-
-def _extremes(reduction: Reduction, hat: Array) -> _Attained:
-    """Which groups, highest first, and which class make the gap."""
+        return _MadeBy((int(g),), int(c))
     by_class = reduction.by_class(hat)
-    c = int(np.nanargmax(by_class))
-    part = int(np.nanargmax(reduction.by_part(hat)[:, c]))
-    rates = hat[part, c]
-    class_index = c if reduction.multiclass == "max" or len(by_class) == 1 else None
-    if reduction.metric.compare == "to_overall":
-        return _Attained((int(np.nanargmax(np.abs(rates[:-1] - rates[-1]))),), class_index)
-    return _Attained((int(np.nanargmax(rates)), int(np.nanargmin(rates))), class_index)
-
-
-def _why_undefined(metric: Metric, parts: Stack, reduction: Reduction) -> str | None:
-    usable = ~np.isnan(parts.hat)
-    reasons = "; ".join(parts.excluded.values())
-    if metric.compare in ("minimum", "mean"):
-        enough = bool(usable.any())
+    one_class = reduction.multiclass == "max" or len(by_class) == 1
+    if compare in ("signed", "signed_ratio"):
+        return _MadeBy((0, 1), reduction.followed if one_class else None)
+    worst = np.nanargmin if compare == "ratio" else np.nanargmax
+    worst_class = int(worst(by_class))
+    rates = hat[int(worst(reduction.by_part(hat)[:, worst_class])), worst_class]
+    if compare == "to_overall":
+        groups: tuple[int, ...] = (int(np.nanargmax(np.abs(rates[:-1] - rates[-1]))),)
     else:
-        enough = bool((usable.sum(axis=-1) >= 2).all(axis=0).any())
-        if enough and metric.compare in ("signed", "signed_ratio", "to_overall"):
-            enough = not bool(np.isnan(reduction(parts.hat)))
-    if not enough:
-        return reasons or "fewer than two groups"
-    if metric.compare == "ratio" and np.isnan(_largest(parts.hat)).all():
-        return "no group is ever predicted positive"
-    if not len(parts.star):
-        return "every bootstrap replicate left a cell empty"
-    return None
-
-
-def _largest(hat: Array) -> Array:
-    top = np.fmax.reduce(hat, axis=-1)
-    return np.where(top > 0, top, np.nan)
+        groups = (int(np.nanargmax(rates)), int(np.nanargmin(rates)))
+    return _MadeBy(groups, worst_class if one_class else None)
 
 
 def _thin(rates: Sequence[Rates], parts: Stack, groups: Sequence[str]) -> list[str]:
@@ -308,15 +223,6 @@ def _thin(rates: Sequence[Rates], parts: Stack, groups: Sequence[str]) -> list[s
         f"{groups[g]} has {parts.rows[kind, c, g]} {rates[kind].need(int(c))}"
         for kind, c, g in zip(*np.nonzero(thin), strict=True)
     ]
-
-
-def _without_lone_groups(parts: Stack, metric: Metric) -> Stack:
-    """A rate that only one group has says nothing about a gap: NaN, never 0."""
-    compared = parts.hat[..., :-1] if metric.compare == "to_overall" else parts.hat
-    lone = (~np.isnan(compared)).sum(axis=-1, keepdims=True) < 2
-    if not lone.any():
-        return parts
-    return replace(parts, hat=np.where(lone, np.nan, parts.hat), star=np.where(lone, np.nan, parts.star))
 
 
 def _rows_used(parts: Stack, group_rows: NDArray[np.int64]) -> int:

@@ -11,7 +11,13 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 
-def _divide(part: Array, whole: Array) -> Array:
+def divide(part: Array, whole: Array) -> Array:
+    """Divide, with NaN where the whole is 0.
+
+    Example:
+        >>> divide(np.array([1.0, 0.0]), np.array([2.0, 0.0])).tolist()
+        [0.5, nan]
+    """
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(whole > 0, part / whole, np.nan)
 
@@ -28,7 +34,7 @@ def base_rate(counts: Array) -> Array:
         [0.5, 0.5]
     """
     true = counts.sum(axis=-1)
-    return _classes_first(_divide(true, true.sum(axis=-1, keepdims=True)))
+    return _classes_first(divide(true, true.sum(axis=-1, keepdims=True)))
 
 
 def selection_rate(counts: Array) -> Array:
@@ -39,7 +45,7 @@ def selection_rate(counts: Array) -> Array:
         [0.625, 0.5]
     """
     predicted = counts.sum(axis=-2)
-    return _classes_first(_divide(predicted, predicted.sum(axis=-1, keepdims=True)))
+    return _classes_first(divide(predicted, predicted.sum(axis=-1, keepdims=True)))
 
 
 def true_positive_rate(counts: Array) -> Array:
@@ -49,7 +55,7 @@ def true_positive_rate(counts: Array) -> Array:
         >>> true_positive_rate(np.array([[[3, 1], [0, 4]], [[1, 1], [1, 1]]]))[1].tolist()
         [1.0, 0.5]
     """
-    return _classes_first(_divide(_hits(counts), counts.sum(axis=-1)))
+    return _classes_first(divide(_hits(counts), counts.sum(axis=-1)))
 
 
 def false_positive_rate(counts: Array) -> Array:
@@ -61,7 +67,7 @@ def false_positive_rate(counts: Array) -> Array:
     """
     true = counts.sum(axis=-1)
     wrongly = counts.sum(axis=-2) - _hits(counts)
-    return _classes_first(_divide(wrongly, true.sum(axis=-1, keepdims=True) - true))
+    return _classes_first(divide(wrongly, true.sum(axis=-1, keepdims=True) - true))
 
 
 def precision(counts: Array) -> Array:
@@ -71,7 +77,7 @@ def precision(counts: Array) -> Array:
         >>> precision(np.array([[[3, 1], [0, 4]], [[1, 1], [1, 1]]]))[1].tolist()
         [0.8, 0.5]
     """
-    return _classes_first(_divide(_hits(counts), counts.sum(axis=-2)))
+    return _classes_first(divide(_hits(counts), counts.sum(axis=-2)))
 
 
 def accuracy(counts: Array) -> Array:
@@ -81,7 +87,7 @@ def accuracy(counts: Array) -> Array:
         >>> accuracy(np.array([[[3, 1], [0, 4]], [[1, 1], [1, 1]]])).tolist()
         [0.875, 0.5]
     """
-    return _divide(_hits(counts).sum(axis=-1), counts.sum(axis=(-1, -2)))
+    return divide(_hits(counts).sum(axis=-1), counts.sum(axis=(-1, -2)))
 
 
 def spread(rates: Array) -> Array:
@@ -101,7 +107,7 @@ def ratio(rates: Array) -> Array:
         >>> ratio(np.array([0.2, np.nan, 0.5])).item()
         0.4
     """
-    return _divide(np.fmin.reduce(rates, axis=-1), np.fmax.reduce(rates, axis=-1))
+    return divide(np.fmin.reduce(rates, axis=-1), np.fmax.reduce(rates, axis=-1))
 
 
 def pooled(counts: Array) -> Array:
@@ -136,7 +142,7 @@ def cramers_v(table: Array) -> Array:
     """
     rows, columns = _filled(table)
     phi2 = (association(table) ** 2).sum(axis=(-1, -2))
-    return np.sqrt(_divide(phi2, np.minimum(rows, columns) - 1.0))
+    return np.sqrt(divide(phi2, np.minimum(rows, columns) - 1.0))
 
 
 def cramers_v_corrected(table: Array, n: Array | float | None = None) -> Array:
@@ -156,7 +162,7 @@ def cramers_v_corrected(table: Array, n: Array | float | None = None) -> Array:
     phi2 = np.maximum(0.0, phi2 - (rows - 1) * (columns - 1) / (size - 1))
     rows = rows - (rows - 1) ** 2 / (size - 1)
     columns = columns - (columns - 1) ** 2 / (size - 1)
-    return np.sqrt(_divide(phi2, np.minimum(rows, columns) - 1))
+    return np.sqrt(divide(phi2, np.minimum(rows, columns) - 1))
 
 
 def _filled(table: Array) -> tuple[Array, Array]:

@@ -88,6 +88,7 @@ class Tables:
         counts: (weighted) counts, shape [G, C, C].
         star: replicates, shape [B, G, C, C].
         rows: rows in each cell, unweighted, shape [G, C, C].
+        settled: leave rates of exactly 0 or 1 without a spread of their own.
     """
 
     groups: tuple[str, ...]
@@ -95,6 +96,7 @@ class Tables:
     counts: Array
     star: Array
     rows: NDArray[np.int64]
+    settled: bool = False
 
     @cached_property
     def _cache(self) -> dict[str, Rates]:
@@ -118,8 +120,10 @@ class Tables:
         hat, star = kind.rate(self.counts)[chosen], kind.rate(self.star)[:, chosen]
         names = self.classes[1:] if chosen.start else self.classes
         rows = kind.rows(self.rows)[chosen]
-        return Rates(hat, _unsettle(hat, star, rows), rows, lambda c: kind.need.format(names[c]))
+        star = star if self.settled else _unsettle(hat, star, rows)
+        return Rates(hat, star, rows, lambda c: kind.need.format(names[c]))
 
+    @cached_property
     def with_overall(self) -> "Tables":
         """The groups, and all rows as one more group."""
         return self._map(lambda counts: np.concatenate([counts, metrics.pooled(counts)], axis=-3), "overall")
@@ -133,13 +137,9 @@ class Tables:
 
         return self._map(pool, groups=("not " + self.groups[privileged], self.groups[privileged]))
 
-    def all_rows(self) -> "Tables":
-        """All groups as one."""
-        return self._map(metrics.pooled, groups=("all",))
-
     def _map(self, change: Callable[[Counts], Counts], *more: str, groups: tuple[str, ...] | None = None) -> "Tables":
         names = (*self.groups, *more) if groups is None else groups
-        return Tables(names, self.classes, change(self.counts), change(self.star), change(self.rows))
+        return Tables(names, self.classes, change(self.counts), change(self.star), change(self.rows), self.settled)
 
 
 def _unsettle(hat: Array, star: Array, rows: NDArray[np.int64]) -> Array:

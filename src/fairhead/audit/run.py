@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from fairhead.audit.association import association_estimate
 from fairhead.audit.catalogue import DEFAULT, METRICS, Metric
 from fairhead.audit.counts import cell_numbers, tabulate
-from fairhead.audit.estimate import Multiclass, Rules, estimate
+from fairhead.audit.estimate import Rules, estimate
 from fairhead.audit.rates import RATES, Rates, Tables
+from fairhead.audit.reduction import Multiclass
 from fairhead.audit.results import Audit, Estimate, GroupRow
 from fairhead.audit.scores import ScoreTables
 from fairhead.errors import InputError, did_you_mean
@@ -79,11 +80,11 @@ def audit(
     chosen = choose_metrics(metrics, has_scores=view.scores is not None)
     rules = Rules(level, min_cell, multiclass, view.prevalence)
     draws = Draws(n_boot, seed)
-    overall = Part(view, None, _one_group(len(records)), draws)
+    overall = Part(view, None, one_group(len(records)), draws)
     estimates = [overall.estimate(m, rules) for m in chosen if m.overall]
     by_group: list[GroupRow] = []
     for name, column in columns.items():
-        part = Part(view, name, column, draws, _privileged(name, column, privileged))
+        part = Part(view, name, column, draws, privileged_group(name, column, privileged))
         estimates += [part.estimate(m, rules) for m in chosen if not m.overall]
         by_group += part.by_group(rules)
     options = {
@@ -209,23 +210,11 @@ class Part:
             self.draws.seed,
         )
 
-    @cached_property
-    def _with_overall(self) -> Tables:
-        return self.tables.with_overall()
-
-    @cached_property
-    def _against(self) -> Tables:
-        return self.tables.against(self.privileged)
-
     def estimate(self, metric: Metric, rules: Rules) -> Estimate:
         """One metric of this column."""
         if metric.compare == "association":
             return association_estimate(metric, self.tables, rules, self.name)
-        tables = self.tables
-        if metric.compare == "to_overall":
-            tables = self._with_overall
-        elif metric.name.startswith("aif360."):
-            tables = self._against
+        tables = tables_for(metric, self.tables, self.privileged)
         rates = [self._rate(name, tables) for name in metric.rates]
         group_rows = tables.rows.sum(axis=(-1, -2))[: len(self.column.levels)]
         return estimate(metric, rates, tables.groups, self._class_names(metric), group_rows, rules, self.name)
@@ -273,6 +262,13 @@ class Part:
             return Estimate(name, self.name, None, None, None, n, None, why)
         low, high = min(float(ends[0, g]), value), max(float(ends[1, g]), value)
         return Estimate(name, self.name, value, low, high, n, None)
+
+
+def tables_for(metric: Metric, tables: Tables, privileged: int) -> Tables:
+    """The counts with the groups that a metric compares."""
+    if metric.compare == "to_overall":
+        return tables.with_overall
+    return tables.against(privileged) if metric.name.startswith("aif360.") else tables
 
 
 def rate_ends(rates: Rates, level: float) -> NDArray[np.float64]:
@@ -336,11 +332,13 @@ def choose_metrics(names: Sequence[str] | str | None, has_scores: bool) -> list[
     return chosen
 
 
-def _one_group(n: int) -> Column:
+def one_group(n: int) -> Column:
+    """All rows as one group."""
     return Column(np.zeros(n, dtype=np.int8), ("all",))
 
 
-def _privileged(name: str, column: Column, privileged: Mapping[str, Any] | None) -> int:
+def privileged_group(name: str, column: Column, privileged: Mapping[str, Any] | None) -> int:
+    """The number of the privileged group: the one given, or the largest."""
     groups = [str(level) for level in column.levels]
     if privileged is None or name not in privileged:
         return int(np.bincount(column.codes).argmax())
