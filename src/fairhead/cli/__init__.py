@@ -1,21 +1,29 @@
 """The command line: one file a command. Commands import what they need when they run, so `--help` is quick."""
 
+import os
 import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import typer
 
 from fairhead import __version__
+from fairhead.cli.audit import EPILOG, audit_command
+from fairhead.cli.demo import demo
 from fairhead.errors import FairheadError
+
+# Newer typers bring a click of their own, whose errors are not those of `click`; this is the base of either.
+_UsageError: Any = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
     name="fairhead",
     help=(
         "Find, prove and reduce demographic bias in transformers, at the attention heads where it sits.\n\n"
-        "Every option can also be given as an environment variable: FAIRHEAD_<COMMAND>_<OPTION>, "
-        "for instance FAIRHEAD_AUDIT_SEED=1."
+        "Every option can also be given as an environment variable: `FAIRHEAD_<COMMAND>_<OPTION>`, "
+        "for instance `FAIRHEAD_AUDIT_SEED=1`."
     ),
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
     context_settings={"auto_envvar_prefix": "FAIRHEAD", "help_option_names": ["-h", "--help"]},
 )
 
@@ -33,13 +41,35 @@ def _root(
     pass
 
 
-def main() -> None:
+app.command()(demo)
+
+
+app.command("audit", epilog=EPILOG)(audit_command)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; errors of the user's making are one line on stderr and exit code 2."""
+    given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
-        app()
+        # Not standalone: errors of usage would come in a box of several lines. The arguments go into provenance.
+        code = app(args=given, prog_name="fairhead", standalone_mode=False, obj=given)
+    except _UsageError as error:
+        message = " ".join(error.format_message().split()).rstrip(".")
+        command = " ".join(["fairhead", *given[:1]]) if given[0] in ("audit", "demo") else "fairhead"
+        _fail(f"{message}; {command} --help explains")
     except FairheadError as error:
-        print(f"fairhead: error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
+        _fail(str(error))
+    except BrokenPipeError:
+        # Whoever read our output has had enough (`| head`): not an error worth a word.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except (typer.Abort, KeyboardInterrupt):
         print("fairhead: interrupted", file=sys.stderr)
         sys.exit(130)
+    if code:
+        sys.exit(code)
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"fairhead: error: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(2)

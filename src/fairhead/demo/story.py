@@ -1,0 +1,265 @@
+"""The demo from end to end: train twice, audit both, find the heads that carry the shade, take them out."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import ViTConfig, ViTForImageClassification
+from transformers.utils import logging as transformers_logging
+
+from fairhead.audit import compare, metrics
+from fairhead.demo.digits import CLASSES, SHADES, ShadedDigits, shaded_digits
+from fairhead.demo.writeup import Findings, report_of
+from fairhead.errors import InputError
+from fairhead.locate import (
+    Ablation,
+    Head,
+    HeadEvidence,
+    HeadMap,
+    ablated,
+    head_evidence,
+    layer_matched,
+    score_heads,
+    select_heads,
+)
+from fairhead.mitigate import DAM, attach, save
+from fairhead.records import Records
+from fairhead.report import write
+from fairhead.train import Epoch, Fit, TrainingPlan, fit, predict
+
+# Called with the name of a stage, how much of it is done, how much there is, and a word about it.
+Tell = Callable[[str, int, int, str], None]
+
+
+@dataclass(frozen=True)
+class DemoPlan:
+    """What the demo does. The defaults were chosen for what plain training does with them, not for what DAM does.
+
+    Attributes:
+        seed: of the data split, the shades, the weights, the batches and the resampling.
+        training: the same for both models.
+        layers: of the small vision transformer.
+        heads: in each layer.
+        width: of the residual stream.
+        most_heads: how many heads are chosen at most.
+        controls: how many random head sets they are held against, unless all are few.
+        n_boot: resamples behind each interval.
+    """
+
+    seed: int = 0
+    training: TrainingPlan = field(default_factory=lambda: TrainingPlan(epochs=30))
+    layers: int = 4
+    heads: int = 8
+    width: int = 64
+    most_heads: int = 4
+    controls: int = 200
+    n_boot: int = 2000
+
+
+@dataclass(frozen=True)
+class Demo:
+    """What the demo found: where the report is, and its verdict, one sentence a line."""
+
+    report: Path
+    verdict: tuple[str, ...]
+
+
+def run_demo(out: Path | str, plan: DemoPlan | None = None, tell: Tell | None = None) -> Demo:
+    """Run the demo and write report.html, report.json, records/ and models/ to a folder.
+
+    Args:
+        out: the folder; made where it is missing.
+        plan: what to do.
+        tell: called as the work goes on.
+
+    Returns:
+        Where the report is, and what it says.
+    """
+    plan = plan or DemoPlan()
+    tell = tell or (lambda stage, done, total, note: None)
+    out = _made(Path(out))
+    seconds: dict[str, float] = {}
+    with _one_thread():
+        digits = shaded_digits(plan.seed)
+        plain, with_dam = _new_model(plan), attach(_new_model(plan), DAM())
+        with _timed(seconds, "plain training"):
+            plain_fit = _train("plain training", plain, digits, plan, tell)
+        with _timed(seconds, "training with DAM"):
+            dam_fit = _train("training with DAM", with_dam, digits, plan, tell)
+        with _timed(seconds, "audit"):
+            tell("audit", 0, 1, "")
+            records = {name: digits.records(_p_odd(model, digits)) for name, model in _named(plain, with_dam)}
+            comparison = compare(records["plain"], records["dam"], n_boot=plan.n_boot, seed=plan.seed)
+            tell("audit", 1, 1, f"{len(digits.test)} test pictures")
+        with _timed(seconds, "locate"):
+            located = _locate(plain, digits, plan, tell)
+    for name, model in _named(plain, with_dam):
+        _save_model(model, out / "models" / name)
+    _save_records({**records, **located.records}, out / "records")
+    findings = Findings(plain_fit, dam_fit, comparison, located.head_map, located.ablations)
+    report = report_of(findings, plan.seed, digits, seconds)
+    write(report, out / "report.html")
+    return Demo(out / "report.html", tuple(line["text"] for line in report["verdict"]))
+
+
+@dataclass(frozen=True)
+class _Located:
+    head_map: HeadMap
+    ablations: tuple[Ablation, ...] = ()
+    records: Mapping[str, Records] = field(default_factory=dict)
+
+
+def _locate(model: ViTForImageClassification, digits: ShadedDigits, plan: DemoPlan, tell: Tell) -> _Located:
+    """Choose heads on one half of the test digits; report and ablate them on the other."""
+    tell("scoring heads", 0, 1, "")
+    labels = digits.test.labels.numpy()
+    shown = np.unique(digits.test_digit)
+    chosen_by = np.random.default_rng(plan.seed).permutation(shown)[: len(shown) // 2]
+    choosing = np.isin(digits.test_digit, chosen_by)
+
+    def evidence_of(rows: NDArray[np.bool_]) -> tuple[HeadMap, HeadEvidence]:
+        shade, label = digits.test_shade[rows], labels[rows]
+        found = head_evidence(model, digits.test.take(torch.tensor(rows)).inputs, cells=2 * label + shade)
+        scores = score_heads(
+            found.heads,
+            found.total,
+            groups=shade,
+            labels=label,
+            clusters=digits.test_digit[rows],
+            names=(SHADES[1], SHADES[0]),
+        )
+        return scores, found
+
+    scores, found = evidence_of(choosing)
+    # A quarter of a layer at most: the others are its controls.
+    selected = select_heads(scores, plan.most_heads, per_layer=max(1, plan.heads // 4))
+    head_map = evidence_of(~choosing)[0].marking(selected)
+    tell("scoring heads", 1, 1, f"{len(selected)} of {plan.layers * plan.heads} heads chosen")
+    if not selected:
+        return _Located(head_map)
+
+    kept = digits.keep(~choosing)
+
+    def p_without(heads: Sequence[Head]) -> NDArray[np.float64]:
+        with ablated(model, heads, found.means):
+            return _p_odd(model, kept)
+
+    before, after = kept.records(p_without([])), kept.records(p_without(selected))
+    change = {d.metric: d for d in compare(before, after, n_boot=plan.n_boot, seed=plan.seed).differences}
+    controls = layer_matched(selected, plan.heads, draws=plan.controls, seed=plan.seed)
+    counts = []
+    for number, heads in enumerate(controls.sets, start=1):
+        counts.append(_counts(kept, p_without(heads)))
+        tell("ablating control heads", number, len(controls.sets), f"{len(kept.test)} pictures each")
+    gaps = _gaps(np.stack(counts))
+    ablations = [
+        Ablation.against(controls, gaps[metric].tolist(), selected, change[metric], change["accuracy"])
+        for metric in ("EOd", "DP")
+    ]
+    return _Located(head_map, tuple(ablations), {"plain-half": before, "plain-half-heads-ablated": after})
+
+
+def _p_odd(model: torch.nn.Module, digits: ShadedDigits) -> NDArray[np.float64]:
+    """Probability of "odd" for every test picture."""
+    return predict(model, digits.test)[:, 1].double().numpy()
+
+
+def _counts(digits: ShadedDigits, p_odd: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Test pictures by shade, label and prediction, [2, 2, 2]."""
+    cell = 4 * digits.test_shade + 2 * digits.test.labels.numpy() + (p_odd > 0.5)
+    return np.bincount(cell, minlength=8).reshape(2, 2, 2).astype(np.float64)
+
+
+def _gaps(counts: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+    """DP and EOd of many tables at once: [sets, 2, 2, 2] to [sets]."""
+    tpr, fpr = metrics.true_positive_rate(counts), metrics.false_positive_rate(counts)
+    return {
+        "DP": metrics.spread(metrics.selection_rate(counts)[..., 1, :]),
+        "EOd": (metrics.spread(tpr[..., 1, :]) + metrics.spread(fpr[..., 1, :])) / 2,
+    }
+
+
+def _new_model(plan: DemoPlan) -> ViTForImageClassification:
+    """A vision transformer with 17 tokens; the same seed gives the same first weights, whatever is attached later."""
+    torch.manual_seed(plan.seed)
+    return ViTForImageClassification(
+        ViTConfig(
+            image_size=8,
+            patch_size=2,
+            num_channels=1,
+            hidden_size=plan.width,
+            intermediate_size=2 * plan.width,
+            num_hidden_layers=plan.layers,
+            num_attention_heads=plan.heads,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            id2label=dict(enumerate(CLASSES)),
+            label2id={name: number for number, name in enumerate(CLASSES)},
+        )
+    )
+
+
+def _train(name: str, model: ViTForImageClassification, digits: ShadedDigits, plan: DemoPlan, tell: Tell) -> Fit:
+    epochs = plan.training.epochs
+    tell(name, 0, epochs, "")
+
+    def on_epoch(epoch: Epoch) -> None:
+        note = f"loss {epoch.loss:.3f}, validation accuracy {epoch.validation_accuracy:.3f}"
+        tell(name, epoch.number, epochs, note)
+
+    return fit(model, digits.train, digits.validation, replace(plan.training, seed=plan.seed), on_epoch)
+
+
+def _named(
+    plain: ViTForImageClassification, with_dam: ViTForImageClassification
+) -> tuple[tuple[str, ViTForImageClassification], ...]:
+    return ("plain", plain), ("dam", with_dam)
+
+
+def _save_model(model: ViTForImageClassification, folder: Path) -> None:
+    shows_bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        save(model, folder)
+    finally:
+        if shows_bars:
+            transformers_logging.enable_progress_bar()
+
+
+def _save_records(records: Mapping[str, Records], folder: Path) -> None:
+    for name, table in records.items():
+        table.save(_made(folder) / f"{name}.csv")
+
+
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write to {str(folder)!r}: {error.strerror}; give another folder") from error
+    return folder
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
+    started = time.perf_counter()
+    yield
+    seconds[stage] = round(time.perf_counter() - started, 2)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Sums are then made in one order, whatever the machine: the same seed gives the same numbers.
+
+    At this size a second thread would save next to nothing.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

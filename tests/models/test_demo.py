@@ -1,0 +1,179 @@
+"""The demo: honest data, a verdict that follows the intervals, and the whole run on a tiny budget."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from typer.testing import CliRunner
+
+import fairhead
+from fairhead.audit import Difference
+from fairhead.cli import app
+from fairhead.demo import DemoPlan, run_demo
+from fairhead.demo.digits import shaded_digits
+from fairhead.demo.story import _gaps
+from fairhead.demo.writeup import _in_words
+from fairhead.errors import InputError
+from fairhead.mitigate import load
+from fairhead.records import Records
+from fairhead.report.contract import checked
+from fairhead.train import TrainingPlan, predict
+
+TINY = DemoPlan(
+    training=TrainingPlan(epochs=2, learning_rate=3e-3), layers=2, heads=4, width=16, controls=20, n_boot=100
+)
+
+
+def corner(examples):
+    """A corner pixel, which is background in nearly every digit: its median shade."""
+    return examples.inputs["pixel_values"][:, 0, :, 0].amin(1).numpy()
+
+
+def test_the_shade_follows_the_label_in_nine_of_ten_training_pictures_and_in_none_of_the_test():
+    digits = shaded_digits(seed=3)
+    for part in (digits.train, digits.validation):
+        light = corner(part) > -0.5
+        agrees = (light == (part.labels.numpy() == 1)).mean()
+        assert agrees == pytest.approx(0.9, abs=0.5 / len(part))
+    test = digits.test
+    assert (digits.test_shade == (corner(test) > -0.5)).all()
+    labels = test.labels.numpy()
+    assert [labels[digits.test_shade == s].mean() for s in (0, 1)] == [labels.mean()] * 2
+    pairs = digits.test_digit.reshape(-1, 2)
+    assert (pairs[:, 0] == pairs[:, 1]).all()
+    # A light picture is the dark one with the background lifted half-way, and scikit-learn's digit underneath.
+    pixels = (test.inputs["pixel_values"][:, 0].numpy() + 1) / 2
+    original = load_digits().images[pairs[:, 0]] / 16
+    np.testing.assert_allclose(pixels[0::2], original, atol=1e-6)
+    np.testing.assert_allclose(pixels[1::2], 0.5 + original / 2, atol=1e-6)
+    assert (load_digits().target[pairs[:, 0]] % 2 == labels[0::2]).all()
+
+
+def test_no_digit_is_in_two_parts():
+    digits = shaded_digits()
+    # Undo the shade, whichever it is, and compare pictures.
+    parts = []
+    for part in (digits.train, digits.validation, digits.test):
+        pixels = (part.inputs["pixel_values"][:, 0].numpy() + 1) / 2
+        background = np.where(corner(part) > -0.5, 0.5, 0.0)[:, None, None]
+        plain = np.round((pixels - background) / (1 - background) * 16).astype(int)
+        parts.append({picture.tobytes() for picture in plain})
+    assert sum(map(len, parts)) == len({d.tobytes() for d in load_digits().images.astype(int)})
+
+
+def test_gaps_of_the_controls_are_the_audits_own():
+    rng = np.random.default_rng(0)
+    labels, shade, predicted = rng.integers(0, 2, (3, 500))
+    counts = np.bincount(4 * shade + 2 * labels + predicted, minlength=8).reshape(2, 2, 2).astype(float)
+    records = Records.from_arrays(labels, predicted, groups={"shade": shade})
+    audit = fairhead.audit(records, n_boot=100)
+    found = _gaps(np.stack([counts, counts[::-1]]))
+    for metric in ("DP", "EOd"):
+        np.testing.assert_allclose(found[metric], audit[metric, "shade"].value)
+
+
+@pytest.mark.parametrize(
+    ("metric", "ideal", "value", "half", "tone", "words"),
+    [
+        ("EOd", 0.0, -0.05, 0.02, "good", "reduces EOd by 5.0 points (95 % interval −7.0 to −3.0)"),
+        ("EOd", 0.0, 0.05, 0.02, "bad", "raises EOd by 5.0 points"),
+        ("EOd", 0.0, -0.05, 0.06, "unclear", "no difference that can be told from chance"),
+        ("accuracy", 1.0, 0.05, 0.02, "good", "raises accuracy by 5.0 points"),
+        ("accuracy", 1.0, -0.05, 0.02, "bad", "lowers accuracy by 5.0 points"),
+    ],
+)
+def test_words_follow_the_interval(metric, ideal, value, half, tone, words):
+    change = Difference(metric, None, 0.5, 0.5 + value, value, value - half, value + half, 9, 0.1, 0.1, ideal=ideal)
+    found_tone, text = _in_words(change, "DAM attention", metric)
+    assert found_tone == tone
+    assert words in text
+
+
+def without_times(report):
+    report["provenance"].pop("seconds")
+    return report
+
+
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("demo")
+    told = []
+    found = run_demo(folder / "a", TINY, lambda *stage: told.append(stage))
+    torch.manual_seed(12345)  # the state of the process must not matter
+    run_demo(folder / "b", TINY)
+    return folder, found, told
+
+
+def test_the_same_seed_gives_the_same_report_and_another_seed_another(two_runs):
+    folder, _, _ = two_runs
+    first, second = (json.loads((folder / name / "report.json").read_text()) for name in "ab")
+    assert without_times(first) == without_times(second)
+    for path in sorted((folder / "a" / "records").iterdir()):
+        assert path.read_bytes() == (folder / "b" / "records" / path.name).read_bytes()
+    run_demo(folder / "c", replace(TINY, seed=1))
+    third = json.loads((folder / "c" / "report.json").read_text())
+    assert without_times(third)["sections"] != first["sections"]
+
+
+def test_the_report_is_valid_and_its_figures_come_from_the_records(two_runs):
+    folder, found, told = two_runs
+    out = folder / "a"
+    report = json.loads((out / "report.json").read_text())
+    checked(report)
+    assert found.report == out / "report.html"
+    assert found.verdict == tuple(line["text"] for line in report["verdict"])
+    assert all(text in (out / "report.html").read_text() for text in ("Plain training", "DAM attention"))
+    audits = {s["name"]: s["audit"] for s in report["sections"] if s["kind"] == "audit"}
+    for name, file in (("plain training", "plain"), ("DAM attention", "dam")):
+        table = Records.read(out / "records" / f"{file}.csv", prediction="prediction", groups="shade")
+        estimates = {e["metric"]: e["value"] for e in audits[name]["estimates"]}
+        assert estimates["EOd"] == pytest.approx(fairhead.audit(table, n_boot=100)["EOd"].value)
+    kinds = [section["kind"] for section in report["sections"]]
+    assert kinds == ["text", "audit", "audit", "comparison", "headmap", "ablation", "ablation"]
+    stages = {"plain training", "training with DAM", "audit", "scoring heads", "ablating control heads"}
+    assert {stage for stage, *_ in told} == stages
+
+
+def test_without_a_head_to_blame_the_report_says_so(tmp_path):
+    found = run_demo(tmp_path, replace(TINY, most_heads=0, training=TrainingPlan(epochs=1)))
+    assert "No head carries a part of the gap that can be told from chance." in found.verdict
+    kinds = [section["kind"] for section in json.loads((tmp_path / "report.json").read_text())["sections"]]
+    assert kinds == ["text", "audit", "audit", "comparison", "headmap"]
+
+
+def test_saved_models_answer_as_the_records_say(two_runs):
+    out = two_runs[0] / "a"
+    digits = shaded_digits(TINY.seed)
+    for name in ("plain", "dam"):
+        saved = Records.read(out / "records" / f"{name}.csv", prediction="prediction", score="score")
+        again = predict(load(out / "models" / name), digits.test)[:, 1].numpy()
+        np.testing.assert_allclose(again, saved.scores, atol=1e-5)
+
+
+def test_a_folder_that_cannot_be_made_is_told_before_the_work(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot write to"):
+        run_demo(tmp_path / "file" / "out", TINY)
+
+
+def test_the_command_prints_the_verdict_and_the_place(tmp_path, monkeypatch):
+    import fairhead.demo
+
+    def tiny_run(out, plan, tell):
+        return run_demo(out, replace(TINY, seed=plan.seed), tell)
+
+    monkeypatch.setattr(fairhead.demo, "run_demo", tiny_run)
+    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "out"), "--seed", "2"])
+    assert result.exit_code == 0, result.output
+    assert "- Plain training:" in result.stdout
+    assert result.stdout.endswith(f"report: {tmp_path / 'out' / 'report.html'}\n")
+    assert "plain training: 2 of 2" in result.stderr
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["provenance"]["seed"] == 2
+
+
+def test_comparison_of_a_model_with_itself_is_unclear():
+    same = Difference("EOd", "shade", 0.2, 0.2, 0.0, 0.0, 0.0, 100, 1.0, 1.0, ideal=0.0)
+    assert _in_words(same, "It", "EOd")[0] == "unclear"
