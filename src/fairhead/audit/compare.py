@@ -100,12 +100,10 @@ def compare(
     first, second = View.of(joined.a, positive), View.of(joined.b, positive)
     rules = Rules(level, min_cell, multiclass, first.prevalence)
     chosen = [m for m in choose_metrics(metrics, has_scores=first.scores is not None) if not m.scores]
-    columns: dict[str | None, Column] = {
-        None: one_group(len(joined.a)),
-        **group_columns(joined.a, group_by, intersections),
-    }
+    columns: list[tuple[str | None, Column]] = [(None, one_group(len(joined.a)))]
+    columns += group_columns(joined.a, group_by, intersections).items()
     differences: list[Difference] = []
-    for name, column in columns.items():
+    for name, column in columns:
         privileged_index = 0 if name is None else privileged_group(name, column, privileged)
         pair = _Pair.of(first, second, column, n_boot, n_perm, seed)
         differences += [
