@@ -36,7 +36,7 @@ def test_stereoset_items_must_have_one_sentence_of_each_label(tmp_path):
     items = read("stereoset", tmp_path, on_error="skip")
     assert items.skipped == {"not as published": ("id-wrong", "intersentence 2")}
     (tmp_path / "dev.json").write_text("{}")
-    with pytest.raises(InputError, match=r"StereoSet has data\.intrasentence"):
+    with pytest.raises(InputError, match=r"StereoSet has lists data\.intrasentence"):
         read("stereoset", tmp_path)
     (tmp_path / "dev.json").write_text('{"data": {"intersentence": []}}')
     with pytest.raises(InputError, match="no item is left"):

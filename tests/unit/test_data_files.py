@@ -167,3 +167,11 @@ def test_forked_processes_do_not_disturb_each_other(tmp_path):
     for child in children:
         child.join()
     assert [child.exitcode for child in children] == [0, 0]
+
+
+def test_links_are_followed_once(folder, tmp_path):
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    (linked / "data").symlink_to(folder, target_is_directory=True)
+    (folder / "loop").symlink_to(linked, target_is_directory=True)
+    assert Source(linked).names == tuple(sorted(f"data/{name}" for name in FILES))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fairhead.data.dataset import Benchmark, choose
-from fairhead.data.files import Line, Skips, Source
+from fairhead.data.files import MALFORMED, Line, Skips, Source, text_field, texts_field
 from fairhead.errors import InputError
 
 CATEGORIES = (
@@ -125,7 +125,7 @@ def read_bbq(
         for line in source.jsonl(files[category], skips):
             try:
                 item, reason = _item(line, published)
-            except (KeyError, TypeError, ValueError) as error:
+            except MALFORMED as error:
                 skips.malformed(source.where(files[category]), f"line {line.number}", error)
                 continue
             if reason and drop_without_target:
@@ -151,7 +151,7 @@ class _Found(NamedTuple):
 def _item(line: Line, published: dict[str, int | None] | None) -> _Found:
     row = line.row
     info: dict[str, Any] = row["answer_info"]
-    answers = tuple(Answer(row[k], info[k][0], info[k][-1]) for k in ("ans0", "ans1", "ans2"))
+    answers = tuple(Answer(text_field(row, k), str(info[k][0]), str(info[k][-1])) for k in ("ans0", "ans1", "ans2"))
     metadata = row["additional_metadata"]
     polarity, condition, label = row["question_polarity"], row["context_condition"], row["label"]
     if sum(a.is_unknown for a in answers) != 1:
@@ -160,21 +160,22 @@ def _item(line: Line, published: dict[str, int | None] | None) -> _Found:
         raise ValueError(
             f"polarity {polarity!r}, condition {condition!r} or label {label!r} is not one of the published"
         )
-    key = f"{row['category']}/{row['example_id']}"
-    groups = tuple(metadata["stereotyped_groups"])
+    category = text_field(row, "category")
+    key = f"{category}/{row['example_id']}"
+    groups = texts_field(metadata, "stereotyped_groups")
     if published is not None:
         target = published.get(key)
         reason = "no target in additional_metadata.csv" if target is None else None
     else:
-        target, reason = derive_target(row["category"], polarity, answers, groups)
+        target, reason = derive_target(category, polarity, answers, groups)
     item = BBQItem(
         id=key,
-        category=row["category"],
+        category=category,
         question_index=str(row["question_index"]),
         polarity=polarity,
         condition=condition,
-        context=row["context"],
-        question=row["question"],
+        context=text_field(row, "context"),
+        question=text_field(row, "question"),
         answers=(answers[0], answers[1], answers[2]),
         label=label,
         target=target,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fairhead.data.dataset import Benchmark, choose
-from fairhead.data.files import Skips, Source
+from fairhead.data.files import MALFORMED, Skips, Source
 from fairhead.errors import InputError
 
 DOMAINS = ("gender", "political_ideology", "profession", "race", "religious_ideology")
@@ -67,7 +67,7 @@ def read_bold(
             for entity, texts in entities.items():
                 try:
                     prompts += _prompts(domain, group, entity, texts, sentences)
-                except (KeyError, TypeError, ValueError) as error:
+                except MALFORMED as error:
                     skips.malformed(source.where(name), f"{domain}/{group}/{entity}", error)
     return Benchmark("bold", tuple(prompts), skips.found(), {"data": "bold", "path": str(source.path)})
 

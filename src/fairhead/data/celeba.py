@@ -3,14 +3,13 @@
 import os
 from collections.abc import Mapping, Sequence
 from io import StringIO
-from pathlib import PurePosixPath
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from fairhead.data.dataset import Attributes, Dataset, Examples, choose, column, yes_no
-from fairhead.data.files import Skips, Source
+from fairhead.data.files import Skips, Source, base_name
 from fairhead.data.images import Images
 from fairhead.data.splits import EIGHTY_TEN_TEN, check_split, split_by_hash
 from fairhead.errors import InputError
@@ -164,4 +163,4 @@ def _images(source: Source) -> tuple[Source, dict[str, str]]:
         names = source.matching("*.jpg", "*.png")
     if not names:
         raise source.missing("a folder img_align_celeba or img_align_celeba.zip", "CelebA")
-    return source, {PurePosixPath(name).name: name for name in names}
+    return source, {base_name(name): name for name in names}

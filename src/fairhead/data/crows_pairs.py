@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from io import StringIO
 
 from fairhead.data.dataset import Benchmark
-from fairhead.data.files import Skips, Source
+from fairhead.data.files import MALFORMED, Skips, Source
 from fairhead.errors import InputError
 
 FILE = "crows_pairs_anonymized.csv"
@@ -71,7 +71,7 @@ def read_crows_pairs(path: str | os.PathLike[str], *, on_error: str = "raise") -
         for row in rows:
             try:
                 pairs.append(_pair(row))
-            except (ValueError, SyntaxError, TypeError) as error:
+            except MALFORMED as error:
                 skips.malformed(source.where(name), f"line {rows.line_num}", error)
     except csv.Error as error:
         raise InputError(f"{source.where(name)}, after line {rows.line_num}: {error}. Is the file cut off?") from None

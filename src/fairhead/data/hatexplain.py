@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fairhead.data.dataset import Attributes, Benchmark, Dataset, Examples, choose, yes_no
-from fairhead.data.files import Skips, Source
+from fairhead.data.files import MALFORMED, Skips, Source, texts_field
 from fairhead.errors import InputError
 
 LABELS = ("hatespeech", "normal", "offensive")
@@ -78,9 +78,10 @@ def read_posts(path: str | os.PathLike[str], *, on_error: str = "raise") -> Benc
     name = source.find("dataset.json", "HateXplain")
     published = source.json(name)
     divisions = source.json(source.find("post_id_divisions.json", "HateXplain"))
-    if not isinstance(published, dict) or not isinstance(divisions, dict):
-        raise InputError(f"{source.path}: dataset.json and post_id_divisions.json of HateXplain should be JSON objects")
-    part_of = {post: part for part, members in divisions.items() for post in members}
+    objects = isinstance(published, dict) and isinstance(divisions, dict)
+    if not objects or not all(isinstance(members, list) for members in divisions.values()):
+        raise InputError(f"{source.path}: HateXplain has {{post: ...}} in dataset.json, {{part: [post]}} in divisions")
+    part_of = {str(post): part for part, members in divisions.items() for post in members}
     strangers = part_of.keys() - published.keys()
     if strangers:
         raise InputError(
@@ -90,7 +91,7 @@ def read_posts(path: str | os.PathLike[str], *, on_error: str = "raise") -> Benc
     for key, post in published.items():
         try:
             posts.append(_post(key, post, part_of.get(key)))
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except MALFORMED as error:
             skips.malformed(source.where(name), key, error)
     return Benchmark("hatexplain", tuple(posts), skips.found(), {"data": "hatexplain", "path": str(source.path)})
 
@@ -102,9 +103,9 @@ def _post(key: str, post: Mapping[str, Any], split: str | None) -> Post:
         raise ValueError(f"labels are {labels}, expected {LABELS}")
     return Post(
         id=key,
-        tokens=tuple(post["post_tokens"]),
+        tokens=texts_field(post, "post_tokens"),
         labels=labels,
-        targets=tuple(frozenset(a["target"]) - {"None"} for a in annotators),
+        targets=tuple(frozenset(texts_field(a, "target")) - {"None"} for a in annotators),
         rationales=tuple(tuple(r) for r in post["rationales"]),
         split=split,
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fairhead.data.dataset import Benchmark
-from fairhead.data.files import Skips, Source
+from fairhead.data.files import MALFORMED, Skips, Source, text_field
 from fairhead.data.splits import split_by_hash
 from fairhead.errors import InputError
 
@@ -83,27 +83,27 @@ def read_stereoset(path: str | os.PathLike[str], *, on_error: str = "raise") -> 
     name = source.find("dev.json", "StereoSet")
     document = source.json(name)
     data = document.get("data") if isinstance(document, dict) else None
-    if not isinstance(data, dict) or not any(isinstance(data.get(kind), list) for kind in KINDS):
-        raise InputError(
-            f"{source.where(name)}: StereoSet has data.intrasentence and data.intersentence; this has neither"
-        )
+    lists = {kind: data[kind] for kind in KINDS if kind in data} if isinstance(data, dict) else {}
+    if not lists or not all(isinstance(entries, list) for entries in lists.values()):
+        raise InputError(f"{source.where(name)}: StereoSet has lists data.intrasentence and data.intersentence here")
     items = []
-    for kind in KINDS:
-        for number, entry in enumerate(data.get(kind, ())):
+    for kind, entries in lists.items():
+        for number, entry in enumerate(entries):
             try:
                 items.append(_item(kind, entry))
-            except (KeyError, TypeError, ValueError) as error:
+            except MALFORMED as error:
                 key = entry.get("id") if isinstance(entry, dict) else None
                 skips.malformed(source.where(name), str(key or f"{kind} {number}"), error)
     return Benchmark("stereoset", tuple(items), skips.found(), {"data": "stereoset", "path": str(source.path)})
 
 
 def _item(kind: str, entry: dict[str, Any]) -> StereoSetItem:
-    by_label = {s["gold_label"]: s["sentence"] for s in entry["sentences"]}
+    by_label = {s["gold_label"]: text_field(s, "sentence") for s in entry["sentences"]}
     if len(entry["sentences"]) != 3 or set(by_label) != set(GOLD_LABELS):
         raise ValueError(f"gold labels are {[s['gold_label'] for s in entry['sentences']]}, expected {GOLD_LABELS}")
     sentences = Triplet(*(by_label[label] for label in GOLD_LABELS))
-    return StereoSetItem(entry["id"], kind, entry["target"], entry["bias_type"], entry["context"], sentences)
+    key, target, bias_type, context = (text_field(entry, k) for k in ("id", "target", "bias_type", "context"))
+    return StereoSetItem(key, kind, target, bias_type, context, sentences)
 
 
 def split_by_target(items: Iterable[StereoSetItem], held_out: float = 0.1, seed: int = 0) -> TripletSplit:

@@ -6,14 +6,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.data.dataset import Attributes, Dataset, Examples, choose, column, yes_no
-from fairhead.data.files import Skips, Source
+from fairhead.data.files import Skips, Source, base_name
 from fairhead.data.images import Images
 from fairhead.data.splits import EIGHTY_TEN_TEN, shuffle_by_hash, split_by_hash
 from fairhead.errors import InputError
@@ -94,7 +93,7 @@ def read_utkface(
         keep = np.flatnonzero(~images.undecodable(skips))
         faces, images = [faces[i] for i in keep], images.take(keep)
 
-    ids = np.array([hashlib.sha256(PurePosixPath(f.name).name.encode()).hexdigest()[:16] for f in faces], dtype=str)
+    ids = np.array([hashlib.sha256(base_name(f.name).encode()).hexdigest()[:16] for f in faces], dtype=str)
     split = split_by_hash(ids.tolist(), fractions, seed)
     if bias_rate is not None:
         kept = _thinned(faces, ids, split, bias_rate, seed)
@@ -133,7 +132,7 @@ def _faces(source: Source, skips: Skips) -> list[_Face]:
     faces = []
     unparsed = []
     for name in names:
-        base = PurePosixPath(name).name
+        base = base_name(name)
         fields = _NAME.fullmatch(base)
         if fields:
             age, gender, race, _ = fields.groups()

@@ -3,11 +3,10 @@
 import os
 import re
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from fairhead.data.dataset import Benchmark
-from fairhead.data.files import Skips, Source
+from fairhead.data.files import Skips, Source, base_name
 
 _FILE = re.compile(r"(pro|anti)_stereotyped_type([12])\.txt\.(dev|test)")
 _MENTION = re.compile(r"\[([^\[\]]+)\]")
@@ -61,7 +60,7 @@ def read_winobias(path: str | os.PathLike[str], *, on_error: str = "raise") -> B
         ('The mechanic', (Mention(text='she', start=46, end=49),))
     """
     source, skips = Source(path), Skips(on_error)
-    files = [(name, match) for name in source.names if (match := _FILE.fullmatch(PurePosixPath(name).name))]
+    files = [(name, match) for name in source.names if (match := _FILE.fullmatch(base_name(name)))]
     if not files:
         raise source.missing("pro_stereotyped_type1.txt.dev and its like", "WinoBias")
     sentences = []
