@@ -14,8 +14,8 @@ from fairhead.audit import Difference
 from fairhead.cli import app
 from fairhead.demo import DemoPlan, run_demo
 from fairhead.demo.digits import shaded_digits
-from fairhead.demo.story import _gaps
-from fairhead.demo.writeup import _in_words
+from fairhead.demo.story import _counts, _figures
+from fairhead.demo.writeup import _in_words, _trade
 from fairhead.errors import InputError
 from fairhead.mitigate import load
 from fairhead.records import Records
@@ -64,30 +64,28 @@ def test_no_digit_is_in_two_parts():
     assert sum(map(len, parts)) == len({d.tobytes() for d in load_digits().images.astype(int)})
 
 
-def test_gaps_of_the_controls_are_the_audits_own():
+def test_figures_of_the_controls_are_the_audits_own():
     rng = np.random.default_rng(0)
     labels, shade, predicted = rng.integers(0, 2, (3, 500))
-    counts = np.bincount(4 * shade + 2 * labels + predicted, minlength=8).reshape(2, 2, 2).astype(float)
     records = Records.from_arrays(labels, predicted, groups={"shade": shade})
     audit = fairhead.audit(records, n_boot=100)
-    found = _gaps(np.stack([counts, counts[::-1]]))
-    for metric in ("DP", "EOd"):
-        np.testing.assert_allclose(found[metric], audit[metric, "shade"].value)
+    found = _figures(np.stack([_counts(records)] * 2))
+    for metric in ("DP", "EOd", "accuracy"):
+        np.testing.assert_allclose(found[metric], audit[metric].value)
 
 
 @pytest.mark.parametrize(
-    ("metric", "ideal", "value", "half", "tone", "words"),
+    ("metric", "value", "half", "tone", "words"),
     [
-        ("EOd", 0.0, -0.05, 0.02, "good", "reduces EOd by 5.0 points (95 % interval −7.0 to −3.0)"),
-        ("EOd", 0.0, 0.05, 0.02, "bad", "raises EOd by 5.0 points"),
-        ("EOd", 0.0, -0.05, 0.06, "unclear", "no difference that can be told from chance"),
-        ("accuracy", 1.0, 0.05, 0.02, "good", "raises accuracy by 5.0 points"),
-        ("accuracy", 1.0, -0.05, 0.02, "bad", "lowers accuracy by 5.0 points"),
+        ("EOd", -0.05, 0.02, "good", "reduces EOd by 5.0 points (95 % interval −7.0 to −3.0)"),
+        ("EOd", 0.05, 0.02, "bad", "raises EOd by 5.0 points"),
+        ("EOd", -0.05, 0.06, "unclear", "no difference that can be told from chance"),
+        ("accuracy", 0.05, 0.02, "good", "raises accuracy by 5.0 points"),
+        ("accuracy", -0.05, 0.02, "bad", "lowers accuracy by 5.0 points"),
     ],
 )
-def test_words_follow_the_interval(metric, ideal, value, half, tone, words):
-    change = Difference(metric, None, 0.5, 0.5 + value, value, value - half, value + half, 9, 0.1, 0.1, ideal=ideal)
-    found_tone, text = _in_words(change, "DAM attention", metric)
+def test_words_follow_the_interval(metric, value, half, tone, words):
+    found_tone, text = _in_words(difference(metric, value, half), "DAM attention", metric)
     assert found_tone == tone
     assert words in text
 
@@ -174,6 +172,16 @@ def test_the_command_prints_the_verdict_and_the_place(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "out" / "report.json").read_text())["provenance"]["seed"] == 2
 
 
-def test_comparison_of_a_model_with_itself_is_unclear():
-    same = Difference("EOd", "shade", 0.2, 0.2, 0.0, 0.0, 0.0, 100, 1.0, 1.0, ideal=0.0)
-    assert _in_words(same, "It", "EOd")[0] == "unclear"
+def difference(metric, value, half=0.0):
+    ideal = 1.0 if metric == "accuracy" else 0.0
+    return Difference(metric, None, 0.5, 0.5 + value, value, value - half, value + half, 9, 0.1, 0.1, ideal=ideal)
+
+
+def test_a_model_compared_with_itself_is_unclear():
+    assert _in_words(difference("EOd", 0.0), "It", "EOd")[0] == "unclear"
+
+
+def test_a_smaller_gap_at_the_price_of_accuracy_is_not_praised():
+    smaller = difference("EOd", -0.1, 0.02)
+    assert _trade("DAM attention", smaller, difference("accuracy", -0.03, 0.01))[0] == "note"
+    assert _trade("DAM attention", smaller, difference("accuracy", -0.01, 0.02))[0] == "good"

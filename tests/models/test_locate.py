@@ -14,7 +14,7 @@ from fairhead.audit.results import Difference
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.locate import (
     Ablation,
-    Controls,
+    Head,
     ablated,
     head_evidence,
     layer_matched,
@@ -268,9 +268,7 @@ def test_controls_need_heads_to_draw_from():
 
 def test_an_ablation_knows_its_place_among_the_controls():
     change = Difference("EOd", "shade", 0.3, 0.2, -0.1, -0.15, -0.05, 100, 0.01, 0.02, ideal=0.0)
-    controls = Controls(sets=(), exhaustive=True)
-    found = Ablation.against(controls, [0.1, 0.2, 0.25, 0.35], [(0, 1)], change)
-    assert found.controls == pytest.approx((-0.2, -0.1, -0.05, 0.05))
+    found = Ablation((Head(0, 1),), change, controls=(-0.2, 0.2 - 0.3, -0.05, 0.05), exhaustive=True)
     assert found.percentile == 0.5
     assert found.p_controls == pytest.approx(3 / 5)
     assert found.to_dict()["effect"] == -0.1

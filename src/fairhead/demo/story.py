@@ -152,16 +152,23 @@ def _locate(model: ViTForImageClassification, digits: ShadedDigits, plan: DemoPl
     before, after = kept.records(p_without([])), kept.records(p_without(selected))
     change = {d.metric: d for d in compare(before, after, n_boot=plan.n_boot, seed=plan.seed).differences}
     controls = layer_matched(selected, plan.heads, draws=plan.controls, seed=plan.seed)
-    counts = []
+    counts = [_counts(before)]
     for number, heads in enumerate(controls.sets, start=1):
-        counts.append(_counts(kept, p_without(heads)))
+        counts.append(_counts(kept.records(p_without(heads))))
         tell("ablating control heads", number, len(controls.sets), f"{len(kept.test)} pictures each")
-    gaps = _gaps(np.stack(counts))
-    ablations = [
-        Ablation.against(controls, gaps[metric].tolist(), selected, change[metric], change["accuracy"])
+    effects = {metric: values[1:] - values[0] for metric, values in _figures(np.stack(counts)).items()}
+    ablations = tuple(
+        Ablation(
+            selected,
+            change[metric],
+            controls=tuple(effects[metric].tolist()),
+            exhaustive=controls.exhaustive,
+            accuracy=change["accuracy"],
+            control_accuracy=tuple(effects["accuracy"].tolist()),
+        )
         for metric in ("EOd", "DP")
-    ]
-    return _Located(head_map, tuple(ablations), {"plain-half": before, "plain-half-heads-ablated": after})
+    )
+    return _Located(head_map, ablations, {"plain-half": before, "plain-half-heads-ablated": after})
 
 
 def _p_odd(model: torch.nn.Module, digits: ShadedDigits) -> NDArray[np.float64]:
@@ -169,18 +176,20 @@ def _p_odd(model: torch.nn.Module, digits: ShadedDigits) -> NDArray[np.float64]:
     return predict(model, digits.test)[:, 1].double().numpy()
 
 
-def _counts(digits: ShadedDigits, p_odd: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Test pictures by shade, label and prediction, [2, 2, 2]."""
-    cell = 4 * digits.test_shade + 2 * digits.test.labels.numpy() + (p_odd > 0.5)
+def _counts(records: Records) -> NDArray[np.float64]:
+    """Rows by shade, label and prediction, [2, 2, 2]."""
+    assert records.prediction is not None
+    cell = 4 * records.groups["shade"].codes + 2 * records.label.codes + records.prediction.codes
     return np.bincount(cell, minlength=8).reshape(2, 2, 2).astype(np.float64)
 
 
-def _gaps(counts: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
-    """DP and EOd of many tables at once: [sets, 2, 2, 2] to [sets]."""
+def _figures(counts: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+    """DP, EOd and accuracy of many tables at once, without intervals: [sets, 2, 2, 2] to [sets]."""
     tpr, fpr = metrics.true_positive_rate(counts), metrics.false_positive_rate(counts)
     return {
         "DP": metrics.spread(metrics.selection_rate(counts)[..., 1, :]),
         "EOd": (metrics.spread(tpr[..., 1, :]) + metrics.spread(fpr[..., 1, :])) / 2,
+        "accuracy": metrics.accuracy(metrics.pooled(counts))[..., 0],
     }
 
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from fairhead.audit.results import Difference
 from fairhead.heads import tap
-from fairhead.locate.controls import Controls
 from fairhead.locate.scores import Head
 
 
@@ -54,6 +53,7 @@ class Ablation:
         controls: the change of the metric when each control set is taken out instead.
         exhaustive: whether the controls are all that there are.
         accuracy: the change of accuracy, where known.
+        control_accuracy: the change of accuracy under each control set, where known.
     """
 
     selected: tuple[Head, ...]
@@ -61,6 +61,7 @@ class Ablation:
     controls: tuple[float, ...]
     exhaustive: bool
     accuracy: Difference | None = None
+    control_accuracy: tuple[float, ...] = ()
 
     @property
     def effect(self) -> float:
@@ -82,20 +83,6 @@ class Ablation:
         # Equal counts can differ in the last bit as fractions.
         return np.asarray(self.controls) <= self.effect + 1e-12
 
-    @classmethod
-    def against(
-        cls,
-        controls: Controls,
-        values: Sequence[float],
-        selected: Sequence[Head],
-        change: Difference,
-        accuracy: Difference | None = None,
-    ) -> "Ablation":
-        """Put together the change by the selected heads and the metric's `values` under each control set."""
-        before = float("nan") if change.a is None else change.a
-        effects = tuple(float(value) - before for value in values)
-        return cls(tuple(selected), change, effects, controls.exhaustive, accuracy)
-
     def to_dict(self) -> dict[str, Any]:
         """The JSON form, which is also the data of a report's "ablation" section."""
         change, accuracy = self.change, self.accuracy
@@ -115,4 +102,5 @@ class Ablation:
             "accuracy_effect": None
             if accuracy is None
             else {"value": accuracy.value, "low": accuracy.low, "high": accuracy.high},
+            "control_accuracy": list(self.control_accuracy),
         }
