@@ -221,7 +221,8 @@ class Records:
             [1, 0]
         """
         from fairhead.records_build import Options, build
-        from fairhead.records_io import Source, collect
+        from fairhead.records_io import collect
+        from fairhead.records_source import Source
 
         layout = _layout(label, prediction, score, groups, id, cluster, weight, list(map(str, frame.columns)))
         layout.check(list(frame.columns), "the data frame")

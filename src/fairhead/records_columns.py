@@ -65,10 +65,7 @@ class Encoder:
         if isinstance(values, pd.Series) and isinstance(values.dtype, pd.CategoricalDtype):
             codes, uniques = values.cat.codes.to_numpy(), values.cat.categories
         else:
-            try:
-                codes, uniques = pd.factorize(one_dimensional(values, self.name))
-            except TypeError:
-                raise InputError(f"{self.name} holds lists or objects; one number or text a row is expected") from None
+            codes, uniques = _factorize(one_dimensional(values, self.name), self.name)
         index = self._index
         # One more entry than there are levels: code −1 (missing) picks the last.
         new = np.full(len(uniques) + 1, -1, dtype=np.int32)
@@ -93,6 +90,21 @@ class Encoder:
         place = {value: i for i, value in enumerate(levels)}
         new = np.array([-1 if v is None else place[v] for v in values] + [-1], dtype=_small_integer(len(levels)))
         return Coded(translate(codes, new), tuple(levels))
+
+
+def _factorize(values: Any, name: str) -> tuple[NDArray[np.integer], Any]:
+    """Codes of shape [n], −1 where missing, and the distinct values they stand for."""
+    if values.dtype.kind in "iu" and len(values):
+        numbers = np.asarray(values)
+        low, high = int(numbers.min()), int(numbers.max())
+        if high - low < 256:
+            # Most classes and groups: no need to hash.
+            seen = np.flatnonzero(np.bincount(numbers - low if low else numbers))
+            return np.searchsorted(seen, numbers - low) if len(seen) <= high - low else numbers - low, seen + low
+    try:
+        return pd.factorize(values)
+    except TypeError:
+        raise InputError(f"{name} holds lists or objects; one number or text a row is expected") from None
 
 
 def one_dimensional(values: Any, name: str) -> Any:

@@ -1,11 +1,8 @@
 """Reading files of records: CSV, TSV, JSONL and Parquet, in chunks, and only the columns that are needed."""
 
-import csv
 import hashlib
-import io
 import json
 import lzma
-import mmap
 import os
 import re
 import shutil
@@ -13,14 +10,14 @@ import sys
 import tempfile
 import warnings
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from importlib import import_module
+from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -30,39 +27,13 @@ from fairhead.errors import InputError
 from fairhead.records import Layout
 from fairhead.records_build import Parts
 from fairhead.records_columns import Coded, Encoder, as_floats
+from fairhead.records_csv import csv_source, ragged
+from fairhead.records_source import CHUNK, PACKED, Source, check_text, open_binary
 
 FORMATS = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 FORMATS |= {".parquet": "parquet", ".pq": "parquet"}
-PACKED = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma"}
-
 STDIN = "standard input"
 NO_PYARROW = 'Parquet needs pyarrow, which is not installed; pip install "fairhead[parquet]"'
-
-# Rows read at a time: enough to be fast, few enough to keep memory small.
-CHUNK = 1 << 18
-
-# Values that mean "missing" in a column of numbers, beside those that are no number anyway.
-_NO_NUMBER = ["", "nan", "NaN", "NAN", "NA", "N/A", "n/a", "#N/A", "None", "null", "NULL", "<NA>"]
-
-
-@dataclass(frozen=True)
-class Source:
-    """A table that can be walked through in chunks.
-
-    Attributes:
-        name: what messages call it.
-        columns: the names of its columns.
-        chunks: for a layout, data frames that hold at least the columns of the layout; those named in the
-            second argument are not to be parsed as numbers.
-        text_only: whether the format cannot tell numbers from text.
-        provenance: makes the entries that say where the rows came from.
-    """
-
-    name: str
-    columns: Sequence[str]
-    chunks: Callable[[Layout, Collection[str]], Iterator[pd.DataFrame]]
-    text_only: bool = False
-    provenance: Callable[[], Mapping[str, Any]] = dict
 
 
 def collect(source: Source, layout: Layout, as_text: Collection[str] = ()) -> Parts:
@@ -121,21 +92,15 @@ def _coded(values: NDArray[Any], name: str) -> Coded:
 def open_source(path: str | os.PathLike[str]) -> Iterator[Source]:
     """Open a file by its suffix, or CSV on standard input for "-"; what is wrong with it becomes an `InputError`."""
     with _on_disk(path) as (file, name), _file_errors(name), ThreadPoolExecutor(1) as pool:
-        kind = file_format(name)
-        lines = None
-        if kind in ("csv", "tsv"):
-            source, lines = _csv(file, name, kind)
-        else:
-            source = _jsonl(file, name) if kind == "jsonl" else _parquet(file, name)
-        # Hashing and most of parsing let other threads run, so the scan costs little while the file is being parsed.
-        scan = pool.submit(_scan, file, lines)
-        try:
-            yield replace(source, provenance=lambda: {"path": name, "sha256": scan.result().sha256})
-        except InputError:
-            # A line with too many fields may look like anything; say so first.
-            scan.result().check(name)
-            raise
-        scan.result().check(name)
+        source = _READERS[file_format(name)](file, name)
+        # Hashing lets other threads run, so it costs little while the file is being parsed.
+        digest = pool.submit(_sha256, file)
+        yield replace(source, provenance=lambda: {"path": name, "sha256": digest.result()})
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def file_format(name: str) -> str:
@@ -195,142 +160,18 @@ def _file_errors(name: str) -> Iterator[None]:
 
 def _parser_message(message: str) -> str:
     if found := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", message):
-        return _ragged(int(found[2]), int(found[3]), int(found[1]))
+        return ragged(int(found[2]), int(found[3]), int(found[1]))
     if found := re.search(r"EOF inside string starting at row (\d+)", message):
         return f"a quotation mark opened in row {int(found[1])} is never closed"
     return message.removeprefix("Error tokenizing data. C error: ")
 
 
-def _ragged(line: int, found: int, expected: int) -> str:
-    return (
-        f"line {line:,} has {found} fields where the header has {expected}; text that holds the separator must be "
-        "in quotation marks"
-    )
-
-
-def _open_binary(file: Path) -> Any:
-    """The file as bytes, unpacked."""
-    packing = PACKED.get(file.suffix.lower())
-    return file.open("rb") if packing is None else import_module(packing).open(file, "rb")
-
-
-def _check_text(file: Path, name: str) -> bytes:
-    """The first bytes of a text file; an empty or a binary one is refused."""
-    with _open_binary(file) as handle:
-        head = handle.read(1 << 16)
-    if not head.strip():
-        raise InputError(f"{name} is empty; a header and at least one row are expected")
-    if b"\0" in head:
-        raise InputError(f"{name} is not text (it holds NUL bytes); CSV, TSV or JSONL as UTF-8 is expected")
-    return bytes(head)
-
-
-class _Lines(NamedTuple):
-    """What the lines of a CSV file without quotation marks must look like."""
-
-    separator: str
-    width: int
-
-
-def _csv(file: Path, name: str, kind: str) -> tuple[Source, _Lines | None]:
-    """CSV and TSV: a header, then rows. In .csv files the header tells whether , ; tab or | separates."""
-    first_line = _check_text(file, name).partition(b"\n")[0]
-    separator = "\t" if kind == "tsv" else max(",;\t|", key=lambda sign: first_line.count(sign.encode()))
-    with io.TextIOWrapper(_open_binary(file), encoding="utf-8-sig", newline="") as text:
-        rows = list(islice((row for row in csv.reader(text, delimiter=separator) if row), 2))
-    if len(rows) < 2:
-        raise InputError(f"{name} has a header but no rows; at least one row is expected")
-    columns, first = [cell.strip() for cell in rows[0]], rows[1]
-    if len(first) > len(columns):
-        raise InputError(f"{name}: {_ragged(2, len(first), len(columns))}")
-    lines = _Lines(separator, len(columns)) if _is_plain(file) else None
-
-    def chunks(layout: Layout, as_text: Collection[str]) -> Iterator[pd.DataFrame]:
-        place = {wanted: columns.index(wanted) for wanted in layout.columns}
-        numbers = {place[n] for n in (*layout.score, layout.weight) if n is not None}
-        ids = {place[n] for n in (layout.id, layout.cluster) if n is not None}
-        classes = {place[n] for n in (layout.label, layout.prediction, *layout.groups) if n is not None}
-        # As categories each distinct value is looked at only once.
-        dtypes: dict[int, Any] = dict.fromkeys(classes, "category")
-        dtypes |= dict.fromkeys((place[column] for column in as_text), object)
-        missing: dict[Any, Sequence[str]] = dict.fromkeys(numbers - classes, _NO_NUMBER)
-        missing |= dict.fromkeys(ids - classes, ("",))
-        reader = pd.read_csv(
-            file,
-            sep=separator,
-            header=0,
-            # Numbered, since a header may hold a name twice.
-            names=range(len(columns)),
-            # Told to skip columns, pandas no longer minds lines that are too long: then `_scan` must look at them.
-            usecols=sorted(place.values()) if lines else None,
-            dtype=dtypes,
-            keep_default_na=False,
-            na_values=missing,
-            chunksize=CHUNK if lines else CHUNK // 4,
-            encoding="utf-8",
-        )
-        with reader:
-            for chunk in reader:
-                yield chunk[list(place.values())].set_axis(list(place), axis="columns")
-
-    return Source(name, columns, chunks, text_only=True), lines
-
-
-def _is_plain(file: Path) -> bool:
-    """Whether a text file is neither packed nor holds a quotation mark, so that every line end ends a row."""
-    if file.suffix.lower() in PACKED:
-        return False
-    with file.open("rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return content.find(b'"') < 0
-
-
-class _Scan(NamedTuple):
-    """What one pass over the bytes of a file shows: its hash and its first uneven line, if the lines were looked at."""
-
-    sha256: str
-    uneven: tuple[int, int, int] | None
-
-    def check(self, name: str) -> None:
-        if self.uneven is not None:
-            raise InputError(f"{name}: {_ragged(*self.uneven)}") from None
-
-
-def _scan(file: Path, lines: _Lines | None) -> _Scan:
-    """Hash a file and, given `lines`, see whether each has as many fields as the header."""
-    if lines is None:
-        with file.open("rb") as handle:
-            return _Scan(hashlib.file_digest(handle, "sha256").hexdigest(), None)
-    sign, width = lines.separator.encode(), lines.width
-    # Separators and line ends alone must make a regular pattern.
-    pattern = sign * (width - 1) + b"\n"
-    other = bytes(set(range(256)) - set(sign + b"\n"))
-    digest, even, rest = hashlib.sha256(), True, b""
-    with file.open("rb") as handle:
-        while block := handle.read(1 << 18):
-            digest.update(block)
-            signs = rest + block.translate(None, other)
-            rows = len(signs) // width
-            even = even and signs[: rows * width] == pattern * rows
-            rest = signs[rows * width :]
-    even = even and rest in (b"", pattern[:-1])
-    return _Scan(digest.hexdigest(), None if even else _uneven_line(file, sign, width))
-
-
-def _uneven_line(file: Path, sign: bytes, width: int) -> tuple[int, int, int] | None:
-    """Line number, fields found and fields expected of the first line that is neither blank nor even."""
-    with file.open("rb") as handle:
-        for number, line in enumerate(handle, start=1):
-            if line.count(sign) != width - 1 and line.strip():
-                return number, line.count(sign) + 1, width
-    return None
-
-
 def _jsonl(file: Path, name: str) -> Source:
     """One JSON object a line; its columns are the keys seen in the first hundred lines."""
-    _check_text(file, name)
+    check_text(file, name)
 
     def objects() -> Iterator[dict[str, Any]]:
-        with _open_binary(file) as handle:
+        with open_binary(file) as handle:
             for number, line in enumerate(handle, start=1):
                 if not line.strip():
                     continue
@@ -369,3 +210,11 @@ def _parquet(file: Path, name: str) -> Source:
                 yield batch.to_pandas()
 
     return Source(name, columns, chunks)
+
+
+_READERS: Mapping[str, Callable[[Path, str], Source]] = {
+    "csv": csv_source,
+    "tsv": partial(csv_source, separator="\t"),
+    "jsonl": _jsonl,
+    "parquet": _parquet,
+}

@@ -13,7 +13,8 @@ import pandas as pd
 
 from fairhead.errors import InputError
 from fairhead.records import Records
-from fairhead.records_io import CHUNK, NO_PYARROW, PACKED, file_format
+from fairhead.records_io import NO_PYARROW, file_format
+from fairhead.records_source import CHUNK, PACKED
 
 
 def write(records: Records, path: str | os.PathLike[str]) -> None:

@@ -159,6 +159,8 @@ def audit_command(
     _check_parts(label, pred, score or [], group, compare_pred)
     for output in (json_path, html_path):
         _check_output(output)
+    if json_path and html_path and Path(json_path).absolute() == Path(html_path).absolute().with_suffix(".json"):
+        raise InputError(f"--html {html_path} writes its own JSON to {json_path}; give --json another name")
     columns: dict[str, Any] = {
         "label": label,
         "prediction": pred,
@@ -255,14 +257,12 @@ def _run(
 ) -> "tuple[Audit, Comparison | None]":
     from dataclasses import replace
 
-    from fairhead.audit import audit
+    from fairhead.audit import audit, compare
 
     if other is None:
         found = audit(records, **options)
         return replace(found, provenance={**made, **found.provenance}), None
-    from fairhead.audit import compare
-
-    comparison = compare(records, other, correction=correction, **options)
+    comparison = compare(records, other, **{**options, "correction": correction})
     comparison = replace(comparison, provenance={**made, **comparison.provenance})
     return replace(comparison.a, provenance={**made, **comparison.a.provenance}), comparison
 

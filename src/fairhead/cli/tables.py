@@ -42,11 +42,12 @@ def show_audit(console: Console, audit: Audit, verdicts: Iterable[Verdict], what
     for group_by in dict.fromkeys(row.group_by for row in audit.by_group):
         console.print()
         rows = [row for row in audit.by_group if row.group_by == group_by]
-        console.print(_group_table(rows, group_by, percent, console.width))
+        rates = _rate_columns(rows, console.width)
+        console.print(_group_table(rows, rates, group_by, percent))
         gaps = [e for e in audit.estimates if e.group_by == group_by]
         console.print()
         console.print(_gap_table(gaps, group_by, percent))
-        _show_reasons(console, [rate for row in rows for rate in row.rates.values()])
+        _show_reasons(console, [row.rates[rate] for row in rows for rate in rates])
     _show_legend(console, dict.fromkeys(e.metric for e in audit.estimates if e.group_by is not None))
 
 
@@ -139,9 +140,8 @@ def _table(title: str) -> Table:
     )
 
 
-def _group_table(rows: Sequence[GroupRow], group_by: str, percent: str, width: int) -> Table:
+def _group_table(rows: Sequence[GroupRow], rates: Sequence[str], group_by: str, percent: str) -> Table:
     """One line a group: n and its rates."""
-    rates = _rate_columns(rows, width)
     table = _table(f"{escape(group_by)}: each group, percent with {percent} intervals")
     table.add_column(escape(group_by), overflow="fold")
     table.add_column("n", justify="right", no_wrap=True)

@@ -1,0 +1,162 @@
+"""Reading CSV and TSV: in parallel where lines are plain, and never with a line that has too many or too few fields."""
+
+import csv
+import io
+import mmap
+import os
+import re
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from fairhead.errors import InputError
+from fairhead.records import Layout
+from fairhead.records_source import CHUNK, PACKED, Source, check_text, open_binary
+
+# Bytes that one thread parses at a time.
+BLOCK = 1 << 22
+MAX_THREADS = 4
+
+# Values that mean "missing" in a column of numbers.
+_NO_NUMBER = ("", "nan", "NaN", "NAN", "NA", "N/A", "n/a", "#N/A", "None", "null", "NULL", "<NA>")
+_INTEGER = re.compile(r"-?\d+")
+
+
+class _Header(NamedTuple):
+    """What the beginning of a file shows: its columns, their separator, and a few rows."""
+
+    separator: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def csv_source(file: Path, name: str, separator: str | None = None) -> Source:
+    """CSV and TSV: a header, then rows. Unless it is given, the header tells whether , ; tab or | separates."""
+    header = _read_header(file, name, separator)
+    plain = _is_plain(file)
+
+    def chunks(layout: Layout, as_text: Collection[str]) -> Iterator[pd.DataFrame]:
+        place = {wanted: header.columns.index(wanted) for wanted in layout.columns}
+        options = _options(header, layout, place, as_text)
+        found = _parallel(file, name, header, place, options) if plain else _serial(file, options)
+        for chunk in found:
+            yield chunk[list(place.values())].set_axis(list(place), axis="columns")
+
+    return Source(name, header.columns, chunks, text_only=True)
+
+
+def _read_header(file: Path, name: str, separator: str | None) -> _Header:
+    first_line = check_text(file, name).lstrip().partition(b"\n")[0]
+    sign = separator or max(",;\t|", key=lambda sign: first_line.count(sign.encode()))
+    with io.TextIOWrapper(open_binary(file), encoding="utf-8-sig", newline="") as text:
+        lines = list(islice((row for row in csv.reader(text, delimiter=sign) if row), 100))
+    if len(lines) < 2:
+        raise InputError(f"{name} has a header but no rows; at least one row is expected")
+    columns = [cell.strip() for cell in lines[0]]
+    if len(lines[1]) > len(columns):
+        raise InputError(f"{name}: {ragged(2, len(lines[1]), len(columns))}")
+    return _Header(sign, columns, lines[1:])
+
+
+def _options(header: _Header, layout: Layout, place: dict[str, int], as_text: Collection[str]) -> dict[str, Any]:
+    """How pandas is to read the columns, which go by their numbers, since a header may hold a name twice."""
+    numbers = {place[n] for n in (*layout.score, layout.weight) if n is not None}
+    ids = {place[n] for n in (layout.id, layout.cluster) if n is not None}
+    classes = {place[n] for n in (layout.label, layout.prediction, *layout.groups) if n is not None}
+    # Text as categories: each distinct value is looked at only once. Integers are quicker still as they are.
+    integers = {j for j in classes if all(_INTEGER.fullmatch(row[j]) for row in header.rows if j < len(row))}
+    dtypes: dict[int, Any] = dict.fromkeys(classes - integers, "category")
+    dtypes |= dict.fromkeys((place[column] for column in as_text), object)
+    missing: dict[int, Sequence[str]] = dict.fromkeys(numbers - classes, _NO_NUMBER)
+    missing |= dict.fromkeys(ids - classes, ("",))
+    return {
+        "sep": header.separator,
+        "names": range(len(header.columns)),
+        "dtype": dtypes,
+        "keep_default_na": False,
+        "na_values": missing,
+        "encoding": "utf-8",
+    }
+
+
+def _is_plain(file: Path) -> bool:
+    """Whether a text file is neither packed nor holds a quotation mark, so that every line end ends a row."""
+    if file.suffix.lower() in PACKED:
+        return False
+    with file.open("rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return content.find(b'"') < 0 and content.find(b"\n") >= 0
+
+
+def _serial(file: Path, options: dict[str, Any]) -> Iterator[pd.DataFrame]:
+    """All columns, since pandas minds lines that are too long only if it is not told to skip some."""
+    with pd.read_csv(file, header=0, chunksize=CHUNK // 4, **options) as reader:
+        yield from reader
+
+
+def _parallel(
+    file: Path, name: str, header: _Header, place: dict[str, int], options: dict[str, Any]
+) -> Iterator[pd.DataFrame]:
+    """Blocks of whole lines, parsed by several threads and given out in order."""
+    sign, width = header.separator.encode(), len(header.columns)
+    line_pattern = sign * (width - 1) + b"\n"
+    neither = bytes(set(range(256)) - set(sign + b"\n"))
+
+    def parse(block: _Block) -> pd.DataFrame:
+        # Separators and line ends alone must make a regular pattern. If they do not, there may still be blank lines.
+        signs = block.text.translate(None, neither)
+        if signs != line_pattern * (len(signs) // width):
+            _refuse_uneven(file, name, block, sign, width)
+        text = io.BytesIO(block.text)
+        return pd.read_csv(text, header=None, usecols=sorted(place.values()), low_memory=False, **options)
+
+    threads = min(MAX_THREADS, os.cpu_count() or 1)
+    with ThreadPoolExecutor(threads) as pool:
+        waiting: deque[Future[pd.DataFrame]] = deque()
+        for block in _blocks(file):
+            waiting.append(pool.submit(parse, block))
+            # No more blocks in memory than keep the threads busy.
+            if len(waiting) > threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+class _Block(NamedTuple):
+    """Whole lines of a file, and where in the file they begin."""
+
+    text: bytes
+    offset: int
+
+
+def _blocks(file: Path) -> Iterator[_Block]:
+    """The lines after the header."""
+    with file.open("rb") as handle:
+        while not handle.readline().strip():
+            pass
+        offset = handle.tell()
+        while text := handle.read(BLOCK) + handle.readline():
+            if not text.isspace():
+                yield _Block(text if text.endswith(b"\n") else text + b"\n", offset)
+            offset += len(text)
+
+
+def _refuse_uneven(file: Path, name: str, block: _Block, sign: bytes, width: int) -> None:
+    """Name the first line of a block that is neither blank nor has `width` fields, if there is one."""
+    for number, line in enumerate(block.text.split(b"\n"), start=1):
+        if line.count(sign) != width - 1 and line.strip():
+            with file.open("rb") as handle:
+                before = handle.read(block.offset).count(b"\n")
+            raise InputError(f"{name}: {ragged(before + number, line.count(sign) + 1, width)}")
+
+
+def ragged(line: int, found: int, expected: int) -> str:
+    """What to say about a line with too many or too few fields."""
+    return (
+        f"line {line:,} has {found} fields where the header has {expected}; text that holds the separator must be "
+        "in quotation marks"
+    )

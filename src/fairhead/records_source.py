@@ -1,0 +1,54 @@
+"""A table that can be walked through in chunks, and what all readers of text files share."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fairhead.errors import InputError
+from fairhead.records import Layout
+
+PACKED = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma"}
+
+# Rows read at a time: enough to be fast, few enough to keep memory small.
+CHUNK = 1 << 18
+
+
+@dataclass(frozen=True)
+class Source:
+    """A table that can be walked through in chunks.
+
+    Attributes:
+        name: what messages call it.
+        columns: the names of its columns.
+        chunks: for a layout, data frames that hold at least the columns of the layout; those named in the
+            second argument are not to be parsed as numbers.
+        text_only: whether the format cannot tell numbers from text.
+        provenance: makes the entries that say where the rows came from.
+    """
+
+    name: str
+    columns: Sequence[str]
+    chunks: Callable[[Layout, Collection[str]], Iterator[pd.DataFrame]]
+    text_only: bool = False
+    provenance: Callable[[], Mapping[str, Any]] = dict
+
+
+def open_binary(file: Path) -> Any:
+    """The file as bytes, unpacked."""
+    packing = PACKED.get(file.suffix.lower())
+    return file.open("rb") if packing is None else import_module(packing).open(file, "rb")
+
+
+def check_text(file: Path, name: str) -> bytes:
+    """The first bytes of a text file; an empty or a binary one is refused."""
+    with open_binary(file) as handle:
+        head = handle.read(1 << 16)
+    if not head.strip():
+        raise InputError(f"{name} is empty; a header and at least one row are expected")
+    if b"\0" in head:
+        raise InputError(f"{name} is not text (it holds NUL bytes); CSV, TSV or JSONL as UTF-8 is expected")
+    return bytes(head)
