@@ -79,6 +79,19 @@ def run_demo(out: Path | str, plan: DemoPlan | None = None, tell: Tell | None = 
 
     Returns:
         Where the report is, and what it says.
+
+    Raises:
+        InputError: the folder cannot be made.
+
+    Example:
+        >>> import tempfile
+        >>> from fairhead.demo import DemoPlan, run_demo
+        >>> from fairhead.train import TrainingPlan
+        >>> quick = DemoPlan(training=TrainingPlan(epochs=1), layers=1, heads=4, width=16, n_boot=100)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     found = run_demo(folder, quick)
+        >>> found.report.name
+        'report.html'
     """
     plan = plan or DemoPlan()
     tell = tell or (lambda stage, done, total, note: None)
@@ -86,19 +99,19 @@ def run_demo(out: Path | str, plan: DemoPlan | None = None, tell: Tell | None = 
     seconds: dict[str, float] = {}
     with _one_thread():
         digits = shaded_digits(plan.seed)
-        plain, with_dam = _new_model(plan), attach(_new_model(plan), DAM())
+        models = {"plain": _new_model(plan), "dam": attach(_new_model(plan), DAM())}
         with _timed(seconds, "plain training"):
-            plain_fit = _train("plain training", plain, digits, plan, tell)
+            plain_fit = _train("plain training", models["plain"], digits, plan, tell)
         with _timed(seconds, "training with DAM"):
-            dam_fit = _train("training with DAM", with_dam, digits, plan, tell)
+            dam_fit = _train("training with DAM", models["dam"], digits, plan, tell)
         with _timed(seconds, "audit"):
             tell("audit", 0, 1, "")
-            records = {name: digits.records(_p_odd(model, digits)) for name, model in _named(plain, with_dam)}
+            records = {name: digits.records(_p_odd(model, digits)) for name, model in models.items()}
             comparison = compare(records["plain"], records["dam"], n_boot=plan.n_boot, seed=plan.seed)
             tell("audit", 1, 1, f"{len(digits.test)} test pictures")
         with _timed(seconds, "locate"):
-            located = _locate(plain, digits, plan, tell)
-    for name, model in _named(plain, with_dam):
+            located = _locate(models["plain"], digits, plan, tell)
+    for name, model in models.items():
         _save_model(model, out / "models" / name)
     _save_records({**records, **located.records}, out / "records")
     findings = Findings(plain_fit, dam_fit, comparison, located.head_map, located.ablations)
@@ -222,12 +235,6 @@ def _train(name: str, model: ViTForImageClassification, digits: ShadedDigits, pl
         tell(name, epoch.number, epochs, note)
 
     return fit(model, digits.train, digits.validation, replace(plan.training, seed=plan.seed), on_epoch)
-
-
-def _named(
-    plain: ViTForImageClassification, with_dam: ViTForImageClassification
-) -> tuple[tuple[str, ViTForImageClassification], ...]:
-    return ("plain", plain), ("dam", with_dam)
 
 
 def _save_model(model: ViTForImageClassification, folder: Path) -> None:

@@ -167,6 +167,15 @@ def select_heads(scores: HeadMap, count: int, *, alpha: float = 0.05, per_layer:
         count: how many heads at most; fewer when fewer are significant.
         alpha: false discovery rate.
         per_layer: how many of one layer at most, so that enough heads are left there as controls.
+
+    Example:
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> groups, labels = np.arange(200) % 2, np.arange(200) // 100
+        >>> evidence = rng.normal(size=(200, 2, 3))
+        >>> evidence[:, 1, 2] += 2 * groups          # one head sees the group
+        >>> select_heads(score_heads(evidence, evidence.sum((1, 2)), groups, labels), count=4)
+        (Head(layer=1, head=2),)
     """
     side = scores.gap * np.sign(scores.total)
     chosen: list[Head] = []

@@ -62,6 +62,20 @@ def save(model: Any, folder: Path | str) -> None:
 
     The model itself is an ordinary Hugging Face folder (config.json, model.safetensors); a method adds its settings
     (fairhead.json) and what it has learnt (fairhead.safetensors).
+
+    Example:
+        >>> import tempfile, torch
+        >>> from transformers import ViTConfig, ViTForImageClassification
+        >>> from fairhead.mitigate import DAM, attach, load, save
+        >>> shape = dict(image_size=4, patch_size=2, num_channels=1, hidden_size=8, intermediate_size=8)
+        >>> model = ViTForImageClassification(ViTConfig(num_hidden_layers=1, num_attention_heads=2, **shape))
+        >>> model = attach(model, DAM()).eval()
+        >>> picture = torch.zeros(1, 1, 4, 4)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save(model, folder)
+        ...     again = load(folder)
+        >>> torch.equal(model(picture).logits, again(picture).logits)
+        True
     """
     from safetensors.torch import save_file
 
@@ -81,7 +95,7 @@ def save(model: Any, folder: Path | str) -> None:
 
 
 def load(folder: Path | str) -> nn.Module:
-    """Read back what `save` wrote: the same outputs, in evaluation mode.
+    """Read back what `save` wrote: the same outputs, in evaluation mode. See `save` for an example.
 
     Raises:
         InputError: the folder has no model, or names a method that is not known.
