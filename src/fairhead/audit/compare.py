@@ -1,6 +1,6 @@
 """`compare`: two sets of predictions on the same rows, pairwise."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -13,8 +13,8 @@ from fairhead.audit.catalogue import Metric
 from fairhead.audit.counts import Sample, cell_numbers, tabulate
 from fairhead.audit.estimate import Rules, Stack
 from fairhead.audit.rates import Rates, Tables
-from fairhead.audit.reduction import Multiclass
-from fairhead.audit.results import Comparison, Difference
+from fairhead.audit.reduction import Multiclass, Reduction
+from fairhead.audit.results import Audit, Comparison, Difference, Estimate
 from fairhead.audit.run import (
     MIN_CELL,
     View,
@@ -96,7 +96,7 @@ def compare(
         "positive": positive,
         "privileged": privileged,
     }
-    audits = [audit(records, **options) for records in (joined.a, joined.b)]
+    audits = audit(joined.a, **options), audit(joined.b, **options)
     first, second = View.of(joined.a, positive), View.of(joined.b, positive)
     rules = Rules(level, min_cell, multiclass, first.prevalence)
     chosen = [m for m in choose_metrics(metrics, has_scores=first.scores is not None) if not m.scores]
@@ -107,7 +107,7 @@ def compare(
         privileged_index = 0 if name is None else privileged_group(name, column, privileged)
         pair = _Pair.of(first, second, column, n_boot, n_perm, seed)
         differences += [
-            pair.difference(metric, rules, name, privileged_index)
+            pair.difference(metric, rules, audits, name, privileged_index)
             for metric in chosen
             if metric.overall == (name is None)
         ]
@@ -126,7 +126,7 @@ def compare(
         "level": level,
         "correction": correction,
     }
-    return Comparison(tuple(differences), audits[0], audits[1], provenance)
+    return Comparison(tuple(differences), *audits, provenance)
 
 
 class Joined(NamedTuple):
@@ -247,7 +247,9 @@ class _Pair:
             tables(sample.swapped(n_perm, np.random.default_rng(seed))),
         )
 
-    def difference(self, metric: Metric, rules: Rules, name: str | None, privileged: int) -> Difference:
+    def difference(
+        self, metric: Metric, rules: Rules, audits: tuple[Audit, Audit], name: str | None, privileged: int
+    ) -> Difference:
         """One metric, b minus a."""
         drawn = _values(metric, self.bootstrap, rules, privileged)
         n = int(self.bootstrap[0].rows.sum())
@@ -258,6 +260,7 @@ class _Pair:
         value = drawn.b - drawn.a
         star = drawn.star_b - drawn.star_a
         interval = intervals.percentile(star[~np.isnan(star)], rules.level)
+        ends = _ends(metric, drawn, (audits[0][metric.name, name], audits[1][metric.name, name]), interval, rules.level)
         by_chance = np.abs(swapped.star_b - swapped.star_a)
         # A swap that leaves no value counts against the finding.
         as_large = np.count_nonzero(~(by_chance < abs(value) - 1e-12))
@@ -267,8 +270,8 @@ class _Pair:
             drawn.a,
             drawn.b,
             value,
-            min(interval.low, value),
-            max(interval.high, value),
+            min(ends.low, value),
+            max(ends.high, value),
             n,
             (1 + int(as_large)) / (1 + len(by_chance)),
             None,
@@ -279,10 +282,38 @@ class _Pair:
 
 
 class _Values(NamedTuple):
+    """A metric of both predictions and of their replicates, and how far apart the rates themselves are at most."""
+
     a: float
     b: float
     star_a: Array
     star_b: Array
+    most: Callable[[float], float] | None = None
+
+
+def _ends(
+    metric: Metric, drawn: _Values, alone: tuple[Estimate, Estimate], bootstrap: intervals.Interval, level: float
+) -> intervals.Ends:
+    """The interval of a difference.
+
+    Smooth figures have their percentile interval. A folded figure is too large by an amount that differs between
+    a and b, most of all where b is nearly even and a is not, so its interval is put together from those of a and b.
+    It reaches no further than the rates of the same rows moved: |gap(b) − gap(a)| ≤ gap(b − a).
+    """
+    value = drawn.b - drawn.a
+    both = [e for e in alone if e.value is not None and e.low is not None and e.high is not None]
+    if drawn.most is None or len(both) < 2:
+        return intervals.Ends(value, bootstrap.low, bootstrap.high)
+    one, other = (intervals.Ends(e.value or 0.0, e.low or 0.0, e.high or 0.0) for e in both)
+    known = ~np.isnan(drawn.star_a) & ~np.isnan(drawn.star_b)
+    spread = float(np.std(drawn.star_a[known]) * np.std(drawn.star_b[known]))
+    covariance = float(np.cov(drawn.star_a[known], drawn.star_b[known], bias=True)[0, 1])
+    ends = intervals.difference(one, other, covariance / spread if spread > 0 else 0.0, metric.ideal)
+    most = drawn.most(level)
+    low, high = -most, most
+    if metric.compare == "ratio":  # there the rates moved by factors
+        low, high = drawn.a * (np.exp(-most) - 1), drawn.a * (np.exp(most) - 1)
+    return intervals.Ends(value, max(ends.low, float(low)), min(ends.high, float(high)))
 
 
 def _values(metric: Metric, pair: tuple[Tables, Tables], rules: Rules, privileged: int) -> _Values | str:
@@ -305,7 +336,31 @@ def _values(metric: Metric, pair: tuple[Tables, Tables], rules: Rules, privilege
     stars = [np.full(len(stack.kept), np.nan) for stack in stacks]
     for star, stack in zip(stars, stacks, strict=True):
         star[stack.kept] = reduction(stack.star)
-    return _Values(a, b, stars[0], stars[1])
+    return _Values(a, b, stars[0], stars[1], _most(reduction, stacks))
+
+
+def _most(reduction: Reduction, stacks: Sequence[Stack]) -> Callable[[float], float] | None:
+    """The upper end of how far the rates of a and b are apart, for figures that are folded."""
+    compare = reduction.metric.compare
+    if compare not in ("spread", "to_overall", "ratio", "minimum"):
+        return None
+    hats = [stack.hat for stack in stacks]
+    kept = stacks[0].kept & stacks[1].kept
+    stars = [stack.star[kept[stack.kept]] for stack in stacks]
+    reduce: Callable[[Array], Array] = reduction
+    if compare == "minimum":
+        reduce = _largest_move
+    elif compare == "ratio":
+        if (reduction.multiclass != "max" and hats[0].shape[1] > 1) or min(np.nanmin(hat) for hat in hats) <= 0:
+            return None
+        floor = 0.5 / np.maximum(stacks[0].rows, 1)
+        hats, stars = [np.log(hat) for hat in hats], [np.log(np.maximum(star, floor)) for star in stars]
+        reduce = reduction.gap_of_logarithms
+    return lambda level: intervals.gap(hats[1] - hats[0], stars[1] - stars[0], reduce, level=level).high
+
+
+def _largest_move(moves: Array) -> Array:
+    return np.fmax.reduce(np.abs(moves), axis=(-1, -2, -3))
 
 
 def _association(metric: Metric, pair: tuple[Tables, Tables], rules: Rules) -> _Values | str:

@@ -157,6 +157,36 @@ def narrow(hat: Array, by: Array | float) -> Array:
     return np.clip(hat, (bottom + cut)[..., None], (top - cut)[..., None])
 
 
+class Ends(NamedTuple):
+    """A figure and its interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def difference(a: Ends, b: Ends, correlation: float, ideal: float | None) -> Ends:
+    """Interval of b − a from the intervals of both and the correlation of their replicates.
+
+    Each side adds the distances to the ends that matter there as the sides of a triangle (MOVER). A distance that ends
+    at the ideal value is bias as much as noise, because the figure is folded there, and is added in full.
+
+    Example:
+        >>> apart = difference(Ends(0.5, 0.4, 0.6), Ends(0.2, 0.1, 0.3), 0.0, 0.0)
+        >>> round(apart.low, 3), round(apart.high, 3)
+        (-0.441, -0.159)
+    """
+
+    def reach(end_a: float, end_b: float) -> float:
+        x, y = abs(end_a - a.value), abs(end_b - b.value)
+        if ideal in (end_a, end_b):
+            return x + y
+        return max(0.0, x * x + y * y - 2 * correlation * x * y) ** 0.5
+
+    value = b.value - a.value
+    return Ends(value, value - reach(a.high, b.low), value + reach(a.low, b.high))
+
+
 def minimum_detectable(se: float, level: float = 0.95, power: float = 0.8) -> float:
     """The smallest true effect that a sample with this standard error shows with the given power.
 
