@@ -1,0 +1,178 @@
+"""Token sequences as trees: what several begin with is computed once. Needs no torch.
+
+Sequences are sorted, so that those with a common beginning are neighbours, and laid into rows one after the other; each
+adds only the tokens that it does not share with the one before. A row is thus a tree in preorder: the tokens that
+follow from position j are exactly those at j, …, end[j] − 1, and token i may attend to j where j ≤ i < end[j].
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+
+class TokenSequence(NamedTuple):
+    """Tokens of which those from `scored_from` on are scored; the first is never scored, it has nothing before it."""
+
+    tokens: Sequence[int]
+    scored_from: int
+
+
+class Path(NamedTuple):
+    """Where the scored tokens of a sequence lie in its row."""
+
+    sequence: int
+    positions: Ints
+
+
+class Row(NamedTuple):
+    """One tree of T tokens.
+
+    Attributes:
+        tokens: shape [T].
+        depth: number of tokens before, shape [T]: the position that the model is told.
+        parent: where the token before lies, shape [T]; −1 for the first of all.
+        end: one past the last token that follows from this one, shape [T].
+        paths: one for each sequence.
+    """
+
+    tokens: Ints
+    depth: Ints
+    parent: Ints
+    end: Ints
+    paths: tuple[Path, ...]
+
+
+def pack(
+    sequences: Sequence[TokenSequence], row_tokens: int, share: bool = True, longest: int | None = None
+) -> list[Row]:
+    """Lay sequences into rows of about `row_tokens` tokens.
+
+    A row is longer where a sequence is: a long beginning that many share is worth repeating only once it has been
+    followed by as many tokens as it has itself.
+
+    Args:
+        sequences: with at least two tokens each, 1 ≤ scored_from < number of tokens.
+        row_tokens: where a row ends.
+        share: False gives each sequence a row of its own, for models that cannot read trees.
+        longest: no row of several sequences is longer than this; None sets no bound.
+
+    Example:
+        >>> rows = pack([TokenSequence([0, 5, 6, 7], 3), TokenSequence([0, 5, 6, 8, 9], 3)], row_tokens=64)
+        >>> rows[0].tokens.tolist(), rows[0].depth.tolist(), rows[0].end.tolist()
+        ([0, 5, 6, 7, 8, 9], [0, 1, 2, 3, 3, 4], [6, 6, 6, 4, 6, 6])
+        >>> [path.positions.tolist() for path in rows[0].paths]
+        [[3], [4, 5]]
+    """
+    order = sorted(range(len(sequences)), key=lambda i: list(sequences[i].tokens))
+    rows, tree = [], _Tree()
+    for i in order:
+        tokens = np.asarray(sequences[i].tokens, dtype=np.int64)
+        shared = tree.shared(tokens) if share else 0
+        bound = max(row_tokens, 2 * len(tokens)) if longest is None else min(longest, max(row_tokens, 2 * len(tokens)))
+        full = len(tree) + len(tokens) - shared > bound
+        if len(tree) and (full or not share):
+            rows.append(tree.row())
+            tree, shared = _Tree(), 0
+        tree.add(i, tokens, shared, sequences[i].scored_from)
+    return [*rows, tree.row()] if len(tree) else rows
+
+
+class _Tree:
+    """A row in the making; `_path` holds where the tokens of the latest sequence lie."""
+
+    def __init__(self) -> None:
+        self._size = 0
+        self._tokens: list[Ints] = []
+        self._depth: list[Ints] = []
+        self._parent: list[Ints] = []
+        self._closed: list[tuple[Ints, int]] = []
+        self._latest = self._path = np.empty(0, dtype=np.int64)
+        self._paths: list[Path] = []
+
+    def __len__(self) -> int:
+        return self._size
+
+    def shared(self, tokens: Ints) -> int:
+        """How many tokens of this sequence are there already."""
+        common = min(len(tokens), len(self._latest))
+        differing = np.flatnonzero(tokens[:common] != self._latest[:common])
+        return int(differing[0]) if len(differing) else common
+
+    def add(self, sequence: int, tokens: Ints, shared: int, scored_from: int) -> None:
+        """Add what is new of a sequence."""
+        new = np.arange(self._size, self._size + len(tokens) - shared)
+        self._closed.append((self._path[shared:], self._size))
+        path = np.concatenate([self._path[:shared], new])
+        self._tokens.append(tokens[shared:])
+        self._depth.append(np.arange(shared, len(tokens)))
+        before = path[shared - 1 : len(tokens) - 1] if shared else np.concatenate([[-1], path[:-1]])
+        self._parent.append(before.astype(np.int64))
+        self._paths.append(Path(sequence, path[scored_from:]))
+        self._size += len(new)
+        self._latest, self._path = tokens, path
+
+    def row(self) -> Row:
+        """The row as it stands."""
+        end = np.full(self._size, self._size, dtype=np.int64)
+        for positions, size in self._closed:
+            end[positions] = size
+        depth, parent = np.concatenate(self._depth), np.concatenate(self._parent)
+        return Row(np.concatenate(self._tokens), depth, parent, end, tuple(self._paths))
+
+
+def batches(rows: Sequence[Row], batch_tokens: int, max_scored: int) -> list[list[int]]:
+    """Group rows of similar length; padded, a batch has at most `batch_tokens` tokens unless one row alone has more.
+
+    Args:
+        rows: the rows.
+        batch_tokens: bound of rows × longest row.
+        max_scored: bound of the tokens whose next-token distribution a batch needs.
+
+    Example:
+        >>> rows = pack([TokenSequence([0] * n, 1) for n in (9, 3, 8, 2)], row_tokens=1, share=False)
+        >>> [[len(rows[i].tokens) for i in batch] for batch in batches(rows, 18, 1000)]
+        [[9, 8], [3, 2]]
+    """
+    # The longest first: if memory is too small for them, that shows at once.
+    order = sorted(range(len(rows)), key=lambda i: -len(rows[i].tokens))
+    found: list[list[int]] = []
+    longest = scored = 0
+    for i in order:
+        needed = predicting(rows[i])[0].size
+        if not found or (len(found[-1]) + 1) * longest > batch_tokens or scored + needed > max_scored:
+            found.append([])
+            longest, scored = len(rows[i].tokens), 0
+        found[-1].append(i)
+        scored += needed
+    return found
+
+
+class Predicting(NamedTuple):
+    """The scored tokens of a row and where they are predicted.
+
+    Attributes:
+        at: positions whose next-token distribution is needed, shape [P], sorted, distinct.
+        scored: positions of scored tokens, shape [S], sorted, distinct.
+        source: for each scored token the index into `at`, shape [S].
+    """
+
+    at: Ints
+    scored: Ints
+    source: Ints
+
+
+def predicting(row: Row) -> Predicting:
+    """Where the tokens of a row that are scored are predicted: at the token before each.
+
+    Example:
+        >>> row = pack([TokenSequence([0, 5, 6], 2), TokenSequence([0, 5, 7], 2)], 64)[0]
+        >>> predicting(row)
+        Predicting(at=array([1]), scored=array([2, 3]), source=array([0, 0]))
+    """
+    scored = np.unique(np.concatenate([path.positions for path in row.paths]))
+    at, source = np.unique(row.parent[scored], return_inverse=True)
+    return Predicting(at, scored, source)

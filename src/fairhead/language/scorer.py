@@ -1,0 +1,305 @@
+"""The scoring engine: log-probabilities of many continuations of many prefixes, under any causal language model.
+
+Sequences are laid into trees (`packing.py`) and every tree is read in one forward pass: a mask lets each token see the
+tokens that lead to it and no others, and positions count along its own branch. A context that a hundred questions share
+is thus computed once, without a cache to copy, and only the tokens that predict scored ones reach the vocabulary.
+A model that cannot read trees (recurrent ones, position biases of its own) is found out by a trial and given plain
+rows.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fairhead.errors import InputError, UnsupportedModel
+from fairhead.language.packing import Row, TokenSequence, batches, pack, predicting
+from fairhead.language.scores import Journal, Progress, Request, Score, Scores
+from fairhead.language.tokens import Encoded, Start, encode, start_token
+from fairhead.language.trial import Layout, reads_trees
+
+# Tokens a batch by default: enough to keep a processor or a GPU busy.
+_BATCH_TOKENS = {"cpu": 1024, "cuda": 16384}
+# Entries of the logits of one batch: 256 MB in float32 on a processor, four times that elsewhere.
+_MAX_LOGITS = {"cpu": 1 << 26}
+_ROW_TOKENS = 384
+
+
+@dataclass
+class Scorer:
+    """Scores texts under a causal language model.
+
+    Args:
+        model: any Hugging Face causal language model.
+        tokenizer: its tokeniser.
+        device: where to compute; None leaves the model where it is.
+        dtype: to compute in, such as `torch.bfloat16`; None leaves it as it is. Sums are never made in half precision.
+        batch_tokens: tokens of a batch, padding included; None chooses by device.
+        row_tokens: tokens of a row of a batch, in which what several requests begin with is shared.
+        start: "always" puts BOS (end of text where there is none) before every text; "empty_prefix" only before texts
+            without a prefix, as lm-evaluation-harness does.
+
+    Example:
+        >>> from tokenizers import Tokenizer, models, pre_tokenizers
+        >>> from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+        >>> words = Tokenizer(models.WordLevel({w: i for i, w in enumerate("<s> the cat sat ran away".split())}, "<s>"))
+        >>> words.pre_tokenizer = pre_tokenizers.Whitespace()
+        >>> config = GPT2Config(vocab_size=6, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
+        >>> model = GPT2LMHeadModel(config)
+        >>> scorer = Scorer(model, PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>"))
+        >>> requests = [Request("a", "the cat", " sat"), Request("b", "the cat", " ran away")]
+        >>> scores = scorer.score(requests)
+        >>> scores["b"].n_tokens
+        2
+    """
+
+    model: nn.Module
+    tokenizer: Any
+    device: str | torch.device | None = None
+    dtype: torch.dtype | None = None
+    batch_tokens: int | None = None
+    row_tokens: int = _ROW_TOKENS
+    start: Start = "always"
+
+    def __post_init__(self) -> None:
+        refuse_other_than_causal(self.model)
+        if self.device is not None or self.dtype is not None:
+            self.model.to(device=self.device, dtype=self.dtype)
+        weight = next(self.model.parameters())
+        self.device, self.dtype = weight.device, weight.dtype
+        if self.batch_tokens is None:
+            self.batch_tokens = _BATCH_TOKENS.get(weight.device.type, 4096)
+        if self.batch_tokens < 1 or self.row_tokens < 1:
+            raise InputError(
+                f"batch_tokens {self.batch_tokens} and row_tokens {self.row_tokens}: at least 1 is expected"
+            )
+        self.start_token = start_token(self.tokenizer)
+        self.vocabulary = int(_input_embeddings(self.model).shape[0])
+        self.context = _context_length(self.model)
+        with _quiet(self.model):
+            self.reads_trees = reads_trees(self.model, self.vocabulary, self.context)
+        # Layers with a window hide tokens that are far away: trees and branches must stay within it.
+        self._window = _window(self.model)
+
+    def score(
+        self,
+        requests: Sequence[Request],
+        *,
+        per_token: bool = False,
+        journal: Journal | None = None,
+        on_long: Literal["raise", "skip"] = "raise",
+        progress: Progress | None = None,
+    ) -> Scores:
+        """Log-probability of each continuation after its prefix.
+
+        Args:
+            requests: with distinct ids.
+            per_token: also keep the log-probability of each token.
+            journal: an open `Journal`: what it holds is not computed again, what is computed is written at once.
+            on_long: what to do with requests longer than the model's context: "raise", or "skip" and name them.
+            progress: called after each batch.
+
+        Raises:
+            InputError: duplicate ids, a request without tokens or longer than the context, a result that is not finite.
+        """
+        _refuse_duplicates(requests)
+        found = {r.id: s for r in requests if journal and (s := journal.find(r, per_token)) is not None}
+        open_requests = [r for r in requests if r.id not in found]
+        encoded = encode(open_requests, self.tokenizer, self.start_token, self.start)
+        fitting, too_long = self._split_by_length(open_requests, encoded, on_long)
+        sequences = [encoded[i].sequence for i in fitting]
+        names = [open_requests[i].id for i in fitting]
+        if progress is not None:
+            progress(len(found), len(requests))
+        for batch in self._score_batches(sequences, names):
+            scores = [_score(names[k], encoded[fitting[k]], values, per_token) for k, values in batch]
+            if journal is not None:
+                journal.add([open_requests[fitting[k]] for k, _ in batch], scores)
+            found |= {score.id: score for score in scores}
+            if progress is not None:
+                progress(len(found) + len(too_long), len(requests))
+        return Scores({r.id: found[r.id] for r in requests if r.id in found}, tuple(too_long))
+
+    def score_tokens(self, sequences: Sequence[TokenSequence], names: Sequence[str]) -> list[NDArray[np.float64]]:
+        """Log-probabilities of the scored tokens of each sequence; `names` are for messages."""
+        values: list[NDArray[np.float64]] = [np.empty(0)] * len(sequences)
+        for batch in self._score_batches(sequences, names):
+            for i, found in batch:
+                values[i] = found
+        return values
+
+    def settings(self) -> dict[str, Any]:
+        """What a score depends on besides its texts: the weights, their precision, the start token."""
+        return {
+            "model": type(self.model).__name__,
+            "weights": weights_digest(self.model),
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "start": self.start,
+            "start_token": f"{self.start_token.name} ({self.start_token.kind})",
+        }
+
+    def _split_by_length(
+        self, requests: Sequence[Request], encoded: Sequence[Encoded], on_long: str
+    ) -> tuple[list[int], list[str]]:
+        fitting: list[int] = []
+        too_long: list[int] = []
+        for i, one in enumerate(encoded):
+            largest = max(one.sequence.tokens)
+            if largest >= self.vocabulary:
+                raise InputError(
+                    f"the tokeniser has token {largest}, the model has {self.vocabulary}; is it this model's tokeniser?"
+                )
+            (too_long if len(one.sequence.tokens) > self.context else fitting).append(i)
+        names = [requests[i].id for i in too_long]
+        if names and on_long == "raise":
+            tokens = len(encoded[too_long[0]].sequence.tokens)
+            raise InputError(
+                f"{len(names)} of {len(requests)} requests are longer than the model's context of {self.context} "
+                f"tokens; the first is {names[0]!r} with {tokens}. Shorten them, or leave them out with on_long='skip'"
+            )
+        return fitting, names
+
+    def _score_batches(
+        self, sequences: Sequence[TokenSequence], names: Sequence[str]
+    ) -> Iterator[list[tuple[int, NDArray[np.float64]]]]:
+        """Batches of (index of the sequence, log-probabilities of its scored tokens)."""
+        assert self.batch_tokens is not None
+        limit = self._window or self.context
+        packable = [i for i, s in enumerate(sequences) if self.reads_trees and len(s.tokens) <= limit]
+        chosen = set(packable)
+        plain = [i for i in range(len(sequences)) if i not in chosen]
+        row_tokens = min(self.row_tokens, self._window or self.row_tokens)
+        max_scored = max(1, _MAX_LOGITS.get(torch.device(self.device or "cpu").type, 1 << 28) // self.vocabulary)
+        for members, tree in ((packable, True), (plain, False)):
+            rows = pack([sequences[i] for i in members], row_tokens, share=tree, longest=self._window)
+            layout = Layout(self.model, tree)
+            for batch in batches(rows, self.batch_tokens, max_scored):
+                found = []
+                with _quiet(self.model):
+                    values = _read(layout, [rows[i] for i in batch])
+                for row, logprobs in zip((rows[i] for i in batch), values, strict=True):
+                    for path in row.paths:
+                        k = members[path.sequence]
+                        found.append((k, _finite(logprobs[path.positions], names[k])))
+                yield found
+
+
+def _read(layout: Layout, rows: Sequence[Row]) -> list[NDArray[np.float64]]:
+    """Log-probability of each scored token of each row, NaN elsewhere: a list of arrays [T]."""
+    places = [predicting(row) for row in rows]
+    logits = layout.logits(rows, [p.at for p in places])
+    offsets = np.cumsum([0, *(len(p.at) for p in places)])
+    source = torch.from_numpy(np.concatenate([p.source + o for p, o in zip(places, offsets, strict=False)]))
+    token = torch.from_numpy(np.concatenate([row.tokens[p.scored] for row, p in zip(rows, places, strict=True)]))
+    chosen = logits[source.to(logits.device), token.to(logits.device)].float() - _log_sum_exp(logits)[source]
+    flat = chosen.double().cpu().numpy()
+    values, taken = [], 0
+    for row, place in zip(rows, places, strict=True):
+        found = np.full(len(row.tokens), np.nan)
+        found[place.scored] = flat[taken : taken + len(place.scored)]
+        taken += len(place.scored)
+        values.append(found)
+    return values
+
+
+def _log_sum_exp(logits: Tensor) -> Tensor:
+    """In float32, [P, V] → [P], some rows at a time: a copy of all logits would double the memory."""
+    return torch.cat([torch.logsumexp(part.float(), dim=-1) for part in logits.split(128)])
+
+
+def _finite(values: NDArray[np.float64], name: str) -> NDArray[np.float64]:
+    if not np.isfinite(values).all():
+        bad = int(np.flatnonzero(~np.isfinite(values))[0])
+        raise InputError(
+            f"request {name!r}: the log-probability of token {bad + 1} of {len(values)} is {values[bad]}. "
+            "Are the weights damaged, or is the precision too low? Try float32"
+        )
+    return values
+
+
+def _score(name: str, encoded: Encoded, values: NDArray[np.float64], per_token: bool) -> Score:
+    kept = tuple(values.tolist()) if per_token else None
+    return Score(name, float(values.sum()), len(values), encoded.merged, kept)
+
+
+def _refuse_duplicates(requests: Sequence[Request]) -> None:
+    seen: set[str] = set()
+    for request in requests:
+        if request.id in seen:
+            raise InputError(f"two requests have the id {request.id!r}; distinct ids are expected")
+        seen.add(request.id)
+
+
+def refuse_other_than_causal(model: Any) -> None:
+    """Raise unless a model predicts the next token from those before it."""
+    name, config = type(model).__name__, getattr(model, "config", None)
+    if config is None or not hasattr(model, "get_output_embeddings"):
+        raise UnsupportedModel(f"{name} is not a Hugging Face model; a causal language model is expected")
+    if getattr(config, "is_encoder_decoder", False) or model.get_output_embeddings() is None:
+        raise UnsupportedModel(
+            f"{name} does not predict the next token of a text; a causal language model (…ForCausalLM) is expected"
+        )
+
+
+def weights_digest(model: nn.Module) -> str:
+    """A hash of all weights and buffers that are saved with them.
+
+    Example:
+        >>> torch.manual_seed(0) and weights_digest(nn.Linear(2, 2)) != weights_digest(nn.Linear(2, 2))
+        True
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for name, weight in sorted(model.state_dict().items()):
+        if not isinstance(weight, Tensor):
+            continue
+        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
+        flat = weight.detach().cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _input_embeddings(model: Any) -> Tensor:
+    return model.get_input_embeddings().weight
+
+
+def _text_config(model: Any) -> Any:
+    config = model.config
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def _context_length(model: nn.Module) -> int:
+    """Tokens that the model can read; recurrent models have no bound."""
+    config = _text_config(model)
+    for name in ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len"):
+        value = getattr(config, name, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return 1 << 30
+
+
+def _window(model: nn.Module) -> int | None:
+    """The narrowest window of any layer, or None."""
+    config = _text_config(model)
+    found = [getattr(config, name, None) for name in ("sliding_window", "window_size", "attention_chunk_size")]
+    widths = [width for width in found if isinstance(width, int) and width > 0]
+    return min(widths) if widths else None
+
+
+@contextmanager
+def _quiet(model: nn.Module) -> Iterator[None]:
+    """No gradients and no dropout; afterwards the model is as it was."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        for module in training:
+            module.training = True

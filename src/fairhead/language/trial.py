@@ -1,0 +1,119 @@
+"""How rows are handed to a model, and the trial that tells which way it can take them."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fairhead.errors import UnsupportedModel
+from fairhead.language.packing import Row, TokenSequence, pack
+
+# Two ways to compute the same differ by rounding; a token that sees what it should not differs as contexts do.
+_ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-6}
+_ROUNDING_OF_HALVES = 0.1
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A way to hand rows to a model.
+
+    Attributes:
+        model: the model.
+        tree: rows are trees, with a mask and positions of their own; else each is one sequence, padded on the right.
+    """
+
+    model: nn.Module
+    tree: bool
+
+    def logits(self, rows: Sequence[Row], at: Sequence[NDArray[np.int64]]) -> Tensor:
+        """Next-token logits at the chosen positions of each row, one row after the other: [sum of positions, V]."""
+        inputs = self._inputs(rows)
+        width = inputs["input_ids"].shape[1]
+        chosen = torch.from_numpy(np.concatenate([a + i * width for i, a in enumerate(at)]))
+        with _only(self.model, chosen.to(inputs["input_ids"].device)):
+            logits: Tensor = self.model(**inputs, use_cache=False).logits
+        return logits[0]
+
+    def _inputs(self, rows: Sequence[Row]) -> dict[str, Tensor]:
+        weight = next(self.model.parameters())
+        width = max(len(row.tokens) for row in rows)
+        ids = _stack([row.tokens for row in rows], width, 0).to(weight.device)
+        if not self.tree:
+            mask = _stack([np.ones(len(row.tokens), dtype=np.int64) for row in rows], width, 0)
+            return {"input_ids": ids, "attention_mask": mask.to(weight.device)}
+        # Padding sees itself alone: a row of a softmax without a single entry would be NaN.
+        here = torch.arange(width, device=weight.device)
+        end = _stack([row.end for row in rows], width, 0).to(weight.device)
+        end = torch.maximum(end, here + 1)
+        # [B, query, key]: the query lies in the subtree of the key.
+        seen = (here[None, None, :] <= here[None, :, None]) & (here[None, :, None] < end[:, None, :])
+        mask = torch.zeros(seen.shape, dtype=weight.dtype, device=weight.device)
+        mask.masked_fill_(~seen, torch.finfo(weight.dtype).min)
+        depth = _stack([row.depth for row in rows], width, 0).to(weight.device)
+        return {"input_ids": ids, "attention_mask": mask[:, None], "position_ids": depth}
+
+
+def _stack(arrays: Sequence[NDArray[np.int64]], width: int, fill: int) -> Tensor:
+    padded = np.full((len(arrays), width), fill, dtype=np.int64)
+    for row, array in zip(padded, arrays, strict=True):
+        row[: len(array)] = array
+    return torch.from_numpy(padded)
+
+
+@contextmanager
+def _only(model: Any, positions: Tensor) -> Iterator[None]:
+    """Let only these positions of the flattened batch reach the vocabulary: [B, T, H] becomes [1, P, H] there.
+
+    A hook on the output layer leaves whatever the model does to its logits afterwards (soft caps, scales) in place.
+    """
+
+    def choose(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        hidden = inputs[0]
+        return (hidden.reshape(-1, hidden.shape[-1])[positions][None], *inputs[1:])
+
+    hook = model.get_output_embeddings().register_forward_pre_hook(choose)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def reads_trees(model: nn.Module, vocabulary: int, context: int) -> bool:
+    """Whether a model gives the same logits in a tree as in plain rows.
+
+    Raises:
+        UnsupportedModel: where a token's logits depend on the tokens after it.
+    """
+    length = min(6, context)
+    draws = np.random.default_rng(0).integers(vocabulary, size=(3, length))
+    first, second, third = (list(map(int, row)) for row in draws)
+    half = length // 2
+    # Two that share a beginning, and one of its own with the same last token as the second.
+    sequences = [first, first[:half] + second[half:], third[:-1] + second[-1:]]
+    plain_rows = [pack([TokenSequence(tokens, 1)], 1, share=False)[0] for tokens in sequences]
+    everywhere = np.arange(length)
+    plain = Layout(model, tree=False).logits(plain_rows, [everywhere] * 3).float().reshape(3, length, -1)
+    # How much it matters what stands before: the same token at the same place after other tokens.
+    effect = float((plain[1, -1] - plain[2, -1]).norm())
+    tolerance = _ROUNDING.get(next(model.parameters()).dtype, _ROUNDING_OF_HALVES) * effect
+    if float((plain[0, :half] - plain[1, :half]).norm()) > tolerance + 1e-6:
+        raise UnsupportedModel(
+            f"{type(model).__name__} lets a token see those after it, as encoders do; "
+            "a causal language model is expected"
+        )
+    row = pack([TokenSequence(tokens, 1) for tokens in sequences], 4 * length)[0]
+    try:
+        tree = Layout(model, tree=True).logits([row], [np.arange(len(row.tokens))]).float()
+    except (TypeError, ValueError, RuntimeError, IndexError, NotImplementedError):
+        # The family takes no mask or no positions of this kind.
+        return False
+    error = 0.0
+    for path, k in itertools.product(row.paths, range(1, length)):
+        error = max(error, float((tree[path.positions[k - 1]] - plain[path.sequence, k]).norm()))
+    return error <= tolerance
