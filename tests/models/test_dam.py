@@ -167,6 +167,20 @@ def test_alignment_is_in_the_models_own_loss_and_only_while_training():
     assert out.loss.item() == pytest.approx(nn.functional.cross_entropy(out.logits, labels).item(), rel=1e-6)
 
 
+def test_an_unchanged_trainer_trains_it(tmp_path):
+    from transformers import Trainer, TrainingArguments
+
+    model = attach(tiny_vit(), DAM())
+    rows = [{"pixel_values": image, "labels": number % 2} for number, image in enumerate(images(16))]
+    arguments = TrainingArguments(
+        tmp_path, num_train_epochs=2, per_device_train_batch_size=8, report_to="none", use_cpu=True, save_strategy="no"
+    )
+    before = model.dam.project[0].weight.clone()
+    Trainer(model, arguments, train_dataset=rows).train()
+    assert not torch.equal(model.dam.project[0].weight, before)  # the loss that it minimised had the alignment in it
+    assert (model.dam.k.mean != 0).all()
+
+
 def test_gradients_match_finite_differences():
     model = attach(tiny_vit(), DAM()).double().train()
     weight = model.vit.layers[-1].attention.k_proj.weight

@@ -172,13 +172,17 @@ def test_the_command_prints_the_verdict_and_the_place(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "out" / "report.json").read_text())["provenance"]["seed"] == 2
 
 
-def difference(metric, value, half=0.0):
+def difference(metric, value, half=0.0, p=0.01):
     ideal = 1.0 if metric == "accuracy" else 0.0
-    return Difference(metric, None, 0.5, 0.5 + value, value, value - half, value + half, 9, 0.1, 0.1, ideal=ideal)
+    return Difference(metric, None, 0.5, 0.5 + value, value, value - half, value + half, 9, p, p, ideal=ideal)
 
 
 def test_a_model_compared_with_itself_is_unclear():
     assert _in_words(difference("EOd", 0.0), "It", "EOd")[0] == "unclear"
+
+
+def test_a_difference_needs_its_corrected_p_too():
+    assert _in_words(difference("EOd", -0.05, 0.02, p=0.06), "It", "EOd")[0] == "unclear"
 
 
 def test_a_smaller_gap_at_the_price_of_accuracy_is_not_praised():

@@ -19,7 +19,7 @@ from fairhead.locate import Ablation, HeadMap
 from fairhead.report.contract import SCHEMA
 from fairhead.train import Fit
 
-# A finding about chosen heads must beat all but this share of the random ones.
+# A difference is told from chance below this p (corrected over the comparison, or among the control heads).
 _ALPHA = 0.05
 
 
@@ -70,7 +70,7 @@ def report_of(findings: Findings, seed: int, digits: ShadedDigits, seconds: Mapp
 
 
 def verdict(findings: Findings) -> list[dict[str, str]]:
-    """Sentences with their tone, each decided by an interval."""
+    """Sentences with their tone, each decided by an interval and a p-value."""
     lines = [_plain_line(findings.comparison), *_dam_lines(findings.comparison)]
     if findings.ablations:
         lines += [_heads_line(findings.head_map), _ablation_line(findings.ablations[0])]
@@ -103,11 +103,11 @@ def _dam_lines(comparison: Comparison) -> list[dict[str, str]]:
 
 
 def _heads_line(head_map: HeadMap) -> dict[str, str]:
-    names = ", ".join(f"{layer}.{head}" for layer, head in head_map.selected)
+    names = ", ".join(f"L{layer}H{head}" for layer, head in head_map.selected)
     share = sum(head_map.share[head] for head in head_map.selected)
     return _line(
         "note",
-        f"{len(head_map.selected)} of {head_map.gap.size} heads ({names}; layer.head from 0) were chosen on one half "
+        f"{len(head_map.selected)} of {head_map.gap.size} heads ({names}) were chosen on one half "
         f"of the test digits. In the other half, what they write makes up {_points(share)} % of the background's "
         "effect on the logits.",
     )
@@ -144,7 +144,8 @@ def _in_words(change: Difference, what: str, metric: str) -> tuple[str, str]:
     if change.value is None or change.low is None or change.high is None:
         return "unclear", f"{what}: the change of {metric} is undefined, because {change.undefined}."
     interval = f"95 % interval {_points(change.low, sign=True)} to {_points(change.high, sign=True)}"
-    if change.low <= 0 <= change.high:
+    chance = change.p_adjusted is not None and change.p_adjusted >= _ALPHA
+    if change.low <= 0 <= change.high or chance:
         moved = f"{what} changes {metric} by {_points(change.value, sign=True)} points ({interval})"
         return "unclear", f"{moved}: no difference that can be told from chance."
     lowers = change.high < 0
@@ -176,7 +177,8 @@ def _sections(findings: Findings, digits: ShadedDigits) -> list[dict[str, Any]]:
             "text": (
                 "Each head's direct effect on logit(odd) − logit(even): how much more it speaks for odd when the same "
                 f"kind of digit has a light background. The whole model's gap is {findings.head_map.total:.2f} logits. "
-                "Outlined heads were chosen on the other half of the test digits."
+                "Outlined heads were chosen on the other half of the test digits: the largest there, but no more than "
+                "a quarter of a layer, so that the others can serve as controls."
             ),
             **findings.head_map.to_dict(),
         },
