@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -160,6 +161,7 @@ def estimate(
 
 
 def _interval(reduction: Reduction, parts: Stack, level: float) -> intervals.Interval:
+    parts = _widened(parts, level)
     hat, star = parts.hat, parts.star
     match reduction.metric.compare:
         case "minimum":
@@ -172,6 +174,17 @@ def _interval(reduction: Reduction, parts: Stack, level: float) -> intervals.Int
         case _:
             values = reduction(star)
             return intervals.percentile(values[~np.isnan(values)], level)
+
+
+def _widened(parts: Stack, level: float) -> Stack:
+    """Stretch the replicates of rates with few rows, as t does the normal: a bootstrap of n rows is too sure of itself.
+
+    The factor is √(n/(n−1))·t/z, with t/z to first order in 1/n: 1.06 for 30 rows, 1.006 for 300.
+    """
+    z2 = NormalDist().inv_cdf((1 + level) / 2) ** 2
+    n = np.maximum(parts.rows, 2)
+    factor = np.sqrt(n / (n - 1)) * (1 + (z2 + 1) / (4 * (n - 1)))
+    return replace(parts, star=parts.hat + (parts.star - parts.hat) * factor)
 
 
 def _ratio(reduction: Reduction, parts: Stack, level: float) -> intervals.Interval:

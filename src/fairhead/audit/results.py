@@ -3,6 +3,7 @@
 These are plain data. The numbers are made in the other files of this folder, the tables in `cli/` and `report/`.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -120,6 +121,10 @@ class Audit:
             "estimates": [asdict(e) for e in self.estimates],
         }
 
+    def to_json(self, indent: int | None = 2) -> str:
+        """The JSON form as text; never NaN, which is not JSON."""
+        return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False, allow_nan=False, default=str)
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -139,3 +144,7 @@ class Comparison:
             "a": self.a.to_dict(),
             "b": self.b.to_dict(),
         }
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """The JSON form as text; never NaN, which is not JSON."""
+        return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False, allow_nan=False, default=str)
