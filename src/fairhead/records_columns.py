@@ -86,6 +86,10 @@ class Encoder:
         """All chunks as one column; `text_only` says that the source could not say number or text, so find out."""
         codes = np.concatenate(self._chunks) if self._chunks else np.zeros(0, dtype=np.int8)
         values = tidy_levels(list(self._index), text_only)
+        if not text_only:
+            # A categorical of pandas may have levels that no row has.
+            used = np.bincount(codes[codes >= 0], minlength=len(values))
+            values = [value if used[i] else None for i, value in enumerate(values)]
         levels = sorted({value for value in values if value is not None})
         place = {value: i for i, value in enumerate(levels)}
         new = np.array([-1 if v is None else place[v] for v in values] + [-1], dtype=_small_integer(len(levels)))

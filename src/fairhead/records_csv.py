@@ -46,7 +46,8 @@ def csv_source(file: Path, name: str, separator: str | None = None) -> Source:
         options = _options(header, layout, place, as_text)
         found = _parallel(file, name, header, place, options) if plain else _serial(file, options)
         for chunk in found:
-            yield chunk[list(place.values())].set_axis(list(place), axis="columns")
+            chunk.columns = [header.columns[j] for j in chunk.columns]
+            yield chunk
 
     return Source(name, header.columns, chunks, text_only=True)
 

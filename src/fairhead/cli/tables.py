@@ -59,7 +59,7 @@ def show_comparison(
     console.print(f"[bold]A = {escape(names[0])}, B = {escape(names[1])}[/]", highlight=False)
     show_verdicts(console, verdicts)
     table = _table(f"B − A, paired, {100 * level:g} % intervals")
-    table.add_column("metric", overflow="fold")
+    table.add_column("metric", overflow="fold", min_width=12)
     table.add_column("by", overflow="fold")
     for title in ("A", "B", "B − A", "MDE", "p adj.", "n"):
         table.add_column(title, justify="right")
@@ -164,7 +164,7 @@ def _rate_columns(rows: Sequence[GroupRow], width: int) -> list[str]:
 def _gap_table(gaps: Sequence[Estimate], group_by: str, percent: str) -> Table:
     """One line a metric: value with interval, between which groups, minimum detectable effect, n, verdict."""
     table = _table(f"{escape(group_by)}: gaps in points (ratios, V and AUC as they are), {percent} intervals")
-    table.add_column("metric", overflow="fold")
+    table.add_column("metric", overflow="fold", min_width=12)
     table.add_column("value", justify="right")
     table.add_column("groups", overflow="fold")
     table.add_column("MDE", justify="right", no_wrap=True)

@@ -1,0 +1,203 @@
+"""Records from arrays and data frames, the rules for values, and the checks."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairhead import Records
+from fairhead.errors import InputError
+
+
+def values(column):
+    return column.values().tolist()
+
+
+def test_from_arrays_codes_and_levels():
+    records = Records.from_arrays(
+        label=np.array([1, 0, 1]), prediction=[1.0, 0.0, 0.0], groups={"race": ["b", "a", "b"]}, id=["x", "y", "z"]
+    )
+    assert records.classes == (0, 1)
+    assert records.prediction.levels == records.label.levels
+    assert values(records.prediction) == [1, 0, 0]
+    assert records.groups["race"].levels == ("a", "b")
+    assert records.groups["race"].codes.tolist() == [1, 0, 1]
+    assert records.groups["race"].codes.dtype == np.int8
+    assert records.id.tolist() == ["x", "y", "z"]
+    assert records.provenance["rows"] == 3
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("abc"), st.integers(-300, 300)), min_size=30))
+def test_values_come_back(rows):
+    label, prediction, group = map(list, zip(*rows, strict=True))
+    records = Records.from_arrays(label, prediction, groups={"g": group}, classes=["a", "b", "c"])
+    assert values(records.label) == label
+    assert values(records.prediction) == prediction
+    assert values(records.groups["g"]) == group
+    assert records.groups["g"].levels == tuple(sorted(set(group)))
+
+
+@pytest.mark.parametrize(
+    ("label", "prediction"),
+    [
+        ([1, 0, 1, 0], [True, False, True, True]),
+        ([1.0, 0.0, 1.0, 0.0], [1, 0, 1, 1]),
+        ([True, False, True, False], [1.0, 0.0, 1.0, 1.0]),
+        (pd.Series([1, 0, 1, 0], dtype="Int64"), pd.Categorical([1, 0, 1, 1])),
+    ],
+)
+def test_one_and_true_are_the_same_class(label, prediction):
+    records = Records.from_arrays(label, prediction)
+    assert records.label.codes.tolist() == [1, 0, 1, 0]
+    assert records.prediction.codes.tolist() == [1, 0, 1, 1]
+
+
+def test_labels_of_one_value_are_zero_and_one():
+    assert Records.from_arrays([1, 1, 1], [1, 1, 1]).classes == (0, 1)
+    assert Records.from_arrays([0, 0], [0, 1]).classes == (0, 1)
+
+
+def test_positive_class_comes_last():
+    records = Records.from_arrays(["no", "yes", "no"], ["no", "no", "yes"], scores=[0.9, 0.8, 0.1], positive="no")
+    assert records.classes == ("yes", "no")
+    assert records.scores.tolist() == [0.9, 0.8, 0.1]
+
+
+def test_positive_class_against_the_rest():
+    scores = np.array([[0.7, 0.2, 0.1], [0.2, 0.5, 0.3], [0.1, 0.2, 0.7]])
+    records = Records.from_arrays(["a", "b", "c"], ["a", "c", "c"], scores=scores, positive="b")
+    assert records.classes == ("not b", "b")
+    assert records.label.codes.tolist() == [0, 1, 0]
+    assert records.prediction.codes.tolist() == [0, 0, 0]
+    assert records.scores.tolist() == [0.2, 0.5, 0.2]
+
+
+def test_predictions_from_scores():
+    records = Records.from_arrays([0, 1, 1], scores=[0.2, 0.4, 0.7], threshold=0.4)
+    assert values(records.prediction) == [0, 1, 1]
+    scores = [[0.1, 0.2, 0.7], [0.5, 0.3, 0.2], [0.1, 0.6, 0.3]]
+    assert values(Records.from_arrays(["a", "b", "c"], scores=scores).prediction) == ["c", "a", "b"]
+
+
+def test_two_score_columns_are_one():
+    records = Records.from_arrays([0, 1], scores=[[0.8, 0.2], [0.3, 0.7]])
+    assert records.scores.tolist() == [0.2, 0.7]
+    assert Records.from_arrays([0, 1], scores=[[0.8, 0.2], [0.3, 0.7]], positive=0).scores.tolist() == [0.8, 0.3]
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), pd.NA, "", " ", "nan"])
+def test_missing_values_are_counted_and_refused(missing):
+    arrays = {"label": [0, 1, 1, 0], "prediction": [0, 1, 0, 0], "groups": {"sex": ["f", missing, "m", missing]}}
+    with pytest.raises(InputError, match=r"group 'sex' 2 \(first in row 2\).*drop"):
+        Records.from_arrays(**arrays)
+    records = Records.from_arrays(**arrays, drop_missing=True)
+    assert values(records.label) == [0, 1]
+    assert records.provenance["rows"] == 4
+    assert records.provenance["rows_dropped"] == 2
+    assert records.provenance["missing"] == {"group 'sex'": 2}
+
+
+def test_rows_are_dropped_in_all_columns_and_so_are_their_levels():
+    records = Records.from_arrays(
+        [0, 1, None, 0],
+        [0, 1, 0, 1],
+        scores=[0.1, 0.2, 0.3, np.nan],
+        groups={"race": ["a", "b", "only here", "b"]},
+        id=[1, 2, 3, 4],
+        cluster=["p", "q", "q", "r"],
+        weight=[1, 2, 3, 4],
+        drop_missing=True,
+    )
+    assert len(records) == 2
+    assert records.groups["race"].levels == ("a", "b")
+    assert records.id.tolist() == [1, 2]
+    assert records.cluster.levels == ("p", "q")
+    assert records.weight.tolist() == [1, 2]
+    assert records.provenance["missing"] == {"label": 1, "score": 1}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"label": [0, 1], "prediction": ["0", "1"]}, r"label holds numbers \(0, 1\) but prediction holds text"),
+        ({"label": [0, 1], "prediction": [1, 2]}, "prediction holds 2, which is not among the classes 0, 1"),
+        ({"label": ["a", "b"], "prediction": ["A", "B"]}, "'A', 'B', which are not among the classes 'a', 'b'"),
+        ({"label": [0, 1], "prediction": [0.3, 0.7]}, "prediction holds fractions such as 0.3.*--score"),
+        ({"label": [0.5, 1], "prediction": [0, 1]}, "label holds fractions"),
+        ({"label": ["a", "a"], "prediction": ["a", "a"]}, "one class only"),
+        ({"label": [0, 1]}, "neither predictions nor scores"),
+        ({"label": [0, 1], "prediction": [0, 1, 1]}, "label 2, prediction 3 rows"),
+        ({"label": [], "prediction": []}, "no rows"),
+        ({"label": [[0, 1]], "prediction": [0, 1]}, "holds lists|label 1, prediction 2"),
+        ({"label": np.zeros((2, 2)), "prediction": [0, 1]}, r"label has shape \[2, 2\]"),
+        ({"label": [0, 1], "scores": [0.2, 1.5]}, r"score lies outside \[0, 1\] in 1 row \(first: 1.5 in row 2\)"),
+        ({"label": [0, 1, 2], "scores": [0.2, 0.5, 0.4]}, "1 score column for the 3 classes"),
+        ({"label": [0, 1], "scores": ["x", "y"]}, "scores must be numbers"),
+        ({"label": [0, 1], "scores": [0.2, 0.5], "threshold": 3}, "threshold is 3"),
+        ({"label": [0, 1], "prediction": [0, 1], "weight": [1, -2]}, "weight is negative or infinite in 1 row"),
+        ({"label": [0, 1], "prediction": [0, 1], "weight": [0, 0]}, "weight is 0 in all rows"),
+        ({"label": [0, 1], "prediction": [0, 1], "weight": ["1", "x"]}, "weight holds 'x' in row 2"),
+        ({"label": [0, 1], "prediction": [0, 1], "positive": 2}, "positive class 2 is not among the classes 0, 1"),
+        ({"label": [0, 1], "prediction": [0, 1], "classes": [0, 0]}, "hold one twice"),
+        ({"label": [0, 1], "prediction": [0, 1], "groups": {"id": range(20_000)}}, "more than 10,000 distinct"),
+        ({"label": [None, 1], "prediction": [0, None], "drop_missing": True}, "no row is left"),
+    ],
+)
+def test_bad_arrays_are_refused(arrays, message):
+    with pytest.raises(InputError, match=message):
+        Records.from_arrays(**arrays)
+
+
+def test_classes_may_be_named():
+    records = Records.from_arrays([0, 1, 1], [0, 2, 1], classes=[0, 1, 2])
+    assert records.classes == (0, 1, 2)
+    assert values(records.prediction) == [0, 2, 1]
+
+
+def test_from_frame_equals_from_arrays():
+    frame = pd.DataFrame(
+        {
+            "y": [1, 0, 1, 0],
+            "yhat": [1.0, 1.0, 0.0, 0.0],
+            "p": [0.9, 0.6, 0.4, 0.1],
+            "race": pd.Categorical(["b", "a", "b", "a"], categories=["z", "b", "a"]),
+            "sex": pd.Series(["f", "m", "f", "m"], dtype="string"),
+            "doc": [7, 7, 3, 3],
+            "w": [1, 2, 3, 4],
+        }
+    )
+    records = Records.from_frame(
+        frame, label="y", prediction="yhat", score="p", groups=["race", "sex"], cluster="doc", weight="w"
+    )
+    other = Records.from_arrays(
+        frame.y,
+        frame.yhat,
+        scores=frame.p,
+        groups={"race": frame.race, "sex": frame.sex},
+        cluster=frame.doc,
+        weight=frame.w,
+    )
+    pd.testing.assert_frame_equal(records.to_frame(), other.to_frame())
+    assert records.groups["race"].levels == ("a", "b")
+    assert records.provenance["columns"]["groups"] == ["race", "sex"]
+
+
+def test_from_frame_names_the_nearest_column():
+    frame = pd.DataFrame({"label": [0, 1], "yhat": [0, 1]})
+    with pytest.raises(InputError, match=r"no column 'yhta'. Did you mean 'yhat'\? Its columns: label, yhat"):
+        Records.from_frame(frame, prediction="yhta")
+
+
+def test_take_keeps_levels():
+    records = Records.from_arrays([1, 0, 1], [1, 1, 0], groups={"g": ["a", "b", "c"]}, scores=[0.1, 0.2, 0.3])
+    some = records.take([2, 0])
+    assert values(some.groups["g"]) == ["c", "a"]
+    assert some.groups["g"].levels == ("a", "b", "c")
+    assert some.scores.tolist() == [0.3, 0.1]
+
+
+def test_split_prediction_refuses_other_classes():
+    both = Records.from_arrays([1, 0], [1, 1], groups={"g": ["a", "b"], "new": ["x", "y"]})
+    with pytest.raises(InputError, match="holds text"):
+        both.split_prediction("new")

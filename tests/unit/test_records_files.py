@@ -1,0 +1,292 @@
+"""Records from files and back, against pandas; and files that are not what was expected."""
+
+import bz2
+import gzip
+import hashlib
+import io
+import json
+import lzma
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fairhead import Records, records_csv
+from fairhead.errors import InputError
+
+COLUMNS = {"label": "y", "prediction": "yhat", "groups": ["race", "sex"]}
+
+
+def a_frame(n=1000, seed=0):
+    rng = np.random.default_rng(seed)
+    return pd.DataFrame(
+        {
+            "id": rng.permutation(n),
+            "y": rng.integers(0, 2, n),
+            "yhat": rng.integers(0, 2, n),
+            "p": rng.random(n),
+            "text": rng.choice(["plain", "words here", "ünïcode"], n),
+            "race": rng.choice(["white", "black", "asian"], n),
+            "sex": rng.choice(["f", "m"], n),
+            "doc": rng.integers(0, 50, n),
+            "w": rng.random(n),
+        }
+    )
+
+
+def some_records(n=200, **more):
+    frame = a_frame(n)
+    return Records.from_arrays(
+        frame.y,
+        frame.yhat,
+        groups={"race": frame.race, "age": frame.doc},
+        id=[f"row {i}" for i in frame.id],
+        cluster=frame.doc,
+        weight=frame.w,
+        **({"scores": frame.p} | more),
+    )
+
+
+def same(a, b):
+    pd.testing.assert_frame_equal(a.to_frame(), b.to_frame())
+    assert a.classes == b.classes
+    assert {k: c.levels for k, c in a.groups.items()} == {k: c.levels for k, c in b.groups.items()}
+
+
+SUFFIXES = ["csv", "tsv", "jsonl", "parquet", "csv.gz", "tsv.bz2", "jsonl.xz", "ndjson", "pq"]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_save_and_read(tmp_path, suffix):
+    if suffix in ("parquet", "pq"):
+        pytest.importorskip("pyarrow")
+    path = tmp_path / f"records.{suffix}"
+    records = some_records()
+    records.save(path)
+    again = Records.read(path)
+    same(again, records)
+    assert again.id.tolist() == records.id.tolist()
+    assert again.provenance["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_save_and_read_many_classes(tmp_path, suffix):
+    rng = np.random.default_rng(0)
+    scores = rng.dirichlet([1, 1, 1], 60)
+    records = Records.from_arrays(rng.choice(["a", "b", "c"], 60), scores=scores, groups={"g": ["None"] * 60})
+    records.save(tmp_path / f"r.{suffix}")
+    same(Records.read(tmp_path / f"r.{suffix}"), records)
+
+
+def test_save_in_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr("fairhead.records_write.CHUNK", 7)
+    some_records().save(tmp_path / "r.csv")
+    same(Records.read(tmp_path / "r.csv"), some_records())
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda frame, path: frame.to_csv(path, index=False),
+        lambda frame, path: frame.to_csv(path, index=False, lineterminator="\r\n"),
+        lambda frame, path: frame.to_csv(path, index=False, quoting=2),
+        lambda frame, path: frame.to_csv(path, index=False, sep=";"),
+        lambda frame, path: frame.to_csv(path, index=False, encoding="utf-8-sig"),
+        lambda frame, path: path.write_text("\n" + frame.to_csv(index=False) + "\n\n"),
+        lambda frame, path: path.write_text(frame.to_csv(index=False).rstrip("\n")),
+        lambda frame, path: path.write_text(frame.to_csv(index=False).replace("\n", "\n\n")),
+    ],
+    ids=["plain", "crlf", "quoted", "semicolon", "bom", "blank ends", "no last line end", "blank lines"],
+)
+@pytest.mark.parametrize("block", [200, 1 << 22])
+def test_csv_is_what_pandas_reads(tmp_path, monkeypatch, write, block):
+    monkeypatch.setattr(records_csv, "BLOCK", block)
+    monkeypatch.setattr(records_csv, "CHUNK", block)
+    frame = a_frame()
+    path = tmp_path / "preds.csv"
+    write(frame, path)
+    records = Records.read(path, score="p", id="id", cluster="doc", weight="w", **COLUMNS)
+    expected = pd.DataFrame(
+        {
+            "id": frame.id,
+            "label": frame.y,
+            "prediction": frame.yhat,
+            "score": frame.p,
+            "cluster": frame.doc,
+            "weight": frame.w,
+            "race": frame.race,
+            "sex": frame.sex,
+        }
+    )
+    pd.testing.assert_frame_equal(records.to_frame(), expected, check_dtype=False)
+
+
+@pytest.mark.parametrize(("packing", "suffix"), [(gzip, "gz"), (bz2, "bz2"), (lzma, "xz")])
+def test_packed_csv(tmp_path, packing, suffix):
+    path = tmp_path / f"preds.csv.{suffix}"
+    path.write_bytes(packing.compress(a_frame().to_csv(index=False).encode()))
+    assert Records.read(path, **COLUMNS).label.values().tolist() == a_frame().y.tolist()
+
+
+def test_standard_input(monkeypatch):
+    text = a_frame().to_csv(index=False).encode()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+    records = Records.read("-", **COLUMNS)
+    assert records.label.values().tolist() == a_frame().y.tolist()
+    assert records.provenance["path"] == "standard input"
+    assert records.provenance["sha256"] == hashlib.sha256(text).hexdigest()
+
+
+def test_parquet_types(tmp_path):
+    pytest.importorskip("pyarrow")
+    frame = a_frame().astype({"race": "category", "y": "Int8", "yhat": bool})
+    frame.to_parquet(tmp_path / "preds.parquet")
+    records = Records.read(tmp_path / "preds.parquet", score="p", **COLUMNS)
+    assert records.label.values().tolist() == a_frame().y.tolist()
+    assert records.prediction.values().tolist() == a_frame().yhat.tolist()
+    assert records.groups["race"].values().tolist() == a_frame().race.tolist()
+
+
+def test_parquet_without_pyarrow(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    (tmp_path / "preds.parquet").write_bytes(b"PAR1")
+    with pytest.raises(InputError, match=r'pip install "fairhead\[parquet\]"'):
+        Records.read(tmp_path / "preds.parquet", **COLUMNS)
+
+
+def read_text(tmp_path, text, name="preds.csv", **columns):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    return Records.read(tmp_path / name, **({"label": "y", "prediction": "yhat", "groups": ["g"]} | columns))
+
+
+def rows(*lines, header="y,yhat,g"):
+    return "\n".join([header, *lines]) + "\n"
+
+
+def test_names_that_look_like_missing_values_stay_names(tmp_path):
+    records = read_text(tmp_path, rows("1,1,None", "0,0,NA", "1,0,null", "0,0,christian"))
+    assert records.groups["g"].levels == ("NA", "None", "christian", "null")
+
+
+def test_na_is_missing_among_numbers(tmp_path):
+    text = rows("1,1,30", "NA,0,NA", "0,0,40")
+    with pytest.raises(InputError, match=r"label 'y' 1 \(first in row 2\), column 'g' 1 \(first in row 2\)"):
+        read_text(tmp_path, text)
+    records = read_text(tmp_path, text, drop_missing=True)
+    assert records.groups["g"].levels == (30, 40)
+    assert records.provenance["rows_dropped"] == 1
+
+
+def test_text_after_numbers_keeps_leading_zeros(tmp_path, monkeypatch):
+    # The first block alone would be read as numbers.
+    monkeypatch.setattr(records_csv, "BLOCK", 10)
+    lines = ["1,1,007,07", "0,1,007,08"] * 60 + ["1,0,x1,x9", "0,0,7,9"]
+    records = read_text(tmp_path, rows(*lines, header="y,yhat,g,i"), id="i")
+    assert records.groups["g"].levels == ("007", "7", "x1")
+    assert records.id.tolist() == ["07", "08"] * 60 + ["x9", "9"]
+
+
+def test_booleans_and_whole_floats(tmp_path):
+    records = read_text(tmp_path, rows("true,1.0,a", "False,0.0,b", "TRUE,0,a"))
+    assert records.label.codes.tolist() == [1, 0, 1]
+    assert records.prediction.codes.tolist() == [1, 0, 0]
+
+
+def test_blanks_around_values_and_names_do_not_count(tmp_path):
+    records = read_text(tmp_path, rows("1, 1, a", "0, 0,b ", header="y, yhat , g"))
+    assert records.groups["g"].levels == ("a", "b")
+
+
+def test_several_scores(tmp_path):
+    text = rows("a,0.2,0.8,x", "b,0.6,0.4,y", header="y,p_a,p_b,g")
+    records = read_text(tmp_path, text, prediction=None, score=["p_a", "p_b"])
+    assert records.scores.tolist() == [0.8, 0.4]
+    assert records.prediction.values().tolist() == ["b", "a"]
+
+
+def test_jsonl_keeps_types(tmp_path):
+    lines = [{"y": "1", "yhat": "1", "g": "01"}, {"y": "0", "yhat": "1", "g": "1", "extra": [1]}]
+    records = read_text(tmp_path, "\n\n".join(map(json.dumps, lines)), "preds.jsonl")
+    assert records.classes == ("0", "1")
+    assert records.groups["g"].levels == ("01", "1")
+
+
+GOOD = rows("1,1,a", "0,0,b")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("p.csv", "", "p.csv is empty"),
+        ("p.csv", " \n\n", "p.csv is empty"),
+        ("p.csv", "y,yhat,g\n", "a header but no rows"),
+        ("p.csv", rows("1,1,a", "0,0,b,c"), "line 3 has 4 fields where the header has 3"),
+        ("p.csv", rows("1,1,a,b", "0,0,b,c"), "line 2 has 4 fields where the header has 3"),
+        ("p.csv", rows("1,1,a", "0,0"), "line 3 has 2 fields where the header has 3"),
+        ("p.csv", rows("1,1,a", '0,0,"b",c'), "line 3 has 4 fields where the header has 3"),
+        ("p.csv", rows("1,1,a", '0,0,"b'), "quotation mark opened in row"),
+        ("p.csv", rows("1,1,a", "0,0,b", header="y,yhat,gg"), "no column 'g'. Did you mean 'gg'"),
+        ("p.csv", rows("1,1,a,b", "0,0,b,c", header="y,yhat,g,g"), "2 columns called 'g'"),
+        ("p.csv", rows("1,1,a", "0,0,"), r"column 'g' 1 \(first in row 2\)"),
+        ("p.csv", rows("1,1,a", "0,0,b") + "\0", "not text"),
+        ("p.jsonl", '{"y": 1, "yhat": 1, "g": "a"}\n{"y": 0,', "line 2 is not JSON"),
+        ("p.jsonl", '{"y": 1, "yhat": 1, "g": "a"}\n[1]', "line 2 is not a JSON object"),
+        ("p.jsonl", '{"y": 1, "yhat": 1, "g": ["a"]}\n', "column 'g' holds lists"),
+        ("p.jsonl", '{"y": 1, "yhat": 1}\n', "no column 'g'"),
+        ("p.xlsx", GOOD, "suffix .xlsx is not known"),
+        ("p", GOOD, r"suffix \(none\) is not known"),
+        ("p.parquet.gz", GOOD, "is not known"),
+        ("p.csv.gz", GOOD, "p.csv.gz cannot be read: Not a gzipped file"),
+        ("p.parquet", GOOD, "not a Parquet file"),
+    ],
+)
+def test_bad_files_are_refused(tmp_path, name, text, message):
+    with pytest.raises(InputError, match=message):
+        read_text(tmp_path, text, name)
+
+
+def test_line_numbers_count_from_the_top_of_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(records_csv, "BLOCK", 50)
+    with pytest.raises(InputError, match="line 1,002 has 4 fields"):
+        read_text(tmp_path, rows(*["1,1,a", "0,0,b"] * 500, "1,1,a,b", *["1,0,a"] * 100))
+
+
+def test_a_score_that_is_no_number(tmp_path):
+    with pytest.raises(InputError, match="column 'p' holds 'high' in row 2; numbers are expected"):
+        read_text(tmp_path, rows("1,0.5,a", "0,high,b", header="y,p,g"), prediction=None, score="p")
+
+
+def test_latin_1_is_refused(tmp_path):
+    (tmp_path / "p.csv").write_bytes(rows("1,1,é", "0,0,b").encode("latin-1"))
+    with pytest.raises(InputError, match="not UTF-8 text"):
+        Records.read(tmp_path / "p.csv", label="y", prediction="yhat", groups="g")
+
+
+def test_half_a_gzip_file(tmp_path):
+    packed = gzip.compress(a_frame().to_csv(index=False).encode())
+    (tmp_path / "p.csv.gz").write_bytes(packed[: len(packed) // 2])
+    with pytest.raises(InputError, match=r"p.csv.gz cannot be read"):
+        Records.read(tmp_path / "p.csv.gz", **COLUMNS)
+
+
+def test_save_refuses_what_it_cannot_write(tmp_path):
+    records = some_records()
+    with pytest.raises(InputError, match="there is no folder"):
+        records.save(tmp_path / "nowhere" / "r.csv")
+    (tmp_path / "r.csv").mkdir()
+    with pytest.raises(InputError, match="cannot be written"):
+        records.save(tmp_path / "r.csv")
+    with pytest.raises(InputError, match="the group 'label' has the name of another column"):
+        Records.from_arrays([0, 1], [0, 1], groups={"label": ["a", "b"]}).save(tmp_path / "s.csv")
+    assert list(tmp_path.iterdir()) == [tmp_path / "r.csv"]
+
+
+def test_only_needed_columns_are_kept(tmp_path):
+    a_frame().to_csv(tmp_path / "preds.csv", index=False)
+    records = Records.read(tmp_path / "preds.csv", **COLUMNS)
+    assert records.id is None
+    assert records.scores is None
+    assert [c.codes.dtype for c in (records.label, records.prediction, *records.groups.values())] == [np.int8] * 4
