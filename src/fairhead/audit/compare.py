@@ -99,7 +99,9 @@ def compare(
     audits = audit(joined.a, **options), audit(joined.b, **options)
     first, second = View.of(joined.a, positive), View.of(joined.b, positive)
     rules = Rules(level, min_cell, multiclass, first.prevalence)
-    chosen = [m for m in choose_metrics(metrics, has_scores=first.scores is not None) if not m.scores]
+    chosen = choose_metrics(metrics, has_scores=first.scores is not None)
+    # Base rates are the data's: they are the same on both sides.
+    chosen = [m for m in chosen if not m.scores and m.rates != ("base_rate",)]
     columns: list[tuple[str | None, Column]] = [(None, one_group(len(joined.a)))]
     columns += group_columns(joined.a, group_by, intersections).items()
     differences: list[Difference] = []
@@ -270,7 +272,7 @@ class _Pair:
             drawn.a,
             drawn.b,
             value,
-            min(ends.low, value),
+            min(ends.low, value) + 0.0,  # never -0.0
             max(ends.high, value),
             n,
             (1 + int(as_large)) / (1 + len(by_chance)),

@@ -35,7 +35,8 @@ class Reduction:
             case "minimum":
                 return np.fmin.reduce(rates, axis=(-1, -2, -3))
             case "mean":
-                return np.nansum(rates, axis=(-1, -2, -3)) / (~np.isnan(rates)).sum(axis=(-1, -2, -3))
+                every = (-1, -2, -3)
+                return metrics.divide(np.nansum(rates, axis=every), (~np.isnan(rates)).sum(axis=every))
             case _:
                 return self.over_classes(self.by_class(rates))
 

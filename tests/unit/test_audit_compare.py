@@ -1,0 +1,202 @@
+"""Paired comparison: swap test against SciPy, corrections, and joining on id."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import false_discovery_control, permutation_test
+
+import fairhead
+from fairhead.audit.compare import adjust, join
+from fairhead.errors import InputError
+from fairhead.records import Column, Records
+
+
+def pair(n=400, seed=0, noise=0.15, **more):
+    rng = np.random.default_rng(seed)
+    group = rng.integers(2, size=n)
+    y = rng.integers(2, size=n)
+    first = np.where(rng.random(n) < 0.85 - 0.15 * group, y, 1 - y)
+    second = np.where(rng.random(n) < noise, 1 - first, first)
+    columns = {"g": Column(group, ("f", "m"))}
+    return [Records(Column(y, (0, 1)), Column(p, (0, 1)), groups=columns, **more) for p in (first, second)]
+
+
+def parity_gap(records, prediction):
+    group = records.groups["g"].codes
+    return abs(prediction[group == 0].mean() - prediction[group == 1].mean())
+
+
+def test_value_is_the_difference_of_two_audits():
+    a, b = pair()
+    comparison = fairhead.compare(a, b, metrics="all")
+    alone = [fairhead.audit(records, metrics="all") for records in (a, b)]
+    for d in comparison.differences:
+        first, second = (audit[d.metric, d.group_by].value for audit in alone)
+        assert (d.a, d.b) == (first, second)
+        assert d.value == pytest.approx(second - first, abs=1e-15)
+        assert d.low <= d.value <= d.high
+        assert 0 < d.p <= d.p_adjusted <= 1
+        assert d.mde > 0
+
+
+def test_p_is_scipys_permutation_test():
+    a, b = pair(n=300, seed=3)
+    first, second = a.prediction.codes, b.prediction.codes
+
+    def statistic(x, y):
+        return parity_gap(b, y) - parity_gap(a, x)
+
+    expected = permutation_test(
+        (first, second),
+        statistic,
+        permutation_type="samples",
+        n_resamples=9999,
+        vectorized=False,
+        rng=np.random.default_rng(0),
+    ).pvalue
+    # SciPy doubles the smaller tail, this library counts both tails of |difference|; the swaps are symmetric.
+    found = next(d for d in fairhead.compare(a, b, metrics=["DP"]).differences if d.metric == "DP")
+    assert found.p == pytest.approx(expected, abs=4 * np.sqrt(expected / 9999) + 0.01)
+
+
+def test_p_of_few_disagreements_is_exact():
+    """Six rows differ, all in favour of b: of the 64 ways to swap them, two are as extreme."""
+    y = np.tile([0, 1], 100)
+    worse = y.copy()
+    worse[:6] = 1 - worse[:6]
+    columns = {"g": Column(np.arange(200) % 4 // 2, ("f", "m"))}
+    a, b = (Records(Column(y, (0, 1)), Column(p, (0, 1)), groups=columns) for p in (worse, y))
+    found = next(d for d in fairhead.compare(a, b, metrics=["accuracy"], n_perm=20_000).differences)
+    assert found.p == pytest.approx(2 / 64, abs=4 * np.sqrt(2 / 64 / 20_000))
+
+
+def test_clusters_are_swapped_whole():
+    """Four clusters differ: of 16 ways to swap them two are as extreme, however many rows they have."""
+    y = np.tile([0, 1], 200)
+    worse = y.copy()
+    worse[:40] = 1 - worse[:40]
+    cluster = Column(np.arange(400) // 10, tuple(range(40)))
+    columns = {"g": Column(np.arange(400) % 4 // 2, ("f", "m"))}
+    a, b = (Records(Column(y, (0, 1)), Column(p, (0, 1)), groups=columns, cluster=cluster) for p in (worse, y))
+    found = fairhead.compare(a, b, metrics=["accuracy"], n_perm=20_000).differences[0]
+    assert found.p == pytest.approx(2 / 16, abs=4 * np.sqrt(2 / 16 / 20_000))
+
+
+def test_p_is_uniform_where_nothing_differs():
+    p = []
+    for seed in range(150):
+        rng = np.random.default_rng(seed)
+        group, y = rng.integers(2, size=300), rng.integers(2, size=300)
+        guesses = [np.where(rng.random(300) < 0.8, y, 1 - y) for _ in range(2)]
+        columns = {"g": Column(group, ("f", "m"))}
+        a, b = (Records(Column(y, (0, 1)), Column(guess, (0, 1)), groups=columns) for guess in guesses)
+        p.append(fairhead.compare(a, b, metrics=["EOd"], n_boot=100, n_perm=200).differences[0].p)
+    assert np.mean(np.array(p) <= 0.1) == pytest.approx(0.1, abs=3 * np.sqrt(0.09 / 150))
+    assert np.mean(np.array(p) <= 0.5) == pytest.approx(0.5, abs=3 * np.sqrt(0.25 / 150))
+
+
+def test_the_same_predictions_do_not_differ():
+    a, _ = pair()
+    for d in fairhead.compare(a, a, metrics="all").differences:
+        assert (d.value, d.low, d.high, d.p) == (0, 0, 0, 1), d.metric
+
+
+def test_pairing_sharpens():
+    """Predictions that agree on 99 % of the rows differ by little, and the interval knows it."""
+    a, b = pair(n=4000, noise=0.01)
+    found = next(d for d in fairhead.compare(a, b, metrics=["DP"]).differences)
+    unpaired = 2 * 1.96 * np.sqrt(2) * fairhead.audit(a, metrics=["DP"])["DP"].detail["se"]
+    assert found.high - found.low < 0.4 * unpaired
+
+
+@pytest.mark.parametrize(("truth_a", "truth_b"), [((0.8, 0.65), (0.75, 0.75)), ((0.8, 0.65), (0.78, 0.7))])
+def test_the_interval_of_a_difference_covers(truth_a, truth_b):
+    """A gap that mitigation closes is the hard case: the percentile interval covers it 86 % of the time."""
+    rng = np.random.default_rng(0)
+    held, repeats, n = 0, 120, 600
+    truth = abs(np.diff(truth_b).item()) - abs(np.diff(truth_a).item())
+    for _ in range(repeats):
+        group, draw = np.arange(2 * n) % 2, rng.random(2 * n)
+        own = rng.random(2 * n)
+        same = rng.random(2 * n) < 0.8
+        first = (draw < np.array(truth_a)[group]).astype(int)
+        second = (np.where(same, draw, own) < np.array(truth_b)[group]).astype(int)
+        y = Column(np.ones(2 * n, int), (0, 1))
+        columns = {"g": Column(group, ("f", "m"))}
+        a, b = (Records(y, Column(guess, (0, 1)), groups=columns) for guess in (first, second))
+        found = fairhead.compare(a, b, metrics=["EOp"], n_boot=400, n_perm=100).differences[0]
+        held += found.low <= truth <= found.high
+    assert 0.88 <= held / repeats <= 1
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
+def test_bh_equals_scipy_and_holm_is_closed_testing(p):
+    np.testing.assert_allclose(adjust(p, "bh"), false_discovery_control(p), atol=1e-12)
+    # Holm's procedure is Bonferroni closed: the largest Bonferroni p of any subset that holds the hypothesis.
+    if len(p) <= 6:
+        closed = [
+            max(
+                min(1.0, len(subset) * min(p[j] for j in subset))
+                for size in range(1, len(p) + 1)
+                for subset in itertools.combinations(range(len(p)), size)
+                if i in subset
+            )
+            for i in range(len(p))
+        ]
+        np.testing.assert_allclose(adjust(p, "holm"), closed, atol=1e-12)
+
+
+def test_rows_are_joined_on_id_and_the_rest_is_counted():
+    a, b = pair(n=300)
+    ids = np.array([f"row{i}" for i in range(300)])
+    shuffled = np.random.default_rng(1).permutation(300)[:290]
+    first, second = replace(a, id=ids), replace(b, id=ids).take(shuffled)
+    comparison = fairhead.compare(first, second, metrics=["DP"])
+    assert (comparison.provenance["only_in_a"], comparison.provenance["only_in_b"]) == (10, 0)
+    kept = np.sort(shuffled)
+    straight = fairhead.compare(a.take(kept), b.take(kept), metrics=["DP"])
+    assert comparison.differences == straight.differences
+
+
+def test_classes_that_only_one_file_has():
+    y = np.tile([0, 1, 2], 50)
+    columns = {"g": Column(np.arange(150) // 75, ("f", "m"))}
+    a = Records(Column(y, (0, 1, 2)), Column(y, (0, 1, 2)), groups=columns)
+    four = (0, 1, 2, 3)
+    b = Records(Column(y, four), Column(np.where(y == 2, 3, y), four), groups=columns)
+    found = fairhead.compare(a, b, metrics=["accuracy"]).differences[0]
+    assert (found.a, found.b) == (1, pytest.approx(2 / 3))
+
+
+def test_what_cannot_be_compared_is_refused():
+    a, b = pair(n=20)
+    ids = np.arange(20)
+    twice = ids.copy()
+    twice[5] = 3
+    with pytest.raises(InputError, match="Id 3 occurs 2 times in b"):
+        join(replace(a, id=ids), replace(b, id=twice))
+    with pytest.raises(InputError, match="Only one of the two"):
+        join(replace(a, id=ids), b)
+    with pytest.raises(InputError, match="No id is in both"):
+        join(replace(a, id=ids), replace(b, id=ids + 100))
+    with pytest.raises(InputError, match="a has 20 and b has 19"):
+        join(a, b.take(np.arange(19)))
+    with pytest.raises(InputError, match=r"1 of 20 joined rows have another label"):
+        join(a, replace(b, label=Column(np.r_[1 - b.label.codes[:1], b.label.codes[1:]], (0, 1))))
+    with pytest.raises(InputError, match="'holm' or 'bh'"):
+        fairhead.compare(a, b, correction="none")
+
+
+def test_undefined_differences_say_why_and_take_no_part_in_the_family():
+    a, b = pair(n=400)
+    label = Column(np.where(a.groups["g"].codes == 0, 0, a.label.codes), (0, 1))
+    a, b = replace(a, label=label), replace(b, label=label)
+    found = {d.metric: d for d in fairhead.compare(a, b, metrics=["DP", "EOp"]).differences}
+    assert "f has 0 rows with label 1" in found["EOp"].undefined
+    assert found["EOp"].value is found["EOp"].p is found["EOp"].p_adjusted is None
+    assert found["DP"].p_adjusted == found["DP"].p
