@@ -46,8 +46,7 @@ def csv_source(file: Path, name: str, separator: str | None = None) -> Source:
         options = _options(header, layout, place, as_text)
         found = _parallel(file, name, header, place, options) if plain else _serial(file, options)
         for chunk in found:
-            chunk.columns = [header.columns[j] for j in chunk.columns]
-            yield chunk
+            yield chunk.set_axis(pd.Index(header.columns)[chunk.columns], axis="columns")
 
     return Source(name, header.columns, chunks, text_only=True)
 

@@ -6,6 +6,7 @@ import lzma
 import os
 import re
 import shutil
+import stat
 import sys
 import tempfile
 import warnings
@@ -92,6 +93,8 @@ def _coded(values: NDArray[Any], name: str) -> Coded:
 def open_source(path: str | os.PathLike[str]) -> Iterator[Source]:
     """Open a file by its suffix, or CSV on standard input for "-"; what is wrong with it becomes an `InputError`."""
     with _on_disk(path) as (file, name), _file_errors(name), ThreadPoolExecutor(1) as pool:
+        if stat.S_ISDIR(file.stat().st_mode):
+            raise IsADirectoryError
         source = _READERS[file_format(name)](file, name)
         # Hashing lets other threads run, so it costs little while the file is being parsed.
         digest = pool.submit(_sha256, file)

@@ -22,11 +22,13 @@ _METRIC_NAMES = {
 }
 _LIBRARIES = {"fairlearn": "Fairlearn", "aif360": "AIF360"}
 _RATE_NAMES = {"selection_rate": "selected", "base_rate": "base rate"}
-# By how much they are wanted: a narrow terminal shows the first four.
+# By how much they are wanted: a narrow terminal shows the first ones.
 _RATES = ("selection_rate", "TPR", "FPR", "accuracy", "precision", "base_rate", "AUC")
-# From this width on there is room for all rates and for whole intervals on one line.
-_WIDE = 120
-_MAX_CLASS_COLUMNS = 4
+# Columns that a rate takes with its interval on a second line, and those that the group and its n take.
+_RATE_WIDTH = 15
+_GROUP_WIDTH = 20
+# Below this width, names share a column, and the comparison leaves out the minimum detectable effect.
+_NARROW = 80
 
 
 def show_audit(console: Console, audit: Audit, verdicts: Iterable[Verdict], what: str, level: float) -> None:
@@ -46,7 +48,7 @@ def show_audit(console: Console, audit: Audit, verdicts: Iterable[Verdict], what
         console.print(_group_table(rows, rates, group_by, percent))
         gaps = [e for e in audit.estimates if e.group_by == group_by]
         console.print()
-        console.print(_gap_table(gaps, group_by, percent))
+        console.print(_gap_table(gaps, group_by, percent, console.width < _NARROW))
         _show_reasons(console, [row.rates[rate] for row in rows for rate in rates])
     _show_legend(console, dict.fromkeys(e.metric for e in audit.estimates if e.group_by is not None))
 
@@ -58,24 +60,27 @@ def show_comparison(
     console.print()
     console.print(f"[bold]A = {escape(names[0])}, B = {escape(names[1])}[/]", highlight=False)
     show_verdicts(console, verdicts)
-    table = _table(f"B − A, paired, {100 * level:g} % intervals")
-    table.add_column("metric", overflow="fold", min_width=12)
-    table.add_column("by", overflow="fold")
-    for title in ("A", "B", "B − A", "MDE", "p adj.", "n"):
-        table.add_column(title, justify="right")
+    sizes = sorted({d.n for d in comparison.differences})
+    rows = " to ".join(f"{n:,}" for n in dict.fromkeys([*sizes[:1], *sizes[-1:]]))
+    table = _table(f"B − A, paired, {rows} rows, {100 * level:g} % intervals")
+    narrow = console.width < _NARROW
+    table.add_column("metric", overflow="fold", min_width=11)
+    if not narrow:
+        table.add_column("by", overflow="fold")
+    for title in ("A", "B", "B − A", "p adj.") if narrow else ("A", "B", "B − A", "MDE", "p adj."):
+        table.add_column(title, justify="right", overflow="fold", min_width=11 if title == "B − A" else None)
     table.add_column("can be said", overflow="fold")
     for d in comparison.differences:
         word = said_of_difference(d)
         style = {"B better": "green", "B worse": "red"}.get(word, "")
+        metric, by = _metric_name(d.metric), escape(d.group_by or "all rows")
         table.add_row(
-            _metric_name(d.metric),
-            escape(d.group_by or "all rows"),
+            *([f"{metric} ({by})"] if narrow else [metric, by]),
             _number(d.metric, d.a),
             _number(d.metric, d.b),
             _with_interval(d.metric, d.value, d.low, d.high),
-            _number(d.metric, d.mde),
+            *([] if narrow else [_number(d.metric, d.mde)]),
             p_value(d.p_adjusted),
-            f"{d.n:,}",
             f"[{style}]{escape(word)}[/]" if style else escape(word),
         )
     console.print(table)
@@ -146,7 +151,7 @@ def _group_table(rows: Sequence[GroupRow], rates: Sequence[str], group_by: str, 
     table.add_column(escape(group_by), overflow="fold")
     table.add_column("n", justify="right", no_wrap=True)
     for rate in rates:
-        table.add_column(escape(_RATE_NAMES.get(rate, rate)), justify="right")
+        table.add_column(escape(_RATE_NAMES.get(rate, rate)), justify="right", overflow="fold")
     for row in rows:
         table.add_row(escape(row.group), f"{row.n:,}", *(figure(row.rates[rate]) for rate in rates))
     return table
@@ -154,29 +159,31 @@ def _group_table(rows: Sequence[GroupRow], rates: Sequence[str], group_by: str, 
 
 def _rate_columns(rows: Sequence[GroupRow], width: int) -> list[str]:
     """The rates shown: a few of a binary task, accuracy and the recall of each class of a small multi-class one."""
+    room = max(1, (width - _GROUP_WIDTH) // _RATE_WIDTH)
     known = list(rows[0].rates)
     recalls = [rate for rate in known if rate.startswith("TPR[")]
     if not recalls:
-        return [rate for rate in _RATES if rate in known][: None if width >= _WIDE else 4]
-    return ["accuracy", *(recalls if len(recalls) <= _MAX_CLASS_COLUMNS else [])]
+        return [rate for rate in _RATES if rate in known][:room]
+    return ["accuracy", *(recalls if len(recalls) < room else [])]
 
 
-def _gap_table(gaps: Sequence[Estimate], group_by: str, percent: str) -> Table:
+def _gap_table(gaps: Sequence[Estimate], group_by: str, percent: str, narrow: bool) -> Table:
     """One line a metric: value with interval, between which groups, minimum detectable effect, n, verdict."""
     table = _table(f"{escape(group_by)}: gaps in points (ratios, V and AUC as they are), {percent} intervals")
-    table.add_column("metric", overflow="fold", min_width=12)
-    table.add_column("value", justify="right")
-    table.add_column("groups", overflow="fold")
+    table.add_column("metric", overflow="fold", min_width=11)
+    table.add_column("value", justify="right", overflow="fold", min_width=13)
+    if not narrow:
+        table.add_column("groups", overflow="fold")
     table.add_column("MDE", justify="right", no_wrap=True)
     table.add_column("n", justify="right", no_wrap=True)
     table.add_column("can be said", overflow="fold")
     for gap in gaps:
-        word = said(gap)
+        word, groups = said(gap), escape(between(gap))
         style = {"larger than 0": "red", "four-fifths rule: fails": "red", "four-fifths rule: holds": "green"}.get(word)
         table.add_row(
-            name(gap),
+            f"{name(gap)} ({groups})" if narrow and groups else name(gap),
             figure(gap),
-            escape(between(gap)),
+            *([] if narrow else [groups]),
             "" if gap.mde is None else _number(gap.metric, gap.mde),
             f"{gap.n:,}",
             f"[{style}]{word}[/]" if style else escape(word),

@@ -55,15 +55,14 @@ def points(value: float) -> str:
 
 
 def between(estimate: Estimate) -> str:
-    """The groups that attain a gap, highest first.
+    """The groups that attain a gap, highest first, and the class if there are several.
 
     Example:
         >>> between(Estimate("DP", "race", 0.12, 0.08, 0.16, 500, ideal=0.0, groups=("white", "black")))
         'white above black'
     """
-    if len(estimate.groups) < 2:
-        return "".join(estimate.groups)
-    return f"{estimate.groups[0]} above {estimate.groups[-1]}"
+    of_class = f" for class {estimate.detail['class']}" if "class" in estimate.detail else ""
+    return " above ".join(dict.fromkeys((*estimate.groups[:1], *estimate.groups[-1:]))) + of_class
 
 
 def audit_verdicts(audit: Audit, level: float) -> list[Verdict]:

@@ -1,0 +1,74 @@
+"""The package's surface: few names, imported when used; a command line that answers without the heavy imports."""
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+import fairhead
+
+HEAVY = ["torch", "transformers", "numpy", "pandas", "scipy", "jinja2"]
+
+
+def python(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+def test_fewer_than_fifteen_public_names():
+    assert 1 <= len(fairhead.__all__) < 15
+    assert sorted(fairhead.__all__) == fairhead.__all__
+    assert set(dir(fairhead)) == {*fairhead.__all__, "__version__"}
+
+
+def test_public_names_are_where_they_are_said_to_be():
+    for name, module in fairhead._PUBLIC.items():
+        assert name in fairhead.__all__
+        importlib.import_module(module.partition(".heads")[0])
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = fairhead.nothing
+
+
+def test_import_is_lazy():
+    code = f"import sys, fairhead; print([m for m in {HEAVY} if m in sys.modules])"
+    assert python(code) == "[]\n"
+
+
+def test_audit_needs_no_torch():
+    code = "import sys, fairhead; fairhead.audit; fairhead.Records; fairhead.compare; print('torch' in sys.modules)"
+    assert python(code) == "False\n"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["audit", "--help"], ["--version"], []])
+def test_help_imports_nothing_heavy(arguments):
+    code = f"""
+import sys
+from fairhead.cli import main
+try:
+    main({arguments!r})
+except SystemExit as stop:
+    assert not stop.code
+print([m for m in {HEAVY} if m in sys.modules])
+"""
+    assert python(code).splitlines()[-1] == "[]"
+
+
+def test_module_and_command_are_the_same(tmp_path):
+    def answer(*command):
+        done = subprocess.run([*command, "audit", "--help"], capture_output=True, text=True, env={"COLUMNS": "100"})
+        return done.returncode, done.stdout, done.stderr
+
+    module = answer(sys.executable, "-m", "fairhead")
+    assert module == answer(str(importlib.import_module("pathlib").Path(sys.executable).with_name("fairhead")))
+    assert module[0] == 0
+
+
+def test_help_teaches():
+    done = subprocess.run([sys.executable, "-m", "fairhead", "audit", "--help"], capture_output=True, text=True)
+    for word in ("Examples", "fairhead audit preds.csv", "--compare-pred", "minimum detectable", "Exit code 2"):
+        assert word in " ".join(done.stdout.split())
+
+
+def test_version():
+    done = subprocess.run([sys.executable, "-m", "fairhead", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"fairhead {fairhead.__version__}\n"
