@@ -5,6 +5,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
 
@@ -30,15 +31,24 @@ def machine(device: str = "cpu") -> str:
     return "Machine: " + ", ".join(parts)
 
 
-def interleaved_medians(peers: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Median seconds of each peer. They take turns, so that a slow moment of the machine falls on all of them."""
-    for run in peers.values():
-        run()
+def interleaved_medians(
+    peers: dict[str, Callable[[], object]],
+    repeats: int,
+    around: Callable[[str], AbstractContextManager[object]] = lambda name: nullcontext(),
+) -> dict[str, float]:
+    """Median seconds of each peer. They take turns, so that a slow moment of the machine falls on all of them.
+
+    Args:
+        peers: what to time, by name.
+        repeats: how often each has its turn, after one that is not counted.
+        around: for each name, what must hold while it runs; entering and leaving it is not timed.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in peers}
-    for turn in range(repeats):
+    for turn in range(repeats + 1):
         order = list(peers) if turn % 2 == 0 else list(reversed(peers))
         for name in order:
-            start = time.perf_counter()
-            peers[name]()
-            seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(times) for name, times in seconds.items()}
+            with around(name):
+                start = time.perf_counter()
+                peers[name]()
+                seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(times[1:]) for name, times in seconds.items()}

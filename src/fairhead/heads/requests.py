@@ -94,20 +94,34 @@ class Edit:
 
 @dataclass(eq=False)
 class Requests:
-    """The requests on one attention module. Each carries the site it was made through, which knows its tap."""
+    """The requests on one attention module. Each carries the site it was made through, which knows its tap.
+
+    Attributes:
+        transforms: of q and k.
+        edits: of head outputs.
+        readings: what to show to whom.
+        wanted: what is read at all; a forward pass asks this and nothing else when nothing is.
+    """
 
     transforms: list[tuple[Site, Transform]] = field(default_factory=list)
     edits: list[tuple[Site, Edit]] = field(default_factory=list)
     readings: list[tuple[Site, Reading]] = field(default_factory=list)
+    wanted: frozenset[str] = frozenset()
 
     def __bool__(self) -> bool:
         return bool(self.transforms or self.edits or self.readings)
+
+    def add_reading(self, site: Site, reading: Reading) -> None:
+        """Show `reading` what it asks for from now on."""
+        self.readings.append((site, reading))
+        self.wanted |= {reading.what}
 
     def remove(self, site: Site) -> None:
         """Drop what was asked through `site`."""
         lists: tuple[list[Any], ...] = (self.transforms, self.edits, self.readings)
         for requests in lists:
             requests[:] = [request for request in requests if request[0] is not site]
+        self.wanted = frozenset(reading.what for _, reading in self.readings)
 
     def transform(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Pass q [B, H, T, d] and k through every transform, the outermost tap's first."""
@@ -126,13 +140,9 @@ class Requests:
             output = edit(output, site)
         return output
 
-    def wants(self, *what: str) -> bool:
-        """Whether any of these is being read."""
-        return any(reading.what in what for _, reading in self.readings)
-
     def read_heads(self, output: Tensor) -> None:
         """Show head outputs [B, T, H, d] to the readings of outputs and contributions."""
-        if is_recomputing():
+        if self.wanted.isdisjoint(("output", "contribution")) or is_recomputing():
             return
         for site, reading in self.readings:
             if reading.what not in ("output", "contribution"):
@@ -146,7 +156,7 @@ class Requests:
 
     def read(self, what: str, get: Callable[[Tokens], Tensor]) -> None:
         """Show `get(tokens)` to the readings of `what`; it is not called when there are none."""
-        if not self.wants(what) or is_recomputing():
+        if what not in self.wanted or is_recomputing():
             return
         for site, reading in self.readings:
             if reading.what == what:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface
 
 from fairhead.errors import UnsupportedModel
@@ -34,16 +35,16 @@ class _Tapped:
         undo: takes the route away.
         kernel: on the interface route, the attention function that the model was loaded with.
         is_eager: whether that is the eager one, for which a missing mask means "look at everything".
-        joined: the heads on their way to a projection that has not been checked yet; see `_check_projection`.
-        is_checked: whether it has been.
+        is_checked: whether the heads are known to reach the projection as they are; see `_check_projection`.
+        check: the hook that finds out.
     """
 
     requests: Requests
     undo: Callable[[], None]
     kernel: Callable[..., Any] | None = None
     is_eager: bool = False
-    joined: Tensor | None = None
     is_checked: bool = False
+    check: RemovableHandle | None = None
 
 
 def _tapped_attention(
@@ -57,7 +58,7 @@ def _tapped_attention(
     output, weights = tapped.kernel(module, query, key, value, attention_mask, **kwargs)
     if requests.edits:
         output = requests.edit(output)
-    if requests.readings:
+    if requests.wanted:
         requests.read("q", lambda tokens: _heads_first(query, tokens))
         requests.read("k", lambda tokens: _heads_first(key, tokens))
         requests.read("v", lambda tokens: _heads_first(value, tokens))
@@ -68,8 +69,8 @@ def _tapped_attention(
             ),
         )
         requests.read_heads(output)
-        if not tapped.is_checked and requests.wants("contribution"):
-            tapped.joined = output
+        if "contribution" in requests.wanted and not tapped.is_checked:
+            _check_projection(requests.readings[0][0], tapped, output)
     return output, weights
 
 
@@ -101,6 +102,8 @@ def uninstall(site: Site) -> None:
     tapped.requests.remove(site)
     if not tapped.requests:
         tapped.undo()
+        if tapped.check is not None:
+            tapped.check.remove()
         delattr(site.module, _PLACE)
 
 
@@ -121,26 +124,24 @@ def _by_interface(site: Site, requests: Requests) -> _Tapped:
     config = copy.copy(original)
     config._attn_implementation_internal = _NAME  # the property's setter would change nested configs too
     module.config = config
-    check = site.projection.register_forward_pre_hook(lambda _, args: _check_projection(site, tapped, args[0]))
-
-    def undo() -> None:
-        module.config = original
-        check.remove()
-
-    tapped: _Tapped = _Tapped(requests, undo, kernel, is_eager)
-    return tapped
+    return _Tapped(requests, lambda: setattr(module, "config", original), kernel, is_eager)
 
 
-def _check_projection(site: Site, tapped: _Tapped, projected: Tensor) -> None:
+def _check_projection(site: Site, tapped: _Tapped, output: Tensor) -> None:
     """Once a layer: a family that gates or normalises its heads before W_O has no contributions as we define them."""
-    if tapped.joined is None or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
         return
-    if not torch.equal(tapped.joined.reshape(projected.shape), projected):
-        raise UnsupportedModel(
-            f"{site.family} ({site.name}) changes the head outputs before its output projection, so the heads do not "
-            f"add up to the attention output; read 'output' instead of 'contribution'"
-        )
-    tapped.joined, tapped.is_checked = None, True
+
+    def compare(_: nn.Module, args: tuple[Any, ...]) -> None:
+        handle.remove()
+        if not torch.equal(output.reshape(args[0].shape), args[0]):
+            raise UnsupportedModel(
+                f"{site.family} ({site.name}) changes the head outputs before its output projection, so the heads do "
+                "not add up to the attention output; read 'output' instead of 'contribution'"
+            )
+        tapped.is_checked = True
+
+    handle = tapped.check = site.projection.register_forward_pre_hook(compare)
 
 
 def _by_method(site: Site, requests: Requests) -> _Tapped:
@@ -152,7 +153,7 @@ def _by_method(site: Site, requests: Requests) -> _Tapped:
         output, weights = original(query, key, value, *args, **kwargs)  # [B, H, T, d], [B, H, Q, K]
         if requests.edits:
             output = requests.edit(output.transpose(1, 2)).transpose(1, 2)
-        if requests.readings:
+        if requests.wanted:
             requests.read("q", lambda tokens: _heads_first(query, tokens))
             requests.read("k", lambda tokens: _heads_first(key, tokens))
             requests.read("v", lambda tokens: _heads_first(value, tokens))
@@ -178,7 +179,7 @@ def _by_hooks(site: Site, requests: Requests) -> _Tapped:
         requests.read("v", lambda tokens: _heads_first(split, tokens))
 
     def ask_for_weights(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not requests.wants("weights"):
+        if "weights" not in requests.wanted:
             return None
         return (*args[:2], True, *args[3:]), kwargs  # forward(hidden_states, attention_mask, output_attentions, ...)
 

@@ -86,7 +86,7 @@ class Tap:
         sites = self._chosen(layers)
         reading = Reading(what, tokens, keep, [site.layer for site in sites])
         for requests, site in self._requests(sites, what, f"read {what!r}"):
-            requests.readings.append((site, reading))
+            requests.add_reading(site, reading)
         return reading
 
     def transform(self, function: Transform, *, layers: int | Iterable[int] | None = None) -> None:
