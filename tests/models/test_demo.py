@@ -77,7 +77,7 @@ def test_figures_of_the_controls_are_the_audits_own():
 @pytest.mark.parametrize(
     ("metric", "value", "half", "tone", "words"),
     [
-        ("EOd", -0.05, 0.02, "good", "reduces EOd by 5.0 points (95 % interval −7.0 to −3.0)"),
+        ("EOd", -0.05, 0.02, "good", "reduces EOd by 5.0 points (95 % interval −7.0 to −3.0, corrected p = 0.010)"),
         ("EOd", 0.05, 0.02, "bad", "raises EOd by 5.0 points"),
         ("EOd", -0.05, 0.06, "unclear", "no difference that can be told from chance"),
         ("accuracy", 0.05, 0.02, "good", "raises accuracy by 5.0 points"),

@@ -144,6 +144,8 @@ def _in_words(change: Difference, what: str, metric: str) -> tuple[str, str]:
     if change.value is None or change.low is None or change.high is None:
         return "unclear", f"{what}: the change of {metric} is undefined, because {change.undefined}."
     interval = f"95 % interval {_points(change.low, sign=True)} to {_points(change.high, sign=True)}"
+    if change.p_adjusted is not None:
+        interval += f", corrected p {'< 0.001' if change.p_adjusted < 0.001 else f'= {change.p_adjusted:.3f}'}"
     chance = change.p_adjusted is not None and change.p_adjusted >= _ALPHA
     if change.low <= 0 <= change.high or chance:
         moved = f"{what} changes {metric} by {_points(change.value, sign=True)} points ({interval})"
