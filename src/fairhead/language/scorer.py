@@ -28,7 +28,7 @@ from fairhead.language.trial import Layout, reads_trees
 _BATCH_TOKENS = {"cpu": 1024, "cuda": 16384}
 # Entries of the logits of one batch: 256 MB in float32 on a processor, four times that elsewhere.
 _MAX_LOGITS = {"cpu": 1 << 26}
-_ROW_TOKENS = 384
+_ROW_TOKENS = 256
 
 
 @dataclass

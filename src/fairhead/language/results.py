@@ -1,0 +1,100 @@
+"""What a language benchmark returns."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+from fairhead.audit.results import Estimate
+from fairhead.language.scores import Score
+
+SCHEMA = "fairhead.language/1"
+TOO_LONG = "longer than the model's context"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class BenchmarkResult:
+    """The scores of a model on a benchmark.
+
+    Attributes:
+        benchmark: its name.
+        estimates: each with interval and n. Shares are fractions, not percent.
+        n: items scored.
+        left_out: items that were not, by reason.
+        provenance: model, data and settings.
+
+    Example:
+        >>> estimate = Estimate("ss", None, 0.6, 0.5, 0.7, 100, 0.5)
+        >>> BenchmarkResult("crows_pairs", (estimate,), 100)["ss"].value
+        0.6
+    """
+
+    benchmark: str
+    estimates: tuple[Estimate, ...]
+    n: int
+    left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def __getitem__(self, key: str | tuple[str, str | None]) -> Estimate:
+        """`result["ss"]` over all items, or `result["ss", "gender"]`."""
+        metric, group_by = (key, None) if isinstance(key, str) else key
+        for estimate in self.estimates:
+            if (estimate.metric, estimate.group_by) == (metric, group_by):
+                return estimate
+        have = sorted({(e.metric, e.group_by) for e in self.estimates}, key=str)
+        raise KeyError(f"there is no estimate {(metric, group_by)}; there are {have}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {
+            "schema": SCHEMA,
+            "benchmark": self.benchmark,
+            "provenance": dict(self.provenance),
+            "n": self.n,
+            "left_out": {reason: list(ids) for reason, ids in self.left_out.items()},
+            "estimates": [asdict(e) for e in self.estimates],
+        }
+
+
+class Answered(NamedTuple):
+    """An item and the scores of its texts, in the order in which they were asked for."""
+
+    item: Any
+    scores: tuple[Score, ...]
+
+
+class Answers(NamedTuple):
+    """Items with all their scores, and those left out by reason."""
+
+    items: tuple[Answered, ...]
+    left_out: Mapping[str, tuple[str, ...]]
+
+
+def gather(items: Iterable[T], ids: Callable[[T], Sequence[str]], scores: Mapping[str, Score]) -> Answers:
+    """Bring items and the scores of their texts together; an item that lacks a score is named, not guessed.
+
+    Example:
+        >>> scores = {"1/a": Score("1/a", -1.0, 1), "1/b": Score("1/b", -2.0, 1), "2/a": Score("2/a", -1.0, 1)}
+        >>> found = gather(["1", "2"], lambda item: [f"{item}/a", f"{item}/b"], scores)
+        >>> len(found.items), found.left_out
+        (1, {"longer than the model's context": ('2',)})
+    """
+    answered, missing = [], []
+    for item in items:
+        wanted = ids(item)
+        if all(name in scores for name in wanted):
+            answered.append(Answered(item, tuple(scores[name] for name in wanted)))
+        else:
+            missing.append(getattr(item, "id", str(item)))
+    return Answers(tuple(answered), {TOO_LONG: tuple(missing)} if missing else {})
+
+
+def crossed(*names: str) -> str:
+    """The name of an intersection, as in audits.
+
+    Example:
+        >>> crossed("intrasentence", "gender")
+        'intrasentence × gender'
+    """
+    return " × ".join(names)
