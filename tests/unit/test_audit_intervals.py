@@ -197,7 +197,7 @@ def test_score_bootstrap_has_the_spread_of_a_bootstrap_of_rows(name):
     y = rng.integers(2, size=n)
     s = np.clip(0.5 + 0.3 * (y - 0.5) + rng.normal(0, 0.2, n), 0, 1)
     plain = {"AUC": scores.auc, "Brier": scores.brier, "ECE": scores.calibration_error}[name]
-    rates = scores.ScoreTables(np.zeros(n, int), 1, y, s, None, None, 4000, 0).rates(name)
+    rates = scores.ScoreTables(scores.Scores(y, s), np.zeros(n, int), 1, 4000, 0).rates(name)
     assert rates.hat.item() == pytest.approx(plain(y == 1, s), abs=1e-12)
     by_rows = [plain(y[at] == 1, s[at]) for at in rng.integers(n, size=(1500, n))]
     # The standard deviation of 1500 replicates is known to 2 %.

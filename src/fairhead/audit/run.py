@@ -16,7 +16,7 @@ from fairhead.audit.estimate import Rules, estimate
 from fairhead.audit.rates import RATES, Rates, Tables
 from fairhead.audit.reduction import Multiclass
 from fairhead.audit.results import Audit, Estimate, GroupRow
-from fairhead.audit.scores import ScoreTables
+from fairhead.audit.scores import Scores, ScoreTables
 from fairhead.errors import InputError, did_you_mean
 from fairhead.records import Column, Records
 
@@ -166,6 +166,11 @@ class View:
         cluster = None if records.cluster is None else records.cluster.codes
         return cls(label, prediction, names, scores, records.weight, cluster, rule)
 
+    @cached_property
+    def ranked(self) -> Scores | None:
+        """The scores, sorted when first needed."""
+        return None if self.scores is None else Scores(self.label, self.scores, self.weight, self.cluster)
+
     @property
     def prevalence(self) -> NDArray[np.float64]:
         """Share of each class, shape [C]."""
@@ -197,18 +202,9 @@ class Part:
     @cached_property
     def scores(self) -> ScoreTables:
         """Scores and their replicates."""
-        view = self.view
-        assert view.scores is not None
-        return ScoreTables(
-            self.column.codes,
-            len(self.column.levels),
-            view.label,
-            view.scores,
-            view.weight,
-            view.cluster,
-            self.draws.n_boot,
-            self.draws.seed,
-        )
+        assert self.view.ranked is not None
+        draws = self.draws
+        return ScoreTables(self.view.ranked, self.column.codes, len(self.column.levels), draws.n_boot, draws.seed)
 
     def estimate(self, metric: Metric, rules: Rules) -> Estimate:
         """One metric of this column."""

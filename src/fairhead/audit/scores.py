@@ -5,14 +5,15 @@ each (group, label, bin) there are: with 32 bins the spread of an AUC is off by 
 observed figure is exact.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit.counts import tabulate
+from fairhead.audit.counts import cell_numbers, tabulate
+from fairhead.audit.metrics import divide
 from fairhead.audit.rates import Rates
 
 Array = NDArray[np.float64]
@@ -29,13 +30,7 @@ def auc(positive: NDArray[np.bool_], score: Array, weight: Array | None = None) 
         >>> auc(np.array([False, True, True]), np.array([0.1, 0.4, 0.9]))
         1.0
     """
-    order = np.argsort(score)
-    score, positive = score[order], positive[order]
-    mass = np.ones(len(score)) if weight is None else weight[order]
-    starts = np.flatnonzero(np.diff(score, prepend=-np.inf) > 0)
-    up = np.add.reduceat(mass * positive, starts)
-    down = np.add.reduceat(mass * ~positive, starts)
-    return float(_binned_auc(up, down))
+    return Ranked(positive, score, weight).auc(np.arange(len(score)))
 
 
 def brier(positive: NDArray[np.bool_], score: Array, weight: Array | None = None) -> float:
@@ -57,116 +52,187 @@ def calibration_error(
         >>> round(calibration_error(np.array([False, True]), np.array([0.25, 0.75])), 6)
         0.25
     """
-    mass = np.ones(len(score)) if weight is None else weight
-    at = _equal_mass(score, bins)
-    return float(
-        np.abs(np.bincount(at, mass * positive, bins) - np.bincount(at, mass * score, bins)).sum() / mass.sum()
-    )
+    order = np.argsort(score)
+    at = _bins_of_sorted(score[order], bins)
+    mass = np.ones(len(score)) if weight is None else weight[order]
+    distance = mass * (positive[order] - score[order])
+    return float(np.abs(np.bincount(at, distance, bins)).sum() / mass.sum())
 
 
 @dataclass(frozen=True)
-class ScoreTables:
-    """Scores of one group column, and the replicates of their figures.
+class Ranked:
+    """One score of all rows, sorted once for every group column.
 
     Attributes:
-        group: group codes, shape [n].
-        n_groups: number of groups.
+        hit: whether the row is what the score is a probability of, shape [n].
+        score: shape [n].
+        weight: shape [n], or None.
+    """
+
+    hit: NDArray[np.bool_]
+    score: Array
+    weight: Array | None
+
+    @cached_property
+    def order(self) -> NDArray[np.intp]:
+        """Rows by ascending score."""
+        return np.argsort(self.score)
+
+    @cached_property
+    def sorted(self) -> Array:
+        """The scores in that order."""
+        return self.score[self.order]
+
+    @cached_property
+    def fine(self) -> NDArray[np.int8]:
+        """The fine bin of each row, shape [n]."""
+        bins = np.empty(len(self.score), dtype=np.int8)
+        bins[self.order] = _bins_of_sorted(self.sorted, FINE_BINS)
+        return bins
+
+    def groups(self, group: Codes, n_groups: int) -> list[NDArray[np.intp]]:
+        """Positions in the order, of each group's rows."""
+        by_score = group[self.order]
+        positions = np.argsort(by_score, kind="stable")
+        return np.split(positions, np.cumsum(np.bincount(by_score, minlength=n_groups))[:-1])
+
+    def auc(self, positions: NDArray[np.intp]) -> float:
+        """Exact AUC of some rows, given by ascending positions in the order."""
+        rows = self.order[positions]
+        starts = np.flatnonzero(np.diff(self.sorted[positions], prepend=-np.inf) > 0)
+        if not len(starts):
+            return float("nan")
+        hit = self.hit[rows]
+        mass = np.ones(len(rows)) if self.weight is None else self.weight[rows]
+        return float(_binned_auc(np.add.reduceat(mass * hit, starts), np.add.reduceat(mass * ~hit, starts)))
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scores of an audit.
+
+    Attributes:
         label: class codes, shape [n].
         score: probability of class 1, shape [n], or of each class, shape [n, C].
         weight: shape [n], or None.
         cluster: shape [n], or None.
+    """
+
+    label: Codes
+    score: Array
+    weight: Array | None = None
+    cluster: Codes | None = None
+
+    @cached_property
+    def by_class(self) -> list[Ranked]:
+        """One entry for a binary score, otherwise each class against the rest."""
+        if self.score.ndim == 1:
+            return [Ranked(self.label == 1, self.score, self.weight)]
+        return [Ranked(self.label == c, self.score[:, c], self.weight) for c in range(self.score.shape[1])]
+
+    @cached_property
+    def top(self) -> Ranked:
+        """What calibration is about: the positive class, or the most probable one and whether it is right."""
+        if self.score.ndim == 1:
+            return self.by_class[0]
+        best = self.score.argmax(axis=1)
+        return Ranked(best == self.label, self.score[np.arange(len(best)), best], self.weight)
+
+    @cached_property
+    def loss(self) -> Array:
+        """Squared distance of the scores from the label, shape [n]."""
+        if self.score.ndim == 1:
+            return (self.score - (self.label == 1)) ** 2
+        return ((self.score - np.eye(self.score.shape[1])[self.label]) ** 2).sum(axis=1)
+
+
+@dataclass(frozen=True)
+class ScoreTables:
+    """Figures of scores for one group column, and their replicates.
+
+    Attributes:
+        scores: the scores.
+        group: group codes, shape [n].
+        n_groups: number of groups.
         n_boot: replicates.
         seed: of the replicates.
     """
 
+    scores: Scores
     group: Codes
     n_groups: int
-    label: Codes
-    score: Array
-    weight: Array | None
-    cluster: Codes | None
     n_boot: int
     seed: int
 
     def rates(self, name: str) -> Rates:
         """The rate called "AUC", "Brier" or "ECE" for all groups."""
-        return {"AUC": self._auc, "Brier": self._brier, "ECE": self._ece}[name]
+        return {"AUC": lambda: self._auc, "Brier": lambda: self._brier, "ECE": lambda: self._ece}[name]()
 
     @cached_property
-    def _members(self) -> list[NDArray[np.intp]]:
-        order = np.argsort(self.group, kind="stable")
-        ends = np.cumsum(np.bincount(self.group, minlength=self.n_groups))
-        return np.split(order, ends[:-1])
-
-    @cached_property
-    def _top(self) -> tuple[NDArray[np.bool_], Array]:
-        """What calibration is about: the positive class, or the most probable one and whether it is right."""
-        if self.score.ndim == 1:
-            return self.label == 1, self.score
-        best = self.score.argmax(axis=1)
-        return best == self.label, self.score[np.arange(len(best)), best]
+    def _fine_tables(self) -> list["_Draw"]:
+        """For each class the cells (group, hit, fine bin)."""
+        return [
+            self._draw([self.group, ranked.hit, ranked.fine], (self.n_groups, 2, FINE_BINS))
+            for ranked in self.scores.by_class
+        ]
 
     @cached_property
     def _auc(self) -> Rates:
-        columns = [self.score] if self.score.ndim == 1 else list(self.score.T)
-        targets = [1] if self.score.ndim == 1 else range(len(columns))
-        parts = [self._auc_of(self.label == c, s) for c, s in zip(targets, columns, strict=True)]
-        hat = np.stack([p[0] for p in parts])
-        star = np.stack([p[1] for p in parts], axis=1)
-        return Rates(hat, star, np.stack([p[2] for p in parts]), lambda c: "rows in the smaller of its two classes")
-
-    def _auc_of(self, positive: NDArray[np.bool_], score: Array) -> tuple[Array, Array, NDArray[np.int64]]:
-        fine = _equal_mass(score, FINE_BINS)
-        shape = (self.n_groups, 2, FINE_BINS)
-        key = (self.group.astype(np.int64) * 2 + positive) * FINE_BINS + fine
-        counts, star, rows = self._draw(key, shape)
-        binned = _binned_auc(counts[:, 1], counts[:, 0])
-        exact = np.array([auc(positive[i], score[i], w) if len(i) else np.nan for i, w in self._groups()])
-        shifted = _binned_auc(star[..., 1, :], star[..., 0, :]) + (exact - binned)
-        return exact, shifted, rows.sum(axis=-1).min(axis=-1)
+        hats, stars, rows = [], [], []
+        for ranked, drawn in zip(self.scores.by_class, self._fine_tables, strict=True):
+            exact = np.array([ranked.auc(at) for at in ranked.groups(self.group, self.n_groups)])
+            binned, star = (_binned_auc(c[..., 1, :], c[..., 0, :]) for c in (drawn.counts, drawn.star))
+            hats.append(exact)
+            stars.append(star + (exact - binned))
+            rows.append(drawn.rows.sum(axis=-1).min(axis=-1))
+        need = "rows in the smaller of its two classes"
+        return Rates(np.stack(hats), np.stack(stars, axis=1), np.stack(rows), lambda c: need)
 
     @cached_property
     def _brier(self) -> Rates:
-        if self.score.ndim == 1:
-            loss = (self.score - (self.label == 1)) ** 2
+        if len(self._fine_tables) == 1:  # given label and fine bin, the loss hardly varies
+            drawn = self._fine_tables[0]
         else:
-            loss = ((self.score - np.eye(self.score.shape[1])[self.label]) ** 2).sum(axis=1)
-        key = self.group.astype(np.int64) * FINE_BINS + _equal_mass(loss, FINE_BINS)
-        counts, star, rows = self._draw(key, (self.n_groups, FINE_BINS))
-        mean = self._cell_mean(key, loss, counts)
-        with np.errstate(invalid="ignore"):
-            hat = (counts * mean).sum(axis=-1) / counts.sum(axis=-1)
-            replicates = (star * mean).sum(axis=-1) / star.sum(axis=-1)
-        return Rates(hat[None], replicates[:, None], rows.sum(axis=-1)[None], lambda c: "rows")
+            fine = Ranked(np.zeros(0, bool), self.scores.loss, None).fine
+            drawn = self._draw([self.group, fine], (self.n_groups, FINE_BINS))
+        mean = self._cell_mean(drawn, self.scores.loss)
+        cells = tuple(range(-drawn.rows.ndim + 1, 0))
+        hat, star = (divide((c * mean).sum(axis=cells), c.sum(axis=cells)) for c in (drawn.counts, drawn.star))
+        return Rates(hat[None], star[:, None], drawn.rows.sum(axis=cells)[None], lambda c: "rows")
 
     @cached_property
     def _ece(self) -> Rates:
-        right, score = self._top
-        at = np.zeros(len(score), dtype=np.int64)
-        for members in self._members:
-            at[members] = _equal_mass(score[members], CALIBRATION_BINS)
-        key = (self.group.astype(np.int64) * CALIBRATION_BINS + at) * 2 + right
-        counts, star, rows = self._draw(key, (self.n_groups, CALIBRATION_BINS, 2))
-        distance = self._cell_mean(key, right - score, counts)
-        with np.errstate(invalid="ignore"):
-            hat, replicates = (
-                np.abs((c * distance).sum(axis=-1)).sum(axis=-1) / c.sum(axis=(-1, -2)) for c in (counts, star)
-            )
-        return Rates(hat[None], replicates[:, None], rows.sum(axis=(-1, -2))[None], lambda c: "rows")
+        top = self.scores.top
+        at = np.empty(len(top.score), dtype=np.int8)
+        for positions in top.groups(self.group, self.n_groups):
+            at[top.order[positions]] = _bins_of_sorted(top.sorted[positions], CALIBRATION_BINS)
+        drawn = self._draw([self.group, at, top.hit], (self.n_groups, CALIBRATION_BINS, 2))
+        distance = self._cell_mean(drawn, top.hit - top.score)
+        hat, star = (
+            divide(np.abs((c * distance).sum(axis=-1)).sum(axis=-1), c.sum(axis=(-1, -2)))
+            for c in (drawn.counts, drawn.star)
+        )
+        return Rates(hat[None], star[:, None], drawn.rows.sum(axis=(-1, -2))[None], lambda c: "rows")
 
-    def _groups(self) -> Iterator[tuple[NDArray[np.intp], Array | None]]:
-        for members in self._members:
-            yield members, None if self.weight is None else self.weight[members]
-
-    def _draw(self, key: NDArray[np.int64], shape: tuple[int, ...]) -> tuple[Array, Array, NDArray[np.int64]]:
-        sample = tabulate([key], [shape], self.weight, self.cluster)
+    def _draw(self, codes: list[NDArray[Any]], shape: tuple[int, ...]) -> "_Draw":
+        key = cell_numbers(codes, shape)
+        sample = tabulate([key], [shape], self.scores.weight, self.scores.cluster)
         star = sample.bootstrap(self.n_boot, np.random.default_rng(self.seed))[0]
-        return sample.observed()[0], star, sample.contents[0].rows
+        return _Draw(key, sample.observed()[0], star, sample.contents[0].rows)
 
-    def _cell_mean(self, key: NDArray[np.int64], values: Array, counts: Array) -> Array:
-        mass = values if self.weight is None else values * self.weight
-        sums = np.bincount(key, mass, counts.size).reshape(counts.shape)
-        return np.divide(sums, counts, out=np.zeros(counts.shape), where=counts > 0)
+    def _cell_mean(self, drawn: "_Draw", values: Array) -> Array:
+        mass = values if self.scores.weight is None else values * self.scores.weight
+        sums = np.bincount(drawn.key, mass, drawn.counts.size).reshape(drawn.counts.shape)
+        return np.divide(sums, drawn.counts, out=np.zeros(drawn.counts.shape), where=drawn.counts > 0)
+
+
+class _Draw(NamedTuple):
+    """Cell numbers [n], (weighted) counts [*cells], replicates [B, *cells] and rows [*cells]."""
+
+    key: NDArray[np.integer]
+    counts: Array
+    star: Array
+    rows: NDArray[np.int64]
 
 
 def _binned_auc(up: Array, down: Array) -> Array:
@@ -177,8 +243,10 @@ def _binned_auc(up: Array, down: Array) -> Array:
         return np.where(pairs > 0, (up * below).sum(axis=-1) / pairs, np.nan)
 
 
-def _equal_mass(values: Array, bins: int) -> NDArray[np.intp]:
+def _bins_of_sorted(values: Array, bins: int) -> NDArray[np.int8]:
+    """Bins of equal mass for ascending values; equal values share a bin."""
     if not len(values):
-        return np.zeros(0, dtype=np.intp)
-    edges = np.quantile(values, np.arange(1, bins) / bins)
-    return np.searchsorted(edges, values, side="right")
+        return np.zeros(0, dtype=np.int8)
+    edges = values[(np.arange(1, bins) * len(values)) // bins]
+    ends = np.searchsorted(values, edges, side="left")
+    return np.repeat(np.arange(bins, dtype=np.int8), np.diff(ends, prepend=0, append=len(values)))
