@@ -24,8 +24,9 @@ _LIBRARIES = {"fairlearn": "Fairlearn", "aif360": "AIF360"}
 _RATE_NAMES = {"selection_rate": "selected", "base_rate": "base rate"}
 # By how much they are wanted: a narrow terminal shows the first ones.
 _RATES = ("selection_rate", "TPR", "FPR", "accuracy", "precision", "base_rate", "AUC")
-# Columns that a rate takes with its interval on a second line, and those that the group and its n take.
-_RATE_WIDTH = 15
+# Columns that a rate takes with its interval on the same line or on a second one; those of the group and its n.
+_RATE_WIDTH = 19
+_STACKED_WIDTH = 15
 _GROUP_WIDTH = 20
 # Below this width, names share a column, and the comparison leaves out the minimum detectable effect.
 _NARROW = 80
@@ -69,7 +70,7 @@ def show_comparison(
         table.add_column("by", overflow="fold")
     for title in ("A", "B", "B − A", "p adj.") if narrow else ("A", "B", "B − A", "MDE", "p adj."):
         table.add_column(title, justify="right", overflow="fold", min_width=11 if title == "B − A" else None)
-    table.add_column("can be said", overflow="fold")
+    table.add_column("verdict", overflow="fold")
     for d in comparison.differences:
         word = said_of_difference(d)
         style = {"B better": "green", "B worse": "red"}.get(word, "")
@@ -159,7 +160,8 @@ def _group_table(rows: Sequence[GroupRow], rates: Sequence[str], group_by: str, 
 
 def _rate_columns(rows: Sequence[GroupRow], width: int) -> list[str]:
     """The rates shown: a few of a binary task, accuracy and the recall of each class of a small multi-class one."""
-    room = max(1, (width - _GROUP_WIDTH) // _RATE_WIDTH)
+    left = width - _GROUP_WIDTH
+    room = max(1, left // _RATE_WIDTH, min(4, left // _STACKED_WIDTH))
     known = list(rows[0].rates)
     recalls = [rate for rate in known if rate.startswith("TPR[")]
     if not recalls:
