@@ -106,7 +106,7 @@ def compare(
     columns += group_columns(joined.a, group_by, intersections).items()
     differences: list[Difference] = []
     for name, column in columns:
-        privileged_index = 0 if name is None else privileged_group(name, column, privileged)
+        privileged_index = None if name is None else privileged_group(name, column, privileged)
         pair = _Pair.of(first, second, column, n_boot, n_perm, seed)
         differences += [
             pair.difference(metric, rules, audits, name, privileged_index)
@@ -250,7 +250,7 @@ class _Pair:
         )
 
     def difference(
-        self, metric: Metric, rules: Rules, audits: tuple[Audit, Audit], name: str | None, privileged: int
+        self, metric: Metric, rules: Rules, audits: tuple[Audit, Audit], name: str | None, privileged: int | None
     ) -> Difference:
         """One metric, b minus a."""
         drawn = _values(metric, self.bootstrap, rules, privileged)
@@ -318,7 +318,7 @@ def _ends(
     return intervals.Ends(value, max(ends.low, float(low)), min(ends.high, float(high)))
 
 
-def _values(metric: Metric, pair: tuple[Tables, Tables], rules: Rules, privileged: int) -> _Values | str:
+def _values(metric: Metric, pair: tuple[Tables, Tables], rules: Rules, privileged: int | None) -> _Values | str:
     """A metric of both predictions and of their replicates, or why it is undefined."""
     if metric.compare == "association":
         return _association(metric, pair, rules)

@@ -21,8 +21,8 @@ Towards = Callable[[float], Array]
 
 # λ beyond which one pair of groups makes the gap in every replicate, whatever the noise.
 _FAR = 1e6
-# The bisection for the lower end halves [0, 1] this often: 1/16 384 of the gap, far below the Monte-Carlo error.
-_HALVINGS = 14
+# Ends are sought to this share of the interval's half-width: a quarter of their Monte-Carlo error at 10 000 replicates.
+_PRECISION = 1 / 256
 
 
 class Interval(NamedTuple):
@@ -92,9 +92,16 @@ def gap(hat: Array, star: Array, reduce: Reduce, towards: Towards | None = None,
         def refused(theta: float) -> bool:
             centre = hat * (theta / observed) if towards is None else towards(theta)
             replicate = reduce(centre + error)
-            return bool(np.mean(replicate >= observed) + np.mean(replicate < theta - width) <= alpha)
+            outside = np.count_nonzero(replicate >= observed) + np.count_nonzero(replicate < theta - width)
+            return outside <= alpha * len(replicate)
 
-        low = _bisect(refused, 0.0, observed)
+        # The percentile interval's end is nearly always near: two looks around it save most of the bisection.
+        guess, around = observed + float(np.quantile(-far, alpha / 2)), width / 8
+        refused_end, kept_end = 0.0, observed
+        for probe in (guess - around, guess + around):
+            if refused_end < probe < kept_end:
+                refused_end, kept_end = (probe, kept_end) if refused(probe) else (refused_end, probe)
+        low = _bisect(refused, refused_end, kept_end, max(_PRECISION * width, 1e-12))
     return Interval(low, observed + max(width, 0.0), float(np.std(far)), float(np.mean(null)), "inversion")
 
 
@@ -120,6 +127,8 @@ def minimum(hat: Array, star: Array, level: float = 0.95) -> Interval:
     worst, observed = int(np.argmin(hat)), float(np.min(hat))
     se = float(np.std(error[:, worst]))
     reach = max(8 * se, float(np.max(np.abs(error[:, worst]))))
+    if reach == 0:
+        return Interval(observed, observed, 0.0, None, "inversion")
 
     def too_low(theta: float) -> bool:
         centre = hat.copy()
@@ -129,14 +138,14 @@ def minimum(hat: Array, star: Array, level: float = 0.95) -> Interval:
     def too_high(theta: float) -> bool:
         return bool(np.mean(np.min(np.maximum(hat, theta) + error, axis=-1) <= observed) <= tail)
 
-    low = _bisect(too_low, observed - reach, observed)
-    high = _bisect(too_high, observed + reach, observed)
+    low = _bisect(too_low, observed - reach, observed, _PRECISION * reach)
+    high = _bisect(too_high, observed + reach, observed, _PRECISION * reach)
     return Interval(low, high, se, None, "inversion")
 
 
-def _bisect(refused: Callable[[float], bool], refused_end: float, kept_end: float) -> float:
+def _bisect(refused: Callable[[float], bool], refused_end: float, kept_end: float, precision: float) -> float:
     """Return the end of the interval between a refused and a kept value."""
-    for _ in range(_HALVINGS):
+    while abs(kept_end - refused_end) > precision:
         middle = (refused_end + kept_end) / 2
         if refused(middle):
             refused_end = middle

@@ -137,6 +137,11 @@ class Tables:
 
         return self._map(pool, groups=("not " + self.groups[privileged], self.groups[privileged]))
 
+    @cached_property
+    def all_rows(self) -> "Tables":
+        """All groups as one."""
+        return self._map(metrics.pooled, groups=("all",))
+
     def _map(self, change: Callable[[Counts], Counts], *more: str, groups: tuple[str, ...] | None = None) -> "Tables":
         names = (*self.groups, *more) if groups is None else groups
         return Tables(names, self.classes, change(self.counts), change(self.star), change(self.rows), self.settled)

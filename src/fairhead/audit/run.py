@@ -80,11 +80,13 @@ def audit(
     chosen = choose_metrics(metrics, has_scores=view.scores is not None)
     rules = Rules(level, min_cell, multiclass, view.prevalence)
     draws = Draws(n_boot, seed)
-    overall = Part(view, None, one_group(len(records)), draws)
+    parts = [
+        Part(view, name, column, draws, privileged_group(name, column, privileged)) for name, column in columns.items()
+    ]
+    overall = Part(view, None, one_group(len(records)), draws, finer=parts[0] if parts else None)
     estimates = [overall.estimate(m, rules) for m in chosen if m.overall]
     by_group: list[GroupRow] = []
-    for name, column in columns.items():
-        part = Part(view, name, column, draws, privileged_group(name, column, privileged))
+    for part in parts:
         estimates += [part.estimate(m, rules) for m in chosen if not m.overall]
         by_group += part.by_group(rules)
     options = {
@@ -180,17 +182,29 @@ class View:
 
 @dataclass(frozen=True)
 class Part:
-    """One group column (or all rows as one group) and the figures drawn from it."""
+    """One group column (or all rows as one group) and the figures drawn from it.
+
+    Attributes:
+        view: the rows.
+        name: the column's name; None for all rows.
+        column: the groups.
+        draws: how to resample.
+        privileged: the privileged group; None for the largest.
+        finer: a part whose counts, pooled, are those of this one.
+    """
 
     view: View
     name: str | None
     column: Column
     draws: Draws
-    privileged: int = 0
+    privileged: int | None = None
+    finer: "Part | None" = None
 
     @cached_property
     def tables(self) -> Tables:
         """Counts and their replicates."""
+        if self.finer is not None:
+            return self.finer.tables.all_rows
         view, n_classes = self.view, len(self.view.classes)
         shape = (len(self.column.levels), n_classes, n_classes)
         key = cell_numbers([self.column.codes, view.label, view.prediction], shape)
@@ -260,11 +274,13 @@ class Part:
         return Estimate(name, self.name, value, low, high, n, None)
 
 
-def tables_for(metric: Metric, tables: Tables, privileged: int) -> Tables:
-    """The counts with the groups that a metric compares."""
+def tables_for(metric: Metric, tables: Tables, privileged: int | None) -> Tables:
+    """The counts with the groups that a metric compares; the largest group is privileged where none is named."""
     if metric.compare == "to_overall":
         return tables.with_overall
-    return tables.against(privileged) if metric.name.startswith("aif360.") else tables
+    if not metric.name.startswith("aif360."):
+        return tables
+    return tables.against(int(tables.rows.sum(axis=(-1, -2)).argmax()) if privileged is None else privileged)
 
 
 def rate_ends(rates: Rates, level: float) -> NDArray[np.float64]:
@@ -333,11 +349,11 @@ def one_group(n: int) -> Column:
     return Column(np.zeros(n, dtype=np.int8), ("all",))
 
 
-def privileged_group(name: str, column: Column, privileged: Mapping[str, Any] | None) -> int:
-    """The number of the privileged group: the one given, or the largest."""
+def privileged_group(name: str, column: Column, privileged: Mapping[str, Any] | None) -> int | None:
+    """The number of the privileged group, where one is named for this column."""
     groups = [str(level) for level in column.levels]
     if privileged is None or name not in privileged:
-        return int(np.bincount(column.codes).argmax())
+        return None
     if str(privileged[name]) not in groups:
         raise InputError(f"The privileged group {privileged[name]!r} is not in column {name!r}, which has {groups}.")
     return groups.index(str(privileged[name]))

@@ -1,0 +1,154 @@
+"""What an audit costs, next to Fairlearn's bootstrap and to pandas reading the same file, in one run.
+
+    python benchmarks/audit.py [--repeats 5] [--fairlearn-boot 30] [--memory-rows 10000000]
+
+1. The same group rates, gaps and intervals of four metrics, 20 000 rows, 8 groups, 2000 replicates. Fairlearn would run
+   for minutes, so two short runs of it give the seconds that one replicate takes, and 2000 of them are its time.
+2. Reading and auditing a CSV against `pandas.read_csv` of the same file, both warm.
+3. Peak memory of auditing a CSV of ten million rows, in a process of its own.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from fairlearn.metrics import MetricFrame, false_positive_rate, selection_rate, true_positive_rate
+from sklearn.metrics import accuracy_score
+
+import fairhead
+from fairhead.records import Records
+from machine import interleaved_medians, machine
+
+REPLICATES = 2000
+RACES = np.array(["asian", "black", "hispanic", "indian", "native", "other", "pacific", "white"])
+
+
+def rows(n: int, seed: int = 0) -> pd.DataFrame:
+    rng = np.random.default_rng(seed)
+    race = rng.integers(8, size=n)
+    y = (rng.random(n) < 0.4).astype(int)
+    score = np.clip(0.5 + 0.35 * (y - 0.5) * (1 + race / 10) + rng.normal(0, 0.2, n), 0, 1).round(4)
+    sex = np.where(rng.random(n) < 0.5, "f", "m")
+    return pd.DataFrame({"y": y, "yhat": (score > 0.5).astype(int), "race": RACES[race], "sex": sex, "score": score})
+
+
+def fairlearn_seconds(frame: pd.DataFrame, n_boot: int) -> float:
+    start = time.perf_counter()
+    result = MetricFrame(
+        metrics={
+            "selection_rate": selection_rate,
+            "TPR": true_positive_rate,
+            "FPR": false_positive_rate,
+            "accuracy": accuracy_score,
+        },
+        y_true=frame["y"],
+        y_pred=frame["yhat"],
+        sensitive_features=frame["race"],
+        n_boot=n_boot,
+        ci_quantiles=[0.025, 0.975],
+        random_state=0,
+    )
+    result.difference_ci()
+    return time.perf_counter() - start
+
+
+def audit_arrays(frame: pd.DataFrame) -> None:
+    records = Records.from_arrays(
+        label=frame["y"].to_numpy(), prediction=frame["yhat"].to_numpy(), groups={"race": frame["race"].to_numpy()}
+    )
+    fairhead.audit(records, metrics=["DP", "EOp", "FPR_gap", "accuracy_gap"], n_boot=REPLICATES)
+
+
+def audit_file(path: Path, score: str | None = None) -> None:
+    fairhead.audit(Records.read(path, label="y", prediction="yhat", score=score, groups=["race", "sex"]))
+
+
+def bootstrap(repeats: int, fairlearn_boot: int) -> None:
+    frame = rows(20_000)
+    ours = partial(audit_arrays, frame)
+    ours()
+    few = max(2, fairlearn_boot // 10)
+    each, own = [], []
+    for _ in range(repeats):  # they take turns
+        more, less = fairlearn_seconds(frame, fairlearn_boot), fairlearn_seconds(frame, few)
+        each.append((more - less) / (fairlearn_boot - few))
+        start = time.perf_counter()
+        ours()
+        own.append(time.perf_counter() - start)
+    theirs, mine = float(np.median(each)) * REPLICATES, float(np.median(own))
+    print(f"Bootstrap, 20 000 rows, 8 groups, 4 metrics, {REPLICATES} replicates:")
+    print(f"  fairhead {1000 * mine:8.1f} ms, from arrays to all intervals")
+    print(
+        f"  Fairlearn {theirs:7.1f} s, scaled from {1000 * np.median(each):.1f} ms a replicate "
+        f"(runs of {few} and {fairlearn_boot})"
+    )
+    print(f"  ratio {theirs / mine:,.0f} (wanted: at least 5,000)")
+
+
+def reading(folder: Path, repeats: int) -> None:
+    print("A CSV with label, prediction, 8 races, 2 sexes and a score; both group columns audited:")
+    for n in (100_000, 1_000_000):
+        path = folder / f"{n}.csv"
+        rows(n).to_csv(path, index=False)
+        seconds = interleaved_medians(
+            {
+                "pandas.read_csv": partial(pd.read_csv, path),
+                "audit": partial(audit_file, path),
+                "audit with score": partial(audit_file, path, "score"),
+            },
+            repeats,
+        )
+        base = seconds["pandas.read_csv"]
+        for name, value in seconds.items():
+            print(f"  {n:>9,} rows  {name:<17} {1000 * value:8.1f} ms  ratio {value / base:.2f}")
+    print("  (wanted: at most 1.5)")
+
+
+_MEASURE = """
+import resource, sys
+from pathlib import Path
+import fairhead
+from fairhead.records import Records
+records = Records.read(sys.argv[1], label="y", prediction="yhat", groups=["race", "sex"])
+fairhead.audit(records, intersections=True)
+print(len(records), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+
+
+def memory(folder: Path, n: int) -> None:
+    path, step = folder / "large.csv", 1_000_000
+    for start in range(0, n, step):
+        part = rows(min(step, n - start), seed=start)
+        part.to_csv(path, index=False, mode="a", header=start == 0)
+    start_time = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", _MEASURE, str(path)], capture_output=True, text=True, check=True)
+    read, peak = map(int, done.stdout.split())
+    seconds = time.perf_counter() - start_time
+    print(f"A CSV of {read:,} rows ({path.stat().st_size / 1e6:.0f} MB), audited in a process of its own:")
+    print(f"  peak memory {peak / 1e6:.0f} MB (wanted: under 1000), {seconds:.1f} s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--fairlearn-boot", type=int, default=30)
+    parser.add_argument("--memory-rows", type=int, default=10_000_000)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")  # Fairlearn's own, on future pandas
+    print(machine())
+    bootstrap(options.repeats, options.fairlearn_boot)
+    with tempfile.TemporaryDirectory() as folder:
+        reading(Path(folder), options.repeats)
+        if options.memory_rows:
+            memory(Path(folder), options.memory_rows)
+
+
+if __name__ == "__main__":
+    main()
