@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fairhead import __version__
+from fairhead.cli.output import check_output, command_line, write_json
 from fairhead.errors import InputError
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ def audit_command(
         raise InputError("standard input can be one of the two files only; name the other")
     _check_parts(label, pred, score or [], group, compare_pred)
     for output in (json_path, html_path):
-        _check_output(output)
+        check_output(output)
     if json_path and html_path and Path(json_path).absolute() == Path(html_path).absolute().with_suffix(".json"):
         raise InputError(f"--html {html_path} writes its own JSON to {json_path}; give --json another name")
     columns: dict[str, Any] = {
@@ -182,12 +183,12 @@ def audit_command(
         "min_cell": min_cell,
         "multiclass": multiclass.value,
     }
-    made = {"version": __version__, "seed": seed, "command": _command_line(context)}
+    made = {"version": __version__, "seed": seed, "command": command_line(context)}
     records, other = _read(path, group, columns, compare, compare_pred)
     audit, comparison = _run(records, other, options, correction.value, made)
     names = (pred or path, compare_pred) if compare_pred is not None else (path, compare or "")
     if json_path is not None:
-        _write_json(_to_json(audit, comparison), json_path)
+        write_json(_to_json(audit, comparison), json_path)
     if html_path is not None:
         from fairhead.report import write
 
@@ -211,16 +212,6 @@ def _check_parts(label: str, pred: str | None, score: Sequence[str], group: Sequ
         raise InputError("--compare-pred needs --pred, the column that it is compared with")
 
 
-def _check_output(path: str | None) -> None:
-    """Say that a path cannot be written before the work is done rather than after."""
-    if path is None or path == "-":
-        return
-    if Path(path).is_dir():
-        raise InputError(f"{path} is a directory; a file to write to is expected")
-    if not Path(path).absolute().parent.is_dir():
-        raise InputError(f"{path} cannot be written: there is no folder {Path(path).parent}")
-
-
 def _typed(values: Sequence[str]) -> list[Any]:
     """Classes on the command line, read as a text file would be."""
     from fairhead.records_columns import tidy_levels
@@ -230,12 +221,6 @@ def _typed(values: Sequence[str]) -> list[Any]:
 
 def _metrics(names: Sequence[str] | None) -> Sequence[str] | str | None:
     return "all" if names and "all" in names else names or None
-
-
-def _command_line(context: typer.Context) -> str:
-    import shlex
-
-    return shlex.join(["fairhead", *(context.obj or [])])
 
 
 def _read(
@@ -269,19 +254,6 @@ def _run(
 
 def _to_json(audit: "Audit", comparison: "Comparison | None") -> dict[str, Any]:
     return audit.to_dict() if comparison is None else {**audit.to_dict(), "comparison": comparison.to_dict()}
-
-
-def _write_json(content: Mapping[str, Any], path: str) -> None:
-    import json
-
-    text = json.dumps(content, ensure_ascii=False, allow_nan=False, indent=1)
-    if path == "-":
-        typer.echo(text)
-        return
-    from fairhead.records_write import output_errors
-
-    with output_errors(Path(path)):
-        Path(path).write_text(text + "\n", encoding="utf-8")
 
 
 def _report(
