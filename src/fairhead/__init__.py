@@ -18,28 +18,37 @@ if TYPE_CHECKING:
     from fairhead.errors import FairheadError as FairheadError
     from fairhead.errors import UnsupportedModel as UnsupportedModel
     from fairhead.heads import tap as tap
+    from fairhead.mitigate import DAM as DAM
+    from fairhead.mitigate import attach as attach
+    from fairhead.mitigate import load as load
     from fairhead.records import Records as Records
 
 # Public name -> the module that defines it.
 _PUBLIC = {
     "Audit": "fairhead.audit",
     "Comparison": "fairhead.audit",
+    "DAM": "fairhead.mitigate",
     "FairheadError": "fairhead.errors",
     "Records": "fairhead.records",
     "UnsupportedModel": "fairhead.errors",
+    "attach": "fairhead.mitigate",
     "audit": "fairhead.audit",
     "compare": "fairhead.audit",
+    "load": "fairhead.mitigate",
     "tap": "fairhead.heads",
 }
 
 __all__ = [
+    "DAM",
     "Audit",
     "Comparison",
     "FairheadError",
     "Records",
     "UnsupportedModel",
+    "attach",
     "audit",
     "compare",
+    "load",
     "tap",
 ]
 
