@@ -93,7 +93,7 @@ def gap(hat: Array, star: Array, reduce: Reduce, towards: Towards | None = None,
             centre = hat * (theta / observed) if towards is None else towards(theta)
             replicate = reduce(centre + error)
             outside = np.count_nonzero(replicate >= observed) + np.count_nonzero(replicate < theta - width)
-            return outside <= alpha * len(replicate)
+            return bool(outside <= alpha * len(replicate))
 
         # The percentile interval's end is nearly always near: two looks around it save most of the bisection.
         guess, around = observed + float(np.quantile(-far, alpha / 2)), width / 8
@@ -127,7 +127,7 @@ def minimum(hat: Array, star: Array, level: float = 0.95) -> Interval:
     worst, observed = int(np.argmin(hat)), float(np.min(hat))
     se = float(np.std(error[:, worst]))
     reach = max(8 * se, float(np.max(np.abs(error[:, worst]))))
-    if reach == 0:
+    if se == 0:
         return Interval(observed, observed, 0.0, None, "inversion")
 
     def too_low(theta: float) -> bool:
@@ -138,8 +138,8 @@ def minimum(hat: Array, star: Array, level: float = 0.95) -> Interval:
     def too_high(theta: float) -> bool:
         return bool(np.mean(np.min(np.maximum(hat, theta) + error, axis=-1) <= observed) <= tail)
 
-    low = _bisect(too_low, observed - reach, observed, _PRECISION * reach)
-    high = _bisect(too_high, observed + reach, observed, _PRECISION * reach)
+    low = _bisect(too_low, observed - reach, observed, 2 * se * _PRECISION)
+    high = _bisect(too_high, observed + reach, observed, 2 * se * _PRECISION)
     return Interval(low, high, se, None, "inversion")
 
 
