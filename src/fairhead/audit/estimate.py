@@ -125,7 +125,7 @@ def estimate(
     detail: dict[str, Any] = {"definition": metric.definition}
     if parts.excluded:
         detail |= {"n_undefined": len(parts.excluded), "excluded": list(parts.excluded)}
-    n = _rows_used(parts, group_rows)
+    n = _rows_used(metric, parts, group_rows)
     reason = parts.why_undefined(reduction)
     if reason:
         return Estimate(metric.name, name, None, None, None, n, metric.ideal, reason, detail=detail)
@@ -238,7 +238,9 @@ def _thin(rates: Sequence[Rates], parts: Stack, groups: Sequence[str]) -> list[s
     ]
 
 
-def _rows_used(parts: Stack, group_rows: NDArray[np.int64]) -> int:
-    """Rows in the denominators, each counted once."""
+def _rows_used(metric: Metric, parts: Stack, group_rows: NDArray[np.int64]) -> int:
+    """Rows in the denominators, each counted once; figures of scores rest on all rows of their groups."""
+    if metric.scores:
+        return int(group_rows[~np.isnan(parts.hat).all(axis=(0, 1))].sum())
     used = np.where(np.isnan(parts.hat), 0, parts.rows).sum(axis=(0, 1))
     return int(np.minimum(used[: len(group_rows)], group_rows).sum())

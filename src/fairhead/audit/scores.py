@@ -169,6 +169,10 @@ class ScoreTables:
         return {"AUC": lambda: self._auc, "Brier": lambda: self._brier, "ECE": lambda: self._ece}[name]()
 
     @cached_property
+    def _top_groups(self) -> list[NDArray[np.intp]]:
+        return self.scores.top.groups(self.group, self.n_groups)
+
+    @cached_property
     def _fine_tables(self) -> list["_Draw"]:
         """For each class the cells (group, hit, fine bin)."""
         return [
@@ -180,7 +184,9 @@ class ScoreTables:
     def _auc(self) -> Rates:
         hats, stars, rows = [], [], []
         for ranked, drawn in zip(self.scores.by_class, self._fine_tables, strict=True):
-            exact = np.array([ranked.auc(at) for at in ranked.groups(self.group, self.n_groups)])
+            same = ranked is self.scores.top
+            groups = self._top_groups if same else ranked.groups(self.group, self.n_groups)
+            exact = np.array([ranked.auc(positions) for positions in groups])
             binned, star = (_binned_auc(c[..., 1, :], c[..., 0, :]) for c in (drawn.counts, drawn.star))
             hats.append(exact)
             stars.append(star + (exact - binned))
@@ -204,7 +210,7 @@ class ScoreTables:
     def _ece(self) -> Rates:
         top = self.scores.top
         at = np.empty(len(top.score), dtype=np.int8)
-        for positions in top.groups(self.group, self.n_groups):
+        for positions in self._top_groups:
             at[top.order[positions]] = _bins_of_sorted(top.sorted[positions], CALIBRATION_BINS)
         drawn = self._draw([self.group, at, top.hit], (self.n_groups, CALIBRATION_BINS, 2))
         distance = self._cell_mean(drawn, top.hit - top.score)
