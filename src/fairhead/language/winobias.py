@@ -12,7 +12,7 @@ import numpy as np
 
 from fairhead.audit.results import Estimate
 from fairhead.data.winobias import PRONOUNS, WinoSentence
-from fairhead.language.resampling import Resampling, cluster_sums, ratio
+from fairhead.language.resampling import Array, Resampling, Statistic, cluster_sums, ratio
 from fairhead.language.results import Answered, BenchmarkResult, gather
 from fairhead.language.scores import Request, Score
 
@@ -93,9 +93,9 @@ def evaluate(
 ) -> BenchmarkResult:
     """Share of pairs in which the stereotypical form is likelier, and the mean gap of log-probabilities (pro − anti).
 
-    Of all pairs, by type of sentence and by the gender that the occupation is stereotyped as: a model that simply
-    prefers "he" shows a positive gap for the one and a negative gap for the other, which cancel in the whole.
-    Occupations are resampled as clusters.
+    Of all pairs, by type of sentence and by the gender that the occupation is stereotyped as. A model that simply
+    prefers "he" shows a positive gap for the one gender and a negative gap for the other; figures of both are the mean
+    of the two, in which that cancels. Occupations are resampled as clusters.
 
     Example:
         >>> evaluate([], {})["pro_preferred"].undefined
@@ -104,24 +104,36 @@ def evaluate(
     how = resampling or Resampling()
     paired = pair(sentences)
     answers = gather(paired.pairs, lambda both: [both.pro.id, both.anti.id], scores)
-    estimates = _two(answers.items, None, how)
+    estimates = _two(answers.items, None, how, _mean_of_genders)
     for kind in sorted({a.item.pro.kind for a in answers.items}):
-        estimates += _two([a for a in answers.items if a.item.pro.kind == kind], f"type{kind}", how)
+        estimates += _two([a for a in answers.items if a.item.pro.kind == kind], f"type{kind}", how, _mean_of_genders)
     for gender in sorted({a.item.stereotype for a in answers.items}):
-        estimates += _two([a for a in answers.items if a.item.stereotype == gender], gender, how)
+        estimates += _two([a for a in answers.items if a.item.stereotype == gender], gender, how, _pooled)
     left_out = {**paired.left_out, **answers.left_out}
     return BenchmarkResult("winobias", tuple(estimates), len(answers.items), left_out)
 
 
-def _two(answered: Sequence[Answered], group_by: str | None, how: Resampling) -> list[Estimate]:
+def _two(answered: Sequence[Answered], group_by: str | None, how: Resampling, statistic: Statistic) -> list[Estimate]:
     gaps = np.array([pro.logprob - anti.logprob for _, (pro, anti) in answered])
-    ones, occupations = np.ones(len(gaps)), [a.item.occupation for a in answered]
-    prefers = cluster_sums(np.column_stack([(1 + np.sign(gaps)) / 2, ones]), occupations)
-    sizes = cluster_sums(np.column_stack([gaps, ones]), occupations)
+    male = np.array([a.item.stereotype == "male" for a in answered], dtype=np.float64)
+    occupations = [a.item.occupation for a in answered]
+
+    def sums(values: Array) -> Array:
+        columns = [values * male, male, values * (1 - male), 1 - male]
+        return cluster_sums(np.column_stack(columns), occupations)
+
     return [
-        how.estimate("pro_preferred", group_by, prefers, ratio, len(gaps), 0.5),
-        how.estimate("mean_difference", group_by, sizes, ratio, len(gaps), 0.0),
+        how.estimate("pro_preferred", group_by, sums((1 + np.sign(gaps)) / 2), statistic, len(gaps), 0.5),
+        how.estimate("mean_difference", group_by, sums(gaps), statistic, len(gaps), 0.0),
     ]
+
+
+def _mean_of_genders(totals: Array) -> Array:
+    return (ratio(totals[..., :2]) + ratio(totals[..., 2:])) / 2
+
+
+def _pooled(totals: Array) -> Array:
+    return ratio(totals[..., :2] + totals[..., 2:])
 
 
 def _differ_in_pronouns_alone(pro: str, anti: str) -> bool:
