@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from scipy.stats import false_discovery_control, permutation_test
 
 import fairhead
-from fairhead.audit.compare import adjust, join
+from fairhead.audit.comparison import adjust
+from fairhead.audit.join import join
 from fairhead.errors import InputError
 from fairhead.records import Column, Records
 

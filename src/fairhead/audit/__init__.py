@@ -5,7 +5,7 @@ from types import ModuleType
 from typing import Any
 
 from fairhead.audit.catalogue import METRICS, Metric
-from fairhead.audit.compare import compare
+from fairhead.audit.comparison import compare
 from fairhead.audit.results import Audit, Comparison, Difference, Estimate, GroupRow
 from fairhead.audit.run import audit
 

@@ -1,0 +1,140 @@
+"""`compare`: two sets of predictions on the same rows, pairwise."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+
+from fairhead.audit.estimate import Rules
+from fairhead.audit.join import join
+from fairhead.audit.paired import Pair
+from fairhead.audit.reduction import Multiclass
+from fairhead.audit.results import Comparison, Difference
+from fairhead.audit.run import MIN_CELL, View, audit, choose_metrics, group_columns, one_group, privileged_group
+from fairhead.errors import InputError
+from fairhead.records import Column, Records
+
+Correction = Literal["holm", "bh"]
+
+
+def compare(
+    a: Records,
+    b: Records,
+    *,
+    group_by: str | Sequence[str] | None = None,
+    intersections: bool = False,
+    metrics: Sequence[str] | str | None = None,
+    n_boot: int = 2000,
+    n_perm: int = 10_000,
+    seed: int = 0,
+    level: float = 0.95,
+    min_cell: int = MIN_CELL,
+    multiclass: Multiclass = "max",
+    positive: Any = None,
+    privileged: Mapping[str, Any] | None = None,
+    correction: Correction = "holm",
+) -> Comparison:
+    """How much the gaps of two sets of predictions for the same rows differ, b minus a.
+
+    Rows are joined on `id`; without ids they are taken in order. The interval is a bootstrap of rows with both their
+    predictions (joint cells of group, label and the two predictions; or clusters). The p-value swaps the two
+    predictions of each row (or cluster) at random: only rows on which they disagree matter. It is corrected over all
+    differences.
+
+    Args:
+        a: the first predictions; group, cluster and weight columns are taken from here.
+        b: the second predictions.
+        group_by: as in `audit`.
+        intersections: as in `audit`.
+        metrics: as in `audit`; metrics on scores are in the two audits, without a paired difference.
+        n_boot: bootstrap replicates.
+        n_perm: random swaps.
+        seed: of both.
+        level: confidence level of each interval.
+        min_cell: as in `audit`.
+        multiclass: as in `audit`.
+        positive: as in `audit`.
+        privileged: as in `audit`.
+        correction: "holm" (no false finding in the family) or "bh" (share of false findings).
+
+    Example:
+        >>> from fairhead.records import Column, Records
+        >>> label, sex = Column(np.tile([0, 1], 200), (0, 1)), Column(np.arange(400) // 200, ("f", "m"))
+        >>> first = Records(label, Column(np.where(np.arange(400) < 300, label.codes, 1), (0, 1)), groups={"sex": sex})
+        >>> second = Records(label, label, groups={"sex": sex})
+        >>> difference = compare(first, second, metrics=["DP"]).differences[0]
+        >>> difference.value, difference.p < 0.001
+        (-0.25, True)
+    """
+    if correction not in ("holm", "bh"):
+        raise InputError(f"correction is {correction!r}; 'holm' or 'bh' was expected.")
+    joined = join(a, b)
+    options: dict[str, Any] = {
+        "group_by": group_by,
+        "intersections": intersections,
+        "metrics": metrics,
+        "n_boot": n_boot,
+        "seed": seed,
+        "level": level,
+        "min_cell": min_cell,
+        "multiclass": multiclass,
+        "positive": positive,
+        "privileged": privileged,
+    }
+    audits = audit(joined.a, **options), audit(joined.b, **options)
+    first, second = View.of(joined.a, positive), View.of(joined.b, positive)
+    rules = Rules(level, min_cell, multiclass, first.prevalence)
+    chosen = choose_metrics(metrics, has_scores=first.scores is not None)
+    # Base rates are the data's: they are the same on both sides.
+    chosen = [m for m in chosen if not m.scores and m.rates != ("base_rate",)]
+    columns: list[tuple[str | None, Column]] = [(None, one_group(len(joined.a)))]
+    columns += group_columns(joined.a, group_by, intersections).items()
+    differences: list[Difference] = []
+    for name, column in columns:
+        privileged_index = None if name is None else privileged_group(name, column, privileged)
+        pair = Pair.of(first, second, column, n_boot, n_perm, seed)
+        differences += [
+            pair.difference(metric, rules, audits, name, privileged_index)
+            for metric in chosen
+            if metric.overall == (name is None)
+        ]
+    adjusted = adjust([d.p for d in differences], correction)
+    differences = [replace(d, p_adjusted=p) for d, p in zip(differences, adjusted, strict=True)]
+    provenance = {
+        "a": dict(a.provenance),
+        "b": dict(b.provenance),
+        "n": len(joined.a),
+        "joined_on": "id" if a.id is not None else "row order",
+        "only_in_a": joined.only_in_a,
+        "only_in_b": joined.only_in_b,
+        "n_boot": n_boot,
+        "n_perm": n_perm,
+        "seed": seed,
+        "level": level,
+        "correction": correction,
+    }
+    return Comparison(tuple(differences), *audits, provenance)
+
+
+def adjust(p: Sequence[float | None], correction: Correction) -> list[float | None]:
+    """Correct p-values over a family; those that are None take no part.
+
+    Example:
+        >>> adjust([0.01, 0.04, None], "holm")
+        [0.02, 0.04, None]
+        >>> adjust([0.01, 0.04, None], "bh")
+        [0.02, 0.04, None]
+    """
+    tested = [i for i, value in enumerate(p) if value is not None]
+    values = np.array([p[i] for i in tested], dtype=np.float64)
+    order = np.argsort(values, kind="stable")
+    m = len(values)
+    if correction == "holm":
+        steps = np.maximum.accumulate(values[order] * (m - np.arange(m)))
+    else:
+        steps = np.minimum.accumulate((values[order] * m / np.arange(1, m + 1))[::-1])[::-1]
+    adjusted: list[float | None] = [None] * len(p)
+    for i, step in zip(order, steps, strict=True):
+        adjusted[tested[i]] = float(min(step, 1.0))
+    return adjusted

@@ -1,0 +1,77 @@
+"""Bringing two sets of records to the same rows."""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairhead.errors import InputError
+from fairhead.records import Column, Records
+
+
+class Joined(NamedTuple):
+    """Two sets of records with the same rows in the same order, and the rows that were in one only."""
+
+    a: Records
+    b: Records
+    only_in_a: int
+    only_in_b: int
+
+
+def join(a: Records, b: Records) -> Joined:
+    """Bring two sets of records to the same rows in the same order, with the same classes and a's groups.
+
+    Example:
+        >>> one = Records(Column(np.array([0, 1]), (0, 1)), id=np.array([7, 8]))
+        >>> other = Records(Column(np.array([1, 0, 1]), (0, 1)), id=np.array([9, 7, 8]))
+        >>> joined = join(one, other)
+        >>> joined.b.id.tolist(), joined.only_in_a, joined.only_in_b
+        ([7, 8], 0, 1)
+    """
+    only_in_a = only_in_b = 0
+    if (a.id is None) != (b.id is None):
+        raise InputError("Only one of the two sets of records has ids; give both an id column, or neither.")
+    if a.id is None or b.id is None:
+        if len(a) != len(b):
+            raise InputError(f"Without ids both must have the same rows, but a has {len(a)} and b has {len(b)}.")
+    else:
+        for side, ids in (("a", a.id), ("b", b.id)):
+            _refuse_duplicates(side, ids)
+        _, in_a, in_b = np.intersect1d(a.id, b.id, assume_unique=True, return_indices=True)
+        if not len(in_a):
+            raise InputError(f"No id is in both: the first of a is {a.id[0]!r}, the first of b is {b.id[0]!r}.")
+        only_in_a, only_in_b = len(a) - len(in_a), len(b) - len(in_b)
+        in_order = np.argsort(in_a)
+        a, b = a.take(in_a[in_order]), b.take(in_b[in_order])
+    classes = tuple(dict.fromkeys((*a.classes, *b.classes)))
+    if classes != a.classes or classes != b.classes:
+        classes = tuple(sorted(classes)) if len({type(c) for c in classes}) == 1 else classes
+        a, b = _with_classes(a, classes), _with_classes(b, classes)
+    different = np.flatnonzero(a.label.codes != b.label.codes)
+    if len(different):
+        which = f"row {different[0]}" if a.id is None else f"id {a.id[different[0]]}"
+        raise InputError(
+            f"{len(different)} of {len(a)} joined rows have another label in b than in a; the first has {which}. "
+            "Both must be predictions for the same labels."
+        )
+    return Joined(a, replace(b, groups=a.groups, cluster=a.cluster, weight=a.weight), only_in_a, only_in_b)
+
+
+def _refuse_duplicates(side: str, ids: NDArray[Any]) -> None:
+    values, first, counts = np.unique(ids, return_index=True, return_counts=True)
+    if len(values) < len(ids):
+        twice = int(np.argmin(np.where(counts > 1, first, len(ids))))
+        raise InputError(
+            f"Id {values[twice]} occurs {counts[twice]} times in {side}, "
+            f"and {int((counts > 1).sum())} ids occur more than once; a comparison needs one row an id."
+        )
+
+
+def _with_classes(records: Records, classes: tuple[Any, ...]) -> Records:
+    def recode(column: Column) -> Column:
+        number = np.array([classes.index(level) for level in column.levels], dtype=np.int32)
+        return Column(number[column.codes], classes)
+
+    prediction = None if records.prediction is None else recode(records.prediction)
+    return replace(records, label=recode(records.label), prediction=prediction)

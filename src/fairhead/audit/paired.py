@@ -1,0 +1,177 @@
+"""Paired differences of one group column: both predictions resampled, and swapped, together."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairhead.audit import intervals
+from fairhead.audit.association import association_value
+from fairhead.audit.catalogue import Metric
+from fairhead.audit.counts import Sample, cell_numbers, tabulate
+from fairhead.audit.estimate import Rules, Stack
+from fairhead.audit.rates import Rates, Tables
+from fairhead.audit.reduction import Reduction
+from fairhead.audit.results import Audit, Difference, Estimate
+from fairhead.audit.run import View, tables_for
+from fairhead.records import Column
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Tables of both predictions, for the bootstrap and for the swaps."""
+
+    bootstrap: tuple[Tables, Tables]
+    swapped: tuple[Tables, Tables]
+
+    @classmethod
+    def of(cls, first: View, second: View, column: Column, n_boot: int, n_perm: int, seed: int) -> "Pair":
+        """Draw both."""
+        n_classes = len(first.classes)
+        shape = (len(column.levels), n_classes, n_classes)
+        keys = [cell_numbers([column.codes, first.label, view.prediction], shape) for view in (first, second)]
+        sample: Sample = tabulate(keys, [shape, shape], first.weight, first.cluster)
+        groups = tuple(str(level) for level in column.levels)
+        observed = sample.observed()
+
+        def tables(stars: list[Array]) -> tuple[Tables, Tables]:
+            one, other = (
+                Tables(groups, first.classes, hat, star, content.rows, settled=True)
+                for hat, star, content in zip(observed, stars, sample.contents, strict=True)
+            )
+            return one, other
+
+        return cls(
+            tables(sample.bootstrap(n_boot, np.random.default_rng(seed))),
+            tables(sample.swapped(n_perm, np.random.default_rng(seed))),
+        )
+
+    def difference(
+        self, metric: Metric, rules: Rules, audits: tuple[Audit, Audit], name: str | None, privileged: int | None
+    ) -> Difference:
+        """One metric, b minus a."""
+        drawn = _values(metric, self.bootstrap, rules, privileged)
+        n = int(self.bootstrap[0].rows.sum())
+        if isinstance(drawn, str):
+            return Difference(metric.name, name, None, None, None, None, None, n, None, None, drawn, None, metric.ideal)
+        swapped = _values(metric, self.swapped, rules, privileged)
+        assert not isinstance(swapped, str)
+        value = drawn.b - drawn.a
+        star = drawn.star_b - drawn.star_a
+        interval = intervals.percentile(star[~np.isnan(star)], rules.level)
+        ends = _ends(metric, drawn, (audits[0][metric.name, name], audits[1][metric.name, name]), interval, rules.level)
+        by_chance = np.abs(swapped.star_b - swapped.star_a)
+        # A swap that leaves no value counts against the finding.
+        as_large = np.count_nonzero(~(by_chance < abs(value) - 1e-12))
+        return Difference(
+            metric.name,
+            name,
+            drawn.a,
+            drawn.b,
+            value,
+            min(ends.low, value) + 0.0,  # never -0.0
+            max(ends.high, value),
+            n,
+            (1 + int(as_large)) / (1 + len(by_chance)),
+            None,
+            None,
+            intervals.minimum_detectable(interval.se, rules.level),
+            metric.ideal,
+        )
+
+
+class _Values(NamedTuple):
+    """A metric of both predictions and of their replicates, and how far apart the rates themselves are at most."""
+
+    a: float
+    b: float
+    star_a: Array
+    star_b: Array
+    most: Callable[[float], float] | None = None
+
+
+def _ends(
+    metric: Metric, drawn: _Values, alone: tuple[Estimate, Estimate], bootstrap: intervals.Interval, level: float
+) -> intervals.Ends:
+    """The interval of a difference.
+
+    Smooth figures have their percentile interval. A folded figure is too large by an amount that differs between
+    a and b, most of all where b is nearly even and a is not, so its interval is put together from those of a and b.
+    It reaches no further than the rates of the same rows moved: |gap(b) − gap(a)| ≤ gap(b − a).
+    """
+    value = drawn.b - drawn.a
+    both = [e for e in alone if e.value is not None and e.low is not None and e.high is not None]
+    if drawn.most is None or len(both) < 2:
+        return intervals.Ends(value, bootstrap.low, bootstrap.high)
+    one, other = (intervals.Ends(e.value or 0.0, e.low or 0.0, e.high or 0.0) for e in both)
+    known = ~np.isnan(drawn.star_a) & ~np.isnan(drawn.star_b)
+    spread = float(np.std(drawn.star_a[known]) * np.std(drawn.star_b[known]))
+    covariance = float(np.cov(drawn.star_a[known], drawn.star_b[known], bias=True)[0, 1])
+    ends = intervals.difference(one, other, covariance / spread if spread > 0 else 0.0, metric.ideal)
+    most = drawn.most(level)
+    low, high = -most, most
+    if metric.compare == "ratio":  # there the rates moved by factors
+        low, high = drawn.a * (np.exp(-most) - 1), drawn.a * (np.exp(most) - 1)
+    return intervals.Ends(value, max(ends.low, float(low)), min(ends.high, float(high)))
+
+
+def _values(metric: Metric, pair: tuple[Tables, Tables], rules: Rules, privileged: int | None) -> _Values | str:
+    """A metric of both predictions and of their replicates, or why it is undefined."""
+    if metric.compare == "association":
+        return _association(metric, pair, rules)
+    tables = [tables_for(metric, t, privileged) for t in pair]
+    rates: list[list[Rates]] = [[t.rates(name) for name in metric.rates] for t in tables]
+    # Both are judged on the same cells: those with enough rows for both.
+    for kind, (one, other) in enumerate(zip(*rates, strict=True)):
+        rows = np.minimum(one.rows, other.rows)
+        rates[0][kind], rates[1][kind] = replace(one, rows=rows), replace(other, rows=rows)
+    stacks = [Stack.of(metric, r, tables[0].groups, rules.min_cell) for r in rates]
+    reduction = stacks[0].reduction(metric, rules)
+    for stack in stacks:
+        reason = stack.why_undefined(reduction)
+        if reason:
+            return reason
+    a, b = (float(reduction(stack.hat)) for stack in stacks)
+    stars = [np.full(len(stack.kept), np.nan) for stack in stacks]
+    for star, stack in zip(stars, stacks, strict=True):
+        star[stack.kept] = reduction(stack.star)
+    return _Values(a, b, stars[0], stars[1], _most(reduction, stacks))
+
+
+def _most(reduction: Reduction, stacks: Sequence[Stack]) -> Callable[[float], float] | None:
+    """The upper end of how far the rates of a and b are apart, for figures that are folded."""
+    compare = reduction.metric.compare
+    if compare not in ("spread", "to_overall", "ratio", "minimum"):
+        return None
+    hats = [stack.hat for stack in stacks]
+    kept = stacks[0].kept & stacks[1].kept
+    stars = [stack.star[kept[stack.kept]] for stack in stacks]
+    reduce: Callable[[Array], Array] = reduction
+    if compare == "minimum":
+        reduce = _largest_move
+    elif compare == "ratio":
+        if (reduction.multiclass != "max" and hats[0].shape[1] > 1) or min(np.nanmin(hat) for hat in hats) <= 0:
+            return None
+        floor = 0.5 / np.maximum(stacks[0].rows, 1)
+        hats, stars = [np.log(hat) for hat in hats], [np.log(np.maximum(star, floor)) for star in stars]
+        reduce = reduction.gap_of_logarithms
+    return lambda level: intervals.gap(hats[1] - hats[0], stars[1] - stars[0], reduce, level=level).high
+
+
+def _largest_move(moves: Array) -> Array:
+    return np.fmax.reduce(np.abs(moves), axis=(-1, -2, -3))
+
+
+def _association(metric: Metric, pair: tuple[Tables, Tables], rules: Rules) -> _Values | str:
+    sizes = pair[0].rows.sum(axis=(-1, -2))
+    usable = sizes >= rules.min_cell
+    n = int(sizes[usable].sum())
+    a, b = (float(association_value(metric.name, t.counts[usable], n)) for t in pair)
+    if usable.sum() < 2 or np.isnan(a) or np.isnan(b):
+        return "fewer than two groups, or two classes, can be compared"
+    star_a, star_b = (association_value(metric.name, t.star[:, usable], n) for t in pair)
+    return _Values(a, b, star_a, star_b)
