@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import false_discovery_control, permutation_test
+from sklearn.metrics import roc_auc_score
 
 import fairhead
 from fairhead.audit.comparison import adjust
@@ -62,6 +63,28 @@ def test_p_is_scipys_permutation_test():
     # SciPy doubles the smaller tail, this library counts both tails of |difference|; the swaps are symmetric.
     found = next(d for d in fairhead.compare(a, b, metrics=["DP"]).differences if d.metric == "DP")
     assert found.p == pytest.approx(expected, abs=4 * np.sqrt(expected / 9999) + 0.01)
+
+
+def test_scores_are_compared_pairwise():
+    """A second score with more noise: AUC of both against scikit-learn, spread and p against the long way."""
+    rng = np.random.default_rng(0)
+    a, b = pair(n=800)
+    y = a.label.codes
+    first = np.clip(0.5 + 0.3 * (y - 0.5) + rng.normal(0, 0.2, 800), 0, 1)
+    second = np.clip(first + rng.normal(0, 0.15, 800), 0, 1)
+    a, b = replace(a, scores=first), replace(b, scores=second)
+    found = {d.metric: d for d in fairhead.compare(a, b, metrics="all").differences}
+    auc = roc_auc_score
+    assert found["AUC"].a == pytest.approx(auc(y, first), abs=1e-12)
+    assert found["AUC"].value == pytest.approx(auc(y, second) - auc(y, first), abs=1e-12)
+    star = [auc(y[at], second[at]) - auc(y[at], first[at]) for at in rng.integers(800, size=(600, 800))]
+    low, high = np.quantile(star, [0.025, 0.975])
+    assert found["AUC"].low == pytest.approx(low, abs=0.5 * np.std(star))
+    assert found["AUC"].high == pytest.approx(high, abs=0.5 * np.std(star))
+    assert found["AUC"].p < 0.01
+    assert found["Brier_gap"].value is not None
+    same = fairhead.compare(a, a, metrics=["AUC_gap", "ECE_gap", "Brier", "ECE"]).differences
+    assert [(d.value, d.low, d.high, d.p) for d in same] == [(0, 0, 0, 1)] * 4
 
 
 def test_p_of_few_disagreements_is_exact():

@@ -47,9 +47,10 @@ def compare(
         b: the second predictions.
         group_by: as in `audit`.
         intersections: as in `audit`.
-        metrics: as in `audit`; metrics on scores are in the two audits, without a paired difference.
+        metrics: as in `audit`; those on scores need a score of the positive class on both sides (the scores of
+            several classes are in the two audits only).
         n_boot: bootstrap replicates.
-        n_perm: random swaps.
+        n_perm: random swaps; fewer, but at least 500, where groups × classes² is above 1600.
         seed: of both.
         level: confidence level of each interval.
         min_cell: as in `audit`.
@@ -85,15 +86,17 @@ def compare(
     audits = audit(joined.a, **options), audit(joined.b, **options)
     first, second = View.of(joined.a, positive), View.of(joined.b, positive)
     rules = Rules(level, min_cell, multiclass, first.prevalence)
-    chosen = choose_metrics(metrics, has_scores=first.scores is not None)
+    binary_scores = all(view.scores is not None and view.scores.ndim == 1 for view in (first, second))
+    chosen = choose_metrics(metrics, has_scores=first.scores is not None and second.scores is not None)
     # Base rates are the data's: they are the same on both sides.
-    chosen = [m for m in chosen if not m.scores and m.rates != ("base_rate",)]
+    chosen = [m for m in chosen if (binary_scores or not m.scores) and m.rates != ("base_rate",)]
+    with_scores = any(m.scores for m in chosen)
     columns: list[tuple[str | None, Column]] = [(None, one_group(len(joined.a)))]
     columns += group_columns(joined.a, group_by, intersections).items()
     differences: list[Difference] = []
     for name, column in columns:
         privileged_index = None if name is None else privileged_group(name, column, privileged)
-        pair = Pair.of(first, second, column, n_boot, n_perm, seed)
+        pair = Pair.of(first, second, column, n_boot, n_perm, seed, with_scores)
         differences += [
             pair.difference(metric, rules, audits, name, privileged_index)
             for metric in chosen

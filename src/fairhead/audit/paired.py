@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from fairhead.audit.association import association_value
 from fairhead.audit.catalogue import Metric
 from fairhead.audit.counts import Sample, cell_numbers, tabulate
 from fairhead.audit.estimate import Rules, Stack
+from fairhead.audit.paired_scores import BinnedPair, BinnedScores, pair_scores
 from fairhead.audit.rates import Rates, Tables
 from fairhead.audit.reduction import Reduction
 from fairhead.audit.results import Audit, Difference, Estimate
@@ -20,6 +22,9 @@ from fairhead.records import Column
 
 Array = NDArray[np.float64]
 
+# Counts held for all swaps at once (128 MB); with very many groups and classes there are fewer swaps.
+_MOST_SWAPPED = 1 << 24
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -27,13 +32,18 @@ class Pair:
 
     bootstrap: tuple[Tables, Tables]
     swapped: tuple[Tables, Tables]
+    score_bootstrap: BinnedPair | None = None
+    score_swapped: BinnedPair | None = None
 
     @classmethod
-    def of(cls, first: View, second: View, column: Column, n_boot: int, n_perm: int, seed: int) -> "Pair":
+    def of(
+        cls, first: View, second: View, column: Column, n_boot: int, n_perm: int, seed: int, with_scores: bool
+    ) -> "Pair":
         """Draw both."""
         n_classes = len(first.classes)
         shape = (len(column.levels), n_classes, n_classes)
         keys = [cell_numbers([column.codes, first.label, view.prediction], shape) for view in (first, second)]
+        n_perm = max(500, min(n_perm, _MOST_SWAPPED // prod(shape)))
         sample: Sample = tabulate(keys, [shape, shape], first.weight, first.cluster)
         groups = tuple(str(level) for level in column.levels)
         observed = sample.observed()
@@ -45,20 +55,23 @@ class Pair:
             )
             return one, other
 
-        return cls(
-            tables(sample.bootstrap(n_boot, np.random.default_rng(seed))),
-            tables(sample.swapped(n_perm, np.random.default_rng(seed))),
-        )
+        drawn = tables(sample.bootstrap(n_boot, np.random.default_rng(seed)))
+        swapped = tables(sample.swapped(n_perm, np.random.default_rng(seed)))
+        if not with_scores or first.ranked is None or second.ranked is None:
+            return cls(drawn, swapped)
+        return cls(drawn, swapped, *pair_scores(first.ranked, second.ranked, column, n_boot, n_perm, seed))
 
     def difference(
         self, metric: Metric, rules: Rules, audits: tuple[Audit, Audit], name: str | None, privileged: int | None
     ) -> Difference:
         """One metric, b minus a."""
-        drawn = _values(metric, self.bootstrap, rules, privileged)
+        pair, swaps = self.bootstrap, self.swapped
+        scores, score_swaps = self.score_bootstrap, self.score_swapped
+        drawn = _values(metric, pair, scores, rules, privileged)
         n = int(self.bootstrap[0].rows.sum())
         if isinstance(drawn, str):
             return Difference(metric.name, name, None, None, None, None, None, n, None, None, drawn, None, metric.ideal)
-        swapped = _values(metric, self.swapped, rules, privileged)
+        swapped = _values(metric, swaps, score_swaps, rules, privileged)
         assert not isinstance(swapped, str)
         value = drawn.b - drawn.a
         star = drawn.star_b - drawn.star_a
@@ -66,7 +79,7 @@ class Pair:
         ends = _ends(metric, drawn, (audits[0][metric.name, name], audits[1][metric.name, name]), interval, rules.level)
         by_chance = np.abs(swapped.star_b - swapped.star_a)
         # A swap that leaves no value counts against the finding.
-        as_large = np.count_nonzero(~(by_chance < abs(value) - 1e-12))
+        as_large = np.count_nonzero(~(by_chance < abs(swapped.b - swapped.a) - 1e-12))
         return Difference(
             metric.name,
             name,
@@ -119,11 +132,16 @@ def _ends(
     return intervals.Ends(value, max(ends.low, float(low)), min(ends.high, float(high)))
 
 
-def _values(metric: Metric, pair: tuple[Tables, Tables], rules: Rules, privileged: int | None) -> _Values | str:
+def _values(
+    metric: Metric, pair: tuple[Tables, Tables], scores: BinnedPair | None, rules: Rules, privileged: int | None
+) -> _Values | str:
     """A metric of both predictions and of their replicates, or why it is undefined."""
     if metric.compare == "association":
         return _association(metric, pair, rules)
-    tables = [tables_for(metric, t, privileged) for t in pair]
+    tables: Sequence[Tables | BinnedScores] = [tables_for(metric, t, privileged) for t in pair]
+    if metric.scores:
+        assert scores is not None
+        tables = scores
     rates: list[list[Rates]] = [[t.rates(name) for name in metric.rates] for t in tables]
     # Both are judged on the same cells: those with enough rows for both.
     for kind, (one, other) in enumerate(zip(*rates, strict=True)):

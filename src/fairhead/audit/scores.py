@@ -53,7 +53,7 @@ def calibration_error(
         0.25
     """
     order = np.argsort(score)
-    at = _bins_of_sorted(score[order], bins)
+    at = bins_of_sorted(score[order], bins)
     mass = np.ones(len(score)) if weight is None else weight[order]
     distance = mass * (positive[order] - score[order])
     return float(np.abs(np.bincount(at, distance, bins)).sum() / mass.sum())
@@ -87,7 +87,7 @@ class Ranked:
     def fine(self) -> NDArray[np.int8]:
         """The fine bin of each row, shape [n]."""
         bins = np.empty(len(self.score), dtype=np.int8)
-        bins[self.order] = _bins_of_sorted(self.sorted, FINE_BINS)
+        bins[self.order] = bins_of_sorted(self.sorted, FINE_BINS)
         return bins
 
     def groups(self, group: Codes, n_groups: int) -> list[NDArray[np.intp]]:
@@ -104,7 +104,7 @@ class Ranked:
             return float("nan")
         hit = self.hit[rows]
         mass = np.ones(len(rows)) if self.weight is None else self.weight[rows]
-        return float(_binned_auc(np.add.reduceat(mass * hit, starts), np.add.reduceat(mass * ~hit, starts)))
+        return float(binned_auc(np.add.reduceat(mass * hit, starts), np.add.reduceat(mass * ~hit, starts)))
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class ScoreTables:
             same = ranked is self.scores.top
             groups = self._top_groups if same else ranked.groups(self.group, self.n_groups)
             exact = np.array([ranked.auc(positions) for positions in groups])
-            binned, star = (_binned_auc(c[..., 1, :], c[..., 0, :]) for c in (drawn.counts, drawn.star))
+            binned, star = (binned_auc(c[..., 1, :], c[..., 0, :]) for c in (drawn.counts, drawn.star))
             hats.append(exact)
             stars.append(star + (exact - binned))
             rows.append(drawn.rows.sum(axis=-1).min(axis=-1))
@@ -211,7 +211,7 @@ class ScoreTables:
         top = self.scores.top
         at = np.empty(len(top.score), dtype=np.int8)
         for positions in self._top_groups:
-            at[top.order[positions]] = _bins_of_sorted(top.sorted[positions], CALIBRATION_BINS)
+            at[top.order[positions]] = bins_of_sorted(top.sorted[positions], CALIBRATION_BINS)
         drawn = self._draw([self.group, at, top.hit], (self.n_groups, CALIBRATION_BINS, 2))
         distance = self._cell_mean(drawn, top.hit - top.score)
         hat, star = (
@@ -241,16 +241,26 @@ class _Draw(NamedTuple):
     rows: NDArray[np.int64]
 
 
-def _binned_auc(up: Array, down: Array) -> Array:
-    """AUC from masses of positives and negatives in ascending bins, [..., K] to [...]."""
+def binned_auc(up: Array, down: Array) -> Array:
+    """AUC from masses of positives and negatives in ascending bins, [..., K] to [...].
+
+    Example:
+        >>> binned_auc(np.array([0.0, 2.0]), np.array([1.0, 1.0])).item()
+        0.75
+    """
     below = np.cumsum(down, axis=-1) - down / 2
     pairs = up.sum(axis=-1) * down.sum(axis=-1)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(pairs > 0, (up * below).sum(axis=-1) / pairs, np.nan)
 
 
-def _bins_of_sorted(values: Array, bins: int) -> NDArray[np.int8]:
-    """Bins of equal mass for ascending values; equal values share a bin."""
+def bins_of_sorted(values: Array, bins: int) -> NDArray[np.int8]:
+    """Bins of equal mass for ascending values; equal values share a bin.
+
+    Example:
+        >>> bins_of_sorted(np.array([0.1, 0.2, 0.2, 0.9]), 2).tolist()
+        [0, 1, 1, 1]
+    """
     if not len(values):
         return np.zeros(0, dtype=np.int8)
     edges = values[(np.arange(1, bins) * len(values)) // bins]
