@@ -111,9 +111,12 @@ class Sample:
         moved = np.zeros(len(self.multiplicity), dtype=bool)
         moved[first.unit[first.cell != second.cell]] = True
 
+        once, often = moved & (self.multiplicity == 1), moved & (self.multiplicity > 1)
+
         def draw(size: int) -> list[Ints]:
             drawn = np.zeros((size, len(moved)), dtype=np.int64)
-            drawn[:, moved] = rng.binomial(self.multiplicity[moved], 0.5, size=(size, int(moved.sum())))
+            drawn[:, once] = rng.integers(2, size=(size, int(once.sum())), dtype=np.int8)  # much quicker than binomial
+            drawn[:, often] = rng.binomial(self.multiplicity[often], 0.5, size=(size, int(often.sum())))
             return [drawn, drawn]
 
         out, into = self._blocks(n_perm, draw)
