@@ -114,6 +114,9 @@ def _parallel(
         text = io.BytesIO(block.text)
         return pd.read_csv(text, header=None, usecols=sorted(place.values()), low_memory=False, **options)
 
+    # glibc learns from this that memory of such sizes comes and goes, and keeps it from block to block. Otherwise half
+    # of the time would be spent on getting fresh pages from the system.
+    np.empty(31 << 20, dtype=np.uint8)
     threads = min(MAX_THREADS, os.cpu_count() or 1)
     with ThreadPoolExecutor(threads) as pool:
         waiting: deque[Future[pd.DataFrame]] = deque()
