@@ -126,7 +126,8 @@ class Journal:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             end = self._read() if self.path.exists() else 0
             self._file = open(self.path, "ab")
-            self._file.truncate(end)
+            if self._file.tell() > end:
+                self._file.truncate(end)
         except OSError as error:
             raise InputError(f"{self.path} cannot be written: {error.strerror or error}") from None
         if end == 0:
