@@ -1,12 +1,13 @@
 """What training sees: a model's inputs and the labels. There is no place for a group column."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler
 
 from fairhead.errors import InputError, did_you_mean
 
@@ -58,7 +59,87 @@ class Examples(Dataset):
 
     def take(self, rows: Tensor) -> "Examples":
         """The chosen rows: indices, or a mask of shape [n]."""
+        rows = rows.to(self.labels.device, non_blocking=True)
         return Examples({name: tensor[rows] for name, tensor in self.inputs.items()}, self.labels[rows])
+
+    def to(self, device: torch.device | str) -> "Examples":
+        """The same examples in the memory of another device."""
+        return Examples({name: tensor.to(device) for name, tensor in self.inputs.items()}, self.labels.to(device))
+
+    @property
+    def bytes(self) -> int:
+        """The memory that inputs and labels take."""
+        return sum(tensor.nbytes for tensor in (*self.inputs.values(), self.labels))
+
+
+class Batch(NamedTuple):
+    """One step's worth: the model's inputs by name, labels [B], and which rows of the training set they are [B]."""
+
+    inputs: dict[str, Tensor]
+    labels: Tensor
+    rows: Tensor
+
+
+class Batches:
+    """Full, shuffled batches, epoch after epoch; the last, smaller one of an epoch is left out.
+
+    Under several processes each gets its share of every batch, so that a batch is the same rows however many there are.
+    """
+
+    def __init__(
+        self,
+        examples: Examples,
+        batch_size: int,
+        device: torch.device,
+        *,
+        seed: int = 0,
+        sampler: Sampler[int] | None = None,
+        share: tuple[int, int] = (0, 1),
+    ) -> None:
+        """`sampler` gives an epoch's rows, all of them in random order by default; `share` is (number, of how many)."""
+        order = torch.Generator().manual_seed(seed)
+        self._device = device
+        self._loader = DataLoader(
+            _Numbered(examples, *share),
+            batch_size,
+            sampler=sampler if sampler is not None else RandomSampler(examples, generator=order),
+            drop_last=True,
+            generator=order,
+            collate_fn=_already_a_batch,
+        )
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch, rows in self._loader:
+            on_device = {name: tensor.to(self._device, non_blocking=True) for name, tensor in batch.items()}
+            yield Batch(on_device, on_device.pop("labels"), rows.to(self._device, non_blocking=True))
+
+
+class _Numbered(Dataset):
+    """Batches together with the numbers of their rows."""
+
+    def __init__(self, examples: Examples, share: int, shares: int) -> None:
+        self.examples, self.share, self.shares = examples, share, shares
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitems__(self, indices: list[int]) -> tuple[dict[str, Tensor], Tensor]:
+        mine = indices[self.share :: self.shares]
+        return self.examples.__getitems__(mine), torch.tensor(mine)
+
+
+def _already_a_batch(batch: Any) -> Any:
+    return batch
+
+
+def in_order(examples: Examples, batch_size: int) -> Iterable[dict[str, Tensor]]:
+    """The inputs in batches, in order, the last one smaller."""
+    for start in range(0, len(examples), batch_size):
+        batch = examples.__getitems__(range(start, min(start + batch_size, len(examples))))
+        yield {name: tensor for name, tensor in batch.items() if name != "labels"}
 
 
 def check_inputs(model: nn.Module, examples: Examples) -> None:

@@ -1,7 +1,8 @@
-"""One loop for every method: AdamW, a schedule, and the epoch with the best validation accuracy.
+"""One loop for every method: AdamW, a schedule, and the epoch that does best on the validation set.
 
-What a method adds sits in the model it is given (see `fairhead.mitigate`), so plain training and every mitigation
-run the same steps on the same batches. Selection uses labels only.
+A method enters in three places and nowhere else: what sits in the model it hands over (attached attention, a second
+network), the loss of a batch, and the rows that an epoch shows. So plain training and every mitigation run the same
+steps. Selection uses labels only.
 """
 
 import math
@@ -11,12 +12,17 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
-from accelerate import Accelerator
+from accelerate import PartialState
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Sampler
 
 from fairhead.errors import FairheadError, InputError
-from fairhead.train.examples import Examples, check_classes, check_inputs
+from fairhead.train.examples import Batches, Examples, check_classes, check_inputs, in_order
+from fairhead.train.selection import Selection, accuracy, check_selection, score_of, worst_accuracy
+
+# The loss of a batch: (what the model returned, labels [B], rows of the training set [B]) -> a scalar.
+Loss = Callable[[Any, Tensor, Tensor], Tensor]
 
 
 class TrainingDiverged(FairheadError):
@@ -37,6 +43,9 @@ class TrainingPlan:
         max_grad_norm: gradients are clipped to this norm; None leaves them.
         precision: "no" (32 bit) or "bf16" (autocast).
         seed: of the order of the batches and of everything random inside the model.
+        device: where to train; None takes the accelerator if there is one.
+        data_on_device: keep all examples in the device's memory; None does so where they take less than half of what
+            is free there.
 
     Example:
         >>> from fairhead.train import TrainingPlan
@@ -53,6 +62,13 @@ class TrainingPlan:
     max_grad_norm: float | None = 1.0
     precision: Literal["no", "bf16"] = "no"
     seed: int = 0
+    device: str | None = None
+    data_on_device: bool | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("epochs", 1), ("batch_size", 1)):
+            if getattr(self, name) < least:
+                raise InputError(f"a plan needs {name} of at least {least}; found {getattr(self, name)}")
 
     def rate(self, step: int, steps: int) -> float:
         """The share of `learning_rate` that step `step` of `steps` uses.
@@ -71,11 +87,21 @@ class TrainingPlan:
 
 
 class Epoch(NamedTuple):
-    """One line of the history: number from 1, mean training loss, accuracy on the validation set."""
+    """One line of the history.
+
+    Attributes:
+        number: from 1.
+        loss: mean over the epoch's batches.
+        validation_accuracy: on all validation rows.
+        worst_class_accuracy: the lowest accuracy within a class of the validation set.
+        score: what the epoch is chosen by; one of the two above, unless a method chooses otherwise.
+    """
 
     number: int
     loss: float
     validation_accuracy: float
+    worst_class_accuracy: float
+    score: float
 
 
 @dataclass(frozen=True)
@@ -85,6 +111,7 @@ class Fit:
     history: tuple[Epoch, ...]
     best: Epoch
     seconds: float
+    steps: int
 
 
 def fit(
@@ -93,17 +120,25 @@ def fit(
     validation: Examples,
     plan: TrainingPlan | None = None,
     on_epoch: Callable[[Epoch], None] | None = None,
+    *,
+    selection: Selection = "accuracy",
+    loss: Loss | None = None,
+    sampler: Sampler[int] | None = None,
 ) -> Fit:
-    """Train a Hugging Face model on its own loss; leave it with the weights of its best epoch.
+    """Train a Hugging Face model; leave it in evaluation mode with the weights of its best epoch.
 
-    The best epoch is the first with the highest validation accuracy; no group is involved.
+    The best epoch is the first with the highest score; no group is involved.
 
     Args:
-        model: returns `.loss` when given `labels`, and `.logits` of shape [B, C].
+        model: returns `.logits` of shape [B, C], and `.loss` when given `labels`.
         train: inputs and labels to learn from.
         validation: inputs and labels to choose the epoch by.
         plan: how to train.
         on_epoch: called after each epoch, for progress.
+        selection: "accuracy" or "worst_class" on the validation set, or a function of its predicted classes.
+        loss: of a batch, from what the model returned, the labels and the row numbers; the model's own by default.
+            The model is then not given the labels.
+        sampler: gives the rows of each epoch; each row once, in random order, by default.
 
     Returns:
         The history and the chosen epoch.
@@ -123,6 +158,7 @@ def fit(
         2
     """
     plan = plan or TrainingPlan()
+    check_selection(selection)
     check_inputs(model, train)
     check_classes(train, "training")
     check_classes(validation, "validation")
@@ -133,12 +169,17 @@ def fit(
         )
     started = time.perf_counter()
     torch.manual_seed(plan.seed)
-    accelerator = Accelerator(mixed_precision=plan.precision)
-    batches: Any = _loader(train, plan.batch_size, seed=plan.seed)
-    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=plan.learning_rate, weight_decay=plan.weight_decay)
-    trained, optimizer, batches = accelerator.prepare(model, optimizer, batches)
+    processes = PartialState()
+    device = processes.device if plan.device is None else torch.device(plan.device)
+    train, validation = _placed(train, device, plan), _placed(validation, device, plan)
+    share = (processes.process_index, processes.num_processes)
+    batches = Batches(train, plan.batch_size, device, seed=plan.seed, sampler=sampler, share=share)
+    model.to(device)
+    trained = _parallel(model) if processes.num_processes > 1 else model
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    fused = device.type == "cuda"  # one kernel instead of dozens; on a CPU it gains nothing
+    optimizer = torch.optim.AdamW(parameters, lr=plan.learning_rate, weight_decay=plan.weight_decay, fused=fused)
     steps = plan.epochs * len(batches)
-    # Not prepared: it is advanced once an optimizer step, which is what `rate` counts.
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: plan.rate(step, steps))
 
     history: list[Epoch] = []
@@ -147,15 +188,19 @@ def fit(
     for number in range(1, plan.epochs + 1):
         trained.train()
         losses = []
-        for batch in batches:
-            loss = trained(**batch).loss
+        for inputs, labels, rows in batches:
+            with _autocast(device, plan.precision):
+                if loss is None:
+                    value: Tensor = trained(**inputs, labels=labels).loss
+                else:
+                    value = loss(trained(**inputs), labels, rows)
             optimizer.zero_grad()
-            accelerator.backward(loss)
+            value.backward()
             if plan.max_grad_norm is not None:
-                accelerator.clip_grad_norm_(trained.parameters(), plan.max_grad_norm)
+                nn.utils.clip_grad_norm_(parameters, plan.max_grad_norm)
             optimizer.step()
             schedule.step()
-            losses.append(loss.detach())
+            losses.append(value.detach())
         # Looked at once an epoch: asking for the value at every step would stall an accelerator.
         epoch_losses = torch.stack(losses).float()
         finite = epoch_losses.isfinite()
@@ -167,22 +212,29 @@ def fit(
                 f"the model is back at {f'epoch {best.number}' if best else 'its first weights'}. Check the inputs "
                 f"for NaN, or lower the learning rate (now {plan.learning_rate:g})"
             )
-        hits = predict(trained, validation).argmax(-1) == validation.labels
-        epoch = Epoch(number, epoch_losses.mean().item(), hits.double().mean().item())
+        predicted, truth = predict(model, validation, precision=plan.precision).argmax(-1), validation.labels.cpu()
+        epoch = Epoch(
+            number,
+            epoch_losses.mean().item(),
+            validation_accuracy=accuracy(predicted, truth),
+            worst_class_accuracy=worst_accuracy(predicted, truth, truth),
+            score=score_of(selection, predicted, truth),
+        )
         history.append(epoch)
-        if best is None or epoch.validation_accuracy > best.validation_accuracy:
+        if best is None or epoch.score > best.score:
             best, kept = epoch, _copy_weights(model)
         if on_epoch is not None:
             on_epoch(epoch)
-    if best is None:
-        raise InputError(f"a plan needs at least one epoch; found epochs={plan.epochs}")
+    assert best is not None  # a plan has at least one epoch
     model.load_state_dict(kept)
     model.eval()
-    return Fit(tuple(history), best, time.perf_counter() - started)
+    return Fit(tuple(history), best, time.perf_counter() - started, steps)
 
 
 @torch.inference_mode()
-def predict(model: nn.Module, examples: Examples, batch_size: int = 512) -> Tensor:
+def predict(
+    model: nn.Module, examples: Examples, batch_size: int = 512, precision: Literal["no", "bf16"] = "no"
+) -> Tensor:
     """Class probabilities, shape [n, C] on the CPU; the model is left in evaluation mode.
 
     Example:
@@ -198,27 +250,28 @@ def predict(model: nn.Module, examples: Examples, batch_size: int = 512) -> Tens
     model.eval()
     device = next(model.parameters()).device
     found = []
-    for batch in _loader(examples, batch_size):
-        inputs = {name: tensor.to(device) for name, tensor in batch.items() if name != "labels"}
-        found.append(model(**inputs).logits.float().softmax(-1).cpu())
-    return torch.cat(found)
+    for inputs in in_order(examples, batch_size):
+        with _autocast(device, precision):
+            logits = model(**{name: tensor.to(device, non_blocking=True) for name, tensor in inputs.items()}).logits
+        found.append(logits.float().softmax(-1))
+    return torch.cat(found).cpu()
 
 
-def _loader(examples: Examples, batch_size: int, seed: int | None = None) -> DataLoader:
-    """Batches in order, or (with a seed) shuffled and full."""
-    order = None if seed is None else torch.Generator().manual_seed(seed)
-    return DataLoader(
-        examples,
-        batch_size,
-        shuffle=order is not None,
-        drop_last=order is not None,
-        generator=order,
-        collate_fn=_already_a_batch,
-    )
+def _autocast(device: torch.device, precision: str) -> torch.autocast:
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
 
 
-def _already_a_batch(batch: Any) -> Any:
-    return batch
+def _placed(examples: Examples, device: torch.device, plan: TrainingPlan) -> Examples:
+    """The examples in the device's memory where the plan or the room there says so."""
+    keep = plan.data_on_device
+    if keep is None:
+        keep = device.type == "cuda" and examples.bytes < torch.cuda.mem_get_info(device)[0] / 2
+    return examples.to(device) if keep else examples
+
+
+def _parallel(model: nn.Module) -> nn.Module:
+    """The model with gradients averaged over processes. Statistics are shared by those who keep them (see DAM)."""
+    return DistributedDataParallel(model, broadcast_buffers=False, find_unused_parameters=True)
 
 
 def _copy_weights(model: nn.Module) -> dict[str, Tensor]:
