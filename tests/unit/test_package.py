@@ -1,8 +1,9 @@
 """The package's surface: few names, imported when used; a command line that answers without the heavy imports."""
 
-import importlib
+import importlib.util
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,14 +18,17 @@ def python(code):
 
 def test_fewer_than_fifteen_public_names():
     assert 1 <= len(fairhead.__all__) < 15
-    assert sorted(fairhead.__all__) == fairhead.__all__
+    assert set(fairhead.__all__) == set(fairhead._PUBLIC)
     assert set(dir(fairhead)) == {*fairhead.__all__, "__version__"}
 
 
 def test_public_names_are_where_they_are_said_to_be():
     for name, module in fairhead._PUBLIC.items():
-        assert name in fairhead.__all__
-        importlib.import_module(module.partition(".heads")[0])
+        if module in ("fairhead.audit", "fairhead.errors", "fairhead.records"):
+            assert getattr(fairhead, name) is not None
+        else:
+            # Needs torch, which this tier has not; but the module must be there.
+            assert importlib.util.find_spec(module) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = fairhead.nothing
 
@@ -59,7 +63,7 @@ def test_module_and_command_are_the_same(tmp_path):
         return done.returncode, done.stdout, done.stderr
 
     module = answer(sys.executable, "-m", "fairhead")
-    assert module == answer(str(importlib.import_module("pathlib").Path(sys.executable).with_name("fairhead")))
+    assert module == answer(str(Path(sys.executable).with_name("fairhead")))
     assert module[0] == 0
 
 

@@ -12,8 +12,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fairhead import Records, records_csv
+from fairhead import Records
 from fairhead.errors import InputError
+from fairhead.records import csv_files
 
 COLUMNS = {"label": "y", "prediction": "yhat", "groups": ["race", "sex"]}
 
@@ -81,7 +82,7 @@ def test_save_and_read_many_classes(tmp_path, suffix):
 
 
 def test_save_in_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr("fairhead.records_write.CHUNK", 7)
+    monkeypatch.setattr("fairhead.records.write.CHUNK", 7)
     some_records().save(tmp_path / "r.csv")
     same(Records.read(tmp_path / "r.csv"), some_records())
 
@@ -102,8 +103,8 @@ def test_save_in_pieces(tmp_path, monkeypatch):
 )
 @pytest.mark.parametrize("block", [200, 1 << 22])
 def test_csv_is_what_pandas_reads(tmp_path, monkeypatch, write, block):
-    monkeypatch.setattr(records_csv, "BLOCK", block)
-    monkeypatch.setattr(records_csv, "CHUNK", block)
+    monkeypatch.setattr(csv_files, "BLOCK", block)
+    monkeypatch.setattr(csv_files, "CHUNK", block)
     frame = a_frame()
     path = tmp_path / "preds.csv"
     write(frame, path)
@@ -182,7 +183,7 @@ def test_na_is_missing_among_numbers(tmp_path):
 
 def test_text_after_numbers_keeps_leading_zeros(tmp_path, monkeypatch):
     # The first block alone would be read as numbers.
-    monkeypatch.setattr(records_csv, "BLOCK", 10)
+    monkeypatch.setattr(csv_files, "BLOCK", 10)
     lines = ["1,1,007,07", "0,1,007,08"] * 60 + ["1,0,x1,x9", "0,0,7,9"]
     records = read_text(tmp_path, rows(*lines, header="y,yhat,g,i"), id="i")
     assert records.groups["g"].levels == ("007", "7", "x1")
@@ -249,7 +250,7 @@ def test_bad_files_are_refused(tmp_path, name, text, message):
 
 
 def test_line_numbers_count_from_the_top_of_the_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(records_csv, "BLOCK", 50)
+    monkeypatch.setattr(csv_files, "BLOCK", 50)
     with pytest.raises(InputError, match="line 1,002 has 4 fields"):
         read_text(tmp_path, rows(*["1,1,a", "0,0,b"] * 500, "1,1,a,b", *["1,0,a"] * 100))
 

@@ -214,7 +214,7 @@ def _check_parts(label: str, pred: str | None, score: Sequence[str], group: Sequ
 
 def _typed(values: Sequence[str]) -> list[Any]:
     """Classes on the command line, read as a text file would be."""
-    from fairhead.records_columns import tidy_levels
+    from fairhead.records.columns import tidy_levels
 
     return tidy_levels(list(values), text_only=True)
 

@@ -34,7 +34,7 @@ def write_json(content: Mapping[str, Any], path: str) -> None:
     if path == "-":
         typer.echo(text)
         return
-    from fairhead.records_write import output_errors
+    from fairhead.records.write import output_errors
 
     with output_errors(Path(path)):
         Path(path).write_text(text + "\n", encoding="utf-8")

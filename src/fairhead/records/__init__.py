@@ -1,8 +1,8 @@
 """The table that every verb reads or writes: one row an example.
 
 Categorical columns are held as small integer codes, so that ten million rows fit in memory and every count
-metric is a `bincount`. What counts as a number, a class or a missing value is said in `records_columns.py`; the
-formats of files in `records_io.py`.
+metric is a `bincount`. What counts as a number, a class or a missing value is said in `columns.py`; the
+formats of files in `files.py`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -175,8 +175,8 @@ class Records:
             >>> records.prediction.values().tolist()
             ['no', 'yes', 'yes']
         """
-        from fairhead.records_build import Options, Parts, build
-        from fairhead.records_columns import MAX_LEVELS, Encoder, as_floats, one_dimensional
+        from fairhead.records.build import Options, Parts, build
+        from fairhead.records.columns import MAX_LEVELS, Encoder, as_floats, one_dimensional
 
         def encode(values: ArrayLike, name: str, max_levels: int | None = MAX_LEVELS) -> Any:
             encoder = Encoder(name, max_levels)
@@ -220,9 +220,9 @@ class Records:
             >>> Records.from_frame(frame, label="y", score="p", groups="race").prediction.values().tolist()
             [1, 0]
         """
-        from fairhead.records_build import Options, build
-        from fairhead.records_io import collect
-        from fairhead.records_source import Source
+        from fairhead.records.build import Options, build
+        from fairhead.records.files import collect
+        from fairhead.records.source import Source
 
         layout = _layout(label, prediction, score, groups, id, cluster, weight, list(map(str, frame.columns)))
         layout.check(list(frame.columns), "the data frame")
@@ -275,8 +275,8 @@ class Records:
             >>> records.prediction.values().tolist(), records.provenance["rows"]
             ([1, 1], 2)
         """
-        from fairhead.records_build import Options, build
-        from fairhead.records_io import collect, open_source
+        from fairhead.records.build import Options, build
+        from fairhead.records.files import collect, open_source
 
         with open_source(path) as source:
             layout = _layout(label, prediction, score, groups, id, cluster, weight, source.columns)
@@ -300,7 +300,7 @@ class Records:
             1,1,a
             0,1,b
         """
-        from fairhead.records_write import write
+        from fairhead.records.write import write
 
         write(self, path)
 
@@ -342,7 +342,7 @@ class Records:
             >>> list(new.groups), new.prediction.values().tolist()
             (['sex'], [0, 0, 1])
         """
-        from fairhead.records_build import other_prediction
+        from fairhead.records.build import other_prediction
 
         groups = {key: column for key, column in self.groups.items() if key != name}
         # The scores belong to one of the two only.

@@ -13,8 +13,8 @@ import pandas as pd
 
 from fairhead.errors import InputError
 from fairhead.records import Records
-from fairhead.records_io import NO_PYARROW, file_format
-from fairhead.records_source import CHUNK, PACKED
+from fairhead.records.files import NO_PYARROW, file_format
+from fairhead.records.source import CHUNK, PACKED
 
 
 def write(records: Records, path: str | os.PathLike[str]) -> None:

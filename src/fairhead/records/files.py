@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 
 from fairhead.errors import InputError
 from fairhead.records import Layout
-from fairhead.records_build import Parts
-from fairhead.records_columns import Coded, Encoder, as_floats
-from fairhead.records_csv import csv_source, ragged
-from fairhead.records_source import CHUNK, PACKED, Source, check_text, open_binary
+from fairhead.records.build import Parts
+from fairhead.records.columns import Coded, Encoder, as_floats
+from fairhead.records.csv_files import csv_source, ragged
+from fairhead.records.source import CHUNK, PACKED, Source, check_text, open_binary
 
 FORMATS = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 FORMATS |= {".parquet": "parquet", ".pq": "parquet"}

@@ -17,7 +17,7 @@ import pandas as pd
 
 from fairhead.errors import InputError
 from fairhead.records import Layout
-from fairhead.records_source import CHUNK, PACKED, Source, check_text, open_binary
+from fairhead.records.source import CHUNK, PACKED, Source, check_text, open_binary
 
 # Bytes that one thread parses at a time.
 BLOCK = 1 << 22

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fairhead.errors import InputError
 from fairhead.records import Column, Layout, Records
-from fairhead.records_columns import (
+from fairhead.records.columns import (
     Coded,
     check_scores,
     check_weight,
