@@ -1,0 +1,242 @@
+"""Last-encoder training (DAM, section 3.4): the frozen part of a model runs once, its features stay on disk.
+
+`last_encoder(model)` is the part that is trained: the last encoder layer and the task head, as a model of the same
+class whose input is the features. `frozen_features(model, examples)` are those features, from a cache that is keyed by
+the weights, the inputs and the precision themselves, so it can be shared by epochs, seeds, methods and experiments
+and is never out of date. Both together compute what the whole model computes.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fairhead.errors import UnsupportedModel
+from fairhead.train.cache import cache_folder, cached_array, key_of
+from fairhead.train.examples import Examples
+
+Progress = Callable[[int, int], None]
+
+
+class _Encoder(NamedTuple):
+    """Where a model keeps its embeddings and its layers."""
+
+    trunk: nn.Module  # holds the embeddings
+    holder: nn.Module  # holds the list of layers
+    name: str  # of that list in its holder
+
+
+def _encoder(model: nn.Module) -> _Encoder:
+    """Find the longest list of layers, and the module around it that holds the embeddings."""
+    lists = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+    if lists:
+        path, _ = max(lists, key=lambda entry: len(entry[1]))
+        holder_path, _, name = path.rpartition(".")
+        trunk_path = holder_path
+        while True:
+            trunk = model.get_submodule(trunk_path)
+            if isinstance(getattr(trunk, "embeddings", None), nn.Module):
+                return _Encoder(trunk, model.get_submodule(holder_path), name)
+            if not trunk_path:
+                break
+            trunk_path = trunk_path.rpartition(".")[0]
+    raise UnsupportedModel(
+        f"{type(model).__name__} has no encoder of embeddings and layers; last-encoder training works with "
+        "ViT, DINOv2, CLIP vision, BERT, RoBERTa, DistilBERT and ModernBERT"
+    )
+
+
+def last_encoder(model: nn.Module) -> nn.Module:
+    """The trainable rest of a frozen model: its last encoder layer, what comes after it, and the task head.
+
+    A copy: the model given stays as it is. Features go in under the name that `frozen_features` gives them.
+
+    Args:
+        model: an image or text classifier.
+
+    Returns:
+        A model of the same class with one layer, without gradients in its embeddings.
+
+    Raises:
+        UnsupportedModel: there is no encoder.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from transformers import ViTConfig, ViTForImageClassification
+        >>> from fairhead.train import Examples
+        >>> shape = dict(image_size=4, patch_size=2, num_channels=1, hidden_size=8, intermediate_size=8)
+        >>> model = ViTForImageClassification(ViTConfig(num_hidden_layers=3, num_attention_heads=2, **shape)).eval()
+        >>> images = torch.randn(2, 1, 4, 4)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     features = frozen_features(model, Examples({"pixel_values": images}, torch.tensor([0, 1])), folder)
+        ...     torch.allclose(last_encoder(model)(**features.inputs).logits, model(images).logits, atol=1e-6)
+        True
+    """
+    # Layers that would be thrown away are not copied first.
+    encoder = _encoder(model)
+    layers = getattr(encoder.holder, encoder.name)
+    setattr(encoder.holder, encoder.name, nn.ModuleList([layers[-1]]))
+    try:
+        rest = copy.deepcopy(model)
+    finally:
+        setattr(encoder.holder, encoder.name, layers)
+    trunk = _encoder(rest).trunk
+    config: Any = getattr(rest, "config", None)
+    if config is not None:
+        config.num_hidden_layers = 1
+    for name in ("embeddings", "pre_layrnorm"):  # CLIP normalises between its embeddings and its layers
+        before: Any = getattr(trunk, name, None)
+        if before is not None:
+            before.requires_grad_(False)
+            before.forward = _pass_on
+    return rest
+
+
+def _pass_on(*args: Any, inputs_embeds: Tensor | None = None, **ignored: Any) -> Tensor:
+    """Stand in for an embedding layer: the features that were given are its result."""
+    if inputs_embeds is not None:
+        return inputs_embeds
+    return next(x for x in args if isinstance(x, Tensor) and x.is_floating_point())
+
+
+def put_back(model: nn.Module, rest: nn.Module) -> nn.Module:
+    """Give the whole model, in place, what `rest` (from `last_encoder`) has learnt; a method attached stays out.
+
+    Example:
+        >>> from transformers import ViTConfig, ViTForImageClassification
+        >>> shape = dict(image_size=4, patch_size=2, num_channels=1, hidden_size=8, intermediate_size=8)
+        >>> model = ViTForImageClassification(ViTConfig(num_hidden_layers=3, num_attention_heads=2, **shape))
+        >>> rest = last_encoder(model)
+        >>> _ = rest.classifier.bias.data.fill_(0.5)
+        >>> put_back(model, rest).classifier.bias.tolist()
+        [0.5, 0.5]
+    """
+    encoder = _encoder(model)
+    layers = getattr(encoder.holder, encoder.name)
+    (path,) = (name for name, module in model.named_modules() if module is layers)
+    state, learnt = model.state_dict(), rest.state_dict()
+    for name, tensor in learnt.items():
+        whole = name.replace(f"{path}.0.", f"{path}.{len(layers) - 1}.", 1) if name.startswith(f"{path}.0.") else name
+        if whole in state:
+            state[whole] = tensor
+    model.load_state_dict(state)
+    return model
+
+
+def frozen_features(
+    model: nn.Module,
+    examples: Examples,
+    folder: Path | str | None = None,
+    *,
+    batch_size: int = 256,
+    precision: str = "no",
+    progress: Progress | None = None,
+) -> Examples:
+    """What reaches the last encoder layer, for every example: computed once, then mapped from disk.
+
+    Args:
+        model: the whole model; it runs in evaluation mode, without gradients, on the device it is on.
+        examples: inputs and labels.
+        folder: the cache; by default `$FAIRHEAD_CACHE` or `~/.cache/fairhead`.
+        batch_size: rows at a time.
+        precision: "no" (32 bit) or "bf16" (autocast); features are kept in 32 bit.
+        progress: called with (done, total) while features are computed.
+
+    Returns:
+        Examples for `last_encoder(model)`: features of shape [n, T, D] as "pixel_values" or "inputs_embeds", with the
+        attention mask where there is one.
+
+    Raises:
+        UnsupportedModel: there is no encoder.
+        InputError: the cache cannot be written.
+
+    See `last_encoder` for an example.
+    """
+    encoder = _encoder(model)
+    layers = getattr(encoder.holder, encoder.name)
+    device = next(model.parameters()).device
+    first = _features_of(model, layers[-1], examples.take(torch.arange(1)), device, precision)
+    shape = (len(examples), *first.shape[1:])
+    frozen = {name: tensor for name, tensor in model.state_dict().items() if _is_frozen(name, tensor, model, layers)}
+    key = key_of(
+        "features",
+        precision,
+        _settings(model),
+        *(part for name in sorted(frozen) for part in (name, _bytes_of(frozen[name]))),
+        *(part for name, tensor in sorted(examples.inputs.items()) for part in (name, _bytes_of(tensor))),
+    )
+
+    def fill(array: Any) -> None:
+        for start in range(0, len(examples), batch_size):
+            rows = torch.arange(start, min(start + batch_size, len(examples)))
+            found = _features_of(model, layers[-1], examples.take(rows), device, precision)
+            array[start : start + len(rows)] = found.float().cpu().numpy()
+            if progress is not None:
+                progress(start + len(rows), len(examples))
+
+    about = {"model": type(model).__name__, "layers": len(layers), "rows": len(examples), "precision": precision}
+    features = torch.from_numpy(cached_array(cache_folder(folder), key, shape, "float32", fill, about))
+    inputs = {"pixel_values" if "pixel_values" in examples.inputs else "inputs_embeds": features}
+    if "attention_mask" in examples.inputs:
+        inputs["attention_mask"] = examples.inputs["attention_mask"]
+    return Examples(inputs, examples.labels)
+
+
+class _Reached(Exception):
+    """The last layer was reached: what follows need not be computed."""
+
+
+def _features_of(model: nn.Module, layer: nn.Module, batch: Examples, device: torch.device, precision: str) -> Tensor:
+    """[B, T, D] of one batch."""
+    kept: list[Tensor] = []
+
+    def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        kept.append(args[0] if args else kwargs["hidden_states"])
+        raise _Reached
+
+    hook = layer.register_forward_pre_hook(keep, with_kwargs=True)
+    inputs = {name: tensor.to(device) for name, tensor in batch.inputs.items()}
+    autocast = torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
+    try:
+        with _evaluating(model), torch.inference_mode(), autocast:
+            model(**inputs)
+    except _Reached:
+        pass
+    finally:
+        hook.remove()
+    return kept[0]
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+def _is_frozen(name: str, tensor: Tensor, model: nn.Module, layers: nn.ModuleList) -> bool:
+    """Whether a tensor takes part in the features: neither the last layer nor anything after it does."""
+    (path,) = (other for other, module in model.named_modules() if module is layers)
+    if name.startswith(f"{path}."):
+        return not name.startswith(f"{path}.{len(layers) - 1}.")
+    return "embed" in name or "pre_layrnorm" in name
+
+
+def _settings(model: nn.Module) -> dict[str, Any]:
+    """What the weights do not show, such as the number of heads; the task head and names have no part in features."""
+    config: Any = getattr(model, "config", None)
+    apart = ("_", "id2label", "label2id", "problem_type", "architectures", "transformers")
+    settings = {} if config is None else config.to_dict()
+    return {name: value for name, value in settings.items() if not name.startswith(apart)}
+
+
+def _bytes_of(tensor: Tensor) -> Any:
+    tensor = tensor.detach().cpu().contiguous()
+    return (tensor.view(torch.uint8) if tensor.dim() else tensor.reshape(1).view(torch.uint8)).numpy()

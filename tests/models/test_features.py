@@ -1,0 +1,212 @@
+"""Frozen features: the same as recomputing, made once, and never half used."""
+
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from fairhead.errors import InputError, UnsupportedModel
+from fairhead.mitigate import DAM, attach
+from fairhead.train import Examples, TrainingPlan, fit, predict
+from fairhead.train.cache import cached_array, key_of
+from fairhead.train.features import frozen_features, last_encoder, put_back
+
+WIDTH = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4}
+IMAGE = {"image_size": 8, "patch_size": 4}
+
+
+def image_model(name):
+    torch.manual_seed(0)
+    if name == "vit":
+        config = transformers.ViTConfig(**WIDTH, **IMAGE, intermediate_size=16)
+        return transformers.ViTForImageClassification(config)
+    if name == "dinov2":
+        return transformers.Dinov2ForImageClassification(transformers.Dinov2Config(**WIDTH, **IMAGE, mlp_ratio=1))
+    vision = transformers.CLIPVisionConfig(**WIDTH, **IMAGE, intermediate_size=16).to_dict()
+    return transformers.CLIPForImageClassification(transformers.CLIPConfig(vision_config=vision))
+
+
+def text_model(name):
+    torch.manual_seed(0)
+    small = {"vocab_size": 30, **WIDTH, "intermediate_size": 16}
+    if name == "bert":
+        return transformers.BertForSequenceClassification(transformers.BertConfig(**small))
+    if name == "roberta":
+        return transformers.RobertaForSequenceClassification(transformers.RobertaConfig(**small))
+    if name == "modernbert":
+        config = transformers.ModernBertConfig(**small, pad_token_id=0, global_attn_every_n_layers=1)
+        return transformers.ModernBertForSequenceClassification(config)
+    config = transformers.DistilBertConfig(vocab_size=30, dim=16, n_layers=3, n_heads=4, hidden_dim=16)
+    return transformers.DistilBertForSequenceClassification(config)
+
+
+def images(n=12):
+    generator = torch.Generator().manual_seed(1)
+    return Examples({"pixel_values": torch.randn(n, 3, 8, 8, generator=generator)}, torch.arange(n) % 2)
+
+
+def texts(n=12):
+    generator = torch.Generator().manual_seed(1)
+    mask = torch.ones(n, 7, dtype=torch.long)
+    mask[::2, 5:] = 0
+    ids = torch.randint(4, 30, (n, 7), generator=generator)
+    return Examples({"input_ids": ids, "attention_mask": mask}, torch.arange(n) % 2)
+
+
+@pytest.mark.parametrize("name", ["vit", "dinov2", "clip"])
+def test_features_and_rest_are_the_whole_model_for_images(name, tmp_path):
+    model = image_model(name).eval()
+    data = images()
+    features = frozen_features(model, data, tmp_path, batch_size=5)
+    whole, rest = model(**data.inputs).logits, last_encoder(model)(**features.inputs).logits
+    torch.testing.assert_close(rest, whole, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "modernbert"])
+def test_features_and_rest_are_the_whole_model_for_padded_text(name, tmp_path):
+    model = text_model(name).eval()
+    data = texts()
+    features = frozen_features(model, data, tmp_path, batch_size=5)
+    whole, rest = model(**data.inputs).logits, last_encoder(model)(**features.inputs).logits
+    torch.testing.assert_close(rest, whole, atol=1e-6, rtol=1e-5)
+
+
+def test_cached_features_equal_recomputed_ones(tmp_path):
+    model, data = image_model("vit"), images()
+    first = frozen_features(model, data, tmp_path / "a").inputs["pixel_values"]
+    again = frozen_features(model, data, tmp_path / "a").inputs["pixel_values"]
+    anew = frozen_features(model, data, tmp_path / "b").inputs["pixel_values"]
+    assert torch.equal(first, again)
+    assert torch.equal(first, anew)
+
+
+def test_training_on_features_trains_the_last_layer_as_training_it_in_place_does(tmp_path):
+    model, data = image_model("vit"), images()
+    plan = TrainingPlan(epochs=3, batch_size=4, learning_rate=1e-2, weight_decay=0.0)
+    rest = last_encoder(model)
+    features = frozen_features(model, data, tmp_path)
+    fit(rest, features, features, plan)
+
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad = name.startswith(("vit.layers.2.", "vit.layernorm", "classifier"))
+    fit(model, data, data, plan)
+    torch.testing.assert_close(predict(rest, features), predict(model, data), atol=1e-5, rtol=1e-4)
+
+
+def test_dam_attaches_to_the_rest_and_nothing_frozen_moves(tmp_path):
+    model, data = image_model("vit"), images()
+    features = frozen_features(model, data, tmp_path)
+    rest = attach(last_encoder(model), DAM(hidden=8, width=4))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    fit(rest, features, features, TrainingPlan(epochs=1, batch_size=4))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert rest.dam.q.mean.abs().sum() > 0
+
+
+def test_what_was_learnt_goes_back_into_the_whole_model(tmp_path):
+    model, data = image_model("vit"), images()
+    features = frozen_features(model, data, tmp_path)
+    rest = last_encoder(model)
+    fit(rest, features, features, TrainingPlan(epochs=2, batch_size=4, learning_rate=1e-2))
+    torch.testing.assert_close(predict(put_back(model, rest), data), predict(rest, features), atol=1e-5, rtol=1e-4)
+
+
+def test_other_weights_inputs_and_precision_have_other_entries_but_another_head_has_not(tmp_path):
+    def entries():
+        return {path.name for path in tmp_path.iterdir() if path.is_dir()}
+
+    model, data = image_model("vit"), images()
+    frozen_features(model, data, tmp_path)
+    assert len(entries()) == 1
+    torch.nn.init.normal_(model.classifier.weight)
+    torch.nn.init.normal_(model.vit.layers[-1].layernorm_before.weight)
+    frozen_features(model, data, tmp_path)
+    assert len(entries()) == 1
+    torch.nn.init.normal_(model.vit.layers[0].layernorm_before.weight)
+    frozen_features(model, data, tmp_path)
+    assert len(entries()) == 2
+    frozen_features(model, images(8), tmp_path)
+    assert len(entries()) == 3
+    frozen_features(model, data, tmp_path, precision="bf16")
+    assert len(entries()) == 4
+
+
+def test_a_damaged_entry_is_made_again(tmp_path):
+    def fill(array):
+        array[:] = np.arange(6)
+
+    cached_array(tmp_path, "key", (6,), "int64", fill)
+    data, manifest = tmp_path / "key/data.bin", tmp_path / "key/manifest.json"
+    data.write_bytes(data.read_bytes()[:-8])
+    assert cached_array(tmp_path, "key", (6,), "int64", fill).tolist() == list(range(6))
+    manifest.write_text("{")
+    assert cached_array(tmp_path, "key", (6,), "int64", fill).tolist() == list(range(6))
+    manifest.unlink()
+    assert cached_array(tmp_path, "key", (6,), "int64", fill).tolist() == list(range(6))
+    assert json.loads(manifest.read_text())["shape"] == [6]
+
+
+def test_a_cache_whose_maker_was_killed_is_made_anew(tmp_path):
+    killed_in_the_middle = """
+        import os, signal, sys
+        from fairhead.train.cache import cached_array
+
+        def fill(array):
+            array[:3] = 7
+            array.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        cached_array(sys.argv[1], "key", (6,), "int64", fill)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(killed_in_the_middle), tmp_path], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert (tmp_path / "key.part" / "data.bin").exists()
+    assert not (tmp_path / "key").exists()
+
+    def fill(array):
+        array[:] = np.arange(6)
+
+    assert cached_array(tmp_path, "key", (6,), "int64", fill).tolist() == list(range(6))
+    assert not (tmp_path / "key.part").exists()
+
+
+def test_writing_to_the_array_leaves_the_cache_alone(tmp_path):
+    def fill(array):
+        array[:] = 1
+
+    cached_array(tmp_path, "key", (2,), "int64", fill)[:] = 5
+    assert cached_array(tmp_path, "key", (2,), "int64", fill).tolist() == [1, 1]
+
+
+def test_an_error_while_filling_leaves_no_entry(tmp_path):
+    def fill(array):
+        raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError, match="no more"):
+        cached_array(tmp_path, "key", (2,), "int64", fill)
+    assert not (tmp_path / "key").exists()
+
+
+def test_progress_and_a_model_without_an_encoder(tmp_path):
+    seen = []
+    frozen_features(image_model("vit"), images(), tmp_path, batch_size=5, progress=lambda *at: seen.append(at))
+    assert seen == [(5, 12), (10, 12), (12, 12)]
+    with pytest.raises(UnsupportedModel, match="Linear has no encoder"):
+        last_encoder(torch.nn.Linear(2, 2))
+
+
+def test_a_cache_that_cannot_be_written_is_said(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="cannot write the cache"):
+        cached_array(tmp_path / "file", "key", (1,), "int64", lambda array: None)
+
+
+def test_keys_tell_shapes_apart():
+    assert key_of(np.zeros((2, 3))) != key_of(np.zeros((3, 2)))
+    assert key_of({"a": 1, "b": 2}) == key_of({"b": 2, "a": 1})

@@ -1,0 +1,178 @@
+"""Meters against a board whose counters are known."""
+
+import os
+import stat
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from fairhead.train import meters
+from fairhead.train.boards import NvmlBoard, Sample, SmiBoard
+from fairhead.train.meters import Energy, Meter
+
+MIB = 2**20
+
+
+class FakeNvml:
+    """A board that draws 360 W from the moment it is made, and has a counter that says so."""
+
+    class NVMLError(Exception):
+        pass
+
+    watts = 360.0
+
+    def __init__(self, silent=()):
+        self.silent = silent
+        self.started = time.perf_counter()
+        self.open = 0
+        self.looks = 0
+
+    def nvmlInit(self):
+        self.open += 1
+
+    def nvmlShutdown(self):
+        self.open -= 1
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        return uuid
+
+    def nvmlDeviceGetName(self, handle):
+        return b"Fake 1"
+
+    def nvmlDeviceGetPowerUsage(self, handle):
+        self.looks += 1
+        return self._answer("power", 1000 * self.watts)
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle):
+        return self._answer("energy", 5_000_000 + 1000 * self.watts * (time.perf_counter() - self.started))
+
+    def nvmlDeviceGetUtilizationRates(self, handle):
+        return self._answer("busy", SimpleNamespace(gpu=50))
+
+    def nvmlDeviceGetMemoryInfo(self, handle):
+        return self._answer("memory", SimpleNamespace(used=(900 if self.looks == 2 else 700) * MIB))
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle):
+        mine = SimpleNamespace(pid=os.getpid(), usedGpuMemory=(600 if self.looks == 2 else 500) * MIB)
+        return self._answer("processes", [SimpleNamespace(pid=1, usedGpuMemory=100 * MIB), mine])
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle):
+        return self._answer("limit", 700_000)
+
+    def _answer(self, what, value):
+        if what in self.silent:
+            raise self.NVMLError(what)
+        return value
+
+
+def measured(nvml, seconds=0.3, **options):
+    with Meter(board=NvmlBoard("GPU-1", nvml), **options) as meter:
+        time.sleep(seconds)
+    return meter.reading
+
+
+def test_counter_and_power_agree_with_the_known_draw():
+    nvml = FakeNvml()
+    reading = measured(nvml)
+    expected = nvml.watts * reading.seconds / 3600
+    assert reading.energy_counter_wh == pytest.approx(expected, rel=0.1)
+    assert reading.energy_power_wh == pytest.approx(expected, rel=0.1)
+    assert reading.energy_wh == reading.energy_counter_wh
+    assert reading.gpu == "Fake 1"
+    assert nvml.open == 0
+
+
+def test_the_paper_s_formula_is_busy_share_times_fixed_power():
+    reading = measured(FakeNvml())
+    assert reading.utilisation_watts == 700
+    assert reading.energy_utilisation_wh == pytest.approx(0.5 * 700 * reading.seconds / 3600, rel=0.1)
+    assert measured(FakeNvml(), utilisation_watts=350).energy_utilisation_wh == pytest.approx(
+        0.5 * 350 * reading.seconds / 3600, rel=0.2
+    )
+
+
+def test_power_is_sampled_all_along_at_ten_times_a_second_or_more():
+    assert meters.POWER_EVERY <= 0.1
+    # Two samples are those at both ends; a busy machine may lose some of the others.
+    assert measured(FakeNvml(), seconds=10 * meters.POWER_EVERY).power_samples > 4
+
+
+def test_peaks_are_the_largest_values_seen_and_only_of_this_process():
+    reading = measured(FakeNvml())
+    assert reading.gpu_process_mib == 600
+    assert reading.gpu_board_mib == 900
+    assert reading.gpu_allocated_mib is None  # that is PyTorch's to say, and there is no GPU here
+
+
+def test_what_a_board_does_not_say_is_none():
+    reading = measured(FakeNvml(silent={"energy", "processes", "limit"}))
+    assert reading.energy_counter_wh is None
+    assert reading.gpu_process_mib is None
+    assert reading.energy_utilisation_wh is None
+    assert reading.energy_wh == reading.energy_power_wh > 0
+
+
+def test_runs_that_share_a_board_are_charged_equal_shares():
+    alone, shared = measured(FakeNvml()), measured(FakeNvml(), sharers=lambda: 3)
+    ratio = (shared.energy_wh / shared.seconds) / (alone.energy_wh / alone.seconds)
+    assert ratio == pytest.approx(1 / 3, rel=0.1)
+    assert shared.shared_by == 3
+
+
+def test_trapezoids_of_a_ramp_are_exact():
+    energy = Energy()
+    for second in range(11):
+        energy.add(float(second), Sample(watts=100.0 * second), 1)
+    assert energy.figures()["energy_power_wh"] == pytest.approx(100 * 10**2 / 2 / 3600)
+
+
+def test_utilisation_is_looked_at_once_a_minute_as_in_the_paper():
+    energy = Energy(utilisation_watts=360.0)
+    # Idle but for the very moments at which the paper's script looks, and in the last half minute.
+    for second in range(0, 151, 10):
+        energy.add(float(second), Sample(busy=1.0 if second in (60, 120) else 0.0), 1)
+    assert energy.figures()["energy_utilisation_wh"] == pytest.approx(360 * 120 / 3600)
+
+
+def test_without_a_gpu_only_the_process_is_known():
+    with Meter("cpu") as meter:
+        sum(range(100_000))
+        with pytest.raises(RuntimeError, match="still running"):
+            meter.reading  # noqa: B018
+    found = meter.reading.to_dict()
+    assert found["seconds"] > 0
+    assert found["cpu_seconds"] > 0
+    assert found["peak_rss_mib"] > 1
+    assert [name for name, value in found.items() if name.startswith(("gpu", "energy")) and value is not None] == []
+
+
+def test_the_thread_ends_with_the_block_even_after_an_error():
+    before = threading.active_count()
+    with pytest.raises(ZeroDivisionError), Meter(board=NvmlBoard("GPU-1", FakeNvml())) as meter:
+        print(1 / 0)
+    assert threading.active_count() == before
+    assert meter.reading.energy_wh is not None
+
+
+def test_nvidia_smi_stands_in_where_nvml_is_not_installed(tmp_path):
+    command = tmp_path / "nvidia-smi"
+    command.write_text("#!/bin/sh\nwhile true; do echo '250.50, 40, 1234, [N/A], NVIDIA Fake'; sleep 0.02; done\n")
+    command.chmod(command.stat().st_mode | stat.S_IXUSR)
+    board = SmiBoard("GPU-1", str(command))
+    assert board.sample(1) == Sample(watts=250.5, busy=0.4, used_mib=1234.0)
+    assert board.power_limit() is None
+    with Meter(board=board) as meter:
+        time.sleep(0.2)
+    assert meter.reading.gpu == "NVIDIA Fake"
+    assert meter.reading.energy_counter_wh is None
+    assert meter.reading.energy_power_wh == pytest.approx(250.5 * meter.reading.seconds / 3600, rel=0.15)
+
+
+def test_an_nvidia_smi_that_knows_no_board_is_refused(tmp_path):
+    command = tmp_path / "nvidia-smi"
+    command.write_text("#!/bin/sh\necho 'No devices were found'\n")
+    command.chmod(0o700)
+    with pytest.raises(OSError, match="said nothing"):
+        SmiBoard("GPU-1", str(command))
