@@ -85,7 +85,8 @@ def gap(hat: Array, star: Array, reduce: Reduce, towards: Towards | None = None,
         return Interval(0.0, float(np.quantile(null, level)), float(np.std(null)), float(np.mean(null)), "inversion")
     # Far from 0 only the groups that make the gap count, with their signs: what is left is the signed gap's own noise.
     far = reduce(_FAR * hat + error) - _FAR * observed
-    width = -float(np.quantile(far, alpha / 2))
+    lowest, highest = (float(q) for q in np.quantile(far, [alpha / 2, 1 - alpha / 2]))
+    width = -lowest
     low = 0.0
     if np.mean(null >= observed) <= alpha:
 
@@ -96,7 +97,7 @@ def gap(hat: Array, star: Array, reduce: Reduce, towards: Towards | None = None,
             return bool(outside <= alpha * len(replicate))
 
         # The percentile interval's end is nearly always near: two looks around it save most of the bisection.
-        guess, around = observed + float(np.quantile(-far, alpha / 2)), width / 8
+        guess, around = observed - highest, width / 8
         refused_end, kept_end = 0.0, observed
         for probe in (guess - around, guess + around):
             if refused_end < probe < kept_end:

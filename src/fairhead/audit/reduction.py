@@ -57,6 +57,8 @@ class Reduction:
     def by_class(self, rates: Array) -> Array:
         """Put the kinds of rate together: [..., R, C, G] to [..., C]."""
         parts = self.by_part(rates)
+        if parts.shape[-2] == 1:
+            return parts[..., 0, :]
         if self.metric.combine == "mean":
             return parts.mean(axis=-2)
         return parts.min(axis=-2) if self.metric.compare == "ratio" else parts.max(axis=-2)
