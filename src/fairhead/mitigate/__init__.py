@@ -1,8 +1,14 @@
-"""Methods that reduce a gap, one file each. None of them ever sees a group."""
+"""Methods that reduce a gap, one file each. None of them ever sees a group; those that do are in `references`."""
 
 from fairhead.mitigate.attach import attach as attach
 from fairhead.mitigate.attach import load as load
 from fairhead.mitigate.attach import save as save
 from fairhead.mitigate.dam import DAM as DAM
+from fairhead.mitigate.job import Job as Job
+from fairhead.mitigate.job import Stage as Stage
+from fairhead.mitigate.job import Trained as Trained
+from fairhead.mitigate.registry import METHODS as METHODS
+from fairhead.mitigate.registry import method as method
+from fairhead.mitigate.registry import run as run
 
-__all__ = ["DAM", "attach", "load", "save"]
+__all__ = ["DAM", "METHODS", "Job", "Stage", "Trained", "attach", "load", "method", "run", "save"]

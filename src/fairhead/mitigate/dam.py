@@ -12,7 +12,7 @@ the model; ε guards the division; anchors without a positive are left out; the 
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,9 @@ from torch.nn.functional import normalize
 
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads import Site, Tap, is_recomputing
+
+if TYPE_CHECKING:
+    from fairhead.mitigate.job import Job
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,14 @@ class DAM:
                 return output
 
             model.register_forward_hook(add_alignment, with_kwargs=True)
+        return model
+
+    def train(self, job: "Job") -> nn.Module:
+        """One stage: plain training of a model that carries DAM."""
+        from fairhead.mitigate.attach import attach
+
+        model = attach(job.build_model(), self)
+        job.fit("training", model)
         return model
 
 

@@ -1,0 +1,121 @@
+"""One training of one method: what it is given, the loop it runs through, and the count of all that it cost."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Sampler
+
+from fairhead.train import Epoch, Examples, Fit, Loss, Selection, TrainingPlan, fit, predict
+
+
+class Stage(NamedTuple):
+    """One part of a method's work: its name, wall time, and optimizer steps through the loop."""
+
+    name: str
+    seconds: float
+    steps: int
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A method's result.
+
+    Attributes:
+        model: in evaluation mode, with the weights of its best epoch.
+        fit: the history of the training that made `model`.
+        stages: everything that ran, earlier stages and second networks included.
+        method: the configuration.
+    """
+
+    model: nn.Module
+    fit: Fit
+    stages: tuple[Stage, ...]
+    method: Any
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of all stages."""
+        return sum(stage.seconds for stage in self.stages)
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of all stages."""
+        return sum(stage.steps for stage in self.stages)
+
+
+class Method(Protocol):
+    """A frozen dataclass of a method's settings, which knows how to train with them."""
+
+    def train(self, job: "Job") -> nn.Module:
+        """Train through `job.fit` and return the model."""
+
+
+@dataclass
+class Job:
+    """What `run` hands to a method. There is no group in it.
+
+    Attributes:
+        build_model: gives a fresh model, the same one each time.
+        train: inputs and labels.
+        validation: inputs and labels.
+        plan: how every stage trains, unless the method says otherwise.
+        selection: how the epoch is chosen, unless the method says otherwise.
+        on_epoch: called after each epoch of each stage.
+        stages: what has run so far.
+        last_fit: the latest training.
+    """
+
+    build_model: Callable[[], nn.Module]
+    train: Examples
+    validation: Examples
+    plan: TrainingPlan
+    selection: Selection = "accuracy"
+    on_epoch: Callable[[Epoch], None] | None = None
+    stages: list[Stage] = field(default_factory=list)
+    last_fit: Fit | None = None
+
+    def fit(
+        self,
+        stage: str,
+        model: nn.Module,
+        *,
+        train: Examples | None = None,
+        plan: TrainingPlan | None = None,
+        selection: Selection | None = None,
+        loss: Loss | None = None,
+        sampler: Sampler[int] | None = None,
+    ) -> Fit:
+        """Train through the loop and count it as a stage; what is not given is the job's."""
+        done = fit(
+            model,
+            self.train if train is None else train,
+            self.validation,
+            plan or self.plan,
+            self.on_epoch,
+            selection=self.selection if selection is None else selection,
+            loss=loss,
+            sampler=sampler,
+        )
+        self.stages.append(Stage(stage, done.seconds, done.steps))
+        self.last_fit = done
+        return done
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Count work outside the loop (predictions, clusters, a last layer) as a stage."""
+        started = time.perf_counter()
+        yield
+        self.stages.append(Stage(stage, time.perf_counter() - started, 0))
+
+    def predict(self, model: nn.Module, examples: Examples) -> Tensor:
+        """Class probabilities in the plan's precision, [n, C] on the CPU."""
+        return predict(model, examples, precision=self.plan.precision)
+
+    def generator(self) -> torch.Generator:
+        """A source of chance that depends on the plan's seed alone."""
+        return torch.Generator().manual_seed(self.plan.seed)

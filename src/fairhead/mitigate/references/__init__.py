@@ -1,0 +1,98 @@
+"""Methods that **use the sensitive attribute while training**: what could be reached with it, for comparison only.
+
+They are fenced off: `fairhead.mitigate.run` refuses them, and each is marked `uses_attributes`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairhead.errors import InputError
+from fairhead.mitigate.job import Job, Method, Trained
+from fairhead.mitigate.registry import configured, run_job
+from fairhead.train import Epoch, Examples, Selection, TrainingPlan
+from fairhead.train.selection import worst_accuracy
+
+# Name -> settings; each has `uses_attributes = True`.
+METHODS_WITH_ATTRIBUTES: Mapping[str, Any] = {}
+
+
+@dataclass(kw_only=True)
+class JobWithAttributes(Job):
+    """A job that also has the group of each row, numbered from 0.
+
+    Attributes:
+        groups_train: [rows of train].
+        groups_validation: [rows of validation].
+    """
+
+    groups_train: Tensor
+    groups_validation: Tensor
+
+
+def method_with_attributes(name: str, **options: Any) -> Any:
+    """The settings of a reference method; as `fairhead.mitigate.method`."""
+    return configured(METHODS_WITH_ATTRIBUTES, name, options)
+
+
+def run_with_attributes(
+    config: Method,
+    build_model: Callable[[], nn.Module],
+    train: Examples,
+    validation: Examples,
+    groups_train: Sequence[int] | Tensor,
+    groups_validation: Sequence[int] | Tensor,
+    plan: TrainingPlan | None = None,
+    selection: Selection = "accuracy",
+    on_epoch: Callable[[Epoch], None] | None = None,
+) -> Trained:
+    """Train with the attribute in view. Any method may be run so, to select its epoch by groups.
+
+    Args:
+        config: the settings of a reference, or of a method without attributes.
+        build_model: as in `run`.
+        train: as in `run`.
+        validation: as in `run`.
+        groups_train: the group of each training row, numbered from 0, [n].
+        groups_validation: the same for the validation rows.
+        plan: as in `run`.
+        selection: as in `run`, or "worst_group": the lowest accuracy of a (class, group) cell of the validation set.
+        on_epoch: as in `run`.
+    """
+    groups = [_groups(train, groups_train, "training"), _groups(validation, groups_validation, "validation")]
+    if selection == "worst_group":
+        labels = validation.labels.cpu()
+        cells = cell_numbers(labels, groups[1])
+
+        def selection(predicted: Tensor) -> float:
+            return worst_accuracy(predicted, labels, cells)
+
+    job = JobWithAttributes(
+        build_model,
+        train,
+        validation,
+        plan or TrainingPlan(),
+        selection,
+        on_epoch,
+        groups_train=groups[0],
+        groups_validation=groups[1],
+    )
+    return run_job(config, job)
+
+
+def cell_numbers(labels: Tensor, groups: Tensor) -> Tensor:
+    """One number for each (class, group) pair, [n]."""
+    return labels * (int(groups.max()) + 1) + groups
+
+
+def _groups(examples: Examples, groups: Sequence[int] | Tensor, what: str) -> Tensor:
+    numbers = torch.as_tensor(groups).cpu().long()
+    if numbers.shape != (len(examples),) or (len(numbers) and numbers.min() < 0):
+        raise InputError(
+            f"the {what} groups have shape {list(numbers.shape)}; expected one number from 0 for each of the "
+            f"{len(examples)} rows"
+        )
+    return numbers
