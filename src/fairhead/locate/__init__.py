@@ -4,6 +4,8 @@ from fairhead.locate.ablation import Ablation as Ablation
 from fairhead.locate.ablation import ablated as ablated
 from fairhead.locate.controls import Controls as Controls
 from fairhead.locate.controls import layer_matched as layer_matched
+from fairhead.locate.decompose import Decomposer as Decomposer
+from fairhead.locate.decompose import Terms as Terms
 from fairhead.locate.evidence import HeadEvidence as HeadEvidence
 from fairhead.locate.evidence import head_evidence as head_evidence
 from fairhead.locate.scores import Head as Head
@@ -14,9 +16,11 @@ from fairhead.locate.scores import select_heads as select_heads
 __all__ = [
     "Ablation",
     "Controls",
+    "Decomposer",
     "Head",
     "HeadEvidence",
     "HeadMap",
+    "Terms",
     "ablated",
     "head_evidence",
     "layer_matched",

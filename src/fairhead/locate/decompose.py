@@ -1,0 +1,264 @@
+"""A model's output representation as an exact sum: one term a head, one an MLP, the embedding, and the biases.
+
+The residual stream is a sum of what the blocks add to it. A norm is linear once a row's own deviation is known, so
+every term can be followed to the output: through a fixed matrix, times a scalar of the row. A head's term is then
+`maps[layer, head] @ z`, where z [d] is the head's output times that scalar. All statistics of a head can therefore be
+kept in its own few dimensions instead of the model's.
+
+The mean that a LayerNorm takes out is taken out of each term separately, which is the same in sum.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from fairhead.errors import InputError, UnsupportedModel
+from fairhead.heads import output_weight, tap
+from fairhead.heads.tokens import take
+from fairhead.locate.pooling import AttentionPool
+from fairhead.locate.streams import Norm, Stream, stream_of
+
+# The share of the output that may be lost to rounding before a decomposition is refused.
+_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
+_LOW_PRECISION = 0.1
+
+
+class Terms(NamedTuple):
+    """A batch of outputs, taken apart. M counts the embedding and the MLPs.
+
+    Attributes:
+        heads: z, [B, L, H, d]; `maps[l, h] @ z[b, l, h]` is the term of a head.
+        others: terms of the embedding (first) and of each layer's MLP (then, and of a pooler's, last), [B, M, d'].
+        constant: what biases add, [B, d'].
+        output: the model's own output, [B, d'].
+    """
+
+    heads: Tensor
+    others: Tensor
+    constant: Tensor
+    output: Tensor
+
+
+class _Path(NamedTuple):
+    """How a term goes to the output: a matrix [d', D], and the norms whose deviation divides it."""
+
+    matrix: Tensor
+    norms: tuple[Norm, ...]
+
+    def before(self, norm: Norm | None) -> "_Path":
+        if norm is None:
+            return self
+        return _Path(norm.through(self.matrix), self.norms if norm.module is None else (*self.norms, norm))
+
+
+class _Constant(NamedTuple):
+    vector: Tensor
+    norms: tuple[Norm, ...]
+
+
+class Decomposer:
+    """Takes the outputs of a model apart, a batch at a time.
+
+    Image models (CLIP, ViT, DINOv2, ...) are read at their first token and after the projection where there is one,
+    SigLIP after its attention pooling; text models at the first token or at the last that is not padding. Post-norm
+    models (BERT) are exact as well: every later norm is followed with the row's own deviation.
+
+    Args:
+        model: a transformers model in evaluation mode; of a CLIP or SigLIP with two towers, the image tower is read.
+        token: "first", "last" (by the attention mask) or a position.
+        unit: divide by the length of the output, as zero-shot classification does; by default where a projection or a
+            pooler makes the output an embedding.
+
+    Attributes:
+        maps: [L, H, d', d], from a head's z to its term.
+
+    Raises:
+        UnsupportedModel: the terms cannot be followed, or do not add up.
+
+    Example:
+        >>> import torch
+        >>> from transformers import ViTConfig, ViTModel
+        >>> shape = dict(image_size=4, patch_size=2, hidden_size=8, intermediate_size=8)
+        >>> model = ViTModel(ViTConfig(num_hidden_layers=3, num_attention_heads=2, **shape)).eval()
+        >>> decomposer = Decomposer(model)
+        >>> terms = decomposer({"pixel_values": torch.randn(5, 3, 4, 4)})
+        >>> terms.heads.shape, terms.others.shape       # three layers of two heads; the embedding and three MLPs
+        (torch.Size([5, 3, 2, 4]), torch.Size([5, 4, 8]))
+        >>> whole = decomposer.head_terms(terms.heads).sum((1, 2)) + terms.others.sum(1) + terms.constant
+        >>> torch.allclose(whole, terms.output, atol=1e-4)
+        True
+    """
+
+    def __init__(self, model: nn.Module, token: str | int = "first", unit: bool | None = None) -> None:
+        if isinstance(token, str) and token not in ("first", "last"):
+            raise InputError(f"token is {token!r}; expected 'first', 'last' or a position")
+        self.stream: Stream = stream_of(model)
+        self.token = token
+        self.unit = bool(self.stream.projection or self.stream.pooler) if unit is None else unit
+        self.pool = None if self.stream.pooler is None else AttentionPool(self.stream.pooler)
+        self._tap = tap(self.stream.base)
+        sites = self._tap.sites
+        if len(sites) != len(self.stream.blocks) or len({(s.n_heads, s.head_dim) for s in sites}) > 1:
+            raise UnsupportedModel(
+                f"{type(model).__name__} has {len(self.stream.blocks)} blocks and attention layers with "
+                f"{sorted({s.n_heads for s in sites})} heads ({len(sites)} layers); one layer a block, all with "
+                "equally many heads, is expected"
+            )
+        self.n_layers, self.n_heads = len(sites), sites[0].n_heads
+        self._follow()
+        self.head_dim = self.maps.shape[-1]
+        self.width = self.maps.shape[-2]
+        self._checked = False
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        """Walk from the output back to the first block, collecting each term's path."""
+        stream, sites = self.stream, self._tap.sites
+        first = output_weight(sites[0])
+        width = first.shape[0]
+        matrix = torch.eye(width, device=first.device)
+        if stream.projection is not None:
+            matrix = stream.projection.weight.float()
+        self._constants: list[_Constant] = []
+        if stream.projection is not None and stream.projection.bias is not None:
+            self._constants.append(_Constant(stream.projection.bias.float(), ()))
+        path = self._through(_Path(matrix, ()), stream.final_norm)
+        mlps, heads, weights = [], [], []
+        for site, block in zip(reversed(sites), reversed(stream.blocks), strict=True):
+            path = self._through(path, block.mlp_norm)
+            mlps.append(path.before(block.mlp_scale))
+            path = self._through(path, block.attention_norm)
+            attention = path.before(block.attention_scale)
+            heads.append(attention)
+            weights.append(output_weight(site).float())  # [D, H, d]
+            bias = getattr(site.projection, "bias", None)
+            if bias is not None:
+                self._constants.append(_Constant(attention.matrix @ bias.float(), attention.norms))
+        self._mlps, self._heads, self._embedding = mlps[::-1], heads[::-1], path
+        self._weights = weights[::-1]
+        if self.pool is None:
+            terms = [torch.einsum("oD,Dhd->hod", p.matrix, w) for p, w in zip(self._heads, self._weights, strict=True)]
+            self.maps = torch.stack(terms)
+        else:  # a pooled head has no few dimensions of its own: its term is kept as it is
+            self.maps = torch.eye(width, device=first.device).expand(self.n_layers, self.n_heads, width, width)
+
+    def _through(self, path: _Path, norm: Norm | None) -> _Path:
+        if norm is not None and norm.shift is not None:
+            self._constants.append(_Constant(path.matrix @ norm.shift, path.norms))
+        return path.before(norm)
+
+    @torch.no_grad()
+    def __call__(self, inputs: Mapping[str, Tensor]) -> Terms:
+        """Run the model on a batch and take its outputs apart."""
+        n = len(next(iter(inputs.values())))
+        tokens = None if self.pool is not None else self._tokens(inputs)
+        seen: dict[nn.Module | str, Tensor] = {}
+
+        def pick(x: Any) -> Tensor:
+            x = x[0] if isinstance(x, tuple) else x
+            if x.dim() == 2 and len(x) == n:  # pooled already, as before CLIP's last norm
+                return x
+            return take(x.reshape(n, -1, x.shape[-1]), tokens)
+
+        handles = self._watch(seen, pick)
+        try:
+            with self._tap as heads:
+                reading = heads.read("output", tokens)
+                self.stream.base(**inputs)
+                outputs = list(reading)
+        finally:
+            for handle in handles:
+                handle.remove()
+        terms = self._terms(seen, outputs)
+        if not self._checked:
+            self._check(terms, next(self.stream.base.parameters()).dtype)
+        return terms
+
+    def head_terms(self, z: Tensor) -> Tensor:
+        """The heads' terms in the output's own space: z [B, L, H, d] to [B, L, H, d']."""
+        if self.pool is not None:
+            return z
+        return torch.einsum("blhd,lhod->blho", z, self.maps)
+
+    def _tokens(self, inputs: Mapping[str, Tensor]) -> Any:
+        if self.token == "first":
+            return 0
+        if self.token != "last":
+            return self.token
+        mask = inputs.get("attention_mask")
+        if mask is None:
+            return -1
+        if not mask.bool().any(1).all():
+            row = int(torch.argmin(mask.bool().any(1).int()))
+            raise InputError(f"row {row} of the batch has no token that is not padding: its text is empty")
+        last = (mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)).argmax(1)
+        return nn.functional.one_hot(last, mask.shape[1]).bool()
+
+    def _watch(self, seen: dict[nn.Module | str, Tensor], pick: Callable[[Any], Tensor]) -> list[RemovableHandle]:
+        def keep_input(key: nn.Module | str) -> Any:
+            def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                seen[key] = pick(args[0] if args else kwargs["hidden_states"])
+
+            return hook
+
+        def keep_output(module: nn.Module, args: Any, output: Any) -> None:
+            seen[module] = pick(output)
+
+        stream = self.stream
+        norms = {norm.module for path in (*self._heads, *self._mlps) for norm in path.norms if norm.module is not None}
+        handles = [norm.register_forward_pre_hook(keep_input(norm), with_kwargs=True) for norm in norms]
+        handles += [block.mlp.register_forward_hook(keep_output) for block in stream.blocks]
+        start = stream.blocks[0].module
+        handles.append(start.register_forward_pre_hook(keep_input("embedding"), with_kwargs=True))
+        last = stream.final_norm or stream.blocks[-1].mlp_norm
+        assert last is not None
+        assert last.module is not None
+
+        def keep_end(module: nn.Module, args: Any, output: Tensor) -> None:
+            seen["end"] = pick(output)
+
+        handles.append(last.module.register_forward_hook(keep_end))
+        return handles
+
+    def _terms(self, seen: Mapping[nn.Module | str, Tensor], outputs: list[Tensor]) -> Terms:
+        scales = {
+            norm: norm.scale(seen[norm.module])
+            for path in (*self._heads, *self._mlps, self._embedding)
+            for norm in path.norms
+            if norm.module is not None
+        }
+
+        def scale(norms: tuple[Norm, ...]) -> Tensor:  # [B], or [B, T] before a pool
+            product = torch.ones_like(seen["embedding"][..., 0], dtype=torch.float32)
+            for norm in norms:
+                product = product * scales[norm]
+            return product
+
+        end = seen["end"].float()
+        sources = [(self._embedding, seen["embedding"])]
+        sources += [(path, seen[b.mlp]) for path, b in zip(self._mlps, self.stream.blocks, strict=True)]
+        if self.pool is not None:
+            return self.pool.terms(end, sources, self._heads, self._weights, outputs, self._constants, scale, self.unit)
+        projection = self.stream.projection
+        output = end if projection is None else projection(end.to(projection.weight.dtype)).float()
+        length = 1 / output.norm(dim=-1) if self.unit else torch.ones_like(output[:, 0])
+        others = [(x.float() @ path.matrix.T) * (length * scale(path.norms))[:, None] for path, x in sources]
+        z = [o.float() * (length * scale(p.norms))[:, None, None] for p, o in zip(self._heads, outputs, strict=True)]
+        constant = torch.zeros_like(output)
+        for vector, norms in self._constants:
+            constant += (length * scale(norms))[:, None] * vector
+        return Terms(torch.stack(z, 1), torch.stack(others, 1), constant, output * length[:, None])
+
+    def _check(self, terms: Terms, dtype: torch.dtype) -> None:
+        """Once: do the terms add up? A family that does more to its stream than is known here must not pass."""
+        whole = self.head_terms(terms.heads).sum((1, 2)) + terms.others.sum(1) + terms.constant
+        miss = float((whole - terms.output).abs().max() / terms.output.abs().max())
+        if not miss <= _TOLERANCE.get(dtype, _LOW_PRECISION):
+            raise UnsupportedModel(
+                f"the terms of {type(self.stream.base).__name__} miss its output by {miss:.1%}: its blocks "
+                f"({type(self.stream.blocks[0].module).__name__}) add something to the stream that is not known"
+            )
+        self._checked = True

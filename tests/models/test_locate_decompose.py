@@ -1,0 +1,152 @@
+"""The terms of the output representation add up to what the model itself puts out, for every family."""
+
+import pytest
+import torch
+import transformers as hf
+from families import FAMILIES, SMALL, TOWERS, VIT
+from torch import nn
+
+import fairhead
+from fairhead.errors import InputError, UnsupportedModel
+from fairhead.locate import Decomposer
+
+TWO_TOWERS = ("CLIP", "SigLIP")
+IMAGES = ("ViT", "DeiT", "DINOv2", "CLIP vision", *TWO_TOWERS)
+TEXTS = [name for name in FAMILIES if name not in (*IMAGES, "T5", "BART")]
+
+
+def whole(decomposer, terms):
+    return decomposer.head_terms(terms.heads).sum((1, 2)) + terms.others.sum(1) + terms.constant
+
+
+def pixels(batch):
+    return {"pixel_values": batch["pixel_values"]}
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_image_models(name) -> None:
+    family = FAMILIES[name]
+    model, batch = family.build("sdpa" if "sdpa" in family.implementations else "eager"), pixels(family.inputs())
+    with torch.no_grad():
+        if name in TWO_TOWERS:
+            expected = nn.functional.normalize(model.get_image_features(**batch).pooler_output, dim=-1)
+        elif name == "CLIP vision":
+            expected = model(**batch).pooler_output
+        else:
+            expected = model(**batch).last_hidden_state[:, 0]
+    decomposer = Decomposer(model)
+    terms = decomposer(batch)
+    torch.testing.assert_close(terms.output, expected, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(whole(decomposer, terms), expected, atol=1e-5, rtol=1e-5)
+    n_others = SMALL["num_hidden_layers"] + 1 + (name == "SigLIP")
+    assert terms.heads.shape[:3] == (3, SMALL["num_hidden_layers"], SMALL["num_attention_heads"])
+    assert terms.others.shape[1] == n_others
+
+
+@pytest.mark.parametrize("token", ["first", "last", 3])
+@pytest.mark.parametrize("name", TEXTS)
+def test_text_models(name, token) -> None:
+    family = FAMILIES[name]
+    model, batch = family.build(family.implementations[0]), family.inputs()
+    with torch.no_grad():
+        states = model(**batch).last_hidden_state
+    ends = [int(row.nonzero().max()) for row in batch["attention_mask"]]
+    places = {"first": [0, 0, 0], "last": ends, 3: [3, 3, 3]}[token]
+    expected = torch.stack([states[row, place] for row, place in enumerate(places)])
+    decomposer = Decomposer(model, token)
+    terms = decomposer(batch)
+    torch.testing.assert_close(terms.output, expected, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(whole(decomposer, terms), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_head_term_is_what_the_output_loses_without_later_layers() -> None:
+    # Zeroing a head of the last layer, the MLP after it silent, changes the stream by that term alone.
+    torch.manual_seed(0)
+    model = hf.ViTModel(hf.ViTConfig(**VIT)).eval().requires_grad_(False)
+    nn.init.zeros_(model.layers[-1].mlp.fc2.weight)
+    nn.init.zeros_(model.layers[-1].mlp.fc2.bias)
+    batch = FAMILIES["ViT"].inputs()
+    decomposer = Decomposer(model)
+    terms = decomposer(batch)
+    stream: list[torch.Tensor] = []
+    handle = model.layernorm.register_forward_pre_hook(lambda m, args: stream.append(args[0][:, 0]))
+    with torch.no_grad(), fairhead.tap(model) as heads:
+        heads.zero([(1, 2)])
+        model(**batch)
+    handle.remove()
+    with torch.no_grad():
+        model(**batch)
+        deviation = []
+        handle = model.layernorm.register_forward_pre_hook(
+            lambda m, args: deviation.append((args[0][:, 0].var(-1, unbiased=False) + m.eps).sqrt())
+        )
+        before = model(**batch).last_hidden_state[:, 0]
+        handle.remove()
+    left = stream[0]
+    frozen = (left - left.mean(-1, keepdim=True)) / deviation[0][:, None] * model.layernorm.weight
+    expected = before - (frozen + model.layernorm.bias)
+    torch.testing.assert_close(decomposer.head_terms(terms.heads)[:, 1, 2], expected, atol=1e-5, rtol=1e-4)
+
+
+def test_unit_length_can_be_switched_off() -> None:
+    model, batch = FAMILIES["CLIP"].build("sdpa"), pixels(FAMILIES["CLIP"].inputs())
+    with torch.no_grad():
+        expected = model.get_image_features(**batch).pooler_output
+    decomposer = Decomposer(model, unit=False)
+    terms = decomposer(batch)
+    torch.testing.assert_close(whole(decomposer, terms), expected, atol=1e-5, rtol=1e-5)
+    assert terms.output.norm(dim=-1).sub(1).abs().min() > 1e-3
+
+
+def test_low_precision_adds_up_as_far_as_it_can() -> None:
+    model = FAMILIES["CLIP"].build("sdpa").to(torch.bfloat16)
+    batch = {"pixel_values": FAMILIES["CLIP"].inputs()["pixel_values"].to(torch.bfloat16)}
+    decomposer = Decomposer(model)
+    terms = decomposer(batch)
+    assert terms.heads.dtype == torch.float32
+    torch.testing.assert_close(whole(decomposer, terms), terms.output, atol=0.03, rtol=0)
+
+
+def test_nothing_is_left_on_the_model() -> None:
+    model, batch = FAMILIES["DINOv2"].build("sdpa"), FAMILIES["DINOv2"].inputs()
+    Decomposer(model)(batch)
+    hooks = [m for m in model.modules() if m._forward_hooks or m._forward_pre_hooks or hasattr(m, "_fairhead_tap")]
+    assert hooks == []
+
+
+def test_two_stacks_are_refused() -> None:
+    with pytest.raises(UnsupportedModel, match=r"BartModel has 2 lists of attention blocks \(encoder.layers"):
+        Decomposer(FAMILIES["BART"].build("eager"))
+
+
+def test_a_final_norm_elsewhere_is_named() -> None:
+    model = FAMILIES["ViT"].build("sdpa")
+    model.last_one = model.layernorm
+    del model.layernorm
+    with pytest.raises(UnsupportedModel, match=r"ViTModel \(ViTLayer\) has no final norm .* found .*last_one"):
+        Decomposer(model)
+
+
+def test_blocks_that_do_more_than_is_known_are_refused() -> None:
+    model, batch = FAMILIES["ViT"].build("sdpa"), FAMILIES["ViT"].inputs()
+    model.layers[0].register_forward_hook(lambda module, args, output: output * 1.5)
+    with pytest.raises(UnsupportedModel, match=r"the terms of ViTModel miss its output by .*ViTLayer"):
+        Decomposer(model)(batch)
+
+
+def test_empty_texts_and_unknown_tokens() -> None:
+    model, batch = FAMILIES["Llama"].build("sdpa"), FAMILIES["Llama"].inputs()
+    batch["attention_mask"][1] = 0
+    with pytest.raises(InputError, match="row 1 of the batch has no token"):
+        Decomposer(model, "last")(batch)
+    with pytest.raises(InputError, match="token is 'middle'"):
+        Decomposer(model, "middle")
+
+
+def test_a_tower_alone_equals_the_tower_in_its_model() -> None:
+    torch.manual_seed(0)
+    model = hf.CLIPModel(hf.CLIPConfig(**TOWERS)).eval().requires_grad_(False)
+    batch = pixels(FAMILIES["CLIP"].inputs())
+    inside, alone = Decomposer(model, unit=False)(batch), Decomposer(model.vision_model)(batch)
+    projected = alone.output @ model.visual_projection.weight.T
+    torch.testing.assert_close(inside.output, projected, atol=1e-6, rtol=1e-5)

@@ -1,0 +1,50 @@
+"""Decomposition on pretrained weights: the terms add up in full size."""
+
+import pytest
+import torch
+import transformers as hf
+from PIL import Image
+
+from fairhead.locate import Decomposer
+
+
+def sentences(folder) -> dict[str, torch.Tensor]:
+    tokenizer = hf.AutoTokenizer.from_pretrained(folder)
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    texts = ["The nurse said that she was tired.", "Once upon a time there was a fox who could not sleep at night."]
+    return dict(tokenizer(texts, padding=True, return_tensors="pt"))
+
+
+def pictures(folder) -> dict[str, torch.Tensor]:
+    processor = hf.AutoImageProcessor.from_pretrained(folder)
+    gradient = Image.linear_gradient("L").convert("RGB")
+    return dict(processor([gradient, gradient.rotate(90)], return_tensors="pt"))
+
+
+@pytest.mark.parametrize(
+    ("name", "model_class", "inputs", "token"),
+    [
+        ("clip-b16-vision", "CLIPVisionModelWithProjection", pictures, "first"),
+        ("dinov2-small", "AutoModel", pictures, "first"),
+        ("smollm2-135m", "AutoModelForCausalLM", sentences, "last"),
+        ("minilm-l6", "AutoModel", sentences, "first"),
+    ],
+)
+def test_terms_of_real_models_add_up(real_model, name, model_class, inputs, token) -> None:
+    folder = real_model(name)
+    model = getattr(hf, model_class).from_pretrained(folder, dtype=torch.float32).eval()
+    batch = inputs(folder)
+    decomposer = Decomposer(model, token)
+    terms = decomposer(batch)
+    with torch.no_grad():
+        if name == "clip-b16-vision":
+            expected = torch.nn.functional.normalize(model(**batch).image_embeds, dim=-1)
+        else:
+            states = getattr(model, "base_model", model)(**batch).last_hidden_state
+            ends = [int(row.nonzero().max()) for row in batch["attention_mask"]] if token == "last" else [0, 0]
+            expected = torch.stack([states[row, end] for row, end in enumerate(ends)])
+    whole = decomposer.head_terms(terms.heads).sum((1, 2)) + terms.others.sum(1) + terms.constant
+    # SmolLM2's states reach into the hundreds: there 1e-4 is of the largest.
+    scale = max(1.0, float(expected.abs().max()))
+    assert float((whole - expected).abs().max()) < 1e-4 * scale
+    torch.testing.assert_close(terms.output, expected, atol=1e-6, rtol=1e-5)
