@@ -278,7 +278,7 @@ def test_models_without_the_expected_readout_are_named():
     bert = BertForSequenceClassification(
         BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
     )
-    with pytest.raises(UnsupportedModel, match="BertForSequenceClassification has no final LayerNorm"):
+    with pytest.raises(UnsupportedModel, match="BertForSequenceClassification has no linear layer called classifier"):
         head_evidence(bert, {"input_ids": torch.ones(2, 3, dtype=torch.long)}, np.zeros(2, dtype=int))
     with pytest.raises(InputError, match="3 rows but there are 2 cells"):
         head_evidence(vit(), {"pixel_values": torch.zeros(3, 1, 4, 4)}, np.zeros(2, dtype=int))

@@ -34,12 +34,14 @@ class Terms(NamedTuple):
         others: terms of the embedding (first) and of each layer's MLP (then, and of a pooler's, last), [B, M, d'].
         constant: what biases add, [B, d'].
         output: the model's own output, [B, d'].
+        scale: [B, L]: a head's z is its own output times this. None after a pooler, which reads many tokens.
     """
 
     heads: Tensor
     others: Tensor
     constant: Tensor
     output: Tensor
+    scale: Tensor | None
 
 
 class _Path(NamedTuple):
@@ -246,11 +248,12 @@ class Decomposer:
         output = end if projection is None else projection(end.to(projection.weight.dtype)).float()
         length = 1 / output.norm(dim=-1) if self.unit else torch.ones_like(output[:, 0])
         others = [(x.float() @ path.matrix.T) * (length * scale(path.norms))[:, None] for path, x in sources]
-        z = [o.float() * (length * scale(p.norms))[:, None, None] for p, o in zip(self._heads, outputs, strict=True)]
+        by_layer = torch.stack([length * scale(path.norms) for path in self._heads], 1)
+        z = torch.stack(outputs, 1).float() * by_layer[:, :, None, None]
         constant = torch.zeros_like(output)
         for vector, norms in self._constants:
             constant += (length * scale(norms))[:, None] * vector
-        return Terms(torch.stack(z, 1), torch.stack(others, 1), constant, output * length[:, None])
+        return Terms(z, torch.stack(others, 1), constant, output * length[:, None], by_layer)
 
     def _check(self, terms: Terms, dtype: torch.dtype) -> None:
         """Once: do the terms add up? A family that does more to its stream than is known here must not pass."""

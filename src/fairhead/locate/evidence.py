@@ -1,11 +1,6 @@
-"""Each head's own part in the class evidence: its direct effect on the logits.
+"""Each head's own part in the class evidence of an image classifier: its direct effect on the logits."""
 
-The first token's last residual stream is a sum of terms, one of them a head's contribution c. The final LayerNorm is
-linear once the row's own deviation σ is known, so the head's part in logit(positive) − logit(negative) = w · LN(x) is
-(c · u) / σ with u = γ ⊙ w, centred. All that has to be kept of a head is that one number a row.
-"""
-
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fairhead.errors import InputError, UnsupportedModel
-from fairhead.heads import output_weight, tap
+from fairhead.locate.decompose import Decomposer
+from fairhead.locate.features import collect
 
 
 @dataclass(frozen=True)
@@ -35,46 +31,63 @@ class HeadEvidence:
 
 
 @dataclass(frozen=True)
-class Readout:
-    """How the first token's residual stream becomes logits: a final LayerNorm, then a linear classifier."""
+class Task:
+    """Classes as directions of the output representation: logits = output @ directions.T + bias.
 
-    norm: nn.LayerNorm
-    classifier: nn.Linear
+    Attributes:
+        classes: names.
+        directions: [C, d'].
+        bias: [C].
+        origin: where they come from, in words.
+    """
 
-    def direction(self, positive: int, negative: int) -> Tensor:
-        """The residual-stream direction u of the class evidence, shape [model width]."""
-        w = self.classifier.weight[positive] - self.classifier.weight[negative]
-        u = self.norm.weight * w
-        return u - u.mean()
+    classes: tuple[str, ...]
+    directions: NDArray[np.float64]
+    bias: NDArray[np.float64]
+    origin: str
 
-    def deviation(self, x: Tensor) -> Tensor:
-        """The LayerNorm's own deviation of x [B, D], shape [B]."""
-        return (x.var(-1, unbiased=False) + self.norm.eps).sqrt()
+    def logits(self, output: NDArray[np.floating]) -> NDArray[np.float64]:
+        """Outputs [n, d'] to logits [n, C]."""
+        return np.asarray(output, dtype=np.float64) @ self.directions.T + self.bias
+
+    def evidence(self, positive: int) -> NDArray[np.float64]:
+        """The direction of the evidence for one class: against the other, or against the mean of the others; [d']."""
+        others = [c for c in range(len(self.classes)) if c != positive]
+        return self.directions[positive] - self.directions[others].mean(0)
 
 
-def readout_of(model: nn.Module) -> Readout:
-    """The final norm and classifier of an image classifier that reads its first token (ViT and its kin).
+def classifier_task(model: nn.Module) -> Task:
+    """The classes of an image classifier that reads its first token (ViT and its kin).
 
     Raises:
-        UnsupportedModel: they are not where they are expected.
+        UnsupportedModel: the classifier is not where it is expected, or reads more than that token.
+
+    Example:
+        >>> from transformers import ViTConfig, ViTForImageClassification
+        >>> shape = dict(image_size=4, patch_size=2, hidden_size=8, intermediate_size=8, num_attention_heads=2)
+        >>> model = ViTForImageClassification(ViTConfig(num_hidden_layers=1, id2label={0: "no", 1: "yes"}, **shape))
+        >>> classifier_task(model).classes
+        ('no', 'yes')
     """
     parts: Any = model
-    base = getattr(parts, "base_model", parts)
-    norm, classifier = getattr(base, "layernorm", None), getattr(parts, "classifier", None)
-    if not isinstance(norm, nn.LayerNorm) or not isinstance(classifier, nn.Linear):
+    classifier = getattr(parts, "classifier", None)
+    width = getattr(getattr(parts, "config", None), "hidden_size", None)
+    if not isinstance(classifier, nn.Linear) or getattr(getattr(parts, "base_model", None), "pooler", None) is not None:
         raise UnsupportedModel(
-            f"{type(model).__name__} has no final LayerNorm called layernorm with a linear layer called classifier "
-            "after it; head evidence can be read from ViTForImageClassification and models built like it"
+            f"{type(model).__name__} has no linear layer called classifier right after its first token; head evidence "
+            "can be read from ViTForImageClassification and models built like it"
         )
-    if classifier.in_features != norm.weight.shape[0]:
+    if classifier.in_features != width:
         raise UnsupportedModel(
             f"the classifier of {type(model).__name__} reads {classifier.in_features} features, not the first token's "
-            f"{norm.weight.shape[0]} alone; head evidence needs a classifier on the first token"
+            f"{width} alone; head evidence needs a classifier on the first token"
         )
-    return Readout(norm, classifier)
+    weight = classifier.weight.detach().double().cpu().numpy()
+    bias = np.zeros(len(weight)) if classifier.bias is None else classifier.bias.detach().double().cpu().numpy()
+    names = tuple(str(parts.config.id2label[i]) for i in range(len(weight)))
+    return Task(names, weight, bias, "the model's own classifier")
 
 
-@torch.inference_mode()
 def head_evidence(
     model: nn.Module,
     inputs: Mapping[str, Tensor],
@@ -108,40 +121,23 @@ def head_evidence(
     for name, tensor in inputs.items():
         if len(tensor) != n:
             raise InputError(f"input {name!r} has {len(tensor)} rows but there are {n} cells: give one a row")
-    readout = readout_of(model)
-    model.eval()
-    cell = torch.unique(torch.as_tensor(cells), return_inverse=True)[1]
-    n_cells = int(cell.max()) + 1
-    device = readout.norm.weight.device
-    direction = readout.direction(positive, negative)
-    streams: list[Tensor] = []
-    handle = readout.norm.register_forward_pre_hook(lambda module, args: streams.append(args[0][:, 0]))
-    evidence, totals = [], []
-    try:
-        with tap(model) as heads:
-            output = heads.read("output", tokens=0)
-            if len({(site.n_heads, site.head_dim) for site in heads.sites}) > 1:
-                raise UnsupportedModel(f"{type(model).__name__} has layers with different numbers of heads")
-            through_output = torch.stack(
-                [torch.einsum("ohd,o->hd", output_weight(site), direction) for site in heads.sites]
-            )  # [L, H, d]
-            sums = torch.zeros(n_cells, *through_output.shape, device=device)
-            for start in range(0, n, batch_size):
-                rows = slice(start, start + batch_size)
-                streams.clear()
-                logits = model(**{name: tensor[rows].to(device) for name, tensor in inputs.items()}).logits
-                seen = output.stack().transpose(0, 1)  # [B, L, H, d]
-                sums.index_add_(0, cell[rows].to(device), seen)
-                scale = readout.deviation(streams[0])[:, None, None]
-                evidence.append((torch.einsum("blhd,lhd->blh", seen, through_output) / scale).cpu())
-                totals.append((logits[:, positive] - logits[:, negative]).cpu())
-            layers = [site.layer for site in heads.sites]
-    finally:
-        handle.remove()
-    counts = torch.bincount(cell, minlength=n_cells).to(sums)
-    means = (sums / counts[:, None, None, None]).mean(0)
+    task = classifier_task(model)
+    decomposer = Decomposer(model.eval(), unit=False)
+    device = decomposer.maps.device
+
+    def batches(start: int) -> Iterator[Mapping[str, Tensor]]:
+        for i in range(start, n, batch_size):
+            yield {name: tensor[i : i + batch_size].to(device) for name, tensor in inputs.items()}
+
+    features = collect(decomposer, batches, n)
+    logits = task.logits(features.output)
+    direction = task.directions[positive] - task.directions[negative]
+    cell = np.unique(cells, return_inverse=True)[1]
+    outputs = features.outputs()
+    by_cell = np.stack([outputs[cell == c].mean(0, dtype=np.float64) for c in range(int(cell.max()) + 1)])
+    means = torch.tensor(by_cell.mean(0), dtype=torch.float32, device=device)
     return HeadEvidence(
-        heads=torch.cat(evidence).double().numpy(),
-        total=torch.cat(totals).double().numpy(),
-        means=dict(zip(layers, means, strict=True)),
+        heads=features.parts(direction[None])[..., 0],
+        total=logits[:, positive] - logits[:, negative],
+        means=dict(enumerate(means)),
     )

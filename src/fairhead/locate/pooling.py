@@ -71,7 +71,7 @@ class AttentionPool:
         for vector, norms in constants:
             seen = torch.einsum("bpt,D->bpD", look * scale(norms)[:, None], vector)
             constant = constant + self._pool(seen) * length[:, None]
-        return Terms(torch.stack(terms, 1), torch.stack(others, 1), constant, output * length[:, None])
+        return Terms(torch.stack(terms, 1), torch.stack(others, 1), constant, output * length[:, None], None)
 
     def _pool(self, seen: Tensor) -> Tensor:
         """What each pooling head saw [B, P, D] through its value and output matrices: [B, D]."""
