@@ -1,0 +1,315 @@
+"""Methods compared over seeds: a figure's spread from training apart from its spread from the test sample.
+
+Two kinds of chance are in a table of methods. *Training*: another seed gives another model. *Test sampling*: other test
+rows give other figures for the same model, and where all seeds share a test set they all err together, so that more
+seeds do not help. Here both are kept apart and added up:
+
+    variance of a mean over S seeds  =  (spread between seeds − what test sampling adds to it) / S  +  test sampling
+
+The test part comes from one bootstrap of test *units* (ids, or clusters) that all methods and seeds go through
+together: pairs stay pairs, whether the seeds share one test set, have one each, or overlap.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairhead.audit import intervals
+from fairhead.audit.catalogue import METRICS
+from fairhead.audit.counts import cell_numbers
+from fairhead.audit.estimate import Rules, Stack
+from fairhead.audit.metrics import pooled as pooled_counts
+from fairhead.audit.rates import Tables
+from fairhead.audit.reduction import Reduction
+from fairhead.audit.run import MIN_CELL, View, choose_metrics, group_columns
+from fairhead.errors import InputError, did_you_mean
+from fairhead.records import Records
+
+Array = NDArray[np.float64]
+_BLOCK = 1 << 22  # unit weights drawn at a time
+
+
+@dataclass(frozen=True)
+class SeedFigure:
+    """One metric of one method over its seeds.
+
+    Attributes:
+        metric: its name.
+        by_seed: value for each seed.
+        mean: over seeds; None when undefined.
+        sd: standard deviation over seeds; None with a single seed.
+        low: lower end of the test-sampling interval of the mean (these models, other test rows).
+        high: upper end.
+        n: test rows, averaged over seeds.
+        undefined: why there is no value, or None.
+    """
+
+    metric: str
+    by_seed: Mapping[int, float]
+    mean: float | None
+    sd: float | None
+    low: float | None
+    high: float | None
+    n: int
+    undefined: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {**asdict(self), "by_seed": {str(seed): value for seed, value in self.by_seed.items()}}
+
+
+@dataclass(frozen=True)
+class SeedDifference:
+    """One metric of two methods on the same seeds and test rows, b minus a.
+
+    Attributes:
+        metric: its name.
+        a: the first method.
+        b: the second.
+        by_seed: difference for each seed that both have.
+        value: mean over those seeds; None when undefined.
+        se: standard error of that mean, from training and test sampling together; None with a single seed, where the
+            spread between seeds cannot be known.
+        se_test: the part of it that more seeds would not change.
+        low: lower end of the interval of the mean difference.
+        high: upper end.
+        p: two-sided.
+        mde: the smallest true difference that would be found with 80 % power.
+        undefined: why there is no value, or None.
+    """
+
+    metric: str
+    a: str
+    b: str
+    by_seed: Mapping[int, float]
+    value: float | None
+    se: float | None
+    se_test: float | None
+    low: float | None
+    high: float | None
+    p: float | None
+    mde: float | None
+    undefined: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {**asdict(self), "by_seed": {str(seed): value for seed, value in self.by_seed.items()}}
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """A metric of one run: its value, its replicates [B] (NaN where a cell was empty), and the rates behind them."""
+
+    value: float
+    star: Array
+    stack: Stack
+    reduction: Reduction
+
+
+@dataclass(frozen=True)
+class SeedPool:
+    """Records of several methods, each trained with several seeds, resampled together.
+
+    Attributes:
+        runs: method -> seed -> records, with ids.
+        group_by: the group column of the gaps.
+        n_boot: bootstrap replicates.
+        seed: of the bootstrap.
+        level: confidence level.
+        min_cell: rows that a rate needs.
+
+    Example:
+        >>> def run(wrong, start=0):
+        ...     guess = np.tile([0, 1], 200)
+        ...     guess[start : start + wrong] ^= 1
+        ...     groups = {"sex": ["f", "m"] * 50 + ["m", "f"] * 150}
+        ...     return Records.from_arrays(np.tile([0, 1], 200), guess, groups=groups, id=np.arange(400))
+        >>> pool = SeedPool({"erm": {0: run(90), 1: run(80)}, "dam": {0: run(40), 1: run(36)}}, "sex", n_boot=200)
+        >>> round(pool.figure("erm", "accuracy").mean, 4)
+        0.7875
+        >>> difference = pool.difference("erm", "dam", "accuracy")
+        >>> round(difference.value, 4), difference.p < 0.05
+        (0.1175, True)
+    """
+
+    runs: Mapping[str, Mapping[int, Records]]
+    group_by: str
+    n_boot: int = 2000
+    seed: int = 0
+    level: float = 0.95
+    min_cell: int = MIN_CELL
+
+    def figure(self, method: str, metric: str) -> SeedFigure:
+        """One metric of one method: mean, spread over seeds, and test-sampling interval."""
+        drawn = self._drawn(method, metric)
+        n = round(float(np.mean([len(records) for records in self.runs[method].values()])))
+        if isinstance(drawn, str):
+            return SeedFigure(metric, {}, None, None, None, None, n, drawn)
+        values = np.array([d.value for d in drawn.values()])
+        low, high = self._test_interval(list(drawn.values()))
+        by_seed = {seed: d.value for seed, d in drawn.items()}
+        mean, sd = float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else None
+        return SeedFigure(metric, by_seed, mean, sd, min(low, mean), max(high, mean), n)
+
+    def difference(self, a: str, b: str, metric: str) -> SeedDifference:
+        """One metric of two methods, pairwise: same seeds, same test rows."""
+        one, other = self._drawn(a, metric), self._drawn(b, metric)
+        nothing: dict[str, Any] = dict.fromkeys(("value", "se", "se_test", "low", "high", "p", "mde"))
+        if isinstance(one, str) or isinstance(other, str):
+            reason = one if isinstance(one, str) else str(other)
+            return SeedDifference(metric, a, b, {}, **nothing, undefined=reason)
+        seeds = sorted(one.keys() & other.keys())
+        if not seeds:
+            return SeedDifference(metric, a, b, {}, **nothing, undefined="the two have no seed in common")
+        values = np.array([other[s].value - one[s].value for s in seeds])
+        stars = np.stack([other[s].star - one[s].star for s in seeds])  # [S, B]
+        stars = stars[:, ~np.isnan(stars).any(axis=0)]
+        by_seed = dict(zip(seeds, values.tolist(), strict=True))
+        spread = _spread(values, stars)
+        if spread is None:
+            nothing |= {"value": float(values.mean()), "se_test": float(stars.mean(axis=0).std())}
+            return SeedDifference(
+                metric, a, b, by_seed, **nothing, undefined="one seed: the spread of training is unknown"
+            )
+        from scipy.stats import t as student
+
+        value = float(values.mean())
+        if spread.se == 0:
+            return SeedDifference(metric, a, b, by_seed, value, 0.0, 0.0, value, value, float(value == 0), 0.0)
+        reach = float(student.ppf((1 + self.level) / 2, spread.df)) * spread.se
+        p = float(2 * student.sf(abs(value) / spread.se, spread.df))
+        detectable = reach + float(student.ppf(0.8, spread.df)) * spread.se
+        return SeedDifference(
+            metric, a, b, by_seed, value, spread.se, spread.test, value - reach, value + reach, p, detectable
+        )
+
+    def _test_interval(self, drawn: Sequence[_Drawn]) -> tuple[float, float]:
+        """The interval of the mean over seeds if other rows had been drawn for the test."""
+        metric = drawn[0].reduction.metric
+        if metric.compare == "spread":
+            # A mean of gaps is folded as each of them is: see `intervals`.
+            kept = np.logical_and.reduce([d.stack.kept for d in drawn])
+            hat = np.stack([d.stack.hat for d in drawn])
+            star = np.stack([d.stack.star[kept[d.stack.kept]] for d in drawn], axis=1)
+            found = intervals.gap(hat, star, lambda r: drawn[0].reduction(r).mean(axis=-1), level=self.level)
+            return max(found.low, 0.0), min(found.high, 1.0)
+        star = np.mean([d.star for d in drawn], axis=0)
+        interval = intervals.percentile(star[~np.isnan(star)], self.level)
+        return interval.low, interval.high
+
+    def _drawn(self, method: str, metric: str) -> dict[int, _Drawn] | str:
+        """Each seed's value and replicates, or why there are none."""
+        if method not in self.runs:
+            known = list(self.runs)
+            raise InputError(
+                f"there is no method {method!r}; there are {', '.join(known)}.{did_you_mean(method, known)}"
+            )
+        (chosen,) = choose_metrics([metric], has_scores=False)
+        found: dict[int, _Drawn] = {}
+        for seed, tables in self._tables[method].items():
+            used = tables.all_rows if chosen.overall else tables
+            stack = Stack.of(chosen, [used.rates(name) for name in chosen.rates], used.groups, self.min_cell)
+            reduction = stack.reduction(chosen, self._rules)
+            reason = stack.why_undefined(reduction)
+            if reason:
+                return f"seed {seed}: {reason}"
+            star = np.full(self.n_boot, np.nan)
+            star[stack.kept] = reduction(stack.star)
+            found[seed] = _Drawn(float(reduction(stack.hat)), star, stack, reduction)
+        return found
+
+    @cached_property
+    def _rules(self) -> Rules:
+        counts = next(iter(next(iter(self._tables.values())).values())).counts
+        true = pooled_counts(counts)[0].sum(axis=-1)
+        return Rules(self.level, self.min_cell, "max", true / true.sum())
+
+    @cached_property
+    def _tables(self) -> dict[str, dict[int, Tables]]:
+        """Counts [G, C, C] of every run and their replicates, from one bootstrap of the units of all runs."""
+        from scipy.sparse import csr_array
+
+        named = [(method, seed, records) for method, seeds in self.runs.items() for seed, records in seeds.items()]
+        if not named:
+            raise InputError("there is no run to compare")
+        classes = named[0][2].classes
+        groups = group_columns(named[0][2], self.group_by, False)[self.group_by].levels
+        shape = (len(groups), len(classes), len(classes))
+        units, keys = [], []
+        for method, seed, records in named:
+            if records.id is None:
+                raise InputError(f"{method}, seed {seed}: records need ids, so that runs can be paired")
+            column = records.groups[self.group_by]
+            if records.classes != classes or column.levels != groups:
+                raise InputError(
+                    f"{method}, seed {seed}: has the classes {records.classes} and the groups {column.levels}; "
+                    f"other runs have {classes} and {groups}"
+                )
+            view = View.of(records)
+            units.append(records.id if records.cluster is None else records.cluster.values())
+            keys.append(cell_numbers([column.codes, view.label, view.prediction], shape))
+        names, unit = np.unique(np.concatenate(units), return_inverse=True)
+        run = np.repeat(np.arange(len(named)), [len(key) for key in keys])
+        cells = int(np.prod(shape))
+        cell = run * cells + np.concatenate(keys)
+        content = csr_array((np.ones(len(cell)), (cell, unit)), shape=(len(named) * cells, len(names)))
+        observed: Array = np.asarray(content.sum(axis=1)).reshape(len(named), *shape)
+        star = np.concatenate([np.asarray(content @ w) for w in self._weights(len(names))], axis=1)
+        star = np.moveaxis(star.reshape(len(named), *shape, self.n_boot), -1, 1)  # [runs, B, G, C, C]
+        tables: dict[str, dict[int, Tables]] = {}
+        for i, (method, seed, _) in enumerate(named):
+            tables.setdefault(method, {})[seed] = Tables(
+                tuple(map(str, groups)), tuple(map(str, classes)), observed[i], star[i], observed[i].astype(np.int64)
+            )
+        return tables
+
+    def _weights(self, units: int) -> "list[Array]":
+        """How often each unit is drawn, in blocks [units, b] that add up to n_boot columns."""
+        rng = np.random.default_rng(self.seed)
+        size = max(1, min(self.n_boot, _BLOCK // units))
+        blocks = []
+        for start in range(0, self.n_boot, size):
+            count = min(size, self.n_boot - start)
+            picked = rng.integers(units, size=(count, units)) + np.arange(count)[:, None] * units
+            blocks.append(np.bincount(picked.ravel(), minlength=count * units).reshape(count, units).T.astype(float))
+        return blocks
+
+
+@dataclass(frozen=True)
+class _Spread:
+    """Standard error of a mean over seeds, its test-sampling part, and its degrees of freedom."""
+
+    se: float
+    test: float
+    df: float
+
+
+def _spread(values: Array, stars: Array) -> _Spread | None:
+    """Add up both kinds of chance: values [S] and their replicates [S, B], as the head of this module says."""
+    seeds = len(values)
+    if seeds < 2:
+        return None
+    between = float(values.var(ddof=1))
+    # What other test rows alone would add to the spread between seeds: all of it where each seed has its own rows.
+    by_test = float((stars - stars.mean(axis=1, keepdims=True)).var(axis=0, ddof=1).mean())
+    test = float(stars.mean(axis=0).var())
+    between = max(between, by_test)
+    total = (between - by_test) / seeds + test
+    # Satterthwaite: of the three parts only the spread between seeds rests on few numbers. Where each seed has its
+    # own rows this is the paired t-test.
+    df = np.inf if between == 0 else (seeds - 1) * (seeds * total / between) ** 2
+    return _Spread(float(np.sqrt(total)), float(np.sqrt(test)), float(df))
+
+
+def metric_ideal(metric: str) -> float | None:
+    """The value of a perfect model, which tells whether a smaller or a larger figure is better.
+
+    Example:
+        >>> metric_ideal("EOd"), metric_ideal("accuracy")
+        (0.0, 1.0)
+    """
+    return METRICS[metric].ideal
