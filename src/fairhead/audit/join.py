@@ -36,8 +36,8 @@ def join(a: Records, b: Records) -> Joined:
         if len(a) != len(b):
             raise InputError(f"Without ids both must have the same rows, but a has {len(a)} and b has {len(b)}.")
     else:
-        for side, ids in (("a", a.id), ("b", b.id)):
-            _refuse_duplicates(side, ids)
+        for side, records in (("a", a), ("b", b)):
+            _refuse_duplicates(records.provenance.get("path", side), records.id)
         _, in_a, in_b = np.intersect1d(a.id, b.id, assume_unique=True, return_indices=True)
         if not len(in_a):
             raise InputError(f"No id is in both: the first of a is {a.id[0]!r}, the first of b is {b.id[0]!r}.")
@@ -58,12 +58,13 @@ def join(a: Records, b: Records) -> Joined:
     return Joined(a, replace(b, groups=a.groups, cluster=a.cluster, weight=a.weight), only_in_a, only_in_b)
 
 
-def _refuse_duplicates(side: str, ids: NDArray[Any]) -> None:
+def _refuse_duplicates(where: str, ids: NDArray[Any] | None) -> None:
+    assert ids is not None
     values, first, counts = np.unique(ids, return_index=True, return_counts=True)
     if len(values) < len(ids):
         twice = int(np.argmin(np.where(counts > 1, first, len(ids))))
         raise InputError(
-            f"Id {values[twice]} occurs {counts[twice]} times in {side}, "
+            f"Id {values[twice]} occurs {counts[twice]} times in {where}, "
             f"and {int((counts > 1).sum())} ids occur more than once; a comparison needs one row an id."
         )
 
