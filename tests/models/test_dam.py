@@ -79,7 +79,7 @@ def reference(model, pixels, axes, absolute=True, temperature=1.0, eps=1e-5):
     [
         (DAM(), (0,), True, 1.0),
         (DAM(absolute=False), (0,), False, 1.0),
-        (DAM(statistics="batch_token"), (0, 2), True, 1.0),
+        (DAM(stats_axes="batch_token"), (0, 2), True, 1.0),
         (DAM(temperature=0.07), (0,), True, 0.07),
     ],
 )
@@ -222,7 +222,7 @@ def test_most_attended_can_take_the_first_token_in_or_leave_it_out():
     weights = torch.tensor([[[0.7, 0.1, 0.2], [0.5, 0.4, 0.1]]])  # mean over heads: 0.6, 0.25, 0.15
     values = torch.arange(12.0).reshape(1, 2, 3, 2)
     assert most_attended(weights, values, 1).tolist() == [[[2, 3, 8, 9]]]
-    assert most_attended(weights, values, 1, include_first=True).tolist() == [[[0, 1, 6, 7]]]
+    assert most_attended(weights, values, 1, first_token="in").tolist() == [[[0, 1, 6, 7]]]
     with pytest.raises(InputError, match="aligns 3 values but there are only 2 tokens"):
         most_attended(weights, values, 3)
 

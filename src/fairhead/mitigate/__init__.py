@@ -4,6 +4,7 @@ from fairhead.mitigate.attach import attach as attach
 from fairhead.mitigate.attach import load as load
 from fairhead.mitigate.attach import save as save
 from fairhead.mitigate.dam import DAM as DAM
+from fairhead.mitigate.encoder_layer import EncoderLayer as EncoderLayer
 from fairhead.mitigate.job import Job as Job
 from fairhead.mitigate.job import Stage as Stage
 from fairhead.mitigate.job import Trained as Trained
@@ -11,4 +12,4 @@ from fairhead.mitigate.registry import METHODS as METHODS
 from fairhead.mitigate.registry import method as method
 from fairhead.mitigate.registry import run as run
 
-__all__ = ["DAM", "METHODS", "Job", "Stage", "Trained", "attach", "load", "method", "run", "save"]
+__all__ = ["DAM", "METHODS", "EncoderLayer", "Job", "Stage", "Trained", "attach", "load", "method", "run", "save"]

@@ -9,9 +9,12 @@ from torch import nn
 
 from fairhead.errors import InputError, did_you_mean
 from fairhead.mitigate.dam import DAM
+from fairhead.mitigate.encoder_layer import EncoderLayer
+
+Attachable = DAM | EncoderLayer
 
 # The methods that live inside a model, by the name of the child module that they add to it.
-ATTACHABLE = {"dam": DAM}
+ATTACHABLE: dict[str, type[Attachable]] = {"dam": DAM, "encoder_layer": EncoderLayer}
 
 _METHOD_SETTINGS = "fairhead.json"
 _METHOD_WEIGHTS = "fairhead.safetensors"
@@ -20,7 +23,7 @@ _METHOD = "_fairhead_method"
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def attach(model: Model, method: DAM) -> Model:
+def attach(model: Model, method: Attachable) -> Model:
     """Put a method into a Hugging Face model, in place; whatever trains that model then trains the method.
 
     What the method adds is saved with the model's own weights, and its term is in the model's own loss whenever
@@ -52,7 +55,7 @@ def attach(model: Model, method: DAM) -> Model:
     return model
 
 
-def method_of(model: nn.Module) -> DAM | None:
+def method_of(model: nn.Module) -> Attachable | None:
     """The method that `attach` has put into a model, or None."""
     return model.__dict__.get(_METHOD)
 
@@ -86,7 +89,7 @@ def save(model: Any, folder: Path | str) -> None:
         return
     name = _name_of(method)
     weights = model.state_dict()
-    of_method = {key: tensor.contiguous() for key, tensor in weights.items() if key.startswith(f"{name}.")}
+    of_method = {key: tensor.contiguous() for key, tensor in weights.items() if key.split(".")[0] in ATTACHABLE}
     own = {key: tensor for key, tensor in weights.items() if key not in of_method}
     model.save_pretrained(folder, state_dict=own)
     save_file(of_method, folder / _METHOD_WEIGHTS)
@@ -118,9 +121,14 @@ def load(folder: Path | str) -> nn.Module:
             )
         attach(model, ATTACHABLE[name](**saved["settings"]))
         learnt = load_file(folder / _METHOD_WEIGHTS)
-        model.get_submodule(name).load_state_dict({key.removeprefix(f"{name}."): t for key, t in learnt.items()})
+        own = model.state_dict().keys()
+        expected = {key for key in own if key.split(".")[0] in ATTACHABLE}
+        if expected != learnt.keys():
+            odd = sorted(expected ^ learnt.keys())
+            raise InputError(f"{folder / _METHOD_WEIGHTS} does not belong to its settings: {odd[0]!r} is in one only")
+        model.load_state_dict(learnt, strict=False)
     return model.eval()
 
 
-def _name_of(method: DAM) -> str:
+def _name_of(method: Attachable) -> str:
     return next(name for name, kind in ATTACHABLE.items() if isinstance(method, kind))

@@ -8,7 +8,9 @@ Two parts, both in one attention layer (the last), neither of which sees a group
    supervised contrastive loss (section 3.2). It is added to the model's own loss while training.
 
 Departures from the paper's released code, which has defects there: running statistics are buffers that are saved with
-the model; ε guards the division; anchors without a positive are left out; the first token is not one of its own values.
+the model; ε guards the division; anchors without a positive are left out; the first token is not one of its own values;
+padding counts nowhere. `RELEASED` has the settings that follow the released code instead. Not followed even there:
+HateXplain's second centring at evaluation only and its missing unit length, and the MultiNLI queue without gradients.
 """
 
 from dataclasses import dataclass
@@ -19,7 +21,10 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from fairhead.errors import InputError, UnsupportedModel
-from fairhead.heads import Site, Tap, is_recomputing
+from fairhead.heads import Site, Tap
+from fairhead.mitigate.distributed import gathered
+from fairhead.mitigate.encoder_layer import EncoderLayer, argument
+from fairhead.mitigate.standardise import RunningStandardise
 
 if TYPE_CHECKING:
     from fairhead.mitigate.job import Job
@@ -31,15 +36,23 @@ class DAM:
 
     Attributes:
         layer: the attention layer, counted from 0 or from -1 backwards.
+        append: put a new encoder layer after the model's own and work there; see `EncoderLayer`.
         normalise: standardise q and k.
+        divide: by the deviation; without it they are only centred.
         absolute: take their absolute values.
-        statistics: "batch" has one mean and deviation for each head, position and dimension (the paper; every batch
-            must have the same number of tokens); "batch_token" shares them between positions.
+        stats_axes: "batch" has one mean and deviation for each head, position and dimension (the paper; every batch
+            must have the same number of tokens); "batch_token" shares them between positions. Padding counts in
+            neither.
+        running: what is averaged over batches, "std" (the paper) or "var" (batch normalisation).
+        detach_stats: keep gradients out of the batch's statistics.
         momentum: share of a new batch in the running statistics.
         eps: added to variances.
         temperature: attention logits are divided by it.
         values: how many of the first token's most attended values are aligned (the paper's t).
-        include_first: whether the first token itself may be one of them.
+        pick: those with the highest weight on average over heads ("mean"), or those of each head ("per_head").
+        first_token: whether the first token may be one of them: "out", "in", or "shifted" (out, but the value taken
+            is that of the token before the one that was picked: a slip of the released text code).
+        mask_padding: leave padding out of statistics and picks (and of attention in an appended layer).
         alignment_weight: of the contrastive loss; 0 leaves the second part out.
         alignment_temperature: of the contrastive loss (the paper's τ).
         hidden: width of the hidden layer between the values and the contrastive loss.
@@ -52,14 +65,20 @@ class DAM:
     """
 
     layer: int = -1
+    append: bool = False
     normalise: bool = True
+    divide: bool = True
     absolute: bool = True
-    statistics: Literal["batch", "batch_token"] = "batch"
+    stats_axes: Literal["batch", "batch_token"] = "batch"
+    running: Literal["std", "var"] = "std"
+    detach_stats: bool = False
     momentum: float = 0.1
     eps: float = 1e-5
     temperature: float = 1.0
     values: int = 2
-    include_first: bool = False
+    pick: Literal["mean", "per_head"] = "mean"
+    first_token: Literal["out", "in", "shifted"] = "out"
+    mask_padding: bool = True
     alignment_weight: float = 1.0
     alignment_temperature: float = 0.07
     hidden: int = 512
@@ -67,27 +86,18 @@ class DAM:
 
     def attach(self, model: nn.Module) -> nn.Module:
         """Make `model` a DAM model, in place: see `fairhead.mitigate.attach`."""
+        if self.append:
+            EncoderLayer(masked=self.mask_padding).attach(model)
         tap = Tap(model, layers=self.layer).open()
-        (site,) = tap.sites
-        parts = DAMParts(self, site)
+        parts = DAMParts(self, tap)
         model.add_module("dam", parts)
         parts.to(next(model.parameters()).device)
+        # Bound methods rather than closures: a copy of the model then has hooks of its own.
         if self.normalise or self.absolute or self.temperature != 1.0:
             tap.transform(parts.transform)
+        model.register_forward_pre_hook(parts.before, with_kwargs=True)
         if self.alignment_weight:
-            weights, values = tap.read("weights", tokens=0), tap.read("v")
-
-            def add_alignment(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-                labels = kwargs.get("labels")
-                if module.training and labels is not None:
-                    extra = self.alignment_weight * parts.alignment(weights[site.layer], values[site.layer], labels)
-                    output = _with_added_loss(output, extra)
-                # They hold the graph of this batch; nobody needs it any more.
-                weights.clear()
-                values.clear()
-                return output
-
-            model.register_forward_hook(add_alignment, with_kwargs=True)
+            model.register_forward_hook(parts.after, with_kwargs=True)
         return model
 
     def train(self, job: "Job") -> nn.Module:
@@ -99,38 +109,81 @@ class DAM:
         return model
 
 
+# What the released code does, in its three forms, and each ablation of the paper's Table 7.
+RELEASED = {
+    "dam_release": DAM(append=True, first_token="in", eps=0.0, mask_padding=False),
+    "dam_release_frozen": DAM(append=True, first_token="in", divide=False, detach_stats=True, values=5, hidden=256),
+    "dam_release_text": DAM(
+        append=True,
+        pick="per_head",
+        first_token="shifted",
+        eps=0.0,
+        temperature=0.07,
+        mask_padding=False,
+        alignment_weight=0.8,
+    ),
+}
+ABLATIONS = {
+    "dam_norm": DAM(absolute=False),
+    "dam_no_alignment": DAM(alignment_weight=0),
+    "dam_no_attention": DAM(normalise=False, absolute=False),
+}
+
+
 class DAMParts(nn.Module):
     """What DAM adds to a model: running statistics of q and k, and the head of the alignment loss."""
 
-    def __init__(self, config: DAM, site: Site) -> None:
+    def __init__(self, config: DAM, tap: Tap) -> None:
         super().__init__()
         self.config = config
-        key_heads = getattr(site.module.config, "num_key_value_heads", None) or site.n_heads
-        if key_heads != site.n_heads:
+        (self.site,) = tap.sites
+        self.mask: Tensor | None = None  # of the batch that is under way, [B, T]
+        heads, head_dim = self.site.n_heads, self.site.head_dim
+        key_heads = getattr(self.site.module.config, "num_key_value_heads", None) or heads
+        if key_heads != heads:
             raise UnsupportedModel(
-                f"{site.family} groups {site.n_heads} query heads over {key_heads} key heads; DAM needs an encoder "
+                f"{self.site.family} groups {heads} query heads over {key_heads} key heads; DAM needs an encoder "
                 "whose query and key heads pair up (ViT, BERT, CLIP, ...)"
             )
         if config.normalise:
-            self.q = RunningStandardise(site, config)
-            self.k = RunningStandardise(site, config)
+            settings = (config.stats_axes, config.momentum, config.eps, config.running, config.divide)
+            self.q = RunningStandardise(heads, head_dim, *settings, detach=config.detach_stats)
+            self.k = RunningStandardise(heads, head_dim, *settings, detach=config.detach_stats)
         if config.alignment_weight:
+            self.weights, self.values = tap.read("weights", tokens=0), tap.read("v")
             self.project = nn.Sequential(
-                nn.Linear(config.values * site.n_heads * site.head_dim, config.hidden, bias=False),
+                nn.Linear(config.values * heads * head_dim, config.hidden, bias=False),
                 nn.ReLU(),
                 nn.Linear(config.hidden, config.width, bias=False),
             )
 
+    def before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note the padding of the batch. It stays until the next batch: checkpointing asks again on the way back."""
+        mask = argument(model, "attention_mask", args, kwargs) if self.config.mask_padding else None
+        self.mask = mask if mask is not None and mask.dim() == 2 else None
+
     def transform(self, q: Tensor, k: Tensor, site: Site) -> tuple[Tensor, Tensor]:
         """q, k [B, H, T, d] → m∘n(q), m∘n(k) of the paper's Theorem 1."""
         if self.config.normalise:
-            q, k = self.q(q), self.k(k)
+            q, k = self.q(q, self.mask), self.k(k, self.mask)
         if self.config.absolute:
             q, k = q.abs(), k.abs()
-        return q / self.config.temperature, k
+        return q / self.config.temperature if self.config.temperature != 1.0 else q, k
+
+    def after(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """Add the alignment loss to the model's own."""
+        labels = argument(model, "labels", args, kwargs)
+        if model.training and labels is not None:
+            layer = self.site.layer
+            extra = self.alignment(self.weights[layer], self.values[layer], labels)
+            output = _with_added_loss(output, self.config.alignment_weight * extra)
+        # They hold the graph of this batch; nobody needs it any more.
+        self.weights.clear()
+        self.values.clear()
+        return output
 
     def alignment(self, weights: Tensor, values: Tensor, labels: Tensor) -> Tensor:
-        """The contrastive loss of the most attended values.
+        """The contrastive loss of the most attended values, over the batches of all processes.
 
         Args:
             weights: the first token's attention, [B, H, T].
@@ -141,73 +194,29 @@ class DAMParts(nn.Module):
             raise InputError(
                 f"DAM aligns one class a row; found labels of shape {list(labels.shape)}, expected [batch]"
             )
-        picked = most_attended(weights, values, self.config.values, self.config.include_first)
+        config = self.config
+        picked = most_attended(weights, values, config.values, config.pick, config.first_token, self.mask)
         z = normalize(self.project(picked.flatten(1).to(next(self.project.parameters()).dtype)), dim=-1)
-        return supervised_contrastive(z, labels, self.config.alignment_temperature)
+        return supervised_contrastive(gathered(z), gathered(labels), config.alignment_temperature)
 
 
-class RunningStandardise(nn.Module):
-    """(x − mean) / deviation over the batch while training, over what was seen then at evaluation.
-
-    The deviation is the unbiased one, and it is the deviation (not the variance) that is averaged, as in the paper.
-    A batch of one row has no deviation: it is treated as at evaluation.
-    """
-
-    def __init__(self, site: Site, config: DAM) -> None:
-        super().__init__()
-        self.axes = (0,) if config.statistics == "batch" else (0, 2)
-        self.momentum = config.momentum
-        self.eps = config.eps
-        # [H, T, d], or [H, 1, d] shared by all positions. T is known only when the first batch comes.
-        self.mean: Tensor
-        self.deviation: Tensor
-        self.register_buffer("mean", torch.zeros(site.n_heads, 1, site.head_dim))
-        self.register_buffer("deviation", torch.ones(site.n_heads, 1, site.head_dim))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Standardise x [B, H, T, d]."""
-        rows = x.shape[0] if self.axes == (0,) else x.shape[0] * x.shape[2]
-        if not (self.training and rows > 1):
-            self._check_tokens(x)
-            return ((x - self.mean) / self.deviation).to(x.dtype)
-        variance, mean = torch.var_mean(x.to(self.mean.dtype), self.axes, keepdim=True)
-        deviation = (variance + self.eps).sqrt()
-        if not is_recomputing():
-            self._update(mean[0].detach(), deviation[0].detach())
-        return ((x - mean) / deviation).to(x.dtype)
-
-    @torch.no_grad()
-    def _update(self, mean: Tensor, deviation: Tensor) -> None:
-        if self.mean.shape[1] == 1 < mean.shape[1]:
-            self.mean, self.deviation = self.mean.expand_as(mean).clone(), self.deviation.expand_as(mean).clone()
-        self._check_tokens(mean)
-        self.mean.lerp_(mean, self.momentum)
-        self.deviation.lerp_(deviation, self.momentum)
-
-    def _check_tokens(self, x: Tensor) -> None:
-        if self.mean.shape[1] not in (1, x.shape[-2]):
-            raise InputError(
-                f"DAM has statistics for {self.mean.shape[1]} token positions but this batch has {x.shape[-2]}: "
-                'pad to one length, or use statistics="batch_token"'
-            )
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        # The number of positions is whatever the saved model had seen.
-        for name in ("mean", "deviation"):
-            saved = state_dict.get(prefix + name)
-            if saved is not None:
-                setattr(self, name, torch.empty_like(saved, device=self.mean.device))
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-
-
-def most_attended(weights: Tensor, values: Tensor, count: int, include_first: bool = False) -> Tensor:
-    """Values of the tokens that the first token attends to most, by its weights averaged over heads.
+def most_attended(
+    weights: Tensor,
+    values: Tensor,
+    count: int,
+    pick: Literal["mean", "per_head"] = "mean",
+    first_token: Literal["out", "in", "shifted"] = "out",
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Values of the tokens that the first token attends to most.
 
     Args:
-        weights: [B, H, T]. Padding has weight 0, so it is picked only where there are too few tokens.
+        weights: [B, H, T].
         values: [B, H, T, d].
         count: how many tokens.
-        include_first: whether the first token may be picked.
+        pick: by the weights averaged over heads, or by each head's own.
+        first_token: whether the first token may be picked; see `DAM`.
+        mask: 0 where there is padding, [B, T]. It is not picked: zeros stand in where there are too few tokens.
 
     Returns:
         [B, count, H · d], the most attended first.
@@ -219,13 +228,20 @@ def most_attended(weights: Tensor, values: Tensor, count: int, include_first: bo
         >>> most_attended(weights, values, count=2).flatten().tolist()
         [2.0, 1.0]
     """
-    skip = 0 if include_first else 1
+    skip = 0 if first_token == "in" else 1
     candidates = weights.shape[-1] - skip
     if count > candidates:
         raise InputError(f"DAM aligns {count} values but there are only {candidates} tokens to choose from")
-    tokens = weights.mean(1)[:, skip:].topk(count).indices + skip  # [B, count]
-    by_token = values.transpose(1, 2).flatten(2)  # [B, T, H · d]
-    return by_token.gather(1, tokens[..., None].expand(-1, -1, by_token.shape[-1]))
+    if pick == "mean":
+        weights = weights.mean(1, keepdim=True)
+    if mask is not None:
+        weights = weights.masked_fill(mask[:, None] == 0, -1.0)
+    top = weights[..., skip:].topk(count)
+    tokens = top.indices if first_token == "shifted" else top.indices + skip  # [B, H or 1, count]
+    picked = values.gather(2, tokens[..., None].expand(-1, values.shape[1], -1, values.shape[-1]))
+    if mask is not None:
+        picked = picked.masked_fill(top.values[..., None] < 0, 0.0)
+    return picked.transpose(1, 2).flatten(2)
 
 
 def supervised_contrastive(z: Tensor, labels: Tensor, temperature: float = 0.07) -> Tensor:

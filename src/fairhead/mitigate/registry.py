@@ -7,7 +7,8 @@ from typing import Any
 from torch import nn
 
 from fairhead.errors import InputError, did_you_mean
-from fairhead.mitigate.dam import DAM
+from fairhead.mitigate.dam import ABLATIONS, DAM, RELEASED
+from fairhead.mitigate.encoder_layer import EncoderLayer
 from fairhead.mitigate.erm import ERM
 from fairhead.mitigate.job import Job, Method, Trained
 from fairhead.train import Epoch, Examples, Selection, TrainingPlan
@@ -16,7 +17,9 @@ from fairhead.train import Epoch, Examples, Selection, TrainingPlan
 METHODS: Mapping[str, Any] = {
     "erm": ERM(),
     "dam": DAM(),
-    "dam_norm": DAM(absolute=False),
+    **ABLATIONS,
+    **RELEASED,
+    "encoder_layer": EncoderLayer(),
 }
 
 

@@ -170,6 +170,11 @@ def fit(
     started = time.perf_counter()
     torch.manual_seed(plan.seed)
     processes = PartialState()
+    if plan.batch_size % processes.num_processes:
+        raise InputError(
+            f"a batch of {plan.batch_size} rows cannot be shared evenly by {processes.num_processes} processes: "
+            "set batch_size to a multiple of their number"
+        )
     device = processes.device if plan.device is None else torch.device(plan.device)
     train, validation = _placed(train, device, plan), _placed(validation, device, plan)
     share = (processes.process_index, processes.num_processes)

@@ -1,0 +1,144 @@
+"""An encoder layer put after a model's own: where the released DAM works, and what last-encoder training can train."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from fairhead.errors import InputError, UnsupportedModel
+from fairhead.heads import find_sites
+
+if TYPE_CHECKING:
+    from fairhead.mitigate.job import Job
+
+_NAME = "encoder_layer"
+
+
+@dataclass(frozen=True)
+class EncoderLayer:
+    """Append a pre-LN encoder layer whose feed-forward part is as wide as the model (D → D → D).
+
+    The task head then reads the new layer's output. For last-encoder training freeze the rest.
+
+    Attributes:
+        heads: of the new layer; None takes as many as the model's last layer has.
+        activation: of the feed-forward part.
+        masked: leave padding out of attention. The released code does not.
+        freeze: train the new layer and the task head only.
+
+    Example:
+        >>> from transformers import ViTConfig, ViTForImageClassification
+        >>> from fairhead.mitigate import EncoderLayer, attach
+        >>> config = ViTConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=16)
+        >>> model = attach(ViTForImageClassification(config), EncoderLayer(freeze=True))
+        >>> sorted({name.split(".")[0] for name, p in model.named_parameters() if p.requires_grad})
+        ['classifier', 'encoder_layer']
+    """
+
+    heads: int | None = None
+    activation: Literal["gelu", "relu"] = "gelu"
+    masked: bool = True
+    freeze: bool = False
+
+    def attach(self, model: nn.Module) -> nn.Module:
+        """Append the layer, in place: see `fairhead.mitigate.attach`."""
+        last = find_sites(model)[-1]
+        base_name = last.name.split(".")[0]
+        base = model.get_submodule(base_name)
+        if base_name == last.name or not hasattr(base, "config"):
+            raise UnsupportedModel(
+                f"{type(model).__name__} has no encoder with a task head beside it; an appended layer needs a model "
+                "such as ViTForImageClassification or BertForSequenceClassification"
+            )
+        if self.freeze:
+            base.requires_grad_(False)
+        width = last.n_heads * last.head_dim
+        layer = AppendedLayer(width, self.heads or last.n_heads, self.activation, self.masked)
+        model.add_module(_NAME, layer.to(next(model.parameters()).device))
+        base.register_forward_hook(layer.after_base, with_kwargs=True)
+        return model
+
+    def train(self, job: "Job") -> nn.Module:
+        """One stage: plain training of a model with the layer appended."""
+        from fairhead.mitigate.attach import attach
+
+        model = attach(job.build_model(), self)
+        job.fit("training", model)
+        return model
+
+
+class AppendedLayer(nn.Module):
+    """x [B, T, D] → x + attention(LN x) → x + feed_forward(LN x)."""
+
+    def __init__(self, width: int, heads: int, activation: str, masked: bool) -> None:
+        super().__init__()
+        if width % heads:
+            raise InputError(f"a width of {width} cannot be divided between {heads} heads")
+        self.masked = masked
+        self.norm_before = nn.LayerNorm(width)
+        self.attention = AppendedAttention(width, heads)
+        self.norm_after = nn.LayerNorm(width)
+        self.feed_forward = nn.Sequential(
+            nn.Linear(width, width), nn.GELU() if activation == "gelu" else nn.ReLU(), nn.Linear(width, width)
+        )
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Run the layer; mask [B, T] is 0 where there is padding."""
+        x = x + self.attention(self.norm_before(x), mask)
+        return x + self.feed_forward(self.norm_after(x))
+
+    def after_base(self, base: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """Put the layer's output in place of the base model's, and pool it again where the base pools."""
+        mask = argument(base, "attention_mask", args, kwargs) if self.masked else None
+        hidden = self(output[0], mask if mask is not None and mask.dim() == 2 else None)
+        pooler = getattr(base, "pooler", None)
+        if isinstance(output, tuple):
+            pooled = (pooler(hidden),) if pooler is not None else output[1:2]
+            return (hidden, *pooled, *output[2:])
+        output.last_hidden_state = hidden
+        if pooler is not None and getattr(output, "pooler_output", None) is not None:
+            output.pooler_output = pooler(hidden)
+        return output
+
+
+class AppendedAttention(nn.Module):
+    """Attention through transformers' registry, so that the tap reaches its heads as it does any model's."""
+
+    is_causal = False
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.config: Any = PreTrainedConfig()
+        self.config._attn_implementation = "sdpa"
+        self.head_dim = width // heads
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Attend within each row of x [B, T, D]."""
+        q, k, v = (
+            linear(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for linear in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        attend: Any = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
+        may_look = None if mask is None else (mask != 0)[:, None, None].expand(-1, 1, x.shape[1], -1)
+        output, _ = attend(self, q, k, v, may_look, scaling=self.head_dim**-0.5, dropout=0.0)
+        return self.o_proj(output.flatten(-2))
+
+
+def argument(module: nn.Module, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The argument of a forward call by its name, however it was passed, or None."""
+    if name in kwargs or not args:
+        return kwargs.get(name)
+    place = _places(type(module).forward).get(name, len(args))
+    return args[place] if place < len(args) else None
+
+
+@cache
+def _places(forward: Callable[..., Any]) -> dict[str, int]:
+    """Where each argument of a class's forward stands."""
+    return {name: place for place, name in enumerate(list(inspect.signature(forward).parameters)[1:])}

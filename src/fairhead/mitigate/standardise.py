@@ -1,0 +1,126 @@
+"""Standardising over a batch while training and over running statistics at evaluation, with padding left out."""
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fairhead.errors import InputError
+from fairhead.heads import is_recomputing
+from fairhead.mitigate.distributed import is_spread, summed
+
+
+class _Statistics(NamedTuple):
+    """Of one batch, [1, H, T or 1, d]; `known` [1, 1, T or 1, 1] is false where fewer than two rows were counted."""
+
+    mean: Tensor
+    variance: Tensor
+    known: Tensor | None
+
+
+class RunningStandardise(nn.Module):
+    """(x − mean) / deviation over the batch while training, over what was seen then at evaluation.
+
+    The deviation is the unbiased one. Where a batch has fewer than two rows to count (a batch of one, a position that
+    is padding in all rows but one) there is no deviation, and the running statistics serve as at evaluation.
+    """
+
+    def __init__(
+        self,
+        heads: int,
+        head_dim: int,
+        stats_axes: Literal["batch", "batch_token"] = "batch",
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+        running: Literal["std", "var"] = "std",
+        divide: bool = True,
+        detach: bool = False,
+    ) -> None:
+        """See `fairhead.mitigate.DAM` for the settings."""
+        super().__init__()
+        self.axes = (0,) if stats_axes == "batch" else (0, 2)
+        self.momentum = momentum
+        self.eps = eps
+        self.power = 1 if running == "std" else 2
+        self.divide = divide
+        self.detach = detach
+        # [H, T, d], or [H, 1, d] shared by all positions. T is known only when the first batch comes.
+        self.mean: Tensor
+        self.deviation: Tensor
+        self.register_buffer("mean", torch.zeros(heads, 1, head_dim))
+        self.register_buffer("deviation", torch.ones(heads, 1, head_dim))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Standardise x [B, H, T, d]; mask [B, T] is 0 where there is padding."""
+        found = self._of_batch(x, mask) if self.training else None
+        if found is None:
+            self._check_tokens(x)
+            mean, deviation = self.mean, self.deviation
+        else:
+            mean, deviation = found.mean, (found.variance + self.eps).sqrt()
+            if found.known is not None:
+                self._make_room(mean)
+                mean = torch.where(found.known, mean, self.mean)
+                deviation = torch.where(found.known, deviation, self.deviation)
+            if not is_recomputing():
+                self._update(mean[0].detach(), deviation[0].detach())
+            if self.detach:
+                mean, deviation = mean.detach(), deviation.detach()
+        centred = x - mean
+        return (centred / deviation if self.divide else centred).to(x.dtype)
+
+    def _of_batch(self, x: Tensor, mask: Tensor | None) -> _Statistics | None:
+        """Statistics over the rows of all processes; None where there is but one row."""
+        x = x.to(self.mean.dtype)
+        if mask is None and not is_spread():
+            rows = x.shape[0] if self.axes == (0,) else x.shape[0] * x.shape[2]
+            if rows < 2:
+                return None
+            variance, mean = torch.var_mean(x, self.axes, keepdim=True)
+            return _Statistics(mean, variance, None)
+        if mask is None:
+            mask = torch.ones(x.shape[0], x.shape[2], device=x.device)
+        if mask.shape != (x.shape[0], x.shape[2]):
+            raise InputError(
+                f"the attention mask has shape {list(mask.shape)} but the batch has {x.shape[0]} rows of "
+                f"{x.shape[2]} tokens: give one entry a token"
+            )
+        counted = mask[:, None, :, None].to(x.dtype)
+        count = summed(counted.sum(self.axes, keepdim=True))
+        mean = summed((x * counted).sum(self.axes, keepdim=True)) / count.clamp(min=1)
+        squares = summed(((x - mean).square() * counted).sum(self.axes, keepdim=True))
+        known = count > 1
+        # Where nothing varies or is known, a variance of 1 keeps the gradient of its root finite.
+        variance = torch.where(known, squares / (count - 1).clamp(min=1), torch.ones_like(squares))
+        return _Statistics(mean, variance, known)
+
+    @torch.no_grad()
+    def _update(self, mean: Tensor, deviation: Tensor) -> None:
+        self._make_room(mean)
+        self._check_tokens(mean)
+        self.mean.lerp_(mean, self.momentum)
+        if self.power == 1:
+            self.deviation.lerp_(deviation, self.momentum)
+        else:
+            self.deviation.square_().lerp_(deviation.square(), self.momentum).sqrt_()
+
+    def _make_room(self, statistics: Tensor) -> None:
+        """Positions are told apart from the first batch on."""
+        if self.mean.shape[1] == 1 < statistics.shape[-2]:
+            shape = (-1, statistics.shape[-2], -1)
+            self.mean, self.deviation = self.mean.expand(shape).clone(), self.deviation.expand(shape).clone()
+
+    def _check_tokens(self, x: Tensor) -> None:
+        if self.mean.shape[1] not in (1, x.shape[-2]):
+            raise InputError(
+                f"DAM has statistics for {self.mean.shape[1]} token positions but this batch has {x.shape[-2]}: "
+                'pad to one length, or use stats_axes="batch_token"'
+            )
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        # The number of positions is whatever the saved model had seen.
+        for name in ("mean", "deviation"):
+            saved = state_dict.get(prefix + name)
+            if saved is not None:
+                setattr(self, name, torch.empty_like(saved, device=self.mean.device))
+        super()._load_from_state_dict(state_dict, prefix, *rest)

@@ -1,0 +1,288 @@
+"""DAM on every family it serves: in place and appended, with padding, copied, saved, spread over processes."""
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.multiprocessing
+import transformers as hf
+from families import TEXT, VIT
+from torch import distributed as dist
+from torch import nn
+
+from fairhead.errors import InputError, UnsupportedModel
+from fairhead.mitigate import DAM, METHODS, EncoderLayer, attach, load, save
+from fairhead.mitigate.dam import most_attended
+from fairhead.mitigate.standardise import RunningStandardise
+
+WORDS = {**TEXT, "num_labels": 3}
+FAMILIES = {
+    "ViT": ("ViTForImageClassification", "ViTConfig", {**VIT, "num_labels": 3}),
+    "DINOv2": ("Dinov2ForImageClassification", "Dinov2Config", {**VIT, "num_labels": 3}),
+    "CLIP vision": ("CLIPForImageClassification", "CLIPConfig", {"vision_config": VIT, "num_labels": 3}),
+    "BERT": ("BertForSequenceClassification", "BertConfig", WORDS),
+    "RoBERTa": ("RobertaForSequenceClassification", "RobertaConfig", WORDS),
+    "DistilBERT": (
+        "DistilBertForSequenceClassification",
+        "DistilBertConfig",
+        {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 40, "vocab_size": 60, "num_labels": 3},
+    ),
+    "ModernBERT": (
+        "ModernBertForSequenceClassification",
+        "ModernBertConfig",
+        {**WORDS, "local_attention": 4, "reference_compile": False, "cls_token_id": 1, "sep_token_id": 2},
+    ),
+}
+IMAGES = ("ViT", "DINOv2", "CLIP vision")
+EVERY = pytest.mark.parametrize("family", FAMILIES)
+
+
+def build(family):
+    torch.manual_seed(0)
+    model, config, settings = FAMILIES[family]
+    return getattr(hf, model)(getattr(hf, config)(**settings))
+
+
+def batch(family, rows=8, tokens=9, seed=1):
+    chance = torch.Generator().manual_seed(seed)
+    labels = torch.arange(rows) % 3
+    if family in IMAGES:
+        return {"pixel_values": torch.randn(rows, 3, 8, 8, generator=chance), "labels": labels}
+    ids = torch.randint(3, 60, (rows, tokens), generator=chance)
+    mask = (torch.arange(tokens) < torch.randint(4, tokens + 1, (rows, 1), generator=chance)).long()
+    return {"input_ids": ids * mask, "attention_mask": mask, "labels": labels}
+
+
+def without_dropout(model):
+    for module in model.modules():
+        for name in ("p", "attention_dropout", "dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+    return model
+
+
+@EVERY
+@pytest.mark.parametrize("dam", [DAM(), DAM(append=True, stats_axes="batch_token")], ids=["in place", "appended"])
+def test_it_trains_is_copied_and_comes_back_from_disk(family, dam, tmp_path):
+    model = attach(build(family), dam).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model(**batch(family)).loss.backward()
+    for part in ("q", "k", "project"):
+        assert (part == "project") == any(p.grad is not None for p in getattr(model.dam, part).parameters())
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+    assert model.dam.project[0].weight.grad.abs().sum() > 0
+    optimizer.step()
+
+    twin = copy.deepcopy(model)
+    model.eval()
+    before = model(**batch(family)).logits
+    twin.train()
+    twin(**batch(family, seed=2))  # the copy's statistics move, the original's do not
+    torch.testing.assert_close(model(**batch(family)).logits, before, rtol=0, atol=0)
+    assert not torch.equal(twin.dam.k.mean, model.dam.k.mean)
+    twin.load_state_dict(model.state_dict())
+    torch.testing.assert_close(twin.eval()(**batch(family)).logits, before, rtol=0, atol=0)
+
+    save(model, tmp_path)
+    torch.testing.assert_close(load(tmp_path)(**batch(family)).logits, before, rtol=0, atol=0)
+
+
+@EVERY
+def test_a_copy_trains_like_its_original(family):
+    model = without_dropout(attach(build(family), DAM()).train())
+    twin = copy.deepcopy(model)
+    inputs = batch(family)
+    loss = model(**inputs).loss
+    twin_loss = twin(**inputs).loss
+    assert loss.item() == twin_loss.item()
+    loss.backward()
+    assert all(parameter.grad is None for parameter in twin.parameters())
+    twin_loss.backward()
+    torch.testing.assert_close(model.dam.project[0].weight.grad, twin.dam.project[0].weight.grad, rtol=0, atol=0)
+
+
+# RoBERTa numbers positions by the ids that are not padding: other ids there change the tokens themselves.
+@pytest.mark.parametrize("family", ["BERT", "DistilBERT", "ModernBERT"])
+@pytest.mark.parametrize("stats_axes", ["batch", "batch_token"])
+@pytest.mark.parametrize("append", [False, True])
+def test_padding_counts_nowhere(family, stats_axes, append):
+    model = without_dropout(attach(build(family), DAM(stats_axes=stats_axes, append=append)).train())
+    other = copy.deepcopy(model)
+    inputs = batch(family)
+    noise = torch.randint(3, 60, inputs["input_ids"].shape, generator=torch.Generator().manual_seed(5))
+    filled = torch.where(inputs["attention_mask"] == 1, inputs["input_ids"], noise)
+    loss, other_loss = model(**inputs).loss, other(**{**inputs, "input_ids": filled}).loss
+    assert other_loss.item() == pytest.approx(loss.item(), rel=1e-5)
+    torch.testing.assert_close(other.dam.k.mean, model.dam.k.mean, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(other.dam.k.deviation, model.dam.k.deviation, rtol=1e-5, atol=1e-6)
+
+
+def test_masked_statistics_are_those_of_the_rows_without_padding():
+    x = torch.randn(6, 2, 4, 3)
+    mask = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 1, 1], [1, 0, 0, 0]])
+    for axes in ("batch", "batch_token"):
+        layer = RunningStandardise(2, 3, axes, eps=0.0)
+        out = layer(x, mask)
+        if axes == "batch_token":
+            tokens = x.transpose(1, 2)[mask == 1]  # [tokens, H, d]
+            expected = (tokens - tokens.mean(0)) / tokens.std(0)
+            torch.testing.assert_close(out.transpose(1, 2)[mask == 1], expected)
+            continue
+        for position in range(3):
+            rows = x[mask[:, position] == 1, :, position]
+            expected = (rows - rows.mean(0)) / rows.std(0)
+            torch.testing.assert_close(out[mask[:, position] == 1, :, position], expected)
+        # Only one row has the last position: the running statistics (mean 0, deviation 1) serve there.
+        torch.testing.assert_close(out[4, :, 3], x[4, :, 3])
+        torch.testing.assert_close(layer.mean[:, 3], torch.zeros(2, 3))
+
+
+def test_a_full_mask_is_no_mask():
+    x = torch.randn(5, 2, 4, 3)
+    plain, masked = RunningStandardise(2, 3), RunningStandardise(2, 3)
+    torch.testing.assert_close(plain(x), masked(x, torch.ones(5, 4)))
+    torch.testing.assert_close(plain.deviation, masked.deviation)
+
+
+def test_running_variance_is_batch_normalisation():
+    x = torch.randn(50, 1, 1, 3) * 2 + 1
+    layer, batch_norm = RunningStandardise(1, 3, running="var", eps=0.0), nn.BatchNorm1d(3, affine=False, eps=1e-12)
+    for part in x.split(10):
+        torch.testing.assert_close(layer(part)[:, 0, 0] * math.sqrt(10 / 9), batch_norm(part[:, 0, 0]))
+    torch.testing.assert_close(layer.mean[0, 0], batch_norm.running_mean)
+    torch.testing.assert_close(layer.deviation[0, 0].square(), batch_norm.running_var)
+    torch.testing.assert_close(layer.eval()(x)[:, 0, 0], batch_norm.eval()(x[:, 0, 0]))
+
+
+def test_running_statistics_go_to_the_population():
+    torch.manual_seed(0)
+    layer = RunningStandardise(1, 2, momentum=0.02)
+    for _ in range(500):
+        layer(torch.randn(256, 1, 1, 2) * torch.tensor([0.5, 3.0]) + torch.tensor([1.0, -2.0]))
+    torch.testing.assert_close(layer.mean[0, 0], torch.tensor([1.0, -2.0]), rtol=0, atol=0.05)
+    torch.testing.assert_close(layer.deviation[0, 0], torch.tensor([0.5, 3.0]), rtol=0.02, atol=0)
+
+
+def test_centring_only_and_detached_statistics():
+    x = torch.randn(6, 2, 4, 3, requires_grad=True)
+    out = RunningStandardise(2, 3, divide=False, detach=True)(x)
+    torch.testing.assert_close(out, x - x.mean(0))
+    out.sum().backward()
+    torch.testing.assert_close(x.grad, torch.ones_like(x))  # through the mean it would be zero
+    x.grad = None
+    RunningStandardise(2, 3, divide=False)(x).sum().backward()
+    torch.testing.assert_close(x.grad, torch.zeros_like(x), rtol=0, atol=1e-6)
+
+
+def test_each_head_picks_its_own():
+    weights = torch.tensor([[[0.7, 0.1, 0.2], [0.5, 0.4, 0.1]]])
+    values = torch.arange(6.0).reshape(1, 2, 3, 1)  # head 0: 0 1 2, head 1: 3 4 5
+    assert most_attended(weights, values, 1, pick="per_head").tolist() == [[[2, 4]]]
+    assert most_attended(weights, values, 2, pick="per_head").tolist() == [[[2, 4], [1, 5]]]
+    assert most_attended(weights, values, 1, pick="per_head", first_token="in").tolist() == [[[0, 3]]]
+    assert most_attended(weights, values, 1, pick="per_head", first_token="shifted").tolist() == [[[1, 3]]]
+
+
+def test_zeros_stand_in_where_there_are_too_few_tokens():
+    weights = torch.tensor([[[0.9, 0.1, 0.0, 0.0]]])
+    values = torch.arange(1.0, 5.0).reshape(1, 1, 4, 1)
+    assert most_attended(weights, values, 2, mask=torch.tensor([[1, 1, 0, 0]])).flatten().tolist() == [2, 0]
+
+
+def test_an_appended_layer_is_the_pre_norm_encoder_of_torch():
+    torch.manual_seed(0)
+    model = attach(build("ViT"), EncoderLayer(activation="relu")).eval()
+    layer = model.encoder_layer
+    reference = nn.TransformerEncoderLayer(32, 4, 32, dropout=0.0, batch_first=True, norm_first=True).eval()
+    own = layer.attention
+    with torch.no_grad():
+        for kind in ("weight", "bias"):
+            parts = [getattr(linear, kind) for linear in (own.q_proj, own.k_proj, own.v_proj)]
+            getattr(reference.self_attn, f"in_proj_{kind}").copy_(torch.cat(parts))
+            getattr(reference.self_attn.out_proj, kind).copy_(getattr(own.o_proj, kind))
+            getattr(reference.linear1, kind).copy_(getattr(layer.feed_forward[0], kind))
+            getattr(reference.linear2, kind).copy_(getattr(layer.feed_forward[2], kind))
+    pixels = batch("ViT")["pixel_values"]
+    hidden = build("ViT").eval().vit(pixels).last_hidden_state
+    expected = model.classifier(reference(hidden)[:, 0])
+    torch.testing.assert_close(model(pixels).logits, expected, rtol=1e-4, atol=1e-5)
+
+
+@EVERY
+def test_the_task_head_reads_the_appended_layer(family):
+    model, inputs = attach(build(family), EncoderLayer(freeze=True)).eval(), batch(family)
+    model(**inputs).loss.backward()
+    trained = {name.split(".")[0] for name, p in model.named_parameters() if p.grad is not None}
+    assert "encoder_layer" in trained
+    assert not trained & {"vit", "dinov2", "vision_model", "roberta", "distilbert", "model", "bert"}
+    before = model(**inputs).logits
+    with torch.no_grad():
+        model.encoder_layer.feed_forward[2].bias += torch.randn(32)
+    assert not torch.allclose(model(**inputs).logits, before, atol=1e-4)
+    # In an appended layer padding is not looked at either.
+    if "attention_mask" in inputs:
+        longer = {
+            "input_ids": torch.cat([inputs["input_ids"], torch.zeros(8, 2, dtype=torch.long)], 1),
+            "attention_mask": torch.cat([inputs["attention_mask"], torch.zeros(8, 2, dtype=torch.long)], 1),
+        }
+        with torch.no_grad():
+            after = model(**longer).logits
+            torch.testing.assert_close(model(**inputs).logits, after, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name.startswith("dam")])
+def test_every_preset_trains(name, tmp_path):
+    family = "BERT" if name.endswith("text") else "DINOv2"
+    model = attach(build(family), METHODS[name]).train()
+    model(**batch(family)).loss.backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+    save(model.eval(), tmp_path)
+    torch.testing.assert_close(load(tmp_path)(**batch(family)).logits, model(**batch(family)).logits, rtol=0, atol=0)
+
+
+def test_settings_that_do_not_fit_the_weights_are_told(tmp_path):
+    save(attach(build("ViT"), DAM()), tmp_path)
+    settings = tmp_path / "fairhead.json"
+    settings.write_text(settings.read_text().replace('"append": false', '"append": true'))
+    with pytest.raises(InputError, match="does not belong to its settings"):
+        load(tmp_path)
+
+
+def test_a_model_without_a_task_head_is_refused():
+    with pytest.raises(UnsupportedModel, match="ViTAttention has no encoder with a task head"):
+        attach(hf.ViTModel(hf.ViTConfig(**VIT)).layers[0].attention, EncoderLayer())
+
+
+def spread(rank, processes, folder):
+    """One process of two: half of the batch, gradients averaged."""
+    store = dist.FileStore(f"{folder}/store", processes)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=processes)
+    model = without_dropout(attach(build("BERT"), DAM()).train())
+    half = {name: tensor[rank::processes] for name, tensor in batch("BERT").items()}
+    parallel = nn.parallel.DistributedDataParallel(model, broadcast_buffers=False) if processes > 1 else model
+    loss = parallel(**half).loss
+    loss.backward()
+    torch.save(
+        {
+            "loss": loss.detach(),
+            "mean": model.dam.k.mean,
+            "deviation": model.dam.q.deviation,
+            "gradient": model.bert.encoder.layer[-1].attention.self.key.weight.grad,
+            "projection": model.dam.project[0].weight.grad,
+        },
+        f"{folder}/{processes}-{rank}.pt",
+    )
+    dist.destroy_process_group()
+
+
+def test_two_processes_have_the_statistics_and_gradients_of_one(tmp_path):
+    for processes in (1, 2):
+        (tmp_path / str(processes)).mkdir()
+        torch.multiprocessing.spawn(spread, (processes, tmp_path / str(processes)), nprocs=processes)
+    one = torch.load(tmp_path / "1" / "1-0.pt")
+    halves = [torch.load(tmp_path / "2" / f"2-{rank}.pt") for rank in range(2)]
+    for half in halves:
+        for name in ("mean", "deviation", "gradient", "projection"):
+            torch.testing.assert_close(half[name], one[name], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close((halves[0]["loss"] + halves[1]["loss"]) / 2, one["loss"])
