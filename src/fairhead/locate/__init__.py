@@ -7,7 +7,6 @@ from fairhead.locate.controls import layer_matched as layer_matched
 from fairhead.locate.decompose import Decomposer as Decomposer
 from fairhead.locate.decompose import Terms as Terms
 from fairhead.locate.evidence import HeadEvidence as HeadEvidence
-from fairhead.locate.evidence import Task as Task
 from fairhead.locate.evidence import classifier_task as classifier_task
 from fairhead.locate.evidence import head_evidence as head_evidence
 from fairhead.locate.features import Features as Features

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.features import collect
+from fairhead.locate.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -28,32 +29,6 @@ class HeadEvidence:
     heads: NDArray[np.float64]
     total: NDArray[np.float64]
     means: Mapping[int, Tensor]
-
-
-@dataclass(frozen=True)
-class Task:
-    """Classes as directions of the output representation: logits = output @ directions.T + bias.
-
-    Attributes:
-        classes: names.
-        directions: [C, d'].
-        bias: [C].
-        origin: where they come from, in words.
-    """
-
-    classes: tuple[str, ...]
-    directions: NDArray[np.float64]
-    bias: NDArray[np.float64]
-    origin: str
-
-    def logits(self, output: NDArray[np.floating]) -> NDArray[np.float64]:
-        """Outputs [n, d'] to logits [n, C]."""
-        return np.asarray(output, dtype=np.float64) @ self.directions.T + self.bias
-
-    def evidence(self, positive: int) -> NDArray[np.float64]:
-        """The direction of the evidence for one class: against the other, or against the mean of the others; [d']."""
-        others = [c for c in range(len(self.classes)) if c != positive]
-        return self.directions[positive] - self.directions[others].mean(0)
 
 
 def classifier_task(model: nn.Module) -> Task:

@@ -74,6 +74,43 @@ class HeadMap:
         }
 
 
+class Cells(NamedTuple):
+    """Rows by label and group: cell 2 · label + group of each row, [n], and rows in each, [2 · labels]."""
+
+    cell: NDArray[np.intp]
+    counts: NDArray[np.intp]
+
+    @property
+    def n_labels(self) -> int:
+        """Labels that occur."""
+        return len(self.counts) // 2
+
+    def means(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Means of x [n, k] in every cell, [cells, k]."""
+        one_hot = np.eye(len(self.counts))[self.cell]
+        return np.asarray(one_hot.T @ x / self.counts[:, None])
+
+
+def check_cells(groups: NDArray[np.integer], labels: NDArray[np.integer], names: tuple[str, str]) -> Cells:
+    """Number the cells; both groups must have rows of every label.
+
+    Raises:
+        InputError: a group has no rows of some label, or there are not two groups.
+    """
+    if not np.isin(groups, (0, 1)).all():
+        raise InputError(f"expected two groups, coded 0 and 1; found {np.unique(groups).tolist()}")
+    levels, label = np.unique(labels, return_inverse=True)
+    cell = 2 * label + groups
+    counts = np.bincount(cell, minlength=2 * len(levels))
+    if (counts < 2).any():
+        where = int(np.argmin(counts))
+        raise InputError(
+            f"{names[1 - where % 2]} has {counts[where]} rows with label {levels[where // 2]}; at least 2 are needed "
+            "to compare the groups within a label: use more rows"
+        )
+    return Cells(cell, counts)
+
+
 def score_heads(
     evidence: NDArray[np.floating],
     total: NDArray[np.floating],
@@ -112,22 +149,12 @@ def score_heads(
         [[1, 2]]
     """
     n = len(evidence)
-    if not np.isin(groups, (0, 1)).all():
-        raise InputError(f"expected two groups, coded 0 and 1; found {np.unique(groups).tolist()}")
-    levels, label = np.unique(labels, return_inverse=True)
-    cell = 2 * label + groups
-    counts = np.bincount(cell, minlength=2 * len(levels))
-    if (counts < 2).any():
-        where = int(np.argmin(counts))
-        raise InputError(
-            f"{names[1 - where % 2]} has {counts[where]} rows with label {levels[where // 2]}; at least 2 are needed "
-            "to compare the groups within a label: use more rows"
-        )
+    cells = check_cells(groups, labels, names)
+    cell, counts = cells.cell, cells.counts
     flat = np.concatenate([evidence.reshape(n, -1), total[:, None]], axis=1).astype(np.float64)  # [n, heads + 1]
-    one_hot = np.eye(len(counts))[cell]
-    centred = flat - (one_hot.T @ flat / counts[:, None])[cell]
+    centred = flat - cells.means(flat)[cell]
     # Each row's part in the gap; groups get opposite signs, labels equal weight.
-    weight = np.where(groups == 1, 1.0, -1.0) / (counts[cell] * len(levels))
+    weight = np.where(groups == 1, 1.0, -1.0) / (counts[cell] * cells.n_labels)
     gap = weight @ flat
     unit = np.arange(n) if clusters is None else np.unique(clusters, return_inverse=True)[1]
     n_units = int(unit.max()) + 1
@@ -177,13 +204,31 @@ def select_heads(scores: HeadMap, count: int, *, alpha: float = 0.05, per_layer:
         >>> select_heads(score_heads(evidence, evidence.sum((1, 2)), groups, labels), count=4)
         (Head(layer=1, head=2),)
     """
-    side = scores.gap * np.sign(scores.total)
+    return tuple(sorted(top_heads(scores.gap * np.sign(scores.total), scores.p_adjusted, count, alpha, per_layer)))
+
+
+def top_heads(
+    rank: FloatMap, p_adjusted: FloatMap, count: int, alpha: float = 0.05, per_layer: int | None = None
+) -> tuple[Head, ...]:
+    """The heads with the largest positive rank among those that are significant, best first.
+
+    Args:
+        rank: [layers, heads].
+        p_adjusted: corrected p-values, [layers, heads].
+        count: how many heads at most.
+        alpha: false discovery rate.
+        per_layer: how many of one layer at most.
+
+    Example:
+        >>> top_heads(np.array([[3.0, 1.0], [2.0, 5.0]]), np.array([[0.01, 0.01], [0.01, 0.5]]), count=2)
+        (Head(layer=0, head=0), Head(layer=1, head=0))
+    """
     chosen: list[Head] = []
-    for index in np.argsort(-side, axis=None, kind="stable"):
-        head = Head(*(int(i) for i in np.unravel_index(index, side.shape)))
-        if len(chosen) == count or side[head] <= 0:
+    for index in np.argsort(-rank, axis=None, kind="stable"):
+        head = Head(*(int(i) for i in np.unravel_index(index, rank.shape)))
+        if len(chosen) == count or rank[head] <= 0:
             break
         in_layer = sum(other.layer == head.layer for other in chosen)
-        if scores.p_adjusted[head] <= alpha and (per_layer is None or in_layer < per_layer):
+        if p_adjusted[head] <= alpha and (per_layer is None or in_layer < per_layer):
             chosen.append(head)
-    return tuple(sorted(chosen))
+    return tuple(chosen)

@@ -1,0 +1,240 @@
+"""Prompts: what a concept's poles and a data set's classes are called, as data; a YAML file brings others.
+
+Attributes are *perceived* ones: the words name what annotators saw, not who a person is.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fairhead.errors import InputError, did_you_mean
+
+TEMPLATES = ("a photo of a {}", "a portrait of a {}", "a close-up photo of a {}", "this is a {}")
+
+
+@dataclass(frozen=True)
+class Pole:
+    """One end of a concept.
+
+    Attributes:
+        name: in reports.
+        words: synonyms for the prompts.
+        levels: values of the data's group column that mean this pole.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    levels: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """A concept in words.
+
+    Attributes:
+        name: of the concept.
+        poles: both ends, with equally many words.
+        neutral: as many words of the same kind that say nothing about the attribute, as controls.
+        templates: each with {} for the word.
+    """
+
+    name: str
+    poles: tuple[Pole, Pole]
+    neutral: tuple[str, ...] = ()
+    templates: tuple[str, ...] = TEMPLATES
+
+    def __post_init__(self) -> None:
+        first, second = self.poles
+        if not first.words or len(first.words) != len(second.words):
+            raise InputError(
+                f"the concept {self.name!r} has {len(first.words)} words for {first.name} and {len(second.words)} for "
+                f"{second.name}; both poles need equally many, and at least one"
+            )
+        check_templates(self.templates)
+
+    def texts(self, pole: Pole) -> list[str]:
+        """The prompts of one pole.
+
+        Example:
+            >>> gender = CONCEPTS["gender"]
+            >>> gender.texts(gender.poles[0])[:2]
+            ['a photo of a woman', 'a photo of a female person']
+        """
+        return [template.format(word) for template in self.templates for word in pole.words]
+
+    def neutral_texts(self) -> list[str]:
+        """The neutral prompts, made like the others."""
+        return [template.format(word) for template in self.templates for word in self.neutral]
+
+
+def check_templates(templates: Sequence[str]) -> None:
+    """Refuse templates without a place for the word."""
+    for template in templates:
+        if "{}" not in template:
+            raise InputError(f"the template {template!r} has no {{}} for the word")
+    if not templates:
+        raise InputError("there is no template; at least '{}' is needed")
+
+
+CONCEPTS = {
+    "gender": Prompts(
+        "gender",
+        (
+            Pole("female", ("woman", "female person", "lady", "girl", "mother"), ("Female", "female", "not Male")),
+            Pole("male", ("man", "male person", "gentleman", "boy", "father"), ("Male", "male")),
+        ),
+        ("person", "human being", "individual", "citizen", "parent"),
+    ),
+    "age": Prompts(
+        "age",
+        (
+            Pole(
+                "older",
+                ("old person", "elderly person", "senior citizen", "grandparent"),
+                ("50-59", "60-69", "more than 70", "not Young"),
+            ),
+            Pole(
+                "younger",
+                ("young person", "youthful person", "young adult", "teenager"),
+                ("10-19", "20-29", "Young"),
+            ),
+        ),
+        ("person", "human being", "individual", "citizen"),
+    ),
+}
+
+# Classes of the data sets' own columns: (data set, target) -> class -> words.
+CLASSES: Mapping[tuple[str, str], Mapping[str, tuple[str, ...]]] = {
+    ("fairface", "gender"): {"Female": ("woman", "female person"), "Male": ("man", "male person")},
+    ("fairface", "race"): {
+        "Black": ("Black person",),
+        "East Asian": ("East Asian person",),
+        "Indian": ("Indian person",),
+        "Latino_Hispanic": ("Latino person", "Hispanic person"),
+        "Middle Eastern": ("Middle Eastern person",),
+        "Southeast Asian": ("Southeast Asian person",),
+        "White": ("White person",),
+    },
+    ("fairface", "age"): {
+        "0-2": ("baby", "infant"),
+        "3-9": ("child", "kid"),
+        "10-19": ("teenager", "adolescent"),
+        "20-29": ("person in their twenties", "young adult"),
+        "30-39": ("person in their thirties",),
+        "40-49": ("person in their forties", "middle-aged person"),
+        "50-59": ("person in their fifties",),
+        "60-69": ("person in their sixties", "senior"),
+        "more than 70": ("very old person", "elderly person"),
+    },
+    ("celeba", "Attractive"): {"no": ("plain person", "ordinary face"), "yes": ("attractive person", "beautiful face")},
+    ("celeba", "Smiling"): {"no": ("serious person", "serious face"), "yes": ("smiling person", "smiling face")},
+    ("celeba", "Young"): {"no": ("old person", "old face"), "yes": ("young person", "young face")},
+    ("celeba", "Eyeglasses"): {"no": ("face", "person"), "yes": ("face with glasses", "person with eyeglasses")},
+    ("celeba", "Wearing_Hat"): {"no": ("bare head", "person"), "yes": ("head with a hat", "person wearing a hat")},
+}
+
+# Columns that hold a concept: (data set, concept) -> column.
+COLUMNS: Mapping[tuple[str, str], str] = {
+    ("fairface", "gender"): "gender",
+    ("fairface", "age"): "age",
+    ("celeba", "gender"): "Male",
+    ("celeba", "age"): "Young",
+    ("utkface", "gender"): "gender",
+}
+
+
+@dataclass(frozen=True)
+class PromptFile:
+    """What a YAML file of prompts says; each part may be missing."""
+
+    concept: Prompts | None = None
+    classes: Mapping[str, tuple[str, ...]] | None = None
+    templates: tuple[str, ...] | None = None
+
+
+def concept_prompts(name: str) -> Prompts:
+    """A concept that ships with fairhead, by its name."""
+    if name not in CONCEPTS:
+        raise InputError(
+            f"there are no prompts for the concept {name!r}; there are some for {', '.join(CONCEPTS)}."
+            f"{did_you_mean(name, list(CONCEPTS))} Others come from a YAML file (--prompts)"
+        )
+    return CONCEPTS[name]
+
+
+def class_words(data: str, target: str) -> Mapping[str, tuple[str, ...]]:
+    """The classes of a data set's column, in words."""
+    found = CLASSES.get((data, target))
+    if found is None:
+        known = ", ".join(target for name, target in CLASSES if name == data) or "none of its columns"
+        raise InputError(
+            f"there are no prompts for the classes of {target!r} of {data}; there are some for {known}. Others come "
+            "from a YAML file (--prompts)"
+        )
+    return found
+
+
+def read_prompts(path: str | os.PathLike[str]) -> PromptFile:
+    r"""Read prompts from YAML.
+
+    Example:
+        >>> import tempfile
+        >>> text = '''
+        ... templates: ["a photo of a {}"]
+        ... concept:
+        ...   name: glasses
+        ...   poles:
+        ...     with: {words: [person with glasses], levels: [Eyeglasses]}
+        ...     without: {words: [person without glasses], levels: [not Eyeglasses]}
+        ...   neutral: [person]
+        ... classes: {"yes": [doctor], "no": [nurse]}
+        ... '''
+        >>> with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        ...     _ = file.write(text), file.flush()
+        ...     found = read_prompts(file.name)
+        >>> found.concept.poles[0].words, list(found.classes)
+        (('person with glasses',), ['yes', 'no'])
+    """
+    import yaml
+
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InputError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{path} should hold templates, concept and classes by name")
+    for key in content:
+        if key not in ("templates", "concept", "classes"):
+            raise InputError(f"{path} has {key!r}; templates, concept and classes are expected")
+    templates = _words(content["templates"], f"{path}: templates") if "templates" in content else None
+    if templates is not None:
+        check_templates(templates)
+    classes = content.get("classes")
+    if classes is not None and not isinstance(classes, dict):
+        raise InputError(f"{path}: classes should be a list of words by class")
+    return PromptFile(
+        _concept(content["concept"], templates, f"{path}: concept") if "concept" in content else None,
+        None if classes is None else {str(name): _words(words, f"{path}: {name}") for name, words in classes.items()},
+        templates,
+    )
+
+
+def _concept(content: Any, templates: tuple[str, ...] | None, where: str) -> Prompts:
+    if not isinstance(content, dict) or not isinstance(content.get("poles"), dict) or len(content["poles"]) != 2:
+        raise InputError(f"{where} should have a name and two poles, each with words and levels")
+    poles = []
+    for name, pole in content["poles"].items():
+        if not isinstance(pole, dict):
+            raise InputError(f"{where}: the pole {name!r} should have words and levels")
+        words, levels = (_words(pole.get(key), f"{where}, {name}: {key}") for key in ("words", "levels"))
+        poles.append(Pole(str(name), words, levels))
+    neutral = _words(content["neutral"], f"{where}: neutral") if "neutral" in content else ()
+    return Prompts(str(content.get("name", "concept")), (poles[0], poles[1]), neutral, templates or TEMPLATES)
+
+
+def _words(content: Any, where: str) -> tuple[str, ...]:
+    if not isinstance(content, list) or not content or not all(isinstance(w, str | int | bool) for w in content):
+        raise InputError(f"{where} should be a list of words, at least one; found {content!r}")
+    return tuple(str(word) for word in content)
