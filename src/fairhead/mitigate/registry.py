@@ -7,10 +7,21 @@ from typing import Any
 from torch import nn
 
 from fairhead.errors import InputError, did_you_mean
+from fairhead.mitigate.afr import AFR
+from fairhead.mitigate.arl import ARL
+from fairhead.mitigate.clusters import Clusters
 from fairhead.mitigate.dam import ABLATIONS, DAM, RELEASED
+from fairhead.mitigate.dro import DRO
+from fairhead.mitigate.eiil import EIIL
 from fairhead.mitigate.encoder_layer import EncoderLayer
 from fairhead.mitigate.erm import ERM
 from fairhead.mitigate.job import Job, Method, Trained
+from fairhead.mitigate.jtt import JTT
+from fairhead.mitigate.kd import KD
+from fairhead.mitigate.lff import LfF
+from fairhead.mitigate.scaling import ClassScaling
+from fairhead.mitigate.spare import SPARE
+from fairhead.mitigate.xrm import XRM
 from fairhead.train import Epoch, Examples, Selection, TrainingPlan
 
 # Name -> settings. None of these is ever given a group; see `references` for those that are.
@@ -20,6 +31,19 @@ METHODS: Mapping[str, Any] = {
     **ABLATIONS,
     **RELEASED,
     "encoder_layer": EncoderLayer(),
+    "dro": DRO(),
+    "dro_chi2": DRO("chi2"),
+    "dro_cvar": DRO("cvar"),
+    "arl": ARL(),
+    "kd": KD(),
+    "jtt": JTT(),
+    "lff": LfF(),
+    "eiil": EIIL(),
+    "scaling": ClassScaling(),
+    "afr": AFR(),
+    "xrm": XRM(),
+    "spare": SPARE(),
+    "clusters": Clusters(),
 }
 
 

@@ -1,0 +1,83 @@
+"""AFR, automatic feature reweighting: a last layer retrained where plain training is unsure (Qiu et al., 2023)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fairhead.errors import InputError
+from fairhead.mitigate.head import features_of, find_head, set_head
+from fairhead.mitigate.job import Job
+from fairhead.mitigate.losses import row_losses
+
+
+@dataclass(frozen=True)
+class AFR:
+    """Plain training on one part of the rows; on the rest, the last layer again with weights ∝ β_y · exp(−γ p_y).
+
+    Attributes:
+        held_out: share of the training rows kept for the last layer.
+        gamma: how much more the rows count that plain training gets wrong (γ); 0 rebalances classes only.
+        penalty: on the distance from the first last layer (λ).
+        steps: full-batch gradient steps.
+        learning_rate: of those steps.
+
+    Example:
+        >>> from fairhead.mitigate import method
+        >>> method("afr", gamma=10).gamma
+        10
+    """
+
+    held_out: float = 0.2
+    gamma: float = 4.0
+    penalty: float = 0.0
+    steps: int = 500
+    learning_rate: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not 0 < self.held_out < 1:
+            raise InputError(f"AFR's held_out is a share of the rows, between 0 and 1; found {self.held_out}")
+
+    def train(self, job: Job) -> nn.Module:
+        """Plain training, then the last layer."""
+        order = torch.randperm(len(job.train), generator=job.generator())
+        kept = order[round(self.held_out * len(order)) :]
+        held = job.train.take(order[: round(self.held_out * len(order))])
+        model = job.build_model()
+        job.fit("training", model, train=job.train.take(kept))
+        with job.timed("last layer"):
+            head = find_head(model, held)
+            features = features_of(model, head, held, job.plan.precision).to(head.weight.device)
+            self._retrain(head, features, held.labels.to(head.weight.device))
+        return model
+
+    def _retrain(self, head: nn.Linear, features: Tensor, labels: Tensor) -> None:
+        """Full-batch gradient descent on the weighted loss, gradients clipped to norm 1; features [m, D]."""
+        last = nn.Linear(head.in_features, head.out_features, bias=head.bias is not None).to(features.device)
+        last.load_state_dict(head.state_dict())
+        start = [parameter.detach().clone() for parameter in last.parameters()]
+        with torch.no_grad():
+            p_label = (-row_losses(last(features), labels)).exp()
+        weights = afr_weights(p_label, labels, self.gamma)
+        optimizer = torch.optim.SGD(last.parameters(), lr=self.learning_rate)
+        for _ in range(self.steps):
+            distance = sum((p - p0).square().sum() for p, p0 in zip(last.parameters(), start, strict=True))
+            loss = (weights * row_losses(last(features), labels)).sum() + self.penalty * distance
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(last.parameters(), 1.0)
+            optimizer.step()
+        set_head(head, last.weight, last.bias if last.bias is not None else last.weight.new_zeros(head.out_features))
+
+
+def afr_weights(p_label: Tensor, labels: Tensor, gamma: float) -> Tensor:
+    """β_y · exp(−γ p_y), summing to 1, where β_y is one over the size of the row's class; [m].
+
+    Example:
+        >>> import torch
+        >>> afr_weights(torch.tensor([1.0, 1.0, 1.0]), torch.tensor([0, 0, 1]), gamma=5.0).tolist()
+        [0.25, 0.25, 0.5]
+    """
+    sizes = torch.bincount(labels)
+    weights = (-gamma * p_label).exp() / sizes[labels]
+    return weights / weights.sum()

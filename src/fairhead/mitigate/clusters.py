@@ -1,0 +1,114 @@
+"""Clusters: make the label independent of what frozen features cluster by; a method of this library's own."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import WeightedRandomSampler
+
+from fairhead.errors import InputError
+from fairhead.mitigate.clustering import kmeans, nearest
+from fairhead.mitigate.group_dro import cell_numbers
+from fairhead.mitigate.head import features_of, find_head
+from fairhead.mitigate.job import Job
+from fairhead.train import Examples, Fit, Selection
+from fairhead.train.selection import worst_accuracy
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """Clusters in features, rows drawn in proportion to P(y) P(c) / P(y, c): label and cluster become independent.
+
+    What tells the classes apart is taken out first (each class is moved to the common mean), so that clusters are by
+    something else and every class can have rows in each. For every number of clusters a model is trained; the one
+    with the best worst (class, cluster) accuracy on the validation set is kept, over the cells of all the clusterings.
+
+    Attributes:
+        counts: numbers of clusters to try.
+        least: cells of the validation set with fewer rows do not count.
+        features: gives [n, D] for examples, such as the features of a frozen foundation model; by default what goes
+            into the last layer of a plainly trained model.
+
+    Example:
+        >>> from fairhead.mitigate import method
+        >>> method("clusters", counts=[8]).counts
+        (8,)
+    """
+
+    counts: tuple[int, ...] = (4, 8, 16)
+    least: int = 10
+    features: Callable[[Examples], Tensor] | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.counts or min(self.counts) < 2:
+            raise InputError(f"counts must name at least one number of clusters, each 2 or more; found {self.counts}")
+
+    def train(self, job: Job) -> nn.Module:
+        """One training for each number of clusters, and plain training where features are not given."""
+        train, validation = self._features(job)
+        labels, validation_labels = job.train.labels.cpu(), job.validation.labels.cpu()
+        with job.timed("clusters"):
+            found = [kmeans(train, k, job.plan.seed) for k in self.counts]
+            cells = [cell_numbers(validation_labels, nearest(validation, c.centres)) for c in found]
+        selection = worst_of_all(validation_labels, cells, self.least)
+        best: tuple[Fit, nn.Module] | None = None
+        for count, clustering in zip(self.counts, found, strict=True):
+            chances = independent_weights(labels, clustering.cluster.cpu())
+            sampler = WeightedRandomSampler(chances.tolist(), len(labels), generator=job.generator())
+            model = job.build_model()
+            done = job.fit(f"training with {count} clusters", model, sampler=sampler, selection=selection)
+            if best is None or done.best.score > best[0].best.score:
+                best = done, model
+        assert best is not None
+        job.last_fit = best[0]
+        return best[1]
+
+    def _features(self, job: Job) -> tuple[Tensor, Tensor]:
+        """Of training and validation rows, with every class moved to the common mean."""
+        get = self.features
+        if get is None:
+            model = job.build_model()
+            job.fit("training", model)
+            head = find_head(model, job.train)
+
+            def get(examples: Examples) -> Tensor:
+                return features_of(model, head, examples, job.plan.precision)
+
+        with job.timed("features"):
+            train, validation = get(job.train).float().cpu(), get(job.validation).float().cpu()
+        labels = job.train.labels.cpu()
+        for label in labels.unique():
+            offset = train[labels == label].mean(0) - train.mean(0)
+            train[labels == label] -= offset
+            validation[job.validation.labels.cpu() == label] -= offset
+        return train, validation
+
+
+def independent_weights(labels: Tensor, clusters: Tensor) -> Tensor:
+    """P(y) P(c) / P(y, c) of each row, [n]: under these weights label and cluster are independent.
+
+    Example:
+        >>> import torch
+        >>> independent_weights(torch.tensor([0, 0, 0, 1]), torch.tensor([0, 0, 1, 1])).tolist()
+        [0.75, 0.75, 1.5, 0.5]
+    """
+    cells = cell_numbers(labels, clusters)
+    shares = [torch.bincount(numbers)[numbers].double() / len(labels) for numbers in (labels, clusters, cells)]
+    return shares[0] * shares[1] / shares[2]
+
+
+def worst_of_all(labels: Tensor, clusterings: list[Tensor], least: int) -> Selection:
+    """The lowest accuracy of a cell of any clustering, among cells with at least `least` rows (all, if none has)."""
+    kept = []
+    for cells in clusterings:
+        large = torch.bincount(cells)[cells] >= least
+        kept.append(large if large.any() else torch.ones_like(large))
+
+    def score(predicted: Tensor) -> float:
+        return min(
+            worst_accuracy(predicted[rows], labels[rows], cells[rows])
+            for cells, rows in zip(clusterings, kept, strict=True)
+        )
+
+    return score

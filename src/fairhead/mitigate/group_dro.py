@@ -1,0 +1,77 @@
+"""GroupDRO's loss (Sagawa et al., 2020), for groups that a method has found or (in `references`) was given."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import WeightedRandomSampler
+
+from fairhead.mitigate.losses import row_losses
+
+
+class GroupLoss:
+    """Σ q_g L_g, where q_g grows exponentially with the loss of its group.
+
+    Example:
+        >>> import torch
+        >>> from types import SimpleNamespace
+        >>> loss = GroupLoss(torch.tensor([0, 0, 1]), step_size=0.0)      # q stays at ½ each
+        >>> out = SimpleNamespace(logits=torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.0, 100.0]]))
+        >>> round(loss(out, torch.tensor([0, 0, 1]), torch.tensor([0, 1, 2])).exp().item() ** 2, 4)
+        2.0
+    """
+
+    def __init__(self, groups: Tensor, step_size: float = 0.01, adjustment: float = 0.0) -> None:
+        """Start with equal q.
+
+        Args:
+            groups: of each training row, numbered from 0, [n].
+            step_size: how fast q follows the losses (η).
+            adjustment: C of the generalisation adjustment C / √n_g, added to a group's loss when q is updated.
+        """
+        self.groups = groups
+        sizes = torch.bincount(groups)
+        self.adjustment = adjustment / sizes.clamp(min=1).sqrt()
+        self.step_size = step_size
+        self.q = (sizes > 0).float() / (sizes > 0).sum()
+
+    def __call__(self, output: Any, labels: Tensor, rows: Tensor) -> Tensor:
+        """The loss of a batch; q moves with it."""
+        if self.q.device != rows.device:
+            self.groups, self.adjustment, self.q = (
+                tensor.to(rows.device) for tensor in (self.groups, self.adjustment, self.q)
+            )
+        losses = row_losses(output.logits, labels)
+        group = self.groups[rows]
+        counts = torch.zeros_like(self.q).index_add(0, group, torch.ones_like(losses))
+        means = torch.zeros_like(self.q).index_add(0, group, losses) / counts.clamp(min=1)
+        with torch.no_grad():
+            here = counts > 0  # groups that the batch lacks keep their weight
+            self.q = self.q * torch.where(here, (self.step_size * (means + self.adjustment)).exp(), 1.0)
+            self.q = self.q / self.q.sum()
+        return (self.q * means).sum()
+
+
+def balanced(cells: Tensor, generator: torch.Generator, power: float = 1.0) -> WeightedRandomSampler:
+    """As many draws as rows, from every cell alike (or in proportion to size^(1 − power)).
+
+    Args:
+        cells: of each training row, numbered from 0, [n].
+        generator: of the draws.
+        power: 1 for equal shares, 0 for those of the data.
+    """
+    sizes = torch.bincount(cells.cpu()).double()
+    chances = sizes[cells.cpu()].pow(-power)
+    return WeightedRandomSampler(chances.tolist(), len(cells), generator=generator)
+
+
+def cell_numbers(labels: Tensor, parts: Tensor) -> Tensor:
+    """One number for each (class, part) pair that occurs, from 0 and without holes, [n] on the CPU.
+
+    Example:
+        >>> import torch
+        >>> cell_numbers(torch.tensor([0, 0, 1]), torch.tensor([5, 7, 5])).tolist()
+        [0, 1, 2]
+    """
+    labels, parts = labels.cpu().long(), parts.cpu().long()
+    return (labels * (parts.max() + 1) + parts).unique(return_inverse=True)[1]

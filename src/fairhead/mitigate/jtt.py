@@ -1,0 +1,59 @@
+"""JTT, just train twice: the rows that a first model gets wrong are shown more often to a second (Liu et al., 2021)."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import SubsetRandomSampler
+
+from fairhead.errors import InputError
+from fairhead.mitigate.job import Job
+from fairhead.train.selection import last_epoch
+
+
+@dataclass(frozen=True)
+class JTT:
+    """Just train twice.
+
+    Attributes:
+        first_epochs: of the model whose errors are taken (T); it keeps its last epoch.
+        upweight: how often a row that it got wrong appears in an epoch of the second (λ_up); others appear once.
+
+    Example:
+        >>> from fairhead.mitigate import method
+        >>> method("jtt", upweight=20).upweight
+        20
+    """
+
+    first_epochs: int = 1
+    upweight: int = 50
+
+    def __post_init__(self) -> None:
+        if self.upweight < 1 or self.first_epochs < 1:
+            raise InputError(
+                f"JTT needs first_epochs and upweight of at least 1; found {self.first_epochs} and {self.upweight}"
+            )
+
+    def train(self, job: Job) -> nn.Module:
+        """Two stages. The second has more steps: that is the method's cost."""
+        first = job.build_model()
+        job.fit("first model", first, plan=replace(job.plan, epochs=self.first_epochs), selection=last_epoch())
+        with job.timed("errors of the first model"):
+            wrong = job.predict(first, job.train).argmax(-1) != job.train.labels.cpu()
+        del first
+        model = job.build_model()
+        # A sampler of row numbers, some of them many times; the sequence type is torch's own.
+        rows = upsampled(wrong, self.upweight).tolist()
+        job.fit("second model", model, sampler=SubsetRandomSampler(rows, generator=job.generator()))
+        return model
+
+
+def upsampled(wrong: Tensor, times: int) -> Tensor:
+    """Every row number once, and those of `wrong` [n] `times` times.
+
+    Example:
+        >>> import torch
+        >>> upsampled(torch.tensor([False, True]), 3).tolist()
+        [0, 1, 1, 1]
+    """
+    return torch.arange(len(wrong)).repeat_interleave(torch.where(wrong.cpu(), times, 1))

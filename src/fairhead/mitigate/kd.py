@@ -1,0 +1,59 @@
+"""KD: learn from the soft labels of a teacher (Chai, Jang and Wang, 2022: fairness without demographics)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fairhead.mitigate.job import Job
+from fairhead.train.selection import last_epoch
+
+
+@dataclass(frozen=True)
+class KD:
+    """Knowledge distillation: share · CE(student, teacher) + (1 − share) · CE(student, label).
+
+    Attributes:
+        share: of the teacher's probabilities in the target (λ).
+        temperature: softens teacher and student alike; its term is multiplied by T², which keeps gradients' size.
+        teacher_epochs: None for as many as the student. The teacher keeps its last epoch: it is meant to overfit.
+        build_teacher: gives the (usually larger) teacher; by default it is built like the student.
+
+    Example:
+        >>> from fairhead.mitigate import method
+        >>> method("kd", share=0.7).share
+        0.7
+    """
+
+    share: float = 1.0
+    temperature: float = 1.0
+    teacher_epochs: int | None = None
+    build_teacher: Callable[[], nn.Module] | None = field(default=None, compare=False)
+
+    def train(self, job: Job) -> nn.Module:
+        """Two stages; the teacher's probabilities are computed once."""
+        teacher = (self.build_teacher or job.build_model)()
+        plan = replace(job.plan, epochs=self.teacher_epochs or job.plan.epochs)
+        job.fit("teacher", teacher, plan=plan, selection=last_epoch())
+        with job.timed("soft labels"):
+            soft = job.predict(teacher, job.train)
+        del teacher
+        student = job.build_model()
+        job.fit("student", student, loss=_DistillationLoss(soft, self.share, self.temperature))
+        return student
+
+
+class _DistillationLoss:
+    def __init__(self, soft: Tensor, share: float, temperature: float) -> None:
+        """`soft`: the teacher's probabilities for the training set, [n, C]."""
+        self.share, self.temperature = share, temperature
+        # p^(1/T), normalised: the softmax of the teacher's logits over T.
+        self.soft = (soft.clamp(min=1e-12).log() / temperature).softmax(-1)
+
+    def __call__(self, output: Any, labels: Tensor, rows: Tensor) -> Tensor:
+        self.soft = self.soft.to(rows.device)
+        logits = output.logits.float()
+        from_teacher = cross_entropy(logits / self.temperature, self.soft[rows]) * self.temperature**2
+        return self.share * from_teacher + (1 - self.share) * cross_entropy(logits, labels)

@@ -1,0 +1,73 @@
+"""LfF, learning from failure: what a network that clings to easy rows finds hard counts more (Nam et al., 2020)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fairhead.mitigate.job import Job
+from fairhead.mitigate.losses import row_losses
+from fairhead.mitigate.pair import PairOutput, fresh_pair
+
+
+@dataclass(frozen=True)
+class LfF:
+    """Learning from failure, with two networks that share nothing.
+
+    Attributes:
+        q: of the generalised cross-entropy that makes the second network cling to what it has learnt first.
+        memory: share of the past in the running loss of each row (α).
+
+    Example:
+        >>> from fairhead.mitigate import method
+        >>> method("lff").q
+        0.7
+    """
+
+    q: float = 0.7
+    memory: float = 0.7
+
+    def train(self, job: Job) -> nn.Module:
+        """One stage with both networks."""
+        pair = fresh_pair(job)
+        job.fit("training beside a biased network", pair, loss=FailureLoss(job.train.labels, self.q, self.memory))
+        return pair.first
+
+
+class FailureLoss:
+    """The sum of both networks' losses. Running losses are kept for every row of the training set, on the device.
+
+    Example:
+        >>> import torch
+        >>> loss = FailureLoss(torch.tensor([0, 1]))
+        >>> out = PairOutput(torch.zeros(2, 2), torch.zeros(2, 2))
+        >>> value = loss(out, torch.tensor([0, 1]), torch.tensor([0, 1]))
+        >>> round(value.item() / torch.tensor(2.0).log().item(), 4)   # ½ of CE, and q · 0.5^q of CE
+        0.9309
+    """
+
+    def __init__(self, labels: Tensor, q: float = 0.7, memory: float = 0.7) -> None:
+        """`labels` of the training set, [n]."""
+        self.q, self.memory = q, memory
+        self.labels = labels
+        self.running = torch.full((2, len(labels)), torch.nan)  # of the predicting and of the biased network
+
+    def __call__(self, output: PairOutput, labels: Tensor, rows: Tensor) -> Tensor:
+        """The loss of a batch; the running losses of its rows move with it."""
+        assert output.second is not None
+        self.labels, self.running = self.labels.to(rows.device), self.running.to(rows.device)
+        losses = torch.stack([row_losses(output.logits, labels), row_losses(output.second, labels)])  # [2, B]
+        with torch.no_grad():
+            before = self.running[:, rows]
+            # The first visit has no past.
+            now = torch.where(before.isnan(), losses, self.memory * before + (1 - self.memory) * losses)
+            self.running[:, rows] = now
+            own, biased = now / self._class_highest(output.logits.shape[-1])[:, labels].clamp(min=1e-12)
+            weight = biased / (biased + own + 1e-8)
+            p_label = (-losses[1]).exp()
+        return (weight * losses[0]).mean() + (self.q * p_label**self.q * losses[1]).mean()
+
+    def _class_highest(self, classes: int) -> Tensor:
+        """The highest running loss within each class, [2, C]."""
+        start = self.running.new_zeros(2, classes)
+        return start.scatter_reduce(1, self.labels.expand(2, -1), self.running.nan_to_num(0.0), "amax")

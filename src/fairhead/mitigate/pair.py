@@ -1,0 +1,49 @@
+"""Two separate networks that are trained together, seen by the loop as one model."""
+
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from fairhead.mitigate.job import Job
+from fairhead.train.examples import check_inputs
+
+
+class PairOutput(NamedTuple):
+    """Logits of the first network, [B, C], and (while training) of the second."""
+
+    logits: Tensor
+    second: Tensor | None
+
+
+class Pair(nn.Module):
+    """The first network is the one that predicts; the second runs while training only.
+
+    Example:
+        >>> import torch
+        >>> from types import SimpleNamespace
+        >>> class Net(torch.nn.Linear):
+        ...     def forward(self, x):
+        ...         return SimpleNamespace(logits=super().forward(x))
+        >>> pair = Pair(Net(3, 2), Net(3, 2))
+        >>> pair(x=torch.zeros(4, 3)).second.shape, pair.eval()(x=torch.zeros(4, 3)).second
+        (torch.Size([4, 2]), None)
+    """
+
+    def __init__(self, first: nn.Module, second: nn.Module) -> None:
+        super().__init__()
+        self.first = first
+        self.second = second
+
+    def forward(self, **inputs: Any) -> PairOutput:
+        """Run both on the same inputs."""
+        second = self.second(**inputs).logits if self.training else None
+        return PairOutput(self.first(**inputs).logits, second)
+
+
+def fresh_pair(job: Job) -> Pair:
+    """Two new networks that share nothing."""
+    pair = Pair(job.build_model(), job.build_model())
+    check_inputs(pair.first, job.train)  # the pair takes anything: what the networks take must be asked of them
+    shared = {id(p) for p in pair.first.parameters()} & {id(p) for p in pair.second.parameters()}
+    assert not shared, "build_model must give a fresh model each time"
+    return pair
