@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from fairhead.errors import InputError, UnsupportedModel
@@ -47,16 +48,21 @@ def load_scorer(
     config = _loaded("config.json", folder, transformers.AutoConfig)
     _refuse_other_architectures(folder, config)
     tokenizer = _loaded("the tokeniser", folder, transformers.AutoTokenizer)
-    model = _loaded(
-        "the weights", folder, transformers.AutoModelForCausalLM, config=config, dtype=kind, use_safetensors=True
-    )
+    options = {"config": config, "dtype": kind, "use_safetensors": True, "output_loading_info": True}
+    model, found = _loaded("the weights", folder, transformers.AutoModelForCausalLM, **options)
+    missing = sorted(found["missing_keys"])
+    if missing:
+        # They would be random numbers, and the scores with them.
+        raise InputError(
+            f"{folder}: the file of weights lacks {len(missing)} that the model needs, such as {missing[0]}"
+        )
     return Scorer(model.eval(), tokenizer, device=place, batch_tokens=batch_tokens, start=start)
 
 
 def _loaded(what: str, folder: Path, auto: Any, **options: Any) -> Any:
     try:
         return auto.from_pretrained(folder, local_files_only=True, **options)
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise InputError(f"{folder}: {what} cannot be loaded: {reason}") from None
 

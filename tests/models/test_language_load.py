@@ -1,0 +1,163 @@
+"""Scorers from folders, the command line on them, and perplexity in closed form."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from fairhead.cli import main
+from fairhead.errors import InputError, UnsupportedModel
+from fairhead.language import load_scorer, perplexity
+from fairhead.language.resampling import Resampling
+
+WORDS = ["<s>", "he", "she", "was", "kind", "cruel", "cried", "the", "nurse", "doctor"]
+CONTEXT = 16
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tiny random Llama with a word-level tokeniser, saved as a user would have it."""
+    path = tmp_path_factory.mktemp("tiny")
+    words = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, "<s>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    hf.PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>").save_pretrained(path)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = hf.LlamaConfig(
+        **sizes, vocab_size=len(WORDS), max_position_embeddings=CONTEXT, bos_token_id=0, eos_token_id=0
+    )
+    hf.LlamaForCausalLM(config).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def crows(tmp_path_factory):
+    file = tmp_path_factory.mktemp("data") / "crows_pairs_anonymized.csv"
+    rows = [
+        f"{i},she {w},he {w},stereo,gender,[['gender']]" for i, w in enumerate(["cried", "was kind", "was cruel"] * 5)
+    ]
+    rows.append(f"15,{'she ' * 20},he,stereo,gender,[['gender']]")
+    file.write_text("\n".join([",sent_more,sent_less,stereo_antistereo,bias_type,annotations", *rows]))
+    return file
+
+
+def test_perplexity_of_a_model_without_weights_is_the_size_of_its_vocabulary(folder):
+    scorer = load_scorer(folder, device="cpu")
+    with torch.no_grad():
+        scorer.model.lm_head.weight.zero_()
+    documents = ["he was kind", "she cried " * 30]  # the second is longer than the context
+    result = perplexity.evaluate(scorer, documents)
+    assert result["perplexity"].value == pytest.approx(len(WORDS))
+    assert result["perplexity_per_word"].value == pytest.approx(len(WORDS))  # one token a word
+    bits = (3 + 60) * math.log2(len(WORDS)) / sum(len(d.encode()) for d in documents)
+    assert result["bits_per_byte"].value == pytest.approx(bits)
+    assert result["perplexity"].detail["tokens"] == 63
+
+
+def test_perplexity_equals_the_models_own_loss(folder):
+    scorer = load_scorer(folder, device="cpu")
+    rng = np.random.default_rng(0)
+    documents = [" ".join(rng.choice(WORDS[1:], 9)) for _ in range(12)]
+    losses = []
+    for text in documents:
+        ids = torch.tensor([[0, *scorer.tokenizer(text, add_special_tokens=False)["input_ids"]]])
+        with torch.no_grad():
+            losses.append(float(scorer.model(ids, labels=ids).loss))
+    result = perplexity.evaluate(scorer, documents, resampling=Resampling(n_boot=100))["perplexity"]
+    assert result.value == pytest.approx(math.exp(np.mean(losses)), rel=1e-5)
+    assert result.low < result.value < result.high
+
+
+def test_perplexity_windows_and_empty_texts(folder):
+    scorer = load_scorer(folder, device="cpu")
+    with pytest.raises(InputError, match="a window of 17 tokens: from 2 to the model's context of 16"):
+        perplexity.evaluate(scorer, ["he"], window=17)
+    with pytest.raises(InputError, match="at least one document"):
+        perplexity.evaluate(scorer, [])
+    with pytest.raises(InputError, match="document 2 has no token"):
+        perplexity.evaluate(scorer, ["he", ""])
+
+
+def test_what_cannot_be_loaded_is_named(folder, tmp_path):
+    with pytest.raises(InputError, match=r"no config\.json"):
+        load_scorer(tmp_path)
+    with pytest.raises(InputError, match="device 'nowhere' cannot be used"):
+        load_scorer(folder, device="nowhere")
+    with pytest.raises(InputError, match="dtype 'int8' is not known"):
+        load_scorer(folder, device="cpu", dtype="int8")
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "model.safetensors").write_bytes(b"cut off")
+    with pytest.raises(InputError, match="the weights cannot be loaded"):
+        load_scorer(tmp_path, device="cpu")
+    weights = load_file(folder / "model.safetensors")
+    save_file({k: v for k, v in weights.items() if "v_proj" not in k}, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match=r"lacks 1 that the model needs, such as model\.layers\.0\.self_attn\.v_proj"):
+        load_scorer(tmp_path, device="cpu")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["LlamaForSequenceClassification"]}))
+    with pytest.raises(UnsupportedModel, match="holds a LlamaForSequenceClassification; a causal language model"):
+        load_scorer(tmp_path, device="cpu")
+
+
+def test_the_command_names_what_it_left_out(folder, crows, tmp_path, capsys):
+    arguments = ["lm", "crows", "--model", str(folder), "--data", str(crows), "--device", "cpu"]
+    main([*arguments, "--json", str(tmp_path / "r.json"), "--out", str(tmp_path / "scores")])
+    shown = capsys.readouterr().out
+    assert "15 items" in shown
+    assert "Left out: 1 (longer than the model's context); the first is 15" in shown
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert result["schema"] == "fairhead.language/1"
+    assert result["left_out"] == {"longer than the model's context": ["15"]}
+    assert result["provenance"]["dtype"] == "float32"
+    assert result["provenance"]["command"].startswith("fairhead lm crows")
+    overall = next(e for e in result["estimates"] if (e["metric"], e["group_by"]) == ("ss", None))
+    assert 0 <= overall["low"] <= overall["value"] <= overall["high"] <= 1
+    assert overall["n"] == 15
+
+
+def test_the_command_reads_plain_text(folder, tmp_path, capsys):
+    (tmp_path / "text.txt").write_text("he was kind\n\nshe was kind\n\nthe nurse cried\n")
+    main(
+        [
+            "lm",
+            "perplexity",
+            "--model",
+            str(folder),
+            "--data",
+            str(tmp_path / "text.txt"),
+            "--device",
+            "cpu",
+            "--json",
+            "-",
+        ]
+    )
+    result = json.loads(capsys.readouterr().out)
+    assert result["n"] == 3
+    assert result["estimates"][0]["metric"] == "perplexity"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["crows", "--model", "nowhere", "--data", "nowhere.csv"], "nowhere.csv: there is no such file"),
+        (["perplexity", "--model", "nowhere", "--data", "nowhere.txt"], "nowhere.txt cannot be read"),
+        (["crows", "--data", "x"], "Missing option '--model'"),
+        (["crows", "--model", "m", "--data", "d", "--limit", "0"], "--limit is 0; at least 1 is expected"),
+        (["crows", "--model", "m", "--data", "d", "--level", "95"], "--level is 95; a share"),
+        (["crows", "--model", "m", "--data", "d", "--json", "/no/such/folder/x.json"], "there is no folder"),
+        (["tea", "--model", "m", "--data", "d"], "'tea' is not one of"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(arguments, message, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["lm", *arguments])
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
