@@ -43,7 +43,7 @@ class Scorer:
         batch_tokens: tokens of a batch, padding included; None chooses by device.
         row_tokens: tokens of a row of a batch, in which what several requests begin with is shared.
         start: "always" puts BOS (end of text where there is none) before every text; "empty_prefix" only before texts
-            without a prefix, as lm-evaluation-harness does.
+            without a prefix, as lm-evaluation-harness does where the tokeniser adds none itself.
 
     Example:
         >>> from tokenizers import Tokenizer, models, pre_tokenizers

@@ -60,7 +60,7 @@ def encode(requests: Sequence[Request], tokenizer: Any, start: StartToken, when:
         requests: what to encode.
         tokenizer: a Hugging Face tokeniser.
         start: the token before the first.
-        when: "always", or "empty_prefix": only before texts without a prefix, as lm-evaluation-harness does.
+        when: "always", or "empty_prefix": only before texts without a prefix.
     """
     parts = [_move_spaces(request) for request in requests]
     wholes = _ids(tokenizer, [prefix + continuation for prefix, continuation in parts])
