@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch.utils.data import WeightedRandomSampler
 
 from fairhead.errors import InputError
@@ -20,9 +21,10 @@ from fairhead.train.selection import worst_accuracy
 class Clusters:
     """Clusters in features, rows drawn in proportion to P(y) P(c) / P(y, c): label and cluster become independent.
 
-    What tells the classes apart is taken out first (each class is moved to the common mean), so that clusters are by
-    something else and every class can have rows in each. For every number of clusters a model is trained; the one
-    with the best worst (class, cluster) accuracy on the validation set is kept, over the cells of all the clusterings.
+    What tells the classes apart is taken out first (the directions of a linear classifier of the label), so that
+    clusters are by something else and every class can have rows in each. For every number of clusters a model is
+    trained; the one with the best worst (class, cluster) accuracy on the validation set is kept, over the cells of all
+    the clusterings.
 
     Attributes:
         counts: numbers of clusters to try.
@@ -65,7 +67,7 @@ class Clusters:
         return best[1]
 
     def _features(self, job: Job) -> tuple[Tensor, Tensor]:
-        """Of training and validation rows, with every class moved to the common mean."""
+        """Of training and validation rows, without what tells the classes apart."""
         get = self.features
         if get is None:
             model = job.build_model()
@@ -77,12 +79,39 @@ class Clusters:
 
         with job.timed("features"):
             train, validation = get(job.train).float().cpu(), get(job.validation).float().cpu()
-        labels = job.train.labels.cpu()
-        for label in labels.unique():
-            offset = train[labels == label].mean(0) - train.mean(0)
-            train[labels == label] -= offset
-            validation[job.validation.labels.cpu() == label] -= offset
-        return train, validation
+            return without_label(train, job.train.labels.cpu(), validation)
+
+
+def without_label(train: Tensor, labels: Tensor, validation: Tensor) -> tuple[Tensor, Tensor]:
+    """Project the directions of a linear classifier of the label out of the features.
+
+    A classifier's directions rather than the line between class means: where something else goes along with the label,
+    the means differ by that as well, and it is what the clusters are to find.
+
+    Args:
+        train: [n, D].
+        labels: [n].
+        validation: [m, D]; moved along with the others, its labels are not used.
+    """
+    mean, deviation = train.mean(0), train.std(0).clamp(min=1e-6)
+    even = (train - mean) / deviation  # for the classifier only: clusters need the features' own scales
+    classes = int(labels.max()) + 1
+    weight = torch.zeros(classes, train.shape[1], requires_grad=True)
+    bias = torch.zeros(classes, requires_grad=True)
+    optimizer = torch.optim.LBFGS([weight, bias], max_iter=200, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = cross_entropy(even @ weight.T + bias, labels) + 1e-3 * weight.square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    with torch.no_grad():
+        # Only differences between classes matter: classes − 1 directions, orthonormal.
+        in_features = (weight - weight.mean(0)) / deviation
+        directions = torch.linalg.svd(in_features, full_matrices=False).Vh[: classes - 1]
+        return train - train @ directions.T @ directions, validation - validation @ directions.T @ directions
 
 
 def independent_weights(labels: Tensor, clusters: Tensor) -> Tensor:

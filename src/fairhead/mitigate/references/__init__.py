@@ -4,33 +4,30 @@ They are fenced off: `fairhead.mitigate.run` refuses them, and each is marked `u
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fairhead.errors import InputError
-from fairhead.mitigate.job import Job, Method, Trained
+from fairhead.mitigate.group_dro import cell_numbers
+from fairhead.mitigate.job import Method, Trained
+from fairhead.mitigate.references.dfr import DFR as DFR
+from fairhead.mitigate.references.fscl import FSCL as FSCL
+from fairhead.mitigate.references.group_dro import GroupDRO as GroupDRO
+from fairhead.mitigate.references.job import JobWithAttributes as JobWithAttributes
+from fairhead.mitigate.references.tadet import TADeT as TADeT
 from fairhead.mitigate.registry import configured, run_job
 from fairhead.train import Epoch, Examples, Selection, TrainingPlan
-from fairhead.train.selection import worst_accuracy
+from fairhead.train.selection import worst_of_cells
 
 # Name -> settings; each has `uses_attributes = True`.
-METHODS_WITH_ATTRIBUTES: Mapping[str, Any] = {}
-
-
-@dataclass(kw_only=True)
-class JobWithAttributes(Job):
-    """A job that also has the group of each row, numbered from 0.
-
-    Attributes:
-        groups_train: [rows of train].
-        groups_validation: [rows of validation].
-    """
-
-    groups_train: Tensor
-    groups_validation: Tensor
+METHODS_WITH_ATTRIBUTES: Mapping[str, Any] = {
+    "group_dro": GroupDRO(),
+    "dfr": DFR(),
+    "fscl": FSCL(),
+    "tadet": TADeT(),
+}
 
 
 def method_with_attributes(name: str, **options: Any) -> Any:
@@ -64,12 +61,7 @@ def run_with_attributes(
     """
     groups = [_groups(train, groups_train, "training"), _groups(validation, groups_validation, "validation")]
     if selection == "worst_group":
-        labels = validation.labels.cpu()
-        cells = cell_numbers(labels, groups[1])
-
-        def selection(predicted: Tensor) -> float:
-            return worst_accuracy(predicted, labels, cells)
-
+        selection = worst_of_cells(validation.labels, cell_numbers(validation.labels, groups[1]))
     job = JobWithAttributes(
         build_model,
         train,
@@ -81,11 +73,6 @@ def run_with_attributes(
         groups_validation=groups[1],
     )
     return run_job(config, job)
-
-
-def cell_numbers(labels: Tensor, groups: Tensor) -> Tensor:
-    """One number for each (class, group) pair, [n]."""
-    return labels * (int(groups.max()) + 1) + groups
 
 
 def _groups(examples: Examples, groups: Sequence[int] | Tensor, what: str) -> Tensor:

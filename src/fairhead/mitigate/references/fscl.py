@@ -1,0 +1,118 @@
+"""FSCL, the fair supervised contrastive loss (Park et al., 2022). It uses the attribute."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from fairhead.mitigate.head import find_head
+from fairhead.mitigate.job import Job
+from fairhead.mitigate.losses import row_losses
+from fairhead.mitigate.references.job import with_attributes
+
+
+@dataclass(frozen=True)
+class FSCL:
+    """Cross-entropy and a contrastive loss in which the group cannot help to tell rows apart.
+
+    The published method trains the encoder with the contrastive loss first and a linear head afterwards; here both
+    losses are minimised together, in one stage of the common loop, which keeps budgets equal.
+
+    Attributes:
+        weight: of the contrastive loss.
+        temperature: τ.
+        even_groups: positives of every group weigh alike, whatever their number (FSCL+).
+        width: of the projection that the contrastive loss compares.
+
+    Example:
+        >>> from fairhead.mitigate.references import method_with_attributes
+        >>> method_with_attributes("fscl").temperature
+        0.1
+    """
+
+    uses_attributes: ClassVar[bool] = True
+
+    weight: float = 1.0
+    temperature: float = 0.1
+    even_groups: bool = True
+    width: int = 128
+
+    def train(self, job: Job) -> nn.Module:
+        """One stage with both losses."""
+        job = with_attributes(job, self)
+        model = job.build_model()
+        head = find_head(model, job.train)
+        projected = _Projected(model, head, self.width)
+        job.fit("training", projected, loss=_Loss(self, job.groups_train))
+        projected.handle.remove()
+        return model
+
+
+class _Projected(nn.Module):
+    """A model with a projection of what goes into its head."""
+
+    def __init__(self, model: nn.Module, head: nn.Linear, width: int) -> None:
+        super().__init__()
+        self.model = model
+        self.project = nn.Sequential(
+            nn.Linear(head.in_features, head.in_features), nn.ReLU(), nn.Linear(head.in_features, width)
+        )
+        self.seen: list[Tensor] = []
+        self.handle = head.register_forward_pre_hook(lambda module, args: self.seen.append(args[0]))
+
+    def forward(self, **inputs: Any) -> Any:
+        output = self.model(**inputs)
+        output.projection = normalize(self.project(self.seen.pop().float()), dim=-1) if self.training else None
+        self.seen.clear()
+        return output
+
+
+class _Loss:
+    def __init__(self, config: FSCL, groups: Tensor) -> None:
+        self.config, self.groups = config, groups
+
+    def __call__(self, output: Any, labels: Tensor, rows: Tensor) -> Tensor:
+        self.groups = self.groups.to(rows.device)
+        contrast = fair_contrastive(
+            output.projection, labels, self.groups[rows], self.config.temperature, self.config.even_groups
+        )
+        return row_losses(output.logits, labels).mean() + self.config.weight * contrast
+
+
+def fair_contrastive(z: Tensor, labels: Tensor, groups: Tensor, temperature: float, even_groups: bool) -> Tensor:
+    """SupCon with only negatives of another class and of the anchor's own group below the line.
+
+    Args:
+        z: unit vectors, [B, width].
+        labels: [B].
+        groups: [B].
+        temperature: τ.
+        even_groups: average within each (class, group) cell of positives first, and over anchors' cells last.
+
+    Example:
+        >>> import torch
+        >>> z = torch.eye(3)[[0, 0, 1]]
+        >>> args = torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0]), 1.0, False
+        >>> round(fair_contrastive(z, *args).item(), 4)   # row 0 alone has both: −(1 − 0)
+        -1.0
+    """
+    itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
+    same_class, same_group = labels[:, None] == labels, groups[:, None] == groups
+    positive, negative = same_class & ~itself, ~same_class & same_group
+    logits = z @ z.T / temperature
+    # Below the line stand the negatives alone; an anchor without any is left out, as is one without a positive.
+    has_both = positive.any(1) & negative.any(1)
+    hidden = ~negative & has_both[:, None]
+    against = logits.masked_fill(hidden, -torch.inf).logsumexp(1, keepdim=True)
+    log_share = logits - against
+    weight = positive.float()
+    if even_groups:
+        weight = weight / (weight @ same_group.float()).clamp(min=1)  # one over how many positives share the group
+    anchors = has_both.float()
+    if even_groups:
+        cell = same_class & same_group
+        anchors = anchors / (cell.float() @ anchors).clamp(min=1)
+    per_row = -(log_share.masked_fill(~positive, 0.0) * weight).sum(1) / weight.sum(1).clamp(min=1e-12)
+    return (anchors * per_row).sum() / anchors.sum().clamp(min=1e-12)

@@ -1,0 +1,41 @@
+"""GroupDRO with the true groups (Sagawa et al., 2020). It uses the attribute."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import nn
+
+from fairhead.mitigate.group_dro import GroupLoss, balanced, cell_numbers
+from fairhead.mitigate.job import Job
+from fairhead.mitigate.references.job import with_attributes
+
+
+@dataclass(frozen=True)
+class GroupDRO:
+    """The worst (class, group) cell drives training.
+
+    Attributes:
+        step_size: how fast the weights of the cells follow their losses (η_q).
+        adjustment: C of the generalisation adjustment C / √n.
+        balance: draw every cell equally often.
+
+    Example:
+        >>> from fairhead.mitigate.references import method_with_attributes
+        >>> method_with_attributes("group_dro").uses_attributes
+        True
+    """
+
+    uses_attributes: ClassVar[bool] = True
+
+    step_size: float = 0.01
+    adjustment: float = 0.0
+    balance: bool = True
+
+    def train(self, job: Job) -> nn.Module:
+        """One stage."""
+        job = with_attributes(job, self)
+        cells = cell_numbers(job.train.labels, job.groups_train)
+        model = job.build_model()
+        loss = GroupLoss(cells, self.step_size, self.adjustment)
+        job.fit("training", model, loss=loss, sampler=balanced(cells, job.generator()) if self.balance else None)
+        return model
