@@ -4,6 +4,7 @@ from fairhead.locate.ablation import Ablation as Ablation
 from fairhead.locate.ablation import ablated as ablated
 from fairhead.locate.controls import Controls as Controls
 from fairhead.locate.controls import layer_matched as layer_matched
+from fairhead.locate.controls import norm_matched as norm_matched
 from fairhead.locate.decompose import Decomposer as Decomposer
 from fairhead.locate.decompose import Terms as Terms
 from fairhead.locate.evidence import HeadEvidence as HeadEvidence
@@ -33,6 +34,7 @@ __all__ = [
     "collect",
     "head_evidence",
     "layer_matched",
+    "norm_matched",
     "score_heads",
     "select_heads",
 ]

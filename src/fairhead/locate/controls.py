@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations, product
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fairhead.errors import InputError
 from fairhead.locate.scores import Head
@@ -14,7 +15,7 @@ from fairhead.locate.scores import Head
 
 @dataclass(frozen=True)
 class Controls:
-    """Sets of heads, each matched by layer to the chosen ones. `exhaustive`: all that there are."""
+    """Sets of heads, each matched to the chosen ones. `exhaustive`: all that there are."""
 
     sets: tuple[tuple[Head, ...], ...]
     exhaustive: bool
@@ -60,6 +61,59 @@ def layer_matched(
     while len(drawn) < draws:
         choice = [sorted(rng.choice(free[layer], taken[layer], replace=False).tolist()) for layer in layers]
         drawn.setdefault(_flatten(layers, choice))
+    return Controls(tuple(drawn), exhaustive=False)
+
+
+def norm_matched(
+    selected: Sequence[tuple[int, int]],
+    norms: NDArray[np.floating],
+    *,
+    neighbours: int = 12,
+    draws: int = 200,
+    all_up_to: int = 400,
+    seed: int = 0,
+) -> Controls:
+    """Head sets in which each chosen head is replaced by one that writes about as much, of whatever layer.
+
+    Args:
+        selected: the chosen heads.
+        norms: how much each head writes: the mean length of its centred term, [layers, heads].
+        neighbours: how many heads nearest in (the logarithm of) that length each may be replaced by.
+        draws: how many different sets to draw when there are too many.
+        all_up_to: take all sets when there are no more than this.
+        seed: of the draw.
+
+    Example:
+        >>> norms = np.array([[1.0, 1.1, 5.0], [1.2, 0.1, 0.9]])
+        >>> [tuple(heads[0]) for heads in norm_matched([(0, 0)], norms, neighbours=2).sets]
+        [(0, 1), (1, 2)]
+    """
+    if not selected:
+        raise InputError("no heads were selected, so there is nothing to match controls to")
+    taken = {tuple(head) for head in selected}
+    free = [Head(*h) for h in np.ndindex(norms.shape) if h not in taken]
+    if len(free) < len(selected):
+        raise InputError(f"{len(selected)} heads are selected, which leaves {len(free)}: too few to draw controls from")
+    size = np.log(np.maximum(norms, 1e-12))
+    sizes = np.array([size[head] for head in free])
+    near = [
+        [
+            free[i]
+            for i in np.argsort(np.abs(sizes - size[tuple(head)]), kind="stable")[: max(neighbours, len(selected))]
+        ]
+        for head in selected
+    ]
+    if math.prod(map(len, near)) <= all_up_to:
+        every = dict.fromkeys(tuple(sorted(choice)) for choice in product(*near) if len(set(choice)) == len(choice))
+        return Controls(tuple(every), exhaustive=True)
+    rng = np.random.default_rng(seed)
+    drawn: dict[tuple[Head, ...], None] = {}
+    for _ in range(50 * draws):
+        choice = [candidates[int(rng.integers(len(candidates)))] for candidates in near]
+        if len(set(choice)) == len(choice):
+            drawn.setdefault(tuple(sorted(choice)))
+        if len(drawn) == draws:
+            break
     return Controls(tuple(drawn), exhaustive=False)
 
 

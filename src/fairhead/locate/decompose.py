@@ -179,6 +179,30 @@ class Decomposer:
             self._check(terms, next(self.stream.base.parameters()).dtype)
         return terms
 
+    @torch.no_grad()
+    def outputs(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """The output representation alone, [B, d']: for passes in which heads are edited."""
+        n = len(next(iter(inputs.values())))
+        tokens = None if self.pool is not None else self._tokens(inputs)
+        seen: list[Tensor] = []
+
+        def keep(module: nn.Module, args: Any, output: Tensor) -> None:
+            flat = output.dim() == 2 and len(output) == n
+            seen.append(output if flat else take(output.reshape(n, -1, output.shape[-1]), tokens))
+
+        handle = self._end.register_forward_hook(keep)
+        try:
+            self.stream.base(**inputs)
+        finally:
+            handle.remove()
+        end = seen[-1]
+        if self.pool is not None:
+            output = self.pool.output(end)
+        else:
+            output = end if self.stream.projection is None else self.stream.projection(end)
+        output = output.float()
+        return nn.functional.normalize(output, dim=-1) if self.unit else output
+
     def head_terms(self, z: Tensor) -> Tensor:
         """The heads' terms in the output's own space: z [B, L, H, d] to [B, L, H, d']."""
         if self.pool is not None:
@@ -215,15 +239,20 @@ class Decomposer:
         handles += [block.mlp.register_forward_hook(keep_output) for block in stream.blocks]
         start = stream.blocks[0].module
         handles.append(start.register_forward_pre_hook(keep_input("embedding"), with_kwargs=True))
-        last = stream.final_norm or stream.blocks[-1].mlp_norm
-        assert last is not None
-        assert last.module is not None
 
         def keep_end(module: nn.Module, args: Any, output: Tensor) -> None:
             seen["end"] = pick(output)
 
-        handles.append(last.module.register_forward_hook(keep_end))
+        handles.append(self._end.register_forward_hook(keep_end))
         return handles
+
+    @property
+    def _end(self) -> nn.Module:
+        """The norm that the stream ends in."""
+        last = self.stream.final_norm or self.stream.blocks[-1].mlp_norm
+        assert last is not None
+        assert last.module is not None
+        return last.module
 
     def _terms(self, seen: Mapping[nn.Module | str, Tensor], outputs: list[Tensor]) -> Terms:
         scales = {

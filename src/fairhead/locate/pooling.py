@@ -33,6 +33,11 @@ class AttentionPool:
         self._out = out.unflatten(1, split)  # [D, P, e]
         self._bias = out @ b_v + attention.out_proj.bias.detach().float()  # attention sums to 1, so b_v passes whole
 
+    def output(self, end: Tensor) -> Tensor:
+        """The pooled output of tokens [B, T, D], by the module itself: [B, D]."""
+        pooled: Tensor = self._module(end)
+        return pooled
+
     def terms(
         self,
         end: Tensor,

@@ -1,0 +1,205 @@
+"""What can be put in a head's place: nothing, its balanced mean, another image's output, or itself without the group.
+
+Edits are learned on one half of the images and act on the heads' own outputs, before W_O. They can be applied as a true
+forward pass (`apply`), estimated as a direct effect (`effects.py`), or baked into the weights (`bake`).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from fairhead.errors import InputError, UnsupportedModel
+from fairhead.heads import Site, Tap, tap
+from fairhead.locate.features import Features
+from fairhead.locate.moments import Array, HeadMoments, shrunk
+from fairhead.locate.scores import check_cells
+
+if TYPE_CHECKING:
+    from fairhead.locate.decompose import Decomposer
+
+Kind = Literal["zero", "mean", "resample", "project"]
+KINDS: tuple[str, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True)
+class HeadEdits:
+    """What each kind of edit puts in a head's place.
+
+    Attributes:
+        means: mean own output of each head, every cell of group and label counting the same, [L, H, d].
+        matrices: LEACE of each head, [L, H, d, d]: x becomes mean + M (x − mean), which has no linear trace of the
+            group given the label and is otherwise as near to x as can be.
+        shrinkage: how far the covariances behind them were shrunk, at most; near 1 there were too few rows.
+        n: rows behind them.
+    """
+
+    means: Array
+    matrices: Array
+    shrinkage: float
+    n: int
+
+    @classmethod
+    def of_moments(cls, moments: HeadMoments, n: int) -> "HeadEdits":
+        """From the moments of the heads' own outputs, in cells 2 · label + group."""
+        pooled = moments.pooled()
+        by_cell = moments.means()
+        difference = (by_cell[1::2] - by_cell[0::2]).mean(0)  # [L, H, d]
+        covariance, amount = shrunk(pooled.covariance, n)
+        eye = np.eye(difference.shape[-1])
+        with np.errstate(invalid="ignore", divide="ignore"):
+            scale = np.trace(covariance, axis1=-2, axis2=-1)[..., None, None]
+            safe = covariance + np.where(scale > 0, 0.0, 1.0) * eye  # a silent head has nothing to erase
+            reader = np.linalg.solve(safe, difference[..., None])[..., 0]
+            size = (difference * reader).sum(-1)[..., None, None]
+            taken = np.where(size > 0, difference[..., :, None] * reader[..., None, :] / size, 0.0)
+        return cls(pooled.mean, eye - taken, amount, n)
+
+    @classmethod
+    def learn(
+        cls,
+        features: Features,
+        groups: NDArray[np.integer],
+        labels: NDArray[np.integer],
+        names: tuple[str, str] = ("1", "0"),
+    ) -> "HeadEdits":
+        """From the token that the features were read at."""
+        cells = check_cells(groups, labels, names)
+        return cls.of_moments(features.moments(cells.cell, len(cells.counts), own=True), len(features))
+
+    @classmethod
+    def learn_everywhere(
+        cls,
+        decomposer: "Decomposer",
+        batches: Iterable[Mapping[str, Tensor]],
+        groups: NDArray[np.integer],
+        labels: NDArray[np.integer],
+        names: tuple[str, str] = ("1", "0"),
+    ) -> "HeadEdits":
+        """From all tokens, for edits that act on all of them: another pass over the images."""
+        cells = check_cells(groups, labels, names)
+        taps = tap(decomposer.stream.base)
+        sums: dict[int, HeadMoments] = {}
+        now: list[NDArray[np.intp]] = []
+
+        def watch(x: Tensor, site: Site) -> Tensor:  # x [B, T, H, d]
+            rows = x.float().cpu().numpy()
+            found = sums.setdefault(site.layer, HeadMoments.empty(len(cells.counts), (1, *rows.shape[2:])))
+            found.add(rows.reshape(-1, 1, *rows.shape[2:]), np.repeat(now[-1], rows.shape[1]))
+            return x
+
+        done = 0
+        with torch.no_grad(), taps as heads:
+            heads.edit([(s.layer, h) for s in heads.sites for h in range(s.n_heads)], watch)
+            for batch in batches:
+                size = len(next(iter(batch.values())))
+                now.append(cells.cell[done : done + size])
+                decomposer.stream.base(**batch)
+                done += size
+        layers = [sums[site.layer] for site in taps.sites]
+        moments = HeadMoments(
+            layers[0].count,
+            np.concatenate([m.first for m in layers], axis=1),
+            np.concatenate([m.second for m in layers], axis=1),
+        )
+        return cls.of_moments(moments, done)
+
+    def outputs(self, kind: str, x: NDArray[np.floating], layer: int, order: NDArray[np.intp]) -> NDArray[np.floating]:
+        """One layer's own outputs x [n, H, d] after an edit; `order` [n] says whose output a resampled row gets."""
+        if kind == "zero":
+            return np.zeros_like(x)
+        if kind == "mean":
+            return np.broadcast_to(self.means[layer], x.shape)
+        if kind == "resample":
+            return x[order]
+        check_kind(kind)
+        middle = self.means[layer]
+        return middle + np.einsum("hij,nhj->nhi", self.matrices[layer], x - middle, optimize=True)
+
+    def apply(self, heads: Tap, where: Sequence[tuple[int, int]], kind: str, tokens: int | None = 0) -> None:
+        """Ask an open tap for the edit, at the first token or (None) at all of them.
+
+        Resampling gives each row of a batch the output of the row half a batch away: rows should come in random order.
+        """
+        check_kind(kind)
+        if not where:
+            return
+        if kind == "zero":
+            heads.zero(where, tokens)
+        elif kind == "mean":
+            heads.mean(where, {layer: self._tensor(self.means[layer]) for layer in {w[0] for w in where}}, tokens)
+        elif kind == "resample":
+            heads.edit(where, _swap, tokens)
+        else:
+            heads.project(
+                where,
+                {(layer, head): self._tensor(self.matrices[layer, head]) for layer, head in where},
+                {(layer, head): self._tensor(self.means[layer, head]) for layer, head in where},
+                tokens,
+            )
+
+    def bake(self, model: nn.Module, where: Sequence[tuple[int, int]], kind: str) -> None:
+        """Write an edit of all tokens into W_O and its bias, in place: the model is then an ordinary one.
+
+        Args:
+            model: whose attention layers `where` counts; of a CLIP with two towers, give the image tower.
+            where: (layer, head) pairs.
+            kind: "zero", "mean" or "project".
+
+        Raises:
+            UnsupportedModel: the edit needs a bias that the projection does not have, or the weight is not plain.
+        """
+        check_kind(kind)
+        if kind == "resample":
+            raise InputError(
+                "resampling cannot be baked into weights: it needs other images; use zero, mean or project"
+            )
+        sites = tap(model).sites
+        for layer in sorted({layer for layer, _ in where}):
+            site = sites[layer]
+            projection: Any = site.projection
+            if type(projection) not in (nn.Linear, Conv1D):
+                raise UnsupportedModel(
+                    f"the output projection of layer {layer} ({site.family}) is a {type(projection).__name__}; merge "
+                    "adapters or undo quantisation first, then bake"
+                )
+            if kind != "zero" and projection.bias is None:
+                raise UnsupportedModel(
+                    f"the output projection of layer {layer} ({site.family}) has no bias to hold a mean; bake 'zero'"
+                )
+            by_head = projection.weight.data if type(projection) is nn.Linear else projection.weight.data.T
+            for head in sorted(h for place, h in where if place == layer):
+                columns = slice(head * site.head_dim, (head + 1) * site.head_dim)
+                block = by_head[:, columns].double()
+                if kind == "zero":
+                    by_head[:, columns] = 0
+                    continue
+                mean = self._tensor(self.means[layer, head]).double().to(block.device)
+                matrix = (
+                    torch.zeros_like(block[:1].T @ block[:1])
+                    if kind == "mean"
+                    else self._tensor(self.matrices[layer, head]).double().to(block.device)
+                )
+                by_head[:, columns] = (block @ matrix).to(by_head.dtype)
+                projection.bias.data += (block @ (mean - matrix @ mean)).to(projection.bias.dtype)
+
+    @staticmethod
+    def _tensor(array: Array) -> Tensor:
+        return torch.tensor(array, dtype=torch.float32)
+
+
+def check_kind(kind: str) -> None:
+    """Refuse what is not a kind of edit."""
+    if kind not in KINDS:
+        raise InputError(f"kind is {kind!r}; expected one of {', '.join(KINDS)}")
+
+
+def _swap(x: Tensor, site: Site) -> Tensor:
+    if len(x) < 2:
+        raise InputError("resampling needs at least two rows in every batch")
+    return x.roll(len(x) // 2, 0)

@@ -1,0 +1,286 @@
+"""What an edit of heads does to predictions: as a direct effect, from stored features, and as a true forward pass.
+
+A direct effect changes the heads' own terms and nothing else: later layers and the norms' deviations stay as they were.
+It costs no forward pass, so hundreds of control sets take seconds. A true forward pass lets later layers answer.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairhead.audit import compare, metrics
+from fairhead.audit.association import association_value
+from fairhead.audit.catalogue import METRICS
+from fairhead.audit.reduction import Reduction
+from fairhead.audit.results import Comparison, Difference
+from fairhead.locate.edits import HeadEdits, check_kind
+from fairhead.locate.features import Features
+from fairhead.locate.moments import Array
+from fairhead.locate.scores import Head
+from fairhead.locate.tasks import Task
+from fairhead.records import Column, Records
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fairhead.locate.decompose import Decomposer
+
+MEASURED = ("accuracy", "DP", "EOd", "cramers_v", "cramers_v_corrected", "cramers_v_excess", "worst_group_accuracy")
+_MIN_CELL = 10
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Rows whose predictions are compared: who they are and what they should be called.
+
+    Attributes:
+        labels: class numbers, [n].
+        classes: names.
+        groups: 1 for the first pole and 0 for the second, [n].
+        poles: names of the groups, that of group 1 first.
+        group_by: the group column's name.
+        ids: [n], or None.
+        clusters: rows with one number belong together, [n]; or None.
+    """
+
+    labels: NDArray[np.integer]
+    classes: tuple[str, ...]
+    groups: NDArray[np.integer]
+    poles: tuple[str, str]
+    group_by: str
+    ids: NDArray[Any] | None = None
+    clusters: NDArray[np.integer] | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, rows: NDArray[Any]) -> "Evaluation":
+        """The chosen rows."""
+        return Evaluation(
+            self.labels[rows],
+            self.classes,
+            self.groups[rows],
+            self.poles,
+            self.group_by,
+            None if self.ids is None else self.ids[rows],
+            None if self.clusters is None else self.clusters[rows],
+        )
+
+    def records(self, logits: Array) -> Records:
+        """Logits [n, C] as records for an audit."""
+        cluster = None
+        if self.clusters is not None:
+            levels, codes = np.unique(self.clusters, return_inverse=True)
+            cluster = Column(codes, tuple(levels.tolist()))
+        return Records(
+            label=Column(self.labels.astype(np.int32), self.classes),
+            prediction=Column(logits.argmax(1).astype(np.int32), self.classes),
+            groups={self.group_by: Column(1 - self.groups.astype(np.int32), self.poles)},
+            id=self.ids,
+            cluster=cluster,
+        )
+
+    def counts(self, logits: Array) -> Array:
+        """Rows by group, label and prediction, [2, C, C]."""
+        c = len(self.classes)
+        cell = ((1 - self.groups) * c + self.labels) * c + logits.argmax(1)
+        return np.bincount(cell, minlength=2 * c * c).reshape(2, c, c).astype(np.float64)
+
+
+def figures(counts: Array, names: Sequence[str] = MEASURED) -> dict[str, Array]:
+    """Metrics of many tables at once, without intervals: counts [S, G, C, C] to [S] each, as an audit defines them.
+
+    Example:
+        >>> table = np.array([[[40.0, 10.0], [10.0, 40.0]], [[25.0, 25.0], [25.0, 25.0]]])
+        >>> {name: round(float(value[0]), 3) for name, value in figures(table[None], ["accuracy", "EOd"]).items()}
+        {'accuracy': 0.65, 'EOd': 0.3}
+    """
+    n = int(counts[0].sum())
+    rates = {
+        "selection_rate": metrics.selection_rate(counts),
+        "TPR": metrics.true_positive_rate(counts),
+        "FPR": metrics.false_positive_rate(counts),
+        "recall": metrics.true_positive_rate(counts),
+    }
+    # The rows behind each rate are those of the labels, the same in every table.
+    true = counts[0].sum(-1).T  # [C, G]
+    total = true.sum(0)
+    rows = {"selection_rate": total + 0 * true, "TPR": true, "recall": true, "FPR": total - true}
+    found = {}
+    for name in names:
+        metric = METRICS[name]
+        if name == "accuracy":
+            found[name] = metrics.accuracy(metrics.pooled(counts))[..., 0]
+        elif metric.compare == "association":
+            found[name] = association_value(name, counts, n)
+        else:
+            stacked = np.stack([np.where(rows[r] >= _MIN_CELL, rates[r], np.nan) for r in metric.rates], axis=1)
+            if counts.shape[-1] == 2 and metric.compare != "minimum":
+                stacked = stacked[..., 1:, :]  # of two classes the positive one
+            found[name] = Reduction(metric, "max", np.ones(stacked.shape[-2]))(stacked)
+    return found
+
+
+@dataclass(frozen=True)
+class DirectEffect:
+    """Logits, and what each head's edit would change in them if nothing else changed.
+
+    Attributes:
+        before: [n, C].
+        change: [n, L, H, C].
+    """
+
+    before: Array
+    change: Array
+
+    @classmethod
+    def of(cls, features: Features, task: Task, edits: HeadEdits, kind: str = "mean", seed: int = 0) -> "DirectEffect":
+        """The direct effect of one kind of edit on every head."""
+        check_kind(kind)
+        before = task.logits(features.output)
+        through = features.through(task.directions).astype(np.float64)  # [L, H, C, d]
+        layers, heads = features.shape
+        order = np.random.default_rng(seed).permutation(len(features))
+        change = np.empty((len(features), layers, heads, len(task.classes)))
+        for layer in range(layers):
+            scale = np.asarray(features.scale[:, layer], dtype=np.float64)[:, None, None]
+            own = np.asarray(features.heads[:, layer], dtype=np.float64) / scale
+            moved = (edits.outputs(kind, own, layer, order) - own) * scale  # [n, H, d]
+            change[:, layer] = np.einsum("nhd,hcd->nhc", moved, through[layer], optimize=True)
+        return cls(before, change)
+
+    def without(self, heads: Sequence[tuple[int, int]]) -> Array:
+        """Logits with some heads edited, [n, C]."""
+        logits = self.before.copy()
+        for layer, head in heads:
+            logits += self.change[:, layer, head]
+        return logits
+
+
+def forward_logits(
+    decomposer: "Decomposer",
+    batches: Iterable[Mapping[str, "Tensor"]],
+    task: Task,
+    edits: HeadEdits,
+    heads: Sequence[tuple[int, int]],
+    kind: str = "mean",
+    tokens: int | None = 0,
+) -> Array:
+    """Logits [n, C] of a true forward pass with some heads edited; none leaves the model as it is."""
+    from fairhead.heads import tap
+
+    found = []
+    with tap(decomposer.stream.base) as open_tap:
+        edits.apply(open_tap, heads, kind, tokens)
+        for batch in batches:
+            found.append(task.logits(decomposer.outputs(batch).float().cpu().numpy()))
+    return np.concatenate(found)
+
+
+@dataclass(frozen=True)
+class CellChange:
+    """The change of accuracy in one cell of label and group."""
+
+    label: str
+    group: str
+    change: Difference
+
+
+def accuracy_by_cell(
+    before: Array, after: Array, evaluation: Evaluation, *, n_boot: int = 2000, seed: int = 0
+) -> tuple[CellChange, ...]:
+    """Change of accuracy in every class and group, paired, with its interval."""
+    found = []
+    for number, label in enumerate(evaluation.classes):
+        for group, pole in ((1, evaluation.poles[0]), (0, evaluation.poles[1])):
+            rows = np.flatnonzero((evaluation.labels == number) & (evaluation.groups == group))
+            if len(rows):
+                part = evaluation.take(rows)
+                comparison = compare(
+                    part.records(before[rows]),
+                    part.records(after[rows]),
+                    metrics=["accuracy"],
+                    n_boot=n_boot,
+                    seed=seed,
+                )
+                found.append(CellChange(label, pole, comparison.differences[0]))
+    return tuple(found)
+
+
+def compared(before: Array, after: Array, evaluation: Evaluation, *, n_boot: int = 2000, seed: int = 0) -> Comparison:
+    """All metrics before and after an edit, paired."""
+    return compare(
+        evaluation.records(before),
+        evaluation.records(after),
+        group_by=evaluation.group_by,
+        metrics=list(MEASURED),
+        n_boot=n_boot,
+        n_perm=2000,
+        seed=seed,
+        min_cell=_MIN_CELL,
+    )
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """Heads edited together, and the figures then."""
+
+    heads: tuple[Head, ...]
+    figures: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Curves:
+    """How the effect grows: heads added one by one (best first), each alone, and all but one."""
+
+    metrics: tuple[str, ...]
+    added: tuple[CurvePoint, ...]
+    alone: tuple[CurvePoint, ...]
+    left_out: tuple[CurvePoint, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+
+        def points(curve: Sequence[CurvePoint]) -> list[dict[str, Any]]:
+            return [{"heads": [list(h) for h in p.heads], **p.figures} for p in curve]
+
+        return {
+            "metrics": list(self.metrics),
+            "added": points(self.added),
+            "alone": points(self.alone),
+            "left_out": points(self.left_out),
+        }
+
+
+def curves(
+    without: Callable[[Sequence[tuple[int, int]]], Array],
+    ranked: Sequence[Head],
+    evaluation: Evaluation,
+    names: Sequence[str] = ("DP", "EOd", "cramers_v", "accuracy"),
+) -> Curves:
+    """Add-one, single-head and leave-one-out curves of heads in the order of their rank.
+
+    Args:
+        without: logits [n, C] with given heads edited.
+        ranked: best first.
+        evaluation: the rows.
+        names: metrics.
+    """
+
+    def points(sets: Sequence[Sequence[Head]]) -> tuple[CurvePoint, ...]:
+        if not sets:
+            return ()
+        found = figures(np.stack([evaluation.counts(without(heads)) for heads in sets]), names)
+        return tuple(
+            CurvePoint(tuple(heads), {name: float(found[name][i]) for name in names}) for i, heads in enumerate(sets)
+        )
+
+    return Curves(
+        tuple(names),
+        points([ranked[:k] for k in range(len(ranked) + 1)]),
+        points([[head] for head in ranked]),
+        points([[other for other in ranked if other != head] for head in ranked]) if len(ranked) > 1 else (),
+    )

@@ -1,0 +1,404 @@
+"""`locate`: from stored features to a map of heads, the heads that carry the gap, and what changes without them.
+
+Heads are chosen on one half of the images; every figure that is reported comes from the other half.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairhead.audit.results import Comparison
+from fairhead.errors import InputError, did_you_mean
+from fairhead.locate.ablation import Ablation
+from fairhead.locate.concepts import Concept
+from fairhead.locate.controls import Controls, layer_matched, norm_matched
+from fairhead.locate.edits import HeadEdits
+from fairhead.locate.effects import (
+    MEASURED,
+    CellChange,
+    Curves,
+    DirectEffect,
+    Evaluation,
+    accuracy_by_cell,
+    compared,
+    curves,
+    figures,
+)
+from fairhead.locate.features import Features
+from fairhead.locate.measures import Measure, Separation, coupling, separation
+from fairhead.locate.moments import Array
+from fairhead.locate.scores import Head, HeadMap, score_heads, top_heads
+from fairhead.locate.tasks import Task
+from fairhead.locate.textspan import HeadTexts, Pool, text_spans
+
+Rank = Literal["gap", "concept", "bias"]
+RANKS: tuple[str, ...] = ("gap", "concept", "bias")
+_LEAST = 4  # rows of a label that each group needs in each half to be compared within that label
+
+
+@dataclass(frozen=True)
+class LocatePlan:
+    """How heads are chosen and tested.
+
+    Attributes:
+        count: heads to choose at most.
+        per_layer: of one layer at most; None for a quarter of its heads, so that enough are left as controls.
+        rank: "gap" (part in the gap of the class evidence), "concept" (how well a head tells the groups apart along
+            the concept) or "bias" (that, times its coupling with the class evidence).
+        alpha: false discovery rate of the choice.
+        kinds: edits whose effect is estimated.
+        draws: control sets, unless all are fewer.
+        positive: the class whose evidence is looked at; None for the one with the largest gap of selection rates in
+            the choosing half (of two classes, the last).
+        m: texts a head, in TextSpan.
+        permutations: relabellings behind the p-value of a head's texts.
+        extremes: images shown at either end of a head's concept axis.
+        n_boot: bootstrap replicates.
+        level: confidence level.
+        seed: of halves, controls and resampling.
+    """
+
+    count: int = 4
+    per_layer: int | None = None
+    rank: Rank = "gap"
+    alpha: float = 0.05
+    kinds: tuple[str, ...] = ("mean", "zero", "resample", "project")
+    draws: int = 200
+    positive: str | None = None
+    m: int = 20
+    permutations: int = 2000
+    extremes: int = 4
+    n_boot: int = 2000
+    level: float = 0.95
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.rank not in RANKS:
+            raise InputError(f"rank is {self.rank!r}; expected one of {', '.join(RANKS)}")
+        if self.count < 1 or self.draws < 1:
+            raise InputError(f"count is {self.count} and draws is {self.draws}; at least 1 of each is needed")
+
+
+@dataclass(frozen=True)
+class Study:
+    """The effect of one edit of the chosen heads.
+
+    Attributes:
+        kind: of edit.
+        way: "direct" or "forward".
+        comparison: every metric before and after, paired.
+        ablations: one a metric, against layer-matched controls.
+        norm_matched: the same against norm-matched ones.
+        by_cell: change of accuracy by class and group.
+    """
+
+    kind: str
+    way: str
+    comparison: Comparison
+    ablations: tuple[Ablation, ...]
+    norm_matched: tuple[Ablation, ...]
+    by_cell: tuple[CellChange, ...]
+
+    def __getitem__(self, metric: str) -> Ablation:
+        """The ablation of one metric, against layer-matched controls."""
+        return next(a for a in self.ablations if a.change.metric == metric)
+
+
+@dataclass(frozen=True)
+class Extremes:
+    """Images at the ends of a head's concept axis, by row of the features."""
+
+    head: Head
+    most: tuple[int, ...]
+    least: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Located:
+    """What `locate` finds. Maps and figures are of the reporting half.
+
+    Attributes:
+        concept: its direction.
+        task: its classes.
+        positive: the class whose evidence was looked at.
+        head_map: each head's part in the gap of that evidence, the chosen heads marked.
+        other_map: parts of the embedding and the MLPs, [1, M].
+        separation: Cohen's d and AUC along the concept.
+        coupling: correlation with the class evidence.
+        ranked: the chosen heads, best first.
+        studies: effects of editing them, one a kind; empty where none was chosen.
+        curves: the dose–response curves of the first kind; None where none was chosen.
+        spans: TextSpan of the chosen heads; empty without a pool.
+        extremes: images at the ends of their axes.
+        edits: what was learned for editing heads, on the choosing half.
+        choosing: rows of the choosing half, [n] bool.
+        notes: what was left out, in sentences.
+    """
+
+    concept: Concept
+    task: Task
+    positive: str
+    head_map: HeadMap
+    other_map: HeadMap
+    separation: Separation
+    coupling: Measure
+    ranked: tuple[Head, ...]
+    studies: tuple[Study, ...]
+    curves: Curves | None
+    spans: tuple[HeadTexts, ...]
+    extremes: tuple[Extremes, ...]
+    edits: HeadEdits
+    choosing: NDArray[np.bool_]
+    notes: tuple[str, ...]
+
+
+def halves(cells: NDArray[np.integer], clusters: NDArray[np.integer] | None, seed: int = 0) -> NDArray[np.bool_]:
+    """Split rows in two, [n] bool: every cell evenly, or, where there are clusters, whole clusters at random.
+
+    Example:
+        >>> first = halves(np.repeat([0, 1], [6, 4]), None)
+        >>> first[:6].sum(), first[6:].sum()
+        (np.int64(3), np.int64(2))
+    """
+    rng = np.random.default_rng(seed)
+    chosen = np.zeros(len(cells), dtype=bool)
+    if clusters is not None:
+        names = np.unique(clusters)
+        return np.isin(clusters, rng.permutation(names)[: len(names) // 2])
+    for cell in np.unique(cells):
+        rows = rng.permutation(np.flatnonzero(cells == cell))
+        chosen[rows[: len(rows) // 2]] = True
+    return chosen
+
+
+def halves_of(evaluation: Evaluation, seed: int = 0) -> NDArray[np.bool_]:
+    """The choosing half of the rows that `locate` takes by default, [n] bool."""
+    return halves(2 * evaluation.labels + evaluation.groups, evaluation.clusters, seed)
+
+
+def locate(
+    features: Features,
+    evaluation: Evaluation,
+    task: Task,
+    concept: Concept,
+    *,
+    pool: Pool | None = None,
+    choosing: NDArray[np.bool_] | None = None,
+    heads: Sequence[Head] | None = None,
+    plan: LocatePlan | None = None,
+) -> Located:
+    """Find the heads that carry a gap and say what happens without them, all from stored features.
+
+    Args:
+        features: of the model on n images.
+        evaluation: their labels and groups; classes in the order of the task's.
+        task: classes as directions.
+        concept: the attribute's direction.
+        pool: texts for TextSpan.
+        choosing: rows to choose heads on, [n] bool; None splits in halves.
+        heads: those to test, best first, where they are known; None chooses them.
+        plan: how.
+
+    Raises:
+        InputError: a group is absent from a half, or nothing can be compared.
+    """
+    plan = plan or LocatePlan()
+    if len(features) != len(evaluation) or evaluation.classes != task.classes:
+        raise InputError(
+            f"{len(features)} rows of features came with {len(evaluation)} of labels (classes "
+            f"{', '.join(evaluation.classes)}), and a task with the classes {', '.join(task.classes)}; they must agree"
+        )
+    if choosing is None:
+        choosing = halves_of(evaluation, plan.seed)
+    compared_rows, notes = _comparable(evaluation, choosing)
+    logits = task.logits(features.output)
+    positive = _positive(plan, evaluation.take(choosing), logits[choosing])
+    evidence_parts = features.parts(task.evidence(positive)[None])[..., 0]
+    concept_parts = features.parts(concept.vector[None])[..., 0]
+    total = np.asarray(features.output, dtype=np.float64) @ task.evidence(positive)
+
+    def scored(rows: NDArray[np.bool_]) -> tuple[HeadMap, Separation, Measure]:
+        part = evaluation.take(rows)
+        how: dict[str, Any] = {"clusters": part.clusters, "level": plan.level}
+        return (
+            score_heads(evidence_parts[rows], total[rows], part.groups, part.labels, names=part.poles, **how),
+            separation(concept_parts[rows], part.groups, part.labels, names=part.poles, **how),
+            coupling(concept_parts[rows], evidence_parts[rows], part.labels, **how),
+        )
+
+    chooser = scored(choosing & compared_rows)
+    ranked = _choose(plan, *chooser) if heads is None else tuple(Head(*head) for head in heads)
+    reporting = ~choosing
+    head_map, apart, coupled = scored(reporting & compared_rows)
+    part = evaluation.take(reporting & compared_rows)
+    other_map = score_heads(
+        features.other_parts(task.evidence(positive)[None])[reporting & compared_rows].transpose(0, 2, 1),
+        total[reporting & compared_rows],
+        part.groups,
+        part.labels,
+        clusters=part.clusters,
+        names=part.poles,
+        level=plan.level,
+    )
+    learning = choosing & compared_rows
+    edits = HeadEdits.learn(
+        features.take(learning), evaluation.groups[learning], evaluation.labels[learning], evaluation.poles
+    )
+    if edits.shrinkage > 0.2:
+        notes.append(
+            f"{edits.n} images are few for heads of {edits.means.shape[-1]} dimensions: the covariances behind the "
+            f"projections were shrunk by up to {edits.shrinkage:.0%}."
+        )
+    kept, judged = features.take(reporting), evaluation.take(reporting)
+    studies: list[Study] = []
+    dose = None
+    if ranked:
+        norms = writing(features)
+        for kind in plan.kinds:
+            effect = DirectEffect.of(kept, task, edits, kind, plan.seed)
+            studies.append(study(effect.without, ranked, judged, norms, plan, kind, "direct"))
+            if dose is None:
+                dose = curves(effect.without, ranked, judged)
+    spans: tuple[HeadTexts, ...] = ()
+    if pool is not None:
+        moments = features.moments(np.zeros(len(features), dtype=np.intp)).pooled(by="rows")
+        spans = text_spans(
+            moments, features.maps, pool, ranked or None, m=plan.m, permutations=plan.permutations, seed=plan.seed
+        )
+    return Located(
+        concept=concept,
+        task=task,
+        positive=evaluation.classes[positive],
+        head_map=head_map.marking(tuple(sorted(ranked))),
+        other_map=other_map,
+        separation=apart,
+        coupling=coupled,
+        ranked=ranked,
+        studies=tuple(studies),
+        curves=dose,
+        spans=spans,
+        extremes=tuple(_extremes(head, concept_parts[:, head.layer, head.head], plan.extremes) for head in ranked),
+        edits=edits,
+        choosing=choosing,
+        notes=tuple(notes),
+    )
+
+
+def study(
+    without: Any,
+    ranked: Sequence[Head],
+    evaluation: Evaluation,
+    norms: Array,
+    plan: LocatePlan,
+    kind: str,
+    way: str,
+) -> Study:
+    """Edit the chosen heads and both kinds of controls; `without(heads)` gives the logits [n, C]."""
+    before, after = without([]), without(ranked)
+    comparison = compared(before, after, evaluation, n_boot=plan.n_boot, seed=plan.seed)
+    by_layer = layer_matched(ranked, norms.shape[1], draws=plan.draws, seed=plan.seed)
+    by_norm = norm_matched(ranked, norms, draws=plan.draws, seed=plan.seed)
+    return Study(
+        kind,
+        way,
+        comparison,
+        _against(comparison, without, evaluation, ranked, by_layer),
+        _against(comparison, without, evaluation, ranked, by_norm),
+        accuracy_by_cell(before, after, evaluation, n_boot=plan.n_boot, seed=plan.seed),
+    )
+
+
+def _against(
+    comparison: Comparison, without: Any, evaluation: Evaluation, ranked: Sequence[Head], controls: Controls
+) -> tuple[Ablation, ...]:
+    sets: list[Sequence[tuple[int, int]]] = [(), *controls.sets]
+    found = figures(np.stack([evaluation.counts(without(heads)) for heads in sets]))
+    changes = {name: values[1:] - values[0] for name, values in found.items()}
+    differences = {d.metric: d for d in comparison.differences}
+    return tuple(
+        Ablation(
+            tuple(sorted(ranked)),
+            differences[name],
+            controls=tuple(changes[name].tolist()),
+            exhaustive=controls.exhaustive,
+            accuracy=None if name == "accuracy" else differences["accuracy"],
+            control_accuracy=() if name == "accuracy" else tuple(changes["accuracy"].tolist()),
+        )
+        for name in MEASURED
+        if differences[name].value is not None and not np.isnan(changes[name]).any()
+    )
+
+
+def writing(features: Features) -> Array:
+    """How much each head writes: root of the mean squared length of its centred term, [L, H]."""
+    pooled = features.moments(np.zeros(len(features), dtype=np.intp)).pooled(by="rows")
+    gram = np.einsum("lhod,lhoe->lhde", features.maps, features.maps, optimize=True)
+    return np.sqrt(np.maximum(np.einsum("lhde,lhde->lh", gram, pooled.covariance), 0.0))
+
+
+def _comparable(evaluation: Evaluation, choosing: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], list[str]]:
+    """Rows whose label both groups have in both halves, [n] bool, and a sentence about those left out."""
+    for half, name in ((choosing, "choosing"), (~choosing, "reporting")):
+        for group, pole in ((1, evaluation.poles[0]), (0, evaluation.poles[1])):
+            if not (evaluation.groups[half] == group).any():
+                raise InputError(
+                    f"{pole} has no image in the {name} half ({int(half.sum())} images); both groups are needed in "
+                    "both: use more images"
+                )
+    kept = []
+    for label in range(len(evaluation.classes)):
+        sizes = [
+            int(((evaluation.labels == label) & (evaluation.groups == group) & half).sum())
+            for group in (0, 1)
+            for half in (choosing, ~choosing)
+        ]
+        if min(sizes) >= _LEAST:
+            kept.append(label)
+    if not kept:
+        raise InputError(
+            f"no class has {_LEAST} images of both {evaluation.poles[0]} and {evaluation.poles[1]} in both halves, so "
+            "the groups cannot be compared within a class: use more images"
+        )
+    left = [name for i, name in enumerate(evaluation.classes) if i not in kept]
+    notes = [f"Too few images to compare groups within: {', '.join(left)}."] if left else []
+    return np.isin(evaluation.labels, kept), notes
+
+
+def _positive(plan: LocatePlan, evaluation: Evaluation, logits: Array) -> int:
+    names = evaluation.classes
+    if plan.positive is not None:
+        if plan.positive not in names:
+            raise InputError(
+                f"there is no class {plan.positive!r}; there are {', '.join(names)}."
+                f"{did_you_mean(plan.positive, list(names))}"
+            )
+        return names.index(plan.positive)
+    if len(names) == 2:
+        return 1
+    predicted = evaluation.counts(logits).sum(1)  # [2, C]
+    rates = predicted / predicted.sum(1, keepdims=True)
+    return int(np.argmax(np.abs(rates[0] - rates[1])))
+
+
+def _choose(plan: LocatePlan, head_map: HeadMap, apart: Separation, coupled: Measure) -> tuple[Head, ...]:
+    per_layer = plan.per_layer or max(1, head_map.gap.shape[1] // 4)
+    if plan.rank == "gap":
+        rank, p = head_map.gap * np.sign(head_map.total), head_map.p_adjusted
+    else:
+        rank, p = np.abs(apart.d.value), apart.d.p_adjusted
+        if plan.rank == "bias":
+            rank = rank * np.abs(coupled.value)
+    return top_heads(rank, p, plan.count, plan.alpha, per_layer)
+
+
+def _extremes(head: Head, parts: Array, count: int) -> Extremes:
+    order = np.argsort(parts, kind="stable")
+    return Extremes(head, tuple(order[::-1][:count].tolist()), tuple(order[:count].tolist()))
+
+
+def with_forward(located: Located, forward: Study) -> Located:
+    """The same with the effect of a true forward pass beside the direct effects."""
+    return replace(located, studies=(*located.studies, forward))
