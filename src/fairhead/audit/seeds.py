@@ -237,21 +237,20 @@ class SeedPool:
         if not named:
             raise InputError("there is no run to compare")
         classes = named[0][2].classes
-        groups = group_columns(named[0][2], self.group_by, False)[self.group_by].levels
+        columns = [group_columns(records, self.group_by, False)[self.group_by] for _, _, records in named]
+        # A small test set may lack a group that others have.
+        groups = sorted({level for column in columns for level in column.levels})
         shape = (len(groups), len(classes), len(classes))
         units, keys = [], []
-        for method, seed, records in named:
+        for (method, seed, records), column in zip(named, columns, strict=True):
             if records.id is None:
                 raise InputError(f"{method}, seed {seed}: records need ids, so that runs can be paired")
-            column = records.groups[self.group_by]
-            if records.classes != classes or column.levels != groups:
-                raise InputError(
-                    f"{method}, seed {seed}: has the classes {records.classes} and the groups {column.levels}; "
-                    f"other runs have {classes} and {groups}"
-                )
+            if records.classes != classes:
+                raise InputError(f"{method}, seed {seed}: has the classes {records.classes}; other runs have {classes}")
+            group = np.array([groups.index(level) for level in column.levels])[column.codes]
             view = View.of(records)
             units.append(records.id if records.cluster is None else records.cluster.values())
-            keys.append(cell_numbers([column.codes, view.label, view.prediction], shape))
+            keys.append(cell_numbers([group, view.label, view.prediction], shape))
         names, unit = np.unique(np.concatenate(units), return_inverse=True)
         run = np.repeat(np.arange(len(named)), [len(key) for key in keys])
         cells = int(np.prod(shape))

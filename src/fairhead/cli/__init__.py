@@ -9,6 +9,8 @@ import typer
 
 from fairhead import __version__
 from fairhead.cli.audit import EPILOG, audit_command
+from fairhead.cli.bench import EPILOG as BENCH_EPILOG
+from fairhead.cli.bench import bench_command
 from fairhead.cli.demo import demo
 from fairhead.cli.lm import EPILOG as LM_EPILOG
 from fairhead.cli.lm import lm_command
@@ -52,6 +54,9 @@ app.command("audit", epilog=EPILOG)(audit_command)
 app.command("lm", epilog=LM_EPILOG)(lm_command)
 
 
+app.command("bench", epilog=BENCH_EPILOG)(bench_command)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; errors of the user's making are one line on stderr and exit code 2."""
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
@@ -60,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = app(args=given, prog_name="fairhead", standalone_mode=False, obj=given)
     except _UsageError as error:
         message = " ".join(error.format_message().split()).rstrip(".")
-        command = " ".join(["fairhead", *given[:1]]) if given[0] in ("audit", "demo", "lm") else "fairhead"
+        command = " ".join(["fairhead", *given[:1]]) if given[0] in ("audit", "bench", "demo", "lm") else "fairhead"
         _fail(f"{message}; {command} --help explains")
     except FairheadError as error:
         _fail(str(error))

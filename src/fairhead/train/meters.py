@@ -40,7 +40,7 @@ class Reading:
         energy_utilisation_wh: DAM's formula: busy share, sampled every 60 s, × `utilisation_watts`.
         utilisation_watts: the fixed power of that formula.
         power_samples: how many samples are behind `energy_power_wh`.
-        shared_by: largest number of runs that shared the board; energy is then an equal share, not a measurement.
+        shared_by: largest number of runs that shared the device; energy is then an equal share, not a measurement.
     """
 
     seconds: float
@@ -75,7 +75,7 @@ class Meter:
         device: "cuda", "cuda:1", ... to measure a GPU as well; anything else measures the process alone.
         board: where GPU figures come from; found by itself (NVML, else nvidia-smi) where none is given.
         utilisation_watts: the fixed power of DAM's formula; by default the board's own power limit. (The paper: 350.)
-        sharers: how many runs use the board at this moment; each is charged an equal share of its energy.
+        sharers: how many runs use the device at this moment; each is charged an equal share of a board's energy.
 
     Example:
         >>> with Meter() as meter:
@@ -114,6 +114,7 @@ class Meter:
             torch.cuda.reset_peak_memory_stats(self._device)
             if self._board is None:
                 self._board = find_board(self._device)
+        self._shared_by = self._sharers()
         self._started = time.perf_counter()
         self._cpu_started = time.process_time()
         if self._board is not None:
@@ -142,12 +143,14 @@ class Meter:
             gpu = self._energy.figures()
             gpu["gpu"] = self._board.name
             self._board.close()
+        shared_by = max(self._shared_by, self._sharers(), gpu.pop("shared_by", 1))
         self._reading = Reading(
             seconds=time.perf_counter() - self._started,
             cpu_seconds=time.process_time() - self._cpu_started,
             peak_rss_mib=_peak_rss_mib(),
             gpu_allocated_mib=allocated,
             gpu_reserved_mib=reserved,
+            shared_by=shared_by,
             **gpu,
         )
 

@@ -1,0 +1,207 @@
+"""Models of a grid: fresh vision transformers by size, and pretrained folders."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairhead.errors import InputError, UnsupportedModel, did_you_mean
+
+# Layers × heads with fresh weights; the widths are those of the DAM paper's code.
+_FRESH = re.compile(r"vit-(\d+)x(\d+)")
+_FRESH_SETTINGS = {"width": 768, "mlp": 768, "image_size": 64, "patch_size": 16}
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """How pictures are made ready: resized to `size` × `size` without cropping, then (x / 255 − mean) / std."""
+
+    size: int
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A model that can be built again and again.
+
+    Attributes:
+        name: "vit-8x8" or "path:FOLDER".
+        classes: names of the classes.
+        settings: of fresh models: width, mlp, image_size, patch_size; of pretrained ones: image_size.
+
+    Example:
+        >>> recipe = Recipe("vit-2x4", ("no", "yes"), {"width": 16, "mlp": 16, "image_size": 8, "patch_size": 4})
+        >>> recipe.build("image", seed=0).num_parameters()
+        4082
+        >>> recipe.pictures().size
+        8
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path | None:
+        """Of a pretrained model; None for a fresh one."""
+        return Path(self.name.removeprefix("path:")) if self.name.startswith("path:") else None
+
+    def check(self) -> None:
+        """Refuse a name or a setting that is not known, and a folder without a model.
+
+        Raises:
+            InputError: saying which.
+        """
+        known = ["image_size"] if self.folder else list(_FRESH_SETTINGS)
+        for setting in self.settings:
+            if setting not in known:
+                raise InputError(
+                    f"backbone {self.name} has no setting {setting!r}; it has {', '.join(known)}."
+                    f"{did_you_mean(setting, known)}"
+                )
+        if self.folder and not (self.folder / "config.json").is_file():
+            raise InputError(f"{self.folder} has no config.json: expected the folder of a pretrained model")
+        if not self.folder and not _FRESH.fullmatch(self.name):
+            raise InputError(
+                f"there is no backbone {self.name!r}; give vit-<layers>x<heads>, such as vit-8x8, or path:FOLDER"
+            )
+
+    def pictures(self) -> Pictures:
+        """How this model wants its pictures."""
+        if self.folder is None:
+            return Pictures(self._fresh()["image_size"])
+        wanted = _json(self.folder / "preprocessor_config.json")
+        size = wanted.get("crop_size") or wanted.get("size") or _json(self.folder / "config.json").get("image_size")
+        if isinstance(size, dict):
+            size = size.get("height") or size.get("shortest_edge")
+        size = self.settings.get("image_size", size)
+        if not isinstance(size, int):
+            raise InputError(f"{self.folder} does not say how large its pictures are; give the setting image_size")
+        half = [0.5] * 3
+        return Pictures(size, tuple(wanted.get("image_mean", half)), tuple(wanted.get("image_std", half)))
+
+    def build(self, kind: str, seed: int) -> Any:
+        """A model with a task head, on the CPU; the same seed gives the same weights.
+
+        Args:
+            kind: "image" or "text".
+            seed: of all weights that are not pretrained.
+        """
+        self.check()
+        torch.manual_seed(seed)
+        labels: dict[str, Any] = {
+            "id2label": dict(enumerate(self.classes)),
+            "label2id": {name: number for number, name in enumerate(self.classes)},
+        }
+        if self.folder is not None:
+            return self._pretrained(kind, labels)
+        if kind != "image":
+            raise UnsupportedModel(
+                f"{self.name} reads pictures and the data are {kind}s: give path:FOLDER of an encoder"
+            )
+        from transformers import ViTConfig, ViTForImageClassification
+
+        shape = _FRESH.fullmatch(self.name)
+        assert shape is not None  # `check` has seen to that
+        fresh = self._fresh()
+        config = ViTConfig(
+            num_hidden_layers=int(shape[1]),
+            num_attention_heads=int(shape[2]),
+            hidden_size=fresh["width"],
+            intermediate_size=fresh["mlp"],
+            image_size=fresh["image_size"],
+            patch_size=fresh["patch_size"],
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            **labels,
+        )
+        return normalising(ViTForImageClassification(config), self.pictures())
+
+    def _fresh(self) -> dict[str, int]:
+        return {**_FRESH_SETTINGS, **self.settings}
+
+    def _pretrained(self, kind: str, labels: Mapping[str, Any]) -> Any:
+        import transformers
+
+        classes = {"image": "AutoModelForImageClassification", "text": "AutoModelForSequenceClassification"}
+        auto = getattr(transformers, classes[kind])
+        with _quietly():
+            try:
+                model = auto.from_pretrained(self.folder, dtype=torch.float32, local_files_only=True, **labels)
+            except ValueError as error:
+                if "Unrecognized configuration class" not in str(error):
+                    raise
+                family = _json(self.folder / "config.json").get("model_type") if self.folder else None
+                raise UnsupportedModel(
+                    f"{self.folder} is a {family} model, which transformers has no {kind} classifier for; "
+                    "give an encoder such as ViT or DINOv2 for pictures, BERT or RoBERTa for texts"
+                ) from None
+        return normalising(model, self.pictures()) if kind == "image" else model
+
+
+def normalising(model: nn.Module, pictures: Pictures) -> nn.Module:
+    """Let a model take pictures as bytes [B, 3, H, W]; they are normalised on its own device, a quarter of the memory.
+
+    Example:
+        >>> seen = []
+        >>> class Look(nn.Module):
+        ...     def forward(self, pixel_values):
+        ...         seen.append(pixel_values.flatten().tolist())
+        >>> _ = normalising(Look(), Pictures(1))(pixel_values=torch.tensor([[[[0]], [[255]], [[51]]]]).byte())
+        >>> [round(x, 3) for x in seen[0]]
+        [-1.0, 1.0, -0.6]
+    """
+    model.register_forward_pre_hook(_normaliser(pictures), with_kwargs=True)
+    return model
+
+
+def _normaliser(pictures: Pictures) -> Callable[..., Any]:
+    # One number where the channels agree: a constant of the graph instead of a tensor on some device.
+    even = len(set(pictures.mean)) == len(set(pictures.std)) == 1
+
+    def normalise(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        pixels = kwargs.get("pixel_values")
+        if not isinstance(pixels, Tensor) or pixels.dtype != torch.uint8:
+            return None
+        if even:
+            ready = pixels.float() * (1 / (255 * pictures.std[0])) - pictures.mean[0] / pictures.std[0]
+        else:
+            mean, std = (torch.tensor(x, device=pixels.device).view(-1, 1, 1) for x in (pictures.mean, pictures.std))
+            ready = (pixels.float() / 255 - mean) / std
+        return args, {**kwargs, "pixel_values": ready}
+
+    return normalise
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read as JSON: {error}") from None
+    return found if isinstance(found, dict) else {}
+
+
+class _quietly:
+    """Without transformers' list of the weights of the new task head, which are meant to be new."""
+
+    def __enter__(self) -> None:
+        from transformers.utils import logging
+
+        self._logging: Any = logging
+        self._level = logging.get_verbosity()
+        self._bars = logging.is_progress_bar_enabled()
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+
+    def __exit__(self, *_: object) -> None:
+        self._logging.set_verbosity(self._level)
+        if self._bars:
+            self._logging.enable_progress_bar()

@@ -1,0 +1,181 @@
+"""One cell of a grid: read the data, train, predict, and only then look at groups."""
+
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fairhead import __version__
+from fairhead.audit import audit
+from fairhead.bench.backbones import Recipe
+from fairhead.bench.grid import METRICS, Cell
+from fairhead.bench.tasks import Task, read_task
+from fairhead.errors import InputError
+from fairhead.mitigate import Trained, method, run
+from fairhead.records import Records
+from fairhead.train import Epoch, Examples, TrainingPlan, predict
+from fairhead.train.features import frozen_features, last_encoder
+from fairhead.train.meters import Meter
+
+ROW_SCHEMA = "fairhead.bench/1"
+
+# Called with a stage, how much of it is done, how much there is, and a word about it.
+Tell = Callable[[str, int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a cell gives.
+
+    Attributes:
+        row: figures, costs and settings, JSON-ready.
+        records: the answers for the test rows, with labels and groups.
+        trained: the model and its history.
+        task: the data it was trained on.
+    """
+
+    row: dict[str, Any]
+    records: Records
+    trained: Trained
+    task: Task
+
+
+def run_cell(
+    cell: Cell,
+    device: str = "cpu",
+    cache: Path | None = None,
+    tell: Tell | None = None,
+    sharers: Callable[[], int] | None = None,
+) -> Done:
+    """Train one method once, and audit it on the test rows.
+
+    Args:
+        cell: what to run.
+        device: where.
+        cache: folder for decoded pictures and frozen features.
+        tell: called as the work goes on.
+        sharers: how many cells share the device now; energy is split between them.
+
+    Raises:
+        InputError: data, model or method cannot be had as asked for.
+    """
+    tell = tell or (lambda stage, done, total, note: None)
+    settings = cell.settings()
+    config = method_of(cell)
+    started = time.perf_counter()
+    task = read_task(
+        cell.data,
+        lambda classes: Recipe(cell.backbone.model, classes, cell.backbone.settings),
+        cell.seed,
+        cache,
+        lambda done, total: tell("decoding", done, total, ""),
+    )
+    recipe = Recipe(cell.backbone.model, task.classes, cell.backbone.settings)
+    plan = TrainingPlan(**{"precision": "no", **cell.plan}, seed=cell.seed, device=device)
+
+    def build_model() -> nn.Module:
+        model: nn.Module = recipe.build(task.kind, cell.seed)
+        return last_encoder(model) if cell.backbone.train == "last_encoder" else model
+
+    parts = {"train": task.train, "validation": task.validation, "test": task.test}
+    read_seconds, started = time.perf_counter() - started, time.perf_counter()
+    if cell.backbone.train == "last_encoder":
+        parts = _frozen(parts, recipe.build(task.kind, cell.seed).to(device), plan, cache, tell)
+    feature_seconds = time.perf_counter() - started
+
+    def on_epoch(epoch: Epoch) -> None:
+        note = f"loss {epoch.loss:.3f}, validation accuracy {epoch.validation_accuracy:.3f}"
+        tell("training", epoch.number, plan.epochs, note)
+
+    with Meter(device, sharers=sharers) as meter:
+        trained = _train(cell, config, build_model, parts, task, plan, on_epoch)
+    records = task.records(predict(trained.model, parts["test"], precision=plan.precision))
+    audited = audit(records, group_by=task.group, metrics=METRICS, n_boot=1000)
+    figures = {e.metric: {"value": e.value, "low": e.low, "high": e.high, "n": e.n} for e in audited.estimates}
+    best = trained.fit.best
+    row = {
+        "schema": ROW_SCHEMA,
+        "cell": cell.name,
+        "fingerprint": cell.fingerprint,
+        "status": "done",
+        "data": cell.data.name,
+        "backbone": cell.backbone.name,
+        "method": cell.method.name,
+        "seed": cell.seed,
+        "uses_groups": cell.method.uses_groups,
+        "figures": figures,
+        "rows": {name: len(part) for name, part in parts.items()},
+        "classes": list(task.classes),
+        "group": task.group,
+        "best_epoch": best.number,
+        "validation_accuracy": best.validation_accuracy,
+        "history": [[epoch.number, round(epoch.loss, 5), round(epoch.score, 5)] for epoch in trained.fit.history],
+        "stages": [list(stage) for stage in trained.stages],
+        "cost": meter.reading.to_dict(),
+        "read_seconds": read_seconds,
+        "feature_seconds": feature_seconds,
+        "settings": settings,
+        "made_with": _made_with(device),
+    }
+    return Done(row, records, trained, task)
+
+
+def method_of(cell: Cell) -> Any:
+    """The settings of a cell's method; those that train with groups are looked up apart.
+
+    Raises:
+        InputError: no such method or option, a reference among the methods, or the other way round.
+    """
+    from fairhead.mitigate.references import METHODS_WITH_ATTRIBUTES, method_with_attributes
+
+    wanted, options = cell.method.method, cell.settings()["method"]["options"]
+    if cell.method.uses_groups:
+        return method_with_attributes(wanted, **options)
+    if wanted in METHODS_WITH_ATTRIBUTES:
+        raise InputError(
+            f"{wanted} trains with the sensitive attribute: list it under references (or give --reference-group), "
+            "so that the table shows it apart"
+        )
+    return method(wanted, **options)
+
+
+def _train(
+    cell: Cell,
+    config: Any,
+    build_model: Callable[[], nn.Module],
+    parts: dict[str, Examples],
+    task: Task,
+    plan: TrainingPlan,
+    on_epoch: Callable[[Epoch], None],
+) -> Trained:
+    train, validation, selection = parts["train"], parts["validation"], cell.selection
+    if not cell.method.uses_groups:
+        return run(config, build_model, train, validation, plan, selection, on_epoch)
+    from fairhead.mitigate.references import run_with_attributes
+
+    groups = task.groups("train"), task.groups("validation")
+    return run_with_attributes(config, build_model, train, validation, *groups, plan, selection, on_epoch)
+
+
+def _frozen(
+    parts: dict[str, Examples], model: nn.Module, plan: TrainingPlan, cache: Path | None, tell: Tell
+) -> dict[str, Examples]:
+    def features(name: str, part: Examples) -> Examples:
+        def progress(done: int, total: int) -> None:
+            tell(f"features of {name}", done, total, "")
+
+        return frozen_features(model, part, cache, precision=plan.precision, progress=progress)
+
+    return {name: features(name, part) for name, part in parts.items()}
+
+
+def _made_with(device: str) -> dict[str, Any]:
+    packages = {name: version(name) for name in ("torch", "transformers", "numpy")}
+    where = torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.processor() or "cpu"
+    return {"fairhead": __version__, "python": platform.python_version(), **packages, "device": where}

@@ -1,0 +1,152 @@
+"""The frontier of fairness and accuracy (DAM, Figure 2): which methods no other one beats in both."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from markupsafe import Markup
+
+from fairhead.audit.seeds import SeedFigure
+from fairhead.report.svg import Axis, drawing, element
+
+# The corner that hyper-volume is measured from: 5 points of accuracy below plain training, and a gap of 50 points.
+_ACCURACY_BELOW = 0.05
+_GAP_AT_MOST = 0.5
+_HEIGHT = 340
+_TOP, _BOTTOM = 14, 300  # of the plot inside the drawing, in pixels
+
+
+@dataclass(frozen=True)
+class Point:
+    """One method: mean accuracy and gap over seeds, their test-sampling intervals, and whether it is on the front."""
+
+    method: str
+    accuracy: float
+    accuracy_low: float
+    accuracy_high: float
+    gap: float
+    gap_low: float
+    gap_high: float
+    on_front: bool = False
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """Points of all methods.
+
+    Attributes:
+        metric: the gap.
+        points: one a method.
+        hypervolume: area between the front and the corner (baseline's accuracy − 5 points, gap of 50 points), as a
+            share of the largest such area there could be; None without the baseline.
+    """
+
+    metric: str
+    points: tuple[Point, ...]
+    hypervolume: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return asdict(self)
+
+
+def frontier(figures: Mapping[str, Mapping[str, SeedFigure]], baseline: str, metric: str = "EOd") -> Frontier | None:
+    """Find the methods that no other one beats in accuracy and gap at once.
+
+    Args:
+        figures: method -> metric -> figure.
+        baseline: whose accuracy the corner of the hyper-volume is measured from.
+        metric: the gap.
+
+    Example:
+        >>> def figure(metric, mean):
+        ...     return SeedFigure(metric, {0: mean}, mean, None, mean, mean, 100)
+        >>> found = frontier({
+        ...     "erm": {"accuracy": figure("accuracy", 0.90), "EOd": figure("EOd", 0.20)},
+        ...     "dam": {"accuracy": figure("accuracy", 0.88), "EOd": figure("EOd", 0.10)},
+        ...     "bad": {"accuracy": figure("accuracy", 0.87), "EOd": figure("EOd", 0.15)},
+        ... }, "erm")
+        >>> [point.method for point in found.points if point.on_front]
+        ['erm', 'dam']
+    """
+    points = [
+        point
+        for method, by_metric in figures.items()
+        if (point := _point(method, by_metric.get("accuracy"), by_metric.get(metric))) is not None
+    ]
+    if not points:
+        return None
+    marked = tuple(replace(p, on_front=not any(_beats(other, p) for other in points)) for p in points)
+    corner = next((p.accuracy - _ACCURACY_BELOW for p in points if p.method == baseline), None)
+    return Frontier(metric, marked, None if corner is None else _hypervolume(marked, corner))
+
+
+def _point(method: str, accuracy: SeedFigure | None, gap: SeedFigure | None) -> Point | None:
+    if accuracy is None or gap is None:
+        return None
+    known = [x for f in (accuracy, gap) for x in (f.mean, f.low, f.high) if x is not None]
+    if len(known) < 6:
+        return None
+    return Point(method, known[0], known[1], known[2], known[3], known[4], known[5])
+
+
+def _beats(a: Point, b: Point) -> bool:
+    at_least = a.accuracy >= b.accuracy and a.gap <= b.gap
+    return at_least and (a.accuracy > b.accuracy or a.gap < b.gap)
+
+
+def _front(points: Sequence[Point]) -> list[Point]:
+    return sorted((p for p in points if p.on_front), key=lambda p: p.accuracy)
+
+
+def _hypervolume(points: Sequence[Point], corner: float) -> float:
+    area, reached = 0.0, corner
+    for point in _front(points):
+        if point.accuracy > reached and point.gap < _GAP_AT_MOST:
+            area += (point.accuracy - reached) * (_GAP_AT_MOST - point.gap)
+            reached = point.accuracy
+    return area / ((1 - corner) * _GAP_AT_MOST)
+
+
+def draw(found: Frontier) -> Markup:
+    """Draw the points with their intervals: accuracy to the right, the gap downwards to even; the front dashed."""
+    across = Axis.over([x for p in found.points for x in (p.accuracy_low, p.accuracy_high)])
+    up = Axis.over([0.0, *(x for p in found.points for x in (p.gap_low, p.gap_high))])
+
+    def y(gap: float) -> float:
+        return _BOTTOM - up.fraction(gap) / 100 * (_BOTTOM - _TOP)
+
+    parts = [
+        *(element("line", x1="0%", x2="100%", y1=y(t), y2=y(t), class_="grid") for t in up.ticks),
+        *(element("line", x1=across.at(t), x2=across.at(t), y1=_TOP, y2=_BOTTOM, class_="grid") for t in across.ticks),
+        *(element("text", _percent(t), x=across.at(t), y=_BOTTOM + 16, class_="tick") for t in across.ticks),
+        *(element("text", _percent(t), x="0%", y=y(t) - 4) for t in up.ticks),
+        element("text", "accuracy", x="100%", y=_BOTTOM + 34, text_anchor="end"),
+        element("text", f"{found.metric}, lower is more even", x="0%", y=_BOTTOM + 34),
+    ]
+    for a, b in pairwise(_front(found.points)):
+        # Steps: between two methods of the front nothing better than the worse gap was reached.
+        left, right = across.at(a.accuracy), across.at(b.accuracy)
+        parts.append(element("line", x1=left, x2=left, y1=y(a.gap), y2=y(b.gap), class_="mde"))
+        parts.append(element("line", x1=left, x2=right, y1=y(b.gap), y2=y(b.gap), class_="mde"))
+    for point in found.points:
+        x, middle = across.at(point.accuracy), y(point.gap)
+        low, high = across.at(point.accuracy_low), across.at(point.accuracy_high)
+        inside = [
+            element(
+                "title", f"{point.method}: accuracy {_percent(point.accuracy)}, {found.metric} {_percent(point.gap)}"
+            ),
+            element("line", x1=low, x2=high, y1=middle, y2=middle, class_="interval"),
+            element("line", x1=x, x2=x, y1=y(point.gap_low), y2=y(point.gap_high), class_="interval"),
+            element("circle", cx=x, cy=middle, r=5, class_="dot"),
+        ]
+        parts.append(element("g", *inside, class_="row clear" if point.on_front else "row vague"))
+        anchor = "end" if across.fraction(point.accuracy) > 80 else "start"
+        shift = -8 if anchor == "end" else 8
+        parts.append(element("text", point.method, x=x, y=middle - 8, dx=shift, text_anchor=anchor, class_="name"))
+    return drawing(f"Accuracy and {found.metric} of every method", parts, height=_HEIGHT, class_="frontier")
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.3g} %"

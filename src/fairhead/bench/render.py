@@ -1,0 +1,221 @@
+"""A table as Markdown, as one self-contained HTML page, and as JSON."""
+
+import json
+import os
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from fairhead.bench.frontier import draw
+from fairhead.bench.table import Block, Line, Table, is_better
+from fairhead.errors import InputError
+from fairhead.report import wording
+
+_MINUS = wording.MINUS
+_NAMES = {"accuracy": "accuracy", "worst_group_accuracy": "worst group"}
+
+
+def write_table(table: Table, folder: Path | str) -> Path:
+    """Write table.md, table.json and table.html to a folder; return the path of the page.
+
+    Raises:
+        InputError: the folder cannot be written.
+    """
+    folder = Path(folder)
+    texts = {
+        "table.md": markdown(table),
+        "table.json": json.dumps(table.to_dict(), ensure_ascii=False, allow_nan=False, indent=1, default=str) + "\n",
+        "table.html": html(table),
+    }
+    try:
+        for name, text in texts.items():
+            beside = folder / f".{name}.{os.getpid()}.tmp"
+            beside.write_text(text, encoding="utf-8", newline="\n")
+            os.replace(beside, folder / name)
+    except OSError as error:
+        raise InputError(f"cannot write the table to {str(folder)!r}: {error.strerror or error}") from error
+    return folder / "table.html"
+
+
+def metric_title(metric: str) -> str:
+    """The short name of a metric, for the head of a column."""
+    return _NAMES.get(metric, metric)
+
+
+def points(value: float | None, signed: bool = False) -> str:
+    """A fraction as percent points with one decimal, or a dash.
+
+    Example:
+        >>> points(0.1234), points(-0.02, signed=True) == _MINUS + "2.0", points(None)
+        ('12.3', True, '–')
+    """
+    if value is None:
+        return "–"
+    rounded = round(100 * value, 1) + 0.0
+    sign = _MINUS if rounded < 0 else "+" if signed and rounded > 0 else ""
+    return f"{sign}{abs(rounded):.1f}"
+
+
+def figure_text(line: Line, metric: str) -> str:
+    """Mean ± sd over seeds."""
+    figure = line.figures.get(metric)
+    if figure is None or figure.mean is None:
+        return "undefined" if figure is not None else "–"
+    return points(figure.mean) + (f" ± {points(figure.sd)}" if figure.sd is not None else "")
+
+
+def interval_text(line: Line, metric: str) -> str:
+    """The test-sampling interval."""
+    figure = line.figures.get(metric)
+    return "" if figure is None or figure.low is None else f"{points(figure.low)} to {points(figure.high)}"
+
+
+def difference_text(line: Line, metric: str) -> str:
+    """The paired difference from the baseline with its interval."""
+    difference = line.differences.get(metric)
+    if difference is None or difference.value is None:
+        return "–"
+    text = points(difference.value, signed=True)
+    if difference.low is None:
+        return text
+    return f"{text} ({points(difference.low, signed=True)} to {points(difference.high, signed=True)})"
+
+
+def look(line: Line, metric: str) -> str:
+    """The CSS class of a difference: told from the baseline for better or worse, or vague."""
+    p, difference = line.p_adjusted.get(metric), line.differences.get(metric)
+    if p is None or difference is None or difference.value is None or p >= 0.05:
+        return "vague"
+    return "better" if is_better(metric, difference.value) else "worse"
+
+
+def cost_text(value: float | None, digits: int = 0) -> str:
+    """A cost, or what can be said where it is not known."""
+    return "not known" if value is None else f"{value:,.{digits}f}".replace(",", wording.THIN_SPACE)
+
+
+def markdown(table: Table) -> str:
+    """The table as Markdown."""
+    parts = [f"# {table.title}", table.about.strip()]
+    for block in table.blocks:
+        parts += [f"## {_heading(block)}", *(f"- {finding}" for finding in block.findings), ""]
+        parts.append(_figures_markdown(table, block))
+        parts.append(
+            f"Difference from {table.baseline} in points, paired: 95 % interval, p (Holm), smallest detectable"
+        )
+        parts.append(_differences_markdown(table, block))
+        failed = [
+            f"- {line.method}, seed {seed}: {error}" for line in block.lines for seed, error in line.failed.items()
+        ]
+        parts += ["Failed:", "", *failed] if failed else []
+    parts += [_legend(table)]
+    return "\n\n".join(_joined(parts)) + "\n"
+
+
+def _joined(parts: list[str]) -> list[str]:
+    """Bullets that follow each other stay one list."""
+    out: list[str] = []
+    for part in parts:
+        if not part:
+            continue
+        if part.startswith("- ") and out and out[-1].rpartition("\n")[2].startswith("- "):
+            out[-1] += "\n" + part
+        else:
+            out.append(part)
+    return out
+
+
+def _heading(block: Block) -> str:
+    return f"{block.data}, {block.backbone}: by {block.group}, {block.n} test rows"
+
+
+def _figures_markdown(table: Table, block: Block) -> str:
+    head = ["method", "seeds", *(metric_title(m) for m in table.metrics), "s", "Wh", "MiB"]
+    lines = [_row(head), _row(["---"] * len(head))]
+    for line in block.lines:
+        cells = []
+        for metric in table.metrics:
+            text = figure_text(line, metric)
+            text = f"**{text}**" if metric in line.best else text
+            interval = interval_text(line, metric)
+            cells.append(f"{text} ({interval})" if interval else text)
+        cost = line.cost
+        costs = (
+            ["–"] * 3 if cost is None else [cost_text(cost.seconds), cost_text(cost.watt_hours, 1), cost_text(cost.mib)]
+        )
+        lines.append(_row([_method(line), str(len(line.seeds)), *cells, *costs]))
+    return "\n".join(lines)
+
+
+def _differences_markdown(table: Table, block: Block) -> str:
+    head = ["method", *(metric_title(m) for m in table.metrics)]
+    lines = [_row(head), _row(["---"] * len(head))]
+    for line in block.lines:
+        if not line.differences:
+            continue
+        cells = []
+        for metric in table.metrics:
+            text = difference_text(line, metric)
+            p, mde = line.p_adjusted.get(metric), line.differences[metric].mde
+            cells.append(f"{text}, p {wording.p_value(p)}, {points(mde)}" if p is not None else text)
+        lines.append(_row([_method(line), *cells]))
+    return "\n".join(lines)
+
+
+def _method(line: Line) -> str:
+    return f"{line.method} (trains with groups)" if line.uses_groups else line.method
+
+
+def _row(cells: list[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _legend(table: Table) -> str:
+    return " ".join(_notes(table))
+
+
+def _notes(table: Table) -> list[str]:
+    notes = [
+        "Percent; mean ± standard deviation over seeds, with the 95 % interval of the mean from test sampling (these "
+        "models, other test rows).",
+        "Differences are paired on seeds and test rows; their interval holds both kinds of chance, training and test.",
+        "Bold: the best method without groups, where its difference from every other one can be told from noise "
+        "(5 %, Holm).",
+        "s: wall seconds of training, all stages; MiB: peak memory "
+        f"({next((line.cost.mib_of for b in table.blocks for line in b.lines if line.cost), 'not known')}).",
+    ]
+    shared = max((line.cost.shared_by for b in table.blocks for line in b.lines if line.cost), default=1)
+    if shared > 1:
+        notes.append(f"Up to {shared} cells shared the device: seconds are longer than alone, Wh are equal shares.")
+    return notes
+
+
+def html(table: Table) -> str:
+    """The table as one page that needs no network and no other file."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("fairhead.bench"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    style = files("fairhead.report").joinpath("templates/style.css").read_text("utf-8")
+    functions: dict[str, Any] = {
+        "points": points,
+        "figure_text": figure_text,
+        "interval_text": interval_text,
+        "difference_text": difference_text,
+        "look": look,
+        "cost_text": cost_text,
+        "p_value": wording.p_value,
+        "plain": wording.plain_value,
+        "metric_title": metric_title,
+        "heading": _heading,
+        "draw": draw,
+        "style": Markup(style),
+        "notes": _notes(table),
+    }
+    return environment.get_template("table.html").render(table=table, **functions)

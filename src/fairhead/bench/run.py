@@ -1,0 +1,70 @@
+"""Running a grid: what is done stays done, what failed or was cut short is run again."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from fairhead.bench.grid import Grid
+from fairhead.bench.store import Store
+from fairhead.bench.workers import News, Workplace, run_cells
+
+
+class Outcome(NamedTuple):
+    """How a run went: cells that were done before, are done now, and failed."""
+
+    before: int
+    done: int
+    failed: int
+
+
+def run_grid(
+    grid: Grid, out: Path | str, workplace: Workplace | None = None, on_news: Callable[[News], None] | None = None
+) -> Outcome:
+    """Run every cell of a grid that has no result yet in `out`.
+
+    Results are kept as they come (see `Store`): after a kill, call it again. A cell counts as done when its row has the
+    same settings and its records are there.
+
+    Args:
+        grid: what to run.
+        out: folder of the results.
+        workplace: device, cells at once, and cache.
+        on_news: called as cells go on and end.
+
+    Raises:
+        InputError: a method, option or model of the grid does not exist, or the folder cannot be written. A cell that
+            fails is no error: its row says why.
+    """
+    workplace = workplace or Workplace()
+    store = Store(out)
+    cells = grid.cells()
+    known = {row["cell"]: row["fingerprint"] for row in store.rows() if row["status"] == "done"}
+    todo = [cell for cell in cells if known.get(cell.name) != cell.fingerprint]
+    if todo:
+        check(grid)
+    failed = 0
+    for news in run_cells(todo, workplace):
+        if news.row is not None:
+            store.add(news.row, news.records)
+            failed += news.row["status"] == "failed"
+        if on_news is not None:
+            on_news(news)
+    return Outcome(len(cells) - len(todo), len(todo) - failed, failed)
+
+
+def check(grid: Grid) -> None:
+    """Refuse, before any work, methods and models that do not exist. Data are read in the cells.
+
+    Raises:
+        InputError: saying which.
+    """
+    from fairhead.bench.backbones import Recipe
+    from fairhead.bench.cell import method_of
+
+    seen = set()
+    for cell in grid.cells():
+        key = (cell.method.name, cell.data.name, cell.backbone.name)
+        if key not in seen:
+            seen.add(key)
+            method_of(cell)
+            Recipe(cell.backbone.model, ("0", "1"), cell.backbone.settings).check()

@@ -1,0 +1,204 @@
+"""From a published data set to what training is given. Groups come back only when records are made."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fairhead.bench.backbones import Recipe
+from fairhead.bench.grid import Data
+from fairhead.data import Dataset, Images, TextPair, read_spec
+from fairhead.data import Examples as Published
+from fairhead.errors import InputError, did_you_mean
+from fairhead.records import Records
+from fairhead.train import Examples
+from fairhead.train.cache import cache_folder, cached_array, key_of
+
+Progress = Callable[[int, int], None]
+# Options of readers that choose among the same pictures: those are then decoded once for all of them.
+_CHOOSING = ("seed", "bias_rate", "fractions", "split")
+
+
+@dataclass(frozen=True)
+class Task:
+    """Everything one run needs.
+
+    Attributes:
+        train: inputs and labels.
+        validation: inputs and labels.
+        test: inputs and labels.
+        kind: "image" or "text".
+        group: the group column that the table is about.
+        test_ids: of the test rows, [n].
+    """
+
+    train: Examples
+    validation: Examples
+    test: Examples
+    kind: str
+    group: str
+    test_ids: NDArray[np.str_]
+    _dataset: Dataset
+    _ids: dict[str, NDArray[np.str_]]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes."""
+        return self._dataset.classes
+
+    def records(self, probabilities: Tensor) -> Records:
+        """Join the answers for the test rows, [n, C], with their labels and groups."""
+        # Rounded as the mantissa of 32 bit is: more digits would only fill the disk.
+        scores = np.round(probabilities.double().numpy(), 7)
+        binary = scores.shape[1] == 2
+        prediction = probabilities.argmax(-1).numpy()
+        return self._dataset.records(self.test_ids, prediction, scores[:, 1] if binary else scores)
+
+    def groups(self, part: str) -> Tensor:
+        """Group numbers of the train or validation rows, [n]: for the references that train with groups, only."""
+        codes = self._dataset.groups(self._ids[part])[self.group].codes
+        return torch.from_numpy(codes.astype(np.int64))
+
+
+def read_task(
+    data: Data,
+    recipe_of: Callable[[tuple[str, ...]], Recipe],
+    seed: int,
+    cache: Path | None = None,
+    progress: Progress | None = None,
+) -> Task:
+    """Read a data set and make its parts ready for a model.
+
+    Args:
+        data: which data, and how.
+        recipe_of: from the names of the classes to the model, which decides size and normalisation or tokens.
+        seed: of the split, where it follows the seed, and of the rows that a limit keeps.
+        cache: folder for decoded pictures.
+        progress: called with (done, total) while pictures are decoded.
+
+    Raises:
+        InputError: the data cannot be read, or have no such part or group.
+    """
+    dataset = _dataset(data, seed)
+    group = _group(dataset, data)
+    recipe = recipe_of(dataset.classes)
+    recipe.check()
+    parts = {
+        name: _limited(dataset.examples(published), data.limit, seed)
+        for name, published in zip(("train", "validation", "test"), data.parts, strict=True)
+    }
+    kind = "image" if isinstance(dataset.all.inputs, Images) else "text"
+    inputs = _pictures(data, recipe, cache, progress) if kind == "image" else _texts(data, recipe)
+    ready = {name: Examples(inputs(part), torch.from_numpy(part.labels)) for name, part in parts.items()}
+    ids = {name: part.ids for name, part in parts.items()}
+    return Task(ready["train"], ready["validation"], ready["test"], kind, group, ids["test"], dataset, ids)
+
+
+@lru_cache(maxsize=4)
+def _read(spec: str, options: str) -> Dataset:
+    import json
+
+    found = read_spec(spec, **json.loads(options))
+    if not isinstance(found, Dataset):
+        raise InputError(f"{spec} is a language benchmark; a grid needs labelled examples: see fairhead lm")
+    return found
+
+
+def _dataset(data: Data, seed: int | None) -> Dataset:
+    import json
+
+    options = dict(data.options)
+    if data.split_by_seed and seed is not None:
+        options["seed"] = seed
+    return _read(data.read, json.dumps(options, sort_keys=True))
+
+
+def _group(dataset: Dataset, data: Data) -> str:
+    columns = list(dataset.attributes.columns)
+    if not columns:
+        raise InputError(f"{data.name} has no group column: nothing to audit")
+    group = columns[0] if data.group is None else data.group
+    if group not in columns:
+        raise InputError(
+            f"{data.name} has no group column {group!r}; there are {', '.join(columns)}.{did_you_mean(group, columns)}"
+        )
+    return group
+
+
+def _limited(examples: Published, limit: int | None, seed: int) -> Published:
+    if limit is None or limit >= len(examples):
+        return examples
+    return examples.take(np.sort(np.random.default_rng(seed).permutation(len(examples))[:limit]))
+
+
+def _pictures(
+    data: Data, recipe: Recipe, cache: Path | None, progress: Progress | None
+) -> Callable[[Published], dict[str, Tensor]]:
+    size = recipe.pictures().size
+    if data.limit is not None:  # a few pictures: quicker decoded than looked up
+        return lambda part: {"pixel_values": _channels_first(_images(part).as_array(size))}
+    options = {name: value for name, value in data.options.items() if name not in _CHOOSING}
+    every = _dataset(Data(data.name, data.read, options), None).all
+    stat = os.stat(data.read.partition(":")[2])
+    key = key_of("pictures", str(Path(data.read).resolve()), stat.st_size, stat.st_mtime_ns, size, every.ids.tolist())
+
+    def fill(array: NDArray[Any]) -> None:
+        array[:] = _images(every).as_array(size, progress=progress)
+
+    shape = (len(every), size, size, 3)
+    decoded = cached_array(cache_folder(cache), key, shape, "uint8", fill, {"data": data.read, "rows": len(every)})
+    row_of = {name: row for row, name in enumerate(every.ids.tolist())}
+
+    def inputs(part: Published) -> dict[str, Tensor]:
+        rows = [row_of.get(name, -1) for name in part.ids.tolist()]
+        pixels = decoded[rows] if min(rows) >= 0 else _images(part).as_array(size)
+        return {"pixel_values": _channels_first(pixels)}
+
+    return inputs
+
+
+def _images(part: Published) -> Images:
+    assert isinstance(part.inputs, Images)
+    return part.inputs
+
+
+def _channels_first(pixels: NDArray[np.uint8]) -> Tensor:
+    """[n, H, W, 3] to [n, 3, H, W], bytes still: the model normalises them (see `backbones.normalising`)."""
+    return torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)))
+
+
+def _texts(data: Data, recipe: Recipe) -> Callable[[Published], dict[str, Tensor]]:
+    if recipe.folder is None:
+        raise InputError(f"{data.name} has texts, which {recipe.name} cannot read: give a backbone path:FOLDER")
+    tokenizer = _tokenizer(str(recipe.folder))
+
+    def inputs(part: Published) -> dict[str, Tensor]:
+        texts: list[Any] = list(part.inputs)
+        if isinstance(texts[0], TextPair):
+            given = [[pair.premise for pair in texts], [pair.hypothesis for pair in texts]]
+        else:
+            given = [texts]
+        # One length for all: DAM's statistics are kept for each position.
+        found = tokenizer(
+            *given, padding="max_length", truncation=True, max_length=data.max_length, return_tensors="pt"
+        )
+        return dict(found)
+
+    return inputs
+
+
+@lru_cache(maxsize=2)
+def _tokenizer(folder: str) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder} has no tokenizer that can be read: {' '.join(str(error).split())}") from None

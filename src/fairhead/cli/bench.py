@@ -1,0 +1,163 @@
+"""`fairhead bench`: methods on one backbone, with the same data, seeds, budget and selection."""
+
+import signal
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fairhead.cli.output import command_line
+from fairhead.errors import FairheadError, InputError
+
+if TYPE_CHECKING:
+    from fairhead.bench.workers import News
+    from fairhead.cli.progress import Progress
+
+EPILOG = """
+**What is written** to the folder of `--out`: `results.jsonl` (one line a cell, as it ends), `records.zip` (the answers
+of every cell, from which all figures are recomputed), `table.md`, `table.html`, `table.json`.
+
+A run that was killed goes on where it stopped when the same command is given again; at most the cells in flight are
+lost. A cell that fails is recorded with its error and does not stop the others.
+
+**Examples**
+
+    fairhead bench utkface --out results --device cuda --jobs 6
+
+    fairhead bench grid.yaml --out try --set epochs=1 --set limit=400 --set seeds=0,1 --set methods=erm,dam
+
+Grids that ship with fairhead can be named without a path; `--list` shows them. They find their data through
+`$FAIRHEAD_DATA` and pretrained models through `$FAIRHEAD_MODELS`.
+"""
+
+
+def _option(flag: str, help: str, metavar: str | None = None) -> Any:
+    variable = f"FAIRHEAD_BENCH_{flag.strip('-').replace('-', '_').upper()}"
+    return typer.Option(flag, help=help, metavar=metavar, envvar=variable, show_envvar=False)
+
+
+def bench_command(
+    context: typer.Context,
+    grid: Annotated[str | None, typer.Argument(help="A YAML file, or the name of a grid that ships.")] = None,
+    out: Annotated[Path, _option("--out", "Folder for results, records and table.", "DIR")] = Path("fairhead-bench"),
+    jobs: Annotated[int, _option("--jobs", "Cells at once, each in its own process.", "N")] = 1,
+    device: Annotated[
+        str, _option("--device", "cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.")
+    ] = "auto",
+    changes: Annotated[
+        list[str] | None,
+        _option("--set", "Change the grid: epochs=1, limit=400, seeds=0,1, methods=erm,dam, ...", "KEY=VALUE"),
+    ] = None,
+    cache: Annotated[Path | None, _option("--cache", "Folder for decoded pictures and frozen features.", "DIR")] = None,
+    table_only: Annotated[bool, _option("--table-only", "Run nothing: make the table of what there is.")] = False,
+    list_grids: Annotated[bool, _option("--list", "Show the grids that ship, and stop.")] = False,
+) -> None:
+    """Run data × backbones × methods × seeds; show which differences can be told from noise."""
+    if list_grids:
+        _list_grids()
+        return
+    if grid is None:
+        raise InputError("which grid? Give a YAML file, or a name that fairhead bench --list shows")
+    if jobs < 1:
+        raise InputError(f"--jobs is {jobs}; at least 1 is needed")
+    from fairhead.bench.grid import read_grid
+
+    plan = read_grid(_grid_file(grid), changes or [])
+    if not table_only:
+        missing = [name for name in ("torch", "transformers", "accelerate") if find_spec(name) is None]
+        if missing:
+            raise FairheadError(f'this needs {", ".join(missing)}, not installed here: pip install "fairhead[torch]"')
+    from fairhead.bench.render import markdown, write_table
+    from fairhead.bench.store import Store
+    from fairhead.bench.table import table_of
+    from fairhead.cli.progress import progress
+
+    interrupted = False
+    if not table_only:
+        from fairhead.bench.run import run_grid
+        from fairhead.bench.workers import Workplace
+
+        # `timeout` and schedulers end a run so: what is done should still become a table.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        workplace = Workplace(_device(device), jobs, cache)
+        with progress() as shown:
+            report = _Report(shown, len(plan.cells()))
+            try:
+                outcome = run_grid(plan, out, workplace, report)
+                typer.echo(
+                    f"{outcome.done} cells done, {outcome.failed} failed, {outcome.before} were done before", err=True
+                )
+            except KeyboardInterrupt:
+                interrupted = True
+                typer.echo("fairhead: interrupted; the same command goes on from here", err=True)
+    table = table_of(plan, Store(out), command_line(context))
+    page = write_table(table, out)
+    typer.echo(markdown(table))
+    typer.echo(f"table: {page}", err=True)
+    if interrupted:
+        raise typer.Exit(130)
+
+
+class _Report:
+    """Show news: a bar for the grid and one for each cell at work, or a line when a cell ends."""
+
+    def __init__(self, shown: "Progress", cells: int) -> None:
+        self._shown = shown
+        self._cells = cells
+        self._ended = 0
+
+    def __call__(self, news: "News") -> None:
+        name = news.cell.name
+        if news.row is None:
+            if self._shown.has_bars:
+                self._shown.tell(f"{name}", news.done, news.total, f"{news.stage} {news.note}")
+            return
+        self._ended += 1
+        self._shown.drop(name)
+        seconds = f", {news.row['cost']['seconds']:.0f} s" if "cost" in news.row else ""
+        self._shown.say(f"{self._ended} of {self._cells} {name}: {news.stage}, {news.note}{seconds}")
+        if self._shown.has_bars:
+            self._shown.tell("cells", self._ended, self._cells)
+
+
+def _grid_file(grid: str) -> Path:
+    from importlib.resources import files
+
+    path = Path(grid)
+    if path.suffix in (".yaml", ".yml") or path.exists():
+        return path
+    shipped = Path(str(files("fairhead.bench") / f"{grid}.yaml"))
+    if not shipped.exists():
+        from fairhead.errors import did_you_mean
+
+        known = [file.stem for file in _shipped()]
+        raise InputError(
+            f"there is no grid {grid!r}: give a .yaml file, or one of {', '.join(known)}.{did_you_mean(grid, known)}"
+        )
+    return shipped
+
+
+def _shipped() -> list[Path]:
+    from importlib.resources import files
+
+    return sorted(Path(str(files("fairhead.bench"))).glob("*.yaml"))
+
+
+def _list_grids() -> None:
+    import yaml
+
+    for file in _shipped():
+        typer.echo(f"{file.stem:<20} {yaml.safe_load(file.read_text(encoding='utf-8'))['title']}")
+
+
+def _device(device: str) -> str:
+    if device == "cpu":
+        return device
+    import torch
+
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise InputError(f"--device is {device}, and PyTorch sees no GPU here: use --device cpu")
+    return device

@@ -1,0 +1,186 @@
+"""Grids: what is read, and how mistakes in them are answered."""
+
+import json
+
+import numpy as np
+import pytest
+
+from fairhead.bench.grid import read_grid
+from fairhead.bench.store import Store
+from fairhead.errors import InputError
+from fairhead.records import Records
+
+GOOD = """
+title: T
+data:
+  - {name: natural, read: "utkface:${D}/u.zip", group: white, split_by_seed: true}
+  - {name: biased, read: "utkface:${D}/u.zip", options: {bias_rate: 0.9}, plan: {epochs: 7}}
+backbones:
+  - vit-8x8
+  - {name: LE, model: "path:${M}/dino", train: last_encoder, plan: {learning_rate: 3e-4}}
+methods: [erm, {name: dam-4, method: dam, options: {values: 4}, data_options: {biased: {values: 6}}}]
+references: [group_dro]
+seeds: [0, 1]
+plan: {epochs: 30, batch_size: 256, learning_rate: 1e-4}
+"""
+WHERE = {"D": "data", "M": "models"}
+
+
+@pytest.fixture
+def grid_of(tmp_path):
+    def read(text=GOOD, changes=(), environment=WHERE):
+        (tmp_path / "grid.yaml").write_text(text)
+        return read_grid(tmp_path / "grid.yaml", changes, environment)
+
+    return read
+
+
+def test_a_grid_is_the_product_of_its_axes(grid_of):
+    cells = grid_of().cells()
+    assert len({cell.name for cell in cells}) == len(cells) == 2 * 2 * 3 * 2
+    assert len({cell.fingerprint for cell in cells}) == len(cells)
+    # Cells that share data stand together.
+    assert [cell.name for cell in cells[:4]] == [
+        "natural/vit-8x8/erm/0",
+        "natural/vit-8x8/dam-4/0",
+        "natural/vit-8x8/group_dro/0",
+        "natural/vit-8x8/erm/1",
+    ]
+    assert [cell.method.uses_groups for cell in cells[:3]] == [False, False, True]
+
+
+def test_plans_of_data_and_backbones_come_before_the_grid_s_and_the_command_s_before_all(grid_of):
+    by_name = {cell.name: cell for cell in grid_of().cells()}
+    assert by_name["natural/vit-8x8/erm/0"].plan == {"epochs": 30, "batch_size": 256, "learning_rate": 1e-4}
+    assert by_name["biased/LE/erm/0"].plan == {"epochs": 7, "batch_size": 256, "learning_rate": 3e-4}
+    assert all(cell.plan["epochs"] == 1 for cell in grid_of(changes=["epochs=1"]).cells())
+
+
+def test_options_of_a_method_may_depend_on_the_data(grid_of):
+    options = {c.name: c.settings()["method"]["options"] for c in grid_of().cells()}
+    assert options["natural/vit-8x8/dam-4/0"] == {"values": 4}
+    assert options["biased/vit-8x8/dam-4/0"] == {"values": 6}
+
+
+def test_settings_on_the_command_line(grid_of):
+    grid = grid_of(changes=["seeds=3,4", "limit=50", "methods=erm", "data=biased", "backbones=vit-8x8", "n_boot=300"])
+    assert [cell.name for cell in grid.cells()] == ["biased/vit-8x8/erm/3", "biased/vit-8x8/erm/4"]
+    assert grid.data[0].limit == 50
+    assert grid.n_boot == 300
+    assert grid_of(changes=["limit=50"]).cells()[0].fingerprint != grid_of().cells()[0].fingerprint
+
+
+def test_a_variable_is_needed_only_by_what_is_left_in_the_grid(grid_of):
+    assert grid_of().data[0].read == "utkface:data/u.zip"
+    with pytest.raises(InputError, match="variable M is not set"):
+        grid_of(environment={"D": "data"})
+    assert grid_of(changes=["backbones=vit-8x8"], environment={"D": "data"}).cells()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("plan:", "plann:", r"unknown key 'plann'.*Did you mean 'plan'\?"),
+        ("epochs: 30", "epoch: 30", r"plan has the unknown key 'epoch'.*Did you mean 'epochs'\?"),
+        ("split_by_seed", "split_by_sed", r"data\[0\] has the unknown key 'split_by_sed'.*'split_by_seed'"),
+        ("train: last_encoder", "train: last", r"backbones\[1\].train is 'last'; expected one of all, last_encoder"),
+        ("title: T", "title: [1]", "title is a list; expected text"),
+        ("seeds: [0, 1]", "seeds: [0, -1]", "seeds has -1; expected whole numbers"),
+        ("seeds: [0, 1]", "seeds: []", "seeds is empty"),
+        ("seeds: [0, 1]", "", "has no 'seeds'"),
+        ("name: biased", "name: natural", "data has 'natural' twice"),
+        ("name: natural", "name: a/b", "names files"),
+        ('read: "utkface:${D}/u.zip", group', "read: u.zip, group", "expected reader:path"),
+        ("learning_rate: 1e-4", "learning_rate: fast", "learning_rate is 'fast'; expected a number"),
+        ("title: T", "title: [", "is not YAML"),
+        ("plan: {epochs: 30,", "selection: test\nplan: {epochs: 30,", "selection is 'test'; expected one of accuracy"),
+    ],
+)
+def test_mistakes_name_their_place(grid_of, old, new, message):
+    assert old in GOOD
+    with pytest.raises(InputError, match=message):
+        grid_of(GOOD.replace(old, new, 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("epoch=1", "Did you mean 'epochs'"),
+        ("epochs", "--set takes key=value"),
+        ("methods=dma-4", "Did you mean 'dam-4'"),
+        ("seeds=a", "expected whole numbers"),
+        ("limit=-3", "expected whole numbers"),
+    ],
+)
+def test_mistakes_on_the_command_line(grid_of, change, message):
+    with pytest.raises(InputError, match=message):
+        grid_of(changes=[change])
+
+
+def test_a_grid_that_is_not_there(tmp_path):
+    with pytest.raises(InputError, match="No such file"):
+        read_grid(tmp_path / "none.yaml")
+
+
+def a_row(cell="d/b/erm/0", fingerprint="ab", **more):
+    return {"cell": cell, "fingerprint": fingerprint, "status": "done", "classes": ["NA", "1"], **more}
+
+
+def some_records(n=20, seed=0):
+    rng = np.random.default_rng(seed)
+    classes = np.array(["NA", "1"])
+    return Records.from_arrays(
+        classes[rng.integers(0, 2, n)],
+        scores=np.round(rng.random(n), 7),
+        groups={"g": np.array(["None", "b"])[rng.integers(0, 2, n)]},
+        id=[f"{i:03}" for i in range(n)],
+        classes=["NA", "1"],
+    )
+
+
+def test_records_come_back_as_they_were(tmp_path):
+    records = some_records()
+    Store(tmp_path).add(a_row(), records)
+    store = Store(tmp_path)
+    again = store.records(store.rows()[0])
+    assert again.classes == records.classes
+    assert again.label.values().tolist() == records.label.values().tolist()
+    assert again.prediction.values().tolist() == records.prediction.values().tolist()
+    assert again.scores.tolist() == records.scores.tolist()
+    assert again.groups["g"].values().tolist() == records.groups["g"].values().tolist()
+    assert again.id.tolist() == records.id.tolist()
+
+
+def test_a_line_cut_short_is_left_out_and_does_not_swallow_the_next(tmp_path):
+    store = Store(tmp_path)
+    store.add(a_row(), some_records())
+    with (tmp_path / "results.jsonl").open("a") as file:
+        file.write('{"cell": "d/b/dam/0", "finger')
+    assert [row["cell"] for row in store.rows()] == ["d/b/erm/0"]
+    store.add(a_row("d/b/jtt/0"), some_records())
+    assert [row["cell"] for row in store.rows()] == ["d/b/erm/0", "d/b/jtt/0"]
+
+
+def test_a_row_without_its_records_does_not_count(tmp_path):
+    store = Store(tmp_path)
+    store.add(a_row(), some_records())
+    with (tmp_path / "results.jsonl").open("a") as file:
+        file.write(json.dumps(a_row("d/b/dam/0")) + "\n")
+    assert [row["cell"] for row in store.rows()] == ["d/b/erm/0"]
+
+
+def test_an_unfinished_archive_is_ignored(tmp_path):
+    store = Store(tmp_path)
+    store.add(a_row(), some_records())
+    (tmp_path / "records.part").write_bytes(b"PK\x03\x04 half")
+    store.add(a_row("d/b/dam/0"), some_records())
+    assert len(store.rows()) == 2
+    assert not (tmp_path / "records.part").exists()
+
+
+def test_the_latest_row_of_a_cell_counts(tmp_path):
+    store = Store(tmp_path)
+    store.add({**a_row(), "status": "failed", "error": "no"})
+    assert store.rows()[0]["status"] == "failed"
+    store.add(a_row(), some_records())
+    assert [row["status"] for row in store.rows()] == ["done"]
