@@ -256,8 +256,8 @@ def _rows(source: Source, prompts: Prompts) -> tuple[Dataset, Evaluation, NDArra
     if set(pole.tolist()) < {0, 1}:
         ends = "; ".join(f"{end.name}: {', '.join(end.levels)}" for end in prompts.poles)
         raise InputError(
-            f"the column {column!r} has the values {', '.join(map(str, groups.levels))}, which are not of both poles of "
-            f"{prompts.name!r} ({ends})"
+            f"the column {column!r} has the values {', '.join(map(str, groups.levels))}, which are not of both poles "
+            f"of {prompts.name!r} ({ends})"
         )
     rows = np.flatnonzero(pole[groups.codes] >= 0)
     notes = []

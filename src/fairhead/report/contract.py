@@ -23,7 +23,7 @@ def checked(report: Mapping[str, Any]) -> dict[str, Any]:
         >>> checked({**empty, "sections": [{"kind": "adit", "title": "A"}]})
         Traceback (most recent call last):
         fairhead.errors.InputError: report.sections[0].kind is 'adit'; expected one of audit, comparison, headmap, \
-ablation, text. Did you mean 'audit'?
+ablation, text, curve, top_heads. Did you mean 'audit'?
     """
     plain = _plain(report, "report")
     if not isinstance(plain, dict):
@@ -217,6 +217,38 @@ def _ablation(section: dict[str, Any], where: str) -> None:
         _numbers(accuracy, f"{where}.accuracy_effect", "low", "high")
 
 
+def _curve(section: dict[str, Any], where: str) -> None:
+    for i, panel in enumerate(_take(section, where, "panels", list)):
+        at = f"{where}.panels[{i}]"
+        _take(panel, at, "metric", str)
+        for j, point in enumerate(_take(panel, at, "points", list)):
+            _take(point, f"{at}.points[{j}]", "name", str)
+            _numbers(point, f"{at}.points[{j}]", "value")
+
+
+_PICTURES = ("data:image/jpeg;base64,", "data:image/png;base64,")
+
+
+def _top_heads(section: dict[str, Any], where: str) -> None:
+    _take(section, where, "poles", list)
+    for i, head in enumerate(_take(section, where, "heads", list)):
+        at = f"{where}.heads[{i}]"
+        pair = _take(head, at, "head", list)
+        if len(pair) != 2 or not all(type(k) is int and k >= 0 for k in pair):
+            raise InputError(f"{at}.head is {pair!r}; expected [layer, head], both counted from 0")
+        for j, fact in enumerate(_take(head, at, "facts", list)):
+            for key in ("name", "figure", "note"):
+                _take(fact, f"{at}.facts[{j}]", key, str)
+        for j, text in enumerate(_take(head, at, "texts", list, required=False) or []):
+            _take(text, f"{at}.texts[{j}]", "text", str)
+            _numbers(text, f"{at}.texts[{j}]", "share", nullable=False)
+            _take(text, f"{at}.texts[{j}]", "attribute", bool)
+        for end in ("most", "least"):
+            for j, picture in enumerate(_take(head, at, end, list, required=False) or []):
+                if not isinstance(picture, str) or not picture.startswith(_PICTURES):
+                    raise InputError(f"{at}.{end}[{j}] is not a picture; expected a data: address with JPEG or PNG")
+
+
 def _text(section: dict[str, Any], where: str) -> None:
     """Nothing beyond the title and text that every section has."""
 
@@ -227,4 +259,6 @@ _SECTIONS: Mapping[str, Callable[[dict[str, Any], str], None]] = {
     "headmap": _headmap,
     "ablation": _ablation,
     "text": _text,
+    "curve": _curve,
+    "top_heads": _top_heads,
 }

@@ -17,6 +17,7 @@ from fairhead.report.audit_view import audit_view, definitions
 from fairhead.report.comparison_view import comparison_view
 from fairhead.report.contract import checked
 from fairhead.report.heads_view import ablation_view, headmap_view
+from fairhead.report.located_view import curve_view, top_heads_view
 
 # Kind of section -> what makes its figures ready for the template of the same name.
 _VIEWS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
@@ -24,6 +25,8 @@ _VIEWS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "comparison": comparison_view,
     "headmap": headmap_view,
     "ablation": ablation_view,
+    "curve": curve_view,
+    "top_heads": top_heads_view,
 }
 
 
