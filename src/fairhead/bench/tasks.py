@@ -129,6 +129,8 @@ def _group(dataset: Dataset, data: Data) -> str:
         raise InputError(
             f"{data.name} has no group column {group!r}; there are {', '.join(columns)}.{did_you_mean(group, columns)}"
         )
+    if data.options.get("target") == group:
+        raise InputError(f"{data.name}: {group} is what the model is to predict; name another group column to audit by")
     return group
 
 
@@ -177,7 +179,7 @@ def _channels_first(pixels: NDArray[np.uint8]) -> Tensor:
 def _texts(data: Data, recipe: Recipe) -> Callable[[Published], dict[str, Tensor]]:
     if recipe.folder is None:
         raise InputError(f"{data.name} has texts, which {recipe.name} cannot read: give a backbone path:FOLDER")
-    tokenizer = _tokenizer(str(recipe.folder))
+    tokenizer = tokenizer_of(str(recipe.folder))
 
     def inputs(part: Published) -> dict[str, Tensor]:
         texts: list[Any] = list(part.inputs)
@@ -195,7 +197,8 @@ def _texts(data: Data, recipe: Recipe) -> Callable[[Published], dict[str, Tensor
 
 
 @lru_cache(maxsize=2)
-def _tokenizer(folder: str) -> Any:
+def tokenizer_of(folder: str) -> Any:
+    """The tokenizer of a pretrained folder."""
     from transformers import AutoTokenizer
 
     try:

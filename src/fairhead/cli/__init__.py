@@ -14,6 +14,8 @@ from fairhead.cli.bench import bench_command
 from fairhead.cli.demo import demo
 from fairhead.cli.lm import EPILOG as LM_EPILOG
 from fairhead.cli.lm import lm_command
+from fairhead.cli.mitigate import EPILOG as MITIGATE_EPILOG
+from fairhead.cli.mitigate import mitigate_command
 from fairhead.errors import FairheadError
 
 # Newer typers bring a click of their own, whose errors are not those of `click`; this is the base of either.
@@ -57,6 +59,9 @@ app.command("lm", epilog=LM_EPILOG)(lm_command)
 app.command("bench", epilog=BENCH_EPILOG)(bench_command)
 
 
+app.command("mitigate", epilog=MITIGATE_EPILOG)(mitigate_command)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; errors of the user's making are one line on stderr and exit code 2."""
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
@@ -65,7 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = app(args=given, prog_name="fairhead", standalone_mode=False, obj=given)
     except _UsageError as error:
         message = " ".join(error.format_message().split()).rstrip(".")
-        command = " ".join(["fairhead", *given[:1]]) if given[0] in ("audit", "bench", "demo", "lm") else "fairhead"
+        known = ("audit", "bench", "demo", "lm", "mitigate")
+        command = " ".join(["fairhead", *given[:1]]) if given[0] in known else "fairhead"
         _fail(f"{message}; {command} --help explains")
     except FairheadError as error:
         _fail(str(error))

@@ -80,7 +80,7 @@ def bench_command(
 
         # `timeout` and schedulers end a run so: what is done should still become a table.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        workplace = Workplace(_device(device), jobs, cache)
+        workplace = Workplace(device_of(device), jobs, cache)
         with progress() as shown:
             report = _Report(shown, len(plan.cells()))
             try:
@@ -151,7 +151,12 @@ def _list_grids() -> None:
         typer.echo(f"{file.stem:<20} {yaml.safe_load(file.read_text(encoding='utf-8'))['title']}")
 
 
-def _device(device: str) -> str:
+def device_of(device: str) -> str:
+    """The device that --device means here.
+
+    Raises:
+        InputError: there is no such device.
+    """
     if device == "cpu":
         return device
     import torch

@@ -51,7 +51,7 @@ def read(name: str, path: str | os.PathLike[str], **options: Any) -> Dataset | B
         >>> train.inputs.as_array(size=4).shape, list(groups)
         ((8, 4, 4, 3), ['white', 'race'])
     """
-    reader = _reader(name)
+    reader = reader_named(name)
     known = [p.name for p in inspect.signature(reader).parameters.values() if p.kind is p.KEYWORD_ONLY]
     for option in options:
         if option not in known:
@@ -76,7 +76,13 @@ def read_spec(spec: str, **options: Any) -> Dataset | Benchmark[Any]:
     return read(name, path, **options)
 
 
-def _reader(name: str) -> Callable[..., Dataset | Benchmark[Any]]:
+def reader_named(name: str) -> Callable[..., Dataset | Benchmark[Any]]:
+    """The function that reads a data set; its keyword arguments are the options.
+
+    Example:
+        >>> reader_named("CrowS-Pairs").__name__
+        'read_crows_pairs'
+    """
     module = name.strip().lower().replace("-", "_")
     if module not in READERS:
         raise InputError(

@@ -1,0 +1,176 @@
+"""One run, kept whole: the model, its records, the audit, and a report."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from fairhead.audit import Audit, Comparison, audit, compare
+from fairhead.bench.backbones import Recipe
+from fairhead.bench.cell import Done, Tell, run_cell
+from fairhead.bench.grid import Cell, Method
+from fairhead.bench.tasks import tokenizer_of
+from fairhead.errors import InputError
+from fairhead.mitigate import attach, save
+from fairhead.mitigate.attach import method_of
+from fairhead.train.features import put_back
+
+
+class Single(NamedTuple):
+    """What a run found: its row, the audit, and the comparison with another method if there was one."""
+
+    row: dict[str, Any]
+    audit: Audit
+    comparison: Comparison | None
+
+
+def mitigate(
+    cell: Cell,
+    out: Path | str,
+    against: str | None = None,
+    device: str = "cpu",
+    cache: Path | None = None,
+    tell: Tell | None = None,
+) -> Single:
+    """Train one method and keep all that came of it.
+
+    Writes `model/` (safetensors, with what loads its pictures or texts), `records.csv`, `audit.json` and `run.json`;
+    with `against`, also `records-<method>.csv`, and the audit holds the paired comparison.
+
+    Args:
+        cell: what to run.
+        out: the folder.
+        against: another method, trained with the same seed, data and plan, to compare with.
+        device: where.
+        cache: folder for decoded pictures and frozen features.
+        tell: called as the work goes on.
+
+    Raises:
+        InputError: the folder cannot be written, or data, model or method cannot be had as asked for.
+    """
+    out = Path(out)
+    try:
+        (out / "model").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write to {str(out)!r}: {error.strerror}; give another folder") from error
+    done = run_cell(cell, device, cache, tell)
+    done.records.save(out / "records.csv")
+    save_model(done, cell, out / "model")
+    (out / "run.json").write_text(json.dumps(done.row, indent=1, default=str) + "\n", encoding="utf-8")
+    columns = list(done.records.groups)
+    found, comparison = audit(done.records, group_by=columns), None
+    if against is not None:
+        other = run_cell(replace(cell, method=Method(against, against)), device, cache, tell)
+        other.records.save(out / f"records-{against}.csv")
+        comparison = compare(other.records, done.records, group_by=columns)
+    content = found.to_dict() if comparison is None else {**found.to_dict(), "comparison": comparison.to_dict()}
+    (out / "audit.json").write_text(
+        json.dumps(content, ensure_ascii=False, allow_nan=False, indent=1, default=str) + "\n", encoding="utf-8"
+    )
+    return Single(done.row, found, comparison)
+
+
+def save_model(done: Done, cell: Cell, folder: Path) -> None:
+    """Write the model to a folder that `fairhead.load` gives back, with what makes its inputs ready."""
+    from transformers.utils import logging
+
+    recipe = Recipe(cell.backbone.model, done.task.classes, cell.backbone.settings)
+    shows_bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        save(whole_model(done, cell, recipe), folder)
+    finally:
+        if shows_bars:
+            logging.enable_progress_bar()
+    if done.task.kind == "text":
+        assert recipe.folder is not None
+        tokenizer_of(str(recipe.folder)).save_pretrained(folder)
+        return
+    pictures = recipe.pictures()
+    settings = {
+        "image_processor_type": "ViTImageProcessor",
+        "do_resize": True,
+        "size": {"height": pictures.size, "width": pictures.size},
+        "resample": 2,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(pictures.mean),
+        "image_std": list(pictures.std),
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+
+
+def whole_model(done: Done, cell: Cell, recipe: Recipe) -> nn.Module:
+    """The trained model; after last-encoder training, with its frozen part before it again."""
+    trained = done.trained.model.cpu()
+    if cell.backbone.train != "last_encoder":
+        return trained
+    whole: nn.Module = recipe.build(done.task.kind, cell.seed)
+    put_back(whole, trained)
+    method = method_of(trained)
+    if method is not None:
+        plain = {name for name, _ in whole.named_children()}
+        attach(whole, method)
+        for name, module in trained.named_children():
+            if name not in plain:
+                # Not by `put_back`: the statistics of a method may have another shape than they began with.
+                whole.get_submodule(name).load_state_dict(module.state_dict())
+    return whole.eval()
+
+
+def report_of(
+    single: Single, cell: Cell, against: str | None, verdicts: Sequence[Mapping[str, str]], command: str
+) -> dict[str, Any]:
+    """The run as `fairhead.report` takes it; the verdict comes from the caller."""
+    name, row = cell.method.name, single.row
+    by = " and ".join(dict.fromkeys(e.group_by for e in single.audit.estimates if e.group_by is not None))
+    question = f"Is {cell.backbone.name}, trained with {name} on {cell.data.name}, even by {by}?"
+    sections: list[dict[str, Any]] = [
+        {"kind": "audit", "title": f"Audit of {name}", "name": name, "audit": single.audit.to_dict()},
+        {"kind": "text", "title": "Training and its cost", "text": _cost_text(row)},
+    ]
+    if single.comparison is not None:
+        question = f"Is {cell.backbone.name} more even by {by} when trained with {name} (B) than with {against} (A)?"
+        comparison = {
+            "kind": "comparison",
+            "title": f"{name} against {against}",
+            "comparison": single.comparison.to_dict(),
+            "a_name": against,
+            "b_name": name,
+        }
+        sections.insert(0, comparison)
+    note = {
+        "tone": "note",
+        "text": "One training run: the intervals cover the choice of test rows, not the luck of the seed. "
+        "fairhead bench runs several seeds.",
+    }
+    attributes = {"tone": "note", "text": f"{name} saw the groups while training: what could be reached with them."}
+    return {
+        "schema": "fairhead.report/1",
+        "title": f"{name} on {cell.data.name}",
+        "question": question,
+        "verdict": [*verdicts, note, *([attributes] if cell.method.uses_groups else [])],
+        "sections": sections,
+        "provenance": {"command": command, "settings": json.dumps(row["settings"], default=str), **row["made_with"]},
+    }
+
+
+def _cost_text(row: Mapping[str, Any]) -> str:
+    cost = row["cost"]
+    stages = ", ".join(f"{name} ({steps} steps, {seconds:.0f} s)" for name, seconds, steps in row["stages"])
+    energy = "energy is not known here"
+    if cost["energy_wh"] is not None:
+        source = "the board's counter" if cost["energy_counter_wh"] is not None else "integrated power"
+        energy = f"{cost['energy_wh']:.2f} Wh by {source}"
+    memory = cost["gpu_allocated_mib"]
+    peak = f"{memory:.0f} MiB of GPU memory" if memory is not None else f"{cost['peak_rss_mib'] or 0:.0f} MiB resident"
+    rows = row["rows"]
+    return (
+        f"{rows['train']} training rows, {rows['validation']} validation rows, {rows['test']} test rows; groups were "
+        f"joined after training.\n\nStages: {stages}. Epoch {row['best_epoch']} was kept, with a validation accuracy "
+        f"of {100 * row['validation_accuracy']:.1f} %.\n\n{cost['seconds']:.0f} s, {peak}, {energy}."
+    )

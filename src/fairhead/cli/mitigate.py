@@ -1,0 +1,238 @@
+"""`fairhead mitigate`: train one model with one method, and say what came of it."""
+
+import enum
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fairhead.cli.output import command_line
+from fairhead.errors import FairheadError, InputError, did_you_mean
+
+# What an option of a method would be called that wanted a group.
+_GROUP_WORDS = ("group", "groups", "attribute", "attributes", "sensitive", "group_by", "protected")
+
+EPILOG = """
+**Methods** (none of them sees a group)
+
+- `erm`: plain training, which all others are held against.
+- `dam`: attention on normalised, absolute q and k, and alignment of attended values (Lu et al., 2024).
+  `dam_norm`, `dam_no_alignment`, `dam_no_attention`: without one of its parts. `dam_release`, `dam_release_frozen`,
+  `dam_release_text`: as the released code does it. `encoder_layer`: an appended layer, without DAM.
+- `dro`, `dro_chi2`, `dro_cvar`: distributionally robust, with a fixed threshold or solved exactly.
+- `arl`: adversarial reweighting. `kd`: distillation. `jtt`: train twice, errors up-weighted. `lff`: learning from
+  failure. `eiil`: inferred environments.
+- `scaling`: class-specific scaling. `afr`: last layer reweighted. `xrm`: cross risk minimisation. `spare`,
+  `clusters`: groups guessed from features.
+
+**References** that train with the groups, for comparison: `group_dro`, `dfr`, `fscl`, `tadet`; they need
+`--reference-group`.
+
+**Examples**
+
+    fairhead mitigate dam --data utkface:UTKFace.zip --model vit-8x8 --epochs 30 --batch-size 256 --lr 1e-4 --out dam
+
+    fairhead mitigate jtt --data celeba:CelebA --data-option target=Attractive --model path:dinov2-small
+      --train last_encoder --option upweight=20 --against erm --out jtt
+
+    fairhead mitigate group_dro --reference-group white --data utkface:UTKFace.zip --model vit-8x8 --out reference
+
+**What is written**: `model/` (safetensors; `fairhead.load("model")` gives it back), `records.csv`, `audit.json`,
+`report.html` with its JSON twin, and `run.json` (settings, history, time, memory, energy).
+"""
+
+
+class Train(enum.StrEnum):
+    """Which part of the model is trained."""
+
+    all = "all"
+    last_encoder = "last_encoder"
+
+
+class Selection(enum.StrEnum):
+    """What the epoch is chosen by, on validation rows and without groups."""
+
+    accuracy = "accuracy"
+    worst_class = "worst_class"
+
+
+class Precision(enum.StrEnum):
+    """Of the computation."""
+
+    no = "no"
+    bf16 = "bf16"
+
+
+_DATA, _MODEL, _TRAINING, _OUTPUT = "Data", "Model and method", "Training", "Output"
+
+
+def _option(flag: str, help: str, panel: str, metavar: str | None = None) -> Any:
+    variable = f"FAIRHEAD_MITIGATE_{flag.strip('-').replace('-', '_').upper()}"
+    return typer.Option(flag, help=help, rich_help_panel=panel, metavar=metavar, envvar=variable, show_envvar=False)
+
+
+def mitigate_command(
+    context: typer.Context,
+    method: Annotated[str, typer.Argument(help="dam, jtt, ...: see below.", metavar="METHOD")],
+    data: Annotated[str, _option("--data", "reader:path, such as utkface:UTKFace.zip.", _DATA, "SPEC")],
+    model: Annotated[
+        str, _option("--model", "vit-8x8 (fresh, layers × heads) or path:FOLDER (pretrained).", _MODEL, "NAME")
+    ] = "vit-8x8",
+    out: Annotated[Path, _option("--out", "Folder for model, records, audit and report.", _OUTPUT, "DIR")] = Path(
+        "fairhead-run"
+    ),
+    data_option: Annotated[
+        list[str] | None,
+        _option("--data-option", "Of the reader: target=gender, bias_rate=0.9, ...", _DATA, "KEY=VALUE"),
+    ] = None,
+    parts: Annotated[
+        str, _option("--parts", "The reader's names of train, validation and test.", _DATA, "A,B,C")
+    ] = "train,val,test",
+    limit: Annotated[int | None, _option("--limit", "At most so many rows in each part.", _DATA, "N")] = None,
+    max_length: Annotated[int, _option("--max-length", "Tokens that texts are cut and padded to.", _DATA, "N")] = 128,
+    option: Annotated[
+        list[str] | None, _option("--option", "Of the method: upweight=20, values=4, ...", _MODEL, "KEY=VALUE")
+    ] = None,
+    model_option: Annotated[
+        list[str] | None,
+        _option("--model-option", "Of a fresh model: width, mlp, image_size, patch_size.", _MODEL, "KEY=VALUE"),
+    ] = None,
+    train: Annotated[
+        Train, _option("--train", "all of it, or the last encoder layer on frozen features.", _MODEL)
+    ] = Train.all,
+    reference_group: Annotated[
+        str | None,
+        _option("--reference-group", "For the references only: the group column they train with.", _MODEL, "COLUMN"),
+    ] = None,
+    against: Annotated[
+        str | None, _option("--against", "Train this method too, and compare pairwise.", _MODEL, "METHOD")
+    ] = None,
+    epochs: Annotated[int, _option("--epochs", "Passes over the training rows.", _TRAINING, "N")] = 20,
+    batch_size: Annotated[int, _option("--batch-size", "Rows a step.", _TRAINING, "N")] = 256,
+    lr: Annotated[float, _option("--lr", "AdamW's learning rate.", _TRAINING, "RATE")] = 1e-4,
+    weight_decay: Annotated[float, _option("--weight-decay", "AdamW's.", _TRAINING, "RATE")] = 0.05,
+    precision: Annotated[Precision, _option("--precision", "no: 32 bit; bf16: autocast.", _TRAINING)] = Precision.no,
+    selection: Annotated[
+        Selection, _option("--selection", "What the epoch is chosen by; never the test rows.", _TRAINING)
+    ] = Selection.accuracy,
+    seed: Annotated[
+        int, _option("--seed", "Of weights, batches and (where it is random) the split.", _TRAINING, "N")
+    ] = 0,
+    device: Annotated[
+        str, _option("--device", "cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.", _TRAINING)
+    ] = "auto",
+    cache: Annotated[
+        Path | None, _option("--cache", "Folder for decoded pictures and frozen features.", _OUTPUT, "DIR")
+    ] = None,
+) -> None:
+    """Train a model with a method that reduces gaps, without groups; then audit it."""
+    missing = [name for name in ("torch", "transformers", "accelerate") if find_spec(name) is None]
+    if missing:
+        raise FairheadError(f'this needs {", ".join(missing)}, not installed here: pip install "fairhead[torch]"')
+    from fairhead.bench.grid import Backbone, Cell, Data, Method
+
+    options = _pairs(option, "--option")
+    _refuse_groups(options)
+    reader_options = _pairs(data_option, "--data-option")
+    names = tuple(part.strip() for part in parts.split(","))
+    if len(names) != 3:
+        raise InputError(f"--parts is {parts!r}; expected three names, those of train, validation and test")
+    cell = Cell(
+        data=Data(
+            name=data.partition(":")[0],
+            read=data,
+            options=reader_options,
+            group=reference_group,
+            split_by_seed=_splits_by_seed(data, reader_options),
+            parts=names,
+            max_length=max_length,
+            limit=limit,
+        ),
+        backbone=Backbone(Path(model).name, model, train.value, _pairs(model_option, "--model-option")),
+        method=Method(method, method, options, uses_groups=_uses_groups(method, reference_group)),
+        seed=seed,
+        plan={
+            "epochs": epochs,
+            "batch_size": batch_size,
+            "learning_rate": lr,
+            "weight_decay": weight_decay,
+            "precision": precision.value,
+        },
+        selection=selection.value,
+    )
+    from fairhead.bench.single import mitigate, report_of
+    from fairhead.cli.bench import device_of
+    from fairhead.cli.progress import progress
+    from fairhead.cli.verdicts import audit_verdicts, comparison_verdicts
+    from fairhead.report import write
+
+    with progress() as shown:
+        single = mitigate(cell, out, against, device_of(device), cache, shown.tell)
+    compared = [] if single.comparison is None else comparison_verdicts(single.comparison)
+    verdicts = [verdict._asdict() for verdict in (*compared, *audit_verdicts(single.audit, 0.95))]
+    report = report_of(single, cell, against, verdicts, command_line(context))
+    write(report, out / "report.html")
+    for sentence in report["verdict"]:
+        typer.echo(f"- {sentence['text']}")
+    typer.echo(f"\nmodel: {out / 'model'}\nreport: {out / 'report.html'}")
+
+
+def _pairs(given: Sequence[str] | None, flag: str) -> dict[str, Any]:
+    import yaml
+
+    found = {}
+    for pair in given or []:
+        key, equals, text = pair.partition("=")
+        if not equals or not key:
+            raise InputError(f"{flag} takes key=value; found {pair!r}")
+        value = yaml.safe_load(text) if text else None
+        # YAML wants a point in 1e-4 to take it for a number.
+        if isinstance(value, str):
+            with suppress(ValueError):
+                value = float(value)
+        found[key] = value
+    return found
+
+
+def _refuse_groups(options: Mapping[str, Any]) -> None:
+    for name in options:
+        if name.lower() in _GROUP_WORDS:
+            raise InputError(
+                f"--option {name}=...: groups are for auditing only, training never sees them. The methods that do "
+                "train with groups (group_dro, dfr, fscl, tadet) take --reference-group COLUMN"
+            )
+
+
+def _uses_groups(method: str, reference_group: str | None) -> bool:
+    """Whether a method is a reference; a group given to any other is refused."""
+    from fairhead.mitigate import METHODS
+    from fairhead.mitigate.references import METHODS_WITH_ATTRIBUTES
+
+    if method in METHODS_WITH_ATTRIBUTES:
+        if reference_group is None:
+            raise InputError(
+                f"{method} trains with the sensitive attribute: say which column with --reference-group, or use a "
+                "method that needs none"
+            )
+        return True
+    if method not in METHODS:
+        known = [*METHODS, *METHODS_WITH_ATTRIBUTES]
+        raise InputError(f"no method {method!r}; known: {', '.join(known)}.{did_you_mean(method, known)}")
+    if reference_group is not None:
+        raise InputError(
+            f"{method} never sees a group, and --reference-group {reference_group} would give it one: leave it out. "
+            "All group columns of the data are in the audit"
+        )
+    return False
+
+
+def _splits_by_seed(data: str, options: Mapping[str, Any]) -> bool:
+    """Whether the split follows --seed: where the reader draws one at random and no seed was given to it."""
+    import inspect
+
+    from fairhead.data import reader_named
+
+    return "seed" not in options and "seed" in inspect.signature(reader_named(data.partition(":")[0])).parameters

@@ -1,0 +1,144 @@
+"""`fairhead mitigate`: one run, kept whole."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from made_faces import make_faces
+from PIL import Image
+from transformers import AutoImageProcessor
+from typer.testing import CliRunner
+
+from fairhead import load
+from fairhead.bench.backbones import Recipe, normalising
+from fairhead.bench.cell import run_cell
+from fairhead.bench.grid import Backbone, Cell, Data, Method
+from fairhead.bench.single import save_model
+from fairhead.cli import app
+from fairhead.cli.mitigate import EPILOG
+from fairhead.mitigate import METHODS
+from fairhead.mitigate.references import METHODS_WITH_ATTRIBUTES
+from fairhead.records import Records
+from fairhead.train import predict
+
+TINY = {"width": 16, "mlp": 16, "image_size": 8, "patch_size": 4}
+MODEL = ["--model", "vit-2x2", *(part for k, v in TINY.items() for part in ("--model-option", f"{k}={v}"))]
+
+
+@pytest.fixture(scope="module")
+def faces(tmp_path_factory):
+    return make_faces(tmp_path_factory.mktemp("faces"))
+
+
+def a_cell(faces, method="erm", train="all", uses_groups=False, **options):
+    return Cell(
+        Data("faces", f"utkface:{faces}", group="white", split_by_seed=True),
+        Backbone("tiny", "vit-2x2", train, TINY),
+        Method(method, method, options, uses_groups=uses_groups),
+        0,
+        {"epochs": 1, "batch_size": 32, "learning_rate": 1e-3},
+    )
+
+
+def mitigate(*arguments):
+    from fairhead.errors import FairheadError
+
+    result = CliRunner().invoke(app, ["mitigate", *map(str, arguments)], obj=["mitigate"], standalone_mode=False)
+    if isinstance(result.exception, FairheadError):
+        raise result.exception
+    assert result.exception is None, result.output
+    return result
+
+
+def test_a_run_leaves_model_records_audit_and_report(faces, tmp_path):
+    out = tmp_path / "out"
+    said = mitigate(
+        "dam", "--data", f"utkface:{faces}", *MODEL, "--epochs", 2, "--batch-size", 32, "--lr", 1e-2, "--out", out,
+        "--against", "erm", "--cache", tmp_path / "cache", "--device", "cpu",
+    ).stdout  # fmt: skip
+    assert {path.name for path in out.iterdir()} == {
+        "audit.json", "model", "records-erm.csv", "records.csv", "report.html", "report.json", "run.json",
+    }  # fmt: skip
+    assert "One training run" in said
+    assert json.loads((out / "audit.json").read_text())["comparison"]["schema"] == "fairhead.comparison/1"
+    records = Records.read(out / "records.csv")
+    assert set(records.groups) == {"white", "race"}
+
+    # The saved model gives the records' scores back, from the picture files, through Hugging Face's own processor.
+    model, processor = load(out / "model"), AutoImageProcessor.from_pretrained(out / "model")
+    from fairhead.data import read
+
+    test = read("utkface", faces, seed=0).examples("test")
+    pictures = [Image.fromarray(np.asarray(image)) for image in test.inputs]
+    with torch.inference_mode():
+        scores = model(**processor(pictures, return_tensors="pt")).logits.softmax(-1)[:, 1]
+    by_id = dict(zip(test.ids.tolist(), scores.tolist(), strict=True))
+    np.testing.assert_allclose(records.scores, [by_id[str(name)] for name in records.id], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_runs_on_a_grid_s_cell_and_its_model_can_be_kept(name, faces, tmp_path):
+    options = {"counts": [2], "least": 1} if name == "clusters" else {}
+    cell = a_cell(faces, name, **options)
+    done = run_cell(cell, "cpu", tmp_path / "cache")
+    save_model(done, cell, tmp_path / "model")
+    recipe = Recipe("vit-2x2", done.task.classes, TINY)
+    again = normalising(load(tmp_path / "model"), recipe.pictures())
+    torch.testing.assert_close(predict(again, done.task.test), predict(done.trained.model, done.task.test))
+
+
+@pytest.mark.parametrize("name", METHODS_WITH_ATTRIBUTES)
+def test_every_reference_runs_on_a_grid_s_cell(name, faces, tmp_path):
+    done = run_cell(a_cell(faces, name, uses_groups=True), "cpu", tmp_path / "cache")
+    assert done.row["uses_groups"]
+    assert len(done.records) == 16
+
+
+@pytest.mark.parametrize("name", ["erm", "dam"])
+def test_a_model_of_last_encoder_training_is_kept_whole(name, faces, tmp_path):
+    cell = a_cell(faces, name, train="last_encoder")
+    done = run_cell(cell, "cpu", tmp_path / "cache")
+    save_model(done, cell, tmp_path / "model")
+    again = load(tmp_path / "model")
+    assert again.config.num_hidden_layers == 2
+    normalising(again, Recipe("vit-2x2", done.task.classes, TINY).pictures())
+    whole = predict(again, done.task.test)
+    np.testing.assert_allclose(done.records.scores, whole[:, 1].numpy(), atol=1e-5)
+
+
+def test_the_help_names_every_method():
+    for name in (*METHODS, *METHODS_WITH_ATTRIBUTES):
+        assert f"`{name}`" in EPILOG
+
+
+def test_a_group_given_to_training_is_refused(faces, tmp_path):
+    given = ["--data", f"utkface:{faces}", *MODEL, "--out", tmp_path / "out"]
+    with pytest.raises(ValueError, match="dam never sees a group"):
+        mitigate("dam", *given, "--reference-group", "white")
+    with pytest.raises(ValueError, match="training never sees them"):
+        mitigate("dam", *given, "--option", "group=white")
+    with pytest.raises(ValueError, match="group_dro trains with the sensitive attribute"):
+        mitigate("group_dro", *given)
+    with pytest.raises(ValueError, match="race is what the model is to predict"):
+        mitigate("erm", *given, "--data-option", "target=race", "--data-option", "groups=[race]", "--device", "cpu")
+    with pytest.raises(ValueError, match="Did you mean 'dam'"):
+        mitigate("dma", *given)
+    with pytest.raises(ValueError, match="takes key=value"):
+        mitigate("dam", *given, "--option", "values")
+
+
+@pytest.mark.parametrize("command", ["bench", "mitigate"])
+def test_help_imports_no_torch(command):
+    look = (
+        f"import sys\nfrom fairhead.cli import main\ntry:\n    main(['{command}', '--help'])\n"
+        "except SystemExit:\n    pass\nassert 'torch' not in sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", look], capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "100"}
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--out" in done.stdout
