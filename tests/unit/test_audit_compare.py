@@ -187,6 +187,51 @@ def test_rows_are_joined_on_id_and_the_rest_is_counted():
     assert comparison.differences == straight.differences
 
 
+LARGE = 1 << 63  # int64 ends here
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (list(range(300)), [str(i) for i in range(300)]),
+        ([*range(299), "last"], [*range(299), "last"]),
+        ([float(i) for i in range(300)], list(range(300))),
+        (np.arange(LARGE - 150, LARGE + 150, dtype=np.uint64), list(range(LARGE - 150, LARGE + 150))),
+    ],
+)
+def test_ids_of_different_types_are_joined_by_what_they_say(first, second):
+    a, b = pair(n=300)
+    one, other = (np.asarray(i) if isinstance(i, np.ndarray) else np.array(i, dtype=object) for i in (first, second))
+    shuffled = np.random.default_rng(1).permutation(300)
+    joined = join(replace(a, id=one), replace(b, id=other).take(shuffled))
+    assert (joined.only_in_a, joined.only_in_b) == (0, 0)
+    np.testing.assert_array_equal(joined.b.prediction.codes, b.prediction.codes)
+
+
+def test_large_integers_of_different_types_are_not_rounded_to_the_same():
+    a, b = pair(n=20)
+    below = np.arange(LARGE - 20, LARGE, dtype=np.uint64).astype(np.int64)
+    above = np.arange(LARGE, LARGE + 20, dtype=np.uint64)
+    with pytest.raises(InputError, match="No id is in both"):
+        join(replace(a, id=below), replace(b, id=above))
+
+
+def test_scores_of_the_other_class_are_turned_round():
+    rng = np.random.default_rng(0)
+    y, sex = rng.integers(2, size=400), rng.integers(2, size=400)
+    score = np.clip(0.3 * y + 0.7 * rng.random(400), 0, 1)
+    a = Records.from_arrays(y, scores=score, groups={"sex": sex})
+    b = Records.from_arrays(y, scores=1 - score, groups={"sex": sex}, positive=0)
+    for found in (*fairhead.compare(a, b).differences, *fairhead.compare(b, a).differences):
+        assert found.value == pytest.approx(0, abs=1e-12), found.metric
+    shares = np.stack([1 - score, score / 2, score / 2], axis=1)
+    three = Records.from_arrays(y, scores=shares, groups={"sex": sex}, classes=[0, 1, 2])
+    turned = Records.from_arrays(y, scores=shares[:, ::-1], groups={"sex": sex}, classes=[2, 1, 0])
+    np.testing.assert_array_equal(join(three, turned).b.scores, shares)
+    with pytest.raises(InputError, match=r"for the classes \[0, 1\].*the same classes"):
+        join(three, a)
+
+
 def test_classes_that_only_one_file_has():
     y = np.tile([0, 1, 2], 50)
     columns = {"g": Column(np.arange(150) // 75, ("f", "m"))}

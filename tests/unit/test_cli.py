@@ -217,6 +217,20 @@ def test_compare_columns_with_rows_dropped(preds, capsys):
     assert found["comparison"]["differences"][0]["n"] == 1198
 
 
+def test_rows_in_one_file_only_are_told(preds, capsys):
+    a_frame().iloc[:1000].to_csv("fewer.csv", index=False)
+    assert run("audit", "preds.csv", *ARGUMENTS, "--id", "id", "--compare", "fewer.csv", "--n-boot", 200) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "preds.csv: the 1,000 rows that are in both files, of 1,200 rows" in out
+    assert "Left out: 200 rows that are only in A." in out
+
+
+def test_ids_of_another_kind_are_refused_in_one_line(preds, capsys):
+    a_frame().assign(id=lambda frame: "x" + frame["id"].astype(str)).to_csv("other.csv", index=False)
+    message = refused(capsys, "audit", "preds.csv", *ARGUMENTS, "--id", "id", "--compare", "other.csv")
+    assert "No id is in both: the first of a is 0, the first of b is x0" in message
+
+
 def test_environment_variables(preds, capsys, monkeypatch):
     for name, value in {"LABEL": "y", "PRED": "yhat", "GROUP": "race gender", "SEED": "5", "JSON": "-"}.items():
         monkeypatch.setenv(f"FAIRHEAD_AUDIT_{name}", value)

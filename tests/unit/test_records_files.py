@@ -181,6 +181,14 @@ def test_na_is_missing_among_numbers(tmp_path):
     assert records.provenance["rows_dropped"] == 1
 
 
+def test_large_ids_stay_exact_from_block_to_block(tmp_path, monkeypatch):
+    """The first block fits in int64, the second in uint64 only; as floats neighbours would be equal."""
+    monkeypatch.setattr(csv_files, "BLOCK", 60)
+    ids = [2**63 - 10 + i for i in range(20)]
+    text = "id,y,yhat,g\n" + "".join(f"{i},{k % 2},1,{'ab'[k % 2]}\n" for k, i in enumerate(ids))
+    assert [int(i) for i in read_text(tmp_path, text, id="id").id] == ids
+
+
 def test_text_after_numbers_keeps_leading_zeros(tmp_path, monkeypatch):
     # The first block alone would be read as numbers.
     monkeypatch.setattr(csv_files, "BLOCK", 10)

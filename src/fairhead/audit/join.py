@@ -36,21 +36,20 @@ def join(a: Records, b: Records) -> Joined:
         if len(a) != len(b):
             raise InputError(f"Without ids both must have the same rows, but a has {len(a)} and b has {len(b)}.")
     else:
-        for side, records in (("a", a), ("b", b)):
-            _refuse_duplicates(records.provenance.get("path", side), records.id)
-        _, in_a, in_b = np.intersect1d(a.id, b.id, assume_unique=True, return_indices=True)
+        a_ids, b_ids = _comparable(a.id, b.id)
+        _refuse_duplicates(a.provenance.get("path", "a"), a_ids)
+        _refuse_duplicates(b.provenance.get("path", "b"), b_ids)
+        _, in_a, in_b = np.intersect1d(a_ids, b_ids, assume_unique=True, return_indices=True)
         if not len(in_a):
-            raise InputError(f"No id is in both: the first of a is {a.id[0]!r}, the first of b is {b.id[0]!r}.")
+            raise InputError(f"No id is in both: the first of a is {a.id[0]}, the first of b is {b.id[0]}.")
         only_in_a, only_in_b = len(a) - len(in_a), len(b) - len(in_b)
         in_order = np.argsort(in_a)
         a, b = a.take(in_a[in_order]), b.take(in_b[in_order])
-    classes = tuple(dict.fromkeys((*a.classes, *b.classes)))
-    if classes != a.classes or classes != b.classes:
-        classes = tuple(sorted(classes)) if len({type(c) for c in classes}) == 1 else classes
-        a, b = _with_classes(a, classes), _with_classes(b, classes)
+    classes = _all_classes(a, b)
+    a, b = _with_classes(a, classes), _with_classes(b, classes)
     different = np.flatnonzero(a.label.codes != b.label.codes)
     if len(different):
-        which = f"row {different[0]}" if a.id is None else f"id {a.id[different[0]]}"
+        which = f"row {different[0] + 1}" if a.id is None else f"id {a.id[different[0]]}"
         raise InputError(
             f"{len(different)} of {len(a)} joined rows have another label in b than in a; the first has {which}. "
             "Both must be predictions for the same labels."
@@ -58,8 +57,18 @@ def join(a: Records, b: Records) -> Joined:
     return Joined(a, replace(b, groups=a.groups, cluster=a.cluster, weight=a.weight), only_in_a, only_in_b)
 
 
-def _refuse_duplicates(where: str, ids: NDArray[Any] | None) -> None:
-    assert ids is not None
+def _comparable(a: NDArray[Any], b: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Ids of one kind: 7 is "7" where others are text, and integers of different types stay exact."""
+    if a.dtype.kind == b.dtype.kind and a.dtype.kind in "iu":
+        return a, b
+    from fairhead.records.columns import tidy_levels  # here: it loads pandas, which an audit of arrays can do without
+
+    both = np.empty(len(a) + len(b), dtype=object)
+    both[:] = tidy_levels([*a.tolist(), *b.tolist()])
+    return both[: len(a)], both[len(a) :]
+
+
+def _refuse_duplicates(where: str, ids: NDArray[Any]) -> None:
     values, first, counts = np.unique(ids, return_index=True, return_counts=True)
     if len(values) < len(ids):
         twice = int(np.argmin(np.where(counts > 1, first, len(ids))))
@@ -69,10 +78,30 @@ def _refuse_duplicates(where: str, ids: NDArray[Any] | None) -> None:
         )
 
 
+def _all_classes(a: Records, b: Records) -> tuple[Any, ...]:
+    """The classes of a in a's order, so that its positive one stays last; sorted anew where b has others too."""
+    more = [c for c in b.classes if c not in a.classes]
+    classes = (*a.classes, *more)
+    return tuple(sorted(classes)) if more and len({type(c) for c in classes}) == 1 else classes
+
+
 def _with_classes(records: Records, classes: tuple[Any, ...]) -> Records:
+    """Records in terms of other classes, in their order: labels, predictions and scores."""
+    if records.classes == classes:
+        return records
+
     def recode(column: Column) -> Column:
         number = np.array([classes.index(level) for level in column.levels], dtype=np.int32)
         return Column(number[column.codes], classes)
 
+    scores = records.scores
+    if scores is not None:
+        if set(classes) != set(records.classes):
+            raise InputError(
+                f"The scores are for the classes {list(records.classes)}, but the other side has {list(classes)}; "
+                "give both the same classes (classes=[...])."
+            )
+        # Of two classes the score is of the last one.
+        scores = 1 - scores if scores.ndim == 1 else scores[:, [records.classes.index(c) for c in classes]]
     prediction = None if records.prediction is None else recode(records.prediction)
-    return replace(records, label=recode(records.label), prediction=prediction)
+    return replace(records, label=recode(records.label), prediction=prediction, scores=scores)

@@ -310,15 +310,18 @@ def _show(
     from fairhead.cli.verdicts import audit_verdicts, comparison_verdicts
 
     console = Console()
-    show_audit(console, audit, audit_verdicts(audit, level), _what(records, path), level)
+    rows = audit.provenance["audit"]["n"]
+    show_audit(console, audit, audit_verdicts(audit, level), _what(records, path, rows), level)
     if comparison is not None:
         show_comparison(console, comparison, comparison_verdicts(comparison), names, level)
 
 
-def _what(records: "Records", path: str) -> str:
-    """One line on what was read."""
+def _what(records: "Records", path: str, n_joined: int) -> str:
+    """One line on what was read, and how many of the rows are in both files of a comparison."""
     dropped = records.provenance.get("rows_dropped", 0)
     rows = f"{len(records):,} rows" + (f" ({dropped:,} with missing values dropped)" if dropped else "")
+    if n_joined < len(records):
+        rows = f"the {n_joined:,} rows that are in both files, of {rows}"
     if len(records.classes) == 2:
         classes = f"positive class {records.classes[-1]!r}"
     else:

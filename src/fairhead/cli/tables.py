@@ -60,6 +60,10 @@ def show_comparison(
     """Paired differences of two sets of predictions."""
     console.print()
     console.print(f"[bold]A = {escape(names[0])}, B = {escape(names[1])}[/]", highlight=False)
+    alone = [(side, comparison.provenance.get(f"only_in_{side.lower()}", 0)) for side in "AB"]
+    if any(count for _, count in alone):
+        left_out = " and ".join(f"{count:,} rows that are only in {side}" for side, count in alone if count)
+        console.print(f"Left out: {left_out}.", style="yellow", highlight=False)
     show_verdicts(console, verdicts)
     sizes = sorted({d.n for d in comparison.differences})
     rows = " to ".join(f"{n:,}" for n in dict.fromkeys([*sizes[:1], *sizes[-1:]]))

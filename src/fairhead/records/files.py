@@ -76,6 +76,9 @@ def collect(source: Source, layout: Layout, as_text: Collection[str] = ()) -> Pa
 
 
 def _joined(chunks: list[NDArray[Any]], empty: type) -> NDArray[Any]:
+    if {chunk.dtype.kind for chunk in chunks} == {"i", "u"}:
+        # numpy would make floats of these, which cannot tell large integers apart.
+        chunks = [chunk.astype(object) for chunk in chunks]
     return np.concatenate(chunks) if chunks else np.zeros(0, dtype=empty)
 
 
