@@ -99,6 +99,27 @@ def test_no_positive_prediction_leaves_the_ratio_undefined():
     assert 0 < found.high < 0.5
 
 
+def test_a_class_that_nobody_predicts_does_not_enter_the_ratio():
+    """The figures of two classes, whether or not a third one is named that no row has."""
+    records = make(2000)
+    third = ("no", "yes", "maybe")
+    label, prediction = (Column(column.codes, third) for column in (records.label, records.prediction))
+    found = fairhead.audit(Records(label, prediction, groups=records.groups))["impact_ratio", "race"]
+    rates = [np.bincount(records.prediction.codes[records.groups["race"].codes == g]) for g in range(3)]
+    rates = np.array([r / r.sum() for r in rates])
+    assert found.value == pytest.approx(min(rates.min(axis=0) / rates.max(axis=0)), abs=1e-12)
+    assert found.value - 0.25 < found.low < found.value < found.high
+
+
+def test_too_many_cells_are_refused_before_they_are_drawn():
+    n = 3000
+    many = Column(np.arange(n) % 1000, tuple(range(1000)))
+    records = Records(many, many, groups={"g": Column(np.arange(n) // 1500, ("f", "m"))})
+    with pytest.raises(InputError, match=r"2,000 replicates of 2,000,000 cells.*--positive"):
+        fairhead.audit(records)
+    assert fairhead.audit(records, positive=3)["DP"].value == pytest.approx(1 / 1500)
+
+
 def test_columns_and_their_intersections():
     records = make(2000)
     result = fairhead.audit(records, intersections=True, metrics=["DP"])
@@ -142,6 +163,8 @@ def test_same_seed_same_figures():
         ({"positive": "maybe"}, "not among the classes"),
         ({"privileged": {"race": "z"}}, "not in column 'race'"),
         ({"n_boot": 3}, "at least 100"),
+        ({"n_boot": 10**12}, "do not fit in 2 GB"),
+        ({"seed": -1}, "0 or more"),
         ({"level": 95}, "confidence level"),
         ({"min_cell": 0}, "min_cell"),
         ({"multiclass": "median"}, "'max', 'mean' or 'weighted'"),

@@ -201,3 +201,21 @@ def test_split_prediction_refuses_other_classes():
     both = Records.from_arrays([1, 0], [1, 1], groups={"g": ["a", "b"], "new": ["x", "y"]})
     with pytest.raises(InputError, match="holds text"):
         both.split_prediction("new")
+
+
+def test_rows_that_are_dropped_leave_no_class_behind():
+    label, prediction = [0, 1, 0, 1, 2], [0, 1, 1, 1, None]
+    records = Records.from_arrays(label, prediction, drop_missing=True)
+    assert records.classes == (0, 1)
+    records = Records.from_arrays([0, 1, 0, 1, None], [0, 1, 1, 1, 7], drop_missing=True)
+    assert records.prediction.values().tolist() == [0, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("scores", "rule"), [([0.2, 0.4], "score >= 0.3"), ([[0.5, 0.3, 0.2], [0.1, 0.7, 0.2]], "highest score")]
+)
+def test_provenance_says_how_scores_became_predictions(scores, rule):
+    classes = [0, 1] if rule.startswith("score") else [0, 1, 2]
+    records = Records.from_arrays([0, 1], scores=scores, classes=classes, threshold=0.3)
+    assert records.provenance["prediction"] == rule
+    assert records.prediction.values().tolist() == [0, 1]

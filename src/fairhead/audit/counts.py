@@ -12,12 +12,15 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from fairhead.errors import InputError
+
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 _CHUNK = 1 << 18  # rows keyed at a time: the keys of a chunk stay in cache, and memory does not grow with the file
 _BLOCK = 1 << 23  # numbers drawn at a time
 _DENSE = 1 << 22  # with more cells than this, only those that occur are listed
+_MOST_NUMBERS = 1 << 28  # replicates × cells held at once: 2 GB
 _WEIGHT_STRATA = 16  # weights of one cell are resampled in so many strata of equal size
 
 
@@ -124,6 +127,13 @@ class Sample:
         return [observed_first + into - out, observed_second + out - into]
 
     def _blocks(self, n_boot: int, draw: Callable[[int], list[Ints]]) -> list[Floats]:
+        cells = max(content.rows.size for content in self.contents)
+        if n_boot * cells > _MOST_NUMBERS:
+            raise InputError(
+                f"{n_boot:,} replicates of {cells:,} cells (groups × classes², or groups × bins of scores) do not fit "
+                f"in {_MOST_NUMBERS >> 27} GB of memory; take fewer replicates (--n-boot), fewer groups, or one class "
+                "against the rest (--positive)."
+            )
         size = max(1, min(n_boot, _BLOCK // len(self.multiplicity)))
         blocks = []
         for start in range(0, n_boot, size):

@@ -71,6 +71,9 @@ class Stack:
             # A rate that only one group has says nothing about a gap: left out, never 0.
             compared = usable[..., :-1] if metric.compare == "to_overall" else usable
             usable &= compared.sum(axis=-1, keepdims=True) >= 2
+        if metric.compare == "ratio":
+            # Nor has a rate that is 0 in every group a ratio: a class that is never predicted takes no part.
+            usable &= np.max(hat, axis=-1, keepdims=True, where=usable, initial=0.0) > 0
         star = np.stack([r.star for r in rates], axis=1)
         kept: NDArray[np.bool_] = np.asarray(~(np.isnan(star) & usable).any(axis=(1, 2, 3)))
         if not kept.all():

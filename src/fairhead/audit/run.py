@@ -74,7 +74,7 @@ def audit(
         >>> gap.value, gap.groups, 0 < gap.low < gap.value < gap.high
         (0.25, ('m', 'f'), True)
     """
-    _check_options(n_boot, level, min_cell, multiclass)
+    _check_options(n_boot, seed, level, min_cell, multiclass)
     view = View.of(records, positive)
     columns = group_columns(records, group_by, intersections)
     chosen = choose_metrics(metrics, has_scores=view.scores is not None)
@@ -97,7 +97,7 @@ def audit(
         "min_cell": min_cell,
         "classes": list(view.classes),
         "multiclass": multiclass if len(view.classes) > 2 else None,
-        "prediction": view.prediction_rule,
+        "prediction": view.prediction_rule or records.provenance.get("prediction"),
     }
     return Audit(tuple(estimates), tuple(by_group), {**records.provenance, "audit": options})
 
@@ -359,7 +359,9 @@ def privileged_group(name: str, column: Column, privileged: Mapping[str, Any] | 
     return groups.index(str(privileged[name]))
 
 
-def _check_options(n_boot: int, level: float, min_cell: int, multiclass: str) -> None:
+def _check_options(n_boot: int, seed: int, level: float, min_cell: int, multiclass: str) -> None:
+    if seed < 0:
+        raise InputError(f"seed is {seed}; a whole number of 0 or more was expected.")
     if n_boot < 100:
         raise InputError(f"n_boot is {n_boot}; at least 100 replicates are needed for an interval.")
     if not 0.5 <= level < 1:

@@ -83,28 +83,52 @@ def build(parts: Parts, options: Options, provenance: Mapping[str, Any], layout:
     if parts.weight is not None:
         check_weight(parts.weight, names.weight)
     keep, missing = missing_rows(masks, options.drop_missing)
-    rows: Any = slice(None) if keep is None else keep
+    dropped: dict[str, Any] = {}
+    if keep is not None:
+        parts = _take(parts, keep)
+        dropped = {"rows_dropped": n - int(keep.sum()), "missing": missing}
 
     found = classes_of(parts.label, parts.prediction, options.classes, (names.label, names.prediction))
     classes = _positive_last(found, options.positive)
-    scores = None if parts.scores is None else _scores(parts.scores[rows], found, classes, names)
-    prediction = None
+    label = recode(parts.label, classes)
+    scores = None if parts.scores is None else _scores(parts.scores, found, classes, names)
+    rule = {}
     if parts.prediction is not None:
-        prediction = Column(recode(parts.prediction, classes)[rows], classes)
-    elif scores is not None:
-        codes = scores >= options.threshold if scores.ndim == 1 else scores.argmax(axis=1)
-        prediction = Column(codes.astype(recode(parts.label, classes).dtype), classes)
-    dropped = {} if keep is None else {"rows_dropped": n - int(keep.sum()), "missing": missing}
-    named = {} if layout is None else {"columns": _used(layout)}
+        prediction = recode(parts.prediction, classes)
+    else:
+        assert scores is not None
+        one = scores.ndim == 1
+        prediction = (scores >= options.threshold if one else scores.argmax(axis=1)).astype(label.dtype)
+        rule = {"prediction": f"score >= {options.threshold:g}" if one else "highest score"}
     return Records(
-        label=Column(recode(parts.label, classes)[rows], classes),
-        prediction=prediction,
+        label=Column(label, classes),
+        prediction=Column(prediction, classes),
         scores=scores,
-        groups={name: _column(coded, rows) for name, coded in parts.groups.items()},
-        id=None if parts.id is None else parts.id[rows],
-        cluster=None if parts.cluster is None else _column(parts.cluster, rows),
-        weight=None if parts.weight is None else parts.weight[rows],
-        provenance={**provenance, "rows": n, **dropped, **named},
+        groups={name: Column(coded.codes, coded.levels) for name, coded in parts.groups.items()},
+        id=parts.id,
+        cluster=None if parts.cluster is None else Column(parts.cluster.codes, parts.cluster.levels),
+        weight=parts.weight,
+        provenance={**provenance, "rows": n, **dropped, **rule, **({"columns": _used(layout)} if layout else {})},
+    )
+
+
+def _take(parts: Parts, keep: NDArray[np.bool_]) -> Parts:
+    """The rows to keep; levels that only the other rows had are gone."""
+
+    def take(coded: Coded) -> Coded:
+        codes = coded.codes[keep]
+        used = np.bincount(codes, minlength=len(coded.levels)) > 0
+        new = (np.cumsum(used) - 1).astype(codes.dtype)
+        return Coded(new[codes], tuple(level for level, u in zip(coded.levels, used, strict=True) if u))
+
+    return Parts(
+        label=take(parts.label),
+        prediction=None if parts.prediction is None else take(parts.prediction),
+        scores=None if parts.scores is None else parts.scores[keep],
+        groups={name: take(coded) for name, coded in parts.groups.items()},
+        id=None if parts.id is None else parts.id[keep],
+        cluster=None if parts.cluster is None else take(parts.cluster),
+        weight=None if parts.weight is None else parts.weight[keep],
     )
 
 
@@ -172,18 +196,6 @@ def _scores(
     if len(classes) == 2:
         return np.ascontiguousarray(table[:, 0 if width == 1 else columns.index(classes[1])])
     return table
-
-
-def _column(coded: Coded, rows: Any) -> Column:
-    """A finished column; levels that only dropped rows had are gone."""
-    codes = coded.codes[rows]
-    if isinstance(rows, slice):
-        return Column(codes, coded.levels)
-    used = np.bincount(codes, minlength=len(coded.levels)) > 0
-    if used.all():
-        return Column(codes, coded.levels)
-    new = (np.cumsum(used) - 1).astype(codes.dtype)
-    return Column(new[codes], tuple(level for level, u in zip(coded.levels, used, strict=True) if u))
 
 
 def _used(layout: Layout) -> dict[str, Any]:
