@@ -8,16 +8,21 @@ from typing import Any, NoReturn
 import typer
 
 from fairhead import __version__
+from fairhead.cli.ablate import EPILOG as ABLATE_EPILOG
+from fairhead.cli.ablate import ablate_command
 from fairhead.cli.audit import EPILOG, audit_command
 from fairhead.cli.bench import EPILOG as BENCH_EPILOG
 from fairhead.cli.bench import bench_command
 from fairhead.cli.demo import demo
 from fairhead.cli.lm import EPILOG as LM_EPILOG
 from fairhead.cli.lm import lm_command
+from fairhead.cli.locate import EPILOG as LOCATE_EPILOG
+from fairhead.cli.locate import locate_command
 from fairhead.cli.mitigate import EPILOG as MITIGATE_EPILOG
 from fairhead.cli.mitigate import mitigate_command
 from fairhead.errors import FairheadError
 
+_COMMANDS = ("ablate", "audit", "bench", "demo", "lm", "locate", "mitigate")
 # Newer typers bring a click of their own, whose errors are not those of `click`; this is the base of either.
 _UsageError: Any = typer.BadParameter.__mro__[1]
 
@@ -62,6 +67,12 @@ app.command("bench", epilog=BENCH_EPILOG)(bench_command)
 app.command("mitigate", epilog=MITIGATE_EPILOG)(mitigate_command)
 
 
+app.command("locate", epilog=LOCATE_EPILOG)(locate_command)
+
+
+app.command("ablate", epilog=ABLATE_EPILOG)(ablate_command)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; errors of the user's making are one line on stderr and exit code 2."""
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
@@ -70,8 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = app(args=given, prog_name="fairhead", standalone_mode=False, obj=given)
     except _UsageError as error:
         message = " ".join(error.format_message().split()).rstrip(".")
-        known = ("audit", "bench", "demo", "lm", "mitigate")
-        command = " ".join(["fairhead", *given[:1]]) if given[0] in known else "fairhead"
+        command = " ".join(["fairhead", *given[:1]]) if given[0] in _COMMANDS else "fairhead"
         _fail(f"{message}; {command} --help explains")
     except FairheadError as error:
         _fail(str(error))

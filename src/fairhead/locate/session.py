@@ -1,7 +1,7 @@
 """From a model folder and a data set to features, groups, a concept and a task: what the commands share."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -310,18 +310,3 @@ def _shared_labels(evaluation: Evaluation) -> NDArray[np.intp]:
     seen = cells.reshape(-1, 2)
     whole = ((seen > 0).all(1) | (seen == 0).all(1)).all()
     return np.asarray(evaluation.labels if whole else np.zeros_like(evaluation.labels))
-
-
-def parse_heads(text: str) -> tuple[tuple[int, int], ...]:
-    """Heads as they are written: `L11H4,L10H5`.
-
-    Example:
-        >>> parse_heads("L11H4, L3H0")
-        ((11, 4), (3, 0))
-    """
-    import re
-
-    found: Sequence[Any] = [re.fullmatch(r"\s*[Ll](\d+)[Hh](\d+)\s*", part) for part in text.split(",")]
-    if not found or not all(found):
-        raise InputError(f"{text!r} does not name heads; write them as L11H4,L10H5 (layer and head from 0)")
-    return tuple((int(match[1]), int(match[2])) for match in found)

@@ -1,0 +1,295 @@
+"""What was located, in words and as data: the JSON of a head map, and the sections of a report."""
+
+import base64
+import io
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fairhead import __version__
+from fairhead.audit.results import Difference
+from fairhead.data import Images
+from fairhead.locate.effects import Evaluation
+from fairhead.locate.run import Located, Study
+from fairhead.locate.scores import Head
+from fairhead.report.contract import SCHEMA as REPORT_SCHEMA
+from fairhead.report.wording import head_name, p_value
+
+SCHEMA = "fairhead.headmap/1"
+_ALPHA = 0.05
+_SHOWN = ("cramers_v", "DP", "EOd")
+STAND_IN = (
+    "The text side here is a stand-in (a sentence encoder with a linear map), not the model's own text tower. What is "
+    "said about the heads of the image tower stands; nothing is said about the text tower."
+)
+
+
+def to_dict(located: Located, evaluation: Evaluation, provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON form: maps [layers][heads] of the reporting half, the chosen heads, and the effects of editing them."""
+    concept = located.concept
+    ids = evaluation.ids
+    return {
+        "schema": SCHEMA,
+        "provenance": dict(provenance),
+        "concept": {"name": concept.name, "poles": list(concept.poles), "origin": concept.origin, **concept.detail},
+        "task": {
+            "classes": list(located.task.classes),
+            "origin": located.task.origin,
+            "evidence_for": located.positive,
+        },
+        "n": {"choosing": int(located.choosing.sum()), "reporting": int((~located.choosing).sum())},
+        "selected": [list(head) for head in located.ranked],
+        "gap": located.head_map.to_dict(),
+        "other_terms": located.other_map.to_dict(),
+        "separation": located.separation.d.to_dict(),
+        "auc": located.separation.auc.to_dict(),
+        "coupling": located.coupling.to_dict(),
+        "effects": [_study(s) for s in located.studies],
+        "curves": None if located.curves is None else located.curves.to_dict(),
+        "texts": [span.to_dict() for span in located.spans],
+        "extremes": [
+            {
+                "head": list(e.head),
+                "most": [str(ids[i]) if ids is not None else i for i in e.most],
+                "least": [str(ids[i]) if ids is not None else i for i in e.least],
+            }
+            for e in located.extremes
+        ],
+        "notes": list(located.notes),
+    }
+
+
+def _study(study: Study) -> dict[str, Any]:
+    cells = [{"label": c.label, "group": c.group, **vars(c.change)} for c in study.by_cell]
+    return {
+        "kind": study.kind,
+        "way": study.way,
+        "metrics": [ablation.to_dict() for ablation in study.ablations],
+        "norm_matched": [ablation.to_dict() for ablation in study.norm_matched],
+        "accuracy_by_cell": cells,
+    }
+
+
+def report_of(
+    located: Located,
+    evaluation: Evaluation,
+    provenance: Mapping[str, Any],
+    *,
+    images: Images | None = None,
+    notes: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """The report as `fairhead.report` takes it; with `images`, those at the ends of each head's axis are shown."""
+    concept, positive = located.concept, located.positive
+    first, second = concept.poles
+    return {
+        "schema": REPORT_SCHEMA,
+        "title": f"Heads that carry {concept.name}",
+        "question": (
+            f"A model sorts images into {', '.join(located.task.classes)} ({located.task.origin}). Which attention "
+            f"heads carry a difference between {first} and {second} in the evidence for “{positive}”, and what happens "
+            "to the gaps when those heads are changed? All attributes are perceived ones."
+        ),
+        "verdict": verdict(located),
+        "sections": _sections(located, evaluation, images, (*notes, *located.notes)),
+        "provenance": {"fairhead": __version__, "python": platform.python_version(), **provenance},
+    }
+
+
+def verdict(located: Located) -> list[dict[str, str]]:
+    """Sentences with their tone, each decided by intervals and controls."""
+    if not located.ranked:
+        return [_line("unclear", "No head carries a part of the gap that can be told from chance.")]
+    names = ", ".join(head_name(*head) for head in located.ranked)
+    share = sum(located.head_map.share[head] for head in located.ranked)
+    best = located.ranked[0]
+    auc = located.separation.auc
+    lines = [
+        _line(
+            "note",
+            f"{len(located.ranked)} of {located.head_map.gap.size} heads ({names}) were chosen on one half of the "
+            f"images. In the other half they make up {100 * share:.0f} % of the gap in the evidence for "
+            f"“{located.positive}” ({located.head_map.total:+.3f} logits); {head_name(*best)} alone tells the groups "
+            f"apart with an AUC of {auc.value[best]:.2f} ({auc.low[best]:.2f} to {auc.high[best]:.2f}).",
+        )
+    ]
+    lines += [_effect_line(study) for study in located.studies if study is located.studies[0] or study.way == "forward"]
+    return lines
+
+
+def _effect_line(study: Study) -> dict[str, str]:
+    metric = next((m for m in _SHOWN if any(a.change.metric == m for a in study.ablations)), None)
+    if metric is None:
+        return _line("unclear", f"The effect of {_words(study)} is undefined: too few images.")
+    ablation = study[metric]
+    change = ablation.change
+    assert change.value is not None
+    names = {"cramers_v": "Cramér's V of prediction and group", "DP": "DP", "EOd": "EOd"}
+    text = (
+        f"{_words(study).capitalize()} changes {names[metric]} from {change.a:.3f} to {change.b:.3f} "
+        f"({_interval(change)}). Of {len(ablation.controls)} control sets of the same layers, "
+        f"{round(ablation.percentile * len(ablation.controls))} lower it as much (p {_p(ablation.p_controls)})."
+    )
+    if ablation.accuracy is not None and ablation.accuracy.value is not None:
+        text += f" Accuracy changes by {100 * ablation.accuracy.value:+.1f} points ({_interval(ablation.accuracy)})."
+    clear = change.high is not None and change.high < 0 and (change.p_adjusted or 1) < _ALPHA
+    special = ablation.p_controls <= _ALPHA
+    cost = ablation.accuracy is not None and ablation.accuracy.high is not None and ablation.accuracy.high < 0
+    if not clear:
+        text += " That change cannot be told from chance in this sample."
+    elif not special:
+        text += " Random heads do as much."
+    return _line("good" if clear and special and not cost else "note" if clear and special else "unclear", text)
+
+
+def _words(study: Study) -> str:
+    edit = {
+        "mean": "replacing what they write by its balanced mean",
+        "zero": "silencing them",
+        "resample": "giving them another image's output",
+        "project": "erasing the group from what they write (LEACE)",
+    }[study.kind]
+    return f"{edit} ({'as a true forward pass' if study.way == 'forward' else 'direct effect alone'})"
+
+
+def _sections(
+    located: Located, evaluation: Evaluation, images: Images | None, notes: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    first, second = located.concept.poles
+    others = located.other_map
+    rest = f"The embedding and the MLPs make up {100 * float(others.share.sum()):.0f} % of the gap."
+    sections: list[dict[str, Any]] = [
+        {"kind": "text", "title": "What was done", "text": _what_was_done(located, notes)},
+        {
+            "kind": "headmap",
+            "title": f"Each head's part in the gap of the evidence for “{located.positive}”",
+            "text": rest,
+            **located.head_map.to_dict(),
+        },
+        {
+            "kind": "headmap",
+            "title": f"How well each head tells {first} from {second} along the concept",
+            "measure": f"Cohen's d along {located.concept.name}, {first} minus {second}",
+            "unit": "SD",
+            "values": located.separation.d.value.tolist(),
+            "low": located.separation.d.low.tolist(),
+            "high": located.separation.d.high.tolist(),
+            "p_adjusted": located.separation.d.p_adjusted.tolist(),
+            "selected": [list(head) for head in sorted(located.ranked)],
+        },
+    ]
+    if not located.ranked:
+        return sections
+    sections.append(
+        {
+            "kind": "top_heads",
+            "title": "The chosen heads",
+            "text": "Texts in bold name the attribute." if located.spans else "",
+            "poles": [first, second],
+            "heads": [_card(located, head, images) for head in located.ranked],
+        }
+    )
+    for study in located.studies:
+        if study is located.studies[0] or study.way == "forward":
+            sections += _study_sections(study)
+    if located.curves is not None:
+        sections.append(_curve_section(located))
+    return sections
+
+
+def _study_sections(study: Study) -> list[dict[str, Any]]:
+    title = _words(study).capitalize()
+    sections: list[dict[str, Any]] = [
+        {"kind": "ablation", "title": f"{title}: {a.change.metric}", **a.to_dict()}
+        for a in study.ablations
+        if a.change.metric in _SHOWN
+    ]
+    sections.append(
+        {
+            "kind": "comparison",
+            "title": f"{title}: every metric",
+            "a_name": "the model as it is",
+            "b_name": "with the heads changed",
+            "comparison": study.comparison.to_dict(),
+        }
+    )
+    return sections
+
+
+def _card(located: Located, head: Head, images: Images | None) -> dict[str, Any]:
+    gap, d, auc, coupled = located.head_map, located.separation.d, located.separation.auc, located.coupling
+
+    def fact(name: str, value: float, low: float, high: float) -> dict[str, str]:
+        return {"name": name, "figure": f"{value:.2f}", "note": f"{low:.2f} to {high:.2f}"}
+
+    facts = [
+        fact("Part in the gap, logits", gap.gap[head], gap.low[head], gap.high[head]),
+        fact("Cohen's d", d.value[head], d.low[head], d.high[head]),
+        fact("AUC", auc.value[head], auc.low[head], auc.high[head]),
+        fact("Coupling with the evidence", coupled.value[head], coupled.low[head], coupled.high[head]),
+    ]
+    card: dict[str, Any] = {"head": list(head), "facts": facts}
+    span = next((s for s in located.spans if s.head == head), None)
+    if span is not None:
+        card["texts"] = span.to_dict()["texts"]
+        matched = "" if span.p_matched is None else f"; against neutral prompts {p_value(span.p_matched)}"
+        note = f"of its variance, p {p_value(span.p_adjusted)} adjusted{matched}"
+        facts.append({"name": "Texts of the attribute", "figure": f"{100 * span.attribute_share:.1f} %", "note": note})
+    if images is not None:
+        ends = next(e for e in located.extremes if e.head == head)
+        card["most"] = [_picture(images, i) for i in ends.most]
+        card["least"] = [_picture(images, i) for i in ends.least]
+    return card
+
+
+def _curve_section(located: Located) -> dict[str, Any]:
+    assert located.curves is not None
+    panels = []
+    for metric in located.curves.metrics:
+        points = [
+            {
+                "name": "no head" if not p.heads else f"+ {head_name(*p.heads[-1])}",
+                "value": None if np.isnan(p.figures[metric]) else p.figures[metric],
+            }
+            for p in located.curves.added
+        ]
+        panels.append({"metric": metric, "points": points})
+    return {
+        "kind": "curve",
+        "title": "Dose and response",
+        "text": "Heads are changed one after the other, in the order of their rank (direct effect).",
+        "panels": panels,
+    }
+
+
+def _what_was_done(located: Located, notes: tuple[str, ...]) -> str:
+    n = int(located.choosing.sum()), int((~located.choosing).sum())
+    text = (
+        f"The output representation was taken apart into an exact sum of terms, one a head. The direction of "
+        f"{located.concept.name} comes from {located.concept.origin}. Heads were chosen on {n[0]} images; every figure "
+        f"here is of the other {n[1]}. Edits were learned on the first."
+    )
+    return "\n\n".join([text, *notes])
+
+
+def _picture(images: Images, row: int) -> str:
+    picture = images[row].copy()
+    picture.thumbnail((96, 96))
+    file = io.BytesIO()
+    picture.save(file, "JPEG", quality=80)
+    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def _interval(change: Difference) -> str:
+    if change.low is None or change.high is None:
+        return "no interval"
+    return f"95 % interval {change.low:+.3f} to {change.high:+.3f}"
+
+
+def _p(p: float) -> str:
+    return "< 0.001" if p < 0.001 else f"= {p:.3f}"
+
+
+def _line(tone: str, text: str) -> dict[str, str]:
+    return {"text": text, "tone": tone}
