@@ -1,0 +1,39 @@
+"""The grids that ship: they can be read, and all that they name exists."""
+
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fairhead.bench.cell import method_of
+from fairhead.bench.grid import read_grid
+from fairhead.data import reader_named
+
+SHIPPED = sorted(Path(str(files("fairhead.bench"))).glob("*.yaml"))
+WHERE = {"FAIRHEAD_DATA": "/data", "FAIRHEAD_MODELS": "/models"}
+
+
+def test_the_paper_s_tables_are_there():
+    assert {"utkface", "celeba", "hatexplain", "multinli", "celeba-frozen", "ablation"} <= {f.stem for f in SHIPPED}
+
+
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
+def test_a_grid_names_what_exists(file):
+    grid = read_grid(file, [], WHERE)
+    assert grid.baseline in [m.name for m in grid.methods]
+    assert len(grid.seeds) >= 5
+    for cell in grid.cells():
+        method_of(cell)
+        reader_named(cell.data.read.partition(":")[0])
+        for path in (cell.data.read.partition(":")[2], cell.backbone.model.removeprefix("path:")):
+            assert path.startswith(("/data/", "/models/", "vit-"))
+    # What the paper reports has the same columns for every method.
+    for methods in grid.reported.values():
+        assert len({tuple(values) for values in methods.values()}) == 1
+
+
+def test_all_seven_methods_of_table_1_are_in_the_utkface_grid():
+    content = yaml.safe_load(next(f for f in SHIPPED if f.stem == "utkface").read_text(encoding="utf-8"))
+    names = [m if isinstance(m, str) else m["method"] for m in content["methods"]]
+    assert names == list(content["reported"].popitem()[1])
