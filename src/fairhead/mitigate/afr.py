@@ -1,5 +1,7 @@
 """AFR, automatic feature reweighting: a last layer retrained where plain training is unsure (Qiu et al., 2023)."""
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -9,11 +11,17 @@ from fairhead.errors import InputError
 from fairhead.mitigate.head import features_of, find_head, set_head
 from fairhead.mitigate.job import Job
 from fairhead.mitigate.losses import row_losses
+from fairhead.train.selection import score_of
+
+# Steps between two looks at the validation set.
+_LOOK_EVERY = 10
 
 
 @dataclass(frozen=True)
 class AFR:
     """Plain training on one part of the rows; on the rest, the last layer again with weights ∝ β_y · exp(−γ p_y).
+
+    The last layer is kept from the step that the run's selection likes best on the validation set, the start excepted.
 
     Attributes:
         held_out: share of the training rows kept for the last layer.
@@ -48,10 +56,16 @@ class AFR:
         with job.timed("last layer"):
             head = find_head(model, held)
             features = features_of(model, head, held, job.plan.precision).to(head.weight.device)
-            self._retrain(head, features, held.labels.to(head.weight.device))
+            shown = features_of(model, head, job.validation, job.plan.precision).to(head.weight.device)
+            truth = job.validation.labels.cpu()
+
+            def score(last: nn.Linear) -> float:
+                return score_of(job.selection, last(shown).argmax(-1).cpu(), truth)
+
+            self._retrain(head, features, held.labels.to(head.weight.device), score)
         return model
 
-    def _retrain(self, head: nn.Linear, features: Tensor, labels: Tensor) -> None:
+    def _retrain(self, head: nn.Linear, features: Tensor, labels: Tensor, score: Callable[[nn.Linear], float]) -> None:
         """Full-batch gradient descent on the weighted loss, gradients clipped to norm 1; features [m, D]."""
         last = nn.Linear(head.in_features, head.out_features, bias=head.bias is not None).to(features.device)
         last.load_state_dict(head.state_dict())
@@ -60,14 +74,19 @@ class AFR:
             p_label = (-row_losses(last(features), labels)).exp()
         weights = afr_weights(p_label, labels, self.gamma)
         optimizer = torch.optim.SGD(last.parameters(), lr=self.learning_rate)
-        for _ in range(self.steps):
+        best, kept = -math.inf, last.state_dict()
+        for step in range(1, self.steps + 1):
             distance = sum((p - p0).square().sum() for p, p0 in zip(last.parameters(), start, strict=True))
             loss = (weights * row_losses(last(features), labels)).sum() + self.penalty * distance
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(last.parameters(), 1.0)
             optimizer.step()
-        set_head(head, last.weight, last.bias if last.bias is not None else last.weight.new_zeros(head.out_features))
+            if step % _LOOK_EVERY == 0 or step == self.steps:
+                found = score(last)
+                if found > best:
+                    best, kept = found, {name: tensor.clone() for name, tensor in last.state_dict().items()}
+        set_head(head, kept["weight"], kept.get("bias", head.weight.new_zeros(head.out_features)))
 
 
 def afr_weights(p_label: Tensor, labels: Tensor, gamma: float) -> Tensor:

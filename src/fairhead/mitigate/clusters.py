@@ -28,7 +28,8 @@ class Clusters:
 
     Attributes:
         counts: numbers of clusters to try.
-        least: cells of the validation set with fewer rows do not count.
+        least: cells of the validation set with fewer rows do not count: their accuracy is chance.
+        cap: the largest chance of a row, in means; a cell of a row or two would be shown again and again otherwise.
         features: gives [n, D] for examples, such as the features of a frozen foundation model; by default what goes
             into the last layer of a plainly trained model.
 
@@ -39,7 +40,8 @@ class Clusters:
     """
 
     counts: tuple[int, ...] = (4, 8, 16)
-    least: int = 10
+    least: int = 20
+    cap: float = 20.0
     features: Callable[[Examples], Tensor] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -56,7 +58,7 @@ class Clusters:
         selection = worst_of_all(validation_labels, cells, self.least)
         best: tuple[Fit, nn.Module] | None = None
         for count, clustering in zip(self.counts, found, strict=True):
-            chances = independent_weights(labels, clustering.cluster.cpu())
+            chances = independent_weights(labels, clustering.cluster.cpu()).clamp(max=self.cap)
             sampler = WeightedRandomSampler(chances.tolist(), len(labels), generator=job.generator())
             model = job.build_model()
             done = job.fit(f"training with {count} clusters", model, sampler=sampler, selection=selection)

@@ -65,7 +65,7 @@ def cvar_weights(losses: Tensor, alpha: float) -> Tensor:
         [0.0, 0.6666666865348816, 0.0, 0.3333333432674408]
     """
     share = alpha * len(losses)
-    rank = losses.argsort(descending=True).argsort()
+    rank = losses.argsort(descending=True).argsort().to(losses.dtype)
     return (share - rank).clamp(0, 1) / share
 
 
