@@ -317,6 +317,8 @@ def _against(
     sets: list[Sequence[tuple[int, int]]] = [(), *controls.sets]
     found = figures(np.stack([evaluation.counts(without(heads)) for heads in sets]))
     changes = {name: values[1:] - values[0] for name, values in found.items()}
+    # A figure may have no value for some sets, as V where all predictions are the same.
+    changes = {name: values[~np.isnan(values)] for name, values in changes.items()}
     differences = {d.metric: d for d in comparison.differences}
     return tuple(
         Ablation(
@@ -328,7 +330,7 @@ def _against(
             control_accuracy=() if name == "accuracy" else tuple(changes["accuracy"].tolist()),
         )
         for name in MEASURED
-        if differences[name].value is not None and not np.isnan(changes[name]).any()
+        if differences[name].value is not None and len(changes[name])
     )
 
 

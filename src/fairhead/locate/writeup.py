@@ -30,7 +30,7 @@ def to_dict(located: Located, evaluation: Evaluation, provenance: Mapping[str, A
     """The JSON form: maps [layers][heads] of the reporting half, the chosen heads, and the effects of editing them."""
     concept = located.concept
     ids = evaluation.ids
-    return {
+    content = {
         "schema": SCHEMA,
         "provenance": dict(provenance),
         "concept": {"name": concept.name, "poles": list(concept.poles), "origin": concept.origin, **concept.detail},
@@ -59,6 +59,17 @@ def to_dict(located: Located, evaluation: Evaluation, provenance: Mapping[str, A
         ],
         "notes": list(located.notes),
     }
+    plain: dict[str, Any] = _finite(content)
+    return plain
+
+
+def _finite(value: Any) -> Any:
+    """None for NaN, which is not JSON: a figure that has no value, such as V where all predictions are the same."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and np.isnan(value) else value
 
 
 def _study(study: Study) -> dict[str, Any]:
@@ -138,9 +149,13 @@ def _effect_line(study: Study) -> dict[str, str]:
     cost = ablation.accuracy is not None and ablation.accuracy.high is not None and ablation.accuracy.high < 0
     if not clear:
         text += " That change cannot be told from chance in this sample."
+    elif not special and ablation.percentile == 0:
+        text += " No control does as much, but there are too few of them to rule out chance."
     elif not special:
-        text += " Random heads do as much."
-    return _line("good" if clear and special and not cost else "note" if clear and special else "unclear", text)
+        text += " So the effect is not special to the chosen heads."
+    if not clear or (not special and ablation.percentile > 0):
+        return _line("unclear", text)
+    return _line("good" if special and not cost else "note", text)
 
 
 def _words(study: Study) -> str:

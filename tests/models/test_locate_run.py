@@ -1,0 +1,160 @@
+"""`locate` from end to end on a made model with a planted head, and on a model in which there is nothing to find."""
+
+import json
+
+import numpy as np
+import pytest
+from scipy import stats
+from test_locate import HEADS, LAYERS, PLANTED, pictures, planted_vit, vit
+
+from fairhead.errors import InputError
+from fairhead.locate import Decomposer, classifier_task, collect, score_heads
+from fairhead.locate.concepts import concept_from_images
+from fairhead.locate.effects import Evaluation, forward_logits
+from fairhead.locate.measures import separation
+from fairhead.locate.run import LocatePlan, halves_of, locate, study, with_forward, writing
+from fairhead.locate.textspan import Pool
+from fairhead.locate.writeup import report_of, to_dict, verdict
+from fairhead.report import render
+
+PLAN = LocatePlan(n_boot=200, draws=50, count=2)
+
+
+def batches_of(pixels, size=100):
+    return lambda start=0: ({"pixel_values": pixels[i : i + size]} for i in range(start, len(pixels), size))
+
+
+@pytest.fixture(scope="module")
+def found():
+    model = planted_vit()
+    pixels, bright, labels = pictures()
+    decomposer = Decomposer(model)
+    features = collect(decomposer, batches_of(pixels), len(pixels))
+    task = classifier_task(model)
+    evaluation = Evaluation(labels, task.classes, bright, ("bright", "dark"), "shade")
+    choosing = halves_of(evaluation)
+    concept = concept_from_images(
+        features.output[choosing], bright[choosing], labels[choosing], name="shade", poles=("bright", "dark")
+    )
+    words = np.random.default_rng(0).normal(size=(30, 16))
+    pool = Pool.of([f"t{i}" for i in range(30)], words, ["a", "b"], np.stack([concept.vector, -concept.vector]) * 9)
+    located = locate(features, evaluation, task, concept, pool=pool, choosing=choosing, plan=PLAN)
+    return model, pixels, decomposer, features, evaluation, located
+
+
+def test_the_planted_head_is_found_first(found) -> None:
+    located = found[-1]
+    assert located.ranked[0] == PLANTED
+    assert located.head_map.share[PLANTED] > 0.8
+    assert located.separation.auc.value[PLANTED] > 0.95
+    assert located.coupling.low[PLANTED] > 0.9
+    assert located.spans[0].is_attribute[0]
+
+
+def test_every_rank_finds_it(found) -> None:
+    _, _, _, features, evaluation, located = found
+    for rank in ("concept", "bias"):
+        plan = LocatePlan(n_boot=200, draws=20, count=1, rank=rank, kinds=("mean",))
+        assert locate(features, evaluation, located.task, located.concept, plan=plan).ranked == (PLANTED,)
+
+
+@pytest.mark.parametrize("kind", ["mean", "project"])
+def test_editing_it_closes_the_gap_and_random_heads_do_not(found, kind) -> None:
+    _, pixels, decomposer, features, evaluation, located = found
+    rows = ~located.choosing
+    direct = next(s for s in located.studies if s.kind == kind)["DP"]
+    assert direct.change.a > 0.8
+    assert direct.change.b < 0.3
+    assert direct.percentile == 0
+
+    def without(heads):
+        return forward_logits(decomposer, batches_of(pixels[rows])(), located.task, located.edits, heads, kind)
+
+    judged = evaluation.take(rows)
+    forward = study(without, located.ranked, judged, writing(features), PLAN, kind, "forward")
+    assert forward["DP"].change.b < 0.3
+    assert forward["DP"].percentile == 0
+    assert max(abs(c) for c in forward["DP"].controls) < 0.2
+    assert with_forward(located, forward).studies[-1].way == "forward"
+
+
+def test_the_gap_of_all_terms_is_the_gap_of_the_model(found) -> None:
+    located = found[-1]
+    assert located.head_map.share.sum() + located.other_map.share.sum() == pytest.approx(1.0, abs=0.02)
+
+
+def test_curves_fall_with_the_first_head(found) -> None:
+    curves = found[-1].curves
+    assert curves.added[0].figures["DP"] > 0.8
+    assert curves.added[1].figures["DP"] < 0.3
+
+
+def test_the_report_and_the_json(found) -> None:
+    _, _, _, _, evaluation, located = found
+    content = json.loads(json.dumps(to_dict(located, evaluation, {"seed": 0}), allow_nan=False))
+    assert content["schema"] == "fairhead.headmap/1"
+    assert content["selected"][0] == list(PLANTED)
+    assert np.array(content["gap"]["values"]).shape == (LAYERS, HEADS)
+    page = render(report_of(located, evaluation, {"seed": 0}))
+    assert f"L{PLANTED[0]}H{PLANTED[1]}" in page
+    assert "Dose and response" in page
+    assert verdict(located)[1]["tone"] in ("good", "note")
+
+
+def test_where_there_is_nothing_nothing_is_chosen() -> None:
+    model = vit(seed=3)
+    pixels, _, labels = pictures(300)
+    features = collect(Decomposer(model), batches_of(pixels), 300)
+    task = classifier_task(model)
+    rng = np.random.default_rng(0)
+    p = []
+    for _ in range(300):  # one head under many random groups: heads of one model are not independent of each other
+        groups = rng.permutation(np.arange(300) % 2)
+        parts = features.parts(task.evidence(1)[None])[..., 0]
+        scores = score_heads(parts, parts.sum((1, 2)), groups, labels)
+        apart = separation(parts, groups, labels)
+        p.append((scores.p[1, 2], apart.d.p[1, 2], apart.auc.p[1, 2]))
+    for column in np.array(p).T:
+        assert stats.kstest(column, "uniform").pvalue > 0.01
+    groups = rng.permutation(np.arange(300) % 2)
+    evaluation = Evaluation(labels, task.classes, groups, ("f", "m"), "sex")
+    concept = concept_from_images(features.output, groups, labels, name="sex", poles=("f", "m"))
+    located = locate(features, evaluation, task, concept, plan=PLAN)
+    assert located.ranked == ()
+    assert located.studies == ()
+    assert verdict(located)[0]["tone"] == "unclear"
+    assert "No head" in render(report_of(located, evaluation, {}))
+
+
+def test_a_group_absent_from_a_half_is_named(found) -> None:
+    _, _, _, features, evaluation, located = found
+    with pytest.raises(InputError, match="dark has no image in the choosing half"):
+        locate(features, evaluation, located.task, located.concept, choosing=evaluation.groups == 1, plan=PLAN)
+    few = np.arange(8)
+    with pytest.raises(InputError, match="use more images"):
+        locate(features.take(few), evaluation.take(few), located.task, located.concept, plan=PLAN)
+
+
+def test_classes_too_small_are_left_out_and_said(found) -> None:
+    _, _, _, features, evaluation, located = found
+    rows = np.flatnonzero((evaluation.labels == 0) | (np.arange(len(evaluation)) < 12))
+    small = locate(features.take(rows), evaluation.take(rows), located.task, located.concept, plan=PLAN)
+    assert small.notes[0] == f"Too few images to compare groups within: {located.task.classes[1]}."
+
+
+def test_options_that_mean_nothing(found) -> None:
+    _, _, _, features, evaluation, located = found
+    with pytest.raises(InputError, match="rank is 'size'"):
+        LocatePlan(rank="size")
+    with pytest.raises(InputError, match="there is no class 'yes'"):
+        locate(features, evaluation, located.task, located.concept, plan=LocatePlan(positive="yes"))
+    with pytest.raises(InputError, match="they must agree"):
+        locate(features.take(np.arange(9)), evaluation, located.task, located.concept)
+
+
+def test_clusters_stay_in_one_half() -> None:
+    labels, groups = np.arange(200) % 2, (np.arange(200) // 2) % 2
+    evaluation = Evaluation(labels, ("a", "b"), groups, ("f", "m"), "sex", clusters=np.arange(200) // 4)
+    first = halves_of(evaluation)
+    assert 80 <= first.sum() <= 120
+    assert not set(evaluation.clusters[first]) & set(evaluation.clusters[~first])
