@@ -228,7 +228,8 @@ def test_rows_in_one_file_only_are_told(preds, capsys):
 def test_ids_of_another_kind_are_refused_in_one_line(preds, capsys):
     a_frame().assign(id=lambda frame: "x" + frame["id"].astype(str)).to_csv("other.csv", index=False)
     message = refused(capsys, "audit", "preds.csv", *ARGUMENTS, "--id", "id", "--compare", "other.csv")
-    assert "No id is in both: the first of a is 0, the first of b is x0" in message
+    first = a_frame()["id"][0]
+    assert f"No id is in both: the first of a is {first}, the first of b is x{first}." in message
 
 
 def test_environment_variables(preds, capsys, monkeypatch):

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fairhead.audit import intervals
 from fairhead.audit.catalogue import Metric
-from fairhead.audit.rates import Rates
+from fairhead.audit.rates import Rates, Terms
 from fairhead.audit.reduction import Multiclass, Reduction
 from fairhead.audit.results import Estimate
 
@@ -139,7 +139,8 @@ def estimate(
     if lost > _MENTION_LOST:
         detail["replicates_without_a_value"] = lost
     value = float(reduction(parts.hat))
-    interval = _interval(reduction, parts, rules.level)
+    terms = rates[0].terms
+    interval = _interval(reduction, parts, rules.level) if terms is None else _sum_interval(parts, terms, rules.level)
     made_by = _made_by(reduction, parts.hat)
     if len(classes) > 1:
         if made_by.class_index is not None:
@@ -179,15 +180,28 @@ def _interval(reduction: Reduction, parts: Stack, level: float) -> intervals.Int
             return intervals.percentile(values[~np.isnan(values)], level)
 
 
+def _sum_interval(parts: Stack, terms: Terms, level: float) -> intervals.Interval:
+    """The interval of one sum of absolute values, or of the gap between several."""
+    usable = ~np.isnan(parts.hat[0, 0])
+    hat, star = terms.hat[:, usable], terms.star[parts.kept][..., usable]
+    star = hat + (star - hat) * _stretch(parts.rows[0, 0, usable], level)
+    if hat.shape[1] == 1:
+        return _within_unit(intervals.absolute_sum(hat[:, 0], star[..., 0], level))
+    return _within_unit(intervals.spread_of_sums(hat, star, level))
+
+
 def _widened(parts: Stack, level: float) -> Stack:
-    """Stretch the replicates of rates with few rows, as t does the normal: a bootstrap of n rows is too sure of itself.
+    return replace(parts, star=parts.hat + (parts.star - parts.hat) * _stretch(parts.rows, level))
+
+
+def _stretch(rows: NDArray[np.int64], level: float) -> Array:
+    """How far to stretch replicates of rates with few rows, as t does the normal: a bootstrap is too sure of itself.
 
     The factor is √(n/(n−1))·t/z, with t/z to first order in 1/n: 1.06 for 30 rows, 1.006 for 300.
     """
     z2 = NormalDist().inv_cdf((1 + level) / 2) ** 2
-    n = np.maximum(parts.rows, 2)
-    factor = np.sqrt(n / (n - 1)) * (1 + (z2 + 1) / (4 * (n - 1)))
-    return replace(parts, star=parts.hat + (parts.star - parts.hat) * factor)
+    n = np.maximum(rows, 2)
+    return np.asarray(np.sqrt(n / (n - 1)) * (1 + (z2 + 1) / (4 * (n - 1))))
 
 
 def _ratio(reduction: Reduction, parts: Stack, level: float) -> intervals.Interval:

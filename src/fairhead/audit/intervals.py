@@ -9,6 +9,7 @@ A gap is any function f of group rates that is homogeneous, f(c·rates) = c·f(r
 """
 
 from collections.abc import Callable
+from itertools import permutations
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -104,6 +105,61 @@ def gap(hat: Array, star: Array, reduce: Reduce, towards: Towards | None = None,
                 refused_end, kept_end = (probe, kept_end) if refused(probe) else (refused_end, probe)
         low = _bisect(refused, refused_end, kept_end, max(_PRECISION * width, 1e-12))
     return Interval(low, observed + max(width, 0.0), float(np.std(far)), float(np.mean(null)), "inversion")
+
+
+def absolute_sum(hat: Array, star: Array, level: float = 0.95) -> Interval:
+    """Interval of Σ|term|, such as a calibration error: folded like a gap, and with an interval like one.
+
+    Args:
+        hat: observed terms, shape [K].
+        star: replicates of them, shape [B, K]; those with NaN are left out, and if none is left the ends are NaN.
+        level: confidence level.
+
+    Example:
+        >>> noise = np.random.default_rng(0).normal(0, 0.01, (2001, 15))
+        >>> interval = absolute_sum(noise[0], noise[0] + noise[1:])
+        >>> interval.low, 0.1 < interval.null < 0.14
+        (0.0, True)
+    """
+    star = star[~np.isnan(star).any(axis=-1)]
+    if not len(star):
+        return Interval(np.nan, np.nan, np.nan, None, "inversion")
+    return gap(hat, star, lambda terms: np.abs(terms).sum(axis=-1), level=level)
+
+
+def spread_of_sums(hat: Array, star: Array, level: float = 0.95) -> Interval:
+    """Interval of the largest minus the smallest Σ|term| over groups.
+
+    Noise makes these sums larger, most of all in small groups, so the gap between them can be too large as well as too
+    small. Each group's own interval knows; those of two groups give that of their difference, and the gap is the largest
+    difference. Its lower end is corrected (Bonferroni) for the number of pairs that could have been the largest.
+
+    Args:
+        hat: observed terms, shape [K, G].
+        star: replicates of them, shape [B, K, G].
+        level: confidence level.
+
+    Example:
+        >>> noise = np.random.default_rng(0).normal(0, [0.01, 0.05], (2001, 15, 2))
+        >>> spread_of_sums(noise[0], noise[0] + noise[1:]).low
+        0.0
+    """
+    n_groups = hat.shape[1]
+    sums = np.abs(hat).sum(axis=0)
+    every, strict = (
+        [absolute_sum(hat[:, g], star[..., g], of) for g in range(n_groups)]
+        for of in (level, 1 - (1 - level) * 2 / (n_groups * (n_groups - 1)))
+    )
+
+    def differences(ends: list[Interval]) -> list[Ends]:
+        sides = [Ends(float(value), end.low, end.high) for value, end in zip(sums, ends, strict=True)]
+        return [difference(a, b, 0.0, 0.0) for a, b in permutations(sides, 2)]
+
+    low = max(0.0, *(d.low for d in differences(strict)))
+    high = max(d.high for d in differences(every))
+    se = float(np.hypot(every[int(sums.argmax())].se, every[int(sums.argmin())].se))
+    by_chance = np.ptp(np.abs(hat - star).sum(axis=-2), axis=-1)
+    return Interval(low, high, se, float(np.nanmean(by_chance)), "inversion")
 
 
 def minimum(hat: Array, star: Array, level: float = 0.95) -> Interval:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,17 +23,29 @@ class Rates:
         star: bootstrap replicates, shape [B, C, G].
         rows: rows in the denominator, shape [C, G].
         need: what those rows are, for messages: "rows with label 1".
+        terms: where the rate is a sum of absolute values (a calibration error), what those are of.
     """
 
     hat: Array
     star: Array
     rows: NDArray[np.int64]
     need: Callable[[int], str]
+    terms: "Terms | None" = None
 
     def of_class(self, c: int) -> "Rates":
         """The rates of one class."""
         one = slice(c, c + 1)
         return Rates(self.hat[one], self.star[:, one], self.rows[one], lambda _: self.need(c))
+
+
+class Terms(NamedTuple):
+    """Signed terms of a rate Σ|term|: observed, shape [K, G], and replicates, shape [B, K, G].
+
+    Noise makes such a sum larger, most of all in small groups; its interval has to look at the terms.
+    """
+
+    hat: Array
+    star: Array
 
 
 def _accuracy(counts: Array) -> Array:

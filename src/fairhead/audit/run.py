@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fairhead.audit import intervals
 from fairhead.audit.association import association_estimate
 from fairhead.audit.catalogue import DEFAULT, METRICS, Metric
 from fairhead.audit.counts import cell_numbers, tabulate
@@ -284,7 +285,10 @@ def tables_for(metric: Metric, tables: Tables, privileged: int | None) -> Tables
 
 
 def rate_ends(rates: Rates, level: float) -> NDArray[np.float64]:
-    """Percentile interval of each group's rate, shape [2, G]."""
+    """Interval of each group's rate, shape [2, G]: percentiles, or for a sum of absolute values that of a gap."""
+    if rates.terms is not None:
+        groups = zip(np.moveaxis(rates.terms.hat, -1, 0), np.moveaxis(rates.terms.star, -1, 0), strict=True)
+        return np.array([intervals.absolute_sum(hat, star, level)[:2] for hat, star in groups]).T
     star = np.moveaxis(rates.star[:, 0], 0, -1)
     tails = [(1 - level) / 2, (1 + level) / 2]
     if np.isnan(star).any():

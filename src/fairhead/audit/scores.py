@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fairhead.audit.counts import cell_numbers, tabulate
 from fairhead.audit.metrics import divide
-from fairhead.audit.rates import Rates
+from fairhead.audit.rates import Rates, Terms
 
 Array = NDArray[np.float64]
 Codes = NDArray[np.integer]
@@ -214,11 +214,14 @@ class ScoreTables:
             at[top.order[positions]] = bins_of_sorted(top.sorted[positions], CALIBRATION_BINS)
         drawn = self._draw([self.group, at, top.hit], (self.n_groups, CALIBRATION_BINS, 2))
         distance = self._cell_mean(drawn, top.hit - top.score)
+        # Bins before groups: shape [..., K, G].
         hat, star = (
-            divide(np.abs((c * distance).sum(axis=-1)).sum(axis=-1), c.sum(axis=(-1, -2)))
+            np.swapaxes(divide((c * distance).sum(axis=-1), c.sum(axis=(-1, -2))[..., None]), -1, -2)
             for c in (drawn.counts, drawn.star)
         )
-        return Rates(hat[None], star[:, None], drawn.rows.sum(axis=(-1, -2))[None], lambda c: "rows")
+        rows = drawn.rows.sum(axis=(-1, -2))[None]
+        error, error_star = (np.abs(terms).sum(axis=-2, keepdims=True) for terms in (hat, star))
+        return Rates(error, error_star, rows, lambda c: "rows", Terms(hat, star))
 
     def _draw(self, codes: list[NDArray[Any]], shape: tuple[int, ...]) -> "_Draw":
         key = cell_numbers(codes, shape)
