@@ -21,8 +21,8 @@ from fairhead.locate.effects import (
     compared,
     curves,
     figures,
-    forward_logits,
 )
+from fairhead.locate.passes import ForwardPasses
 from fairhead.locate.tasks import Task
 
 WHERE = [(0, 1), (1, 0), (1, 3)]
@@ -99,7 +99,7 @@ def test_direct_effect_of_the_last_layer_without_its_mlp_is_the_forward_pass_up_
     features = collect(decomposer, batches_of(images), 80)
     edits = HeadEdits.learn(features, *groups)
     direct = DirectEffect.of(features, task, edits, kind).without([(1, 0), (1, 3)])
-    forward = forward_logits(decomposer, batches_of(images)(), task, edits, [(1, 0), (1, 3)], kind)
+    forward = ForwardPasses(decomposer, batches_of(images), task, edits, kind)([(1, 0), (1, 3)])
     assert np.abs(direct - task.logits(features.output)).max() > 0.01
     np.testing.assert_allclose(direct[:, 0] / direct[:, 1], forward[:, 0] / forward[:, 1], rtol=1e-3)
 
@@ -108,7 +108,7 @@ def test_no_heads_leave_everything_as_it_is(clip, images, learned, task) -> None
     features, edits = learned
     logits = task.logits(features.output)
     np.testing.assert_allclose(DirectEffect.of(features, task, edits).without([]), logits)
-    forward = forward_logits(Decomposer(clip), batches_of(images)(), task, edits, [])
+    forward = ForwardPasses(Decomposer(clip), batches_of(images), task, edits)([])
     np.testing.assert_allclose(forward, logits, atol=1e-4)
 
 
@@ -119,8 +119,8 @@ def test_resampling_takes_other_rows(clip, images, learned, task) -> None:
     np.testing.assert_array_equal(edits.outputs("resample", own, 0, order)[1:], own[:-1])
     batch = {"pixel_values": images[:1]}
     with pytest.raises(InputError, match="at least two rows"):
-        forward_logits(Decomposer(clip), [batch], task, edits, [(0, 0)], "resample")
-    swapped = forward_logits(Decomposer(clip), batches_of(images)(), task, edits, WHERE, "resample")
+        ForwardPasses(Decomposer(clip), lambda: [batch], task, edits, "resample")([(0, 0)])
+    swapped = ForwardPasses(Decomposer(clip), batches_of(images), task, edits, "resample")(WHERE)
     assert np.abs(swapped - task.logits(features.output)).max() > 0.01
 
 
@@ -236,3 +236,25 @@ def test_norm_matched_controls() -> None:
     assert len(few.sets) == 5
     with pytest.raises(InputError, match="no heads"):
         norm_matched([], norms)
+
+
+@pytest.mark.parametrize("name", ["ViT", "DINOv2", "CLIP vision", "SigLIP"])
+@pytest.mark.parametrize("tokens", [0, None])
+def test_passes_that_start_late_are_passes_in_full(name, tokens, images) -> None:
+    model = FAMILIES[name].build("sdpa").requires_grad_(False)
+    decomposer = Decomposer(model)
+    rng = np.random.default_rng(0)
+    edits = HeadEdits(rng.normal(size=(2, 4, 8)), rng.normal(size=(2, 4, 8, 8)), 0.0, 9)
+    task = Task(("a", "b"), rng.normal(size=(2, decomposer.width)), np.zeros(2), "made")
+    calls: list[int] = []
+
+    def batches():
+        calls.append(1)
+        return batches_of(images[:12], 6)()
+
+    late = ForwardPasses(decomposer, batches, task, edits, "project", tokens, first_layer=1)
+    for where in ([], [(1, 2)], [(1, 0), (1, 3)], [(0, 1), (1, 1)]):
+        full = ForwardPasses(decomposer, batches_of(images[:12], 6), task, edits, "project", tokens)(where)
+        np.testing.assert_allclose(late(where), full, atol=1e-5)
+    assert len(calls) == 2  # once for all late ones, once for the one that edits an earlier layer
+    assert not any("forward" in vars(module) for module in model.modules())

@@ -10,8 +10,9 @@ from test_locate import HEADS, LAYERS, PLANTED, pictures, planted_vit, vit
 from fairhead.errors import InputError
 from fairhead.locate import Decomposer, classifier_task, collect, score_heads
 from fairhead.locate.concepts import concept_from_images
-from fairhead.locate.effects import Evaluation, forward_logits
+from fairhead.locate.effects import Evaluation
 from fairhead.locate.measures import separation
+from fairhead.locate.passes import ForwardPasses
 from fairhead.locate.run import LocatePlan, halves_of, locate, study, with_forward, writing
 from fairhead.locate.textspan import Pool
 from fairhead.locate.writeup import report_of, to_dict, verdict
@@ -67,9 +68,8 @@ def test_editing_it_closes_the_gap_and_random_heads_do_not(found, kind) -> None:
     assert direct.change.b < 0.3
     assert direct.percentile == 0
 
-    def without(heads):
-        return forward_logits(decomposer, batches_of(pixels[rows])(), located.task, located.edits, heads, kind)
-
+    passes = batches_of(pixels[rows])
+    without = ForwardPasses(decomposer, passes, located.task, located.edits, kind, first_layer=PLANTED[0])
     judged = evaluation.take(rows)
     forward = study(without, located.ranked, judged, writing(features), PLAN, kind, "forward")
     assert forward["DP"].change.b < 0.3

@@ -14,7 +14,7 @@ from fairhead.cli.locate import (
     TEXT,
     check_numbers,
     finish,
-    forward_without,
+    forward_passes,
     need_torch,
     opened,
     option,
@@ -30,7 +30,8 @@ EPILOG = """
     fairhead ablate --from heads/headmap.json --kind project --save edited --model clip --data celeba:CelebA
     --concept gender --task Attractive
 
-Each control set is a pass over the reporting half of the images: choose `--draws` and `--limit` with that in mind.
+Each control set is a pass over the reporting half of the images, from the first edited layer on: choose `--draws` and
+`--limit` with that in mind.
 """
 
 
@@ -141,7 +142,7 @@ def ablate_command(
                 if tokens is Tokens.every:
                     edits, place = everywhere, None
             rows = np.flatnonzero(~choosing)
-            without = forward_without(session, directions, edits, rows, kind.value, place, told)
+            without = forward_passes(session, directions, edits, rows, kind.value, place, ranked, told)
             judged = session.evaluation.take(~choosing)
             forward = study(without, found.ranked, judged, writing(session.features), plan, kind.value, "forward")
         found = with_forward(found, forward)

@@ -14,6 +14,7 @@ from fairhead.cli.output import check_output, command_line, write_json
 from fairhead.errors import FairheadError, InputError
 
 if TYPE_CHECKING:
+    from fairhead.locate.passes import ForwardPasses
     from fairhead.locate.run import Located
     from fairhead.locate.session import Session, Source
 
@@ -153,7 +154,8 @@ def locate_command(
             from fairhead.cli.progress import progress
 
             with progress() as told:
-                without = forward_without(session, directions, found.edits, np.flatnonzero(~choosing), "mean", 0, told)
+                rows = np.flatnonzero(~choosing)
+                without = forward_passes(session, directions, found.edits, rows, "mean", 0, found.ranked, told)
                 judged = session.evaluation.take(~choosing)
                 norms = writing(session.features)
                 found = with_forward(found, study(without, found.ranked, judged, norms, plan, "mean", "forward"))
@@ -175,22 +177,22 @@ def opened(source: "Source", features: str | None) -> "Iterator[Session]":
     yield session
 
 
-def forward_without(
-    session: "Session", task: Any, edits: Any, rows: Any, kind: str, tokens: int | None, told: Any
-) -> Callable[[Any], Any]:
-    """Logits of true forward passes over some rows, by the heads that are edited; each set runs once."""
-    from fairhead.locate.effects import forward_logits
+def forward_passes(
+    session: "Session", task: Any, edits: Any, rows: Any, kind: str, tokens: int | None, ranked: Any, told: Any
+) -> "ForwardPasses":
+    """True forward passes over some rows, with progress; layer-matched controls start where the chosen heads do."""
+    from fairhead.locate.passes import ForwardPasses
 
-    seen: dict[tuple[tuple[int, int], ...], Any] = {}
-
-    def without(heads: Any) -> Any:
-        key = tuple(sorted((int(layer), int(head)) for layer, head in heads))
-        if key not in seen:
-            seen[key] = forward_logits(session.decomposer, session.batches(rows), task, edits, key, kind, tokens)
-            told.tell("forward passes", len(seen), max(len(seen), 2), f"{len(rows)} images each")
-        return seen[key]
-
-    return without
+    return ForwardPasses(
+        session.decomposer,
+        lambda: session.batches(rows),
+        task,
+        edits,
+        kind,
+        tokens,
+        first_layer=min(head.layer for head in ranked),
+        progress=lambda done: told.say(f"forward passes: {done}") if done % 25 == 0 else None,
+    )
 
 
 def finish(

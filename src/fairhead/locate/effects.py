@@ -1,12 +1,13 @@
-"""What an edit of heads does to predictions: as a direct effect, from stored features, and as a true forward pass.
+"""What an edit of heads does to predictions, and its direct effect from stored features.
 
 A direct effect changes the heads' own terms and nothing else: later layers and the norms' deviations stay as they were.
-It costs no forward pass, so hundreds of control sets take seconds. A true forward pass lets later layers answer.
+It costs no forward pass, so hundreds of control sets take seconds. A true forward pass (`passes.py`) lets later layers
+answer.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +23,6 @@ from fairhead.locate.moments import Array
 from fairhead.locate.scores import Head
 from fairhead.locate.tasks import Task
 from fairhead.records import Column, Records
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fairhead.locate.decompose import Decomposer
 
 MEASURED = ("accuracy", "DP", "EOd", "cramers_v", "cramers_v_corrected", "cramers_v_excess", "worst_group_accuracy")
 _MIN_CELL = 10
@@ -158,26 +154,6 @@ class DirectEffect:
         for layer, head in heads:
             logits += self.change[:, layer, head]
         return logits
-
-
-def forward_logits(
-    decomposer: "Decomposer",
-    batches: Iterable[Mapping[str, "Tensor"]],
-    task: Task,
-    edits: HeadEdits,
-    heads: Sequence[tuple[int, int]],
-    kind: str = "mean",
-    tokens: int | None = 0,
-) -> Array:
-    """Logits [n, C] of a true forward pass with some heads edited; none leaves the model as it is."""
-    from fairhead.heads import tap
-
-    found = []
-    with tap(decomposer.stream.base) as open_tap:
-        edits.apply(open_tap, heads, kind, tokens)
-        for batch in batches:
-            found.append(task.logits(decomposer.outputs(batch).float().cpu().numpy()))
-    return np.concatenate(found)
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ class Study:
         way: "direct" or "forward".
         comparison: every metric before and after, paired.
         ablations: one a metric, against layer-matched controls.
-        norm_matched: the same against norm-matched ones.
+        norm_matched: the same against norm-matched ones; not for forward passes, which would have to start anew.
         by_cell: change of accuracy by class and group.
     """
 
@@ -296,7 +296,7 @@ def study(
     kind: str,
     way: str,
 ) -> Study:
-    """Edit the chosen heads and both kinds of controls; `without(heads)` gives the logits [n, C]."""
+    """Edit the chosen heads and the controls; `without(heads)` gives the logits [n, C]."""
     before, after = without([]), without(ranked)
     comparison = compared(before, after, evaluation, n_boot=plan.n_boot, seed=plan.seed)
     by_layer = layer_matched(ranked, norms.shape[1], draws=plan.draws, seed=plan.seed)
@@ -306,7 +306,7 @@ def study(
         way,
         comparison,
         _against(comparison, without, evaluation, ranked, by_layer),
-        _against(comparison, without, evaluation, ranked, by_norm),
+        () if way == "forward" else _against(comparison, without, evaluation, ranked, by_norm),
         accuracy_by_cell(before, after, evaluation, n_boot=plan.n_boot, seed=plan.seed),
     )
 
