@@ -1,5 +1,6 @@
 """Several cells at once, each in a process of its own that outlives its cell and may die without harm to the others."""
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -163,5 +164,8 @@ def _serve(pipe: Connection, workplace: Workplace, running: Any) -> None:
             shown = {name: figures[name]["value"] for name in ("accuracy", "EOd") if name in figures}
             note = ", ".join(f"{name} {100 * v:.1f} %" for name, v in shown.items() if v is not None)
             report(done.row, done.records, note)
+            del done
+        # Hooks tie models into cycles; what is left of one cell would count as memory of the next.
+        gc.collect()
         if workplace.device != "cpu":
             torch.cuda.empty_cache()

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any, Protocol
 
 _MIB = 2**20
+_PATIENCE = 5.0  # seconds that nvidia-smi is given to answer, and to end
 
 
 @dataclass(frozen=True)
@@ -122,17 +123,18 @@ class SmiBoard:
         command = command or shutil.which("nvidia-smi")
         if command is None:
             raise FileNotFoundError("nvidia-smi")
-        query = [command, "-i", uuid, f"--query-gpu={self._FIELDS}", "--format=csv,noheader,nounits", "-lms", "50"]
+        query = [command, "-i", uuid, f"--query-gpu={self._FIELDS}", "--format=csv,noheader,nounits", "-lms", "100"]
         self._process = subprocess.Popen(query, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         assert self._process.stdout is not None
         self._lines = self._process.stdout
-        self._latest = self._next()
-        if self._latest is None:
+        self._latest: list[str] | None = None
+        self._answered = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread.start()
+        if not self._answered.wait(_PATIENCE) or self._latest is None:
             self.close()
             raise OSError("nvidia-smi said nothing about this board")
         self.name = self._latest[4]
-        self._thread = threading.Thread(target=self._follow, daemon=True)
-        self._thread.start()
 
     def sample(self, pid: int) -> Sample:
         """Return what nvidia-smi printed last."""
@@ -148,18 +150,20 @@ class SmiBoard:
     def close(self) -> None:
         """End nvidia-smi."""
         self._process.terminate()
-        self._process.wait()
-        if hasattr(self, "_thread"):
-            self._thread.join()
+        try:
+            self._process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        self._thread.join(_PATIENCE)
         self._lines.close()
 
-    def _next(self) -> list[str] | None:
-        fields = [field.strip() for field in self._lines.readline().split(",")]
-        return fields if len(fields) == len(self._FIELDS.split(",")) else None
-
     def _follow(self) -> None:
-        while (fields := self._next()) is not None:
-            self._latest = fields
+        for line in self._lines:
+            fields = [field.strip() for field in line.split(",")]
+            if len(fields) == len(self._FIELDS.split(",")):
+                self._latest = fields
+                self._answered.set()
+        self._answered.set()  # nothing more will come
 
 
 def _number(text: str) -> float | None:
