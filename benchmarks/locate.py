@@ -1,0 +1,157 @@
+"""What locating heads costs, each beside its peer in one run.
+
+    python benchmarks/locate.py [--device cuda] [--repeats 5] [--batch 32] [--rows 20000]
+
+Prints the throughput of taking all heads of CLIP B/16 apart as a share of the plain forward's, and its peak memory; how
+much faster TextSpan is on moments than on rows, and whether the texts are the same; and the time of scores and control
+sets for 144 heads from stored features. Weights are random: none of this depends on them.
+"""
+
+import argparse
+import resource
+import subprocess
+import sys
+import time
+
+import numpy as np
+import torch
+from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
+
+from fairhead.locate import Decomposer, Features, HeadMoments
+from fairhead.locate.concepts import concept_from_images
+from fairhead.locate.controls import layer_matched
+from fairhead.locate.edits import HeadEdits
+from fairhead.locate.effects import DirectEffect, Evaluation, figures
+from fairhead.locate.measures import coupling, separation
+from fairhead.locate.scores import score_heads, top_heads
+from fairhead.locate.tasks import Task
+from fairhead.locate.textspan import span_of_moments, span_of_rows
+from machine import interleaved_medians, machine
+
+LAYERS, HEADS, HEAD_DIM, WIDTH = 12, 12, 64, 512
+
+
+def clip(device: str) -> CLIPVisionModelWithProjection:
+    torch.manual_seed(0)
+    config = CLIPVisionConfig(hidden_size=768, intermediate_size=3072, num_hidden_layers=LAYERS, patch_size=16,
+                              num_attention_heads=HEADS, image_size=224, projection_dim=WIDTH)  # fmt: skip
+    return CLIPVisionModelWithProjection(config).eval().to(device)
+
+
+def throughput(device: str, batch: int, repeats: int) -> None:
+    model = clip(device)
+    images = {"pixel_values": torch.randn(batch, 3, 224, 224, device=device)}
+    decomposer = Decomposer(model)
+    sync = torch.cuda.synchronize if device == "cuda" else (lambda: None)
+
+    @torch.no_grad()
+    def plain() -> None:
+        model(**images)
+        sync()
+
+    def apart() -> None:
+        terms = decomposer(images)
+        HeadMoments.of(terms.heads.cpu().numpy(), np.zeros(batch, dtype=np.intp), 1)
+        sync()
+
+    seconds = interleaved_medians({"plain": plain, "apart": apart}, repeats)
+    print(
+        f"CLIP B/16, batch {batch}: plain {batch / seconds['plain']:.1f} images/s, all heads with moments "
+        f"{batch / seconds['apart']:.1f} images/s: {seconds['plain'] / seconds['apart']:.2f} of plain"
+    )
+    peaks = {}
+    for what in ("plain", "apart"):
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            (plain if what == "plain" else apart)()
+            peaks[what] = torch.cuda.max_memory_allocated() / 2**20
+        else:  # a process of its own: a peak never goes down again
+            command = [sys.executable, __file__, "--peak", what, "--batch", str(batch)]
+            peaks[what] = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
+    print(
+        f"  peak memory {peaks['plain']:.0f} MiB plain, {peaks['apart']:.0f} MiB: {peaks['apart'] / peaks['plain']:.2f} times"
+    )
+
+
+def peak(what: str, batch: int) -> None:
+    model, images = clip("cpu"), {"pixel_values": torch.randn(batch, 3, 224, 224)}
+    decomposer = Decomposer(model) if what == "apart" else None
+    for _ in range(2):
+        if decomposer is None:
+            with torch.no_grad():
+                model(**images)
+        else:
+            HeadMoments.of(decomposer(images).heads.numpy(), np.zeros(batch, dtype=np.intp), 1)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+
+
+def text_span(rows: int, repeats: int) -> None:
+    rng = np.random.default_rng(0)
+    scale = np.exp(rng.normal(size=HEAD_DIM))
+    z = rng.normal(size=(rows, HEAD_DIM)) * scale + rng.normal(size=HEAD_DIM)
+    head_map = rng.normal(size=(WIDTH, HEAD_DIM)) / WIDTH**0.5
+    texts = rng.normal(size=(3500, WIDTH))
+    terms = z @ head_map.T
+    mean, covariance = z.mean(0), np.cov(z.T, bias=True)
+    peers = {
+        "rows": lambda: span_of_rows(terms, texts, m=20),
+        "moments": lambda: span_of_moments(mean, covariance, head_map, texts, m=20),
+    }
+    seconds = interleaved_medians(peers, max(2, repeats // 2))
+    same = peers["rows"]().chosen.tolist() == peers["moments"]().chosen.tolist()
+    print(
+        f"TextSpan, {rows} images, 3500 texts, 20 chosen: rows {seconds['rows']:.2f} s, moments "
+        f"{seconds['moments'] * 1e3:.1f} ms: {seconds['rows'] / seconds['moments']:.0f} times as fast; "
+        f"the same texts: {'yes' if same else 'NO'}"
+    )
+
+
+def scores_and_controls(rows: int) -> None:
+    rng = np.random.default_rng(0)
+    groups, labels = rng.integers(0, 2, rows), rng.integers(0, 2, rows)
+    heads = rng.normal(size=(rows, LAYERS, HEADS, HEAD_DIM)).astype(np.float32)
+    heads[:, 11, 3] += groups[:, None]
+    maps = (rng.normal(size=(LAYERS, HEADS, WIDTH, HEAD_DIM)) / 100).astype(np.float32)
+    output = np.einsum("nlhd,lhod->no", heads, maps, optimize=True)
+    ones = np.ones((rows, LAYERS), dtype=np.float32)
+    features = Features(heads, np.zeros((rows, 13, WIDTH), dtype=np.float32), output, ones, maps)
+    task = Task(("no", "yes"), rng.normal(size=(2, WIDTH)), np.zeros(2), "made")
+    evaluation = Evaluation(labels, task.classes, groups, ("f", "m"), "sex")
+    started = time.perf_counter()
+    concept = concept_from_images(output, groups, labels, name="sex", poles=("f", "m"))
+    parts = features.parts(np.stack([task.evidence(1), concept.vector]))
+    head_map = score_heads(parts[..., 0], output @ task.evidence(1), groups, labels)
+    apart = separation(parts[..., 1], groups, labels)
+    coupling(parts[..., 1], parts[..., 0], labels)
+    scored = time.perf_counter()
+    chosen = top_heads(np.abs(apart.d.value), apart.d.p_adjusted, 4, per_layer=3)
+    effect = DirectEffect.of(features, task, HeadEdits.learn(features, groups, labels))
+    controls = layer_matched(chosen, HEADS, draws=200)
+    tables = np.stack([evaluation.counts(effect.without(heads)) for heads in ((), chosen, *controls.sets)])
+    figures(tables)
+    done = time.perf_counter()
+    print(
+        f"{head_map.gap.size} heads, {rows} images, from stored features without a forward pass: scores "
+        f"{scored - started:.1f} s, edits and {len(controls.sets)} control sets {done - scored:.1f} s"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--rows", type=int, default=20_000)
+    parser.add_argument("--peak", choices=("plain", "apart"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.peak:
+        peak(arguments.peak, arguments.batch)
+        return
+    print(machine(arguments.device))
+    throughput(arguments.device, arguments.batch, arguments.repeats)
+    text_span(arguments.rows, arguments.repeats)
+    scores_and_controls(min(arguments.rows, 2000))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""`fairhead locate` and `fairhead ablate` through the real command, on small random models and a made FairFace."""
+
+import csv
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from families import TOWERS, VIT
+from PIL import Image
+from test_locate_concepts import tokenizer
+
+from fairhead.cli import main
+
+GENDERS, AGES = ("Female", "Male"), ("20-29", "30-39", "50-59")
+
+
+@pytest.fixture(scope="module")
+def faces(tmp_path_factory):
+    """Noise, brighter for one gender; ages at random."""
+    folder = tmp_path_factory.mktemp("fairface")
+    (folder / "val").mkdir()
+    rng = np.random.default_rng(0)
+    with (folder / "fairface_label_val.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["file", "age", "gender", "race", "service_test"])
+        for i in range(160):
+            pixels = rng.normal(90 + 80 * (i % 2), 40, size=(8, 8, 3)).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / f"val/{i}.jpg", quality=95)
+            rows.writerow([f"val/{i}.jpg", AGES[rng.integers(3)], GENDERS[i % 2], "White", "False"])
+    return folder
+
+
+def saved(model, folder, **parts):
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.dim() == 2 and "embed" not in name:
+                weight.mul_(4.0)
+            elif name.endswith("out_proj.bias"):
+                weight.normal_(std=0.1)
+    model.save_pretrained(folder)
+    size = {"height": 8, "width": 8}
+    hf.CLIPImageProcessorPil(size=size, crop_size=size, do_center_crop=False).save_pretrained(folder)
+    for part in parts.values():
+        part.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory):
+    torch.manual_seed(0)
+    model = hf.CLIPModel(hf.CLIPConfig(**TOWERS)).eval()
+    return saved(model, tmp_path_factory.mktemp("clip"), tokenizer=tokenizer())
+
+
+@pytest.fixture(scope="module")
+def located(clip, faces, tmp_path_factory):
+    out = tmp_path_factory.mktemp("out")
+    table = out / "texts.npz"
+    np.savez(
+        table, texts=np.array([f"t{i}" for i in range(40)]), vectors=np.random.default_rng(0).normal(size=(40, 16))
+    )
+    quick = ["--n-boot", "100", "--draws", "20", "--texts", str(table), "--features", str(out / "features")]
+    main(["locate", "--model", str(clip), *common(faces), *quick, "--out", str(out), "--forward", "--class", "50-59"])
+    return out
+
+
+def common(faces, task="age"):
+    return ["--data", f"fairface:{faces}", "--concept", "gender", "--task", task]
+
+
+def test_locate_writes_map_report_and_records(located) -> None:
+    content = json.loads((located / "headmap.json").read_text())
+    assert content["task"]["origin"] == "zero-shot prompts"
+    assert content["concept"]["origin"] == "prompts"
+    assert np.array(content["auc"]["value"]).shape == (2, 4)
+    assert content["selected"], "brightness reaches every head: some must be chosen"
+    assert {(e["kind"], e["way"]) for e in content["effects"]} == {
+        ("mean", "direct"), ("zero", "direct"), ("resample", "direct"), ("project", "direct"), ("mean", "forward"),
+    }  # fmt: skip
+    assert content["texts"][0]["texts"]
+    page = (located / "report.html").read_text()
+    assert "data:image/jpeg;base64," in page
+    assert len((located / "records.csv").read_text().splitlines()) == content["n"]["reporting"] + 1
+
+
+def test_features_are_taken_from_where_they_are(located, clip, faces, capsys) -> None:
+    quick = ["--n-boot", "100", "--draws", "5", "--features", str(located / "features"), "--json", "-"]
+    main(["locate", "--model", str(clip), *common(faces), *quick, "--concept-from", "means"])
+    captured = capsys.readouterr()
+    assert "images:" not in captured.err
+    assert json.loads(captured.out)["concept"]["origin"] == "labelled images (means)"
+
+
+@pytest.mark.parametrize("kind", ["zero", "mean", "project"])
+def test_ablate_saves_a_model_that_predicts_what_was_reported(located, clip, faces, kind, capsys, tmp_path) -> None:
+    arguments = ["--data", f"fairface:{faces}", "--concept", "gender", "--task", "age", "--n-boot", "100"]
+    edit = ["--from", str(located / "headmap.json"), "--kind", kind, "--tokens", "all", "--draws", "3"]
+    main(["ablate", "--model", str(clip), *arguments, *edit, "--save", str(tmp_path), "--json", "-"])
+    first = json.loads(capsys.readouterr().out)
+    forward = {m["metric"]: m for m in first["effects"][-1]["metrics"]}
+    assert first["effects"][-1]["way"] == "forward"
+    tokenizer().save_pretrained(tmp_path)
+    main(["locate", "--model", str(tmp_path), *arguments, "--draws", "3", "--out", str(tmp_path / "again")])
+    rows = list(csv.DictReader((tmp_path / "again" / "records.csv").read_text().splitlines()))
+    accuracy = np.mean([row["label"] == row["prediction"] for row in rows])
+    assert accuracy == pytest.approx(forward["accuracy"]["after"], abs=0.02)
+
+
+def test_a_classifier_brings_its_own_classes(faces, tmp_path, capsys) -> None:
+    torch.manual_seed(0)
+    names = dict(enumerate(("50-59", "20-29", "30-39")))  # in an order of its own
+    config = hf.ViTConfig(**VIT, id2label=names, label2id={v: k for k, v in names.items()})
+    saved(hf.ViTForImageClassification(config).eval(), tmp_path)
+    main(["locate", "--model", str(tmp_path), *common(faces), "--n-boot", "100", "--draws", "5", "--json", "-"])
+    content = json.loads(capsys.readouterr().out)
+    assert content["task"] == {
+        "classes": ["20-29", "30-39", "50-59"],
+        "origin": "the model's own classifier",
+        "evidence_for": content["task"]["evidence_for"],
+    }
+    assert content["concept"]["origin"] == "labelled images (leace)"
+
+
+def test_a_model_with_neither_gets_a_probe(faces, tmp_path, capsys) -> None:
+    torch.manual_seed(0)
+    saved(hf.Dinov2Model(hf.Dinov2Config(**VIT)).eval(), tmp_path)
+    arguments = ["--n-boot", "100", "--draws", "5", "--limit", "120", "--orthogonal", "--json", "-"]
+    main(["locate", "--model", str(tmp_path), *common(faces), *arguments])
+    content = json.loads(capsys.readouterr().out)
+    assert content["task"]["origin"].startswith("a linear probe fitted on")
+    assert sum(content["n"].values()) == 120
+    assert content["concept"]["left_beside_the_classes"] < 1
+
+
+def test_age_leaves_out_those_between_its_poles(clip, faces, capsys) -> None:
+    arguments = ["--data", f"fairface:{faces}", "--concept", "age", "--task", "gender", "--n-boot", "100"]
+    main(["locate", "--model", str(clip), *arguments, "--draws", "5", "--json", "-"])
+    content = json.loads(capsys.readouterr().out)
+    assert "belong to neither pole of age" in content["notes"][0]
+    assert content["concept"]["poles"] == ["older", "younger"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["locate", "--model", "nowhere"], "nowhere is not the folder of a model"),
+        (["locate", "--concept", "gendre"], "Did you mean 'gender'?"),
+        (["locate", "--task", "shoe"], "there is no target 'shoe'"),
+        (["locate", "--data", "fairface"], "named as name:path"),
+        (["locate", "--limit", "0"], "--limit is too small"),
+        (["locate", "--text-adapter", "x.npz"], "are given together"),
+        (["locate", "--prompts", "missing.yaml"], "cannot be read as YAML"),
+        (["locate", "--class", "40-49"], "there is no class '40-49'"),
+        (["locate", "--texts", "missing.npz"], "cannot be read as an .npz file"),
+        (["ablate"], "one of them"),
+        (["ablate", "--heads", "11.4"], "write them as L11H4"),
+        (["ablate", "--heads", "L9H0"], "the model has 2 layers of 4 heads"),
+        (["ablate", "--from", "missing.json"], "is not a head map"),
+        (["ablate", "--heads", "L0H0", "--kind", "resample", "--save", "x"], "needs other images"),
+    ],
+)
+def test_mistakes_get_one_line(clip, faces, capsys, arguments, message) -> None:
+    given = dict(zip(arguments[1::2], arguments[2::2], strict=True))
+    defaults = {"--model": str(clip), "--data": f"fairface:{faces}", "--concept": "gender", "--task": "age"}
+    flags = [part for pair in {**defaults, **given}.items() for part in pair]
+    with pytest.raises(SystemExit) as left:
+        main([arguments[0], *flags])
+    assert left.value.code == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert message in lines[-1]
+    assert lines[-1].startswith("fairhead: error:")
+
+
+def test_images_that_cannot_be_read_are_named(clip, faces, capsys, tmp_path) -> None:
+    shutil.copytree(faces, tmp_path / "f")
+    (tmp_path / "f/val/7.jpg").write_bytes(b"broken")
+    with pytest.raises(SystemExit):
+        main(
+            [
+                "locate",
+                "--model",
+                str(clip),
+                "--data",
+                f"fairface:{tmp_path / 'f'}",
+                "--concept",
+                "gender",
+                "--task",
+                "age",
+            ]
+        )
+    assert "val/7.jpg: is not an image" in capsys.readouterr().err
