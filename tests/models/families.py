@@ -65,6 +65,26 @@ def clip() -> dict[str, Tensor]:
     return {**text(), **image()}
 
 
+def patches() -> dict[str, Tensor]:
+    """Images of SigLIP 2 come as rows of patches; the second one has a row of padding."""
+    pixels = torch.randn(3, 4, 48, generator=torch.Generator().manual_seed(1))
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 1]])
+    return {
+        "pixel_values": pixels,
+        "pixel_attention_mask": mask,
+        "spatial_shapes": torch.tensor([[2, 2], [1, 2], [2, 2]]),
+    }
+
+
+def tiles() -> dict[str, Tensor]:
+    """Images of Mllama: [batch, images, tiles, channels, height, width]."""
+    return {
+        "pixel_values": image()["pixel_values"][:, None, None],
+        "aspect_ratio_ids": torch.ones(3, 1, dtype=torch.long),
+        "aspect_ratio_mask": torch.ones(3, 1, 1, dtype=torch.long),
+    }
+
+
 def of(model_class: str, config_class: str, **settings: Any) -> Callable[[str], nn.Module]:
     def build(implementation: str) -> nn.Module:
         torch.manual_seed(0)
@@ -199,6 +219,83 @@ FAMILIES: dict[str, Family] = {
         of("BloomModel", "BloomConfig", hidden_size=32, n_layer=2, n_head=4, vocab_size=60),
         text,
         weights=False,
+        q_and_k=False,
+        implementations=("eager",),
+    ),
+}
+
+# Families that the tap serves too, where other parts of the package stop short: gated heads, unusual blocks.
+TAP_FAMILIES: dict[str, Family] = FAMILIES | {
+    "DINOv3": Family(of("DINOv3ViTModel", "DINOv3ViTConfig", **VIT, num_register_tokens=2), image),
+    "SigLIP-2 vision": Family(
+        of("Siglip2VisionModel", "Siglip2VisionConfig", **SMALL, num_patches=4, patch_size=4), patches
+    ),
+    "Mllama vision": Family(
+        of(
+            "MllamaVisionModel",
+            "MllamaVisionConfig",
+            hidden_size=32,
+            num_hidden_layers=1,
+            num_global_layers=1,
+            attention_heads=4,
+            intermediate_size=40,
+            image_size=8,
+            patch_size=4,
+            vision_output_dim=64,
+            max_num_tiles=1,
+            supported_aspect_ratios=[[1, 1]],
+            intermediate_layers_indices=[0],
+        ),
+        tiles,
+    ),
+    "Llama-4 vision": Family(
+        of(
+            "Llama4VisionModel",
+            "Llama4VisionConfig",
+            **{**SMALL, "intermediate_size": 128},
+            image_size=8,
+            patch_size=4,
+            vision_output_dim=32,
+            projector_input_dim=32,
+            projector_output_dim=32,
+        ),
+        image,
+    ),
+    "Qwen3-Next": Family(  # heads pass a gate on their way to W_O
+        of(
+            "Qwen3NextModel",
+            "Qwen3NextConfig",
+            **GROUPED,
+            layer_types=["full_attention", "full_attention"],
+            num_experts=0,
+            linear_num_value_heads=2,
+            linear_num_key_heads=2,
+        ),
+        text,
+    ),
+    "CodeGen": Family(
+        of("CodeGenModel", "CodeGenConfig", **GPT2, rotary_dim=4),
+        text,
+        implementations=("eager",),
+    ),
+    "Falcon": Family(
+        of(
+            "FalconModel",
+            "FalconConfig",
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            vocab_size=60,
+            bos_token_id=1,
+            eos_token_id=2,
+        ),
+        text,
+        weights=False,
+        q_and_k=False,
+    ),
+    "DeBERTa": Family(
+        of("DebertaModel", "DebertaConfig", **TEXT, relative_attention=True, pos_att_type=["c2p", "p2c"]),
+        text,
         q_and_k=False,
         implementations=("eager",),
     ),

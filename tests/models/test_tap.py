@@ -360,27 +360,6 @@ def test_a_model_without_attention_is_named() -> None:
         fairhead.tap(nn.Sequential(nn.Linear(2, 2)))
 
 
-def test_a_family_that_gates_its_heads_has_no_contributions() -> None:
-    """Qwen3-Next multiplies the heads by a gate before W_O: adding them up would be wrong, and is refused."""
-    from transformers import Qwen3NextConfig, Qwen3NextModel
-
-    config = Qwen3NextConfig(
-        **{**LLAMA, "num_hidden_layers": 1},
-        head_dim=8,
-        layer_types=["full_attention"],
-        num_experts=0,
-        linear_num_value_heads=2,
-        linear_num_key_heads=2,
-    )
-    model = Qwen3NextModel(config).eval()
-    with torch.no_grad(), fairhead.tap(model) as heads:
-        heads.read("output")
-        model(torch.tensor([[3, 4, 5]]))
-        heads.read("contribution")
-        with pytest.raises(UnsupportedModel, match="changes the head outputs before its output projection"):
-            model(torch.tensor([[3, 4, 5]]))
-
-
 def test_dropped_weights_are_not_passed_off_as_weights() -> None:
     family = FAMILIES["GPT-Neo"]
     model = family.build("eager").train()

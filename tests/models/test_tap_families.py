@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from families import FAMILIES, Family, run
+from families import TAP_FAMILIES, Family, run
 from torch import Tensor, nn
 
 import fairhead
@@ -10,11 +10,11 @@ from fairhead.heads import Site, find_sites
 
 CASES = [
     pytest.param(family, implementation, id=f"{name}-{implementation}")
-    for name, family in FAMILIES.items()
+    for name, family in TAP_FAMILIES.items()
     for implementation in family.implementations
 ]
 every_case = pytest.mark.parametrize(("family", "implementation"), CASES)
-every_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES.keys())
+every_family = pytest.mark.parametrize("family", TAP_FAMILIES.values(), ids=TAP_FAMILIES.keys())
 
 
 def traces(model: nn.Module) -> list[tuple[str, list[str], str, int]]:
@@ -139,7 +139,7 @@ def test_zeroing_a_head_zeroes_its_part_of_the_projection_input(family: Family) 
 @pytest.mark.parametrize(
     # T5 adds a learned position bias to its scores, so they are not equal without queries.
     "family",
-    [pytest.param(family, id=name) for name, family in FAMILIES.items() if family.q_and_k and name != "T5"],
+    [pytest.param(family, id=name) for name, family in TAP_FAMILIES.items() if family.q_and_k and name != "T5"],
 )
 def test_without_queries_attention_is_even_over_what_may_be_seen(family: Family) -> None:
     """q = 0 makes every score equal: only masks and position biases are left, so the answer is known."""

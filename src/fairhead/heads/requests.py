@@ -11,9 +11,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fairhead.errors import UnsupportedModel
+from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads.sites import Site, output_weight
-from fairhead.heads.tokens import Tokens, put, take
+from fairhead.heads.tokens import CheckedTokens, put, take
 
 
 class Transform(Protocol):
@@ -33,7 +33,7 @@ class Reading:
     With `keep="all"`, `reading.calls(layer)` has one tensor a forward pass, as generation makes many.
     """
 
-    def __init__(self, what: str, tokens: Tokens, keep: str, layers: list[int]) -> None:
+    def __init__(self, what: str, tokens: CheckedTokens, keep: str, layers: list[int]) -> None:
         self.what = what
         self.tokens = tokens
         self.layers = layers
@@ -82,13 +82,20 @@ class Edit:
 
     heads: list[int]
     function: HeadEdit
-    tokens: Tokens
+    tokens: CheckedTokens
 
     def __call__(self, output: Tensor, site: Site) -> Tensor:
         """Output [B, T, H, d] with the edit made, in a tensor of its own."""
         before = take(output, self.tokens)
+        chosen = before[..., self.heads, :]
+        new = self.function(chosen, site)
+        if new.shape != chosen.shape:
+            raise InputError(
+                f"an edit of layer {site.layer} returned shape {list(new.shape)}; expected that of the head outputs "
+                f"it was given, {list(chosen.shape)}"
+            )
         after = before.clone()
-        after[..., self.heads, :] = self.function(before[..., self.heads, :], site)
+        after[..., self.heads, :] = new
         return put(output, self.tokens, after)
 
 
@@ -126,7 +133,13 @@ class Requests:
     def transform(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Pass q [B, H, T, d] and k through every transform, the outermost tap's first."""
         for site, function in self.transforms:
+            shapes = q.shape, k.shape
             q, k = function(q, k, site)
+            if (q.shape, k.shape) != shapes:
+                raise InputError(
+                    f"a transform of layer {site.layer} returned q and k of shapes {list(q.shape)} and "
+                    f"{list(k.shape)}; expected those it was given, {list(shapes[0])} and {list(shapes[1])}"
+                )
         return q, k
 
     def edit(self, output: Tensor) -> Tensor:
@@ -140,26 +153,33 @@ class Requests:
             output = edit(output, site)
         return output
 
-    def read_heads(self, output: Tensor) -> None:
-        """Show head outputs [B, T, H, d] to the readings of outputs and contributions."""
-        if self.wanted.isdisjoint(("output", "contribution")) or is_recomputing():
+    def read_output(self, output: Tensor) -> None:
+        """Show head outputs [B, T, H, d] to the readings of outputs."""
+
+        def get(tokens: CheckedTokens) -> Tensor:
+            chosen = take(output, tokens)
+            return chosen if tokens is None else chosen.clone()  # a view would keep every token's output alive
+
+        self.read("output", get)
+
+    def read_contribution(self, joined: Tensor) -> None:
+        """Show the input of the output projection [B, T, H · d], head by head through W_O."""
+        if "contribution" not in self.wanted or is_recomputing():
             return
         for site, reading in self.readings:
-            if reading.what not in ("output", "contribution"):
-                continue
-            chosen = take(output, reading.tokens)
             if reading.what == "contribution":
-                chosen = torch.einsum("...hd,ohd->...ho", chosen, output_weight(site).to(chosen.dtype))
-            elif reading.tokens is not None:
-                chosen = chosen.clone()  # a view would keep every token's output alive
-            reading._see(site.layer, chosen)
+                site.require_gradients()
+                heads = take(joined.unflatten(-1, (site.n_heads, site.head_dim)), reading.tokens)
+                weight = output_weight(site, joined.device).to(heads.dtype)
+                reading._see(site.layer, torch.einsum("...hd,ohd->...ho", heads, weight))
 
-    def read(self, what: str, get: Callable[[Tokens], Tensor]) -> None:
+    def read(self, what: str, get: Callable[[CheckedTokens], Tensor]) -> None:
         """Show `get(tokens)` to the readings of `what`; it is not called when there are none."""
         if what not in self.wanted or is_recomputing():
             return
         for site, reading in self.readings:
             if reading.what == what:
+                site.require_gradients()
                 reading._see(site.layer, get(reading.tokens))
 
 

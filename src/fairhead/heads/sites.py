@@ -5,7 +5,9 @@ routes (`routes.py`) leads to its heads. Families that send their attention thro
 entry at all; the table below is for the others.
 """
 
+import inspect
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import torch
@@ -27,30 +29,42 @@ class Route:
             module) or "hooks" (module hooks only).
         can: what can be read ("q", "k", "v", "weights", "output", "contribution") and done ("transform", "edit").
         value: name of the value projection, for routes that read "v" with a hook.
+        why: the reason why it cannot do the rest.
     """
 
     kind: str
     can: frozenset[str]
     value: str | None = None
+    why: str = ""
 
 
 INTERFACE = Route("interface", frozenset({*READABLE, "transform", "edit"}))
 _METHOD = Route("method", INTERFACE.can)
+_CHANGES = frozenset({"transform", "edit"})
+_SHARED = Route("interface", _CHANGES, why="layers share its weights, so readings of one would be mixed with another's")
+_PACKED = Route("interface", _CHANGES, why="it gets a batch as one sequence and attends to each example by itself")
+_BY_NAME = Route("interface", frozenset(), why="it does other things for other attention implementations")
 
-# Attention classes that do not go through the registry. The disentangled scores of DeBERTa are a sum of three
-# products, so its q and k alone do not make its weights: they are not offered.
+# Attention classes that do not go through the registry, or not as others do. The disentangled scores of DeBERTa are a
+# sum of three products, so its q and k alone do not make its weights: they are not offered.
 _OTHER_ROUTES = {
     "GPTNeoSelfAttention": _METHOD,
     "GPTJAttention": _METHOD,
     "CodeGenAttention": _METHOD,
     "DisentangledSelfAttention": Route("hooks", frozenset({"v", "weights", *_HEAD_OUTPUTS}), value="value_proj"),
+    "AlbertAttention": _SHARED,
+    "HrmTextAttention": _SHARED,
+    "DiffLlamaAttention": Route("interface", frozenset(), why="it subtracts heads from each other before W_O"),
     "MPNetSelfAttention": Route("hooks", frozenset({"v", *_HEAD_OUTPUTS}), value="v"),
     "BloomAttention": Route("hooks", frozenset(_HEAD_OUTPUTS)),
     "FalconAttention": Route("hooks", frozenset(_HEAD_OUTPUTS)),
 }
 
 # Names of the output projection: a child of the attention module, or (BERT and its kin) of the module beside it.
-_PROJECTIONS = ("o_proj", "out_proj", "c_proj", "dense", "out_lin", "Wo", "o", "proj", "wo", "projection_layer")
+_PROJECTIONS = (
+    *("o_proj", "out_proj", "c_proj", "dense", "out_lin", "Wo", "o", "proj", "wo", "projection_layer"),
+    *("projection", "output", "linear_out"),
+)
 _SIBLING_PROJECTION = "output.dense"
 _HEAD_DIMS = ("v_head_dim", "head_dim", "attention_head_size", "head_size", "key_value_proj_dim", "attention_head_dim")
 
@@ -68,6 +82,7 @@ class Site:
         module: the attention module.
         projection: the output projection, whose input is the concatenation of the heads.
         route: how its heads are reached.
+        block: the module around it that gradient checkpointing runs twice, if there is one.
     """
 
     layer: int
@@ -78,13 +93,27 @@ class Site:
     module: nn.Module
     projection: nn.Module
     route: Route
+    block: Any = None
 
     def require(self, ability: str, verb: str) -> None:
         """Raise `UnsupportedModel` unless this layer can do it."""
         if ability not in self.route.can:
             raise UnsupportedModel(
-                f"{self.family} (layer {self.layer}, {self.name}) cannot {verb}; "
-                f"what it can do: {', '.join(sorted(self.route.can))}"
+                f"{self.family} (layer {self.layer}, {self.name}) cannot {verb}"
+                + (f": {self.route.why}" if self.route.why else "")
+                + f"; what it can do: {', '.join(sorted(self.route.can)) or 'nothing'}"
+            )
+
+    def require_gradients(self) -> None:
+        """Raise `UnsupportedModel` in the forward pass of a re-entrant checkpoint, which records no gradients."""
+        if torch.is_grad_enabled() or not self.module.training or not getattr(self.block, "gradient_checkpointing", 0):
+            return
+        settings = getattr(getattr(self.block, "_gradient_checkpointing_func", None), "keywords", {})
+        if settings.get("use_reentrant", True):
+            raise UnsupportedModel(
+                f"{self.family} (layer {self.layer}) runs under gradient checkpointing with use_reentrant=True, where "
+                "no gradient flows through what is read; "
+                "call model.gradient_checkpointing_enable({'use_reentrant': False}), or model.eval() to read only"
             )
 
 
@@ -107,8 +136,14 @@ def find_sites(model: nn.Module) -> list[Site]:
                 f"looked for {', '.join(_PROJECTIONS)} and, beside it, {_SIBLING_PROJECTION}"
             )
         head_dim = _head_dim_of(module)
-        n_heads = _input_width(projection) // head_dim
-        sites.append(Site(len(sites), name, type(module).__name__, n_heads, head_dim, module, projection, route))
+        n_heads, rest = divmod(_input_width(projection), head_dim)
+        if rest:
+            raise UnsupportedModel(
+                f"the output projection of {type(module).__name__} ({name}) takes {_input_width(projection)} numbers, "
+                f"which is not a whole number of heads of {head_dim}"
+            )
+        family, block = type(module).__name__, _checkpointed_block(modules, name)
+        sites.append(Site(len(sites), name, family, n_heads, head_dim, module, projection, route, block))
     if not sites:
         attention = sorted({type(m).__name__ for m in modules.values() if "attention" in type(m).__name__.lower()})
         raise UnsupportedModel(
@@ -119,39 +154,63 @@ def find_sites(model: nn.Module) -> list[Site]:
     return sites
 
 
-def output_weight(site: Site) -> Tensor:
-    """W_O of a layer, one block a head: shape [model width, heads, head_dim]. LoRA on the projection is included."""
+def output_weight(site: Site, device: torch.device | None = None) -> Tensor:
+    """W_O of a layer, one block a head: shape [model width, heads, head_dim].
+
+    It is what the projection does now: LoRA, parametrisations and quantisation are included.
+
+    Args:
+        site: the layer.
+        device: where to send inputs of a projection whose weights are elsewhere (offloaded by accelerate).
+    """
     projection: Any = site.projection
-    if type(projection) is nn.Linear:  # a subclass may do more than multiply: quantised, adapted, ...
+    if type(projection) is nn.Linear and not projection.weight.is_meta:  # a subclass may do more than multiply
         weight: Tensor = projection.weight
-    elif type(projection) is Conv1D:
+    elif type(projection) is Conv1D and not projection.weight.is_meta:
         weight = projection.weight.T
     else:
-        weight = _probed_weight(projection)
+        weight = _probed_weight(projection, device)
     return weight.reshape(weight.shape[0], -1, site.head_dim)
 
 
-def _probed_weight(projection: nn.Module) -> Tensor:
+def _probed_weight(projection: nn.Module, device: torch.device | None) -> Tensor:
     """The matrix of any affine module, read off by sending the identity through it: shape [out, in]."""
-    some = next(projection.parameters())
-    identity = torch.eye(_input_width(projection), dtype=some.dtype, device=some.device)
-    was_training = projection.training
+    parameters = list(projection.parameters())
+    # Quantised weights are integers, or bytes that pack several: they take floats all the same.
+    dtype = next((p.dtype for p in parameters if p.is_floating_point()), torch.get_default_dtype())
+    if device is None:
+        device = torch.device("cpu") if parameters[0].is_meta else parameters[0].device
+    identity = torch.eye(_input_width(projection), dtype=dtype, device=device)
+    modes = [(module, module.training) for module in projection.modules()]
     projection.eval()  # LoRA drops inputs out while training; the weight is the map without that noise
     try:
         # forward, not call: hooks on the projection are not meant for this
-        return (projection.forward(identity) - projection.forward(torch.zeros_like(identity[:1]))).T
+        weight: Tensor = (projection.forward(identity) - projection.forward(torch.zeros_like(identity[:1]))).T
+        return weight
     finally:
-        projection.train(was_training)
+        for module, was_training in modes:
+            module.training = was_training
+
+
+def forward_code(module: nn.Module) -> CodeType | None:
+    """The code of a module's own forward, beneath decorators."""
+    return getattr(inspect.unwrap(type(module).forward), "__code__", None)
 
 
 def _route_of(module: nn.Module) -> Route | None:
     other = _OTHER_ROUTES.get(type(module).__name__)
     if other is not None:
-        return other
+        missing = other.value is not None and not hasattr(module, other.value)  # DeBERTa v1 has q, k, v in one
+        return Route(other.kind, other.can - {"v"}) if missing else other
     # A module that looks its attention up in the registry names the registry in its own forward.
-    code = getattr(type(module).forward, "__code__", None)
-    uses_registry = code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
-    return INTERFACE if uses_registry and hasattr(module, "config") else None
+    code = forward_code(module)
+    if code is None or "ALL_ATTENTION_FUNCTIONS" not in code.co_names or not hasattr(module, "config"):
+        return None
+    if "cu_seqlens" in (*code.co_varnames, *code.co_cellvars):
+        return _PACKED
+    # Sparse attention (DeepSeek-V3.2, GLM) masks for "sdpa" and "eager" only: under our name the mask would be lost.
+    names = [name for constant in code.co_consts for name in (constant if isinstance(constant, tuple) else (constant,))]
+    return _BY_NAME if "sdpa" in names else INTERFACE
 
 
 def _projection_of(module: nn.Module, parent: nn.Module | None) -> nn.Module | None:
@@ -163,6 +222,14 @@ def _projection_of(module: nn.Module, parent: nn.Module | None) -> nn.Module | N
         return parent.get_submodule(_SIBLING_PROJECTION) if parent is not None else None
     except AttributeError:
         return None
+
+
+def _checkpointed_block(modules: dict[str, nn.Module], name: str) -> nn.Module | None:
+    while name:
+        name = name.rpartition(".")[0]
+        if hasattr(modules[name], "gradient_checkpointing"):
+            return modules[name]
+    return None
 
 
 def _head_dim_of(module: nn.Module) -> int:

@@ -1,13 +1,14 @@
 """`fairhead.tap`: open a Hugging Face model at its attention heads, to read them and to edit them."""
 
+import operator
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Self, SupportsIndex
 
 import torch
 from torch import Tensor, nn
 
-from fairhead.errors import InputError, did_you_mean
+from fairhead.errors import InputError, UnsupportedModel, did_you_mean
 from fairhead.heads import routes
 from fairhead.heads.requests import Edit, HeadEdit, Reading, Requests, Transform
 from fairhead.heads.sites import READABLE, Site, find_sites
@@ -23,6 +24,9 @@ class Tap:
     transforms of q and k before attention, edits of head outputs after it, readings last, so that a reading
     always shows what the model goes on with. Taps nest: an inner one works on top of the outer one.
 
+    Requests are kept on the model's modules: `copy.deepcopy` copies them with the model, as it copies hooks, and a copy
+    made inside the block keeps them. Saving a model saves none of them.
+
     Layers are numbers, counted over the model's attention modules from 0 (or from -1, backwards); heads are query
     heads. Token positions are those of the call's own queries: a decoding step with a cache has one, number 0.
 
@@ -30,11 +34,16 @@ class Tap:
         sites: the attention layers within reach, each with `layer`, `name`, `n_heads`, `head_dim`.
     """
 
-    def __init__(self, model: nn.Module, layers: int | Iterable[int] | None = None) -> None:
+    def __init__(self, model: nn.Module, layers: SupportsIndex | Iterable[int] | None = None) -> None:
+        if isinstance(model, nn.DataParallel) and len(model.device_ids) > 1:
+            raise UnsupportedModel(
+                "DataParallel runs copies of the model in threads, whose readings would overwrite each other; tap "
+                "model.module, or use DistributedDataParallel"
+            )
         everything = find_sites(model)
         self._by_layer = {site.layer: site for site in everything}
         self._n_layers = len(everything)
-        chosen = range(self._n_layers) if layers is None else [layers] if isinstance(layers, int) else layers
+        chosen = range(self._n_layers) if layers is None else _numbers(layers)
         self.sites = [self._by_layer[layer] for layer in sorted({self._layer(number) for number in chosen})]
         self._is_open = False
 
@@ -62,15 +71,16 @@ class Tap:
         what: str,
         tokens: Tokens = None,
         *,
-        layers: int | Iterable[int] | None = None,
+        layers: SupportsIndex | Iterable[int] | None = None,
         keep: Literal["last", "all"] = "last",
     ) -> Reading:
-        """Read from the forward passes to come. Gradients flow through what is read.
+        """Read from the forward passes to come. Gradients flow through what is read, if the pass records any.
 
         Args:
             what: "q", "k", "v" ([B, H, T, d]; k and v have fewer heads under grouped queries), "weights"
                 ([B, H, Q, K], before dropout), "output" ([B, T, H, d]) or "contribution" ([B, T, H, model width]:
-                each head through its block of W_O; their sum plus the projection's bias is the attention output).
+                each head through its block of W_O, after a gate where the family has one; their sum plus the
+                projection's bias is the attention output).
             tokens: None for all, an int (that axis is dropped), a slice, a list of positions, or a bool mask
                 [B, T] (rows are then flattened to [N, ...]; not for weights). For weights: the query rows;
                 no other row is built.
@@ -89,7 +99,7 @@ class Tap:
             requests.add_reading(site, reading)
         return reading
 
-    def transform(self, function: Transform, *, layers: int | Iterable[int] | None = None) -> None:
+    def transform(self, function: Transform, *, layers: SupportsIndex | Iterable[int] | None = None) -> None:
         """Change q and k before attention: `function(q, k, site)` returns the two in the same shapes."""
         for requests, site in self._requests(self._chosen(layers), "transform", "transform q and k"):
             requests.transforms.append((site, function))
@@ -124,6 +134,7 @@ class Tap:
                 balanced between the groups, or the ablation brings in the mean of the larger one.
             tokens: as in `read`.
         """
+        chosen = check_tokens(tokens)
         means = {self._layer(layer): value for layer, value in values.items()}
         for site, heads in self._heads_by_site(where):
             if site.layer not in means:
@@ -137,8 +148,10 @@ class Tap:
 
             def replace(x: Tensor, site: Site, mean: Tensor = mean, heads: list[int] = heads) -> Tensor:
                 new = mean[..., heads, :].to(device=x.device, dtype=x.dtype)
-                if new.dim() == 3 and tokens is not None:
-                    new = take(new[None], check_tokens(tokens))[0]
+                if new.dim() == 3 and isinstance(chosen, Tensor):
+                    new = take(new.expand(len(chosen), -1, -1, -1), chosen)
+                elif new.dim() == 3:
+                    new = take(new[None], chosen)[0]
                 return new.expand_as(x)
 
             self.edit([(site.layer, head) for head in heads], replace, tokens)
@@ -189,11 +202,10 @@ class Tap:
             raise InputError(f"layer {number} does not exist: the model has {self._n_layers} attention layers")
         return number % self._n_layers
 
-    def _chosen(self, layers: int | Iterable[int] | None) -> list[Site]:
+    def _chosen(self, layers: SupportsIndex | Iterable[int] | None) -> list[Site]:
         if layers is None:
             return self.sites
-        numbers = [layers] if isinstance(layers, int) else layers
-        return [self._tapped(self._layer(number)) for number in numbers]
+        return [self._tapped(self._layer(number)) for number in _numbers(layers)]
 
     def _tapped(self, layer: int) -> Site:
         for site in self.sites:
@@ -211,7 +223,16 @@ class Tap:
         return [(self._by_layer[layer], sorted(heads)) for layer, heads in sorted(chosen.items())]
 
 
-def tap(model: nn.Module, layers: int | Iterable[int] | None = None) -> Tap:
+def _numbers(layers: SupportsIndex | Iterable[int]) -> list[int]:
+    try:
+        if isinstance(layers, Iterable):
+            return [operator.index(layer) for layer in layers]
+        return [operator.index(layers)]
+    except TypeError:
+        raise InputError(f"layers is {layers!r}; expected a layer's number or several of them") from None
+
+
+def tap(model: nn.Module, layers: SupportsIndex | Iterable[int] | None = None) -> Tap:
     """Open a Hugging Face model at its attention heads.
 
     Args:

@@ -1,6 +1,8 @@
 """Choosing token positions, the same way for reading and for editing."""
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable
+from typing import SupportsIndex
 
 import torch
 from torch import Tensor
@@ -8,44 +10,71 @@ from torch import Tensor
 from fairhead.errors import InputError
 
 # None: every token. int: one position. slice or list of ints: several. bool tensor [batch, tokens]: per example.
-Tokens = None | int | slice | Sequence[int] | Tensor
+Tokens = None | SupportsIndex | slice | Iterable[int] | Tensor
+# The same once it is checked: positions are plain numbers, so that they can be compared with a pass's length on the
+# host (an index beyond the end of a CUDA tensor ends the process's use of the device).
+CheckedTokens = None | int | slice | list[int] | Tensor
 
 
-def check_tokens(tokens: Tokens) -> Tokens:
+def check_tokens(tokens: Tokens) -> CheckedTokens:
     """Return `tokens` in a form that `take` and `put` accept, or raise `InputError`."""
-    if tokens is None or isinstance(tokens, int | slice):
+    if tokens is None or isinstance(tokens, slice):
         return tokens
-    if isinstance(tokens, Tensor):
+    if isinstance(tokens, Tensor) and tokens.dim() > 0:
         if tokens.dtype == torch.bool and tokens.dim() == 2:
             return tokens
         if tokens.dtype != torch.bool and tokens.dim() == 1 and not tokens.is_floating_point():
-            return tokens
+            return [int(token) for token in tokens.tolist()]
         raise InputError(
             f"tokens is a {tokens.dtype} tensor of shape {list(tokens.shape)}; expected a bool mask [batch, tokens] "
             "or a one-dimensional tensor of positions"
         )
-    return torch.tensor(list(tokens), dtype=torch.long)
+    try:
+        if isinstance(tokens, Iterable) and not isinstance(tokens, Tensor):
+            return [operator.index(token) for token in tokens]
+        return operator.index(tokens)
+    except TypeError:
+        raise InputError(
+            f"tokens is {tokens!r}; expected a position, a slice, a list of positions or a bool mask [batch, tokens]"
+        ) from None
 
 
-def take(x: Tensor, tokens: Tokens) -> Tensor:
+def check_range(tokens: CheckedTokens, batch: int, length: int) -> None:
+    """Raise `InputError` if `tokens` asks for what a pass of [batch, length] does not have."""
+    if tokens is None or isinstance(tokens, slice):
+        return
+    if isinstance(tokens, Tensor):
+        if tuple(tokens.shape) != (batch, length):
+            raise InputError(
+                f"the mask of tokens has shape {list(tokens.shape)}; this pass has [batch, tokens] = "
+                f"[{batch}, {length}]: make the request anew for each batch"
+            )
+        return
+    for token in [tokens] if isinstance(tokens, int) else tokens:
+        if not -length <= token < length:
+            raise InputError(
+                f"token {token} does not exist: this pass has {length} tokens, counted from 0 or from -1 backwards "
+                "(a decoding step with a cache has only its new ones)"
+            )
+
+
+def take(x: Tensor, tokens: CheckedTokens) -> Tensor:
     """Rows of x [B, T, ...] at the chosen tokens: [B, ...] for an int, [N, ...] for a mask, else [B, t, ...]."""
+    check_range(tokens, x.shape[0], x.shape[1])
     if tokens is None:
         return x
     if isinstance(tokens, Tensor):
-        tokens = tokens.to(x.device)
-        return x[tokens] if tokens.dtype == torch.bool else x[:, tokens]
+        return x[tokens.to(x.device)]
     return x[:, tokens]
 
 
-def put(x: Tensor, tokens: Tokens, new: Tensor) -> Tensor:
+def put(x: Tensor, tokens: CheckedTokens, new: Tensor) -> Tensor:
     """A copy of x [B, T, ...] with the chosen tokens replaced by `new`, shaped as `take` gives them."""
     if tokens is None:
         return new
     out = x.clone()
     if isinstance(tokens, Tensor):
-        tokens = tokens.to(x.device)
-        if tokens.dtype == torch.bool:
-            out[tokens] = new
-            return out
-    out[:, tokens] = new
+        out[tokens.to(x.device)] = new
+    else:
+        out[:, tokens] = new
     return out
