@@ -6,6 +6,7 @@ import threading
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from fairhead.train import meters
@@ -176,3 +177,12 @@ def test_an_nvidia_smi_that_knows_no_board_is_refused(tmp_path):
     command.chmod(0o700)
     with pytest.raises(OSError, match="said nothing"):
         SmiBoard("GPU-1", str(command))
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="Linux only")
+def test_the_peak_of_memory_is_that_of_the_block():
+    with Meter() as large:
+        np.ones(200 * MIB // 8).sum()
+    with Meter() as small:
+        np.ones(8).sum()
+    assert large.reading.peak_rss_mib - small.reading.peak_rss_mib > 150

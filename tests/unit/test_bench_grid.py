@@ -184,3 +184,17 @@ def test_the_latest_row_of_a_cell_counts(tmp_path):
     assert store.rows()[0]["status"] == "failed"
     store.add(a_row(), some_records())
     assert [row["status"] for row in store.rows()] == ["done"]
+
+
+def test_results_of_several_folders_are_put_together(tmp_path):
+    here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
+    here.add(a_row(), some_records())
+    there.add(a_row(), some_records(seed=1))
+    there.add(a_row("d/b/dam/0"), some_records(seed=2))
+    there.add({**a_row("d/b/jtt/0"), "status": "failed", "error": "no"})
+    assert here.take_in(there) == 1
+    assert here.take_in(there) == 0
+    rows = {row["cell"]: row for row in here.rows()}
+    assert set(rows) == {"d/b/erm/0", "d/b/dam/0"}
+    assert here.records(rows["d/b/dam/0"]).scores.tolist() == some_records(seed=2).scores.tolist()
+    assert here.records(rows["d/b/erm/0"]).scores.tolist() == some_records().scores.tolist()

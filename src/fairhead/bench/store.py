@@ -84,6 +84,14 @@ class Store:
             classes=row["classes"],
         )
 
+    def take_in(self, other: "Store") -> int:
+        """Copy the finished cells of another folder that are not here yet; return how many."""
+        here = {(row["cell"], row["fingerprint"]) for row in self.rows() if row["status"] == "done"}
+        new = [row for row in other.rows() if row["status"] == "done" and (row["cell"], row["fingerprint"]) not in here]
+        for row in new:
+            self.add(row, other.records(row))
+        return len(new)
+
     def _add_member(self, name: str, text: str) -> None:
         """Add to a copy of the archive, then rename it: a kill leaves the old archive or the new one."""
         beside = self._archive.with_suffix(".part")

@@ -15,6 +15,7 @@ from fairhead.bench.frontier import Frontier, frontier
 from fairhead.bench.grid import Grid
 from fairhead.bench.store import Store
 from fairhead.errors import InputError
+from fairhead.report.wording import MINUS
 
 TABLE_SCHEMA = "fairhead.bench.table/1"
 SIGNIFICANCE = 0.05
@@ -273,6 +274,10 @@ def is_better(metric: str, change: float) -> bool:
     return change > 0 if METRICS[metric].ideal else change < 0
 
 
+def _signed(value: float | None) -> str:
+    return f"{100 * (value or 0.0):+.1f}".replace("-", MINUS)
+
+
 def _finding(lines: Sequence[Line], metric: str, baseline: str) -> str:
     """One sentence: which methods can be told from the baseline in this metric, and how fine the sample can tell."""
     tested = [line for line in lines if metric in line.differences and line.p_adjusted.get(metric) is not None]
@@ -286,7 +291,7 @@ def _finding(lines: Sequence[Line], metric: str, baseline: str) -> str:
         who = f"{tested[0].method} cannot" if len(tested) == 1 else f"none of {len(tested)} methods can"
         return f"{name}: {who} be told from {baseline}; {fine}."
     said = [
-        f"{line.method} {100 * (line.differences[metric].value or 0.0):+.1f} points"
+        f"{line.method} {_signed(line.differences[metric].value)} points"
         f"{' (trains with groups)' if line.uses_groups else ''}"
         for line in told
     ]

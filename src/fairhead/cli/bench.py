@@ -27,6 +27,9 @@ lost. A cell that fails is recorded with its error and does not stop the others.
 
     fairhead bench grid.yaml --out try --set epochs=1 --set limit=400 --set seeds=0,1 --set methods=erm,dam
 
+Parts of a grid may run on several machines (`--set data=natural` here, the rest there) and be put together with
+`--take-in`.
+
 Grids that ship with fairhead can be named without a path; `--list` shows them. They find their data through
 `$FAIRHEAD_DATA` and pretrained models through `$FAIRHEAD_MODELS`.
 """
@@ -50,6 +53,9 @@ def bench_command(
         _option("--set", "Change the grid: epochs=1, limit=400, seeds=0,1, methods=erm,dam, ...", "KEY=VALUE"),
     ] = None,
     cache: Annotated[Path | None, _option("--cache", "Folder for decoded pictures and frozen features.", "DIR")] = None,
+    take_in: Annotated[
+        list[Path] | None, _option("--take-in", "Folder of another run whose finished cells are added first.", "DIR")
+    ] = None,
     table_only: Annotated[bool, _option("--table-only", "Run nothing: make the table of what there is.")] = False,
     list_grids: Annotated[bool, _option("--list", "Show the grids that ship, and stop.")] = False,
 ) -> None:
@@ -73,6 +79,10 @@ def bench_command(
     from fairhead.bench.table import table_of
     from fairhead.cli.progress import progress
 
+    for folder in take_in or []:
+        if not (folder / "results.jsonl").is_file():
+            raise InputError(f"{folder} has no results.jsonl: expected the folder of another run")
+        typer.echo(f"{Store(out).take_in(Store(folder))} cells taken in from {folder}", err=True)
     interrupted = False
     if not table_only:
         from fairhead.bench.run import run_grid

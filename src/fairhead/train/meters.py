@@ -10,7 +10,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -29,7 +31,7 @@ class Reading:
     Attributes:
         seconds: wall time.
         cpu_seconds: processor time of this process, all threads.
-        peak_rss_mib: largest resident memory of this process since it started (not only while metered).
+        peak_rss_mib: largest resident memory of this process while metered; elsewhere than on Linux, since it started.
         gpu: the board's name.
         gpu_allocated_mib: peak of what PyTorch's tensors took.
         gpu_reserved_mib: peak of what PyTorch's allocator held.
@@ -114,6 +116,7 @@ class Meter:
             torch.cuda.reset_peak_memory_stats(self._device)
             if self._board is None:
                 self._board = find_board(self._device)
+        _forget_peak_rss()
         self._shared_by = self._sharers()
         self._started = time.perf_counter()
         self._cpu_started = time.process_time()
@@ -245,7 +248,19 @@ def _largest(a: float | None, b: float | None) -> float | None:
     return max(known) if known else None
 
 
+_PROCESS = Path("/proc/self")
+
+
+def _forget_peak_rss() -> None:
+    """Start the process's peak anew, where the system can (Linux)."""
+    with suppress(OSError):
+        (_PROCESS / "clear_refs").write_text("5")
+
+
 def _peak_rss_mib() -> float | None:
+    with suppress(OSError, StopIteration):
+        lines = (_PROCESS / "status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) / 1024
     try:
         import resource
     except ModuleNotFoundError:  # Windows
