@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 
 import pytest
 import torch
@@ -256,11 +257,12 @@ def test_a_model_without_a_task_head_is_refused():
 
 def spread(rank, processes, folder):
     """One process of two: half of the batch, gradients averaged."""
+    warnings.simplefilter("error")
     store = dist.FileStore(f"{folder}/store", processes)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=processes)
     model = without_dropout(attach(build("BERT"), DAM()).train())
     half = {name: tensor[rank::processes] for name, tensor in batch("BERT").items()}
-    parallel = nn.parallel.DistributedDataParallel(model, broadcast_buffers=False) if processes > 1 else model
+    parallel = nn.parallel.DistributedDataParallel(model) if processes > 1 else model
     loss = parallel(**half).loss
     loss.backward()
     torch.save(

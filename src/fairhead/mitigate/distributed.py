@@ -1,5 +1,7 @@
 """A batch that is spread over processes, seen as one; gradients flow through. Without processes: the tensor itself."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch import distributed as dist
@@ -12,21 +14,41 @@ def is_spread() -> bool:
 
 def gathered(x: Tensor) -> Tensor:
     """The rows of all processes, [processes · B, ...]."""
-    if not is_spread():
-        return x
-    if x.is_floating_point():
-        from torch.distributed.nn.functional import all_gather
-
-        return torch.cat(all_gather(x))
-    parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, x.contiguous())
-    return torch.cat(parts)
+    gather: Any = _Gather.apply
+    return gather(x) if is_spread() else x
 
 
 def summed(x: Tensor) -> Tensor:
     """The sum over all processes."""
-    if not is_spread():
-        return x
-    from torch.distributed.nn.functional import all_reduce
+    add: Any = _Sum.apply
+    return add(x) if is_spread() else x
 
-    return all_reduce(x)
+
+class _Sum(torch.autograd.Function):
+    """What depends on the sum, on any process, depends on every process's part."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        total = x.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        total = gradients[0].clone()
+        dist.all_reduce(total)
+        return total
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, x.contiguous())
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        total = gradients[0].contiguous()
+        dist.all_reduce(total)
+        return total.chunk(dist.get_world_size())[dist.get_rank()]

@@ -169,7 +169,8 @@ def fit(
         )
     started = time.perf_counter()
     torch.manual_seed(plan.seed)
-    processes = PartialState()
+    # Joins the processes that a launcher started; told that there is no accelerator, it looks for those on the CPU.
+    processes = PartialState(cpu=not torch.accelerator.is_available())
     if plan.batch_size % processes.num_processes:
         raise InputError(
             f"a batch of {plan.batch_size} rows cannot be shared evenly by {processes.num_processes} processes: "
@@ -276,7 +277,7 @@ def _placed(examples: Examples, device: torch.device, plan: TrainingPlan) -> Exa
 
 def _parallel(model: nn.Module) -> nn.Module:
     """The model with gradients averaged over processes. Statistics are shared by those who keep them (see DAM)."""
-    return DistributedDataParallel(model, broadcast_buffers=False, find_unused_parameters=True)
+    return DistributedDataParallel(model, find_unused_parameters=True)
 
 
 def _copy_weights(model: nn.Module) -> dict[str, Tensor]:

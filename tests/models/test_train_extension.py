@@ -1,0 +1,165 @@
+"""Where methods enter the loop: the loss of a batch, the rows of an epoch, the choice of an epoch; and processes."""
+
+import os
+import socket
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.multiprocessing
+from shortcut import SmallNet, build_model, shortcut
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import SubsetRandomSampler
+from transformers import ViTConfig, ViTForImageClassification
+
+from fairhead.errors import InputError
+from fairhead.mitigate import DAM, attach
+from fairhead.train import Examples, TrainingPlan, fit, predict
+from fairhead.train.selection import last_epoch, worst_accuracy
+
+
+@pytest.fixture
+def task():
+    return shortcut(n=200)
+
+
+PLAN = TrainingPlan(epochs=2, batch_size=32)
+
+
+def test_a_loss_sees_what_the_model_returned_the_labels_and_their_rows(task):
+    seen = []
+
+    def loss(output, labels, rows):
+        assert output.loss is None  # the model was not given the labels
+        assert torch.equal(labels, task.train.labels[rows])
+        seen.append(rows)
+        return cross_entropy(output.logits, labels)
+
+    model, twin = build_model(), build_model()
+    fit(model, task.train, task.validation, PLAN, loss=loss)
+    for epoch in (torch.cat(seen[:6]), torch.cat(seen[6:])):
+        assert len(epoch.unique()) == len(epoch) == 192  # each row once; the last, smaller batch is left out
+    # The model's own loss is this one: the same steps, the same weights.
+    fit(twin, task.train, task.validation, PLAN)
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_sampler_decides_which_rows_are_shown(task):
+    seen = []
+
+    def loss(output, labels, rows):
+        seen.append(rows)
+        return cross_entropy(output.logits, labels)
+
+    sampler = SubsetRandomSampler([3] * 30 + [5] * 34, generator=torch.Generator().manual_seed(0))
+    done = fit(build_model(), task.train, task.validation, PLAN, loss=loss, sampler=sampler)
+    assert done.steps == len(seen) == 4
+    assert torch.bincount(torch.cat(seen[:2])).tolist() == [0, 0, 0, 30, 0, 34]
+
+
+def test_frozen_weights_stay_as_they_are(task):
+    model = build_model()
+    model.hidden.requires_grad_(False)
+    before = model.hidden.weight.clone(), model.classifier.weight.clone()
+    fit(model, task.train, task.validation, PLAN)
+    assert torch.equal(model.hidden.weight, before[0])
+    assert not torch.equal(model.classifier.weight, before[1])
+
+
+def test_data_kept_on_the_device_gives_the_same_model(task):
+    weights = []
+    for keep in (True, False):
+        model = build_model()
+        fit(
+            model, task.train, task.validation, TrainingPlan(epochs=2, batch_size=32, data_on_device=keep, device="cpu")
+        )
+        weights.append(nn.utils.parameters_to_vector(model.parameters()))
+    assert torch.equal(*weights)
+
+
+def test_bf16_trains_in_32_bit_weights(task):
+    model = build_model()
+    seen = set()
+    model.classifier.register_forward_hook(lambda module, args, out: seen.add(out.dtype))
+    done = fit(
+        model, task.train, task.validation, TrainingPlan(epochs=6, batch_size=32, learning_rate=1e-2, precision="bf16")
+    )
+    assert seen == {torch.bfloat16}
+    assert model.classifier.weight.dtype == torch.float32
+    assert done.best.validation_accuracy > 0.9
+    found = predict(model, task.validation, precision="bf16")
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, predict(model, task.validation), rtol=0, atol=0.02)
+
+
+def test_the_last_epoch_can_be_asked_for(task):
+    done = fit(build_model(), task.train, task.validation, PLAN, selection=last_epoch())
+    assert done.best == done.history[-1]
+
+
+def test_cells_that_nobody_falls_in_do_not_count():
+    predicted, labels = torch.tensor([0, 1, 1, 1]), torch.tensor([0, 1, 0, 1])
+    assert worst_accuracy(predicted, labels, torch.tensor([7, 7, 100, 100])) == 0.5
+    assert worst_accuracy(predicted, labels, labels) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"), [({"epochs": 0}, "epochs of at least 1; found 0"), ({"batch_size": 0}, "batch_size")]
+)
+def test_plans_that_cannot_be_are_refused(settings, message):
+    with pytest.raises(InputError, match=message):
+        TrainingPlan(**settings)
+
+
+def in_process(rank, processes, port, folder):
+    """Train a DAM model as one of several processes, as torchrun would start it."""
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
+    warnings.simplefilter("error")  # what is raised here fails the test
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    shape = {"image_size": 4, "patch_size": 2, "num_channels": 1, "hidden_size": 16, "intermediate_size": 16}
+    model = ViTForImageClassification(ViTConfig(num_hidden_layers=2, num_attention_heads=4, **shape))
+    data = Examples({"pixel_values": torch.randn(32, 1, 4, 4)}, torch.arange(32) % 2)
+    done = fit(attach(model, DAM()), data, data, TrainingPlan(epochs=2, batch_size=8, weight_decay=0.0))
+    found = {"weights": model.state_dict(), "losses": [epoch.loss for epoch in done.history]}
+    torch.save(found, f"{folder}/{processes}-{rank}.pt")
+    if processes > 1:
+        torch.distributed.destroy_process_group()
+
+
+def test_two_processes_train_the_model_of_one(tmp_path):
+    found = {}
+    for processes in (1, 2):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        torch.multiprocessing.spawn(in_process, (processes, port, tmp_path), nprocs=processes)
+        found[processes] = [torch.load(f"{tmp_path}/{processes}-{rank}.pt") for rank in range(processes)]
+    (one,) = found[1]
+    for half in found[2]:
+        for name, tensor in one["weights"].items():
+            # Attention does not depend on these biases where q and k are centred: their gradient is rounding alone.
+            if not name.endswith(("q_proj.bias", "k_proj.bias")):
+                torch.testing.assert_close(half["weights"][name], tensor, rtol=1e-3, atol=1e-4)
+    assert sum(half["losses"][-1] for half in found[2]) / 2 == pytest.approx(one["losses"][-1], rel=1e-4)
+
+
+def test_a_batch_that_cannot_be_shared_is_refused(task, monkeypatch):
+    two = SimpleNamespace(num_processes=2, process_index=0, device=torch.device("cpu"))
+    monkeypatch.setattr("fairhead.train.loop.PartialState", lambda cpu: two)
+    with pytest.raises(InputError, match="a batch of 5 rows cannot be shared evenly by 2 processes"):
+        fit(build_model(), task.train, task.validation, TrainingPlan(batch_size=5))
+
+
+def test_a_small_net_answers_as_a_hugging_face_model():
+    assert SmallNet()(torch.zeros(1, 10)).loss is None
