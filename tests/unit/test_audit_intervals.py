@@ -1,5 +1,7 @@
 """Intervals: against Fairlearn's bootstrap, against a bootstrap of rows, and against known truths."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from fairlearn.metrics import MetricFrame, false_positive_rate, selection_rate, true_positive_rate
@@ -188,6 +190,40 @@ def test_rows_that_come_in_identical_pairs_widen_the_interval():
     once = fairhead.audit(Records(Column(y, (0, 1)), Column(p, (0, 1)), groups={"g": Column(group, tuple("abcd"))}))
     assert honest.detail["se"] == pytest.approx(once["accuracy"].detail["se"], rel=0.08)
     assert honest.detail["se"] == pytest.approx(naive.detail["se"] * np.sqrt(2), rel=0.08)
+
+
+@pytest.mark.parametrize(("n_clusters", "why"), [(1, "rows of 1 cluster;"), (5, "rows of 5 clusters;")])
+def test_few_clusters_are_no_basis_for_an_interval(n_clusters, why):
+    """One cluster would be drawn as it is every time: an interval without width."""
+    y, p, group = rows(n=1000, n_groups=2)
+    cluster = Column(np.arange(1000) % n_clusters, tuple(range(n_clusters)))
+    records = Records(Column(y, (0, 1)), Column(p, (0, 1)), groups={"g": Column(group, ("f", "m"))}, cluster=cluster)
+    records = replace(records, scores=np.where(p, 0.7, 0.2))
+    found = fairhead.audit(records, metrics="all")
+    assert all(why in e.undefined for e in found.estimates)
+    assert all(why in rate.undefined for row in found.by_group for rate in row.rates.values())
+    assert all(d.undefined and d.p is None for d in fairhead.compare(records, records).differences)
+    assert (n_clusters > 1) == (fairhead.audit(records, min_cell=2)["DP"].value is not None)
+
+
+def test_groups_that_lie_in_few_clusters_are_left_out():
+    y, p, group = rows(n=1200, n_groups=3)
+    cluster = np.where(group == 2, 1000 + np.arange(1200) % 3, np.arange(1200) % 100)
+    columns = {"g": Column(group, ("a", "b", "c"))}
+    found = fairhead.audit(Records(Column(y, (0, 1)), Column(p, (0, 1)), groups=columns, cluster=Column(cluster, ())))
+    assert found["DP"].detail["excluded"] == ["c has rows of 3 clusters; at least 10 are needed"]
+    assert set(found["DP"].groups) == {"a", "b"}
+    assert found["cramers_v_corrected"].detail["excluded"] == found["DP"].detail["excluded"]
+
+
+def test_a_rate_of_one_in_few_clusters_is_less_certain():
+    """A thousand hits in twenty clusters are not a thousand independent hits."""
+    y = np.tile([0, 1], 500)
+    label, columns = Column(y, (0, 1)), {"g": Column(np.arange(1000) // 500, ("f", "m"))}
+    alone = fairhead.audit(Records(label, label, groups=columns))["accuracy"]
+    cluster = Column(np.arange(1000) % 20, tuple(range(20)))
+    together = fairhead.audit(Records(label, label, groups=columns, cluster=cluster))["accuracy"]
+    assert together.low < 0.93 < 0.99 < alone.low
 
 
 @pytest.mark.parametrize("name", ["AUC", "Brier", "ECE"])

@@ -19,12 +19,11 @@ def association_estimate(metric: Metric, tables: Tables, rules: Rules, name: str
     quantity as the plain one and shares its interval.
     """
     sizes = tables.rows.sum(axis=(-1, -2))
-    usable = sizes >= rules.min_cell
+    usable = enough_rows(tables, rules.min_cell)
     n = int(sizes[usable].sum())
     detail: dict[str, object] = {"definition": metric.definition}
-    short = [
-        f"{tables.groups[g]} has {sizes[g]} rows; at least {rules.min_cell} are needed" for g in np.flatnonzero(~usable)
-    ]
+    selected = tables.rates("selection_rate")
+    short = [selected.shortage(0, int(g), tables.groups[g], rules.min_cell) for g in np.flatnonzero(~usable)]
     if short:
         detail |= {"n_undefined": len(short), "excluded": short}
     value = float(association_value(metric.name, tables.counts[usable], n))
@@ -60,6 +59,11 @@ def association_estimate(metric: Metric, tables: Tables, rules: Rules, name: str
         mde=intervals.minimum_detectable(interval.se, rules.level),
         detail=detail,
     )
+
+
+def enough_rows(tables: Tables, min_cell: int) -> NDArray[np.bool_]:
+    """Groups with enough rows, and enough clusters where there are clusters, shape [G]."""
+    return np.asarray(tables.rates("selection_rate").independent[0] >= min_cell)
 
 
 def association_value(name: str, counts: Array, n: int) -> Array:

@@ -210,6 +210,19 @@ class _Entries:
     rows: Ints
 
 
+def clusters_in(group: NDArray[np.integer], n_groups: int, cluster: NDArray[np.integer] | None) -> Ints | None:
+    """Clusters that have rows in each group, shape [G], from codes of shape [n]; None where rows stand for themselves.
+
+    Example:
+        >>> clusters_in(np.array([0, 0, 1]), 2, np.array([5, 6, 6])).tolist()
+        [2, 1]
+    """
+    if cluster is None:
+        return None
+    pairs = np.unique(cell_numbers([cluster, group], (int(cluster.max()) + 1, n_groups)))
+    return np.bincount(pairs % n_groups, minlength=n_groups)
+
+
 def _content(entries: _Entries, cell: NDArray[np.integer], shape: tuple[int, ...]) -> Content:
     in_cell = np.bincount(cell, weights=entries.rows, minlength=prod(shape)).astype(np.int64).reshape(shape)
     return Content(entries.unit, cell.astype(np.int64), entries.value, in_cell)

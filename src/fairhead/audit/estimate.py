@@ -16,7 +16,7 @@ from fairhead.audit.results import Estimate
 
 Array = NDArray[np.float64]
 
-# Fewer rows than this in a denominator: the figure stands, marked as unstable.
+# Fewer rows (or clusters) than this in a denominator: the figure stands, marked as unstable.
 STABLE_ROWS = 30
 # Replicates in which a cell was empty are left out; above this share the estimate says so.
 _MENTION_LOST = 0.02
@@ -47,6 +47,7 @@ class Stack:
         hat: shape [R, C, G].
         star: shape [B, R, C, G].
         rows: shape [R, C, G].
+        independent: rows or clusters, shape [R, C, G].
         kept: replicates without an empty cell, shape [B before leaving out].
         excluded: the reason for each cell left out.
     """
@@ -54,6 +55,7 @@ class Stack:
     hat: Array
     star: Array
     rows: NDArray[np.int64]
+    independent: NDArray[np.int64]
     kept: NDArray[np.bool_]
     excluded: tuple[str, ...]
 
@@ -62,9 +64,10 @@ class Stack:
         """Stack rates and take out the cells with too few rows."""
         rows = np.stack([r.rows for r in rates])
         hat = np.stack([r.hat for r in rates])
-        usable = (rows >= min_cell) & ~np.isnan(hat)
+        independent = np.stack([r.independent for r in rates])
+        usable = (independent >= min_cell) & ~np.isnan(hat)
         excluded = [
-            f"{groups[g]} has {rows[kind, c, g]} {rates[kind].need(int(c))}; at least {min_cell} are needed"
+            rates[kind].shortage(int(c), int(g), groups[g], min_cell)
             for kind, c, g in zip(*np.nonzero(~usable), strict=True)
         ]
         if metric.compare not in ("minimum", "mean"):
@@ -80,7 +83,7 @@ class Stack:
             star = star[kept]
         if not usable.all():
             hat, star = np.where(usable, hat, np.nan), np.where(usable, star, np.nan)
-        return cls(hat, star, rows, kept, tuple(dict.fromkeys(excluded)))
+        return cls(hat, star, rows, independent, kept, tuple(dict.fromkeys(excluded)))
 
     def reduction(self, metric: Metric, rules: Rules) -> Reduction:
         """The metric as a function of these rates."""
@@ -184,23 +187,24 @@ def _sum_interval(parts: Stack, terms: Terms, level: float) -> intervals.Interva
     """The interval of one sum of absolute values, or of the gap between several."""
     usable = ~np.isnan(parts.hat[0, 0])
     hat, star = terms.hat[:, usable], terms.star[parts.kept][..., usable]
-    star = hat + (star - hat) * _stretch(parts.rows[0, 0, usable], level)
+    star = hat + (star - hat) * _stretch(parts.independent[0, 0, usable], level)
     if hat.shape[1] == 1:
         return _within_unit(intervals.absolute_sum(hat[:, 0], star[..., 0], level))
     return _within_unit(intervals.spread_of_sums(hat, star, level))
 
 
 def _widened(parts: Stack, level: float) -> Stack:
-    return replace(parts, star=parts.hat + (parts.star - parts.hat) * _stretch(parts.rows, level))
+    return replace(parts, star=parts.hat + (parts.star - parts.hat) * _stretch(parts.independent, level))
 
 
-def _stretch(rows: NDArray[np.int64], level: float) -> Array:
-    """How far to stretch replicates of rates with few rows, as t does the normal: a bootstrap is too sure of itself.
+def _stretch(n: NDArray[np.int64], level: float) -> Array:
+    """How far to stretch replicates of rates with few rows or clusters, as t does the normal.
 
-    The factor is √(n/(n−1))·t/z, with t/z to first order in 1/n: 1.06 for 30 rows, 1.006 for 300.
+    A bootstrap of few is too sure of itself. The factor is √(n/(n−1))·t/z, with t/z to first order in 1/n: 1.06 for 30
+    rows, 1.006 for 300.
     """
     z2 = NormalDist().inv_cdf((1 + level) / 2) ** 2
-    n = np.maximum(rows, 2)
+    n = np.maximum(n, 2)
     return np.asarray(np.sqrt(n / (n - 1)) * (1 + (z2 + 1) / (4 * (n - 1))))
 
 
@@ -248,10 +252,9 @@ def _made_by(reduction: Reduction, hat: Array) -> _MadeBy:
 
 
 def _thin(rates: Sequence[Rates], parts: Stack, groups: Sequence[str]) -> list[str]:
-    thin = ~np.isnan(parts.hat) & (parts.rows < STABLE_ROWS)
+    thin = ~np.isnan(parts.hat) & (parts.independent < STABLE_ROWS)
     return [
-        f"{groups[g]} has {parts.rows[kind, c, g]} {rates[kind].need(int(c))}"
-        for kind, c, g in zip(*np.nonzero(thin), strict=True)
+        f"{groups[g]} has {rates[kind].basis(int(c), int(g))}" for kind, c, g in zip(*np.nonzero(thin), strict=True)
     ]
 
 

@@ -131,8 +131,8 @@ def spread_of_sums(hat: Array, star: Array, level: float = 0.95) -> Interval:
     """Interval of the largest minus the smallest Σ|term| over groups.
 
     Noise makes these sums larger, most of all in small groups, so the gap between them can be too large as well as too
-    small. Each group's own interval knows; those of two groups give that of their difference, and the gap is the largest
-    difference. Its lower end is corrected (Bonferroni) for the number of pairs that could have been the largest.
+    small. Each group's own interval knows; those of two groups give that of their difference, and the gap is the
+    largest difference. Its lower end is corrected (Bonferroni) for the number of pairs that could have been it.
 
     Args:
         hat: observed terms, shape [K, G].

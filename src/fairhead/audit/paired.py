@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.audit import intervals
-from fairhead.audit.association import association_value
+from fairhead.audit.association import association_value, enough_rows
 from fairhead.audit.catalogue import Metric
-from fairhead.audit.counts import Sample, cell_numbers, tabulate
+from fairhead.audit.counts import Sample, cell_numbers, clusters_in, tabulate
 from fairhead.audit.estimate import Rules, Stack
 from fairhead.audit.paired_scores import BinnedPair, BinnedScores, pair_scores
 from fairhead.audit.rates import Rates, Tables
@@ -46,11 +46,12 @@ class Pair:
         n_perm = max(500, min(n_perm, _MOST_SWAPPED // prod(shape)))
         sample: Sample = tabulate(keys, [shape, shape], first.weight, first.cluster)
         groups = tuple(str(level) for level in column.levels)
+        clusters = clusters_in(column.codes, shape[0], first.cluster)
         observed = sample.observed()
 
         def tables(stars: list[Array]) -> tuple[Tables, Tables]:
             one, other = (
-                Tables(groups, first.classes, hat, star, content.rows, settled=True)
+                Tables(groups, first.classes, hat, star, content.rows, settled=True, clusters=clusters)
                 for hat, star, content in zip(observed, stars, sample.contents, strict=True)
             )
             return one, other
@@ -186,7 +187,7 @@ def _largest_move(moves: Array) -> Array:
 
 def _association(metric: Metric, pair: tuple[Tables, Tables], rules: Rules) -> _Values | str:
     sizes = pair[0].rows.sum(axis=(-1, -2))
-    usable = sizes >= rules.min_cell
+    usable = enough_rows(pair[0], rules.min_cell)
     n = int(sizes[usable].sum())
     a, b = (float(association_value(metric.name, t.counts[usable], n)) for t in pair)
     if usable.sum() < 2 or np.isnan(a) or np.isnan(b):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit.counts import cell_numbers, tabulate
+from fairhead.audit.counts import cell_numbers, clusters_in, tabulate
 from fairhead.audit.metrics import divide
 from fairhead.audit.rates import Rates
 from fairhead.audit.scores import CALIBRATION_BINS, Scores, ScoreTables, binned_auc, bins_of_sorted
@@ -24,6 +24,7 @@ class BinnedScores:
         star: replicates, shape [B, G, 2, K].
         rows: rows of each (group, label), shape [G, 2].
         mean: mean score in each bin, shape [K].
+        clusters: as in `Rates`.
         exact: exact figures to move the binned ones to; None for swaps, where only binned ones compare.
     """
 
@@ -32,6 +33,7 @@ class BinnedScores:
     star: Array
     rows: NDArray[np.int64]
     mean: Array
+    clusters: NDArray[np.int64] | None
     exact: ScoreTables | None
 
     def rates(self, name: str) -> Rates:
@@ -42,7 +44,7 @@ class BinnedScores:
         if self.exact is not None:
             exact = self.exact.rates(name).hat[0]
             hat, star = exact, star + (exact - hat)
-        return Rates(hat[None], star[:, None], rows[None], lambda c: need)
+        return Rates(hat[None], star[:, None], rows[None], lambda c: need, self.clusters)
 
     def _figure(self, name: str, counts: Array) -> Array:
         if name == "AUC":
@@ -71,12 +73,13 @@ def pair_scores(
     keys = [cell_numbers([column.codes, first.label, part], shape) for part in (bins[:n], bins[n:])]
     sample = tabulate(keys, [shape, shape], first.weight, first.cluster)
     groups = tuple(str(level) for level in column.levels)
+    clusters = clusters_in(column.codes, shape[0], first.cluster)
     observed = sample.observed()
     exact = [ScoreTables(scores, column.codes, shape[0], 1, seed) for scores in (first, second)]
 
     def pair(stars: list[Array], move: bool) -> BinnedPair:
         one, other = (
-            BinnedScores(groups, hat, star, content.rows.sum(axis=-1), mean, side if move else None)
+            BinnedScores(groups, hat, star, content.rows.sum(axis=-1), mean, clusters, side if move else None)
             for hat, star, content, side in zip(observed, stars, sample.contents, exact, strict=True)
         )
         return one, other

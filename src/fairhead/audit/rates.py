@@ -1,7 +1,7 @@
 """Group rates of a sample and of its bootstrap replicates, with the rows each rests on."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ class Rates:
         star: bootstrap replicates, shape [B, C, G].
         rows: rows in the denominator, shape [C, G].
         need: what those rows are, for messages: "rows with label 1".
+        clusters: clusters with rows of each group, shape [G]; None where rows stand for themselves.
         terms: where the rate is a sum of absolute values (a calibration error), what those are of.
     """
 
@@ -30,12 +31,28 @@ class Rates:
     star: Array
     rows: NDArray[np.int64]
     need: Callable[[int], str]
+    clusters: NDArray[np.int64] | None = None
     terms: "Terms | None" = None
+
+    @property
+    def independent(self) -> NDArray[np.int64]:
+        """How many independent observations there are at most: rows or clusters, shape [C, G]."""
+        return self.rows if self.clusters is None else np.minimum(self.rows, self.clusters)
+
+    def basis(self, c: int, g: int) -> str:
+        """What the rate of a class in a group rests on, in words: whichever is fewer, rows or clusters."""
+        if self.clusters is not None and self.clusters[g] < self.rows[c, g]:
+            return f"rows of {self.clusters[g]} cluster{'' if self.clusters[g] == 1 else 's'}"
+        return f"{self.rows[c, g]} {self.need(c)}"
+
+    def shortage(self, c: int, g: int, group: str, min_cell: int) -> str:
+        """Why the rate of a class in a group is undefined."""
+        return f"{group} has {self.basis(c, g)}; at least {min_cell} are needed"
 
     def of_class(self, c: int) -> "Rates":
         """The rates of one class."""
         one = slice(c, c + 1)
-        return Rates(self.hat[one], self.star[:, one], self.rows[one], lambda _: self.need(c))
+        return Rates(self.hat[one], self.star[:, one], self.rows[one], lambda _: self.need(c), self.clusters)
 
 
 class Terms(NamedTuple):
@@ -101,6 +118,7 @@ class Tables:
         star: replicates, shape [B, G, C, C].
         rows: rows in each cell, unweighted, shape [G, C, C].
         settled: leave rates of exactly 0 or 1 without a spread of their own.
+        clusters: clusters with rows of each group, shape [G]; None where rows stand for themselves.
     """
 
     groups: tuple[str, ...]
@@ -109,6 +127,7 @@ class Tables:
     star: Array
     rows: NDArray[np.int64]
     settled: bool = False
+    clusters: NDArray[np.int64] | None = None
 
     @cached_property
     def _cache(self) -> dict[str, Rates]:
@@ -132,8 +151,8 @@ class Tables:
         hat, star = kind.rate(self.counts)[chosen], kind.rate(self.star)[:, chosen]
         names = self.classes[1:] if chosen.start else self.classes
         rows = kind.rows(self.rows)[chosen]
-        star = star if self.settled else _unsettle(hat, star, rows)
-        return Rates(hat, star, rows, lambda c: kind.need.format(names[c]))
+        rates = Rates(hat, star, rows, lambda c: kind.need.format(names[c]), self.clusters)
+        return rates if self.settled else replace(rates, star=_unsettle(hat, star, rates.independent))
 
     @cached_property
     def with_overall(self) -> "Tables":
@@ -156,17 +175,20 @@ class Tables:
 
     def _map(self, change: Callable[[Counts], Counts], *more: str, groups: tuple[str, ...] | None = None) -> "Tables":
         names = (*self.groups, *more) if groups is None else groups
-        return Tables(names, self.classes, change(self.counts), change(self.star), change(self.rows), self.settled)
+        # A cluster may have rows in several groups that become one: then this is an upper bound.
+        clusters = None if self.clusters is None else change(self.clusters[:, None, None])[:, 0, 0]
+        counts, star, rows = (change(table) for table in (self.counts, self.star, self.rows))
+        return Tables(names, self.classes, counts, star, rows, self.settled, clusters)
 
 
-def _unsettle(hat: Array, star: Array, rows: NDArray[np.int64]) -> Array:
+def _unsettle(hat: Array, star: Array, n: NDArray[np.int64]) -> Array:
     """Give rates of exactly 0 or 1 the spread of Jeffreys' posterior: a bootstrap of 10 hits in 10 knows no doubt."""
-    settled = ((hat == 0) | (hat == 1)) & (rows > 0)
+    settled = ((hat == 0) | (hat == 1)) & (n > 0)
     if not settled.any():
         return star
     star = star.copy(order="K")
     rng = np.random.default_rng(0)
     for c, g in zip(*np.nonzero(settled), strict=True):
-        doubt = rng.beta(0.5, rows[c, g] + 0.5, size=len(star))
+        doubt = rng.beta(0.5, n[c, g] + 0.5, size=len(star))
         star[:, c, g] = doubt if hat[c, g] == 0 else 1 - doubt
     return star

@@ -1,7 +1,7 @@
 """`audit`: from records to gaps with intervals."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 from typing import Any
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fairhead.audit import intervals
 from fairhead.audit.association import association_estimate
 from fairhead.audit.catalogue import DEFAULT, METRICS, Metric
-from fairhead.audit.counts import cell_numbers, tabulate
+from fairhead.audit.counts import cell_numbers, clusters_in, tabulate
 from fairhead.audit.estimate import Rules, estimate
 from fairhead.audit.rates import RATES, Rates, Tables
 from fairhead.audit.reduction import Multiclass
@@ -48,7 +48,7 @@ def audit(
     for folded figures (gaps, ratios, worst groups) they come from inverting a test instead, because a percentile
     interval of a gap near 0 misses it; see `fairhead.audit.intervals`.
 
-    A rate with fewer than `min_cell` rows in its denominator is left out of its gap, and the estimate names it in
+    A rate with fewer than `min_cell` rows (or clusters) behind it is left out of its gap, and the estimate names it in
     `detail["excluded"]`; where fewer than two groups remain, the estimate is undefined and says why.
 
     Args:
@@ -59,7 +59,7 @@ def audit(
         n_boot: bootstrap replicates.
         seed: of the bootstrap; the same seed gives the same figures.
         level: confidence level.
-        min_cell: rows that a rate needs.
+        min_cell: rows that a rate needs; where there are clusters, also clusters with rows of its group.
         multiclass: how one-vs-rest gaps of several classes become one: "max" (as in DAM), "mean", or "weighted" by
             how frequent each class is.
         positive: the class that counts as positive; by default the last of two. With more classes, that class
@@ -204,15 +204,16 @@ class Part:
     @cached_property
     def tables(self) -> Tables:
         """Counts and their replicates."""
-        if self.finer is not None:
-            return self.finer.tables.all_rows
         view, n_classes = self.view, len(self.view.classes)
+        clusters = clusters_in(self.column.codes, len(self.column.levels), view.cluster)
+        if self.finer is not None:
+            return replace(self.finer.tables.all_rows, clusters=clusters)
         shape = (len(self.column.levels), n_classes, n_classes)
         key = cell_numbers([self.column.codes, view.label, view.prediction], shape)
         sample = tabulate([key], [shape], view.weight, view.cluster)
         star = sample.bootstrap(self.draws.n_boot, np.random.default_rng(self.draws.seed))[0]
         groups = tuple(str(level) for level in self.column.levels)
-        return Tables(groups, view.classes, sample.observed()[0], star, sample.contents[0].rows)
+        return Tables(groups, view.classes, sample.observed()[0], star, sample.contents[0].rows, clusters=clusters)
 
     @cached_property
     def scores(self) -> ScoreTables:
@@ -268,8 +269,8 @@ class Part:
 
     def _rate_estimate(self, name: str, rates: Rates, ends: NDArray[np.float64], g: int, rules: Rules) -> Estimate:
         n, value = int(rates.rows[0, g]), float(rates.hat[0, g])
-        if n < rules.min_cell or np.isnan(value):
-            why = f"{self.tables.groups[g]} has {n} {rates.need(0)}; at least {rules.min_cell} are needed"
+        if rates.independent[0, g] < rules.min_cell or np.isnan(value):
+            why = rates.shortage(0, g, self.tables.groups[g], rules.min_cell)
             return Estimate(name, self.name, None, None, None, n, None, why)
         low, high = min(float(ends[0, g]), value), max(float(ends[1, g]), value)
         return Estimate(name, self.name, value, low, high, n, None)

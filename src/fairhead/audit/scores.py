@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit.counts import cell_numbers, tabulate
+from fairhead.audit.counts import cell_numbers, clusters_in, tabulate
 from fairhead.audit.metrics import divide
 from fairhead.audit.rates import Rates, Terms
 
@@ -173,6 +173,10 @@ class ScoreTables:
         return self.scores.top.groups(self.group, self.n_groups)
 
     @cached_property
+    def _clusters(self) -> NDArray[np.int64] | None:
+        return clusters_in(self.group, self.n_groups, self.scores.cluster)
+
+    @cached_property
     def _fine_tables(self) -> list["_Draw"]:
         """For each class the cells (group, hit, fine bin)."""
         return [
@@ -192,7 +196,7 @@ class ScoreTables:
             stars.append(star + (exact - binned))
             rows.append(drawn.rows.sum(axis=-1).min(axis=-1))
         need = "rows in the smaller of its two classes"
-        return Rates(np.stack(hats), np.stack(stars, axis=1), np.stack(rows), lambda c: need)
+        return Rates(np.stack(hats), np.stack(stars, axis=1), np.stack(rows), lambda c: need, self._clusters)
 
     @cached_property
     def _brier(self) -> Rates:
@@ -204,7 +208,7 @@ class ScoreTables:
         mean = self._cell_mean(drawn, self.scores.loss)
         cells = tuple(range(-drawn.rows.ndim + 1, 0))
         hat, star = (divide((c * mean).sum(axis=cells), c.sum(axis=cells)) for c in (drawn.counts, drawn.star))
-        return Rates(hat[None], star[:, None], drawn.rows.sum(axis=cells)[None], lambda c: "rows")
+        return Rates(hat[None], star[:, None], drawn.rows.sum(axis=cells)[None], lambda c: "rows", self._clusters)
 
     @cached_property
     def _ece(self) -> Rates:
@@ -221,7 +225,7 @@ class ScoreTables:
         )
         rows = drawn.rows.sum(axis=(-1, -2))[None]
         error, error_star = (np.abs(terms).sum(axis=-2, keepdims=True) for terms in (hat, star))
-        return Rates(error, error_star, rows, lambda c: "rows", Terms(hat, star))
+        return Rates(error, error_star, rows, lambda c: "rows", self._clusters, Terms(hat, star))
 
     def _draw(self, codes: list[NDArray[Any]], shape: tuple[int, ...]) -> "_Draw":
         key = cell_numbers(codes, shape)
