@@ -13,6 +13,7 @@ from torch import distributed as dist
 from torch import nn
 
 from fairhead.errors import InputError, UnsupportedModel
+from fairhead.heads import Tap
 from fairhead.mitigate import DAM, METHODS, EncoderLayer, attach, load, save
 from fairhead.mitigate.dam import most_attended
 from fairhead.mitigate.standardise import RunningStandardise
@@ -35,6 +36,7 @@ FAMILIES = {
         {**WORDS, "local_attention": 4, "reference_compile": False, "cls_token_id": 1, "sep_token_id": 2},
     ),
 }
+TEXT_BASES = {"bert", "roberta", "distilbert"}
 IMAGES = ("ViT", "DINOv2", "CLIP vision")
 EVERY = pytest.mark.parametrize("family", FAMILIES)
 
@@ -230,6 +232,22 @@ def test_the_task_head_reads_the_appended_layer(family):
         with torch.no_grad():
             after = model(**longer).logits
             torch.testing.assert_close(model(**inputs).logits, after, rtol=1e-4, atol=1e-5)
+
+
+@EVERY
+@pytest.mark.parametrize("append", [False, True])
+def test_with_the_backbone_frozen_one_layer_and_the_head_are_trained(family, append):
+    model = attach(build(family), DAM(freeze=True, append=append)).train()
+    model(**batch(family)).loss.backward()
+    trained = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    inside = {name for name in trained if name.split(".")[0] in {"vit", "dinov2", "vision_model", "model"} | TEXT_BASES}
+    (site,) = Tap(model, layers=-1).sites
+    assert any(name.startswith(site.name) for name in trained)
+    assert any(name.startswith(("classifier", "pre_classifier", "head")) for name in trained)
+    if append:
+        assert not inside
+    else:
+        assert {name.rpartition(".1.")[0] for name in inside} == {site.name.rpartition(".1.")[0]}  # the second of two
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name.startswith("dam")])

@@ -23,7 +23,7 @@ from torch.nn.functional import normalize
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads import Site, Tap
 from fairhead.mitigate.distributed import gathered
-from fairhead.mitigate.encoder_layer import EncoderLayer, argument
+from fairhead.mitigate.encoder_layer import EncoderLayer, argument, freeze_backbone
 from fairhead.mitigate.standardise import RunningStandardise
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class DAM:
     Attributes:
         layer: the attention layer, counted from 0 or from -1 backwards.
         append: put a new encoder layer after the model's own and work there; see `EncoderLayer`.
+        freeze: train that encoder layer (or the one that `layer` is in) and the task head only (section 3.4).
         normalise: standardise q and k.
         divide: by the deviation; without it they are only centred.
         absolute: take their absolute values.
@@ -66,6 +67,7 @@ class DAM:
 
     layer: int = -1
     append: bool = False
+    freeze: bool = False
     normalise: bool = True
     divide: bool = True
     absolute: bool = True
@@ -89,6 +91,8 @@ class DAM:
         if self.append:
             EncoderLayer(masked=self.mask_padding).attach(model)
         tap = Tap(model, layers=self.layer).open()
+        if self.freeze:
+            freeze_backbone(model, tap.sites[0])
         parts = DAMParts(self, tap)
         model.add_module("dam", parts)
         parts.to(next(model.parameters()).device)
@@ -112,7 +116,9 @@ class DAM:
 # What the released code does, in its three forms, and each ablation of the paper's Table 7.
 RELEASED = {
     "dam_release": DAM(append=True, first_token="in", eps=0.0, mask_padding=False),
-    "dam_release_frozen": DAM(append=True, first_token="in", divide=False, detach_stats=True, values=5, hidden=256),
+    "dam_release_frozen": DAM(
+        append=True, freeze=True, first_token="in", divide=False, detach_stats=True, values=5, hidden=256
+    ),
     "dam_release_text": DAM(
         append=True,
         pick="per_head",

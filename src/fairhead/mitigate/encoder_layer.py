@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from fairhead.errors import InputError, UnsupportedModel
-from fairhead.heads import find_sites
+from fairhead.heads import Site, find_sites
 
 if TYPE_CHECKING:
     from fairhead.mitigate.job import Job
@@ -48,13 +48,7 @@ class EncoderLayer:
     def attach(self, model: nn.Module) -> nn.Module:
         """Append the layer, in place: see `fairhead.mitigate.attach`."""
         last = find_sites(model)[-1]
-        base_name = last.name.split(".")[0]
-        base = model.get_submodule(base_name)
-        if base_name == last.name or not hasattr(base, "config"):
-            raise UnsupportedModel(
-                f"{type(model).__name__} has no encoder with a task head beside it; an appended layer needs a model "
-                "such as ViTForImageClassification or BertForSequenceClassification"
-            )
+        base = _base(model, last)
         if self.freeze:
             base.requires_grad_(False)
         width = last.n_heads * last.head_dim
@@ -70,6 +64,30 @@ class EncoderLayer:
         model = attach(job.build_model(), self)
         job.fit("training", model)
         return model
+
+
+def freeze_backbone(model: nn.Module, kept: Site) -> None:
+    """Leave gradients to the encoder layer that `kept` is in and to what stands beside the encoder (the task head)."""
+    for site in find_sites(model):
+        if not site.name.startswith(_NAME):
+            _base(model, site).requires_grad_(False)
+    # ["vit", "layers", "7", "attention"]: the encoder layer is what has a number.
+    path = kept.name.split(".")
+    numbers = [place for place, part in enumerate(path) if part.isdigit()]
+    layer = ".".join(path[: numbers[-1] + 1]) if numbers else path[0]
+    model.get_submodule(layer).requires_grad_(True)
+
+
+def _base(model: nn.Module, site: Site) -> nn.Module:
+    """The encoder inside a model with a task head."""
+    name = site.name.split(".")[0]
+    base = model.get_submodule(name)
+    if name == site.name or not hasattr(base, "config"):
+        raise UnsupportedModel(
+            f"{type(model).__name__} has no encoder with a task head beside it; expected a model such as "
+            "ViTForImageClassification or BertForSequenceClassification"
+        )
+    return base
 
 
 class AppendedLayer(nn.Module):
