@@ -12,6 +12,7 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from fairhead.locate.effects import DirectEffect, Evaluation, figures
 from fairhead.locate.measures import coupling, separation
 from fairhead.locate.scores import score_heads, top_heads
 from fairhead.locate.tasks import Task
-from fairhead.locate.textspan import span_of_moments, span_of_rows
+from fairhead.locate.textspan import Spanned, span_of_moments, span_of_rows
 from machine import interleaved_medians, machine
 
 LAYERS, HEADS, HEAD_DIM, WIDTH = 12, 12, 64, 512
@@ -68,9 +69,8 @@ def throughput(device: str, batch: int, repeats: int) -> None:
         else:  # a process of its own: a peak never goes down again
             command = [sys.executable, __file__, "--peak", what, "--batch", str(batch)]
             peaks[what] = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
-    print(
-        f"  peak memory {peaks['plain']:.0f} MiB plain, {peaks['apart']:.0f} MiB: {peaks['apart'] / peaks['plain']:.2f} times"
-    )
+    ratio = peaks["apart"] / peaks["plain"]
+    print(f"  peak memory {peaks['plain']:.0f} MiB plain, {peaks['apart']:.0f} MiB with all heads: {ratio:.2f} times")
 
 
 def peak(what: str, batch: int) -> None:
@@ -93,11 +93,11 @@ def text_span(rows: int, repeats: int) -> None:
     texts = rng.normal(size=(3500, WIDTH))
     terms = z @ head_map.T
     mean, covariance = z.mean(0), np.cov(z.T, bias=True)
-    peers = {
+    peers: dict[str, Callable[[], Spanned]] = {
         "rows": lambda: span_of_rows(terms, texts, m=20),
         "moments": lambda: span_of_moments(mean, covariance, head_map, texts, m=20),
     }
-    seconds = interleaved_medians(peers, max(2, repeats // 2))
+    seconds = interleaved_medians({**peers}, max(2, repeats // 2))
     same = peers["rows"]().chosen.tolist() == peers["moments"]().chosen.tolist()
     print(
         f"TextSpan, {rows} images, 3500 texts, 20 chosen: rows {seconds['rows']:.2f} s, moments "

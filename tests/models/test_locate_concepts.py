@@ -15,7 +15,25 @@ from fairhead.locate.prompts import CONCEPTS, Pole, Prompts, class_words, concep
 from fairhead.locate.tasks import Task, fit_logistic, task_from_images, task_from_texts
 from fairhead.locate.texts import AdaptedText, ClipText, TextTable
 
-WORDS = ["a", "photo", "of", "woman", "man", "person", "girl", "boy", "this", "is", "portrait", "close-up", "lady"]
+WORDS = [
+    "a",
+    "photo",
+    "of",
+    "woman",
+    "man",
+    "person",
+    "girl",
+    "boy",
+    "this",
+    "is",
+    "portrait",
+    "close-up",
+    "lady",
+    "old",
+    "young",
+    "elderly",
+    "teenager",
+]
 
 
 def tokenizer():

@@ -1,10 +1,15 @@
-"""Decomposition on pretrained weights: the terms add up in full size."""
+"""Locating heads on pretrained weights: the terms add up, and CLIP's gender heads lie in its last layers."""
+
+import json
+import os
+from pathlib import Path
 
 import pytest
 import torch
 import transformers as hf
 from PIL import Image
 
+from fairhead.cli import main
 from fairhead.locate import Decomposer
 
 
@@ -48,3 +53,27 @@ def test_terms_of_real_models_add_up(real_model, name, model_class, inputs, toke
     scale = max(1.0, float(expected.abs().max()))
     assert float((whole - expected).abs().max()) < 1e-4 * scale
     torch.testing.assert_close(terms.output, expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def text_side():
+    """The stand-in text side for CLIP B/16; the fitted map lies beside the script that fetches the models."""
+    folder = os.environ.get("FAIRHEAD_CLIP_TEXT")
+    if not folder:
+        pytest.skip("$FAIRHEAD_CLIP_TEXT is not set")
+    return Path(folder)
+
+
+def test_gender_of_fairface_on_the_real_tower(real_model, real_data, text_side, tmp_path) -> None:
+    arguments = ["locate", "--model", str(real_model("clip-b16-vision")), "--concept", "gender", "--task", "race"]
+    arguments += ["--data", f"fairface:{real_data('images/fairface_val5k.zip')}", "--limit", "120", "--rank", "concept"]
+    arguments += ["--text-adapter", str(text_side / "gte_adapter.npz"), "--text-encoder", str(real_model("gte-small"))]
+    arguments += ["--texts", str(text_side / "text_vectors.npz"), "--n-boot", "200", "--out", str(tmp_path)]
+    main(arguments)
+    content = json.loads((tmp_path / "headmap.json").read_text())
+    layers = [layer for layer, _ in content["selected"]]
+    assert max(layers) >= 10, "the last layers of CLIP carry gender"
+    best = content["selected"][0]
+    assert content["auc"]["low"][best[0]][best[1]] > 0.7
+    assert "stand-in" in content["notes"][0]
+    assert "stand-in" in (tmp_path / "report.html").read_text()
