@@ -284,6 +284,16 @@ def test_a_rate_of_one_is_not_certain():
     assert 0.9 < found["accuracy"].low < found["accuracy"].high == 1
 
 
+def test_a_perfect_auc_of_few_rows_is_not_certain():
+    y = np.tile([0, 1], 24)
+    records = Records.from_arrays(y, scores=0.1 + 0.8 * y, groups={"g": np.arange(48) // 24})
+    found = fairhead.audit(records)
+    assert found["AUC"].value == 1
+    assert 0.8 < found["AUC"].low < 0.97
+    assert found["AUC_gap"].value == 0
+    assert found["AUC_gap"].high > 0.1
+
+
 def test_minimum_and_gap_are_percentiles_far_from_ties():
     rng = np.random.default_rng(0)
     rates = np.array([0.2, 0.5, 0.8])

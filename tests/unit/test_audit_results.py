@@ -202,3 +202,29 @@ def test_json_has_the_agreed_fields_and_no_nan(scores):
     assert any(found["undefined"] for found in data["estimates"])
     comparison = fairhead.compare(make(), make(seed=0), metrics=["DP"])
     json.loads(comparison.to_json(), parse_constant=lambda text: pytest.fail(text))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_odd_tables_give_figures_or_reasons(seed):
+    """Few rows, many groups, one prediction only, weights of 0, small clusters: never an exception, never NaN."""
+    rng = np.random.default_rng(seed)
+    n, classes = int(rng.choice([2, 12, 40, 600])), int(rng.choice([2, 2, 5]))
+    y = rng.integers(classes, size=n)
+    weight = rng.choice([0.0, 1.0, 1e6], size=n) if seed % 3 == 0 else None
+    columns = {
+        "groups": {"g": rng.integers(int(rng.choice([2, 30])), size=n), "h": np.arange(n) % 2},
+        "scores": rng.choice([0, 0.5, 1], size=n) if classes == 2 else rng.dirichlet(np.ones(classes), n),
+        "weight": None if weight is None or not weight.any() else weight,
+        "cluster": rng.integers(1 + n // 3, size=n) if seed % 3 == 1 else None,
+        "classes": range(classes),
+    }
+    a, b = (Records.from_arrays(y, p, **columns) for p in (np.full(n, y[0]), rng.integers(classes, size=n)))
+    options = {"metrics": "all", "n_boot": 100, "min_cell": int(rng.choice([1, 10])), "intersections": True}
+    if len(a.groups["g"].levels) < 2:
+        options["group_by"] = "h"
+    comparison = fairhead.compare(a, b, n_perm=50, **options)
+    json.loads(comparison.to_json(), parse_constant=lambda text: pytest.fail(text))
+    rates = [rate for row in comparison.a.by_group for rate in row.rates.values()]
+    for found in (*comparison.a.estimates, *comparison.b.estimates, *rates, *comparison.differences):
+        assert (found.value is None) == (found.undefined is not None)
+        assert found.value is None or found.low <= found.value <= found.high

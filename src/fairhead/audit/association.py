@@ -63,7 +63,7 @@ def association_estimate(metric: Metric, tables: Tables, rules: Rules, name: str
 
 def enough_rows(tables: Tables, min_cell: int) -> NDArray[np.bool_]:
     """Groups with enough rows, and enough clusters where there are clusters, shape [G]."""
-    return np.asarray(tables.rates("selection_rate").independent[0] >= min_cell)
+    return np.asarray(tables.rates("selection_rate").enough(min_cell)[0])
 
 
 def association_value(name: str, counts: Array, n: int) -> Array:

@@ -18,6 +18,7 @@ Array = NDArray[np.float64]
 
 # Fewer rows (or clusters) than this in a denominator: the figure stands, marked as unstable.
 STABLE_ROWS = 30
+NO_REPLICATE = "every replicate left a cell empty; too few rows for so many groups and classes"
 # Replicates in which a cell was empty are left out; above this share the estimate says so.
 _MENTION_LOST = 0.02
 
@@ -65,7 +66,7 @@ class Stack:
         rows = np.stack([r.rows for r in rates])
         hat = np.stack([r.hat for r in rates])
         independent = np.stack([r.independent for r in rates])
-        usable = (independent >= min_cell) & ~np.isnan(hat)
+        usable = np.stack([r.enough(min_cell) for r in rates]) & ~np.isnan(hat)
         excluded = [
             rates[kind].shortage(int(c), int(g), groups[g], min_cell)
             for kind, c, g in zip(*np.nonzero(~usable), strict=True)
@@ -98,7 +99,7 @@ class Stack:
     def why_undefined(self, reduction: Reduction) -> str | None:
         """The reason why there is no figure, or None."""
         if not np.isnan(reduction(self.hat)):
-            return None if len(self.star) else "every bootstrap replicate left a cell empty"
+            return None if len(self.star) else NO_REPLICATE
         if self.excluded:
             return "; ".join(self.excluded)
         if reduction.metric.compare in ("ratio", "signed_ratio"):

@@ -128,7 +128,7 @@ def association(table: Array) -> Array:
         1.0
     """
     total = table.sum(axis=(-1, -2), keepdims=True)
-    expected = table.sum(axis=-1, keepdims=True) * table.sum(axis=-2, keepdims=True) / total
+    expected = divide(table.sum(axis=-1, keepdims=True) * table.sum(axis=-2, keepdims=True), total)
     deviation = np.where(expected > 0, (table - expected) / np.sqrt(np.where(expected > 0, expected * total, 1)), 0.0)
     return _classes_first(deviation)
 

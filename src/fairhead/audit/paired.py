@@ -12,7 +12,7 @@ from fairhead.audit import intervals
 from fairhead.audit.association import association_value, enough_rows
 from fairhead.audit.catalogue import Metric
 from fairhead.audit.counts import Sample, cell_numbers, clusters_in, tabulate
-from fairhead.audit.estimate import Rules, Stack
+from fairhead.audit.estimate import NO_REPLICATE, Rules, Stack
 from fairhead.audit.paired_scores import BinnedPair, BinnedScores, pair_scores
 from fairhead.audit.rates import Rates, Tables
 from fairhead.audit.reduction import Reduction
@@ -73,14 +73,10 @@ class Pair:
         if isinstance(drawn, str):
             return Difference(metric.name, name, None, None, None, None, None, n, None, None, drawn, None, metric.ideal)
         swapped = _values(metric, swaps, score_swaps, rules, privileged)
-        assert not isinstance(swapped, str)
         value = drawn.b - drawn.a
         star = drawn.star_b - drawn.star_a
         interval = intervals.percentile(star[~np.isnan(star)], rules.level)
         ends = _ends(metric, drawn, (audits[0][metric.name, name], audits[1][metric.name, name]), interval, rules.level)
-        by_chance = np.abs(swapped.star_b - swapped.star_a)
-        # A swap that leaves no value counts against the finding.
-        as_large = np.count_nonzero(~(by_chance < abs(swapped.b - swapped.a) - 1e-12))
         return Difference(
             metric.name,
             name,
@@ -90,7 +86,7 @@ class Pair:
             min(ends.low, value) + 0.0,  # never -0.0
             max(ends.high, value),
             n,
-            (1 + int(as_large)) / (1 + len(by_chance)),
+            1.0 if isinstance(swapped, str) else swapped.p_value(),
             None,
             None,
             intervals.minimum_detectable(interval.se, rules.level),
@@ -106,6 +102,12 @@ class _Values(NamedTuple):
     star_a: Array
     star_b: Array
     most: Callable[[float], float] | None = None
+
+    def p_value(self) -> float:
+        """Of b − a, where the replicates are swaps; one that leaves no value counts against the finding."""
+        by_chance = np.abs(self.star_b - self.star_a)
+        as_large = np.count_nonzero(~(by_chance < abs(self.b - self.a) - 1e-12))
+        return (1 + int(as_large)) / (1 + len(by_chance))
 
 
 def _ends(
@@ -154,6 +156,8 @@ def _values(
         reason = stack.why_undefined(reduction)
         if reason:
             return reason
+    if not (stacks[0].kept & stacks[1].kept).any():
+        return NO_REPLICATE
     a, b = (float(reduction(stack.hat)) for stack in stacks)
     stars = [np.full(len(stack.kept), np.nan) for stack in stacks]
     for star, stack in zip(stars, stacks, strict=True):

@@ -39,6 +39,10 @@ class Rates:
         """How many independent observations there are at most: rows or clusters, shape [C, G]."""
         return self.rows if self.clusters is None else np.minimum(self.rows, self.clusters)
 
+    def enough(self, min_cell: int) -> NDArray[np.bool_]:
+        """Where there are enough observations, shape [C, G]; a single cluster never is, drawn again it is the same."""
+        return np.asarray(self.independent >= (min_cell if self.clusters is None else max(min_cell, 2)))
+
     def basis(self, c: int, g: int) -> str:
         """What the rate of a class in a group rests on, in words: whichever is fewer, rows or clusters."""
         if self.clusters is not None and self.clusters[g] < self.rows[c, g]:
@@ -47,7 +51,8 @@ class Rates:
 
     def shortage(self, c: int, g: int, group: str, min_cell: int) -> str:
         """Why the rate of a class in a group is undefined."""
-        return f"{group} has {self.basis(c, g)}; at least {min_cell} are needed"
+        needed = min_cell if self.clusters is None else max(min_cell, 2)
+        return f"{group} has {self.basis(c, g)}; at least {needed} are needed"
 
     def of_class(self, c: int) -> "Rates":
         """The rates of one class."""
@@ -152,7 +157,7 @@ class Tables:
         names = self.classes[1:] if chosen.start else self.classes
         rows = kind.rows(self.rows)[chosen]
         rates = Rates(hat, star, rows, lambda c: kind.need.format(names[c]), self.clusters)
-        return rates if self.settled else replace(rates, star=_unsettle(hat, star, rates.independent))
+        return rates if self.settled else replace(rates, star=unsettle(hat, star, rates.independent))
 
     @cached_property
     def with_overall(self) -> "Tables":
@@ -181,8 +186,11 @@ class Tables:
         return Tables(names, self.classes, counts, star, rows, self.settled, clusters)
 
 
-def _unsettle(hat: Array, star: Array, n: NDArray[np.int64]) -> Array:
-    """Give rates of exactly 0 or 1 the spread of Jeffreys' posterior: a bootstrap of 10 hits in 10 knows no doubt."""
+def unsettle(hat: Array, star: Array, n: NDArray[np.int64]) -> Array:
+    """Give rates of exactly 0 or 1 the spread of Jeffreys' posterior of n: a bootstrap of 10 hits in 10 knows no doubt.
+
+    Shapes: hat and n [C, G], star [B, C, G].
+    """
     settled = ((hat == 0) | (hat == 1)) & (n > 0)
     if not settled.any():
         return star

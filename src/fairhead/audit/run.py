@@ -269,7 +269,7 @@ class Part:
 
     def _rate_estimate(self, name: str, rates: Rates, ends: NDArray[np.float64], g: int, rules: Rules) -> Estimate:
         n, value = int(rates.rows[0, g]), float(rates.hat[0, g])
-        if rates.independent[0, g] < rules.min_cell or np.isnan(value):
+        if not rates.enough(rules.min_cell)[0, g] or np.isnan(value):
             why = rates.shortage(0, g, self.tables.groups[g], rules.min_cell)
             return Estimate(name, self.name, None, None, None, n, None, why)
         low, high = min(float(ends[0, g]), value), max(float(ends[1, g]), value)

@@ -5,7 +5,7 @@ each (group, label, bin) there are: with 32 bins the spread of an AUC is off by 
 observed figure is exact.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fairhead.audit.counts import cell_numbers, clusters_in, tabulate
 from fairhead.audit.metrics import divide
-from fairhead.audit.rates import Rates, Terms
+from fairhead.audit.rates import Rates, Terms, unsettle
 
 Array = NDArray[np.float64]
 Codes = NDArray[np.integer]
@@ -196,7 +196,8 @@ class ScoreTables:
             stars.append(star + (exact - binned))
             rows.append(drawn.rows.sum(axis=-1).min(axis=-1))
         need = "rows in the smaller of its two classes"
-        return Rates(np.stack(hats), np.stack(stars, axis=1), np.stack(rows), lambda c: need, self._clusters)
+        rates = Rates(np.stack(hats), np.stack(stars, axis=1), np.stack(rows), lambda c: need, self._clusters)
+        return replace(rates, star=unsettle(rates.hat, rates.star, rates.independent))
 
     @cached_property
     def _brier(self) -> Rates:
