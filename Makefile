@@ -11,7 +11,7 @@ demo: .venv/.demo
 
 # Two processes: in the first, importing torch fails. The real tier skips what it does not find.
 TORCH_FREE := $(addprefix src/fairhead/,errors.py records audit report data)
-WITH_TORCH := $(addprefix src/fairhead/,heads locate mitigate train)
+WITH_TORCH := $(addprefix src/fairhead/,bench heads locate mitigate train)
 
 test: .venv/.dev
 	$(BIN)/python -m pytest tests/unit -m "not slow" --doctest-modules $(TORCH_FREE)

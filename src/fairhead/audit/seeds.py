@@ -179,7 +179,8 @@ class SeedPool:
 
         value = float(values.mean())
         if spread.se == 0:
-            return SeedDifference(metric, a, b, by_seed, value, 0.0, 0.0, value, value, float(value == 0), 0.0)
+            # The same answers everywhere: nothing says how large a difference would have shown.
+            return SeedDifference(metric, a, b, by_seed, value, 0.0, 0.0, value, value, float(value == 0), None)
         reach = float(student.ppf((1 + self.level) / 2, spread.df)) * spread.se
         p = float(2 * student.sf(abs(value) / spread.se, spread.df))
         detectable = reach + float(student.ppf(0.8, spread.df)) * spread.se

@@ -37,8 +37,8 @@ class Recipe:
 
     Example:
         >>> recipe = Recipe("vit-2x4", ("no", "yes"), {"width": 16, "mlp": 16, "image_size": 8, "patch_size": 4})
-        >>> recipe.build("image", seed=0).num_parameters()
-        4082
+        >>> type(recipe.build("image", seed=0)).__name__
+        'ViTForImageClassification'
         >>> recipe.pictures().size
         8
     """

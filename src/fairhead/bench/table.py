@@ -283,10 +283,15 @@ def _finding(lines: Sequence[Line], metric: str, baseline: str) -> str:
     tested = [line for line in lines if metric in line.differences and line.p_adjusted.get(metric) is not None]
     name = {"accuracy": "accuracy", "worst_group_accuracy": "worst-group accuracy"}.get(metric, metric)
     if not tested:
-        return f"{name}: no method can be held against {baseline} (fewer than two seeds in common, or undefined)."
+        reasons = [f.undefined for line in lines for m, f in line.figures.items() if m == metric and f.undefined]
+        why = f"undefined ({reasons[0]})" if reasons else f"fewer than two seeds in common with {baseline}"
+        return f"{name}: {why}."
     told = [line for line in tested if (line.p_adjusted[metric] or 0.0) < SIGNIFICANCE]
-    finest = [line.differences[metric].mde for line in tested]
-    fine = f"differences below about {100 * max(m for m in finest if m is not None):.1f} points would be missed"
+    smallest = [line.differences[metric].mde for line in tested]
+    known = [100 * m for m in smallest if m is not None]
+    if not known:
+        return f"{name}: the same answers as {baseline} everywhere."
+    fine = f"differences below about {max(known):.1f} points would be missed"
     if not told:
         who = f"{tested[0].method} cannot" if len(tested) == 1 else f"none of {len(tested)} methods can"
         return f"{name}: {who} be told from {baseline}; {fine}."
