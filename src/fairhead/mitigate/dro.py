@@ -92,7 +92,8 @@ def chi2_weights(losses: Tensor, alpha: float) -> Tensor:
     eta = mean - (variance / room.clamp(min=1e-12)).sqrt()
     above = (ordered[None] - eta[:, None]).clamp(min=0)  # [candidates, B]
     value = torch.where(room > 0, scale * above.square().mean(1).sqrt() + eta, torch.inf)
-    above = (losses.double() - eta[value.argmin()]).clamp(min=0)
+    best = eta.gather(0, value.argmin(0, keepdim=True))  # indexing by a scalar would wait for the device
+    above = (losses.double() - best).clamp(min=0)
     # All weight on the largest loss, where that is inside the ball or nothing varies.
     highest = (losses == losses.max()).double()
     inside = (1 / highest.mean() <= scale**2) | (above.sum() <= 0)
