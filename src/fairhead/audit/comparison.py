@@ -85,7 +85,6 @@ def compare(
     }
     audits = audit(joined.a, **options), audit(joined.b, **options)
     first, second = View.of(joined.a, positive), View.of(joined.b, positive)
-    rules = Rules(level, min_cell, multiclass, first.prevalence)
     binary_scores = all(view.scores is not None and view.scores.ndim == 1 for view in (first, second))
     chosen = choose_metrics(metrics, has_scores=first.scores is not None and second.scores is not None)
     # Base rates are the data's: they are the same on both sides.
@@ -97,6 +96,7 @@ def compare(
     for name, column in columns:
         privileged_index = None if name is None else privileged_group(name, column, privileged)
         pair = Pair.of(first, second, column, n_boot, n_perm, seed, with_scores)
+        rules = Rules(level, min_cell, multiclass, pair.bootstrap[0].prevalence)
         differences += [
             pair.difference(metric, rules, audits, name, privileged_index)
             for metric in chosen

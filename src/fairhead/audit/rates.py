@@ -159,6 +159,12 @@ class Tables:
         rates = Rates(hat, star, rows, lambda c: kind.need.format(names[c]), self.clusters)
         return rates if self.settled else replace(rates, star=unsettle(hat, star, rates.independent))
 
+    @property
+    def prevalence(self) -> Array:
+        """Share of each class, shape [C]."""
+        true = self.counts.sum(axis=(0, -1))
+        return np.asarray(true / true.sum())
+
     @cached_property
     def with_overall(self) -> "Tables":
         """The groups, and all rows as one more group."""

@@ -79,12 +79,12 @@ def audit(
     view = View.of(records, positive)
     columns = group_columns(records, group_by, intersections)
     chosen = choose_metrics(metrics, has_scores=view.scores is not None)
-    rules = Rules(level, min_cell, multiclass, view.prevalence)
     draws = Draws(n_boot, seed)
     parts = [
         Part(view, name, column, draws, privileged_group(name, column, privileged)) for name, column in columns.items()
     ]
     overall = Part(view, None, one_group(len(records)), draws, finer=parts[0] if parts else None)
+    rules = Rules(level, min_cell, multiclass, overall.tables.prevalence)
     estimates = [overall.estimate(m, rules) for m in chosen if m.overall]
     by_group: list[GroupRow] = []
     for part in parts:
@@ -173,12 +173,6 @@ class View:
     def ranked(self) -> Scores | None:
         """The scores, sorted when first needed."""
         return None if self.scores is None else Scores(self.label, self.scores, self.weight, self.cluster)
-
-    @property
-    def prevalence(self) -> NDArray[np.float64]:
-        """Share of each class, shape [C]."""
-        counts = np.bincount(self.label, self.weight, len(self.classes))
-        return counts / counts.sum()
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,7 @@ def _options(header: _Header, layout: Layout, place: dict[str, int], as_text: Co
         "dtype": dtypes,
         "keep_default_na": False,
         "na_values": missing,
+        "na_filter": bool(missing),
         "encoding": "utf-8",
     }
 
