@@ -10,8 +10,8 @@ demo: .venv/.demo
 	$(BIN)/fairhead demo --out $(OUT)
 
 # Two processes: in the first, importing torch fails. The real tier skips what it does not find.
-TORCH_FREE := $(addprefix src/fairhead/,errors.py records audit report data)
-WITH_TORCH := $(addprefix src/fairhead/,bench heads locate mitigate train)
+TORCH_FREE := $(addprefix src/fairhead/,errors.py records audit report data cli)
+WITH_TORCH := $(addprefix src/fairhead/,bench demo heads language locate mitigate train)
 
 test: .venv/.dev
 	$(BIN)/python -m pytest tests/unit -m "not slow" --doctest-modules $(TORCH_FREE)
@@ -21,6 +21,11 @@ check: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Ratios against Fairlearn, pandas and plain forward passes; minutes, and a quiet machine.
+bench: .venv/.dev
+	$(BIN)/python benchmarks/audit.py
+	$(BIN)/python benchmarks/tap.py
 
 format: .venv/.dev
 	$(BIN)/ruff check --fix .

@@ -56,7 +56,13 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'fairhead' has no attribute {name!r}")
-    value = getattr(import_module(_PUBLIC[name]), name)
+    try:
+        value = getattr(import_module(_PUBLIC[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "transformers", "accelerate"):
+            raise
+        message = f'fairhead.{name} needs {error.name}, which is not installed: pip install "fairhead[torch]"'
+        raise ModuleNotFoundError(message, name=error.name) from None
     globals()[name] = value
     return value
 

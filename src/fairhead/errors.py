@@ -16,11 +16,25 @@ class FairheadError(Exception):
 
 
 class InputError(FairheadError, ValueError):
-    """The data, a file or an option is not what was expected."""
+    """The data, a file or an option is not what was expected.
+
+    Example:
+        >>> from fairhead.records import Records
+        >>> Records.from_arrays([0, 1], [0, 2])
+        Traceback (most recent call last):
+        ...
+        fairhead.errors.InputError: prediction holds 2, which is not among the classes 0, 1 of label; make the two \
+columns agree, or name all classes (--class, once for each; classes=[...])
+    """
 
 
 class UnsupportedModel(FairheadError):
-    """A model family cannot do what was asked; the message names the family and what it can do."""
+    """A model family cannot do what was asked; the message names the family and what it can do.
+
+    Example:
+        >>> issubclass(UnsupportedModel, FairheadError)
+        True
+    """
 
 
 def did_you_mean(name: str, known: "list[str] | tuple[str, ...]") -> str:

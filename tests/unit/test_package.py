@@ -33,6 +33,12 @@ def test_public_names_are_where_they_are_said_to_be():
         _ = fairhead.nothing
 
 
+def test_what_needs_torch_says_how_to_get_it():
+    """This tier has no torch, as an installation for auditing has none."""
+    with pytest.raises(ModuleNotFoundError, match=r'fairhead.tap needs torch.*pip install "fairhead\[torch\]"'):
+        _ = fairhead.tap
+
+
 def test_import_is_lazy():
     code = f"import sys, fairhead; print([m for m in {HEAVY} if m in sys.modules])"
     assert python(code) == "[]\n"

@@ -189,6 +189,14 @@ def test_large_ids_stay_exact_from_block_to_block(tmp_path, monkeypatch):
     assert [int(i) for i in read_text(tmp_path, text, id="id").id] == ids
 
 
+def test_row_of_a_bad_number_counts_from_the_top_of_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(csv_files, "BLOCK", 30)
+    lines = [f"{i % 2},0.5,{'ab'[i % 2]}" for i in range(40)]
+    lines[32] = "1,high,a"
+    with pytest.raises(InputError, match="column 'p' holds 'high' in row 33; numbers are expected"):
+        read_text(tmp_path, rows(*lines, header="y,p,g"), prediction=None, score="p")
+
+
 def test_text_after_numbers_keeps_leading_zeros(tmp_path, monkeypatch):
     # The first block alone would be read as numbers.
     monkeypatch.setattr(csv_files, "BLOCK", 10)

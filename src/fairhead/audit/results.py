@@ -97,7 +97,19 @@ class Difference:
 
 @dataclass(frozen=True)
 class Audit:
-    """Gaps with intervals: what `fairhead.audit` returns."""
+    """Gaps with intervals: what `fairhead.audit` returns.
+
+    Attributes:
+        estimates: overall figures first, then those of each group column.
+        by_group: the figures of each group of each column.
+        provenance: where the rows came from, and the options of the audit.
+
+    Example:
+        >>> gap = Estimate("DP", "race", 0.12, 0.08, 0.16, n=500, ideal=0.0)
+        >>> found = Audit((gap,), (), {"rows": 500})
+        >>> found["DP"].value, found.to_dict()["estimates"][0]["group_by"]
+        (0.12, 'race')
+    """
 
     estimates: tuple[Estimate, ...]
     by_group: tuple[GroupRow, ...]
@@ -128,7 +140,20 @@ class Audit:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Paired differences of two sets of predictions: what `fairhead.compare` returns."""
+    """Paired differences of two sets of predictions: what `fairhead.compare` returns.
+
+    Attributes:
+        differences: one for each metric and group column, b minus a.
+        a: the audit of the first predictions, on the rows that both have.
+        b: the audit of the second.
+        provenance: where both came from, how they were joined, and the options.
+
+    Example:
+        >>> alone = Audit((), (), {})
+        >>> moved = Difference("DP", "race", 0.2, 0.1, -0.1, -0.15, -0.05, 900, p=0.001, p_adjusted=0.004)
+        >>> Comparison((moved,), alone, alone, {}).to_dict()["differences"][0]["value"]
+        -0.1
+    """
 
     differences: tuple[Difference, ...]
     a: Audit

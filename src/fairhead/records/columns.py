@@ -180,8 +180,8 @@ def _small_integer(n_levels: int) -> type[np.signedinteger[Any]]:
     return np.int8 if n_levels <= 128 else np.int16 if n_levels <= 32_768 else np.int32
 
 
-def as_floats(values: Any, name: str) -> NDArray[np.float64]:
-    """Numbers of shape [n], NaN where missing; anything that is not a number is an error that shows it."""
+def as_floats(values: Any, name: str, before: int = 0) -> NDArray[np.float64]:
+    """Numbers of shape [n], NaN where missing; anything else is an error that shows it, and its row after `before`."""
     values = np.asarray(one_dimensional(values, name))
     try:
         return np.asarray(pd.to_numeric(values), dtype=np.float64)
@@ -192,7 +192,7 @@ def as_floats(values: Any, name: str) -> NDArray[np.float64]:
     bad &= np.array([not isinstance(v, str) or v.strip().lower() not in _NOT_A_NUMBER | _NO_ANSWER for v in values])
     if bad.any():
         row = int(bad.argmax())
-        raise InputError(f"{name} holds {values[row]!r} in row {row + 1}; numbers are expected")
+        raise InputError(f"{name} holds {values[row]!r} in row {before + row + 1:,}; numbers are expected")
     return numbers
 
 

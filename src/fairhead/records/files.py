@@ -48,13 +48,15 @@ def collect(source: Source, layout: Layout, as_text: Collection[str] = ()) -> Pa
     with warnings.catch_warnings():
         # A column of ids that is part number, part text: dealt with below.
         warnings.simplefilter("ignore", pd.errors.DtypeWarning)
+        rows = 0
         for chunk in source.chunks(layout, as_text):
             for name, encoder in encoders.items():
                 encoder.add(chunk[name])
             for name, values in numbers.items():
-                values.append(as_floats(chunk[name], f"column {name!r}"))
+                values.append(as_floats(chunk[name], f"column {name!r}", before=rows))
             for name, values in ids.items():
                 values.append(np.asarray(chunk[name]))
+            rows += len(chunk)
     if source.text_only:
         # A column that looked like numbers at first and is text after all: "007" must not have become 7 on the way.
         mixed = {name for name, chunks in ids.items() if not {values.dtype.kind for values in chunks} <= {"i", "u"}}
