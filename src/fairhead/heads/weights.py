@@ -84,4 +84,5 @@ def _rows_of(x: Tensor, rows: CheckedTokens, n_query: int) -> Tensor:
     """Query rows of x [B or 1, H or 1, Q or 1, ...], the query axis kept."""
     if rows is None or x.shape[2] != n_query:
         return x
-    return x[:, :, [rows] if isinstance(rows, int) else rows]
+    # A view for one row: a list would become an index tensor, and a device would be waited for at every step.
+    return x[:, :, rows].unsqueeze(2) if isinstance(rows, int) else x[:, :, rows]
