@@ -211,6 +211,13 @@ def test_rows_that_are_dropped_leave_no_class_behind():
     assert records.prediction.values().tolist() == [0, 1, 1, 1]
 
 
+def test_one_class_against_the_rest_is_predicted_where_its_score_is_the_highest():
+    scores = np.random.default_rng(0).dirichlet(np.ones(3), 200)
+    records = Records.from_arrays(np.arange(200) % 3, scores=scores, positive=1)
+    assert records.prediction.values().tolist() == [1 if best == 1 else "not 1" for best in scores.argmax(axis=1)]
+    np.testing.assert_array_equal(records.scores, scores[:, 1])
+
+
 @pytest.mark.parametrize(
     ("scores", "rule"), [([0.2, 0.4], "score >= 0.3"), ([[0.5, 0.3, 0.2], [0.1, 0.7, 0.2]], "highest score")]
 )

@@ -162,7 +162,7 @@ class Records:
             classes: all classes, in the order of the score columns, where the labels alone do not show them.
             positive: the positive class, by default the last of two in sorted order. With more than two classes, that
                 class against the rest.
-            threshold: the score from which on the positive class is predicted.
+            threshold: the score from which on the positive class is predicted, where there is one score (or two).
             drop_missing: go on without the rows that miss a value; otherwise they are an error that counts them.
             provenance: where the arrays came from.
 
@@ -264,7 +264,7 @@ class Records:
             classes: all classes, in the order of the score columns, where the labels alone do not show them.
             positive: the positive class, by default the last of two in sorted order. With more than two classes, that
                 class against the rest.
-            threshold: the score from which on the positive class is predicted.
+            threshold: the score from which on the positive class is predicted, where there is one score (or two).
             drop_missing: go on without the rows that miss a value; otherwise they are an error that counts them.
 
         Example:

@@ -96,10 +96,14 @@ def build(parts: Parts, options: Options, provenance: Mapping[str, Any], layout:
     if parts.prediction is not None:
         prediction = recode(parts.prediction, classes)
     else:
+        assert parts.scores is not None
         assert scores is not None
-        one = scores.ndim == 1
-        prediction = (scores >= options.threshold if one else scores.argmax(axis=1)).astype(label.dtype)
-        rule = {"prediction": f"score >= {options.threshold:g}" if one else "highest score"}
+        if parts.scores.shape[1] > 2:  # one positive class against the rest: whether its score is the highest
+            prediction = recode(Coded(parts.scores.argmax(axis=1), found), classes)
+            rule = {"prediction": "highest score"}
+        else:
+            prediction = (scores >= options.threshold).astype(label.dtype)
+            rule = {"prediction": f"score >= {options.threshold:g}"}
     return Records(
         label=Column(label, classes),
         prediction=Column(prediction, classes),
