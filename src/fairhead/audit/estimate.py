@@ -189,17 +189,17 @@ def _sum_interval(parts: Stack, terms: Terms, level: float) -> intervals.Interva
     """The interval of one sum of absolute values, or of the gap between several."""
     usable = ~np.isnan(parts.hat[0, 0])
     hat, star = terms.hat[:, usable], terms.star[parts.kept][..., usable]
-    star = hat + (star - hat) * _stretch(parts.independent[0, 0, usable], level)
+    star = hat + (star - hat) * stretch(parts.independent[0, 0, usable], level)
     if hat.shape[1] == 1:
         return _within_unit(intervals.absolute_sum(hat[:, 0], star[..., 0], level))
     return _within_unit(intervals.spread_of_sums(hat, star, level))
 
 
 def _widened(parts: Stack, level: float) -> Stack:
-    return replace(parts, star=parts.hat + (parts.star - parts.hat) * _stretch(parts.independent, level))
+    return replace(parts, star=parts.hat + (parts.star - parts.hat) * stretch(parts.independent, level))
 
 
-def _stretch(n: NDArray[np.int64], level: float) -> Array:
+def stretch(n: NDArray[np.int64], level: float) -> Array:
     """How far to stretch replicates of rates with few rows or clusters, as t does the normal.
 
     A bootstrap of few is too sure of itself. The factor is √(n/(n−1))·t/z, with t/z to first order in 1/n: 1.06 for 30

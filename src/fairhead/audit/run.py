@@ -13,7 +13,7 @@ from fairhead.audit import intervals
 from fairhead.audit.association import association_estimate
 from fairhead.audit.catalogue import DEFAULT, METRICS, Metric
 from fairhead.audit.counts import cell_numbers, clusters_in, tabulate
-from fairhead.audit.estimate import Rules, estimate
+from fairhead.audit.estimate import Rules, estimate, stretch
 from fairhead.audit.rates import RATES, Rates, Tables
 from fairhead.audit.reduction import Multiclass
 from fairhead.audit.results import Audit, Estimate, GroupRow
@@ -285,6 +285,10 @@ def rate_ends(rates: Rates, level: float) -> NDArray[np.float64]:
         groups = zip(np.moveaxis(rates.terms.hat, -1, 0), np.moveaxis(rates.terms.star, -1, 0), strict=True)
         return np.array([intervals.absolute_sum(hat, star, level)[:2] for hat, star in groups]).T
     star = np.moveaxis(rates.star[:, 0], 0, -1)
+    if rates.clusters is not None:  # which may be few, however many rows
+        hat = rates.hat[0][:, None]
+        wide = hat + (star - hat) * stretch(rates.independent[0], level)[:, None]
+        star = np.clip(wide, 0.0, np.maximum(hat, 1.0))
     tails = [(1 - level) / 2, (1 + level) / 2]
     if np.isnan(star).any():
         star = np.where(np.isnan(star).all(axis=-1, keepdims=True), 0.0, star)

@@ -22,7 +22,6 @@ from fairhead.audit import intervals
 from fairhead.audit.catalogue import METRICS
 from fairhead.audit.counts import cell_numbers
 from fairhead.audit.estimate import Rules, Stack
-from fairhead.audit.metrics import pooled as pooled_counts
 from fairhead.audit.rates import Tables
 from fairhead.audit.reduction import Reduction
 from fairhead.audit.run import MIN_CELL, View, choose_metrics, group_columns
@@ -225,9 +224,8 @@ class SeedPool:
 
     @cached_property
     def _rules(self) -> Rules:
-        counts = next(iter(next(iter(self._tables.values())).values())).counts
-        true = pooled_counts(counts)[0].sum(axis=-1)
-        return Rules(self.level, self.min_cell, "max", true / true.sum())
+        first = next(iter(next(iter(self._tables.values())).values()))
+        return Rules(self.level, self.min_cell, "max", first.prevalence)
 
     @cached_property
     def _tables(self) -> dict[str, dict[int, Tables]]:
