@@ -83,6 +83,12 @@ def test_crows_pairs_bad_rows_are_named(tmp_path):
     file.write_text("a,b\n1,2\n")
     with pytest.raises(InputError, match="has no column 'sent_more'; it has a, b"):
         read("crows_pairs", file)
+    file.write_text('{"version":"1.1","data":{}}')  # another benchmark's file
+    with pytest.raises(InputError, match="Is the file cut off"):
+        read("crows_pairs", file)
+    file.write_text(", ".join(["word"] * 10_000))
+    with pytest.raises(InputError, match=r"it has word,.* \.\.\.$"):
+        read("crows_pairs", file)
 
 
 UNKNOWN = Answer("Not known", "Not known", "unknown")

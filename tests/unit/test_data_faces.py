@@ -59,6 +59,15 @@ def test_utkface_ids_and_inputs_do_not_spell_out_groups(utkface):
     train = read("utkface", utkface).examples("train")
     assert all(len(i) == 16 and "_" not in i for i in train.ids)
     assert "_" not in repr(train.inputs).removeprefix(f"Images({len(train)} in {str(utkface)!r})")
+    # Nor does their order, which is by age, gender and race in the folder.
+    assert train.ids.tolist() == sorted(train.ids.tolist())
+
+
+def test_utkface_two_pictures_of_one_name_are_named(utkface):
+    name = min(utkface.iterdir()).name
+    _face(utkface / "part1" / name, 5000)
+    with pytest.raises(InputError, match=rf"{name} and .*{name} are two pictures of one name; give the folder"):
+        read("utkface", utkface)
 
 
 def test_utkface_drops_duplicates_by_content(utkface):
@@ -204,6 +213,21 @@ def test_celeba_broken_files_are_named(celeba):
         read("celeba", celeba)
 
 
+def test_celeba_lists_that_are_swapped_or_repeat_themselves_are_named(celeba):
+    parts = celeba / "list_eval_partition.txt"
+    whole = parts.read_text()
+    first = whole.splitlines()[0]
+    parts.write_text(first.split()[0] + " -1\n" + whole.partition("\n")[2])
+    with pytest.raises(InputError, match="parts other than 0, 1 and 2, such as -1"):
+        read("celeba", celeba, split="official")
+    shutil.copy(celeba / "identity_CelebA.txt", parts)
+    with pytest.raises(InputError, match="Is it another of the lists"):
+        read("celeba", celeba, split="official")
+    parts.write_text(f"{first}\n{whole}")
+    with pytest.raises(InputError, match=rf"{first.split()[0]} is there twice"):
+        read("celeba", celeba)
+
+
 @pytest.fixture
 def fairface(tmp_path: Path) -> Path:
     folder = tmp_path / "fairface"
@@ -246,3 +270,12 @@ def test_fairface_broken_files_are_named(fairface):
     labels.write_text("file,age\nval/1.jpg,3-9\n")
     with pytest.raises(InputError, match="has no column 'gender'; it has file, age"):
         read("fairface", fairface)
+    header, _, rows = (fairface / "fairface_label_train.csv").read_text().partition("\n")
+    labels.write_text(header + "\n")
+    with pytest.raises(InputError, match="has a header and no row"):
+        read("fairface", fairface)
+    labels.write_text("\n".join([header, *rows.split("\n")[:2], rows.split("\n")[0]]))
+    with pytest.raises(InputError, match=r"train/1\.jpg is there twice"):
+        read("fairface", fairface)
+    with pytest.raises(InputError, match=r"FairFace needs .*this file holds 1 files"):  # and is not parsed first
+        read("fairface", labels)

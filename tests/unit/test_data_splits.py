@@ -37,7 +37,7 @@ def test_another_seed_is_another_split_and_parts_are_independent():
     assert not np.array_equal(a, b)
 
 
-@pytest.mark.parametrize("fractions", [{}, {"a": 0.5}, {"a": 1.5, "b": -0.5}])
+@pytest.mark.parametrize("fractions", [{}, {"a": 0.5}, {"a": 1.5, "b": -0.5}, {"a": float("nan"), "b": 1.0}])
 def test_shares_must_sum_to_one(fractions):
     with pytest.raises(InputError, match="sum to 1"):
         split_by_hash(["x"], fractions)

@@ -81,6 +81,11 @@ def read_celeba(
     if split == "official" or (split == "auto" and complete):
         if part is None:
             raise source.missing("list_eval_partition.txt for the official split", "CelebA")
+        if not np.isin(part, range(len(PARTS))).all():
+            raise InputError(
+                f"{source.path}: list_eval_partition.txt has parts other than 0, 1 and 2, such as "
+                f"{part[~np.isin(part, range(len(PARTS)))][0]}. Is it another of the lists?"
+            )
         parts = np.array(PARTS)[part]
         split = "official"
     else:
@@ -144,6 +149,8 @@ def _optional_list(source: Source, file: str, images: "pd.Index[str]") -> NDArra
     name = source.find(file, "CelebA")
     try:
         rows = pd.read_csv(StringIO(source.text(name)), sep=r"\s+", header=None, names=["image", "value"])
+        if rows["image"].duplicated().any():
+            raise ValueError(f"{rows['image'][rows['image'].duplicated()].iloc[0]} is there twice")
         values = rows.set_index("image")["value"].astype(np.int64).reindex(images)
     except (ValueError, pd.errors.ParserError) as error:
         raise InputError(f"{source.where(name)}: each line should be an image name and a number: {error}") from None

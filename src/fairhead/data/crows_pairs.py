@@ -3,6 +3,7 @@
 import ast
 import csv
 import os
+import textwrap
 from dataclasses import dataclass
 from io import StringIO
 
@@ -12,6 +13,7 @@ from fairhead.errors import InputError
 
 FILE = "crows_pairs_anonymized.csv"
 DIRECTIONS = ("stereo", "antistereo")
+_COLUMNS = ("sent_more", "sent_less", "stereo_antistereo", "bias_type", "annotations")
 
 
 @dataclass(frozen=True)
@@ -60,14 +62,13 @@ def read_crows_pairs(path: str | os.PathLike[str], *, on_error: str = "raise") -
     source, skips = Source(path), Skips(on_error)
     name = source.find(FILE, "CrowS-Pairs")
     rows = csv.DictReader(StringIO(source.text(name), newline=""), strict=True)
-    needed = ("sent_more", "sent_less", "stereo_antistereo", "bias_type", "annotations")
-    lacking = [c for c in needed if c not in (rows.fieldnames or ())]
-    if lacking:
-        raise InputError(
-            f"{source.where(name)}: has no column {lacking[0]!r}; it has {', '.join(rows.fieldnames or ())}"
-        )
     pairs = []
     try:
+        columns = rows.fieldnames or ()
+        lacking = [c for c in _COLUMNS if c not in columns]
+        if lacking:
+            seen = textwrap.shorten(", ".join(columns), 200, placeholder=" ...")  # of a JSON file: all of it
+            raise InputError(f"{source.where(name)}: has no column {lacking[0]!r}; it has {seen}")
         for row in rows:
             try:
                 pairs.append(_pair(row))

@@ -53,9 +53,10 @@ def read_fairface(
     choose("target", [target], COLUMNS)
     groups = choose("group", groups, COLUMNS)
     source, skips = Source(path), Skips(on_error)
-    tables = {part: _labels(source, part) for part in ("train", "val") if source.matching(f"fairface_label_{part}.csv")}
-    if not tables or (source.is_file and not source.is_archive):
+    parts = [part for part in ("train", "val") if source.matching(f"fairface_label_{part}.csv")]
+    if not parts or (source.is_file and not source.is_archive):
         raise source.missing("fairface_label_train.csv or fairface_label_val.csv, with train/ or val/", "FairFace")
+    tables = {part: _labels(source, part) for part in parts}
     table = pd.concat([t.assign(part=part) for part, t in tables.items()], ignore_index=True)
 
     image_source, members = _images(source, table["file"].iloc[0])
@@ -98,6 +99,10 @@ def _labels(source: Source, part: str) -> pd.DataFrame:
     lacking = [c for c in ("file", *COLUMNS) if c not in table.columns]
     if lacking:
         raise InputError(f"{source.where(name)}: has no column {lacking[0]!r}; it has {', '.join(table.columns)}")
+    if not len(table):
+        raise InputError(f"{source.where(name)}: has a header and no row. Is the file cut off?")
+    if table["file"].duplicated().any():
+        raise InputError(f"{source.where(name)}: {table['file'][table['file'].duplicated()].iloc[0]} is there twice")
     blank = (table[["file", *COLUMNS]] == "").any(axis=1)
     if blank.any():
         raise InputError(

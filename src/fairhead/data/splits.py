@@ -42,7 +42,7 @@ def split_by_hash(
         100
     """
     shares = list(fractions.values())
-    if not shares or min(shares) < 0 or abs(sum(shares) - 1) > 1e-9:
+    if not shares or not all(share >= 0 for share in shares) or not abs(sum(shares) - 1) <= 1e-9:  # NaN is neither
         raise InputError(f"the shares of a split must not be negative and must sum to 1; found {dict(fractions)}")
     rows = Counter(keys)
     ordered = shuffle_by_hash(keys, seed)

@@ -53,7 +53,8 @@ def read_utkface(
     is the target or a group) nobody knows which is right, and all of them are dropped; where they agree the first by
     name is kept. On the published 23 708 files this leaves 23 211.
 
-    Ids are a hash of the file name, because the name itself would hand the groups to training code.
+    Ids are a hash of the file name, and rows are in the order of ids, because the name itself (or an order by age,
+    gender and race, which is that of the names) would hand the groups to training code.
 
     Args:
         path: the folder `UTKFace`, one that holds it, or a zip archive.
@@ -94,6 +95,14 @@ def read_utkface(
         faces, images = [faces[i] for i in keep], images.take(keep)
 
     ids = np.array([hashlib.sha256(base_name(f.name).encode()).hexdigest()[:16] for f in faces], dtype=str)
+    order = np.argsort(ids)
+    for one, other in pairwise(order):
+        if ids[one] == ids[other]:
+            raise InputError(
+                f"{source.path}: {faces[one].name} and {faces[other].name} are two pictures of one name; "
+                "give the folder of one of them"
+            )
+    faces, images, ids = [faces[i] for i in order], images.take(order), ids[order]
     split = split_by_hash(ids.tolist(), fractions, seed)
     if bias_rate is not None:
         kept = _thinned(faces, ids, split, bias_rate, seed)
