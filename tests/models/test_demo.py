@@ -1,6 +1,8 @@
 """The demo: honest data, a verdict that follows the intervals, and the whole run on a tiny budget."""
 
+import errno
 import json
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -136,7 +138,11 @@ def test_the_report_is_valid_and_its_figures_come_from_the_records(two_runs):
 
 
 def test_without_a_head_to_blame_the_report_says_so(tmp_path):
+    (tmp_path / "records").mkdir()
+    for name in ("plain-half", "plain-half-heads-ablated", "mine"):
+        (tmp_path / "records" / f"{name}.csv").write_text("of an earlier run")
     found = run_demo(tmp_path, replace(TINY, most_heads=0, training=TrainingPlan(epochs=1)))
+    assert sorted(path.stem for path in (tmp_path / "records").iterdir()) == ["dam", "mine", "plain"]
     assert "No head carries a part of the gap that can be told from chance." in found.verdict
     kinds = [section["kind"] for section in json.loads((tmp_path / "report.json").read_text())["sections"]]
     assert kinds == ["text", "audit", "audit", "comparison", "headmap"]
@@ -155,6 +161,19 @@ def test_a_folder_that_cannot_be_made_is_told_before_the_work(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot write to"):
         run_demo(tmp_path / "file" / "out", TINY)
+    with pytest.raises(InputError, match="cannot write to"):
+        run_demo(tmp_path / "file", TINY)
+
+
+def test_a_folder_that_cannot_be_written_to_is_told_before_the_work(tmp_path, monkeypatch):
+    def refuse(dir):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("fairhead.demo.story.tempfile.TemporaryFile", refuse)
+    told = []
+    with pytest.raises(InputError, match="Read-only file system; give another folder"):
+        run_demo(tmp_path, TINY, lambda *stage: told.append(stage))
+    assert not told
 
 
 def test_the_command_prints_the_verdict_and_the_place(tmp_path, monkeypatch):

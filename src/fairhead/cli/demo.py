@@ -15,7 +15,7 @@ _NEEDS = ("torch", "transformers", "accelerate", "sklearn")
 
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for report, records and models.")] = Path("fairhead-demo"),
-    seed: Annotated[int, typer.Option(min=0, help="Of the data, the training and the resampling.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the data, the training and the resampling.")] = 0,
 ) -> None:
     """Train a small vision transformer on shaded digits, audit it, find the heads that carry the shade, mitigate.
 

@@ -1,5 +1,6 @@
 """The demo from end to end: train twice, audit both, find the heads that carry the shade, take them out."""
 
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,9 @@ from fairhead.mitigate import DAM, attach, save
 from fairhead.records import Records
 from fairhead.report import write
 from fairhead.train import Epoch, Fit, TrainingPlan, fit, predict
+
+# The tables that a run may write.
+_RECORDS = ("plain", "dam", "plain-half", "plain-half-heads-ablated")
 
 # Called with the name of a stage, how much of it is done, how much there is, and a word about it.
 Tell = Callable[[str, int, int, str], None]
@@ -81,7 +85,7 @@ def run_demo(out: Path | str, plan: DemoPlan | None = None, tell: Tell | None = 
         Where the report is, and what it says.
 
     Raises:
-        InputError: the folder cannot be made.
+        InputError: the folder cannot be made or written to.
 
     Example:
         >>> import tempfile
@@ -95,7 +99,7 @@ def run_demo(out: Path | str, plan: DemoPlan | None = None, tell: Tell | None = 
     """
     plan = plan or DemoPlan()
     tell = tell or (lambda stage, done, total, note: None)
-    out = _made(Path(out))
+    out = _writable(Path(out))
     seconds: dict[str, float] = {}
     with _one_thread():
         digits = shaded_digits(plan.seed)
@@ -248,13 +252,19 @@ def _save_model(model: ViTForImageClassification, folder: Path) -> None:
 
 
 def _save_records(records: Mapping[str, Records], folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    for name in _RECORDS:  # of an earlier run into the same folder, which may have chosen heads where this one has not
+        (folder / f"{name}.csv").unlink(missing_ok=True)
     for name, table in records.items():
-        table.save(_made(folder) / f"{name}.csv")
+        table.save(folder / f"{name}.csv")
 
 
-def _made(folder: Path) -> Path:
+def _writable(folder: Path) -> Path:
+    """Make the folder, and find out now rather than after training whether it can be written to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
     except OSError as error:
         raise InputError(f"cannot write to {str(folder)!r}: {error.strerror}; give another folder") from error
     return folder
