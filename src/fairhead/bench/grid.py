@@ -60,6 +60,7 @@ class Data:
         max_length: tokens that texts are cut and padded to.
         limit: at most so many rows in each part, drawn at random by the seed.
         plan: where it differs from the grid's.
+        written: `read` as the grid has it, with variables: results are known by it, wherever the data lie.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Data:
     max_length: int = 128
     limit: int | None = None
     plan: Mapping[str, Any] = field(default_factory=dict)
+    written: str = ""
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class Backbone:
         train: "all" of it, or "last_encoder" on frozen features.
         settings: of a fresh model: width, mlp, image_size, patch_size.
         plan: where it differs from the grid's and the data's.
+        written: `model` as the grid has it.
     """
 
     name: str
@@ -90,6 +93,7 @@ class Backbone:
     train: str = "all"
     settings: Mapping[str, Any] = field(default_factory=dict)
     plan: Mapping[str, Any] = field(default_factory=dict)
+    written: str = ""
 
 
 @dataclass(frozen=True)
@@ -136,11 +140,12 @@ class Cell:
     def settings(self) -> dict[str, Any]:
         """All that its result depends on, JSON-ready: a row with other settings is another result."""
         options = {**self.method.options, **self.method.data_options.get(self.data.name, {})}
-        data = {name: getattr(self.data, name) for name in ("read", "split_by_seed", "max_length", "limit", "group")}
+        data = {name: getattr(self.data, name) for name in ("split_by_seed", "max_length", "limit", "group")}
+        data["read"] = self.data.written or self.data.read
         return {
             "data": {**data, "parts": list(self.data.parts), "options": dict(self.data.options)},
             "backbone": {
-                "model": self.backbone.model,
+                "model": self.backbone.written or self.backbone.model,
                 "train": self.backbone.train,
                 "settings": dict(self.backbone.settings),
             },
@@ -340,9 +345,12 @@ def _changed(grid: Grid, changes: Mapping[str, Any], environment: Mapping[str, s
     # Only what is still in the grid needs its variables.
     return replace(
         grid,
-        data=tuple(replace(d, read=_expanded(d.read, f"data {d.name!r}", environment)) for d in grid.data),
+        data=tuple(
+            replace(d, read=_expanded(d.read, f"data {d.name!r}", environment), written=d.read) for d in grid.data
+        ),
         backbones=tuple(
-            replace(b, model=_expanded(b.model, f"backbone {b.name!r}", environment)) for b in grid.backbones
+            replace(b, model=_expanded(b.model, f"backbone {b.name!r}", environment), written=b.model)
+            for b in grid.backbones
         ),
     )
 
