@@ -131,7 +131,9 @@ def audit_command(
     n_boot: Annotated[int, _option("--n-boot", "Bootstrap replicates.", _STATISTICS, "N")] = 2000,
     seed: Annotated[int, _option("--seed", "Same seed, same figures.", _STATISTICS, "N")] = 0,
     level: Annotated[float, _option("--level", "Confidence level of intervals.", _STATISTICS, "SHARE")] = 0.95,
-    min_cell: Annotated[int, _option("--min-cell", "Rows that a rate needs to be defined.", _STATISTICS, "N")] = 10,
+    min_cell: Annotated[
+        int, _option("--min-cell", "Rows (or clusters) that a rate needs to be defined.", _STATISTICS, "N")
+    ] = 10,
     compare: Annotated[
         str | None,
         _option(
