@@ -163,7 +163,9 @@ class Decomposer:
             x = x[0] if isinstance(x, tuple) else x
             if x.dim() == 2 and len(x) == n:  # pooled already, as before CLIP's last norm
                 return x
-            return take(x.reshape(n, -1, x.shape[-1]), tokens)
+            # A copy: a view of one token would keep every token of every layer alive.
+            chosen = take(x.reshape(n, -1, x.shape[-1]), tokens)
+            return chosen if tokens is None else chosen.clone()
 
         handles = self._watch(seen, pick)
         try:
