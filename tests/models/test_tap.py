@@ -161,6 +161,19 @@ def test_taps_may_close_in_any_order() -> None:
 
 
 @pytest.mark.parametrize("name", ["ViT", "GPT-Neo", "DeBERTa-v2"])
+def test_contributions_asked_for_again_are_seen_once_a_pass(name: str) -> None:
+    family = FAMILIES[name]
+    model = family.build(family.implementations[0])
+    with torch.no_grad(), fairhead.tap(model) as outer:
+        outer.scale([(0, 0)], 1.0)
+        for _ in range(2):
+            with fairhead.tap(model) as inner:
+                reading = inner.read("contribution", keep="all")
+                model(**family.inputs())
+    assert [len(reading.calls(layer)) for layer in (0, 1)] == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["ViT", "GPT-Neo", "DeBERTa-v2"])
 def test_an_exception_leaves_no_trace(name: str) -> None:
     family = FAMILIES[name]
     model = family.build(family.implementations[0])

@@ -36,6 +36,7 @@ class _Tapped:
     Attributes:
         undo: take the route away.
         requests: what has been asked of it.
+        at_projection: whether there is a hook on the output projection.
         config: on the interface route, the config that the module had.
         implementation: the attention implementation that config names.
         kernel: the attention function of that name.
@@ -43,6 +44,7 @@ class _Tapped:
 
     undo: list[Callable[[], None]]
     requests: Requests = field(default_factory=Requests)
+    at_projection: bool = False
     config: Any = None
     implementation: str | None = None
     kernel: Callable[..., Any] | None = None
@@ -54,7 +56,8 @@ def _tapped_attention(
     """The registered attention function: the model's own kernel, with the requests before and after it."""
     tapped: _Tapped = getattr(module, _PLACE)
     requests = tapped.requests
-    if tapped.config._attn_implementation != tapped.implementation:  # `set_attn_implementation` has been called
+    # `set_attn_implementation` may have been called. (The property of this name takes twice as long.)
+    if tapped.config._attn_implementation_internal != tapped.implementation:
         _choose_kernel(module, tapped)
     query, key = requests.transform(query, key)
     assert tapped.kernel is not None
@@ -89,12 +92,17 @@ def _heads_first(x: Tensor, tokens: CheckedTokens) -> Tensor:
     return chosen if chosen.dim() == 3 else chosen.transpose(1, 2)
 
 
-def install(site: Site) -> Requests:
+def install(site: Site, ability: str) -> Requests:
     """Put the route of `site` in place, or join the one that another tap has put there."""
     tapped: _Tapped | None = getattr(site.module, _PLACE, None)
     if tapped is None:
         tapped = _ROUTES[site.route.kind](site)
         setattr(site.module, _PLACE, tapped)
+    if ability == "contribution" and not tapped.at_projection:
+        # Some families gate or normalise the heads on their way to W_O; what the projection gets is what adds up.
+        hook = partial(_at_projection, site.module)
+        tapped.undo.append(site.projection.register_forward_pre_hook(hook).remove)
+        tapped.at_projection = True
     return tapped.requests
 
 
@@ -123,8 +131,6 @@ def _by_interface(site: Site) -> _Tapped:
     config = copy.copy(original)
     config._attn_implementation_internal = _NAME  # the property's setter would change nested configs too
     module.config = config
-    # Some families gate or normalise the heads on their way to W_O; what the projection gets is what adds up.
-    tapped.undo.append(site.projection.register_forward_pre_hook(partial(_at_projection, module)).remove)
     return tapped
 
 
@@ -148,16 +154,13 @@ def _choose_kernel(module: nn.Module, tapped: _Tapped) -> None:
 
 
 def _at_projection(module: nn.Module, _: nn.Module, args: tuple[Any, ...]) -> None:
-    requests = _requests_of(module)
-    if requests.wanted:
-        requests.read_contribution(args[0])
+    _requests_of(module).read_contribution(args[0])
 
 
 def _by_method(site: Site) -> _Tapped:
     module: Any = site.module
     module._attn = partial(_attend, module, module._attn)
-    hook = site.projection.register_forward_pre_hook(partial(_at_projection, module))
-    return _Tapped([partial(delattr, module, "_attn"), hook.remove])
+    return _Tapped([partial(delattr, module, "_attn")])
 
 
 def _attend(
@@ -194,7 +197,7 @@ def _by_hooks(site: Site) -> _Tapped:
         handles.append(module.register_forward_hook(_after_attention))
     # Compiled code does not notice hooks that come or go, and nothing else changes on this route.
     torch.compiler.reset()
-    return _Tapped([*(handle.remove for handle in handles), torch.compiler.reset])
+    return _Tapped([*(handle.remove for handle in handles), torch.compiler.reset], at_projection=True)
 
 
 def _edit_at_projection(module: nn.Module, site: Site, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -195,7 +195,7 @@ class Tap:
             raise InputError("the tap is closed: make requests inside the `with` block")
         for site in sites:  # all or none: nothing is installed when one of them cannot
             site.require(ability, verb)
-        return [(routes.install(site), site) for site in sites]
+        return [(routes.install(site, ability), site) for site in sites]
 
     def _layer(self, number: int) -> int:
         if not -self._n_layers <= number < self._n_layers:
