@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import fairhead
 from fairhead.audit import Difference
-from fairhead.cli import app
+from fairhead.cli import app, main
 from fairhead.demo import DemoPlan, run_demo
 from fairhead.demo.digits import shaded_digits
 from fairhead.demo.story import _counts, _figures
@@ -189,6 +189,18 @@ def test_the_command_prints_the_verdict_and_the_place(tmp_path, monkeypatch):
     assert result.stdout.endswith(f"report: {tmp_path / 'out' / 'report.html'}\n")
     assert "plain training: 2 of 2" in result.stderr
     assert json.loads((tmp_path / "out" / "report.json").read_text())["provenance"]["seed"] == 2
+
+
+def test_an_interrupted_run_says_so_and_writes_no_report(tmp_path, monkeypatch, capsys):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fairhead.demo.story.fit", interrupt)
+    with pytest.raises(SystemExit) as stopped:
+        main(["demo", "--out", str(tmp_path)])
+    assert stopped.value.code == 130
+    assert capsys.readouterr().err.strip() == "fairhead: interrupted"
+    assert not list(tmp_path.iterdir())
 
 
 def difference(metric, value, half=0.0, p=0.01):

@@ -22,6 +22,7 @@ from fairhead.cli.mitigate import EPILOG as MITIGATE_EPILOG
 from fairhead.cli.mitigate import mitigate_command
 from fairhead.errors import FairheadError
 
+_INTERRUPTED = 130
 _COMMANDS = ("ablate", "audit", "bench", "demo", "lm", "locate", "mitigate")
 # Newer typers bring a click of their own, whose errors are not those of `click`; this is the base of either.
 _UsageError: Any = typer.BadParameter.__mro__[1]
@@ -90,8 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except (typer.Abort, KeyboardInterrupt):
+        code = _INTERRUPTED
+    if code == _INTERRUPTED:  # newer typers return it instead of raising
         print("fairhead: interrupted", file=sys.stderr)
-        sys.exit(130)
     if code:
         sys.exit(code)
 
