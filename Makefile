@@ -13,9 +13,12 @@ demo: .venv/.demo
 TORCH_FREE := $(addprefix src/fairhead/,errors.py records audit report data cli)
 WITH_TORCH := $(addprefix src/fairhead/,bench demo heads language locate mitigate train)
 
+# One process a core; the tensors are small, so threads within a process would only get in each other's way.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto
+
 test: .venv/.dev
-	$(BIN)/python -m pytest tests/unit -m "not slow" --doctest-modules $(TORCH_FREE)
-	$(BIN)/python -m pytest tests/models tests/real -m "not slow" --doctest-modules $(WITH_TORCH)
+	$(PYTEST) tests/unit -m "not slow" --doctest-modules $(TORCH_FREE)
+	$(PYTEST) tests/models tests/real -m "not slow" --doctest-modules $(WITH_TORCH)
 
 check: .venv/.dev
 	$(BIN)/ruff check .
