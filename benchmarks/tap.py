@@ -1,6 +1,6 @@
 """What the tap costs: forward passes of the same model with and without it, interleaved, in one run.
 
-    python benchmarks/tap.py [--device cuda] [--repeats 30]
+    python benchmarks/tap.py [--device cuda] [--repeats 30] [--only BERT]
 
 Prints the ratio to the plain sdpa forward: idle (open, nothing asked for), passing through (every layer goes through
 the tapped function and nothing else happens), and reading the first token's head outputs of all layers. Taps are
@@ -53,6 +53,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--only", default="", help="models whose name has this in it")
     arguments = parser.parse_args()
     print(machine(arguments.device))
 
@@ -63,6 +64,8 @@ def main() -> None:
         "first token, all layers": reading,
     }
     for name, (model, batch) in models().items():
+        if arguments.only not in name:
+            continue
         model = model.eval().to(arguments.device)
         batch = {k: v.to(arguments.device) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
 
