@@ -81,7 +81,7 @@ class Scorer:
             )
         self.start_token = start_token(self.tokenizer)
         self.vocabulary = int(_input_embeddings(self.model).shape[0])
-        self.context = _context_length(self.model)
+        self.context = context_length(self.model)
         with _quiet(self.model):
             self.reads_trees = reads_trees(self.model, self.vocabulary, self.context)
         # Layers with a window hide tokens that are far away: trees and branches must stay within it.
@@ -273,8 +273,14 @@ def _text_config(model: Any) -> Any:
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
-def _context_length(model: nn.Module) -> int:
-    """Tokens that the model can read; recurrent models have no bound."""
+def context_length(model: nn.Module) -> int:
+    """Tokens that a model can read; recurrent models have no bound.
+
+    Example:
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> context_length(GPT2LMHeadModel(GPT2Config(vocab_size=6, n_embd=8, n_layer=1, n_head=2, n_positions=64)))
+        64
+    """
     config = _text_config(model)
     for name in ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len"):
         value = getattr(config, name, None)
