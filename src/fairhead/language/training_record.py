@@ -1,0 +1,100 @@
+"""What a trained language model was trained on, kept beside its weights, so that nobody scores it on those terms.
+
+Needs no torch: whoever evaluates a folder reads this first.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fairhead.data.stereoset import StereoSetItem
+from fairhead.errors import InputError
+
+FILE = "fairhead-training.json"
+SCHEMA = "fairhead.training/1"
+
+
+@dataclass(frozen=True)
+class TrainingRecord:
+    """How the model of a folder came about.
+
+    Attributes:
+        method: such as "klaad".
+        settings: of the method.
+        plan: of the training: epochs, learning rate, seed, ...
+        data: its name, its path, and how it was split.
+        training_targets: terms of StereoSet that were trained on, in lower case; a score on them says nothing.
+        held_out_targets: terms that were not.
+        base: the model that training began with.
+        history: a line a logged step.
+        results: anything that was measured at the end.
+
+    Example:
+        >>> import tempfile
+        >>> record = TrainingRecord("klaad", {"kl_weight": 0.15}, training_targets=("nurse",))
+        >>> folder = tempfile.mkdtemp()
+        >>> record.write(folder)
+        >>> TrainingRecord.read(folder).training_targets
+        ('nurse',)
+    """
+
+    method: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
+    training_targets: tuple[str, ...] = ()
+    held_out_targets: tuple[str, ...] = ()
+    base: str | None = None
+    history: tuple[Mapping[str, Any], ...] = ()
+    results: Mapping[str, Any] = field(default_factory=dict)
+
+    def write(self, folder: str | os.PathLike[str]) -> None:
+        """Put the record into a model's folder."""
+        text = json.dumps({"schema": SCHEMA, **asdict(self)}, ensure_ascii=False, allow_nan=False, indent=1)
+        Path(folder, FILE).write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: str | os.PathLike[str]) -> "TrainingRecord":
+        """Read the record of a folder.
+
+        Raises:
+            InputError: there is none, or it is not one of this version.
+        """
+        path = Path(folder, FILE)
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except OSError:
+            raise InputError(
+                f"{folder} has no {FILE}: it was not written by fairhead mitigate, so its training terms are unknown"
+            ) from None
+        except ValueError as error:
+            raise InputError(f"{path} is not JSON: {error}") from None
+        if not isinstance(found, dict) or found.get("schema") != SCHEMA:
+            schema = found.get("schema") if isinstance(found, dict) else None
+            raise InputError(f"{path} has the schema {schema!r}; this version of fairhead reads {SCHEMA!r}")
+        lists = ("training_targets", "held_out_targets", "history")
+        values: dict[str, Any] = {
+            k: tuple(v) if k in lists else v for k, v in found.items() if k in cls.__dataclass_fields__
+        }
+        return cls(**values)
+
+
+def without_training_targets(
+    items: Iterable[StereoSetItem], folder: str | os.PathLike[str]
+) -> tuple[StereoSetItem, ...]:
+    """The items of StereoSet whose term the model of `folder` was not trained on.
+
+    Example:
+        >>> import tempfile
+        >>> from fairhead.data.stereoset import Triplet
+        >>> folder, nothing = tempfile.mkdtemp(), Triplet("", "", "")
+        >>> TrainingRecord("klaad", training_targets=("nurse",)).write(folder)
+        >>> items = [StereoSetItem(t, "intrasentence", t, "profession", "", nothing) for t in ("Nurse", "baker")]
+        >>> [item.target for item in without_training_targets(items, folder)]
+        ['baker']
+    """
+    trained = set(TrainingRecord.read(folder).training_targets)
+    return tuple(item for item in items if item.target.casefold() not in trained)

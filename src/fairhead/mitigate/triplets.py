@@ -1,0 +1,186 @@
+"""Sentences in threes (stereotype, anti-stereotype, unrelated), from StereoSet to the batches a model is trained on."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairhead.data.stereoset import StereoSetItem, TripletSplit, read_stereoset, split_by_target
+from fairhead.errors import InputError
+from fairhead.language.results import TOO_LONG
+from fairhead.language.tokens import start_token
+
+# Batches that are sorted by length together: longer stretches would pad less and mix worse.
+_STRETCH = 32
+
+
+class TokenTriplet(NamedTuple):
+    """The tokens of an item's three texts, each with the start token first."""
+
+    id: str
+    stereotype: tuple[int, ...]
+    anti_stereotype: tuple[int, ...]
+    unrelated: tuple[int, ...]
+
+
+class EncodedTriplets(NamedTuple):
+    """Items ready for training, and those left out by reason."""
+
+    triplets: tuple[TokenTriplet, ...]
+    left_out: Mapping[str, tuple[str, ...]]
+
+
+class Sentences(NamedTuple):
+    """A batch of sentences, padded on the right.
+
+    Attributes:
+        ids: tokens, [N, T].
+        mask: 1 for tokens, 0 for padding, [N, T].
+    """
+
+    ids: Tensor
+    mask: Tensor
+
+
+@dataclass(frozen=True)
+class TripletData:
+    """Which triplets to train on.
+
+    Attributes:
+        source: the data as name:path, such as "stereoset:dev.json".
+        held_out: share of the items whose target terms are kept out of training.
+        seed: of the split.
+        bias_type: only items of this type ("gender", "profession", "race", "religion"); None takes all.
+    """
+
+    source: str
+    held_out: float = 0.1
+    seed: int = 0
+    bias_type: str | None = None
+
+    def read(self) -> TripletSplit:
+        """Read and split; no target term is in both parts.
+
+        Example:
+            >>> TripletData("crows:crows_pairs.csv").read()
+            Traceback (most recent call last):
+                ...
+            fairhead.errors.InputError: triplets are read from stereoset:PATH; found 'crows:crows_pairs.csv'
+        """
+        name, _, path = self.source.partition(":")
+        if name != "stereoset" or not path:
+            raise InputError(f"triplets are read from stereoset:PATH; found {self.source!r}")
+        items: list[StereoSetItem] = list(read_stereoset(path))
+        if self.bias_type is not None:
+            known = sorted({item.bias_type for item in items})
+            items = [item for item in items if item.bias_type == self.bias_type]
+            if not items:
+                raise InputError(f"there are no items of bias type {self.bias_type!r}; there are {', '.join(known)}")
+        return split_by_target(items, self.held_out, self.seed)
+
+
+def targets(items: Iterable[StereoSetItem]) -> tuple[str, ...]:
+    """The distinct target terms of items, as they are compared: in lower case, sorted."""
+    return tuple(sorted({item.target.casefold() for item in items}))
+
+
+def encode_triplets(items: Iterable[StereoSetItem], tokenizer: Any, context: int | None = None) -> EncodedTriplets:
+    """Tokens of each item's three full texts, the start token (BOS, or end of text) before each.
+
+    Args:
+        items: as the reader returns them.
+        tokenizer: a Hugging Face tokeniser.
+        context: tokens that the model can read; items with a longer text are left out and named, never cut.
+
+    Raises:
+        InputError: a text without a token; the tokeniser has no token to start a text with.
+
+    Example:
+        >>> from tokenizers import Tokenizer, models, pre_tokenizers
+        >>> from transformers import PreTrainedTokenizerFast
+        >>> from fairhead.data.stereoset import Triplet
+        >>> words = Tokenizer(models.WordLevel({w: i for i, w in enumerate("<s> nurses are kind rude blue".split())}))
+        >>> words.pre_tokenizer = pre_tokenizers.Whitespace()
+        >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>")
+        >>> texts = Triplet("nurses are kind", "nurses are rude", "nurses are blue")
+        >>> item = StereoSetItem("1", "intrasentence", "nurse", "profession", "nurses are BLANK", texts)
+        >>> encode_triplets([item], tokenizer).triplets[0].anti_stereotype
+        (0, 1, 2, 4)
+    """
+    listed = list(items)
+    lead = start_token(tokenizer).id
+    texts = [text for item in listed for text in item.texts]
+    found: list[list[int]] = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else []
+    kept, too_long = [], []
+    for i, item in enumerate(listed):
+        three = found[3 * i : 3 * i + 3]
+        for label, ids in zip(("stereotype", "anti-stereotype", "unrelated"), three, strict=True):
+            if not ids:
+                raise InputError(f"item {item.id!r}: its {label} sentence is empty; three sentences are expected")
+        if context is not None and max(map(len, three)) + 1 > context:
+            too_long.append(item.id)
+        else:
+            kept.append(TokenTriplet(item.id, *((lead, *ids) for ids in three)))
+    return EncodedTriplets(tuple(kept), {TOO_LONG: tuple(too_long)} if too_long else {})
+
+
+def stack(sentences: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> Sentences:
+    """Pad token sequences to one length: [N, T]. What stands in the padding does not matter; the mask hides it.
+
+    Example:
+        >>> stack([[1, 2, 3], [4]]).mask.tolist()
+        [[1, 1, 1], [1, 0, 0]]
+    """
+    width = max(map(len, sentences))
+    ids = np.zeros((len(sentences), width), dtype=np.int64)
+    mask = np.zeros_like(ids)
+    for i, tokens in enumerate(sentences):
+        ids[i, : len(tokens)] = tokens
+        mask[i, : len(tokens)] = 1
+    return Sentences(torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device))
+
+
+def stack_triplets(triplets: Sequence[TokenTriplet], device: torch.device | str = "cpu") -> Sentences:
+    """One batch of 3B rows: all stereotypes, then all anti-stereotypes, then all unrelated sentences.
+
+    Example:
+        >>> stack_triplets([TokenTriplet("1", (0, 1), (0, 2), (0, 3)), TokenTriplet("2", (0, 4), (0, 5), (0, 6))]).ids
+        tensor([[0, 1],
+                [0, 4],
+                [0, 2],
+                [0, 5],
+                [0, 3],
+                [0, 6]])
+    """
+    columns = zip(*(triplet[1:] for triplet in triplets), strict=True)
+    return stack([tokens for column in columns for tokens in column], device)
+
+
+def shuffled_batches(lengths: Sequence[int], batch_size: int, seed: int, epoch: int = 0) -> list[list[int]]:
+    """The batches of an epoch, as numbers of examples: in random order, with little padding, each example once.
+
+    They depend on the arguments alone, so that a run that was stopped can go on at any of them.
+
+    Args:
+        lengths: tokens of each example; those of a batch are alike.
+        batch_size: examples a batch; the last may be smaller.
+        seed: of the order.
+        epoch: another epoch is another order.
+
+    Example:
+        >>> batches = shuffled_batches([5, 9, 5, 9], batch_size=2, seed=0)
+        >>> sorted(sorted(batch) for batch in batches)
+        [[0, 2], [1, 3]]
+    """
+    if batch_size < 1:
+        raise InputError(f"a batch of {batch_size} examples: at least 1 is expected")
+    rng = np.random.default_rng([seed, epoch])
+    order = rng.permutation(len(lengths))
+    batches: list[list[int]] = []
+    for begin in range(0, len(order), _STRETCH * batch_size):
+        stretch = sorted(order[begin : begin + _STRETCH * batch_size].tolist(), key=lambda i: lengths[i])
+        batches += [stretch[i : i + batch_size] for i in range(0, len(stretch), batch_size)]
+    return [batches[i] for i in rng.permutation(len(batches))]
