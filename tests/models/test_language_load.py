@@ -151,7 +151,7 @@ def test_the_command_reads_plain_text(folder, tmp_path, capsys):
         (["crows", "--model", "m", "--data", "d", "--limit", "0"], "--limit is 0; at least 1 is expected"),
         (["crows", "--model", "m", "--data", "d", "--level", "95"], "--level is 95; a share"),
         (["crows", "--model", "m", "--data", "d", "--json", "/no/such/folder/x.json"], "there is no folder"),
-        (["tea", "--model", "m", "--data", "d"], "'tea' is not one of"),
+        (["tea", "--model", "m", "--data", "d"], "No such command 'tea'; fairhead lm --help explains"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(arguments, message, capsys):

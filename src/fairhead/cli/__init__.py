@@ -14,8 +14,7 @@ from fairhead.cli.audit import EPILOG, audit_command
 from fairhead.cli.bench import EPILOG as BENCH_EPILOG
 from fairhead.cli.bench import bench_command
 from fairhead.cli.demo import demo
-from fairhead.cli.lm import EPILOG as LM_EPILOG
-from fairhead.cli.lm import lm_command
+from fairhead.cli.lm_app import lm_app
 from fairhead.cli.locate import EPILOG as LOCATE_EPILOG
 from fairhead.cli.locate import locate_command
 from fairhead.cli.mitigate import EPILOG as MITIGATE_EPILOG
@@ -59,7 +58,7 @@ app.command()(demo)
 app.command("audit", epilog=EPILOG)(audit_command)
 
 
-app.command("lm", epilog=LM_EPILOG)(lm_command)
+app.add_typer(lm_app)
 
 
 app.command("bench", epilog=BENCH_EPILOG)(bench_command)
