@@ -1,4 +1,4 @@
-"""Scoring heads by their part in a gap: how far two groups of the same label lie apart in a head's evidence."""
+"""Scoring heads by their part in a gap: of two groups of the same label, or of the two texts of a pair."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from fairhead.audit.comparison import adjust
 from fairhead.errors import InputError
 
 FloatMap = NDArray[np.float64]
@@ -24,11 +25,12 @@ class HeadMap:
     """Layers × heads: each head's part in a gap, with its uncertainty.
 
     Attributes:
-        gap: mean evidence of the first group minus the second's, given the label, in logits; [layers, heads].
+        gap: mean evidence of the first group minus the second's, given the label, in logits; or the mean log-odds of
+            the first text of a pair against the second, in nats; [layers, heads].
         low: lower end of the interval of `gap`.
         high: upper end.
         p: two-sided p-value of `gap` = 0.
-        p_adjusted: p after Benjamini–Hochberg over all heads.
+        p_adjusted: p after correction over all heads: Benjamini–Hochberg for groups, Holm for pairs.
         effect_size: `gap` over the deviation within group and label (Cohen's d).
         share: `gap` over the gap of the model's own evidence; the rest of 1 lies in MLPs and embeddings.
         total: the gap of the model's own evidence, in logits.
@@ -36,6 +38,8 @@ class HeadMap:
         n: rows.
         clusters: independent units among them (pictures, people, documents).
         selected: heads chosen elsewhere, to be marked in this map.
+        measure: what `gap` is, in words; by default the gap given the label.
+        unit: of `gap`.
     """
 
     gap: FloatMap
@@ -50,6 +54,8 @@ class HeadMap:
     n: int
     clusters: int
     selected: tuple[Head, ...] = field(default=())
+    measure: str | None = None
+    unit: str = "logits"
 
     def marking(self, selected: tuple[Head, ...]) -> "HeadMap":
         """The same map with heads marked that were chosen elsewhere, as on the other half of the rows."""
@@ -59,8 +65,8 @@ class HeadMap:
         """The JSON form, which is also the data of a report's "headmap" section."""
         first, second = self.groups
         return {
-            "measure": f"evidence gap given the label, {first} minus {second}",
-            "unit": "logits",
+            "measure": self.measure or f"evidence gap given the label, {first} minus {second}",
+            "unit": self.unit,
             "values": self.gap.tolist(),
             "low": self.low.tolist(),
             "high": self.high.tolist(),
@@ -156,12 +162,70 @@ def score_heads(
     # Each row's part in the gap; groups get opposite signs, labels equal weight.
     weight = np.where(groups == 1, 1.0, -1.0) / (counts[cell] * cells.n_labels)
     gap = weight @ flat
+    within = np.sqrt((centred**2).sum(0) / (n - len(counts)))
+    return _head_map(gap, weight[:, None] * centred, within, clusters, evidence.shape[1:], names, level)
+
+
+def score_pairs(
+    differences: NDArray[np.floating],
+    total: NDArray[np.floating],
+    *,
+    weights: NDArray[np.floating] | None = None,
+    clusters: NDArray[np.integer] | None = None,
+    names: tuple[str, str] = ("first", "second"),
+    level: float = 0.95,
+    measure: str | None = None,
+    unit: str = "nats",
+) -> HeadMap:
+    """Score each head by its mean part in a difference between the two members of n pairs; Holm over the heads.
+
+    Args:
+        differences: each head's part in the difference of each pair, [n, layers, heads].
+        total: the whole difference, [n].
+        weights: how much each pair counts, [n]; None for all the same.
+        clusters: pairs with one number belong together, [n]; None if all are independent.
+        names: the members' names, first minus second.
+        level: of the intervals.
+        measure: what the difference is, in words.
+        unit: of it.
+
+    Example:
+        >>> import numpy as np
+        >>> parts = np.random.default_rng(0).normal(size=(200, 2, 3))
+        >>> parts[:, 1, 2] += 1                      # one head always favours the first
+        >>> found = score_pairs(parts, parts.sum((1, 2)))
+        >>> np.argwhere(found.p_adjusted < 0.05).tolist()
+        [[1, 2]]
+    """
+    n = len(differences)
+    if n < 2:
+        raise InputError(f"{n} pairs; at least 2 are needed to say how sure a mean is")
+    flat = np.concatenate([differences.reshape(n, -1), total[:, None]], axis=1).astype(np.float64)
+    weight = np.full(n, 1 / n) if weights is None else np.asarray(weights, dtype=np.float64) / np.sum(weights)
+    gap = weight @ flat
+    centred = flat - gap
+    within = np.sqrt(weight @ centred**2 * n / (n - 1))
+    found = _head_map(gap, weight[:, None] * centred, within, clusters, differences.shape[1:], names, level)
+    corrected = np.array(adjust(found.p.ravel().tolist(), "holm"), dtype=np.float64).reshape(found.p.shape)
+    return replace(found, p_adjusted=corrected, measure=measure, unit=unit)
+
+
+def _head_map(
+    gap: FloatMap,
+    influence: FloatMap,
+    within: FloatMap,
+    clusters: NDArray[np.integer] | None,
+    shape: tuple[int, ...],
+    names: tuple[str, str],
+    level: float,
+) -> HeadMap:
+    """A map from gaps [heads + 1] (the whole's last) and each row's part in their error [n, heads + 1]."""
+    n = len(influence)
     unit = np.arange(n) if clusters is None else np.unique(clusters, return_inverse=True)[1]
     n_units = int(unit.max()) + 1
-    per_unit = np.zeros((n_units, flat.shape[1]))
-    np.add.at(per_unit, unit, weight[:, None] * centred)
+    per_unit = np.zeros((n_units, len(gap)))
+    np.add.at(per_unit, unit, influence)
     error = np.sqrt((per_unit**2).sum(0) * n_units / (n_units - 1))
-    within = np.sqrt((centred**2).sum(0) / (n - len(counts)))
     with np.errstate(divide="ignore", invalid="ignore"):
         # A head that is constant within every cell has no error: its gap is certain, or there is none.
         p = np.where(error > 0, 2 * stats.t.sf(np.abs(gap) / error, n_units - 1), np.where(gap == 0, 1.0, 0.0))
@@ -169,16 +233,16 @@ def score_heads(
     reach = stats.t.ppf(0.5 + level / 2, n_units - 1) * error
 
     def as_map(x: NDArray[np.float64]) -> FloatMap:
-        return x[:-1].reshape(evidence.shape[1:])
+        return x[:-1].reshape(shape)
 
     return HeadMap(
         gap=as_map(gap),
         low=as_map(gap - reach),
         high=as_map(gap + reach),
         p=as_map(p),
-        p_adjusted=stats.false_discovery_control(p[:-1]).reshape(evidence.shape[1:]),
+        p_adjusted=stats.false_discovery_control(p[:-1]).reshape(shape),
         effect_size=as_map(effect_size),
-        share=as_map(gap / gap[-1]) if gap[-1] else np.zeros(evidence.shape[1:]),
+        share=as_map(gap / gap[-1]) if gap[-1] else np.zeros(shape),
         total=float(gap[-1]),
         groups=names,
         n=n,
