@@ -345,6 +345,7 @@ EXAMPLES = (
     "run",
     "scores",
     "stereoset",
+    "tables",
     "winobias",
 )
 

@@ -4,15 +4,15 @@ The sentences of a pair may differ in length. Sums of log-probabilities (`ss`, a
 and means per token (`ss_per_token`) are both reported. A tie counts half.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from fairhead.audit.results import Estimate
 from fairhead.data.crows_pairs import CrowsPair
-from fairhead.language.resampling import Resampling, cluster_sums, ratio
-from fairhead.language.results import Answered, BenchmarkResult, gather
+from fairhead.language.resampling import Array, Resampling, ratio
+from fairhead.language.results import BenchmarkResult, gather, result_of
 from fairhead.language.scores import Request, Score
+from fairhead.language.tables import ItemTable, Measure
 
 
 def requests(pairs: Iterable[CrowsPair]) -> list[Request]:
@@ -27,6 +27,25 @@ def requests(pairs: Iterable[CrowsPair]) -> list[Request]:
     ]
 
 
+def table(pairs: Iterable[CrowsPair], scores: Mapping[str, Score]) -> ItemTable:
+    """Log-probability and number of tokens of both sentences of each pair, which was written on its own."""
+    answers = gather(pairs, _ids, scores)
+    found = [a.item for a in answers.items]
+    both = [(name, [a.scores[i] for a in answers.items]) for i, name in enumerate(("more", "less"))]
+    columns = {f"{name} logprob": [score.logprob for score in of] for name, of in both}
+    columns |= {f"{name} tokens": [score.n_tokens for score in of] for name, of in both}
+    directions = sorted({pair.direction for pair in found}, reverse=True)
+    return ItemTable.of(
+        "crows_pairs",
+        [pair.id for pair in found],
+        [pair.id for pair in found],
+        [(pair.direction, pair.bias_type) for pair in found],
+        columns,
+        [*directions, *sorted({pair.bias_type for pair in found})],
+        answers.left_out,
+    )
+
+
 def evaluate(
     pairs: Iterable[CrowsPair], scores: Mapping[str, Score], resampling: Resampling | None = None
 ) -> BenchmarkResult:
@@ -39,37 +58,36 @@ def evaluate(
         >>> result["ss"].value, result["mean_abs_difference", "age"].value
         (1.0, 2.0)
     """
-    how = resampling or Resampling()
-    answers = gather(pairs, _ids, scores)
-    estimates = _four(answers.items, None, how)
-    for direction in sorted({a.item.direction for a in answers.items}, reverse=True):
-        estimates += _four([a for a in answers.items if a.item.direction == direction], direction, how)
-    for bias_type in sorted({a.item.bias_type for a in answers.items}):
-        estimates += _four([a for a in answers.items if a.item.bias_type == bias_type], bias_type, how)
-    return BenchmarkResult("crows_pairs", tuple(estimates), len(answers.items), answers.left_out)
+    return result_of(table(pairs, scores), MEASURES, resampling)
 
 
 def _ids(pair: CrowsPair) -> list[str]:
     return [f"{pair.id}/more", f"{pair.id}/less"]
 
 
-def _four(answered: Sequence[Answered], group_by: str | None, how: Resampling) -> list[Estimate]:
-    estimates = []
-    for suffix, value_of in (("", _sum), ("_per_token", _mean)):
-        gaps = np.array([value_of(more) - value_of(less) for _, (more, less) in answered])
-        # Each pair was written on its own: it is its own cluster.
-        ones, ids = np.ones(len(gaps)), [a.item.id for a in answered]
-        prefers = cluster_sums(np.column_stack([(1 + np.sign(gaps)) / 2, ones]), ids)
-        sizes = cluster_sums(np.column_stack([np.abs(gaps), ones]), ids)
-        ties = {"ties": int(np.sum(gaps == 0))}
-        estimates.append(how.estimate(f"ss{suffix}", group_by, prefers, ratio, len(gaps), 0.5, ties))
-        estimates.append(how.estimate(f"mean_abs_difference{suffix}", group_by, sizes, ratio, len(gaps), 0.0))
-    return estimates
+def _gaps(found: ItemTable) -> Array:
+    return found.column("more logprob") - found.column("less logprob")
 
 
-def _sum(score: Score) -> float:
-    return score.logprob
+def _gaps_per_token(found: ItemTable) -> Array:
+    more, less = (found.column(f"{name} logprob") / found.column(f"{name} tokens") for name in ("more", "less"))
+    return more - less
 
 
-def _mean(score: Score) -> float:
-    return score.per_token_mean
+def _measures(suffix: str, gaps: Callable[[ItemTable], Array]) -> tuple[Measure, Measure]:
+    def prefers(found: ItemTable) -> Array:
+        return np.column_stack([(1 + np.sign(gaps(found))) / 2, np.ones(len(found))])
+
+    def sizes(found: ItemTable) -> Array:
+        return np.column_stack([np.abs(gaps(found)), np.ones(len(found))])
+
+    def ties(found: ItemTable) -> dict[str, int]:
+        return {"ties": int(np.sum(gaps(found) == 0))}
+
+    return (
+        Measure(f"ss{suffix}", prefers, ratio, 0.5, detail=ties),
+        Measure(f"mean_abs_difference{suffix}", sizes, ratio, 0.0),
+    )
+
+
+MEASURES = (*_measures("", _gaps), *_measures("_per_token", _gaps_per_token))

@@ -5,7 +5,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from fairhead.audit.results import Estimate
+from fairhead.language.resampling import Resampling
 from fairhead.language.scores import Score
+from fairhead.language.tables import ItemTable, Measure, evaluate_table
 
 SCHEMA = "fairhead.language/1"
 TOO_LONG = "longer than the model's context"
@@ -55,6 +57,21 @@ class BenchmarkResult:
             "left_out": {reason: list(ids) for reason, ids in self.left_out.items()},
             "estimates": [asdict(e) for e in self.estimates],
         }
+
+
+def result_of(table: ItemTable, measures: Sequence[Measure], resampling: Resampling | None = None) -> BenchmarkResult:
+    """The figures of a table of items.
+
+    Example:
+        >>> from fairhead.language.resampling import ratio
+        >>> import numpy as np
+        >>> table = ItemTable.of("b", list("abcdefghijkl"), list("abcdefghijkl"), [[]] * 12, {"right": [1, 0] * 6})
+        >>> right = Measure("accuracy", lambda t: np.column_stack([t.column("right"), np.ones(len(t))]), ratio, 1.0)
+        >>> result_of(table, [right])["accuracy"].value
+        0.5
+    """
+    estimates = evaluate_table(table, measures, resampling or Resampling())
+    return BenchmarkResult(table.benchmark, estimates, len(table), table.left_out)
 
 
 class Answered(NamedTuple):

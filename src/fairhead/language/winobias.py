@@ -4,18 +4,19 @@ The pro- and the anti-stereotypical sentence of a pair differ in their pronouns 
 differ in other words too are left out and named.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from fairhead.audit.results import Estimate
 from fairhead.data.winobias import PRONOUNS, WinoSentence
-from fairhead.language.resampling import Array, Resampling, Statistic, cluster_sums, ratio
-from fairhead.language.results import Answered, BenchmarkResult, gather
+from fairhead.language.resampling import Array, Resampling, ratio
+from fairhead.language.results import BenchmarkResult, gather, result_of
 from fairhead.language.scores import Request, Score
+from fairhead.language.tables import ItemTable, Measure
 
+_GENDERS = ("female", "male")
 _MALE = frozenset({"he", "him", "his", "himself"})
 
 
@@ -88,6 +89,27 @@ def requests(sentences: Iterable[WinoSentence]) -> list[Request]:
     ]
 
 
+def table(sentences: Iterable[WinoSentence], scores: Mapping[str, Score]) -> ItemTable:
+    """Log-probabilities of both forms of each sentence; occupations are the clusters."""
+    paired = pair(sentences)
+    answers = gather(paired.pairs, lambda both: [both.pro.id, both.anti.id], scores)
+    found = [a.item for a in answers.items]
+    kinds = sorted({f"type{both.pro.kind}" for both in found})
+    return ItemTable.of(
+        "winobias",
+        [both.id for both in found],
+        [both.occupation for both in found],
+        [(f"type{both.pro.kind}", both.stereotype) for both in found],
+        {
+            "pro": [a.scores[0].logprob for a in answers.items],
+            "anti": [a.scores[1].logprob for a in answers.items],
+            "male": [both.stereotype == "male" for both in found],
+        },
+        [*kinds, *_GENDERS],
+        {**paired.left_out, **answers.left_out},
+    )
+
+
 def evaluate(
     sentences: Iterable[WinoSentence], scores: Mapping[str, Score], resampling: Resampling | None = None
 ) -> BenchmarkResult:
@@ -101,31 +123,17 @@ def evaluate(
         >>> evaluate([], {})["pro_preferred"].undefined
         '0 items; at least 10 are needed'
     """
-    how = resampling or Resampling()
-    paired = pair(sentences)
-    answers = gather(paired.pairs, lambda both: [both.pro.id, both.anti.id], scores)
-    estimates = _two(answers.items, None, how, _mean_of_genders)
-    for kind in sorted({a.item.pro.kind for a in answers.items}):
-        estimates += _two([a for a in answers.items if a.item.pro.kind == kind], f"type{kind}", how, _mean_of_genders)
-    for gender in sorted({a.item.stereotype for a in answers.items}):
-        estimates += _two([a for a in answers.items if a.item.stereotype == gender], gender, how, _pooled)
-    left_out = {**paired.left_out, **answers.left_out}
-    return BenchmarkResult("winobias", tuple(estimates), len(answers.items), left_out)
+    return result_of(table(sentences, scores), MEASURES, resampling)
 
 
-def _two(answered: Sequence[Answered], group_by: str | None, how: Resampling, statistic: Statistic) -> list[Estimate]:
-    gaps = np.array([pro.logprob - anti.logprob for _, (pro, anti) in answered])
-    male = np.array([a.item.stereotype == "male" for a in answered], dtype=np.float64)
-    occupations = [a.item.occupation for a in answered]
+def _by_gender(values: Callable[[Array], Array]) -> Callable[[ItemTable], Array]:
+    """A value of each gap and 1, for the occupations stereotyped as male and for the others: [n, 4]."""
 
-    def sums(values: Array) -> Array:
-        columns = [values * male, male, values * (1 - male), 1 - male]
-        return cluster_sums(np.column_stack(columns), occupations)
+    def columns(found: ItemTable) -> Array:
+        value, male = values(found.column("pro") - found.column("anti")), found.column("male")
+        return np.column_stack([value * male, male, value * (1 - male), 1 - male])
 
-    return [
-        how.estimate("pro_preferred", group_by, sums((1 + np.sign(gaps)) / 2), statistic, len(gaps), 0.5),
-        how.estimate("mean_difference", group_by, sums(gaps), statistic, len(gaps), 0.0),
-    ]
+    return columns
 
 
 def _mean_of_genders(totals: Array) -> Array:
@@ -134,6 +142,23 @@ def _mean_of_genders(totals: Array) -> Array:
 
 def _pooled(totals: Array) -> Array:
     return ratio(totals[..., :2] + totals[..., 2:])
+
+
+def _of_both(group: str | None) -> bool:
+    return group not in _GENDERS
+
+
+def _of_one(group: str | None) -> bool:
+    return group in _GENDERS
+
+
+_PREFERRED, _GAP = _by_gender(lambda gaps: (1 + np.sign(gaps)) / 2), _by_gender(lambda gaps: gaps)
+MEASURES = (
+    Measure("pro_preferred", _PREFERRED, _mean_of_genders, 0.5, _of_both),
+    Measure("mean_difference", _GAP, _mean_of_genders, 0.0, _of_both),
+    Measure("pro_preferred", _PREFERRED, _pooled, 0.5, _of_one),
+    Measure("mean_difference", _GAP, _pooled, 0.0, _of_one),
+)
 
 
 def _differ_in_pronouns_alone(pro: str, anti: str) -> bool:

@@ -1,0 +1,257 @@
+"""What every figure of a benchmark is made of: one row an item, and measures that are functions of sums over rows.
+
+The table is kept beside the scores, so that figures can be made again, and runs compared item by item, without the
+model and without the data. Needs no torch.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fairhead.audit.results import Estimate
+from fairhead.errors import InputError
+from fairhead.language.resampling import Array, Resampling, Statistic, cluster_sums
+
+SCHEMA = "fairhead.items/1"
+
+
+@dataclass(frozen=True)
+class ItemTable:
+    """The items of a benchmark, as a model answered them.
+
+    Attributes:
+        benchmark: its name.
+        ids: distinct, [n].
+        clusters: items of one cluster (template, term, occupation, document) are drawn together, [n].
+        groups: the categories that each item is of, [n].
+        fields: names of the columns.
+        values: one row an item, [n, fields].
+        order: the categories in the order in which they are reported.
+        left_out: ids of items without a row, by reason.
+
+    Example:
+        >>> table = ItemTable.of("crows_pairs", ["0", "1"], ["0", "1"], [["age"], ["race"]], {"gap": [1.5, -2.0]})
+        >>> table.part("race").column("gap"), table.order
+        (array([-2.]), ('age', 'race'))
+    """
+
+    benchmark: str
+    ids: tuple[str, ...]
+    clusters: tuple[str, ...]
+    groups: tuple[tuple[str, ...], ...]
+    fields: tuple[str, ...]
+    values: Array
+    order: tuple[str, ...] = ()
+    left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        benchmark: str,
+        ids: Sequence[str],
+        clusters: Sequence[str],
+        groups: Sequence[Sequence[str]],
+        columns: Mapping[str, ArrayLike],
+        order: Iterable[str] | None = None,
+        left_out: Mapping[str, tuple[str, ...]] | None = None,
+    ) -> "ItemTable":
+        """A table from its columns; without an order categories are sorted."""
+        if len(set(ids)) != len(ids):
+            raise InputError(f"{benchmark}: two items have the same id; distinct ids are expected")
+        there = {group for of_item in groups for group in of_item}
+        chosen = sorted(there) if order is None else [group for group in dict.fromkeys(order) if group in there]
+        values = [np.asarray(column, dtype=np.float64) for column in columns.values()]
+        return cls(
+            benchmark,
+            tuple(ids),
+            tuple(clusters),
+            tuple(tuple(of_item) for of_item in groups),
+            tuple(columns),
+            np.column_stack(values) if len(ids) else np.empty((0, len(columns))),
+            tuple(chosen),
+            dict(left_out or {}),
+        )
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def column(self, name: str) -> Array:
+        """The values of one field, [n]."""
+        return self.values[:, self.fields.index(name)]
+
+    def take(self, rows: Sequence[int] | NDArray[np.intp]) -> "ItemTable":
+        """The items at these positions."""
+        chosen = np.asarray(rows, dtype=np.intp)
+        kept = chosen.tolist()
+        return ItemTable(
+            self.benchmark,
+            tuple(self.ids[i] for i in kept),
+            tuple(self.clusters[i] for i in kept),
+            tuple(self.groups[i] for i in kept),
+            self.fields,
+            self.values[chosen],
+            self.order,
+            self.left_out,
+        )
+
+    def part(self, group: str | None) -> "ItemTable":
+        """The items of one category; None is all of them."""
+        return self if group is None else self.take(self._members.get(group, []))
+
+    @cached_property
+    def _members(self) -> dict[str, list[int]]:
+        members: dict[str, list[int]] = {}
+        for i, of_item in enumerate(self.groups):
+            for group in of_item:
+                members.setdefault(group, []).append(i)
+        return members
+
+    def write(self, path: Path, settings: Mapping[str, Any]) -> None:
+        """Write JSONL: what the rows are and what made them, then a line an item. The file appears whole or not."""
+        header = {
+            "schema": SCHEMA,
+            "benchmark": self.benchmark,
+            "settings": dict(settings),
+            "fields": self.fields,
+            "order": self.order,
+            "left_out": self.left_out,
+        }
+        beside = path.with_name(f".{path.name}.tmp")
+        with open(beside, "w", encoding="utf-8") as file:
+            file.write(json.dumps(header, ensure_ascii=False) + "\n")
+            for name, cluster, of_item, row in zip(
+                self.ids, self.clusters, self.groups, self.values.tolist(), strict=True
+            ):
+                line = {"id": name, "cluster": cluster, "groups": of_item, "values": [_short(v) for v in row]}
+                file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+        beside.replace(path)
+
+
+class StoredItems(NamedTuple):
+    """A table from a file, and the settings that made it."""
+
+    table: ItemTable
+    settings: Mapping[str, Any]
+
+
+def read_items(path: Path) -> StoredItems:
+    """Read what `ItemTable.write` wrote.
+
+    Raises:
+        InputError: it cannot be read, or is something else.
+
+    Example:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp(), "crows_pairs.items.jsonl")
+        >>> ItemTable.of("crows_pairs", ["0"], ["0"], [["age"]], {"gap": [1.5]}).write(file, {"model": "m"})
+        >>> read_items(file).table.values.tolist(), read_items(file).settings
+        ([[1.5]], {'model': 'm'})
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        header = json.loads(lines[0])
+        if header["schema"] != SCHEMA:
+            raise InputError(f"{path} has the schema {header['schema']!r}; this version of fairhead reads {SCHEMA!r}")
+        rows = [json.loads(line) for line in lines[1:]]
+        values = np.array([row["values"] for row in rows], dtype=np.float64).reshape(len(rows), len(header["fields"]))
+        table = ItemTable(
+            header["benchmark"],
+            tuple(row["id"] for row in rows),
+            tuple(row["cluster"] for row in rows),
+            tuple(tuple(row["groups"]) for row in rows),
+            tuple(header["fields"]),
+            values,
+            tuple(header["order"]),
+            {reason: tuple(names) for reason, names in header["left_out"].items()},
+        )
+        return StoredItems(table, header["settings"])
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+    except InputError:
+        raise
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        raise InputError(f"{path} is not a table of items that fairhead wrote; run the suite again") from None
+
+
+def _short(value: float) -> float | int:
+    """Flags and counts as integers, the rest with the digits that a float32 has."""
+    return int(value) if value == int(value) else float(f"{value:.9g}")
+
+
+def everywhere(group: str | None) -> bool:
+    """Every category, and all items together."""
+    return True
+
+
+def overall(group: str | None) -> bool:
+    """All items together and no category."""
+    return group is None
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A figure as a function of sums over items.
+
+    Attributes:
+        metric: its name.
+        columns: what each item adds, from a table of n items to [n, k].
+        statistic: from totals [..., k] to the figure [...]; NaN where it has no value.
+        ideal: the value of a model without a preference (or without a mistake), where there is one.
+        of: which categories it is made for.
+        per_cluster: the figure is a mean over clusters that count alike, however many items each has; the last column
+            is then the number of items.
+        relative: two models are compared by the ratio of their figures, not by the difference.
+        detail: anything else worth knowing about the items.
+
+    Example:
+        >>> from fairhead.language.resampling import ratio
+        >>> table = ItemTable.of("b", ["0", "1", "2"], ["x", "x", "y"], [[], [], []], {"right": [1, 1, 0]})
+        >>> ones = lambda t: np.column_stack([t.column("right"), np.ones(len(t))])
+        >>> mean, of_clusters = (Measure("accuracy", ones, ratio, per_cluster=choice) for choice in (False, True))
+        >>> float(ratio(mean.sums(table).sum(axis=0))), float(ratio(of_clusters.sums(table).sum(axis=0)))
+        (0.6666666666666666, 0.5)
+    """
+
+    metric: str
+    columns: Callable[[ItemTable], Array]
+    statistic: Statistic
+    ideal: float | None = None
+    of: Callable[[str | None], bool] = everywhere
+    per_cluster: bool = False
+    relative: bool = False
+    detail: Callable[[ItemTable], Mapping[str, Any]] | None = None
+
+    def sums(self, table: ItemTable) -> Array:
+        """What the items of each cluster add up to, [clusters, k], in order of first appearance."""
+        sums = cluster_sums(self.columns(table), table.clusters)
+        return sums / sums[:, -1:] if self.per_cluster else sums
+
+
+def evaluate_table(table: ItemTable, measures: Sequence[Measure], how: Resampling) -> tuple[Estimate, ...]:
+    """Every measure of all items and of each category that it is made for, with intervals.
+
+    Example:
+        >>> from fairhead.language.resampling import ratio
+        >>> table = ItemTable.of("b", list("abcdefghijkl"), list("abcdefghijkl"), [["x"]] * 12, {"right": [1, 0] * 6})
+        >>> right = Measure("accuracy", lambda t: np.column_stack([t.column("right"), np.ones(len(t))]), ratio, 1.0)
+        >>> [(e.group_by, e.value) for e in evaluate_table(table, [right], Resampling())]
+        [(None, 0.5), ('x', 0.5)]
+    """
+    estimates = []
+    for group in (None, *table.order):
+        part = table.part(group)
+        for measure in measures:
+            if measure.of(group):
+                detail = None if measure.detail is None else measure.detail(part)
+                estimates.append(
+                    how.estimate(
+                        measure.metric, group, measure.sums(part), measure.statistic, len(part), measure.ideal, detail
+                    )
+                )
+    return tuple(estimates)
