@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +29,30 @@ _BATCH_TOKENS = {"cpu": 1024, "cuda": 16384}
 # Entries of the logits of one batch: 256 MB in float32 on a processor, four times that elsewhere.
 _MAX_LOGITS = {"cpu": 1 << 26}
 _ROW_TOKENS = 256
+
+
+class Planned(NamedTuple):
+    """A batch that is read in one forward pass.
+
+    Attributes:
+        layout: how the rows are handed to the model.
+        rows: trees of tokens.
+        members: the sequence that number i of a row's paths stands for is `members[i]`.
+    """
+
+    layout: Layout
+    rows: tuple[Row, ...]
+    members: Sequence[int]
+
+    def logprobs(self) -> list[tuple[int, NDArray[np.float64]]]:
+        """Read the batch: each sequence with the log-probabilities of its scored tokens."""
+        with quiet(self.layout.model):
+            values = _read(self.layout, self.rows)
+        return [
+            (self.members[path.sequence], found[path.positions])
+            for row, found in zip(self.rows, values, strict=True)
+            for path in row.paths
+        ]
 
 
 @dataclass
@@ -82,7 +106,7 @@ class Scorer:
         self.start_token = start_token(self.tokenizer)
         self.vocabulary = int(_input_embeddings(self.model).shape[0])
         self.context = context_length(self.model)
-        with _quiet(self.model):
+        with quiet(self.model):
             self.reads_trees = reads_trees(self.model, self.vocabulary, self.context)
         # Layers with a window hide tokens that are far away: trees and branches must stay within it.
         self._window = _window(self.model)
@@ -169,6 +193,11 @@ class Scorer:
         self, sequences: Sequence[TokenSequence], names: Sequence[str]
     ) -> Iterator[list[tuple[int, NDArray[np.float64]]]]:
         """Batches of (index of the sequence, log-probabilities of its scored tokens)."""
+        for batch in self.planned(sequences):
+            yield [(k, _finite(values, names[k])) for k, values in batch.logprobs()]
+
+    def planned(self, sequences: Sequence[TokenSequence]) -> Iterator[Planned]:
+        """The batches in which sequences are read, the largest first."""
         assert self.batch_tokens is not None
         limit = self._window or self.context
         packable = [i for i, s in enumerate(sequences) if self.reads_trees and len(s.tokens) <= limit]
@@ -180,14 +209,7 @@ class Scorer:
             rows = pack([sequences[i] for i in members], row_tokens, share=tree, longest=self._window)
             layout = Layout(self.model, tree)
             for batch in batches(rows, self.batch_tokens, max_scored):
-                found = []
-                with _quiet(self.model):
-                    values = _read(layout, [rows[i] for i in batch])
-                for row, logprobs in zip((rows[i] for i in batch), values, strict=True):
-                    for path in row.paths:
-                        k = members[path.sequence]
-                        found.append((k, _finite(logprobs[path.positions], names[k])))
-                yield found
+                yield Planned(layout, tuple(rows[i] for i in batch), members)
 
 
 def _read(layout: Layout, rows: Sequence[Row]) -> list[NDArray[np.float64]]:
@@ -298,8 +320,15 @@ def _window(model: nn.Module) -> int | None:
 
 
 @contextmanager
-def _quiet(model: nn.Module) -> Iterator[None]:
-    """No gradients and no dropout; afterwards the model is as it was."""
+def quiet(model: nn.Module) -> Iterator[None]:
+    """No gradients and no dropout; afterwards the model is as it was.
+
+    Example:
+        >>> layer = nn.Dropout()
+        >>> with quiet(layer):
+        ...     layer.training
+        False
+    """
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False

@@ -33,14 +33,15 @@ class Layout:
 
     def logits(self, rows: Sequence[Row], at: Sequence[NDArray[np.int64]]) -> Tensor:
         """Next-token logits at the chosen positions of each row, one row after the other: [sum of positions, V]."""
-        inputs = self._inputs(rows)
+        inputs = self.inputs(rows)
         width = inputs["input_ids"].shape[1]
         chosen = torch.from_numpy(np.concatenate([a + i * width for i, a in enumerate(at)]))
         with _only(self.model, chosen.to(inputs["input_ids"].device)):
             logits: Tensor = self.model(**inputs, use_cache=False).logits
         return logits[0]
 
-    def _inputs(self, rows: Sequence[Row]) -> dict[str, Tensor]:
+    def inputs(self, rows: Sequence[Row]) -> dict[str, Tensor]:
+        """What the model is called with, tokens [B, T] among it."""
         weight = next(self.model.parameters())
         width = max(len(row.tokens) for row in rows)
         ids = _stack([row.tokens for row in rows], width, 0).to(weight.device)
