@@ -17,11 +17,12 @@ import numpy as np
 import torch
 from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
 
+from fairhead.audit.tables import table_metrics
 from fairhead.locate import Decomposer, Features, HeadMoments
 from fairhead.locate.concepts import concept_from_images
 from fairhead.locate.controls import layer_matched
 from fairhead.locate.edits import HeadEdits
-from fairhead.locate.effects import DirectEffect, Evaluation, figures
+from fairhead.locate.effects import MEASURED, DirectEffect, Evaluation
 from fairhead.locate.measures import coupling, separation
 from fairhead.locate.scores import score_heads, top_heads
 from fairhead.locate.tasks import Task
@@ -128,8 +129,8 @@ def scores_and_controls(rows: int) -> None:
     chosen = top_heads(np.abs(apart.d.value), apart.d.p_adjusted, 4, per_layer=3)
     effect = DirectEffect.of(features, task, HeadEdits.learn(features, groups, labels))
     controls = layer_matched(chosen, HEADS, draws=200)
-    tables = np.stack([evaluation.counts(effect.without(heads)) for heads in ((), chosen, *controls.sets)])
-    figures(tables)
+    tables = np.stack([evaluation.counts(logits) for logits in effect([(), chosen, *controls.sets])])
+    table_metrics(tables, MEASURED)
     done = time.perf_counter()
     print(
         f"{head_map.gap.size} heads, {rows} images, from stored features without a forward pass: scores "

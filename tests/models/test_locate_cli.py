@@ -150,7 +150,7 @@ def test_age_leaves_out_those_between_its_poles(clip, faces, capsys) -> None:
         (["locate", "--concept", "gendre"], "Did you mean 'gender'?"),
         (["locate", "--task", "shoe"], "there is no target 'shoe'"),
         (["locate", "--data", "fairface"], "named as name:path"),
-        (["locate", "--limit", "0"], "--limit is too small"),
+        (["locate", "--limit", "0"], "--limit is 0; at least 1"),
         (["locate", "--text-adapter", "x.npz"], "are given together"),
         (["locate", "--prompts", "missing.yaml"], "cannot be read as YAML"),
         (["locate", "--class", "40-49"], "there is no class '40-49'"),

@@ -1,6 +1,7 @@
 """Edits of heads: what they put in place, their direct effect, and weights that hold them."""
 
 import copy
+import itertools
 
 import numpy as np
 import pytest
@@ -11,17 +12,11 @@ from scipy.linalg import sqrtm
 from sklearn.covariance import OAS
 
 import fairhead
+from fairhead.audit.tables import table_metrics
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.locate import Decomposer, Head, collect, norm_matched
 from fairhead.locate.edits import HeadEdits
-from fairhead.locate.effects import (
-    DirectEffect,
-    Evaluation,
-    accuracy_by_cell,
-    compared,
-    curves,
-    figures,
-)
+from fairhead.locate.effects import MEASURED, DirectEffect, Evaluation, accuracy_by_cell, compared, curves
 from fairhead.locate.passes import ForwardPasses
 from fairhead.locate.tasks import Task
 
@@ -99,7 +94,7 @@ def test_direct_effect_of_the_last_layer_without_its_mlp_is_the_forward_pass_up_
     features = collect(decomposer, batches_of(images), 80)
     edits = HeadEdits.learn(features, *groups)
     direct = DirectEffect.of(features, task, edits, kind).without([(1, 0), (1, 3)])
-    forward = ForwardPasses(decomposer, batches_of(images), task, edits, kind)([(1, 0), (1, 3)])
+    (forward,) = ForwardPasses(decomposer, batches_of(images), task, edits, kind)([[(1, 0), (1, 3)]])
     assert np.abs(direct - task.logits(features.output)).max() > 0.01
     np.testing.assert_allclose(direct[:, 0] / direct[:, 1], forward[:, 0] / forward[:, 1], rtol=1e-3)
 
@@ -108,7 +103,7 @@ def test_no_heads_leave_everything_as_it_is(clip, images, learned, task) -> None
     features, edits = learned
     logits = task.logits(features.output)
     np.testing.assert_allclose(DirectEffect.of(features, task, edits).without([]), logits)
-    forward = ForwardPasses(Decomposer(clip), batches_of(images), task, edits)([])
+    (forward,) = ForwardPasses(Decomposer(clip), batches_of(images), task, edits)([[]])
     np.testing.assert_allclose(forward, logits, atol=1e-4)
 
 
@@ -119,8 +114,8 @@ def test_resampling_takes_other_rows(clip, images, learned, task) -> None:
     np.testing.assert_array_equal(edits.outputs("resample", own, 0, order)[1:], own[:-1])
     batch = {"pixel_values": images[:1]}
     with pytest.raises(InputError, match="at least two rows"):
-        ForwardPasses(Decomposer(clip), lambda: [batch], task, edits, "resample")([(0, 0)])
-    swapped = ForwardPasses(Decomposer(clip), batches_of(images), task, edits, "resample")(WHERE)
+        ForwardPasses(Decomposer(clip), lambda: [batch], task, edits, "resample")([[(0, 0)]])
+    (swapped,) = ForwardPasses(Decomposer(clip), batches_of(images), task, edits, "resample")([WHERE])
     assert np.abs(swapped - task.logits(features.output)).max() > 0.01
 
 
@@ -183,7 +178,7 @@ def test_figures_are_those_of_the_audit(n_classes) -> None:
     classes = tuple("abcd"[:n_classes])
     evaluation = Evaluation(labels, classes, groups, ("f", "m"), "sex")
     audit = fairhead.audit(evaluation.records(logits), metrics="all", n_boot=100)
-    for name, value in figures(evaluation.counts(logits)[None]).items():
+    for name, value in table_metrics(evaluation.counts(logits)[None], MEASURED).items():
         assert value[0] == pytest.approx(audit[name].value), name
 
 
@@ -209,11 +204,11 @@ def test_curves_add_and_leave_out(learned, groups, task) -> None:
     group, label = groups
     evaluation = Evaluation(label, task.classes, group, ("f", "m"), "sex")
     heads = [Head(1, 0), Head(0, 1), Head(1, 3)]
-    found = curves(effect.without, heads, evaluation)
+    found = curves(effect, heads, evaluation)
     assert [len(p.heads) for p in found.added] == [0, 1, 2, 3]
     assert [p.heads for p in found.alone] == [(h,) for h in heads]
     assert found.left_out[0].heads == (Head(0, 1), Head(1, 3))
-    last = figures(evaluation.counts(effect.without(heads))[None])["accuracy"][0]
+    last = table_metrics(evaluation.counts(effect.without(heads))[None], ["accuracy"])["accuracy"][0]
     assert found.added[-1].figures["accuracy"] == last
     assert found.to_dict()["added"][1]["heads"] == [[1, 0]]
 
@@ -238,8 +233,10 @@ def test_norm_matched_controls() -> None:
         norm_matched([], norms)
 
 
-@pytest.mark.parametrize("name", ["ViT", "DINOv2", "CLIP vision", "SigLIP"])
-@pytest.mark.parametrize("tokens", [0, None])
+@pytest.mark.parametrize(
+    ("name", "tokens"),
+    [*itertools.product(["ViT", "DINOv2", "CLIP vision"], [0, None]), ("SigLIP", None)],
+)
 def test_passes_that_start_late_are_passes_in_full(name, tokens, images) -> None:
     model = FAMILIES[name].build("sdpa").requires_grad_(False)
     decomposer = Decomposer(model)
@@ -252,9 +249,15 @@ def test_passes_that_start_late_are_passes_in_full(name, tokens, images) -> None
         calls.append(1)
         return batches_of(images[:12], 6)()
 
-    late = ForwardPasses(decomposer, batches, task, edits, "project", tokens, first_layer=1)
-    for where in ([], [(1, 2)], [(1, 0), (1, 3)], [(0, 1), (1, 1)]):
-        full = ForwardPasses(decomposer, batches_of(images[:12], 6), task, edits, "project", tokens)(where)
-        np.testing.assert_allclose(late(where), full, atol=1e-5)
-    assert len(calls) == 2  # once for all late ones, once for the one that edits an earlier layer
+    passes = ForwardPasses(decomposer, batches, task, edits, "project", tokens, lambda done, sets: told.append(done))
+    told: list[int] = []
+    sets = [[], [(1, 2)], [(1, 0), (1, 3)], [(0, 1), (1, 1)]]
+    for where, logits in zip(sets, passes(sets), strict=True):
+        with torch.no_grad(), fairhead.tap(decomposer.stream.base) as heads:
+            edits.apply(heads, where, "project", tokens)
+            full = [decomposer.outputs(batch).numpy() for batch in batches_of(images[:12], 6)()]
+        np.testing.assert_allclose(logits, task.logits(np.concatenate(full)), atol=1e-5)
+    passes([[(1, 2)], []])
+    assert len(calls) == 1  # one sweep for all sets, and none for those that are known
+    assert told == [6, 12]
     assert not any("forward" in vars(module) for module in model.modules())

@@ -6,19 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from fairhead.cli.locate import (
-    CHOICE,
-    MODEL,
-    OUTPUT,
-    STATISTICS,
-    TEXT,
-    check_numbers,
-    finish,
-    forward_passes,
-    need_torch,
-    opened,
-    option,
-)
+from fairhead.cli import locate_options as given
+from fairhead.cli.locate import finish
+from fairhead.cli.locate_options import CHOICE, OUTPUT, check_folder, check_numbers, need_torch, opened, option, telling
 from fairhead.cli.output import check_output
 from fairhead.errors import InputError
 
@@ -51,53 +41,54 @@ class Tokens(enum.StrEnum):
     every = "all"
 
 
-_option = option("ABLATE")
-
-
 def ablate_command(
     context: typer.Context,
-    model: Annotated[str, _option("--model", "Folder of an image model; nothing is downloaded.", None, "PATH")],
-    data: Annotated[str, _option("--data", "Data set, as name:path.", None, "NAME:PATH")],
-    concept: Annotated[str, _option("--concept", "The attribute: gender, age, or one of --prompts.", None, "NAME")],
-    task: Annotated[str, _option("--task", "The data set's column to classify.", None, "COLUMN")],
-    heads: Annotated[str | None, _option("--heads", "Heads, as L11H1,L10H5.", CHOICE, "HEADS")] = None,
+    model: given.ModelPath,
+    data: given.Data,
+    concept: given.Concept,
+    task: given.TaskColumn,
+    heads: Annotated[str | None, option("--heads", "Heads, as L11H1,L10H5.", CHOICE, "HEADS")] = None,
     chosen: Annotated[
-        str | None, _option("--from", "Take the heads that `fairhead locate` chose.", CHOICE, "HEADMAP.json")
+        str | None,
+        option(
+            "--from", "Take the heads that `fairhead locate` chose.", CHOICE, "HEADMAP.json", "FAIRHEAD_ABLATE_FROM"
+        ),
     ] = None,
-    kind: Annotated[
-        Edit, _option("--kind", "mean (balanced), zero, resample, or project (LEACE).", CHOICE)
-    ] = Edit.mean,
+    kind: Annotated[Edit, option("--kind", "mean (balanced), zero, resample, or project (LEACE).", CHOICE)] = Edit.mean,
     tokens: Annotated[
-        Tokens, _option("--tokens", "Edit the first token alone, or all (as a saved model does).", CHOICE)
+        Tokens, option("--tokens", "Edit the first token alone, or all (as a saved model does).", CHOICE)
     ] = Tokens.first,
-    limit: Annotated[int | None, _option("--limit", "Only so many images, evenly over groups.", None, "N")] = None,
-    prompts: Annotated[str | None, _option("--prompts", "YAML file of prompts.", TEXT, "FILE")] = None,
-    text_adapter: Annotated[str | None, _option("--text-adapter", "As in locate.", TEXT, "FILE")] = None,
-    text_encoder: Annotated[str | None, _option("--text-encoder", "As in locate.", TEXT, "PATH")] = None,
-    draws: Annotated[int, _option("--draws", "Control sets of heads, or all if fewer.", STATISTICS, "N")] = 200,
-    n_boot: Annotated[int, _option("--n-boot", "Bootstrap replicates.", STATISTICS, "N")] = 2000,
-    seed: Annotated[int, _option("--seed", "Same seed, same figures.", STATISTICS, "N")] = 0,
-    device: Annotated[str, _option("--device", "cpu, cuda, ...; auto takes a GPU.", MODEL)] = "auto",
-    batch_size: Annotated[int, _option("--batch-size", "Images at a time.", MODEL, "N")] = 32,
-    features: Annotated[str | None, _option("--features", "As in locate.", OUTPUT, "DIR")] = None,
+    limit: given.Limit = None,
+    prompts: given.PromptPath = None,
+    text_adapter: given.TextAdapter = None,
+    text_encoder: given.TextEncoder = None,
+    draws: given.Draws = 200,
+    n_boot: given.Replicates = 2000,
+    seed: given.Seed = 0,
+    device: given.Device = "auto",
+    batch_size: given.BatchSize = 32,
+    features: given.FeatureFolder = None,
     save: Annotated[
-        Path | None, _option("--save", "Bake the edit (of all tokens) into the weights and save.", OUTPUT, "DIR")
+        Path | None, option("--save", "Bake the edit (of all tokens) into the weights and save.", OUTPUT, "DIR")
     ] = None,
-    out: Annotated[Path | None, _option("--out", "Folder for headmap.json and report.html.", OUTPUT, "DIR")] = None,
-    json_path: Annotated[str | None, _option("--json", "Write JSON; - prints only JSON.", OUTPUT, "FILE")] = None,
+    out: given.OutFolder = None,
+    json_path: Annotated[
+        str | None, option("--json", "Write JSON; - prints only JSON.", OUTPUT, "FILE", "FAIRHEAD_ABLATE_JSON")
+    ] = None,
+    images: given.ShowImages = True,
 ) -> None:
     """Edit heads, run the model again, and hold what changes against random heads."""
     check_output(json_path)
-    check_numbers({"--limit": limit, "--draws": draws, "--batch-size": batch_size, "--seed": seed + 1})
+    check_numbers({"--limit": limit, "--draws": draws, "--n-boot": n_boot, "--batch-size": batch_size, "--seed": seed})
     where = _heads(heads, chosen)
     if save is not None and kind is Edit.resample:
         raise InputError("--save cannot hold --kind resample, which needs other images; use mean, zero or project")
     need_torch()
-    import numpy as np
-
-    from fairhead.cli.progress import progress
-    from fairhead.locate.edits import HeadEdits
-    from fairhead.locate.run import LocatePlan, halves_of, locate, study, with_forward, writing
+    check_folder(out)
+    check_folder(save)
+    from fairhead.locate.forward import edits_everywhere, with_forward
+    from fairhead.locate.plan import LocatePlan, halves_of
+    from fairhead.locate.run import locate
     from fairhead.locate.scores import Head
     from fairhead.locate.session import Source
 
@@ -115,40 +106,41 @@ def ablate_command(
         seed=seed,
     )
     plan = LocatePlan(draws=draws, n_boot=n_boot, seed=seed, kinds=(kind.value,))
-    with opened(source, features) as session:
+    with opened(source, features) as (session, told):
         layers, per_layer = session.features.shape
         outside = [pair for pair in where if pair[0] >= layers or pair[1] >= per_layer]
         if outside:
             raise InputError(f"head {outside[0]} does not exist: the model has {layers} layers of {per_layer} heads")
+        if tokens is Tokens.first and session.decomposer.pool is not None:
+            raise InputError(
+                f"{model} pools all its tokens and has no first token that stands for the image: add --tokens all"
+            )
         choosing = halves_of(session.evaluation, seed)
         directions = session.task(choosing)
         direction = session.concept(directions, choosing)
-        ranked = [Head(*pair) for pair in where]
         found = locate(
-            session.features, session.evaluation, directions, direction, choosing=choosing, heads=ranked, plan=plan
+            session.features,
+            session.evaluation,
+            directions,
+            direction,
+            choosing=choosing,
+            heads=[Head(*pair) for pair in where],
+            plan=plan,
         )
-        edits = found.edits
-        place: int | None = 0
-        with progress() as told:
-            if tokens is Tokens.every or save is not None:
-                learning = np.flatnonzero(choosing)
-                everywhere = HeadEdits.learn_everywhere(
-                    session.decomposer,
-                    session.batches(learning),
-                    session.evaluation.groups[learning],
-                    np.zeros_like(session.evaluation.labels[learning]),
-                    session.evaluation.poles,
-                )
-                if tokens is Tokens.every:
-                    edits, place = everywhere, None
-            rows = np.flatnonzero(~choosing)
-            without = forward_passes(session, directions, edits, rows, kind.value, place, ranked, told)
-            judged = session.evaluation.take(~choosing)
-            forward = study(without, found.ranked, judged, writing(session.features), plan, kind.value, "forward")
-        found = with_forward(found, forward)
-        finish(session, found, context, json_path, out, images=False)
-        if save is not None:
-            _save(session, everywhere, where, kind.value, save)
+        everywhere = None
+        if tokens is Tokens.every or save is not None:
+            everywhere = edits_everywhere(session, found)
+        found = with_forward(
+            session,
+            found,
+            plan,
+            kind.value,
+            everywhere=everywhere if tokens is Tokens.every else None,
+            progress=telling(told, int((~choosing).sum())),
+        )
+    finish(session, found, context, json_path, out, images)
+    if save is not None:
+        _save(session, everywhere, where, kind.value, save)
 
 
 def _heads(text: str | None, path: str | None) -> tuple[tuple[int, int], ...]:

@@ -11,7 +11,8 @@ from rich.table import Table
 from fairhead.report.wording import head_name, p_value
 
 if TYPE_CHECKING:
-    from fairhead.locate.run import Located, Study
+    from fairhead.locate.run import Located
+    from fairhead.locate.studies import Study
 
 
 def show_located(console: Console, found: "Located", notes: Sequence[str]) -> None:

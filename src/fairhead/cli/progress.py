@@ -13,12 +13,15 @@ class Progress:
     def __init__(self, bars: Any = None) -> None:
         self._bars = bars
         self._stages: dict[str, Any] = {}
+        self._quarters: dict[str, int] = {}  # of a stage, told already
 
     def tell(self, stage: str, done: int, total: int, note: str = "") -> None:
         """Report on a stage."""
         if self._bars is None:
-            # Four lines a stage at most.
-            if done and done * 4 // total > (done - 1) * 4 // total:
+            # Four lines a stage at most, also where it goes on by many at a time.
+            quarter = done * 4 // total
+            if quarter > self._quarters.get(stage, 0):
+                self._quarters[stage] = quarter
                 typer.echo(f"{stage}: {done} of {total}{', ' if note else ''}{note}", err=True)
             return
         if stage not in self._stages:
@@ -26,7 +29,8 @@ class Progress:
         self._bars.update(self._stages[stage], completed=done, total=total, note=note)
 
     def drop(self, stage: str) -> None:
-        """Take a stage off the screen."""
+        """Take a stage off the screen; if it comes again, it starts anew."""
+        self._quarters.pop(stage, None)
         if stage in self._stages:
             self._bars.remove_task(self._stages.pop(stage))
 

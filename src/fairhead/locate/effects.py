@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit import compare, metrics
-from fairhead.audit.association import association_value
-from fairhead.audit.catalogue import METRICS
-from fairhead.audit.reduction import Reduction
+from fairhead.audit import compare
 from fairhead.audit.results import Comparison, Difference
+from fairhead.audit.tables import table_metrics
 from fairhead.locate.edits import HeadEdits, check_kind
 from fairhead.locate.features import Features
 from fairhead.locate.moments import Array
@@ -25,7 +23,10 @@ from fairhead.locate.tasks import Task
 from fairhead.records import Column, Records
 
 MEASURED = ("accuracy", "DP", "EOd", "cramers_v", "cramers_v_corrected", "cramers_v_excess", "worst_group_accuracy")
-_MIN_CELL = 10
+MIN_CELL = 10  # rows behind a rate, at least
+
+# Sets of heads -> logits [n, C] with each of them edited; the empty set is the model as it is.
+Edited = Callable[[Sequence[Sequence[tuple[int, int]]]], Sequence[Array]]
 
 
 @dataclass(frozen=True)
@@ -86,40 +87,6 @@ class Evaluation:
         return np.bincount(cell, minlength=2 * c * c).reshape(2, c, c).astype(np.float64)
 
 
-def figures(counts: Array, names: Sequence[str] = MEASURED) -> dict[str, Array]:
-    """Metrics of many tables at once, without intervals: counts [S, G, C, C] to [S] each, as an audit defines them.
-
-    Example:
-        >>> table = np.array([[[40.0, 10.0], [10.0, 40.0]], [[25.0, 25.0], [25.0, 25.0]]])
-        >>> {name: round(float(value[0]), 3) for name, value in figures(table[None], ["accuracy", "EOd"]).items()}
-        {'accuracy': 0.65, 'EOd': 0.3}
-    """
-    n = int(counts[0].sum())
-    rates = {
-        "selection_rate": metrics.selection_rate(counts),
-        "TPR": metrics.true_positive_rate(counts),
-        "FPR": metrics.false_positive_rate(counts),
-        "recall": metrics.true_positive_rate(counts),
-    }
-    # The rows behind each rate are those of the labels, the same in every table.
-    true = counts[0].sum(-1).T  # [C, G]
-    total = true.sum(0)
-    rows = {"selection_rate": total + 0 * true, "TPR": true, "recall": true, "FPR": total - true}
-    found = {}
-    for name in names:
-        metric = METRICS[name]
-        if name == "accuracy":
-            found[name] = metrics.accuracy(metrics.pooled(counts))[..., 0]
-        elif metric.compare == "association":
-            found[name] = association_value(name, counts, n)
-        else:
-            stacked = np.stack([np.where(rows[r] >= _MIN_CELL, rates[r], np.nan) for r in metric.rates], axis=1)
-            if counts.shape[-1] == 2 and metric.compare != "minimum":
-                stacked = stacked[..., 1:, :]  # of two classes the positive one
-            found[name] = Reduction(metric, "max", np.ones(stacked.shape[-2]))(stacked)
-    return found
-
-
 @dataclass(frozen=True)
 class DirectEffect:
     """Logits, and what each head's edit would change in them if nothing else changed.
@@ -147,6 +114,10 @@ class DirectEffect:
             moved = (edits.outputs(kind, own, layer, order) - own) * scale  # [n, H, d]
             change[:, layer] = np.einsum("nhd,hcd->nhc", moved, through[layer], optimize=True)
         return cls(before, change)
+
+    def __call__(self, sets: Sequence[Sequence[tuple[int, int]]]) -> list[Array]:
+        """Logits with each set of heads edited, [n, C]."""
+        return [self.without(heads) for heads in sets]
 
     def without(self, heads: Sequence[tuple[int, int]]) -> Array:
         """Logits with some heads edited, [n, C]."""
@@ -196,7 +167,7 @@ def compared(before: Array, after: Array, evaluation: Evaluation, *, n_boot: int
         n_boot=n_boot,
         n_perm=2000,
         seed=seed,
-        min_cell=_MIN_CELL,
+        min_cell=MIN_CELL,
     )
 
 
@@ -232,7 +203,7 @@ class Curves:
 
 
 def curves(
-    without: Callable[[Sequence[tuple[int, int]]], Array],
+    edited: Edited,
     ranked: Sequence[Head],
     evaluation: Evaluation,
     names: Sequence[str] = ("DP", "EOd", "cramers_v", "accuracy"),
@@ -240,7 +211,7 @@ def curves(
     """Add-one, single-head and leave-one-out curves of heads in the order of their rank.
 
     Args:
-        without: logits [n, C] with given heads edited.
+        edited: logits [n, C] with each of several sets of heads edited.
         ranked: best first.
         evaluation: the rows.
         names: metrics.
@@ -249,7 +220,8 @@ def curves(
     def points(sets: Sequence[Sequence[Head]]) -> tuple[CurvePoint, ...]:
         if not sets:
             return ()
-        found = figures(np.stack([evaluation.counts(without(heads)) for heads in sets]), names)
+        tables = np.stack([evaluation.counts(logits) for logits in edited(sets)])
+        found = table_metrics(tables, names, MIN_CELL)
         return tuple(
             CurvePoint(tuple(heads), {name: float(found[name][i]) for name in names}) for i, heads in enumerate(sets)
         )

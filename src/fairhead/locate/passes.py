@@ -1,7 +1,7 @@
-"""True forward passes with edited heads, many over the same images: what comes before the first edit is run once.
+"""True forward passes with edited heads: one sweep over the images for all sets of heads.
 
-Control sets matched by layer share their first layer with the chosen heads. The tokens that enter it are kept, and
-later passes start there: for heads of the last two of twelve layers, a sixth of the work.
+Each batch is run once as it is. A set of heads then starts at the first layer that it edits, from the tokens that
+entered it: heads of the last two of twelve layers cost a sixth of a pass, and each image is decoded once.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,17 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fairhead.errors import InputError
 from fairhead.heads import tap
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.edits import HeadEdits
 from fairhead.locate.moments import Array
 from fairhead.locate.tasks import Task
 
-_MOST_BYTES = 2 << 30  # of tokens and inputs that are kept
+_Heads = tuple[tuple[int, int], ...]
 
 
 class ForwardPasses:
-    """Logits [n, C] by the heads that are edited; each set of heads runs once.
+    """Logits [n, C] with each of many sets of heads edited; a set that was run is not run again.
 
     Args:
         decomposer: of the model.
@@ -31,8 +32,10 @@ class ForwardPasses:
         edits: what is put in a head's place.
         kind: of edit.
         tokens: 0 for the first token, None for all.
-        first_layer: passes that edit no earlier layer start there; 0 runs every pass in full.
-        progress: called with (passes done, their heads).
+        progress: called with the rows done times the sets, batch after batch.
+
+    Raises:
+        InputError: the first token is to be edited of a model that has none.
 
     Example:
         >>> import numpy as np, torch
@@ -42,9 +45,9 @@ class ForwardPasses:
         >>> edits = HeadEdits(np.zeros((3, 2, 4)), np.zeros((3, 2, 4, 4)), 0.0, 1)
         >>> task = Task(("a", "b"), np.random.default_rng(0).normal(size=(2, 8)), np.zeros(2), "made")
         >>> images = [{"pixel_values": torch.randn(5, 3, 4, 4)}]
-        >>> passes = ForwardPasses(Decomposer(model), lambda: images, task, edits, "zero", first_layer=2)
-        >>> passes([(2, 1)]).shape
-        (5, 2)
+        >>> passes = ForwardPasses(Decomposer(model), lambda: images, task, edits, "zero")
+        >>> [logits.shape for logits in passes([[], [(2, 1)], [(0, 0), (1, 1)]])]
+        [(5, 2), (5, 2), (5, 2)]
     """
 
     def __init__(
@@ -55,66 +58,71 @@ class ForwardPasses:
         edits: HeadEdits,
         kind: str = "mean",
         tokens: int | None = 0,
-        first_layer: int = 0,
-        progress: Callable[[int], None] | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> None:
+        if decomposer.pool is not None and tokens is not None:
+            raise InputError(
+                f"{type(decomposer.stream.base).__name__} pools all its tokens and has no first token that stands for "
+                "the image: edit all tokens (--tokens all)"
+            )
         self._decomposer, self._batches, self._task = decomposer, batches, task
         self._edits, self._kind, self._tokens = edits, kind, tokens
-        self._first, self._progress = first_layer, progress
-        self._kept: list[tuple[Mapping[str, Tensor], Tensor]] | None = None
-        self._done: dict[tuple[tuple[int, int], ...], Array] = {}
+        self._progress = progress
+        self._tap = tap(decomposer.stream.base)
+        self._done: dict[_Heads, Array] = {}
 
-    def __call__(self, heads: Sequence[tuple[int, int]]) -> Array:
-        """Logits with these heads edited."""
-        key = tuple(sorted((int(layer), int(head)) for layer, head in heads))
-        if key not in self._done:
-            self._done[key] = self._run(key)
+    def __call__(self, sets: Sequence[Sequence[tuple[int, int]]]) -> list[Array]:
+        """Logits with each set of heads edited; the empty set is the model as it is."""
+        keys = [tuple(sorted((int(layer), int(head)) for layer, head in heads)) for heads in sets]
+        new = [key for key in dict.fromkeys(keys) if key not in self._done]
+        if new:
+            self._sweep(new)
+        return [self._done[key] for key in keys]
+
+    def _sweep(self, sets: list[_Heads]) -> None:
+        found: dict[_Heads, list[Array]] = {heads: [] for heads in sets}
+        starts = {heads[0][0] for heads in sets if heads}  # sorted, so the first pair has the first layer
+        rows = 0
+        for inputs in self._batches():
+            plain, kept = self._plain(inputs, starts)
+            for heads in sets:
+                found[heads].append(self._edited(inputs, heads, kept[heads[0][0]]) if heads else plain)
+            rows += len(plain)
             if self._progress is not None:
-                self._progress(len(self._done))
-        return self._done[key]
-
-    def _run(self, heads: tuple[tuple[int, int], ...]) -> Array:
-        late = self._first > 0 and all(layer >= self._first for layer, _ in heads)
-        found = []
-        with tap(self._decomposer.stream.base) as open_tap:
-            self._edits.apply(open_tap, heads, self._kind, self._tokens)
-            if late and self._kept:
-                for inputs, tokens in self._kept:
-                    with self._starting_with(tokens):
-                        found.append(self._logits(inputs))
-            elif late and self._kept is None:
-                found = self._run_and_keep()
-            else:
-                found = [self._logits(inputs) for inputs in self._batches()]
-        return np.concatenate(found)
+                self._progress(rows, len(sets))
+        self._done.update({heads: np.concatenate(parts) for heads, parts in found.items()})
 
     def _logits(self, inputs: Mapping[str, Tensor]) -> Array:
         return self._task.logits(self._decomposer.outputs(inputs).float().cpu().numpy())
 
-    def _run_and_keep(self) -> list[Array]:
-        """A pass in full, keeping what enters the first layer that is ever edited, unless that is too much."""
-        kept: list[tuple[Mapping[str, Tensor], Tensor]] = []
-        found, size = [], 0
-        for inputs in self._batches():
-            seen: list[Tensor] = []
-            block = self._decomposer.stream.blocks[self._first].module
-            handle = block.register_forward_pre_hook(
-                lambda module, args, kwargs, seen=seen: seen.append(args[0] if args else kwargs["hidden_states"]),
-                with_kwargs=True,
-            )
-            try:
-                found.append(self._logits(inputs))
-            finally:
+    def _plain(self, inputs: Mapping[str, Tensor], starts: set[int]) -> tuple[Array, dict[int, Tensor]]:
+        """The batch as it is, and the tokens that enter the layers at which edited passes start."""
+        kept: dict[int, Tensor] = {}
+
+        def keep(layer: int) -> Callable[..., None]:
+            def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                kept[layer] = args[0] if args else kwargs["hidden_states"]
+
+            return hook
+
+        blocks = self._decomposer.stream.blocks
+        handles = [
+            blocks[layer].module.register_forward_pre_hook(keep(layer), with_kwargs=True) for layer in sorted(starts)
+        ]
+        try:
+            return self._logits(inputs), kept
+        finally:
+            for handle in handles:
                 handle.remove()
-            size += sum(t.nbytes for t in (*inputs.values(), seen[0]))
-            if size <= _MOST_BYTES:
-                kept.append((inputs, seen[0]))
-        self._kept = kept if size <= _MOST_BYTES else []
-        return found
+
+    def _edited(self, inputs: Mapping[str, Tensor], heads: _Heads, tokens: Tensor) -> Array:
+        with self._tap as open_tap, self._starting_at(heads[0][0], tokens):
+            self._edits.apply(open_tap, heads, self._kind, self._tokens)
+            return self._logits(inputs)
 
     @contextmanager
-    def _starting_with(self, tokens: Tensor) -> Iterator[None]:
-        """Inside, the blocks before the first edited layer do nothing, and that layer gets the kept tokens."""
+    def _starting_at(self, layer: int, tokens: Tensor) -> Iterator[None]:
+        """Inside, the blocks before `layer` do nothing, and that layer gets the kept tokens."""
         blocks = [part.module for part in self._decomposer.stream.blocks]
 
         def nothing(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -125,13 +133,13 @@ class ForwardPasses:
                 return (tokens, *args[1:]), kwargs
             return args, {**kwargs, "hidden_states": tokens}
 
-        for block in blocks[: self._first]:
+        for block in blocks[:layer]:
             block.forward = nothing  # on the instance, so that deleting it brings the class's own back
-        handle = blocks[self._first].register_forward_pre_hook(replace, with_kwargs=True)
+        handle = blocks[layer].register_forward_pre_hook(replace, with_kwargs=True)
         try:
             with torch.no_grad():
                 yield
         finally:
             handle.remove()
-            for block in blocks[: self._first]:
+            for block in blocks[:layer]:
                 del block.forward

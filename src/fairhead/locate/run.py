@@ -4,107 +4,26 @@ Heads are chosen on one half of the images; every figure that is reported comes 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit.results import Comparison
 from fairhead.errors import InputError, did_you_mean
-from fairhead.locate.ablation import Ablation
 from fairhead.locate.concepts import Concept
-from fairhead.locate.controls import Controls, layer_matched, norm_matched
 from fairhead.locate.edits import HeadEdits
-from fairhead.locate.effects import (
-    MEASURED,
-    CellChange,
-    Curves,
-    DirectEffect,
-    Evaluation,
-    accuracy_by_cell,
-    compared,
-    curves,
-    figures,
-)
+from fairhead.locate.effects import Curves, DirectEffect, Evaluation, curves
 from fairhead.locate.features import Features
 from fairhead.locate.measures import Measure, Separation, coupling, separation
 from fairhead.locate.moments import Array
+from fairhead.locate.plan import LocatePlan, halves_of
 from fairhead.locate.scores import Head, HeadMap, score_heads, top_heads
+from fairhead.locate.studies import Study, study, writing
 from fairhead.locate.tasks import Task
 from fairhead.locate.textspan import HeadTexts, Pool, text_spans
 
-Rank = Literal["gap", "concept", "bias"]
-RANKS: tuple[str, ...] = ("gap", "concept", "bias")
 _LEAST = 4  # rows of a label that each group needs in each half to be compared within that label
-
-
-@dataclass(frozen=True)
-class LocatePlan:
-    """How heads are chosen and tested.
-
-    Attributes:
-        count: heads to choose at most.
-        per_layer: of one layer at most; None for a quarter of its heads, so that enough are left as controls.
-        rank: "gap" (part in the gap of the class evidence), "concept" (how well a head tells the groups apart along
-            the concept) or "bias" (that, times its coupling with the class evidence).
-        alpha: false discovery rate of the choice.
-        kinds: edits whose effect is estimated.
-        draws: control sets, unless all are fewer.
-        positive: the class whose evidence is looked at; None for the one with the largest gap of selection rates in
-            the choosing half (of two classes, the last).
-        m: texts a head, in TextSpan.
-        permutations: relabellings behind the p-value of a head's texts.
-        extremes: images shown at either end of a head's concept axis.
-        n_boot: bootstrap replicates.
-        level: confidence level.
-        seed: of halves, controls and resampling.
-    """
-
-    count: int = 4
-    per_layer: int | None = None
-    rank: Rank = "gap"
-    alpha: float = 0.05
-    kinds: tuple[str, ...] = ("mean", "zero", "resample", "project")
-    draws: int = 200
-    positive: str | None = None
-    m: int = 20
-    permutations: int = 2000
-    extremes: int = 4
-    n_boot: int = 2000
-    level: float = 0.95
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.rank not in RANKS:
-            raise InputError(f"rank is {self.rank!r}; expected one of {', '.join(RANKS)}")
-        if self.count < 1 or self.draws < 1:
-            raise InputError(f"count is {self.count} and draws is {self.draws}; at least 1 of each is needed")
-
-
-@dataclass(frozen=True)
-class Study:
-    """The effect of one edit of the chosen heads.
-
-    Attributes:
-        kind: of edit.
-        way: "direct" or "forward".
-        comparison: every metric before and after, paired.
-        ablations: one a metric, against layer-matched controls.
-        norm_matched: the same against norm-matched ones; not for forward passes, which would have to start anew.
-        by_cell: change of accuracy by class and group.
-    """
-
-    kind: str
-    way: str
-    comparison: Comparison
-    ablations: tuple[Ablation, ...]
-    norm_matched: tuple[Ablation, ...]
-    by_cell: tuple[CellChange, ...]
-
-    def __getitem__(self, metric: str) -> Ablation:
-        """The ablation of one metric, against layer-matched controls."""
-        return next(a for a in self.ablations if a.change.metric == metric)
 
 
 @dataclass(frozen=True)
@@ -153,30 +72,6 @@ class Located:
     edits: HeadEdits
     choosing: NDArray[np.bool_]
     notes: tuple[str, ...]
-
-
-def halves(cells: NDArray[np.integer], clusters: NDArray[np.integer] | None, seed: int = 0) -> NDArray[np.bool_]:
-    """Split rows in two, [n] bool: every cell evenly, or, where there are clusters, whole clusters at random.
-
-    Example:
-        >>> first = halves(np.repeat([0, 1], [6, 4]), None)
-        >>> first[:6].sum(), first[6:].sum()
-        (np.int64(3), np.int64(2))
-    """
-    rng = np.random.default_rng(seed)
-    chosen = np.zeros(len(cells), dtype=bool)
-    if clusters is not None:
-        names = np.unique(clusters)
-        return np.isin(clusters, rng.permutation(names)[: len(names) // 2])
-    for cell in np.unique(cells):
-        rows = rng.permutation(np.flatnonzero(cells == cell))
-        chosen[rows[: len(rows) // 2]] = True
-    return chosen
-
-
-def halves_of(evaluation: Evaluation, seed: int = 0) -> NDArray[np.bool_]:
-    """The choosing half of the rows that `locate` takes by default, [n] bool."""
-    return halves(2 * evaluation.labels + evaluation.groups, evaluation.clusters, seed)
 
 
 def locate(
@@ -259,9 +154,9 @@ def locate(
         norms = writing(features)
         for kind in plan.kinds:
             effect = DirectEffect.of(kept, task, edits, kind, plan.seed)
-            studies.append(study(effect.without, ranked, judged, norms, plan, kind, "direct"))
+            studies.append(study(effect, ranked, judged, norms, plan, kind, "direct"))
             if dose is None:
-                dose = curves(effect.without, ranked, judged)
+                dose = curves(effect, ranked, judged)
     spans: tuple[HeadTexts, ...] = ()
     if pool is not None:
         moments = features.moments(np.zeros(len(features), dtype=np.intp)).pooled(by="rows")
@@ -285,60 +180,6 @@ def locate(
         choosing=choosing,
         notes=tuple(notes),
     )
-
-
-def study(
-    without: Any,
-    ranked: Sequence[Head],
-    evaluation: Evaluation,
-    norms: Array,
-    plan: LocatePlan,
-    kind: str,
-    way: str,
-) -> Study:
-    """Edit the chosen heads and the controls; `without(heads)` gives the logits [n, C]."""
-    before, after = without([]), without(ranked)
-    comparison = compared(before, after, evaluation, n_boot=plan.n_boot, seed=plan.seed)
-    by_layer = layer_matched(ranked, norms.shape[1], draws=plan.draws, seed=plan.seed)
-    by_norm = norm_matched(ranked, norms, draws=plan.draws, seed=plan.seed)
-    return Study(
-        kind,
-        way,
-        comparison,
-        _against(comparison, without, evaluation, ranked, by_layer),
-        () if way == "forward" else _against(comparison, without, evaluation, ranked, by_norm),
-        accuracy_by_cell(before, after, evaluation, n_boot=plan.n_boot, seed=plan.seed),
-    )
-
-
-def _against(
-    comparison: Comparison, without: Any, evaluation: Evaluation, ranked: Sequence[Head], controls: Controls
-) -> tuple[Ablation, ...]:
-    sets: list[Sequence[tuple[int, int]]] = [(), *controls.sets]
-    found = figures(np.stack([evaluation.counts(without(heads)) for heads in sets]))
-    changes = {name: values[1:] - values[0] for name, values in found.items()}
-    # A figure may have no value for some sets, as V where all predictions are the same.
-    changes = {name: values[~np.isnan(values)] for name, values in changes.items()}
-    differences = {d.metric: d for d in comparison.differences}
-    return tuple(
-        Ablation(
-            tuple(sorted(ranked)),
-            differences[name],
-            controls=tuple(changes[name].tolist()),
-            exhaustive=controls.exhaustive,
-            accuracy=None if name == "accuracy" else differences["accuracy"],
-            control_accuracy=() if name == "accuracy" else tuple(changes["accuracy"].tolist()),
-        )
-        for name in MEASURED
-        if differences[name].value is not None and len(changes[name])
-    )
-
-
-def writing(features: Features) -> Array:
-    """How much each head writes: root of the mean squared length of its centred term, [L, H]."""
-    pooled = features.moments(np.zeros(len(features), dtype=np.intp)).pooled(by="rows")
-    gram = np.einsum("lhod,lhoe->lhde", features.maps, features.maps, optimize=True)
-    return np.sqrt(np.maximum(np.einsum("lhde,lhde->lh", gram, pooled.covariance), 0.0))
 
 
 def _comparable(evaluation: Evaluation, choosing: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], list[str]]:
@@ -399,8 +240,3 @@ def _choose(plan: LocatePlan, head_map: HeadMap, apart: Separation, coupled: Mea
 def _extremes(head: Head, parts: Array, count: int) -> Extremes:
     order = np.argsort(parts, kind="stable")
     return Extremes(head, tuple(order[::-1][:count].tolist()), tuple(order[:count].tolist()))
-
-
-def with_forward(located: Located, forward: Study) -> Located:
-    """The same with the effect of a true forward pass beside the direct effects."""
-    return replace(located, studies=(*located.studies, forward))

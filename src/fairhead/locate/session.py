@@ -1,7 +1,10 @@
 """From a model folder and a data set to features, groups, a concept and a task: what the commands share."""
 
 import hashlib
+import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,7 @@ from fairhead.locate.texts import AdaptedText, ClipText, TextSide, TextTable
 from fairhead.locate.textspan import Pool
 
 Progress = Callable[[int, int], None]
+_MOST_WORKERS = 16  # threads that decode images; each holds a batch of pixels
 
 
 @dataclass(frozen=True)
@@ -78,17 +82,31 @@ class ImageModel:
             config = transformers.AutoConfig.from_pretrained(path)
             kind = getattr(transformers, (config.architectures or ["AutoModel"])[0], transformers.AutoModel)
             self.model: nn.Module = kind.from_pretrained(path, dtype=torch.float32).eval().to(self.device)
-            self._processor: Any = transformers.AutoImageProcessor.from_pretrained(path)
+            self._processor: Any = transformers.AutoImageProcessor.from_pretrained(path, backend="pil")
         except (OSError, ValueError, RuntimeError) as error:
             raise InputError(f"{folder} cannot be loaded as an image model: {' '.join(str(error).split())}") from None
         self.model.requires_grad_(False)
 
     def batches(self, images: Images, size: int, start: int = 0) -> Iterator[Mapping[str, Tensor]]:
-        """The model's inputs, batch by batch."""
-        for first in range(start, len(images), size):
+        """The model's inputs, batch by batch; the next ones are decoded in threads meanwhile."""
+
+        def prepare(first: int) -> Tensor:
             pictures = [images[i] for i in range(first, min(first + size, len(images)))]
-            pixels = self._processor(pictures, return_tensors="pt")["pixel_values"]
-            yield {"pixel_values": pixels.to(self.device)}
+            pixels: Tensor = self._processor(pictures, return_tensors="pt")["pixel_values"]
+            return pixels
+
+        workers = min(os.cpu_count() or 1, _MOST_WORKERS)
+        pool = ThreadPoolExecutor(workers)
+        try:
+            waiting: deque[Future[Tensor]] = deque()
+            for first in range(start, len(images), size):
+                waiting.append(pool.submit(prepare, first))
+                if len(waiting) > workers:
+                    yield {"pixel_values": waiting.popleft().result().to(self.device)}
+            while waiting:
+                yield {"pixel_values": waiting.popleft().result().to(self.device)}
+        finally:  # also where whoever asked for batches has had enough
+            pool.shutdown(cancel_futures=True)
 
     def fingerprint(self) -> str:
         """A hash of the configuration and the weights."""
@@ -164,7 +182,7 @@ class Session:
             concept = concept_from_images(
                 self.features.output[choosing],
                 chosen.groups,
-                _shared_labels(chosen),
+                shared_labels(chosen),
                 name=self.source.concept,
                 poles=chosen.poles,
                 method=kinds,
@@ -304,7 +322,7 @@ def _text_side(source: Source, model: ImageModel) -> TextSide | None:
     return None
 
 
-def _shared_labels(evaluation: Evaluation) -> NDArray[np.intp]:
+def shared_labels(evaluation: Evaluation) -> NDArray[np.intp]:
     """Labels for a comparison within them; one for all where some label has a single group."""
     cells = np.bincount(2 * evaluation.labels + evaluation.groups, minlength=2 * len(evaluation.classes))
     seen = cells.reshape(-1, 2)

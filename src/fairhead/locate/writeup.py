@@ -12,8 +12,9 @@ from fairhead import __version__
 from fairhead.audit.results import Difference
 from fairhead.data import Images
 from fairhead.locate.effects import Evaluation
-from fairhead.locate.run import Located, Study
+from fairhead.locate.run import Located
 from fairhead.locate.scores import Head
+from fairhead.locate.studies import Study
 from fairhead.report.contract import SCHEMA as REPORT_SCHEMA
 from fairhead.report.wording import head_name, p_value
 

@@ -1,0 +1,98 @@
+"""What `fairhead locate` and `fairhead ablate` ask for alike: their shared options, checks, and the open session."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fairhead.errors import FairheadError, InputError
+
+if TYPE_CHECKING:
+    from fairhead.cli.progress import Progress
+    from fairhead.locate.session import Session, Source
+
+TEXT, CHOICE, OUTPUT, STATISTICS, MODEL = "Text side", "Choice of heads", "Output", "Statistics", "Model"
+
+
+def option(
+    flag: str, help: str, panel: str | None = None, metavar: str | None = None, envvar: str | None = None
+) -> Any:
+    """An option, also an environment variable FAIRHEAD_<COMMAND>_<NAME>; `envvar` names it where the flag differs."""
+    return typer.Option(flag, help=help, rich_help_panel=panel, metavar=metavar, envvar=envvar, show_envvar=False)
+
+
+ModelPath = Annotated[str, option("--model", "Folder of an image model; nothing is downloaded.", None, "PATH")]
+Data = Annotated[str, option("--data", "Data set, as name:path (fairface, celeba, utkface).", None, "NAME:PATH")]
+Concept = Annotated[str, option("--concept", "The attribute: gender, age, or that of --prompts.", None, "NAME")]
+TaskColumn = Annotated[str, option("--task", "The data set's column to classify.", None, "COLUMN")]
+Limit = Annotated[int | None, option("--limit", "Only so many images, evenly over groups.", None, "N")]
+PromptPath = Annotated[str | None, option("--prompts", "YAML file of prompts.", TEXT, "FILE")]
+TextAdapter = Annotated[
+    str | None, option("--text-adapter", "Linear stand-in for a text tower (.npz with B, x_mean).", TEXT, "FILE")
+]
+TextEncoder = Annotated[str | None, option("--text-encoder", "Folder of its encoder.", TEXT, "PATH")]
+Draws = Annotated[int, option("--draws", "Control sets of heads, or all if fewer.", STATISTICS, "N")]
+Replicates = Annotated[int, option("--n-boot", "Bootstrap replicates.", STATISTICS, "N")]
+Seed = Annotated[int, option("--seed", "Same seed, same figures.", STATISTICS, "N")]
+Device = Annotated[str, option("--device", "cpu, cuda, ...; auto takes a GPU.", MODEL)]
+BatchSize = Annotated[int, option("--batch-size", "Images at a time.", MODEL, "N")]
+FeatureFolder = Annotated[
+    str | None, option("--features", "Folder that keeps the heads' terms for later runs.", OUTPUT, "DIR")
+]
+OutFolder = Annotated[
+    Path | None, option("--out", "Folder for headmap.json, report.html and records.csv.", OUTPUT, "DIR")
+]
+ShowImages = Annotated[bool, option("--images/--no-images", "Show images in the report.", OUTPUT)]
+
+
+def check_numbers(values: "dict[str, int | None]") -> None:
+    """Refuse counts below 1, and seeds below 0."""
+    for flag, value in values.items():
+        least = 0 if flag == "--seed" else 1
+        if value is not None and value < least:
+            raise InputError(f"{flag} is {value}; at least {least} is expected")
+
+
+def check_folder(path: Path | None) -> None:
+    """Find out before the work whether the folder for the results can be made."""
+    if path is None:
+        return
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{path} cannot be a folder for the results: {error.strerror or error}") from None
+
+
+def need_torch() -> None:
+    """Say what is missing before anything is read."""
+    missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
+    if missing:
+        raise FairheadError(f'this needs {", ".join(missing)}, not installed here: pip install "fairhead[torch]"')
+
+
+@contextmanager
+def opened(source: "Source", features: str | None) -> "Iterator[tuple[Session, Progress]]":
+    """Open a session with progress on stderr and transformers quiet."""
+    from transformers.utils import logging
+
+    from fairhead.cli.progress import progress
+    from fairhead.locate.session import open_session
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    with progress() as told:
+        session = open_session(source, features, lambda done, total: told.tell("images", done, total))
+        told.drop("images")
+        yield session, told
+
+
+def telling(told: "Progress", images: int) -> "Callable[[int, int], None]":
+    """Progress of forward passes over so many images."""
+
+    def tell(done: int, sets: int) -> None:
+        told.tell(f"forward passes, {sets} sets of heads an image", done, images)
+
+    return tell

@@ -1,0 +1,90 @@
+"""How heads are chosen and tested: the options, and the two halves of the rows."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairhead.errors import InputError
+from fairhead.locate.effects import Evaluation
+
+Rank = Literal["gap", "concept", "bias"]
+RANKS: tuple[str, ...] = ("gap", "concept", "bias")
+
+
+@dataclass(frozen=True)
+class LocatePlan:
+    """How heads are chosen and tested.
+
+    Attributes:
+        count: heads to choose at most.
+        per_layer: of one layer at most; None for a quarter of its heads, so that enough are left as controls.
+        rank: "gap" (part in the gap of the class evidence), "concept" (how well a head tells the groups apart along
+            the concept) or "bias" (that, times its coupling with the class evidence).
+        alpha: false discovery rate of the choice.
+        kinds: edits whose effect is estimated.
+        draws: control sets, unless all are fewer.
+        positive: the class whose evidence is looked at; None for the one with the largest gap of selection rates in
+            the choosing half (of two classes, the last).
+        m: texts a head, in TextSpan.
+        permutations: relabellings behind the p-value of a head's texts.
+        extremes: images shown at either end of a head's concept axis.
+        n_boot: bootstrap replicates.
+        level: confidence level.
+        seed: of halves, controls and resampling.
+
+    Example:
+        >>> LocatePlan(count=2, kinds=("mean",)).draws
+        200
+    """
+
+    count: int = 4
+    per_layer: int | None = None
+    rank: Rank = "gap"
+    alpha: float = 0.05
+    kinds: tuple[str, ...] = ("mean", "zero", "resample", "project")
+    draws: int = 200
+    positive: str | None = None
+    m: int = 20
+    permutations: int = 2000
+    extremes: int = 4
+    n_boot: int = 2000
+    level: float = 0.95
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.rank not in RANKS:
+            raise InputError(f"rank is {self.rank!r}; expected one of {', '.join(RANKS)}")
+        if self.count < 1 or self.draws < 1:
+            raise InputError(f"count is {self.count} and draws is {self.draws}; at least 1 of each is needed")
+
+
+def halves(cells: NDArray[np.integer], clusters: NDArray[np.integer] | None, seed: int = 0) -> NDArray[np.bool_]:
+    """Split rows in two, [n] bool: every cell evenly, or, where there are clusters, whole clusters at random.
+
+    Example:
+        >>> first = halves(np.repeat([0, 1], [6, 4]), None)
+        >>> first[:6].sum(), first[6:].sum()
+        (np.int64(3), np.int64(2))
+    """
+    rng = np.random.default_rng(seed)
+    chosen = np.zeros(len(cells), dtype=bool)
+    if clusters is not None:
+        names = np.unique(clusters)
+        return np.isin(clusters, rng.permutation(names)[: len(names) // 2])
+    for cell in np.unique(cells):
+        rows = rng.permutation(np.flatnonzero(cells == cell))
+        chosen[rows[: len(rows) // 2]] = True
+    return chosen
+
+
+def halves_of(evaluation: Evaluation, seed: int = 0) -> NDArray[np.bool_]:
+    """The choosing half of the rows that `locate` takes by default, [n] bool.
+
+    Example:
+        >>> labels, groups = np.arange(8) % 2, np.arange(8) // 4
+        >>> int(halves_of(Evaluation(labels, ("no", "yes"), groups, ("f", "m"), "sex")).sum())
+        4
+    """
+    return halves(2 * evaluation.labels + evaluation.groups, evaluation.clusters, seed)
