@@ -6,16 +6,17 @@ from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
 from fairhead.errors import InputError, did_you_mean
 from fairhead.language.resampling import Resampling
-from fairhead.language.results import BenchmarkResult
+from fairhead.language.results import BenchmarkResult, result_of
 from fairhead.language.scores import Journal, Progress, Request, Scores, journal_path
+from fairhead.language.tables import ItemTable, Measure
 
-# Each is a module of this folder with `requests(items, **options)` and `evaluate(items, scores, resampling)`.
+# Each is a module of this folder with `requests(items, **options)`, `table(items, scores)` and `MEASURES`.
 BENCHMARKS = ("stereoset", "crows_pairs", "bbq", "winobias")
 
 
@@ -75,29 +76,60 @@ def run_benchmark(
         raise InputError(
             f"there is no benchmark {name!r}; there are {', '.join(BENCHMARKS)}.{did_you_mean(name, BENCHMARKS)}"
         )
-    benchmark = import_module(f"fairhead.language.{name}")
     how = resampling or Resampling()
     chosen = list(items) if limit is None else sample(items, limit, how.seed)
-    requests: list[Request] = benchmark.requests(chosen, **options)
+    made = scored_table(name, scorer, chosen, out=out, progress=progress, **options)
+    result = result_of(made.table, measures_of(made.table), how)
+    provenance = {**made.provenance, "limit": limit, "n_boot": how.n_boot, "seed": how.seed, "level": how.level}
+    return replace(result, provenance=provenance)
+
+
+class ScoredTable(NamedTuple):
+    """The answers of a model to the items of a benchmark, and where they come from."""
+
+    table: ItemTable
+    provenance: dict[str, Any]
+
+
+def scored_table(
+    name: str,
+    scorer: ScoresTexts,
+    items: Sequence[Any],
+    *,
+    out: Path | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> ScoredTable:
+    """Score the texts of items; arguments as in `run_benchmark`."""
+    benchmark = import_module(f"fairhead.language.{name}")
+    requests: list[Request] = benchmark.requests(items, **options)
     settings = scorer.settings()
     path = None if out is None else journal_path(out, name, settings)
     with nullcontext() if path is None else Journal(path, settings) as journal:
         scores = scorer.score(requests, journal=journal, on_long="skip", progress=progress)
-    result: BenchmarkResult = benchmark.evaluate(chosen, scores, how)
     provenance = {
         **settings,
-        "items": len(chosen),
+        "items": len(items),
         "texts": len(requests),
         "texts_digest": _digest(requests),
         "merged_boundaries": sum(score.merged for score in scores.values()),
-        "limit": limit,
-        "n_boot": how.n_boot,
-        "seed": how.seed,
-        "level": how.level,
         "scores": None if path is None else str(path),
         **options,
     }
-    return replace(result, provenance=provenance)
+    return ScoredTable(benchmark.table(items, scores), provenance)
+
+
+def measures_of(table: ItemTable) -> Sequence[Measure]:
+    """The figures that can be made of a table: `MEASURES` of the benchmark's module, or its `measures(table)`.
+
+    Example:
+        >>> from fairhead.language.crows_pairs import table
+        >>> [measure.metric for measure in measures_of(table([], {}))][:2]
+        ['ss', 'mean_abs_difference']
+    """
+    module = import_module(f"fairhead.language.{table.benchmark}")
+    found: Sequence[Measure] = module.measures(table) if hasattr(module, "measures") else module.MEASURES
+    return found
 
 
 def sample(items: Sequence[Any], limit: int, seed: int) -> list[Any]:
