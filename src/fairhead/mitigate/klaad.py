@@ -1,0 +1,287 @@
+"""KLAAD (Kim, Lee and Lee, EMNLP 2025), on the tap: a model attends alike to a stereotype and to its opposite.
+
+The loss of a triplet (stereotype, anti-stereotype, unrelated sentence) has three parts:
+
+1. cross-entropy on the two coherent sentences, so that the model keeps its language;
+2. the divergence of the two sentences' attention maps, in the last layer or in others;
+3. a triplet loss on the final hidden states: the coherent sentences nearer to each other than to the unrelated one.
+
+The authors have released no code. Where the paper is silent this is our reading, and each choice is an option. Its
+"softmax normalisation before KL", taken by the letter, is a second softmax over weights that are shares already: nearly
+uniform, with a divergence near 0 and next to no gradient. `renorm="softmax"` does it; the default does not. Its
+"without modifying weights" is not what happens: this is fine-tuning.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, log_softmax, normalize, relu
+
+from fairhead.data.stereoset import StereoSetItem
+from fairhead.errors import InputError, did_you_mean
+from fairhead.heads import Reading, tap
+from fairhead.language.alignment import Alignment, align, align_by_position
+from fairhead.mitigate.language_trainer import Prepared
+from fairhead.mitigate.triplets import TokenTriplet, encode_triplets, stack, stack_triplets
+from fairhead.mitigate.tuning import Parts
+
+# Below this, a weight counts as this: 0 has no logarithm.
+_LEAST = 1e-9
+# λ1, λ2, λ3 and the margin: the paper's Table 7 for the first three (Gemma's are inferred); GPT-2 as GPT-Neo, Qwen as
+# Llama, being built alike.
+PRESETS = {
+    "llama": (0.7, 0.15, 0.15, 0.3),
+    "gpt-neo": (0.5, 0.25, 0.25, 0.5),
+    "gemma-2": (0.9, 0.05, 0.05, 0.5),
+    "gpt-2": (0.5, 0.25, 0.25, 0.5),
+    "qwen": (0.7, 0.15, 0.15, 0.3),
+}
+_FAMILIES = {"gpt_neo": "gpt-neo", "gemma2": "gemma-2", "gpt2": "gpt-2", "qwen2": "qwen", "qwen3": "qwen"}
+_CHOICES = {
+    "heads": ("mean", "each"),
+    "renorm": ("none", "softmax", "log-renorm"),
+    "length_align": ("span", "pad_common"),
+    "direction": ("anti_stereo", "stereo_anti", "symmetric"),
+    "pooling": ("mean", "last"),
+}
+
+
+@dataclass(frozen=True)
+class KLAAD:
+    """The loss. Defaults are the paper's weights for Llama, with the readings that we recommend.
+
+    Attributes:
+        ce_weight: of the cross-entropy (λ1).
+        kl_weight: of the divergence of attention maps (λ2).
+        triplet_weight: of the triplet loss (λ3). A part with weight 0 is not computed.
+        margin: of the triplet loss.
+        layers: whose attention is compared, counted from 0 or from -1 backwards; no other layer's is built.
+        heads: compare the "mean" over heads, or "each" head and then take the mean.
+        renorm: of weights before the divergence: "none"; "softmax" (the paper by the letter); "log-renorm", to sum 1
+            again after those below 1e-9 were raised to it.
+        length_align: "span" compares unchanged tokens, matched in order, and the total weight on all others;
+            "pad_common" compares token i with token i as far as both sentences go.
+        direction: "anti_stereo", KL(anti ‖ stereo), as in the paper; "stereo_anti", the other way round; "symmetric",
+            Jensen and Shannon's.
+        detach_anti: no gradient through the anti-stereotype's attention: it is the teacher.
+        pooling: a sentence's hidden state is the "mean" over its tokens, or that of its "last" one.
+
+    Example:
+        >>> KLAAD(kl_weight=0).margin
+        0.3
+        >>> KLAAD.preset("gpt-neo").ce_weight
+        0.5
+    """
+
+    ce_weight: float = 0.7
+    kl_weight: float = 0.15
+    triplet_weight: float = 0.15
+    margin: float = 0.3
+    layers: tuple[int, ...] = (-1,)
+    heads: Literal["mean", "each"] = "mean"
+    renorm: Literal["none", "softmax", "log-renorm"] = "none"
+    length_align: Literal["span", "pad_common"] = "span"
+    direction: Literal["anti_stereo", "stereo_anti", "symmetric"] = "anti_stereo"
+    detach_anti: bool = False
+    pooling: Literal["mean", "last"] = "mean"
+
+    def __post_init__(self) -> None:
+        for name, known in _CHOICES.items():
+            if getattr(self, name) not in known:
+                raise InputError(f"{name} is {getattr(self, name)!r}; one of {', '.join(known)} is expected")
+        weights = (self.ce_weight, self.kl_weight, self.triplet_weight)
+        if not all(weight >= 0 for weight in weights) or not sum(weights) > 0:
+            raise InputError(f"the weights of the losses are {weights}; none below 0, and one above, is expected")
+        if self.kl_weight and not self.layers:
+            raise InputError("kl_weight is above 0, but no layer is named whose attention is compared")
+
+    @classmethod
+    def preset(cls, name: str) -> "KLAAD":
+        """Weights and margin of a family: one of `PRESETS`, or the `model_type` of a Hugging Face config."""
+        family = _FAMILIES.get(name, name)
+        if family not in PRESETS:
+            known = list(PRESETS)
+            raise InputError(f"there is no preset {name!r}; there are {', '.join(known)}.{did_you_mean(name, known)}")
+        return cls(*PRESETS[family])
+
+    def prepare(self, items: Iterable[StereoSetItem], tokenizer: Any, context: int) -> "Prepared[Example]":
+        """Tokens of the items, and the alignment of their coherent sentences."""
+        triplets, left_out = encode_triplets(items, tokenizer, context)
+        match = align if self.length_align == "span" else align_by_position
+        examples = tuple(Example(t, match(t.stereotype, t.anti_stereotype)) for t in triplets)
+        return Prepared(examples, [max(map(len, triplet[1:])) for triplet in triplets], left_out)
+
+    @contextmanager
+    def session(self, model: nn.Module) -> "Iterator[Callable[[Sequence[Example]], Parts]]":
+        """The loss of examples, while the model is tapped at the layers that it needs."""
+        device = next(model.parameters()).device
+        with ExitStack() as stack:
+            weights = stack.enter_context(tap(model, self.layers)).read("weights") if self.kl_weight else None
+            yield lambda examples: losses(model, batch_of(examples, device, self.triplet_weight > 0), self, weights)
+
+    def measuring(self) -> "KLAAD":
+        """The same settings with every part computed, to see what training without one does to it."""
+        return replace(self, ce_weight=1.0, kl_weight=1.0, triplet_weight=1.0, layers=self.layers or (-1,))
+
+
+class Example(NamedTuple):
+    """A triplet, and which tokens of its stereotype (first) and anti-stereotype (second) are compared."""
+
+    triplet: TokenTriplet
+    alignment: Alignment
+
+
+class Batch(NamedTuple):
+    """Sentences of B triplets: B stereotypes, B anti-stereotypes, and B unrelated ones where the loss needs them.
+
+    Attributes:
+        ids: [N, T], where N is 3B or 2B.
+        mask: 0 where there is padding, [N, T].
+        predicting: positions in the flattened batch whose next token counts, those of stereotypes first.
+        n_stereotype: how many of them are the stereotypes'.
+        places: compared tokens of both coherent sentences, [2, B, M].
+        compared: 0 where there are fewer than M, [B, M].
+    """
+
+    ids: Tensor
+    mask: Tensor
+    predicting: Tensor
+    n_stereotype: int
+    places: Tensor
+    compared: Tensor
+
+
+def batch_of(examples: Sequence[Example], device: torch.device | str = "cpu", unrelated: bool = True) -> Batch:
+    """Put examples together; everything is laid out before it goes to the device, which is then never waited for."""
+    n = len(examples)
+    ids, mask = stack_triplets([example.triplet for example in examples])
+    if not unrelated:
+        ids, mask = ids[: 2 * n], mask[: 2 * n]
+    counts = torch.zeros_like(mask)
+    counts[: 2 * n, :-1] = mask[: 2 * n, 1:]
+    places = [stack([e.alignment[side] for e in examples]) for side in (0, 1)]
+    tensors = (ids, mask, counts.flatten().nonzero()[:, 0], torch.stack([p.ids for p in places]), places[0].mask)
+    ids, mask, predicting, both, compared = (tensor.to(device, non_blocking=True) for tensor in tensors)
+    return Batch(ids, mask, predicting, int(counts[:n].sum()), both, compared)
+
+
+def losses(model: nn.Module, batch: Batch, config: KLAAD, weights: Reading | None) -> dict[str, Tensor]:
+    """The parts of the loss ("ce", "kl", "triplet") that have a weight, and their weighted sum ("loss").
+
+    Args:
+        model: a causal language model; it reads the batch once.
+        batch: from `batch_of`.
+        config: the settings.
+        weights: the attention of `config.layers`, read through an open tap; may be None where `kl_weight` is 0.
+    """
+    n = batch.compared.shape[0]
+    # Where nothing is predicted, nothing goes through the vocabulary.
+    predicting = batch.predicting if config.ce_weight else batch.predicting[:0]
+    with _at_vocabulary(model, predicting) as seen:
+        logits = model(input_ids=batch.ids, attention_mask=batch.mask, use_cache=False).logits[0].float()
+    parts: dict[str, Tensor] = {}
+    if config.ce_weight:
+        tokens = batch.ids.flatten()[predicting + 1]
+        split = batch.n_stereotype
+        stereotype = cross_entropy(logits[:split], tokens[:split])
+        parts["ce"] = (stereotype + cross_entropy(logits[split:], tokens[split:])) / 2
+    if config.kl_weight:
+        assert weights is not None
+        maps = [(layer[:n], layer[n : 2 * n]) for layer in weights]
+        parts["kl"] = torch.stack([attention_divergence(s, a, batch, config) for s, a in maps]).mean()
+        weights.clear()
+    if config.triplet_weight:
+        pooled = pool(seen[0].float(), batch.mask, config.pooling)
+        parts["triplet"] = triplet_loss(pooled[:n], pooled[n : 2 * n], pooled[2 * n :], config.margin)
+    factors = {"ce": config.ce_weight, "kl": config.kl_weight, "triplet": config.triplet_weight}
+    return {"loss": torch.stack([factors[name] * part for name, part in parts.items()]).sum(), **parts}
+
+
+def attention_divergence(stereotype: Tensor, anti: Tensor, batch: Batch, config: KLAAD) -> Tensor:
+    """Divergence of two attention maps [B, H, T, T], over keys, averaged over queries, then pairs, then heads."""
+    if config.detach_anti:
+        anti = anti.detach()
+    mean = config.heads == "mean"
+    first, second = (weights.mean(1, keepdim=True) if mean else weights for weights in (stereotype, anti))
+    s, a = (_compared_map(w.float(), p, batch.compared) for w, p in zip((first, second), batch.places, strict=True))
+    number = torch.arange(batch.compared.shape[1], device=s.device)
+    # A query sees the compared keys up to its own; a token whose place is not its number has others before it.
+    seen = (number[None, :] <= number[:, None]) & batch.compared.bool()[:, None, :]
+    others = (batch.places > number).any(0)[..., None]
+    valid = torch.cat([seen, others], dim=-1)[:, None]
+    log_s, log_a = (_log_shares(x, valid, config.renorm) for x in (s, a))
+    if config.direction == "symmetric":
+        middle = torch.logaddexp(log_s, log_a) - math.log(2)
+        per_query = (_divergence(log_a, middle, valid) + _divergence(log_s, middle, valid)) / 2
+    elif config.direction == "anti_stereo":
+        per_query = _divergence(log_a, log_s, valid)
+    else:
+        per_query = _divergence(log_s, log_a, valid)
+    queries = batch.compared[:, None].float()
+    return ((per_query * queries).sum(-1) / queries.sum(-1)).mean()
+
+
+def _compared_map(weights: Tensor, places: Tensor, compared: Tensor) -> Tensor:
+    """Weights [B, H, T, T] → [B, H, M, M + 1]: compared queries by compared keys, last the total of all other keys."""
+    (_, heads, _, tokens), n = weights.shape, places.shape[1]
+    rows = weights.gather(2, places[:, None, :, None].expand(-1, heads, -1, tokens))
+    shared = rows.gather(3, places[:, None, None, :].expand(-1, heads, n, -1))
+    other = 1 - torch.zeros_like(rows[:, 0, 0]).scatter_reduce(1, places, compared.to(rows.dtype), "amax")
+    return torch.cat([shared, (rows * other[:, None, None]).sum(-1, keepdim=True)], dim=-1)
+
+
+def _log_shares(weights: Tensor, valid: Tensor, renorm: str) -> Tensor:
+    """Logarithms of what is compared; those that are not valid are any finite number."""
+    if renorm == "none":
+        return weights.clamp(min=_LEAST).log()
+    values = weights if renorm == "softmax" else weights.clamp(min=_LEAST).log()
+    return log_softmax(values.masked_fill(~valid, -torch.inf), dim=-1).masked_fill(~valid, 0.0)
+
+
+def _divergence(log_p: Tensor, log_q: Tensor, valid: Tensor) -> Tensor:
+    return (log_p.exp() * (log_p - log_q)).masked_fill(~valid, 0.0).sum(-1)
+
+
+def pool(hidden: Tensor, mask: Tensor, pooling: Literal["mean", "last"] = "mean") -> Tensor:
+    """One unit vector a sentence: [N, T, D] → [N, D].
+
+    Example:
+        >>> pool(torch.tensor([[[3.0, 0.0], [5.0, 8.0], [9.0, 9.0]]]), torch.tensor([[1, 1, 0]]))
+        tensor([[0.7071, 0.7071]])
+    """
+    if pooling == "last":
+        return normalize(hidden[torch.arange(len(hidden), device=hidden.device), mask.sum(1) - 1], dim=-1)
+    return normalize((hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True), dim=-1)
+
+
+def triplet_loss(stereotype: Tensor, anti: Tensor, unrelated: Tensor, margin: float) -> Tensor:
+    """max(0, ‖s − a‖² − ‖s − u‖² + margin) of unit vectors [B, D], averaged.
+
+    Example:
+        >>> one, other = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
+        >>> triplet_loss(one, other, one, margin=0.3)
+        tensor(2.3000)
+    """
+    near, far = (stereotype - anti).square().sum(-1), (stereotype - unrelated).square().sum(-1)
+    return relu(near - far + margin).mean()
+
+
+@contextmanager
+def _at_vocabulary(model: Any, positions: Tensor) -> Iterator[list[Tensor]]:
+    """Catch the final hidden states [N, T, D], and let only some of the flattened positions reach the vocabulary."""
+    seen: list[Tensor] = []
+
+    def choose(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        seen.append(inputs[0])
+        return (inputs[0].flatten(0, 1)[positions][None], *inputs[1:])
+
+    hook = model.get_output_embeddings().register_forward_pre_hook(choose)
+    try:
+        yield seen
+    finally:
+        hook.remove()

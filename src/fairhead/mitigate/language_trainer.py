@@ -1,0 +1,194 @@
+"""Training of a language model on triplets, in three lines, whatever the method.
+
+trainer = LanguageTrainer(model, tokenizer, KLAAD.preset("llama"))
+trainer.train(TripletData("stereoset:dev.json"))
+trainer.save("fairer-model")
+"""
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import nn
+
+from fairhead.data.stereoset import StereoSetItem, TripletSplit
+from fairhead.errors import InputError
+from fairhead.language.scorer import context_length, refuse_other_than_causal
+from fairhead.language.training_record import TrainingRecord
+from fairhead.mitigate.triplets import TripletData, targets
+from fairhead.mitigate.tuning import OnStep, Parts, Tuned, TuningPlan, merged, remove_checkpoint, tune, with_lora
+
+E = TypeVar("E")
+
+
+class Prepared(NamedTuple, Generic[E]):
+    """Items as a method trains on them.
+
+    Attributes:
+        examples: one or more an item.
+        lengths: the tokens of each example.
+        left_out: ids of items that cannot be trained on, by reason.
+    """
+
+    examples: Sequence[E]
+    lengths: Sequence[int]
+    left_out: Mapping[str, tuple[str, ...]]
+
+
+class LanguageMethod(Protocol):
+    """A frozen dataclass of a method's settings. No method is told which group a sentence speaks of."""
+
+    def prepare(self, items: Iterable[StereoSetItem], tokenizer: Any, context: int) -> Prepared[Any]:
+        """Tokens, and what else the method needs to know of each item."""
+
+    def session(self, model: nn.Module) -> AbstractContextManager[Callable[[Sequence[Any]], Parts]]:
+        """The loss of a batch of examples ("loss", and its parts by name), usable inside a `with` block."""
+
+    def measuring(self) -> "LanguageMethod":
+        """The settings to measure with: every part of the loss, whether it is trained on or not."""
+
+
+@dataclass
+class LanguageTrainer:
+    """Trains a causal language model with a method, and saves it as an ordinary model.
+
+    Attributes:
+        model: any Hugging Face causal language model; it is trained in place, in the precision that it has.
+        tokenizer: its tokeniser.
+        method: such as `KLAAD()`.
+        plan: how to train.
+        name: the method's, for the record; its class's by default.
+        base: where the model came from, for the record.
+
+    Example:
+        >>> from tokenizers import Tokenizer, models, pre_tokenizers
+        >>> from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+        >>> from fairhead.data.stereoset import Triplet
+        >>> from fairhead.mitigate.klaad import KLAAD
+        >>> vocabulary = {w: i for i, w in enumerate("<s> nurses bakers are kind rude blue".split())}
+        >>> words = Tokenizer(models.WordLevel(vocabulary, "<s>"))
+        >>> words.pre_tokenizer = pre_tokenizers.Whitespace()
+        >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>")
+        >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=7, n_embd=8, n_layer=2, n_head=2))
+        >>> texts = [Triplet(f"{w} are kind", f"{w} are rude", f"{w} are blue") for w in ("nurses", "bakers")]
+        >>> train, held_out = (StereoSetItem(t[0], "intrasentence", t[0], "", "", t) for t in texts)
+        >>> trainer = LanguageTrainer(model, tokenizer, KLAAD())
+        >>> sorted(trainer.train(TripletSplit((train,), (held_out,))).history[0])
+        ['ce', 'kl', 'loss', 'triplet']
+    """
+
+    model: Any
+    tokenizer: Any
+    method: Any
+    plan: TuningPlan = field(default_factory=TuningPlan)
+    name: str | None = None
+    base: str | None = None
+
+    def __post_init__(self) -> None:
+        refuse_other_than_causal(self.model)
+        self.record: TrainingRecord | None = None
+
+    def train(
+        self,
+        data: TripletData | TripletSplit,
+        folder: str | os.PathLike[str] | None = None,
+        on_step: OnStep | None = None,
+    ) -> Tuned:
+        """Train on the training part; measure every part of the loss on the held-out part, before and after.
+
+        Args:
+            data: what to read, or items that are split already.
+            folder: where checkpoints lie; a run that was stopped goes on there.
+            on_step: called with the steps done, all steps, and the parts of the loss.
+
+        Raises:
+            InputError: nothing to train on; a checkpoint of another run.
+            TrainingDiverged: a loss was not finite; the model is back at its last good weights.
+        """
+        split = data.read() if isinstance(data, TripletData) else data
+        prepared = self._prepared(split.train)
+        before = self.evaluate(split.held_out)
+        model = with_lora(self.model, self.plan)
+        told: dict[str, Any] = {"method": self._name(), "settings": asdict(self.method), "data": _described(data)}
+        with self.method.session(model) as loss:
+            tuned = tune(
+                model,
+                prepared.examples,
+                prepared.lengths,
+                loss,
+                self.plan,
+                folder=folder,
+                identity=told,
+                on_step=on_step,
+            )
+        self.model = model
+        self.record = TrainingRecord(
+            **told,
+            plan=asdict(self.plan),
+            training_targets=targets(split.train),
+            held_out_targets=targets(split.held_out),
+            base=self.base,
+            history=tuned.history,
+            results={
+                "held_out": {"items": len(split.held_out), "before": before, "after": self.evaluate(split.held_out)},
+                "items": len(split.train),
+                "left_out": {reason: list(ids) for reason, ids in prepared.left_out.items()},
+                "steps": tuned.steps,
+                "seconds": round(tuned.seconds, 3),
+            },
+        )
+        return tuned
+
+    def evaluate(self, items: Iterable[StereoSetItem]) -> dict[str, float]:
+        """Every part of the loss, averaged over items; empty where there are none."""
+        method = self.method.measuring()
+        prepared = method.prepare(items, self.tokenizer, context_length(self.model))
+        totals: dict[str, float] = {}
+        self.model.eval()
+        order = sorted(range(len(prepared.examples)), key=lambda i: prepared.lengths[i])
+        with torch.no_grad(), method.session(self.model) as loss:
+            for begin in range(0, len(order), self.plan.batch_size):
+                batch = [prepared.examples[i] for i in order[begin : begin + self.plan.batch_size]]
+                for part, value in loss(batch).items():
+                    totals[part] = totals.get(part, 0.0) + float(value) * len(batch)
+        totals.pop("loss", None)  # a sum with weights that nothing was trained with
+        return {part: total / len(order) for part, total in totals.items()}
+
+    def save(self, folder: str | os.PathLike[str], *, adapter: bool = False) -> None:
+        """Write an ordinary Hugging Face folder, LoRA merged into its weights, with the record of the training.
+
+        Args:
+            folder: where to; `fairhead lm ... --model FOLDER` takes it from there.
+            adapter: also keep LoRA's own matrices, in the subfolder "adapter".
+        """
+        if self.record is None:
+            raise InputError("nothing has been trained yet: call train first")
+        if adapter:
+            if self.plan.lora is None:
+                raise InputError("there is no adapter to keep: all weights were trained (plan.lora is None)")
+            self.model.save_pretrained(Path(folder) / "adapter")
+        self.model = merged(self.model)
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+        self.record.write(folder)
+        remove_checkpoint(folder)
+
+    def _prepared(self, items: Iterable[StereoSetItem]) -> Prepared[Any]:
+        prepared: Prepared[Any] = self.method.prepare(items, self.tokenizer, context_length(self.model))
+        if not prepared.examples:
+            reasons = ", ".join(f"{len(ids)} {reason}" for reason, ids in prepared.left_out.items())
+            raise InputError(f"no item can be trained on{f': {reasons}' if reasons else ''}")
+        return prepared
+
+    def _name(self) -> str:
+        return self.name or type(self.method).__name__.lower()
+
+
+def _described(data: TripletData | TripletSplit) -> dict[str, Any]:
+    if isinstance(data, TripletData):
+        return asdict(data)
+    return {"items": len(data.train), "held_out_items": len(data.held_out)}

@@ -1,0 +1,76 @@
+"""Tiny random causal language models of the families that KLAAD serves, and triplets that they can read."""
+
+import torch
+import transformers as hf
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from fairhead.data.stereoset import StereoSetItem, Triplet
+
+_WORDS = (
+    "<s> the old nurse baker pilot poet was very kind and rude to blue so people said that he she went home late . "
+    "never always often careful with money cold stone"
+)
+WORDS = _WORDS.split()
+VOCABULARY = len(WORDS)
+SMALL = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
+ROPE = {
+    **SMALL,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 32,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
+GPT2 = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 32}
+NEO = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_layers": 3,
+    "num_heads": 4,
+    "attention_types": [[["global", "local", "global"], 1]],
+    "max_position_embeddings": 32,
+    "window_size": 4,
+}
+ENDS = {"bos_token_id": 0, "eos_token_id": 0}
+
+FAMILIES = {
+    "llama": hf.LlamaConfig(**ROPE),
+    "gpt-neo": hf.GPTNeoConfig(**NEO, **ENDS),
+    "gemma-2": hf.Gemma2Config(**ROPE, sliding_window=4, query_pre_attn_scalar=8, attn_logit_softcapping=5.0),
+    "gpt-2": hf.GPT2Config(**GPT2, **ENDS),
+    "qwen": hf.Qwen3Config(**ROPE),
+}
+
+
+def build(family, implementation=None, scale=4.0):
+    """Weights larger than those of a fresh model, so that its attention is not even."""
+    torch.manual_seed(0)
+    # Gemma-2 and GPT-Neo have eager attention only.
+    chosen = {} if family in ("gemma-2", "gpt-neo") else {"attn_implementation": implementation or "sdpa"}
+    model = hf.AutoModelForCausalLM.from_config(FAMILIES[family], **chosen).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() == 2:
+                weight.mul_(scale)
+    return model
+
+
+def tokenizer():
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, "<s>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return hf.PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", eos_token="<s>")
+
+
+def item(target, stereotype, anti, unrelated, template="the {} was {} and went home ."):
+    texts = Triplet(*(template.format(target, filled) for filled in (stereotype, anti, unrelated)))
+    return StereoSetItem(f"{target}/{stereotype}", "intrasentence", target, "profession", template, texts)
+
+
+ITEMS = (
+    item("nurse", "kind", "very rude", "blue"),
+    item("baker", "always late", "never late", "cold stone"),
+    item("pilot", "careful", "careful with money to people", "so"),
+    item("poet", "cold", "kind", "stone", template="people said that the {} was {} ."),
+)
