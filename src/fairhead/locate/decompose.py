@@ -153,10 +153,17 @@ class Decomposer:
         return path.before(norm)
 
     @torch.no_grad()
-    def __call__(self, inputs: Mapping[str, Tensor]) -> Terms:
-        """Run the model on a batch and take its outputs apart."""
+    def __call__(self, inputs: Mapping[str, Tensor], tokens: Tensor | None = None) -> Terms:
+        """Run the model on a batch and take its outputs apart.
+
+        Args:
+            inputs: the model's arguments by name, each [B, ...].
+            tokens: which tokens to read instead of the decomposer's own, a bool mask [B, T]: one row of terms for each,
+                in the order of the batch.
+        """
         n = len(next(iter(inputs.values())))
-        tokens = None if self.pool is not None else self._tokens(inputs)
+        if tokens is None and self.pool is None:
+            tokens = self._tokens(inputs)
         seen: dict[nn.Module | str, Tensor] = {}
 
         def pick(x: Any) -> Tensor:

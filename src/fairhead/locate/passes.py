@@ -17,12 +17,115 @@ from fairhead.heads import tap
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.edits import HeadEdits
 from fairhead.locate.moments import Array
+from fairhead.locate.streams import Stream
 from fairhead.locate.tasks import Task
 
 _Heads = tuple[tuple[int, int], ...]
 
 
-class ForwardPasses:
+class Sweep:
+    """What is read of a model with each of many sets of heads edited; a set that was run is not run again.
+
+    Args:
+        stream: of the model.
+        batches: gives the batches from the start, each time it is called.
+        edits: what is put in a head's place.
+        kind: of edit.
+        tokens: 0 for the first token, None for all.
+        progress: called with (rows done, sets), batch after batch.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        batches: Callable[[], Iterable[Any]],
+        edits: HeadEdits,
+        kind: str,
+        tokens: int | None,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        self._stream, self._batches = stream, batches
+        self._edits, self._kind, self._tokens = edits, kind, tokens
+        self._progress = progress
+        self._tap = tap(stream.base)
+        self._done: dict[_Heads, Array] = {}
+
+    def _read(self, inputs: Any) -> Array:
+        """Run the model on one batch; rows of what is wanted, [B, ...]."""
+        raise NotImplementedError
+
+    def __call__(self, sets: Sequence[Sequence[tuple[int, int]]]) -> list[Array]:
+        """What is read with each set of heads edited; the empty set is the model as it is."""
+        keys = [tuple(sorted((int(layer), int(head)) for layer, head in heads)) for heads in sets]
+        new = [key for key in dict.fromkeys(keys) if key not in self._done]
+        if new:
+            self._sweep(new)
+        return [self._done[key] for key in keys]
+
+    def _sweep(self, sets: list[_Heads]) -> None:
+        found: dict[_Heads, list[Array]] = {heads: [] for heads in sets}
+        starts = {heads[0][0] for heads in sets if heads}  # sorted, so the first pair has the first layer
+        rows = 0
+        for inputs in self._batches():
+            plain, kept = self._plain(inputs, starts)
+            for heads in sets:
+                found[heads].append(self._edited(inputs, heads, kept[heads[0][0]]) if heads else plain)
+            rows += len(plain)
+            if self._progress is not None:
+                self._progress(rows, len(sets))
+        self._done.update({heads: np.concatenate(parts) for heads, parts in found.items()})
+
+    def _plain(self, inputs: Any, starts: set[int]) -> tuple[Array, dict[int, Tensor]]:
+        """The batch as it is, and the tokens that enter the layers at which edited passes start."""
+        kept: dict[int, Tensor] = {}
+
+        def keep(layer: int) -> Callable[..., None]:
+            def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                kept[layer] = args[0] if args else kwargs["hidden_states"]
+
+            return hook
+
+        blocks = self._stream.blocks
+        handles = [
+            blocks[layer].module.register_forward_pre_hook(keep(layer), with_kwargs=True) for layer in sorted(starts)
+        ]
+        try:
+            return self._read(inputs), kept
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _edited(self, inputs: Any, heads: _Heads, tokens: Tensor) -> Array:
+        with self._tap as open_tap, self._starting_at(heads[0][0], tokens):
+            self._edits.apply(open_tap, heads, self._kind, self._tokens)
+            return self._read(inputs)
+
+    @contextmanager
+    def _starting_at(self, layer: int, tokens: Tensor) -> Iterator[None]:
+        """Inside, the blocks before `layer` do nothing, and that layer gets the kept tokens."""
+        blocks = [part.module for part in self._stream.blocks]
+
+        def nothing(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            return hidden_states
+
+        def replace(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if args:
+                return (tokens, *args[1:]), kwargs
+            return args, {**kwargs, "hidden_states": tokens}
+
+        for block in blocks[:layer]:
+            block.forward = nothing  # on the instance, so that deleting it brings the class's own back
+        handle = blocks[layer].register_forward_pre_hook(replace, with_kwargs=True)
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            handle.remove()
+            for block in blocks[:layer]:
+                del block.forward
+
+
+class ForwardPasses(Sweep):
     """Logits [n, C] with each of many sets of heads edited; a set that was run is not run again.
 
     Args:
@@ -65,81 +168,8 @@ class ForwardPasses:
                 f"{type(decomposer.stream.base).__name__} pools all its tokens and has no first token that stands for "
                 "the image: edit all tokens (--tokens all)"
             )
-        self._decomposer, self._batches, self._task = decomposer, batches, task
-        self._edits, self._kind, self._tokens = edits, kind, tokens
-        self._progress = progress
-        self._tap = tap(decomposer.stream.base)
-        self._done: dict[_Heads, Array] = {}
+        super().__init__(decomposer.stream, batches, edits, kind, tokens, progress)
+        self._decomposer, self._task = decomposer, task
 
-    def __call__(self, sets: Sequence[Sequence[tuple[int, int]]]) -> list[Array]:
-        """Logits with each set of heads edited; the empty set is the model as it is."""
-        keys = [tuple(sorted((int(layer), int(head)) for layer, head in heads)) for heads in sets]
-        new = [key for key in dict.fromkeys(keys) if key not in self._done]
-        if new:
-            self._sweep(new)
-        return [self._done[key] for key in keys]
-
-    def _sweep(self, sets: list[_Heads]) -> None:
-        found: dict[_Heads, list[Array]] = {heads: [] for heads in sets}
-        starts = {heads[0][0] for heads in sets if heads}  # sorted, so the first pair has the first layer
-        rows = 0
-        for inputs in self._batches():
-            plain, kept = self._plain(inputs, starts)
-            for heads in sets:
-                found[heads].append(self._edited(inputs, heads, kept[heads[0][0]]) if heads else plain)
-            rows += len(plain)
-            if self._progress is not None:
-                self._progress(rows, len(sets))
-        self._done.update({heads: np.concatenate(parts) for heads, parts in found.items()})
-
-    def _logits(self, inputs: Mapping[str, Tensor]) -> Array:
+    def _read(self, inputs: Mapping[str, Tensor]) -> Array:
         return self._task.logits(self._decomposer.outputs(inputs).float().cpu().numpy())
-
-    def _plain(self, inputs: Mapping[str, Tensor], starts: set[int]) -> tuple[Array, dict[int, Tensor]]:
-        """The batch as it is, and the tokens that enter the layers at which edited passes start."""
-        kept: dict[int, Tensor] = {}
-
-        def keep(layer: int) -> Callable[..., None]:
-            def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-                kept[layer] = args[0] if args else kwargs["hidden_states"]
-
-            return hook
-
-        blocks = self._decomposer.stream.blocks
-        handles = [
-            blocks[layer].module.register_forward_pre_hook(keep(layer), with_kwargs=True) for layer in sorted(starts)
-        ]
-        try:
-            return self._logits(inputs), kept
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def _edited(self, inputs: Mapping[str, Tensor], heads: _Heads, tokens: Tensor) -> Array:
-        with self._tap as open_tap, self._starting_at(heads[0][0], tokens):
-            self._edits.apply(open_tap, heads, self._kind, self._tokens)
-            return self._logits(inputs)
-
-    @contextmanager
-    def _starting_at(self, layer: int, tokens: Tensor) -> Iterator[None]:
-        """Inside, the blocks before `layer` do nothing, and that layer gets the kept tokens."""
-        blocks = [part.module for part in self._decomposer.stream.blocks]
-
-        def nothing(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            return hidden_states
-
-        def replace(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if args:
-                return (tokens, *args[1:]), kwargs
-            return args, {**kwargs, "hidden_states": tokens}
-
-        for block in blocks[:layer]:
-            block.forward = nothing  # on the instance, so that deleting it brings the class's own back
-        handle = blocks[layer].register_forward_pre_hook(replace, with_kwargs=True)
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            handle.remove()
-            for block in blocks[:layer]:
-                del block.forward
