@@ -78,7 +78,8 @@ With `--out`, each text's score is written as it is made, and a run that was kil
 """
 
 
-def _option(flag: str, help: str, panel: str | None = None, metavar: str | None = None) -> Any:
+def option(flag: str, help: str, panel: str | None = None, metavar: str | None = None) -> Any:
+    """An option that is also an environment variable."""
     variable = f"FAIRHEAD_LM_{flag.strip('-').replace('-', '_').upper()}"
     return typer.Option(flag, help=help, rich_help_panel=panel, metavar=metavar, envvar=variable, show_envvar=False)
 
@@ -89,23 +90,21 @@ _MODEL, _STATISTICS, _OUTPUT, _SPECIAL = "Model", "Statistics", "Output", "Optio
 def lm_command(
     context: typer.Context,
     benchmark: Annotated[Benchmark, typer.Argument(help="What to measure.")],
-    model: Annotated[
-        str, _option("--model", "Folder of a causal language model; nothing is downloaded.", None, "PATH")
-    ],
-    data: Annotated[str, _option("--data", "File, folder or zip archive as published.", None, "PATH")],
+    model: Annotated[str, option("--model", "Folder of a causal language model; nothing is downloaded.", None, "PATH")],
+    data: Annotated[str, option("--data", "File, folder or zip archive as published.", None, "PATH")],
     limit: Annotated[
-        int | None, _option("--limit", "Only so many items, drawn at random with --seed.", None, "N")
+        int | None, option("--limit", "Only so many items, drawn at random with --seed.", None, "N")
     ] = None,
     device: Annotated[
-        str, _option("--device", "cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.", _MODEL)
+        str, option("--device", "cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.", _MODEL)
     ] = "auto",
-    dtype: Annotated[Kind, _option("--dtype", "auto: float32 on a processor, bfloat16 on a GPU.", _MODEL)] = Kind.auto,
+    dtype: Annotated[Kind, option("--dtype", "auto: float32 on a processor, bfloat16 on a GPU.", _MODEL)] = Kind.auto,
     batch_tokens: Annotated[
-        int | None, _option("--batch-tokens", "Tokens of a batch, padding included.", _MODEL, "N")
+        int | None, option("--batch-tokens", "Tokens of a batch, padding included.", _MODEL, "N")
     ] = None,
     start: Annotated[
         Start,
-        _option(
+        option(
             "--start",
             "BOS (end of text where there is none) before every text, or only where nothing else stands before.",
             _MODEL,
@@ -113,39 +112,35 @@ def lm_command(
     ] = Start.always,
     inter: Annotated[
         Inter,
-        _option("--inter", "stereoset: score the sentence after its context, or the whole text of both.", _SPECIAL),
+        option("--inter", "stereoset: score the sentence after its context, or the whole text of both.", _SPECIAL),
     ] = Inter.sentence,
     prompt: Annotated[
         Prompt,
-        _option("--prompt", 'bbq: "context question", or with the words Context, Question and Answer.', _SPECIAL),
+        option("--prompt", 'bbq: "context question", or with the words Context, Question and Answer.', _SPECIAL),
     ] = Prompt.plain,
     category: Annotated[
-        list[str] | None, _option("--category", "bbq: a category; give it several times.", _SPECIAL, "NAME")
+        list[str] | None, option("--category", "bbq: a category; give it several times.", _SPECIAL, "NAME")
     ] = None,
     window: Annotated[
-        int | None, _option("--window", "perplexity: tokens read at a time; by default up to 1 024.", _SPECIAL, "N")
+        int | None, option("--window", "perplexity: tokens read at a time; by default up to 1 024.", _SPECIAL, "N")
     ] = None,
-    n_boot: Annotated[int, _option("--n-boot", "Bootstrap replicates.", _STATISTICS, "N")] = 2000,
-    seed: Annotated[int, _option("--seed", "Same seed, same figures.", _STATISTICS, "N")] = 0,
-    level: Annotated[float, _option("--level", "Confidence level of intervals.", _STATISTICS, "SHARE")] = 0.95,
-    json_path: Annotated[str | None, _option("--json", "Write JSON; - prints only JSON.", _OUTPUT, "FILE")] = None,
-    out: Annotated[
-        Path | None, _option("--out", "Folder for the score of each text, as JSONL.", _OUTPUT, "DIR")
-    ] = None,
+    n_boot: Annotated[int, option("--n-boot", "Bootstrap replicates.", _STATISTICS, "N")] = 2000,
+    seed: Annotated[int, option("--seed", "Same seed, same figures.", _STATISTICS, "N")] = 0,
+    level: Annotated[float, option("--level", "Confidence level of intervals.", _STATISTICS, "SHARE")] = 0.95,
+    json_path: Annotated[str | None, option("--json", "Write JSON; - prints only JSON.", _OUTPUT, "FILE")] = None,
+    out: Annotated[Path | None, option("--out", "Folder for the score of each text, as JSONL.", _OUTPUT, "DIR")] = None,
 ) -> None:
     """Measure stereotypes in a causal language model, with intervals."""
-    _check(n_boot, level, limit, seed)
+    check_numbers(n_boot, level, limit, seed)
     check_output(json_path)
-    missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
-    if missing:
-        raise FairheadError(f'this needs {", ".join(missing)}, not installed here: pip install "fairhead[torch]"')
+    require_torch()
     from fairhead.language.resampling import Resampling
 
     options: dict[str, Any] = {"inter": inter.value} if benchmark == "stereoset" else {}
     options |= {"prompt": prompt.value} if benchmark == "bbq" else {}
     # The data first: a mistake there should not wait for the model.
     items = _read(benchmark, data, category)
-    scorer = _load(model, device, dtype.value, batch_tokens, start.value)
+    scorer = load_model(model, device, dtype.value, batch_tokens, start.value)
     how = Resampling(n_boot=n_boot, seed=seed, level=level)
     if benchmark is Benchmark.perplexity:
         from dataclasses import replace
@@ -171,7 +166,15 @@ def lm_command(
 _READERS = {"stereoset": "stereoset", "crows": "crows_pairs", "bbq": "bbq", "winobias": "winobias"}
 
 
-def _check(n_boot: int, level: float, limit: int | None, seed: int) -> None:
+def require_torch() -> None:
+    """Say what is missing before anything is read."""
+    missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
+    if missing:
+        raise FairheadError(f'this needs {", ".join(missing)}, not installed here: pip install "fairhead[torch]"')
+
+
+def check_numbers(n_boot: int, level: float, limit: int | None, seed: int) -> None:
+    """Name the first number that makes no sense."""
     for flag, value, least in (("--n-boot", n_boot, 1), ("--seed", seed, 0), ("--limit", limit, 1)):
         if value is not None and value < least:
             raise InputError(f"{flag} is {value}; at least {least} is expected")
@@ -197,7 +200,8 @@ def _read(benchmark: Benchmark, path: str, categories: list[str] | None) -> Any:
     return read(_READERS[benchmark], path, **options)
 
 
-def _load(path: str, device: str, dtype: str, batch_tokens: int | None, start: str) -> "Scorer":
+def load_model(path: str, device: str, dtype: str, batch_tokens: int | None, start: str) -> "Scorer":
+    """A scorer from a folder, without the chatter of the libraries."""
     from transformers.utils import logging
 
     from fairhead.language.load import load_scorer
