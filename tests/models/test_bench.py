@@ -17,7 +17,7 @@ from made_faces import GRID, make_faces
 from fairhead.audit import audit, compare
 from fairhead.bench.backbones import Recipe
 from fairhead.bench.cell import run_cell
-from fairhead.bench.grid import read_grid
+from fairhead.bench.grid_file import read_grid
 from fairhead.bench.render import html, markdown
 from fairhead.bench.run import run_grid
 from fairhead.bench.store import Store

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from fairhead.bench.cell import method_of
-from fairhead.bench.grid import read_grid
+from fairhead.bench.grid_file import read_grid
 from fairhead.data import reader_named
 
 SHIPPED = sorted(Path(str(files("fairhead.bench"))).glob("*.yaml"))

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from fairhead.bench.grid import read_grid
+from fairhead.bench.grid_file import read_grid
 from fairhead.bench.store import Store
 from fairhead.errors import InputError
 from fairhead.records import Records

@@ -16,6 +16,9 @@ from fairhead.errors import InputError, UnsupportedModel, did_you_mean
 _FRESH = re.compile(r"vit-(\d+)x(\d+)")
 _FRESH_SETTINGS = {"width": 768, "mlp": 768, "image_size": 64, "patch_size": 16}
 
+# Families of two towers, and the class of the one that sees.
+_TOWERS = {"clip": "CLIPVisionModelWithProjection", "siglip": "SiglipVisionModel"}
+
 
 @dataclass(frozen=True)
 class Pictures:
@@ -122,6 +125,26 @@ class Recipe:
             **labels,
         )
         return normalising(ViTForImageClassification(config), self.pictures())
+
+    def build_trunk(self, kind: str) -> Any:
+        """The pretrained model without a task head, on the CPU: what its features are looked at.
+
+        Raises:
+            InputError: a fresh model has no features to look at.
+        """
+        self.check()
+        if self.folder is None:
+            raise InputError(f"{self.name} has fresh weights, and their features say nothing: give path:FOLDER")
+        import transformers
+
+        config = _json(self.folder / "config.json")
+        named = [name for name in config.get("architectures") or [] if name.endswith("ModelWithProjection")]
+        # CLIP was trained in the space that its projection leads to; of both towers, pictures need one.
+        tower = named[0] if named else _TOWERS.get(str(config.get("model_type")), "AutoModel")
+        kind_of = getattr(transformers, tower)
+        with _quietly():
+            model = kind_of.from_pretrained(self.folder, dtype=torch.float32, local_files_only=True)
+        return normalising(model, self.pictures()) if kind == "image" else model
 
     def _fresh(self) -> dict[str, int]:
         return {**_FRESH_SETTINGS, **self.settings}

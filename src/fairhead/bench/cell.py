@@ -15,9 +15,11 @@ from fairhead import __version__
 from fairhead.audit import audit
 from fairhead.bench.backbones import Recipe
 from fairhead.bench.grid import METRICS, Cell
+from fairhead.bench.others import others_of
 from fairhead.bench.tasks import Task, read_task
 from fairhead.errors import InputError
 from fairhead.mitigate import Trained, method, run
+from fairhead.mitigate.job import Other
 from fairhead.records import Records
 from fairhead.train import Epoch, Examples, TrainingPlan, predict
 from fairhead.train.features import frozen_features, last_encoder
@@ -94,7 +96,8 @@ def run_cell(
         tell("training", epoch.number, plan.epochs, note)
 
     with Meter(device, sharers=sharers) as meter:
-        trained = _train(cell, config, build_model, parts, task, plan, on_epoch)
+        others = others_of(cell, device, cache, lambda done, total: tell("decoding", done, total, ""))
+        trained = _train(cell, config, build_model, parts, task, plan, on_epoch, others)
     records = task.records(predict(trained.model, parts["test"], precision=plan.precision))
     audited = audit(records, group_by=task.group, metrics=METRICS, n_boot=1000)
     figures = {e.metric: {"value": e.value, "low": e.low, "high": e.high, "n": e.n} for e in audited.estimates}
@@ -153,10 +156,11 @@ def _train(
     task: Task,
     plan: TrainingPlan,
     on_epoch: Callable[[Epoch], None],
+    others: Callable[[str], Other],
 ) -> Trained:
     train, validation, selection = parts["train"], parts["validation"], cell.selection
     if not cell.method.uses_groups:
-        return run(config, build_model, train, validation, plan, selection, on_epoch)
+        return run(config, build_model, train, validation, plan, selection, on_epoch, others)
     from fairhead.mitigate.references import run_with_attributes
 
     groups = task.groups("train"), task.groups("validation")

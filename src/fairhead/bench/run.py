@@ -60,6 +60,7 @@ def check(grid: Grid) -> None:
     """
     from fairhead.bench.backbones import Recipe
     from fairhead.bench.cell import method_of
+    from fairhead.bench.others import check_others
 
     seen = set()
     for cell in grid.cells():
@@ -67,4 +68,5 @@ def check(grid: Grid) -> None:
         if key not in seen:
             seen.add(key)
             method_of(cell)
+            check_others(cell)
             Recipe(cell.backbone.model, ("0", "1"), cell.backbone.settings).check()

@@ -67,7 +67,7 @@ def bench_command(
         raise InputError("which grid? Give a YAML file, or a name that fairhead bench --list shows")
     if jobs < 1:
         raise InputError(f"--jobs is {jobs}; at least 1 is needed")
-    from fairhead.bench.grid import read_grid
+    from fairhead.bench.grid_file import read_grid
 
     plan = read_grid(_grid_file(grid), changes or [])
     if not table_only:

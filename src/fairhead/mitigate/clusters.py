@@ -1,7 +1,7 @@
 """Clusters: make the label independent of what frozen features cluster by; a method of this library's own."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -30,8 +30,8 @@ class Clusters:
         counts: numbers of clusters to try.
         least: cells of the validation set with fewer rows do not count: their accuracy is chance.
         cap: the largest chance of a row, in means; a cell of a row or two would be shown again and again otherwise.
-        features: gives [n, D] for examples, such as the features of a frozen foundation model; by default what goes
-            into the last layer of a plainly trained model.
+        features: what to cluster by. The name of a frozen foundation model ("path:FOLDER"), or a function that gives
+            [n, D] for examples; by default what goes into the last layer of a plainly trained model.
 
     Example:
         >>> from fairhead.mitigate import method
@@ -42,11 +42,13 @@ class Clusters:
     counts: tuple[int, ...] = (4, 8, 16)
     least: int = 20
     cap: float = 20.0
-    features: Callable[[Examples], Tensor] | None = field(default=None, compare=False)
+    features: str | Callable[[Examples], Tensor] | None = None
 
     def __post_init__(self) -> None:
         if not self.counts or min(self.counts) < 2:
             raise InputError(f"counts must name at least one number of clusters, each 2 or more; found {self.counts}")
+        if self.features is not None and not isinstance(self.features, str) and not callable(self.features):
+            raise InputError(f"features names a model, such as path:FOLDER; found {self.features!r}")
 
     def train(self, job: Job) -> nn.Module:
         """One training for each number of clusters, and plain training where features are not given."""
@@ -70,8 +72,13 @@ class Clusters:
 
     def _features(self, job: Job) -> tuple[Tensor, Tensor]:
         """Of training and validation rows, without what tells the classes apart."""
-        get = self.features
-        if get is None:
+        examples = job.train, job.validation
+        if callable(self.features):
+            get = self.features
+        elif self.features is not None:
+            other = job.other(self.features)
+            examples, get = (other.train, other.validation), other.features
+        else:
             model = job.build_model()
             job.fit("training", model)
             head = find_head(model, job.train)
@@ -80,7 +87,7 @@ class Clusters:
                 return features_of(model, head, examples, job.plan.precision)
 
         with job.timed("features"):
-            train, validation = get(job.train).float().cpu(), get(job.validation).float().cpu()
+            train, validation = (get(part).float().cpu() for part in examples)
             return without_label(train, job.train.labels.cpu(), validation)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Sampler
 
+from fairhead.errors import InputError
 from fairhead.train import Epoch, Examples, Fit, Loss, Selection, TrainingPlan, fit, predict
 
 
@@ -48,6 +49,22 @@ class Trained:
         return sum(stage.steps for stage in self.stages)
 
 
+class Other(NamedTuple):
+    """A model beside the one that is trained, and the same rows made ready for it, in the same order.
+
+    Attributes:
+        build_model: gives it with a task head, to train.
+        features: gives [n, D] for examples, by the model as it was pretrained, frozen.
+        train: the training rows as it takes them.
+        validation: the validation rows as it takes them.
+    """
+
+    build_model: Callable[[], nn.Module]
+    features: Callable[[Examples], Tensor]
+    train: Examples
+    validation: Examples
+
+
 class Method(Protocol):
     """A frozen dataclass of a method's settings, which knows how to train with them."""
 
@@ -68,6 +85,7 @@ class Job:
         on_epoch: called after each epoch of each stage.
         stages: what has run so far.
         last_fit: the latest training.
+        others: gives another model by its name, such as a larger teacher.
     """
 
     build_model: Callable[[], nn.Module]
@@ -78,6 +96,20 @@ class Job:
     on_epoch: Callable[[Epoch], None] | None = None
     stages: list[Stage] = field(default_factory=list)
     last_fit: Fit | None = None
+    others: Callable[[str], Other] | None = None
+
+    def other(self, name: str) -> Other:
+        """Another model and the rows as it takes them.
+
+        Raises:
+            InputError: whoever runs this job knows no models by name.
+        """
+        if self.others is None:
+            raise InputError(
+                f"{name!r} names a model, and this training knows none by name: give run(..., others=...), or use "
+                "fairhead mitigate or fairhead bench"
+            )
+        return self.others(name)
 
     def fit(
         self,
@@ -85,6 +117,7 @@ class Job:
         model: nn.Module,
         *,
         train: Examples | None = None,
+        validation: Examples | None = None,
         plan: TrainingPlan | None = None,
         selection: Selection | None = None,
         loss: Loss | None = None,
@@ -94,7 +127,7 @@ class Job:
         done = fit(
             model,
             self.train if train is None else train,
-            self.validation,
+            self.validation if validation is None else validation,
             plan or self.plan,
             self.on_epoch,
             selection=self.selection if selection is None else selection,

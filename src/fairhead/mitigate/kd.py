@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from fairhead.errors import InputError
 from fairhead.mitigate.job import Job
 from fairhead.train.selection import last_epoch
 
@@ -19,7 +20,9 @@ class KD:
         share: of the teacher's probabilities in the target (λ).
         temperature: softens teacher and student alike; its term is multiplied by T², which keeps gradients' size.
         teacher_epochs: None for as many as the student. The teacher keeps its last epoch: it is meant to overfit.
-        build_teacher: gives the (usually larger) teacher; by default it is built like the student.
+        teacher: the name of another model, usually a larger one, such as "vit-12x8" or "path:FOLDER"; by default the
+            teacher is built like the student.
+        build_teacher: the same from Python: a function that gives the teacher, which takes the student's inputs.
 
     Example:
         >>> from fairhead.mitigate import method
@@ -30,15 +33,28 @@ class KD:
     share: float = 1.0
     temperature: float = 1.0
     teacher_epochs: int | None = None
+    teacher: str | None = None
     build_teacher: Callable[[], nn.Module] | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1 or self.temperature <= 0:
+            raise InputError(
+                "KD needs a share between 0 and 1 and a temperature above 0; "
+                f"found {self.share} and {self.temperature}"
+            )
+        if self.teacher is not None and self.build_teacher is not None:
+            raise InputError("KD has one teacher: give its name (teacher) or what builds it (build_teacher)")
 
     def train(self, job: Job) -> nn.Module:
         """Two stages; the teacher's probabilities are computed once."""
-        teacher = (self.build_teacher or job.build_model)()
+        build, train, validation = self.build_teacher or job.build_model, job.train, job.validation
+        if self.teacher is not None:
+            build, _, train, validation = job.other(self.teacher)
+        teacher = build()
         plan = replace(job.plan, epochs=self.teacher_epochs or job.plan.epochs)
-        job.fit("teacher", teacher, plan=plan, selection=last_epoch())
+        job.fit("teacher", teacher, train=train, validation=validation, plan=plan, selection=last_epoch())
         with job.timed("soft labels"):
-            soft = job.predict(teacher, job.train)
+            soft = job.predict(teacher, train)
         del teacher
         student = job.build_model()
         job.fit("student", student, loss=_DistillationLoss(soft, self.share, self.temperature))

@@ -15,7 +15,7 @@ from fairhead.mitigate.dro import DRO
 from fairhead.mitigate.eiil import EIIL
 from fairhead.mitigate.encoder_layer import EncoderLayer
 from fairhead.mitigate.erm import ERM
-from fairhead.mitigate.job import Job, Method, Trained
+from fairhead.mitigate.job import Job, Method, Other, Trained
 from fairhead.mitigate.jtt import JTT
 from fairhead.mitigate.kd import KD
 from fairhead.mitigate.lff import LfF
@@ -87,6 +87,7 @@ def run(
     plan: TrainingPlan | None = None,
     selection: Selection = "accuracy",
     on_epoch: Callable[[Epoch], None] | None = None,
+    others: Callable[[str], Other] | None = None,
 ) -> Trained:
     """Train with one method.
 
@@ -98,6 +99,7 @@ def run(
         plan: how to train.
         selection: "accuracy" or "worst_class"; the first best epoch is kept.
         on_epoch: called after each epoch of each stage.
+        others: gives a model by its name, for methods whose settings name one (a teacher, frozen features).
 
     Returns:
         The model, the history, and everything that ran to get there.
@@ -124,7 +126,8 @@ def run(
             f"{type(config).__name__} uses the sensitive attribute, and `run` trains without one: "
             "use fairhead.mitigate.references.run_with_attributes, and say so where the result is shown"
         )
-    return run_job(config, Job(build_model, train, validation, plan or TrainingPlan(), selection, on_epoch))
+    job = Job(build_model, train, validation, plan or TrainingPlan(), selection, on_epoch, others=others)
+    return run_job(config, job)
 
 
 def run_job(config: Method, job: Job) -> Trained:

@@ -1,0 +1,259 @@
+"""Grids as YAML files. Imports no torch.
+
+```yaml
+title: UTKFace, gender by race
+data:
+  - name: natural
+    read: utkface:${FAIRHEAD_DATA}/images/utkface64.zip   # reader:path, as on the command line
+    options: {bias_rate: null}                            # of the reader
+    group: white                                          # the group column of the table
+    split_by_seed: true                                   # another split for each seed
+backbones: [vit-8x8]           # or path:FOLDER, or {name, model, train: last_encoder, plan}
+methods: [erm, dam]            # or {name, method, options}; none of them sees a group
+references: [group_dro]        # methods that do see groups, shown apart
+seeds: [0, 1, 2]
+plan: {epochs: 30, batch_size: 256}                       # of `TrainingPlan`; data and backbones may have their own
+```
+"""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fairhead.bench.grid import METRICS, PARTS, PLAN_FIELDS, SELECTIONS, Backbone, Data, Grid, Method
+from fairhead.bench.values import list_of, mapping, name_of, one_of, text_of, whole_numbers
+from fairhead.errors import InputError, did_you_mean
+
+
+def read_grid(path: Path | str, changes: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> Grid:
+    r"""Read a grid from a YAML file.
+
+    Args:
+        path: the file.
+        changes: "key=value" settings that replace what the file says: any key of a plan (`epochs=1`), `limit`,
+            `seeds`, `methods`, `data`, `backbones` (names in the file, separated by commas), or another top-level key.
+        environment: where `${NAME}` in the file is looked up; the process's own by default.
+
+    Raises:
+        InputError: naming the place in the file, what was found and what was expected.
+
+    Example:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp(), "grid.yaml")
+        >>> text = "title: T\ndata: ['utkface:${D}/u.zip']\nbackbones: [vit-8x8]\nmethods: [erm, dam]\nseeds: [0, 1]\n"
+        >>> _ = file.write_text(text)
+        >>> grid = read_grid(file, ["epochs=1", "seeds=1"], {"D": "data"})
+        >>> [cell.name for cell in grid.cells()], grid.cells()[0].plan
+        (['utkface/vit-8x8/erm/1', 'utkface/vit-8x8/dam/1'], {'epochs': 1})
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise InputError(f"cannot read the grid {str(path)!r}: {reason}") from error
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    known = [f.name for f in fields(Grid) if f.name != "overrides"] + ["references", "limit"]
+    top = mapping(content, str(path), known, needed=("title", "data", "backbones", "methods", "seeds"))
+    lookup = os.environ if environment is None else environment
+    return _changed(_grid(top, str(path)), _parsed(changes, known), lookup)
+
+
+def _grid(top: Mapping[str, Any], where: str) -> Grid:
+    limit = top.get("limit")
+    grid = Grid(
+        title=text_of(top["title"], f"{where}: title"),
+        about=text_of(top.get("about", ""), f"{where}: about"),
+        data=tuple(_data(entry, f"{where}: data[{i}]", limit) for i, entry in _entries(top, "data", where)),
+        backbones=tuple(_backbone(entry, f"{where}: backbones[{i}]") for i, entry in _entries(top, "backbones", where)),
+        methods=(
+            *(_method(e, f"{where}: methods[{i}]", False) for i, e in _entries(top, "methods", where)),
+            *(_method(e, f"{where}: references[{i}]", True) for i, e in _entries(top, "references", where, False)),
+        ),
+        seeds=whole_numbers(top["seeds"], f"{where}: seeds"),
+        plan=_plan(top.get("plan", {}), f"{where}: plan"),
+        selection=one_of(top.get("selection", "accuracy"), f"{where}: selection", SELECTIONS),
+        baseline=text_of(top.get("baseline", "erm"), f"{where}: baseline"),
+        metrics=tuple(
+            text_of(m, f"{where}: metrics") for m in list_of(top.get("metrics", METRICS), f"{where}: metrics")
+        ),
+        n_boot=whole_numbers([top.get("n_boot", 2000)], f"{where}: n_boot")[0],
+        reported=mapping(top.get("reported", {}), f"{where}: reported"),
+    )
+    for what in ("data", "backbones", "methods"):
+        names = [entry.name for entry in getattr(grid, what)]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise InputError(f"{where}: {what} has {twice[0]!r} twice; give each a name of its own")
+    return grid
+
+
+def _data(entry: Any, where: str, limit: int | None) -> Data:
+    if isinstance(entry, str):
+        entry = {"read": entry}
+    known = [f.name for f in fields(Data)]
+    found = mapping(entry, where, known, needed=("read",))
+    read = text_of(found["read"], f"{where}.read")
+    if ":" not in read:
+        raise InputError(f"{where}.read is {read!r}; expected reader:path, such as utkface:UTKFace.zip")
+    parts = tuple(text_of(part, f"{where}.parts") for part in list_of(found.get("parts", Data.parts), f"{where}.parts"))
+    if len(parts) != len(PARTS):
+        raise InputError(f"{where}.parts has {len(parts)} names; expected those of train, validation and test")
+    return Data(
+        name=name_of(found.get("name", read.partition(":")[0]), f"{where}.name"),
+        read=read,
+        options=mapping(found.get("options", {}), f"{where}.options"),
+        group=found.get("group"),
+        split_by_seed=bool(found.get("split_by_seed", False)),
+        parts=parts,
+        max_length=whole_numbers([found.get("max_length", Data.max_length)], f"{where}.max_length")[0],
+        limit=_limit(found.get("limit", limit), f"{where}.limit"),
+        plan=_plan(found.get("plan", {}), f"{where}.plan"),
+    )
+
+
+def _limit(value: Any, where: str) -> int | None:
+    return None if value is None else whole_numbers([value], where)[0]
+
+
+def _backbone(entry: Any, where: str) -> Backbone:
+    if isinstance(entry, str):
+        entry = {"model": entry}
+    found = mapping(entry, where, [f.name for f in fields(Backbone)], needed=("model",))
+    model = text_of(found["model"], f"{where}.model")
+    return Backbone(
+        name=name_of(found.get("name", model.removeprefix("path:").rstrip("/").rpartition("/")[2]), f"{where}.name"),
+        model=model,
+        train=one_of(found.get("train", "all"), f"{where}.train", ("all", "last_encoder")),
+        settings=mapping(found.get("settings", {}), f"{where}.settings"),
+        plan=_plan(found.get("plan", {}), f"{where}.plan"),
+    )
+
+
+def _method(entry: Any, where: str, uses_groups: bool) -> Method:
+    if isinstance(entry, str):
+        entry = {"method": entry}
+    known = ("name", "method", "options", "data_options")
+    found = mapping(entry, where, known, needed=("method",))
+    method = text_of(found["method"], f"{where}.method")
+    return Method(
+        name=name_of(found.get("name", method), f"{where}.name"),
+        method=method,
+        options=mapping(found.get("options", {}), f"{where}.options"),
+        data_options=mapping(found.get("data_options", {}), f"{where}.data_options"),
+        uses_groups=uses_groups,
+    )
+
+
+def _changed(grid: Grid, changes: Mapping[str, Any], environment: Mapping[str, str]) -> Grid:
+    """The grid with the command's settings in place of the file's, and variables filled in."""
+    for key, value in changes.items():
+        if key in PLAN_FIELDS:
+            grid = replace(grid, overrides={**grid.overrides, **_plan({key: value}, "--set")})
+        elif key == "limit":
+            grid = replace(grid, data=tuple(replace(data, limit=_limit(value, "--set limit")) for data in grid.data))
+        elif key == "seeds":
+            grid = replace(grid, seeds=whole_numbers(value if isinstance(value, list) else [value], "--set seeds"))
+        elif key in ("data", "backbones", "methods", "references"):
+            grid = _chosen(grid, "methods" if key == "references" else key, value)
+        elif key == "n_boot":
+            grid = replace(grid, n_boot=whole_numbers([value], "--set n_boot")[0])
+        elif key == "selection":
+            grid = replace(grid, selection=one_of(value, "--set selection", SELECTIONS))
+        elif key == "metrics":
+            grid = replace(grid, metrics=tuple(value if isinstance(value, list) else [value]))
+        else:
+            grid = replace(grid, **{key: value})
+    # Only what is still in the grid needs its variables. Options keep theirs: results are known by what was written.
+    for method in grid.methods:
+        for options in (method.options, *method.data_options.values()):
+            for option, value in options.items():
+                if isinstance(value, str):
+                    expanded(value, f"option {option} of method {method.name!r}", environment)
+    return replace(
+        grid,
+        data=tuple(
+            replace(d, read=expanded(d.read, f"data {d.name!r}", environment), written=d.read) for d in grid.data
+        ),
+        backbones=tuple(
+            replace(b, model=expanded(b.model, f"backbone {b.name!r}", environment), written=b.model)
+            for b in grid.backbones
+        ),
+    )
+
+
+def _chosen(grid: Grid, what: str, value: Any) -> Grid:
+    wanted = [str(name) for name in (value if isinstance(value, list) else [value])]
+    entries = {entry.name: entry for entry in getattr(grid, what)}
+    for name in wanted:
+        if name not in entries:
+            known = list(entries)
+            near = did_you_mean(name, known)
+            raise InputError(f"--set {what}: there is no {name!r}; there are {', '.join(known)}.{near}")
+    changes: dict[str, Any] = {what: tuple(entries[name] for name in wanted)}
+    return replace(grid, **changes)
+
+
+def _parsed(changes: Sequence[str], known: Sequence[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    names = [*known, *PLAN_FIELDS]
+    for change in changes:
+        key, equals, text = change.partition("=")
+        if not equals or key not in names:
+            raise InputError(
+                f"--set takes key=value, with a key among {', '.join(names)}; found {change!r}."
+                f"{did_you_mean(key, names)}"
+            )
+        value = yaml.safe_load(text) if text else None
+        found[key] = [yaml.safe_load(part) for part in text.split(",")] if "," in text else value
+    return found
+
+
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
+
+
+def expanded(text: str, where: str, environment: Mapping[str, str] | None = None) -> str:
+    """Fill in `${NAME}` from the environment.
+
+    Raises:
+        InputError: a variable is not set.
+
+    Example:
+        >>> expanded("path:${MODELS}/clip", "the backbone", {"MODELS": "/mnt"})
+        'path:/mnt/clip'
+    """
+    environment = os.environ if environment is None else environment
+    for name in _VARIABLE.findall(text):
+        if not environment.get(name):
+            raise InputError(
+                f"{where} is at {text!r}, and the variable {name} is not set: export {name}=FOLDER, "
+                "or leave it out with --set"
+            )
+    return _VARIABLE.sub(lambda match: environment[match[1]], text)
+
+
+def _plan(value: Any, where: str) -> dict[str, Any]:
+    found = mapping(value, where, PLAN_FIELDS)
+    for name, number in found.items():
+        # YAML reads 1e-4 as text: it wants a point there.
+        if isinstance(number, str) and name not in ("schedule", "precision"):
+            try:
+                found[name] = float(number)
+            except ValueError:
+                raise InputError(f"{where}.{name} is {number!r}; expected a number") from None
+    return found
+
+
+def _entries(top: Mapping[str, Any], key: str, where: str, needed: bool = True) -> list[tuple[int, Any]]:
+    entries = list_of(top.get(key, []), f"{where}: {key}")
+    if needed and not entries:
+        raise InputError(f"{where}: {key} is empty; at least one is needed")
+    return list(enumerate(entries))

@@ -1,0 +1,99 @@
+"""Models beside the one that a cell trains: a larger teacher, or a frozen one whose features a method looks at."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairhead.bench.backbones import Recipe
+from fairhead.bench.grid import Cell
+from fairhead.bench.grid_file import expanded
+from fairhead.bench.tasks import Progress, read_task
+from fairhead.mitigate.job import Other
+from fairhead.train import Examples
+
+# Options of methods that name a model.
+NAMING = ("teacher", "features")
+
+
+def check_others(cell: Cell) -> None:
+    """Refuse, before any work, an option that names a model which is not there.
+
+    Raises:
+        InputError: saying which.
+    """
+    for option, value in cell.settings()["method"]["options"].items():
+        if option in NAMING and isinstance(value, str):
+            _recipe(cell, value, ("0", "1")).check()
+
+
+def others_of(cell: Cell, device: str, cache: Path | None, progress: Progress) -> Callable[[str], Other]:
+    """What gives a cell's method other models by their names, with the cell's own rows made ready for them."""
+
+    def named(name: str) -> Other:
+        task = read_task(cell.data, lambda classes: _recipe(cell, name, classes), cell.seed, cache, progress)
+        recipe = _recipe(cell, name, task.classes)
+
+        def build_model() -> nn.Module:
+            model: nn.Module = recipe.build(task.kind, cell.seed)
+            return model
+
+        return Other(build_model, _Frozen(recipe, task.kind, device), task.train, task.validation)
+
+    return named
+
+
+def _recipe(cell: Cell, name: str, classes: tuple[str, ...]) -> Recipe:
+    """A fresh model has the settings (width, image size) of the cell's own fresh one; a pretrained one has its own."""
+    name = expanded(name, f"the model of {cell.method.name}")
+    fresh = not name.startswith("path:") and not cell.backbone.model.startswith("path:")
+    settings: Mapping[str, Any] = cell.backbone.settings if fresh else {}
+    return Recipe(name, classes, settings)
+
+
+@dataclass(frozen=True)
+class _Frozen:
+    """Features by a pretrained model as it is."""
+
+    recipe: Recipe
+    kind: str
+    device: str
+
+    @torch.inference_mode()
+    def __call__(self, examples: Examples) -> Tensor:
+        """[n, D]."""
+        model = self.recipe.build_trunk(self.kind).to(self.device).eval()
+        found = []
+        for rows in torch.arange(len(examples)).split(128):
+            inputs = examples.take(rows).to(self.device).inputs
+            found.append(pooled(model(**inputs), inputs.get("attention_mask")).float().cpu())
+        return torch.cat(found)
+
+
+def pooled(output: Any, mask: Tensor | None) -> Tensor:
+    """One vector a row, [B, D]: CLIP's embedding, the mean over a text's tokens, or a picture's first token.
+
+    Args:
+        output: of a model without a task head.
+        mask: 1 where a token of a text is real, [B, T]; None for pictures.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> tokens = torch.tensor([[[1.0], [3.0], [9.0]]])
+        >>> output = SimpleNamespace(last_hidden_state=tokens)
+        >>> pooled(output, torch.tensor([[1, 1, 0]])).item(), pooled(output, None).item()
+        (2.0, 1.0)
+    """
+    if mask is not None:
+        weight = mask[..., None].to(output.last_hidden_state.dtype)
+        total: Tensor = (output.last_hidden_state * weight).sum(1)
+        return total / weight.sum(1).clamp(min=1)
+    for name in ("image_embeds", "pooler_output"):
+        found: Tensor | None = getattr(output, name, None)
+        if found is not None:
+            return found
+    first: Tensor = output.last_hidden_state[:, 0]
+    return first

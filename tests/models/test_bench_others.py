@@ -1,0 +1,152 @@
+"""Models beside the one that is trained: teachers by name, and frozen models whose features are clustered."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from made_faces import make_faces
+from shortcut import PLAN, build_model, shortcut
+from transformers import BertConfig, BertModel, CLIPVisionConfig, CLIPVisionModelWithProjection
+
+from fairhead.bench.backbones import Recipe
+from fairhead.bench.cell import run_cell
+from fairhead.bench.grid import Backbone, Cell, Data, Method
+from fairhead.bench.grid_file import read_grid
+from fairhead.bench.others import check_others, others_of, pooled
+from fairhead.errors import InputError
+from fairhead.mitigate import method, run
+from fairhead.mitigate.job import Other
+
+TINY = {"width": 16, "mlp": 16, "image_size": 8, "patch_size": 4}
+
+
+def nothing(done, total):
+    pass
+
+
+@pytest.fixture(scope="module")
+def faces(tmp_path_factory):
+    return make_faces(tmp_path_factory.mktemp("faces"))
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory):
+    """The folder of a small CLIP image tower that wants pictures of 12 × 12."""
+    folder = tmp_path_factory.mktemp("clip")
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = CLIPVisionConfig(**shape, image_size=12, patch_size=4, projection_dim=6)
+    CLIPVisionModelWithProjection(config).save_pretrained(folder)
+    wanted = {"size": {"height": 12, "width": 12}, "image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.4]}
+    (folder / "preprocessor_config.json").write_text(json.dumps(wanted))
+    return folder
+
+
+def a_cell(faces, name, train="all", **options):
+    return Cell(
+        Data("faces", f"utkface:{faces}", group="white", split_by_seed=True),
+        Backbone("tiny", "vit-2x2", train, TINY),
+        Method(name, name, options),
+        0,
+        {"epochs": 1, "batch_size": 16},
+    )
+
+
+@pytest.mark.parametrize("train", ["all", "last_encoder"])
+def test_a_teacher_may_be_larger_than_the_student(faces, tmp_path, train):
+    cell = a_cell(faces, "kd", train, teacher="vit-3x2", teacher_epochs=2)
+    teacher = others_of(cell, "cpu", tmp_path, nothing)("vit-3x2")
+    assert teacher.build_model().config.num_hidden_layers == 3
+    assert teacher.train.inputs["pixel_values"].shape == (128, 3, 8, 8)
+    done = run_cell(cell, "cpu", tmp_path)
+    assert [(name, steps) for name, _, steps in done.row["stages"]] == [
+        ("teacher", 2 * (128 // 16)),
+        ("soft labels", 0),
+        ("student", 128 // 16),
+    ]
+    assert done.trained.model.config.num_hidden_layers == (1 if train == "last_encoder" else 2)
+    assert done.row["settings"]["method"]["options"]["teacher"] == "vit-3x2"
+
+
+def test_frozen_features_are_the_model_s_own_embedding_of_the_same_rows(faces, clip, tmp_path):
+    cell = a_cell(faces, "clusters", features=f"path:{clip}")
+    other = others_of(cell, "cpu", tmp_path, nothing)(f"path:{clip}")
+    done = run_cell(a_cell(faces, "erm"), "cpu", tmp_path)
+    assert torch.equal(other.train.labels, done.task.train.labels)
+    assert torch.equal(other.validation.labels, done.task.validation.labels)
+    pixels = other.validation.inputs["pixel_values"]
+    assert pixels.shape[-1] == 12
+    mean, std = (torch.tensor(x).view(3, 1, 1) for x in ([0.4, 0.5, 0.6], [0.2, 0.3, 0.4]))
+    with torch.inference_mode():
+        by_hand = CLIPVisionModelWithProjection.from_pretrained(clip)((pixels.float() / 255 - mean) / std).image_embeds
+    torch.testing.assert_close(other.features(other.validation), by_hand)
+
+
+def test_clusters_of_a_frozen_model_run_in_a_cell(faces, clip, tmp_path):
+    done = run_cell(a_cell(faces, "clusters", features=f"path:{clip}", counts=[2], least=1), "cpu", tmp_path)
+    # No plain training first: the features are there already.
+    assert [stage[0] for stage in done.row["stages"]] == ["features", "clusters", "training with 2 clusters"]
+
+
+def test_a_text_s_vector_leaves_padding_out():
+    torch.manual_seed(0)
+    shape = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
+    model = BertModel(BertConfig(**shape, vocab_size=20)).eval()
+    ids, mask = torch.tensor([[1, 5, 6, 2, 0, 0], [1, 7, 8, 9, 10, 2]]), torch.tensor([[1] * 4 + [0] * 2, [1] * 6])
+    with torch.inference_mode():
+        together = pooled(model(input_ids=ids, attention_mask=mask), mask)
+        alone = model(input_ids=ids[:1, :4]).last_hidden_state.mean(1)
+    torch.testing.assert_close(together[:1], alone, atol=1e-5, rtol=1e-5)
+
+
+def test_a_name_and_a_function_give_the_same_clusters():
+    task = shortcut(n=400)
+
+    def features(examples):
+        return examples.inputs["x"]
+
+    def others(name):
+        assert name == "frozen"
+        return Other(build_model, features, task.train, task.validation)
+
+    plan = replace(PLAN, epochs=1)
+    ways = [
+        run(method("clusters", counts=[2], features=given), build_model, task.train, task.validation, plan, **more)
+        for given, more in ((features, {}), ("frozen", {"others": others}))
+    ]
+    assert ways[0].fit.history == ways[1].fit.history
+    with pytest.raises(InputError, match="'frozen' names a model, and this training knows none by name"):
+        run(method("clusters", features="frozen"), build_model, task.train, task.validation, plan)
+
+
+def test_mistakes_are_found_before_any_work(faces, tmp_path):
+    with pytest.raises(InputError, match=r"has no config.json"):
+        check_others(a_cell(faces, "clusters", features=f"path:{tmp_path}"))
+    with pytest.raises(InputError, match="there is no backbone 'vit-12'"):
+        check_others(a_cell(faces, "kd", teacher="vit-12"))
+    with pytest.raises(InputError, match="fresh weights"):
+        Recipe("vit-2x2", ("0", "1"), TINY).build_trunk("image")
+    with pytest.raises(InputError, match="features names a model"):
+        method("clusters", features=3)
+    with pytest.raises(InputError, match="share between 0 and 1"):
+        method("kd", share=2)
+
+
+def test_a_variable_in_an_option_is_filled_in_but_not_in_the_fingerprint(faces, clip, tmp_path, monkeypatch):
+    text = """
+title: T
+data: [{name: faces, read: "utkface:${FACES}", group: white, split_by_seed: true}]
+backbones: [{name: tiny, model: vit-2x2, settings: {width: 16, mlp: 16, image_size: 8, patch_size: 4}}]
+methods: [erm, {method: clusters, options: {features: "path:${MODELS}"}}]
+seeds: [0]
+"""
+    (tmp_path / "grid.yaml").write_text(text)
+    with pytest.raises(InputError, match="option features of method 'clusters'.*variable MODELS is not set"):
+        read_grid(tmp_path / "grid.yaml", [], {"FACES": str(faces)})
+    assert read_grid(tmp_path / "grid.yaml", ["methods=erm"], {"FACES": str(faces)}).cells()
+    cell = read_grid(tmp_path / "grid.yaml", [], {"FACES": str(faces), "MODELS": str(clip)}).cells()[1]
+    assert cell.settings()["method"]["options"] == {"features": "path:${MODELS}"}
+    monkeypatch.setenv("MODELS", str(clip))
+    other = others_of(cell, "cpu", tmp_path, nothing)("path:${MODELS}")
+    assert other.features(other.validation).shape == (16, 6)
