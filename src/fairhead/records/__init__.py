@@ -226,7 +226,8 @@ class Records:
 
         layout = _layout(label, prediction, score, groups, id, cluster, weight, list(map(str, frame.columns)))
         layout.check(list(frame.columns), "the data frame")
-        source = Source("the data frame", list(frame.columns), lambda layout, as_text: iter([frame]))
+        columns = {name: frame[name] for name in layout.columns}
+        source = Source("the data frame", list(frame.columns), lambda layout, as_text: iter([columns]))
         return build(collect(source, layout), Options(classes, positive, threshold, drop_missing), {}, layout)
 
     @classmethod

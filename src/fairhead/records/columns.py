@@ -43,6 +43,17 @@ class Coded:
         return self.codes < 0
 
 
+@dataclass(frozen=True)
+class Factored:
+    """Raw values that a reader has numbered already: codes of shape [m] into distinct values, in any order."""
+
+    codes: NDArray[np.integer]
+    values: Sequence[Any]
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+
 class Encoder:
     """Turns the values of one column, chunk after chunk, into small integer codes.
 
@@ -62,14 +73,17 @@ class Encoder:
 
     def add(self, values: Any) -> None:
         """Append values of shape [m]: a list, an array, a Series, or a categorical (then only its levels are read)."""
-        if isinstance(values, pd.Series) and isinstance(values.dtype, pd.CategoricalDtype):
+        codes: NDArray[np.integer]
+        uniques: Iterable[Any]
+        if isinstance(values, Factored):
+            codes, uniques = values.codes, values.values
+        elif isinstance(values, pd.Series) and isinstance(values.dtype, pd.CategoricalDtype):
             codes, uniques = values.cat.codes.to_numpy(), values.cat.categories
         else:
             codes, uniques = _factorize(one_dimensional(values, self.name), self.name)
         index = self._index
         # One more entry than there are levels: code −1 (missing) picks the last.
-        new = np.full(len(uniques) + 1, -1, dtype=np.int32)
-        new[:-1] = [index.setdefault(value, len(index)) for value in uniques]
+        new = np.array([*(index.setdefault(value, len(index)) for value in uniques), -1], dtype=np.int32)
         if self.max_levels is not None and len(index) > self.max_levels:
             raise InputError(
                 f"{self.name} has more than {self.max_levels:,} distinct values, as an id or a measurement has; "
@@ -183,6 +197,8 @@ def _small_integer(n_levels: int) -> type[np.signedinteger[Any]]:
 def as_floats(values: Any, name: str, before: int = 0) -> NDArray[np.float64]:
     """Numbers of shape [n], NaN where missing; anything else is an error that shows it, and its row after `before`."""
     values = np.asarray(one_dimensional(values, name))
+    if values.dtype == np.float64:
+        return values
     try:
         return np.asarray(pd.to_numeric(values), dtype=np.float64)
     except (TypeError, ValueError):

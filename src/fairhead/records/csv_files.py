@@ -17,15 +17,21 @@ import pandas as pd
 
 from fairhead.errors import InputError
 from fairhead.records import Layout
-from fairhead.records.source import CHUNK, PACKED, Source, check_text, open_binary
+from fairhead.records.plain_lines import split_lines
+from fairhead.records.source import CHUNK, PACKED, Chunk, Source, check_text, open_binary
 
 # Bytes that one thread parses at a time.
-BLOCK = 1 << 22
+BLOCK = 1 << 20
 MAX_THREADS = 4
 
 # Values that mean "missing" in a column of numbers.
 _NO_NUMBER = ("", "nan", "NaN", "NAN", "NA", "N/A", "n/a", "#N/A", "None", "null", "NULL", "<NA>")
+_NO_NUMBER_BYTES = frozenset(word.encode() for word in _NO_NUMBER)
 _INTEGER = re.compile(r"-?\d+")
+
+
+# The columns of some rows by their numbers: a data frame, or a mapping.
+_Columns = Any
 
 
 class _Header(NamedTuple):
@@ -41,12 +47,12 @@ def csv_source(file: Path, name: str, separator: str | None = None) -> Source:
     header = _read_header(file, name, separator)
     plain = _is_plain(file)
 
-    def chunks(layout: Layout, as_text: Collection[str]) -> Iterator[pd.DataFrame]:
+    def chunks(layout: Layout, as_text: Collection[str]) -> Iterator[Chunk]:
         place = {wanted: header.columns.index(wanted) for wanted in layout.columns}
         options = _options(header, layout, place, as_text)
-        found = _parallel(file, name, header, place, options) if plain else _serial(file, options)
-        for chunk in found:
-            yield chunk.set_axis(pd.Index(header.columns)[chunk.columns], axis="columns")
+        found = _parallel(file, name, header, layout, place, options) if plain else _serial(file, options)
+        for columns in found:
+            yield {wanted: columns[j] for wanted, j in place.items()}
 
     return Source(name, header.columns, chunks, text_only=True)
 
@@ -94,19 +100,24 @@ def _is_plain(file: Path) -> bool:
         return content.find(b'"') < 0 and content.find(b"\n") >= 0
 
 
-def _serial(file: Path, options: dict[str, Any]) -> Iterator[pd.DataFrame]:
+def _serial(file: Path, options: dict[str, Any]) -> Iterator[_Columns]:
     """All columns, since pandas minds lines that are too long only if it is not told to skip some."""
     with pd.read_csv(file, header=0, chunksize=CHUNK // 4, **options) as reader:
         yield from reader
 
 
 def _parallel(
-    file: Path, name: str, header: _Header, place: dict[str, int], options: dict[str, Any]
-) -> Iterator[pd.DataFrame]:
+    file: Path, name: str, header: _Header, layout: Layout, place: dict[str, int], options: dict[str, Any]
+) -> Iterator[_Columns]:
     """Blocks of whole lines, parsed by several threads and given out in order."""
     sign, width = header.separator.encode(), len(header.columns)
+    numbers = {place[n] for n in (*layout.score, layout.weight) if n is not None}
+    classes = {place[n] for n in (layout.label, layout.prediction, *layout.groups) if n is not None}
+    simple = set(place.values()) == numbers | classes and not numbers & classes
 
-    def parse(block: _Block) -> pd.DataFrame:
+    def parse(block: _Block) -> _Columns:
+        if simple and (found := split_lines(block.text, sign, width, classes, numbers, _NO_NUMBER_BYTES)):
+            return found
         # Told which columns to read, pandas no longer minds lines that are too long; so count. If the numbers do not
         # fit, the lines are looked at one by one: some may be blank.
         signs = np.frombuffer(block.text, dtype=np.uint8)
@@ -120,7 +131,7 @@ def _parallel(
     np.empty(31 << 20, dtype=np.uint8)
     threads = min(MAX_THREADS, os.cpu_count() or 1)
     with ThreadPoolExecutor(threads) as pool:
-        waiting: deque[Future[pd.DataFrame]] = deque()
+        waiting: deque[Future[_Columns]] = deque()
         for block in _blocks(file):
             waiting.append(pool.submit(parse, block))
             # No more blocks in memory than keep the threads busy.

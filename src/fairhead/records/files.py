@@ -29,7 +29,7 @@ from fairhead.records import Layout
 from fairhead.records.build import Parts
 from fairhead.records.columns import Coded, Encoder, as_floats
 from fairhead.records.csv_files import csv_source, ragged
-from fairhead.records.source import CHUNK, PACKED, Source, check_text, open_binary
+from fairhead.records.source import CHUNK, PACKED, Chunk, Source, check_text, open_binary
 
 FORMATS = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 FORMATS |= {".parquet": "parquet", ".pq": "parquet"}
@@ -56,7 +56,7 @@ def collect(source: Source, layout: Layout, as_text: Collection[str] = ()) -> Pa
                 values.append(as_floats(chunk[name], f"column {name!r}", before=rows))
             for name, values in ids.items():
                 values.append(np.asarray(chunk[name]))
-            rows += len(chunk)
+            rows += len(chunk[layout.label])
     if source.text_only:
         # A column that looked like numbers at first and is text after all: "007" must not have become 7 on the way.
         mixed = {name for name, chunks in ids.items() if not {values.dtype.kind for values in chunks} <= {"i", "u"}}
@@ -191,11 +191,10 @@ def _jsonl(file: Path, name: str) -> Source:
                     raise InputError(f"{name}: line {number:,} is not a JSON object; {{...}} is expected")
                 yield found
 
-    def chunks(layout: Layout, as_text: Collection[str]) -> Iterator[pd.DataFrame]:
+    def chunks(layout: Layout, as_text: Collection[str]) -> Iterator[Chunk]:
         rows = objects()
         while block := list(islice(rows, CHUNK // 4)):
-            columns = {column: [row.get(column) for row in block] for column in layout.columns}
-            yield pd.DataFrame(columns, dtype=object)
+            yield {column: [row.get(column) for row in block] for column in layout.columns}
 
     seen = dict.fromkeys(key for row in islice(objects(), 100) for key in row)
     return Source(name, list(seen), chunks)
@@ -212,10 +211,11 @@ def _parquet(file: Path, name: str) -> Source:
     except pa.ArrowInvalid as error:
         raise InputError(f"{name} is not a Parquet file: {str(error).partition('.')[0]}") from None
 
-    def chunks(layout: Layout, as_text: Collection[str]) -> Iterator[pd.DataFrame]:
+    def chunks(layout: Layout, as_text: Collection[str]) -> Iterator[Chunk]:
         with pq.ParquetFile(file) as opened:
             for batch in opened.iter_batches(batch_size=CHUNK, columns=list(layout.columns)):
-                yield batch.to_pandas()
+                frame = batch.to_pandas()
+                yield {column: frame[column] for column in layout.columns}
 
     return Source(name, columns, chunks)
 

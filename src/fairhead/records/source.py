@@ -6,12 +6,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from fairhead.errors import InputError
 from fairhead.records import Layout
 
 PACKED = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma"}
+
+# Values of some rows by column: what `Encoder.add` and `as_floats` take.
+Chunk = Mapping[str, Any]
 
 # Rows read at a time: enough to be fast, few enough to keep memory small.
 CHUNK = 1 << 18
@@ -24,15 +25,15 @@ class Source:
     Attributes:
         name: what messages call it.
         columns: the names of its columns.
-        chunks: for a layout, data frames that hold at least the columns of the layout; those named in the
-            second argument are not to be parsed as numbers.
+        chunks: for a layout, its columns, some rows at a time; those named in the second argument are not to be
+            parsed as numbers.
         text_only: whether the format cannot tell numbers from text.
         provenance: makes the entries that say where the rows came from.
     """
 
     name: str
     columns: Sequence[str]
-    chunks: Callable[[Layout, Collection[str]], Iterator[pd.DataFrame]]
+    chunks: Callable[[Layout, Collection[str]], Iterator[Chunk]]
     text_only: bool = False
     provenance: Callable[[], Mapping[str, Any]] = dict
 

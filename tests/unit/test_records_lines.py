@@ -1,0 +1,93 @@
+"""Splitting plain lines with numpy, against Python's csv and float: the same fields and the same numbers, or None."""
+
+import csv
+import io
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairhead import Records
+from fairhead.errors import InputError
+from fairhead.records import csv_files
+from fairhead.records.columns import Factored
+from fairhead.records.plain_lines import split_lines
+
+MISSING = frozenset([b"", b"NA"])
+
+names = st.text(st.characters(codec="utf-8", exclude_characters='",\n\r\0'), max_size=20)
+numbers = st.one_of(
+    st.floats(0, 1).map(repr),
+    st.floats(0, 10).map(repr),
+    st.floats(0, 1, width=32).map(repr),
+    st.decimals(0, 1, places=4, allow_nan=False).map(str),
+    st.integers(0, 12).map(str),
+    st.sampled_from(["", "NA", "1e-05", "+0.5", ".5", "0.", "12.75"]),
+)
+
+
+def values(column):
+    return [column.values[code] for code in column.codes] if isinstance(column, Factored) else column.tolist()
+
+
+@given(st.lists(st.tuples(names, numbers, names), min_size=1, max_size=30), st.sampled_from(["\n", "\r\n"]))
+def test_fields_are_those_that_python_reads(rows, end):
+    text = "".join(",".join(row) + end for row in rows)
+    found = split_lines(text.encode(), b",", 3, [0, 2], [1], MISSING)
+    read = list(csv.reader(io.StringIO(text, newline="")))
+    assert found is not None
+    assert values(found[0]) == [row[0] for row in read]
+    assert values(found[2]) == [row[2] for row in read]
+    expected = [np.nan if row[1] in ("", "NA") else float(row[1]) for row in read]
+    np.testing.assert_array_equal(found[1], expected)
+
+
+def test_every_float_is_rounded_as_python_rounds_it():
+    rng = np.random.default_rng(0)
+    every = np.concatenate([rng.random(20_000), rng.random(20_000) ** 2, rng.random(20_000).round(6), [0.0, 1.0]])
+    text = "".join(f"{value!r},x\n" for value in every.tolist())
+    found = split_lines(text.encode(), b",", 2, [1], [0], MISSING)
+    np.testing.assert_array_equal(found[0], every)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a,0.5\nb\n",  # too few fields
+        "a,0.5\nb,0.5,c,d\n",  # too many, though the separators are a multiple
+        "a,0.5\n\nb,0.5\n",  # a blank line
+        "a\rb,0.5\n",  # a line end within a line
+        "a,0.5\r\nb,0.5\n",  # two kinds of line end
+        "a,0.5\nb\0,0.5\n",  # bytes that are not text
+        "a,high\nb,0.5\n",  # words for numbers
+        "a" * 100 + ",0.5\nb,0.5\n",  # long names
+    ],
+)
+def test_what_is_not_plain_is_left_to_pandas(text):
+    assert split_lines(text.encode(), b",", 2, [0], [1], MISSING) is None
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_both_readers_make_the_same_records(tmp_path, monkeypatch, end):
+    rng = np.random.default_rng(1)
+    races = rng.choice(["Asian", "African-American", "Ünïted Kingdom of long names", "007", " 7 "], 500)
+    rows = [f"{y},{p:.17g},{r},{y}" for y, p, r in zip(rng.integers(2, size=500), rng.random(500), races, strict=True)]
+    file = tmp_path / "rows.csv"
+    file.write_bytes(end.join(["y,p,race,yhat", *rows, ""]).encode())
+    monkeypatch.setattr(csv_files, "BLOCK", 2000)
+    columns = {"label": "y", "prediction": "yhat", "score": "p", "groups": ["race"]}
+    quick = Records.read(file, **columns)
+    monkeypatch.setattr(csv_files, "split_lines", lambda *_: None)
+    slow = Records.read(file, **columns)
+    assert quick.groups["race"].levels == slow.groups["race"].levels == tuple(sorted({r.strip() for r in races}))
+    np.testing.assert_array_equal(quick.groups["race"].codes, slow.groups["race"].codes)
+    np.testing.assert_array_equal(quick.label.codes, slow.label.codes)
+    np.testing.assert_allclose(quick.scores, slow.scores, rtol=3e-16)  # pandas rounds the last bit as it likes
+
+
+def test_a_word_among_scores_is_named_with_its_row(tmp_path):
+    file = tmp_path / "rows.csv"
+    file.write_text("y,p,g\n1,0.5,a\n0,high,b\n")
+    with pytest.raises(InputError, match="'high' in row 2"):
+        Records.read(file, label="y", score="p", groups=["g"])
