@@ -43,16 +43,16 @@ class ARL:
 class _AdversarialLoss:
     def __init__(self, config: ARL) -> None:
         self.config = config
-        self.steps = 0
+        self.steps = torch.zeros(())  # a tensor: a step that is recorded and replayed must count as well
 
     def __call__(self, output: PairOutput, labels: Tensor, rows: Tensor) -> Tensor:
         losses = row_losses(output.logits, labels)
         assert output.second is not None
         asked = labels if self.config.uses_label else torch.zeros_like(labels)
         weights = adversarial_weights(output.second.float().gather(1, asked[:, None])[:, 0])
+        self.steps = self.steps.to(rows.device)
         self.steps += 1
-        if self.steps <= self.config.pretrain:
-            weights = torch.ones_like(weights) + 0 * weights
+        weights = torch.where(self.steps <= self.config.pretrain, torch.ones_like(weights), weights)
         learner = (weights.detach() * losses).mean()
         fixed = losses.detach() if self.config.adversary_loss == "plain" else (weights * losses).detach()
         adversary = (weights * fixed).mean()

@@ -47,8 +47,9 @@ class GroupLoss:
         means = torch.zeros_like(self.q).index_add(0, group, losses) / counts.clamp(min=1)
         with torch.no_grad():
             here = counts > 0  # groups that the batch lacks keep their weight
-            self.q = self.q * torch.where(here, (self.step_size * (means + self.adjustment)).exp(), 1.0)
-            self.q = self.q / self.q.sum()
+            # In place: a step that is recorded and replayed knows this tensor and no other.
+            self.q.mul_(torch.where(here, (self.step_size * (means + self.adjustment)).exp(), 1.0))
+            self.q.div_(self.q.sum())
         return (self.q * means).sum()
 
 

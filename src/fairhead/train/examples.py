@@ -1,13 +1,13 @@
 """What training sees: a model's inputs and the labels. There is no place for a group column."""
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler
+from torch.utils.data import Dataset, RandomSampler, Sampler
 
 from fairhead.errors import InputError, did_you_mean
 
@@ -16,8 +16,7 @@ from fairhead.errors import InputError, did_you_mean
 class Examples(Dataset):
     """Inputs and labels of n examples, held in memory.
 
-    A map-style torch data set whose batches are gathered by one indexing operation. A reader that loads from disk
-    can take its place: the loop only asks for `len()` and `__getitems__`.
+    A map-style torch data set whose batches are gathered by one indexing operation.
 
     Attributes:
         inputs: the model's arguments by name, each a tensor of shape [n, ...] ("pixel_values", "input_ids", ...).
@@ -97,49 +96,40 @@ class Batches:
         share: tuple[int, int] = (0, 1),
     ) -> None:
         """`sampler` gives an epoch's rows, all of them in random order by default; `share` is (number, of how many)."""
-        order = torch.Generator().manual_seed(seed)
-        self._device = device
-        self._loader = DataLoader(
-            _Numbered(examples, *share),
-            batch_size,
-            sampler=sampler if sampler is not None else RandomSampler(examples, generator=order),
-            drop_last=True,
-            generator=order,
-            collate_fn=_already_a_batch,
-        )
+        self._order = torch.Generator().manual_seed(seed)
+        self._sampler: Any = sampler if sampler is not None else RandomSampler(examples, generator=self._order)
+        self._examples, self._batch_size, self._device, self._share = examples, batch_size, device, share
 
     def __len__(self) -> int:
-        return len(self._loader)
+        return len(self._sampler) // self._batch_size
 
     def __iter__(self) -> Iterator[Batch]:
-        for batch, rows in self._loader:
-            on_device = {name: tensor.to(self._device, non_blocking=True) for name, tensor in batch.items()}
-            yield Batch(on_device, on_device.pop("labels"), rows.to(self._device, non_blocking=True))
+        number, of = self._share
+        # One draw ahead, as torch's DataLoader makes: a seed stands for the same batches there and here.
+        torch.empty((), dtype=torch.int64).random_(generator=self._order)
+        rows = torch.tensor(list(self._sampler))[: len(self) * self._batch_size]
+        # An epoch's rows go to the device at once, and to where the examples are if that is elsewhere.
+        on_device = rows.to(self._device, non_blocking=True)
+        at_examples = rows.to(self._examples.labels.device, non_blocking=True)
+        size = self._batch_size
+        for start in range(0, len(rows), size):
+            mine = slice(start + number, start + size, of)
+            batch = self._examples.take(at_examples[mine])
+            inputs = {name: tensor.to(self._device, non_blocking=True) for name, tensor in batch.inputs.items()}
+            yield Batch(inputs, batch.labels.to(self._device, non_blocking=True), on_device[mine])
 
 
-class _Numbered(Dataset):
-    """Batches together with the numbers of their rows."""
-
-    def __init__(self, examples: Examples, share: int, shares: int) -> None:
-        self.examples, self.share, self.shares = examples, share, shares
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    def __getitems__(self, indices: list[int]) -> tuple[dict[str, Tensor], Tensor]:
-        mine = indices[self.share :: self.shares]
-        return self.examples.__getitems__(mine), torch.tensor(mine)
-
-
-def _already_a_batch(batch: Any) -> Any:
-    return batch
-
-
-def in_order(examples: Examples, batch_size: int) -> Iterable[dict[str, Tensor]]:
-    """The inputs in batches, in order, the last one smaller."""
+def in_order(examples: Examples, batch_size: int, device: torch.device, *, full: bool = False) -> Iterator[Batch]:
+    """Batches on `device`, in order; the last one is smaller, or made `full` by repeating the last row."""
     for start in range(0, len(examples), batch_size):
-        batch = examples.__getitems__(range(start, min(start + batch_size, len(examples))))
-        yield {name: tensor for name, tensor in batch.items() if name != "labels"}
+        stop = min(start + batch_size, len(examples))
+        batch = Examples({name: x[start:stop] for name, x in examples.inputs.items()}, examples.labels[start:stop])
+        rows = torch.arange(start, stop, device=device)
+        if full and len(batch) < batch_size:
+            numbers = torch.arange(batch_size).clamp(max=len(batch) - 1)
+            batch, rows = batch.take(numbers), rows[numbers.to(device)]
+        inputs = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.inputs.items()}
+        yield Batch(inputs, batch.labels.to(device, non_blocking=True), rows)
 
 
 def check_inputs(model: nn.Module, examples: Examples) -> None:

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from accelerate import PartialState
@@ -18,11 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Sampler
 
 from fairhead.errors import FairheadError, InputError
-from fairhead.train.examples import Batches, Examples, check_classes, check_inputs, in_order
+from fairhead.train.examples import Batch, Batches, Examples, check_classes, check_inputs, in_order
 from fairhead.train.selection import Selection, accuracy, check_selection, score_of, worst_accuracy
-
-# The loss of a batch: (what the model returned, labels [B], rows of the training set [B]) -> a scalar.
-Loss = Callable[[Any, Tensor, Tensor], Tensor]
+from fairhead.train.step import Loss, Recorded, Step, autocast, optimizer_of, recorder_for, say_once, set_rate
 
 
 class TrainingDiverged(FairheadError):
@@ -46,6 +44,9 @@ class TrainingPlan:
         device: where to train; None takes the accelerator if there is one.
         data_on_device: keep all examples in the device's memory; None does so where they take less than half of what
             is free there.
+        replay: record the step once and replay it, where the device can (CUDA) and the step is the same work every
+            time (see `fairhead.train.step`). The results are the same; set it to False for a model that does
+            something in Python at every step, such as skipping layers by chance.
 
     Example:
         >>> from fairhead.train import TrainingPlan
@@ -64,6 +65,7 @@ class TrainingPlan:
     seed: int = 0
     device: str | None = None
     data_on_device: bool | None = None
+    replay: bool = True
 
     def __post_init__(self) -> None:
         for name, least in (("epochs", 1), ("batch_size", 1)):
@@ -106,12 +108,21 @@ class Epoch(NamedTuple):
 
 @dataclass(frozen=True)
 class Fit:
-    """What a run of training did. The model itself holds the weights of `best`."""
+    """What a run of training did. The model itself holds the weights of `best`.
+
+    Attributes:
+        history: one line an epoch.
+        best: the epoch that was kept.
+        seconds: wall time.
+        steps: of the optimizer.
+        replayed: whether steps were recorded once and replayed.
+    """
 
     history: tuple[Epoch, ...]
     best: Epoch
     seconds: float
     steps: int
+    replayed: bool = False
 
 
 def fit(
@@ -182,11 +193,17 @@ def fit(
     batches = Batches(train, plan.batch_size, device, seed=plan.seed, sampler=sampler, share=share)
     model.to(device)
     trained = _parallel(model) if processes.num_processes > 1 else model
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    fused = device.type == "cuda"  # one kernel instead of dozens; on a CPU it gains nothing
-    optimizer = torch.optim.AdamW(parameters, lr=plan.learning_rate, weight_decay=plan.weight_decay, fused=fused)
+    optimizer = optimizer_of(model, plan.learning_rate, plan.weight_decay)
+    replays = plan.replay and processes.num_processes == 1
+    step = Recorded(
+        Step(trained, optimizer, loss, max_grad_norm=plan.max_grad_norm, precision=plan.precision),
+        recorder_for(device) if replays else None,
+        model,
+        loss,
+    )
+    predicting = Predicting(model, precision=plan.precision, replay=replays)
     steps = plan.epochs * len(batches)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: plan.rate(step, steps))
+    done = 0
 
     history: list[Epoch] = []
     best: Epoch | None = None
@@ -194,31 +211,24 @@ def fit(
     for number in range(1, plan.epochs + 1):
         trained.train()
         losses = []
-        for inputs, labels, rows in batches:
-            with _autocast(device, plan.precision):
-                if loss is None:
-                    value: Tensor = trained(**inputs, labels=labels).loss
-                else:
-                    value = loss(trained(**inputs), labels, rows)
-            optimizer.zero_grad()
-            value.backward()
-            if plan.max_grad_norm is not None:
-                nn.utils.clip_grad_norm_(parameters, plan.max_grad_norm)
-            optimizer.step()
-            schedule.step()
-            losses.append(value.detach())
+        for batch in batches:
+            set_rate(optimizer, plan.learning_rate * plan.rate(done, steps))
+            losses.append(step(batch))
+            done += 1
+        if replays and device.type == "cuda" and step.as_it_is is not None:
+            say_once(step.as_it_is)
         # Looked at once an epoch: asking for the value at every step would stall an accelerator.
         epoch_losses = torch.stack(losses).float()
         finite = epoch_losses.isfinite()
         if not finite.all():
             model.load_state_dict(kept)
-            step = (number - 1) * len(losses) + int((~finite).nonzero()[0]) + 1
+            first = (number - 1) * len(losses) + int((~finite).nonzero()[0]) + 1
             raise TrainingDiverged(
-                f"the loss was {epoch_losses[~finite][0].item()} at step {step} (epoch {number} of {plan.epochs}); "
+                f"the loss was {epoch_losses[~finite][0].item()} at step {first} (epoch {number} of {plan.epochs}); "
                 f"the model is back at {f'epoch {best.number}' if best else 'its first weights'}. Check the inputs "
                 f"for NaN, or lower the learning rate (now {plan.learning_rate:g})"
             )
-        predicted, truth = predict(model, validation, precision=plan.precision).argmax(-1), validation.labels.cpu()
+        predicted, truth = predicting(validation).argmax(-1), validation.labels.cpu()
         epoch = Epoch(
             number,
             epoch_losses.mean().item(),
@@ -232,12 +242,12 @@ def fit(
         if on_epoch is not None:
             on_epoch(epoch)
     assert best is not None  # a plan has at least one epoch
+    optimizer.zero_grad()  # gradients of a recorded step hold on to all of its memory
     model.load_state_dict(kept)
     model.eval()
-    return Fit(tuple(history), best, time.perf_counter() - started, steps)
+    return Fit(tuple(history), best, time.perf_counter() - started, steps, replayed=step.as_it_is is None)
 
 
-@torch.inference_mode()
 def predict(
     model: nn.Module, examples: Examples, batch_size: int = 512, precision: Literal["no", "bf16"] = "no"
 ) -> Tensor:
@@ -253,18 +263,32 @@ def predict(
         >>> predict(model, data).shape
         torch.Size([5, 2])
     """
-    model.eval()
-    device = next(model.parameters()).device
-    found = []
-    for inputs in in_order(examples, batch_size):
-        with _autocast(device, precision):
-            logits = model(**{name: tensor.to(device, non_blocking=True) for name, tensor in inputs.items()}).logits
-        found.append(logits.float().softmax(-1))
-    return torch.cat(found).cpu()
+    return Predicting(model, batch_size, precision)(examples)
 
 
-def _autocast(device: torch.device, precision: str) -> torch.autocast:
-    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+class Predicting:
+    """`predict` for a model that is asked again and again while it is trained; see there."""
+
+    def __init__(
+        self, model: nn.Module, batch_size: int = 512, precision: Literal["no", "bf16"] = "no", replay: bool = False
+    ) -> None:
+        self._model, self._batch_size, self._precision = model, batch_size, precision
+        self._device = next(model.parameters()).device
+        self._probabilities = Recorded(self._of_batch, recorder_for(self._device) if replay else None, model)
+
+    @torch.no_grad()
+    def __call__(self, examples: Examples) -> Tensor:
+        """Class probabilities, [n, C] on the CPU."""
+        self._model.eval()
+        # Rows do not depend on each other in evaluation mode: a batch made full can be replayed like the others.
+        full = self._probabilities.as_it_is is None
+        batches = in_order(examples, self._batch_size, self._device, full=full)
+        return torch.cat([self._probabilities(batch) for batch in batches])[: len(examples)].cpu()
+
+    def _of_batch(self, batch: Batch) -> Tensor:
+        with autocast(self._device, self._precision):
+            logits = self._model(**batch.inputs).logits
+        return logits.float().softmax(-1)
 
 
 def _placed(examples: Examples, device: torch.device, plan: TrainingPlan) -> Examples:

@@ -1,0 +1,276 @@
+"""One training step, and how to run it fast: recorded once, then replayed.
+
+A step of a small transformer is about a thousand short kernels, and launching them from Python takes a GPU's time
+several times over. A recording (a CUDA graph) launches them all at once. What is recorded is what the device does,
+never what Python does, so a recorded step must be the same work every time: fixed shapes, no decision that depends on
+a value, and all that changes from step to step held in tensors that are changed in place. `Recorded` finds out by
+itself whether that holds, and runs the step as it is where it does not.
+"""
+
+import functools
+import logging
+import warnings
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fairhead.train.examples import Batch
+
+# The loss of a batch: (what the model returned, labels [B], rows of the training set [B]) -> a scalar.
+Loss = Callable[[Any, Tensor, Tensor], Tensor]
+
+# Steps before a recording: libraries choose their kernels, and state that depends on the first batch is made.
+_WARM_UP = 3
+# Hooks of these do their work on the device; what others do in Python would happen once and never again.
+_KNOWN_HOOKS = ("fairhead", "transformers", "torch", "accelerate", "peft")
+# Looks at values only while nothing is being recorded.
+_ASKS_FIRST = "masking_utils.py"
+
+
+class Recorder(Protocol):
+    """Records what a function does with tensors, and does it again."""
+
+    def warm_up(self, function: Callable[[], Tensor]) -> Tensor:
+        """Run as usual, where it will be recorded."""
+
+    def waits(self, function: Callable[[], Tensor]) -> tuple[Tensor, str | None]:
+        """Run as usual, and say where Python waited for a value, if it did."""
+
+    def record(self, function: Callable[[], Tensor]) -> Tensor:
+        """Record without running; the tensor is where `replay` will leave its result."""
+
+    def replay(self) -> None:
+        """Run what was recorded."""
+
+
+class CudaRecorder:
+    """Records as a CUDA graph, on a stream of its own."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+        self._graph = torch.cuda.CUDAGraph()
+
+    def warm_up(self, function: Callable[[], Tensor]) -> Tensor:
+        """Run on the stream that will record: autograd remembers which one it saw first."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            value = function()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return value
+
+    def waits(self, function: Callable[[], Tensor]) -> tuple[Tensor, str | None]:
+        """Run with CUDA's own watch for synchronisation: a recording that meets one breaks beyond repair."""
+        before = torch.cuda.get_sync_debug_mode()
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                value = self.warm_up(function)
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
+        found = [w for w in seen if "synchronizing CUDA operation" in str(w.message)]
+        found = [w for w in found if not w.filename.endswith(_ASKS_FIRST)]
+        place = f"{found[0].filename.rpartition('/')[2]}, line {found[0].lineno}" if found else None
+        return value, place and f"it waits for a value of the device ({place})"
+
+    def record(self, function: Callable[[], Tensor]) -> Tensor:
+        """Record; other threads may use the device meanwhile."""
+        before = torch.cuda.current_stream()
+        try:
+            with torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local"):
+                return function()
+        finally:
+            torch.cuda.set_stream(before)  # a recording that fails leaves its own stream in place
+
+    def replay(self) -> None:
+        """One launch for the whole step."""
+        self._graph.replay()
+
+
+class Step:
+    """Forward, loss, backward, clipping and optimizer on one batch.
+
+    Example:
+        >>> from torch import nn
+        >>> from types import SimpleNamespace
+        >>> class Net(nn.Linear):
+        ...     def forward(self, x):
+        ...         return SimpleNamespace(logits=super().forward(x))
+        >>> net = Net(2, 2)
+        >>> step = Step(net, optimizer_of(net, 0.1, 0.0), lambda output, labels, rows: output.logits.square().mean())
+        >>> batch = Batch({"x": torch.ones(4, 2)}, torch.zeros(4, dtype=torch.long), torch.arange(4))
+        >>> bool(step(batch) > step(batch))
+        True
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss: Loss | None = None,
+        *,
+        max_grad_norm: float | None = None,
+        precision: str = "no",
+    ) -> None:
+        """`loss` is the model's own where none is given; see `TrainingPlan` for the rest."""
+        self.model, self.optimizer, self.loss = model, optimizer, loss
+        self.max_grad_norm, self.precision = max_grad_norm, precision
+        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Train on one batch and return its loss, a scalar without gradients."""
+        with autocast(batch.labels.device, self.precision):
+            if self.loss is None:
+                value: Tensor = self.model(**batch.inputs, labels=batch.labels).loss
+            else:
+                value = self.loss(self.model(**batch.inputs), batch.labels, batch.rows)
+        self.optimizer.zero_grad()
+        value.backward()
+        if self.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(self._parameters, self.max_grad_norm)
+        self.optimizer.step()
+        return value.detach()
+
+
+class Recorded:
+    """A function of a batch that is recorded after a few calls and replayed from then on; the results are the same.
+
+    Batches of another shape than the first run as they are. So does every batch where the function cannot be recorded;
+    `as_it_is` then says why.
+
+    Attributes:
+        as_it_is: why the function runs as it is; None where it is (or will be) replayed.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Batch], Tensor],
+        recorder: Recorder | None,
+        model: nn.Module | None = None,
+        loss: object = None,
+    ) -> None:
+        """Watch the state of `model` and `loss`; without a recorder the function runs as it is."""
+        self._function, self._recorder = function, recorder
+        self._model, self._loss = model, loss
+        self._batch: Batch | None = None  # what is replayed reads from these tensors
+        self._result: Tensor | None = None
+        self._calls = 0
+        self.as_it_is: str | None = "this device cannot record" if recorder is None else _foreign_hook(model)
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """The function of this batch."""
+        if self.as_it_is is not None or self._recorder is None:
+            return self._function(batch)
+        if self._batch is None:
+            inputs = {name: tensor.clone() for name, tensor in batch.inputs.items()}
+            self._batch = Batch(inputs, batch.labels.clone(), batch.rows.clone())
+        elif _shapes(self._batch) != _shapes(batch):
+            return self._function(batch)
+        else:
+            for here, there in zip(_tensors(self._batch), _tensors(batch), strict=True):
+                here.copy_(there, non_blocking=True)
+        self._calls += 1
+        call = functools.partial(self._function, self._batch)
+        if self._calls < _WARM_UP:
+            return self._recorder.warm_up(call)
+        if self._calls == _WARM_UP:
+            value, self.as_it_is = self._recorder.waits(call)
+            return value
+        if self._result is None:
+            self._result = self._recorded(self._recorder, call)
+        if self._result is None:
+            return self._function(batch)
+        self._recorder.replay()
+        return self._result.clone()
+
+    def _recorded(self, recorder: Recorder, call: Callable[[], Tensor]) -> Tensor | None:
+        state = _State(self._model, self._loss)
+        try:
+            result = recorder.record(call)
+        except Exception as error:  # whatever the device refuses, training goes on
+            self.as_it_is = f"recording failed ({' '.join(str(error).split())[:120]})"
+        else:
+            changed = state.changed()
+            if changed is None:
+                return result
+            self.as_it_is = f"{changed} is replaced at every step instead of changed in place"
+        state.put_back()  # nothing was computed while recording
+        return None
+
+
+def recorder_for(device: torch.device) -> Recorder | None:
+    """What records on this device, or None where nothing does."""
+    return CudaRecorder(device) if device.type == "cuda" else None
+
+
+def optimizer_of(model: nn.Module, learning_rate: float, weight_decay: float) -> torch.optim.AdamW:
+    """AdamW in one kernel, with a learning rate that a recorded step can read: a tensor (see `set_rate`)."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    device = parameters[0].device
+    rate = torch.tensor(learning_rate, device=device)
+    return torch.optim.AdamW(
+        parameters, lr=rate, weight_decay=weight_decay, fused=True, capturable=device.type == "cuda"
+    )
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """The learning rate of the steps to come."""
+    for group in optimizer.param_groups:
+        group["lr"].fill_(rate)
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """The context that "bf16" asks for; "no" leaves everything in 32 bit."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+
+
+@functools.cache
+def say_once(reason: str) -> None:
+    """Tell the user, the first time, that steps run as they are."""
+    logging.getLogger("fairhead").warning("training steps are not replayed: %s; they take several times longer", reason)
+
+
+def _tensors(batch: Batch) -> list[Tensor]:
+    return [*batch.inputs.values(), batch.labels, batch.rows]
+
+
+def _shapes(batch: Batch) -> list[tuple[str, torch.Size]]:
+    return [*((name, x.shape) for name, x in batch.inputs.items()), ("labels", batch.labels.shape)]
+
+
+def _foreign_hook(model: nn.Module | None) -> str | None:
+    for name, module in () if model is None else model.named_modules():
+        for hooks in (module._forward_pre_hooks, module._forward_hooks, module._backward_hooks):
+            for hook in hooks.values():
+                inner = hook.func if isinstance(hook, functools.partial) else hook
+                home = str(getattr(inner, "__module__", "") or type(inner).__module__)
+                if home.partition(".")[0] not in _KNOWN_HOOKS:
+                    return f"{name or 'the model'} has a hook of {home or 'unknown origin'}, which a replay would skip"
+    return None
+
+
+class _State:
+    """Numbers and tensors of a loss and of every module, as Python has them bound at this moment."""
+
+    def __init__(self, model: nn.Module | None, loss: object) -> None:
+        owner = getattr(loss, "__self__", loss)
+        holders = [("the loss", owner), *(() if model is None else model.named_modules())]
+        spaces = [(f"{name}.", vars(holder)) for name, holder in holders if hasattr(holder, "__dict__")]
+        spaces += [(f"{name}.", module._buffers) for name, module in holders if isinstance(module, nn.Module)]
+        self._bound = [
+            (name + key, space, key, value)
+            for name, space in spaces
+            for key, value in space.items()
+            if isinstance(value, Tensor | int | float)
+        ]
+
+    def changed(self) -> str | None:
+        """The name of one that is bound to something else by now."""
+        return next((name for name, space, key, value in self._bound if space.get(key) is not value), None)
+
+    def put_back(self) -> None:
+        """Bind all of them as they were."""
+        for _, space, key, value in self._bound:
+            space[key] = value
