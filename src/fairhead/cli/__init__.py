@@ -17,8 +17,7 @@ from fairhead.cli.demo import demo
 from fairhead.cli.lm_app import lm_app
 from fairhead.cli.locate import EPILOG as LOCATE_EPILOG
 from fairhead.cli.locate import locate_command
-from fairhead.cli.mitigate import EPILOG as MITIGATE_EPILOG
-from fairhead.cli.mitigate import mitigate_command
+from fairhead.cli.mitigate_app import mitigate_app
 from fairhead.errors import FairheadError
 
 _INTERRUPTED = 130
@@ -64,7 +63,7 @@ app.add_typer(lm_app)
 app.command("bench", epilog=BENCH_EPILOG)(bench_command)
 
 
-app.command("mitigate", epilog=MITIGATE_EPILOG)(mitigate_command)
+app.add_typer(mitigate_app)
 
 
 app.command("locate", epilog=LOCATE_EPILOG)(locate_command)

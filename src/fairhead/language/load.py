@@ -1,8 +1,8 @@
-"""A scorer from a folder of weights."""
+"""A model, or a scorer, from a folder of weights."""
 
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import transformers
@@ -39,6 +39,19 @@ def load_scorer(
             ...
         fairhead.errors.InputError: no/such/folder: a folder with a model (config.json) is expected; it is not there
     """
+    loaded = load_model(path, device=device, dtype=dtype)
+    return Scorer(loaded.model, loaded.tokenizer, batch_tokens=batch_tokens, start=start)
+
+
+class LoadedModel(NamedTuple):
+    """A causal language model in evaluation mode, and its tokeniser."""
+
+    model: Any
+    tokenizer: Any
+
+
+def load_model(path: str | os.PathLike[str], *, device: str = "auto", dtype: DType = "auto") -> LoadedModel:
+    """Load a causal language model and its tokeniser from a folder; see `load_scorer`."""
     folder = Path(path)
     if not (folder / "config.json").is_file():
         found = "it has no config.json" if folder.is_dir() else "it is not there"
@@ -56,7 +69,7 @@ def load_scorer(
         raise InputError(
             f"{folder}: the file of weights lacks {len(missing)} that the model needs, such as {missing[0]}"
         )
-    return Scorer(model.eval(), tokenizer, device=place, batch_tokens=batch_tokens, start=start)
+    return LoadedModel(model.eval().to(place), tokenizer)
 
 
 def _loaded(what: str, folder: Path, auto: Any, **options: Any) -> Any:

@@ -17,10 +17,22 @@ from torch import nn
 
 from fairhead.data.stereoset import StereoSetItem, TripletSplit
 from fairhead.errors import InputError
+from fairhead.language.load import load_model
 from fairhead.language.scorer import context_length, refuse_other_than_causal
-from fairhead.language.training_record import TrainingRecord
+from fairhead.language.training_record import FILE, TrainingRecord
 from fairhead.mitigate.triplets import TripletData, targets
-from fairhead.mitigate.tuning import OnStep, Parts, Tuned, TuningPlan, merged, remove_checkpoint, tune, with_lora
+from fairhead.mitigate.tuning import (
+    OnStep,
+    Parts,
+    Tuned,
+    TuningPlan,
+    as_json,
+    first_difference,
+    merged,
+    remove_checkpoint,
+    tune,
+    with_lora,
+)
 
 E = TypeVar("E")
 
@@ -113,7 +125,7 @@ class LanguageTrainer:
         prepared = self._prepared(split.train)
         before = self.evaluate(split.held_out)
         model = with_lora(self.model, self.plan)
-        told: dict[str, Any] = {"method": self._name(), "settings": asdict(self.method), "data": _described(data)}
+        told = self.identity(data)
         with self.method.session(model) as loss:
             tuned = tune(
                 model,
@@ -128,7 +140,6 @@ class LanguageTrainer:
         self.model = model
         self.record = TrainingRecord(
             **told,
-            plan=asdict(self.plan),
             training_targets=targets(split.train),
             held_out_targets=targets(split.held_out),
             base=self.base,
@@ -184,11 +195,59 @@ class LanguageTrainer:
             raise InputError(f"no item can be trained on{f': {reasons}' if reasons else ''}")
         return prepared
 
-    def _name(self) -> str:
-        return self.name or type(self.method).__name__.lower()
+    def identity(self, data: TripletData | TripletSplit) -> dict[str, Any]:
+        """What decides the result: the method, its settings, the plan, the data."""
+        if isinstance(data, TripletData):
+            described = asdict(data)
+        else:
+            described = {"items": len(data.train), "held_out_items": len(data.held_out)}
+        name = self.name or type(self.method).__name__.lower()
+        return {"method": name, "settings": asdict(self.method), "plan": asdict(self.plan), "data": described}
 
 
-def _described(data: TripletData | TripletSplit) -> dict[str, Any]:
-    if isinstance(data, TripletData):
-        return asdict(data)
-    return {"items": len(data.train), "held_out_items": len(data.held_out)}
+def train_folder(
+    model: str | os.PathLike[str],
+    data: TripletData,
+    out: str | os.PathLike[str],
+    method: Callable[[str], LanguageMethod],
+    plan: TuningPlan | None = None,
+    *,
+    name: str | None = None,
+    device: str = "auto",
+    adapter: bool = False,
+    on_step: OnStep | None = None,
+) -> TrainingRecord:
+    """Train from a folder of weights to another; what lies there already is gone on with, or kept if it is complete.
+
+    Args:
+        model: folder of a causal language model; it is trained in 32 bit, as half precision would lose small steps.
+        data: what to train on.
+        out: the new folder.
+        method: the method's settings, given the type of the model ("llama", "gpt_neo", ...).
+        plan: how to train.
+        name: of the method.
+        device: "cpu", "cuda", ...; "auto" takes a GPU where there is one.
+        adapter: also keep LoRA's own matrices.
+        on_step: called with the steps done, all steps, and the parts of the loss.
+
+    Raises:
+        InputError: `out` holds another model; anything that training itself refuses.
+    """
+    data.read()  # a mistake there should not wait for the model
+    loaded = load_model(model, device=device, dtype="float32")
+    chosen = method(loaded.model.config.model_type)
+    trainer = LanguageTrainer(loaded.model, loaded.tokenizer, chosen, plan or TuningPlan(), name, str(model))
+    folder = Path(out)
+    if (folder / FILE).is_file():
+        found = TrainingRecord.read(folder)
+        identity = as_json(trainer.identity(data))
+        difference = first_difference(as_json({key: getattr(found, key) for key in identity}), identity)
+        if difference is not None:
+            raise InputError(f"{folder} holds a model of another run ({difference}): choose another folder")
+        return found
+    if (folder / "config.json").is_file():
+        raise InputError(f"{folder} holds a model that was not trained here: choose another folder")
+    trainer.train(data, folder, on_step)
+    trainer.save(folder, adapter=adapter)
+    assert trainer.record is not None
+    return trainer.record

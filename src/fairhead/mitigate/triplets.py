@@ -54,12 +54,20 @@ class TripletData:
         held_out: share of the items whose target terms are kept out of training.
         seed: of the split.
         bias_type: only items of this type ("gender", "profession", "race", "religion"); None takes all.
+        limit: train on so many items only, to try things out; the split stays the same.
     """
 
     source: str
     held_out: float = 0.1
     seed: int = 0
     bias_type: str | None = None
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.held_out < 1:
+            raise InputError(f"held_out is a share of the items, from 0 up to 1; found {self.held_out}")
+        if self.limit is not None and self.limit < 1:
+            raise InputError(f"a limit of {self.limit} items: at least 1 is expected")
 
     def read(self) -> TripletSplit:
         """Read and split; no target term is in both parts.
@@ -79,7 +87,11 @@ class TripletData:
             items = [item for item in items if item.bias_type == self.bias_type]
             if not items:
                 raise InputError(f"there are no items of bias type {self.bias_type!r}; there are {', '.join(known)}")
-        return split_by_target(items, self.held_out, self.seed)
+        split = split_by_target(items, self.held_out, self.seed)
+        if self.limit is None or self.limit >= len(split.train):
+            return split
+        chosen = np.random.default_rng(self.seed).permutation(len(split.train))[: self.limit]
+        return split._replace(train=tuple(split.train[i] for i in sorted(chosen)))
 
 
 def targets(items: Iterable[StereoSetItem]) -> tuple[str, ...]:

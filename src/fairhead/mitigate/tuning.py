@@ -172,8 +172,7 @@ def tune(
     optimizer = torch.optim.AdamW(named.values(), plan.learning_rate, weight_decay=plan.weight_decay, fused=fused)
     per_epoch = math.ceil(len(examples) / plan.batch_size)
     steps = plan.epochs * per_epoch
-    same = json.loads(json.dumps({"plan": asdict(plan), "examples": len(examples), **(identity or {})}))
-    same["plan"].pop("checkpoint_minutes")
+    same = as_json({"plan": asdict(plan), "examples": len(examples), **(identity or {})})
     keeper = None if folder is None else _Checkpoint(Path(folder) / _CHECKPOINT, same, named, optimizer)
     history = [] if keeper is None else keeper.restore()
     model.eval()
@@ -258,9 +257,10 @@ class _Checkpoint:
             tensors = load_file(folder / "state.safetensors")
         except (OSError, ValueError, SafetensorError) as error:
             raise InputError(f"the checkpoint in {folder} cannot be read ({error}): remove it to start anew") from None
-        if state["identity"] != self.identity:
+        difference = first_difference(state["identity"], self.identity)
+        if difference is not None:
             raise InputError(
-                f"the checkpoint in {folder} is of another run ({_difference(state['identity'], self.identity)}): "
+                f"the checkpoint in {folder} is of another run ({difference}): "
                 "repeat that run's settings, choose another folder, or remove the checkpoint"
             )
         moments = {
@@ -278,15 +278,27 @@ class _Checkpoint:
         return list(state["history"])
 
 
-def _difference(found: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
-    """The first thing in which two settings differ."""
+def first_difference(found: Mapping[str, Any], expected: Mapping[str, Any]) -> str | None:
+    """The first thing in which two settings, as JSON has them, differ; None where they agree.
+
+    Example:
+        >>> first_difference({"plan": {"epochs": 1, "seed": 0}}, {"plan": {"epochs": 1, "seed": 3}})
+        'seed was 0, now 3'
+    """
     for key in {**expected, **found}:
         before, now = found.get(key), expected.get(key)
         if before != now and isinstance(before, dict) and isinstance(now, dict):
-            return _difference(before, now)
+            return first_difference(before, now)
         if before != now:
             return f"{key} was {before!r}, now {now!r}"
-    return "nothing"
+    return None
+
+
+def as_json(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run is, as it is compared: in JSON's types, without what does not change its result."""
+    plain: dict[str, Any] = json.loads(json.dumps(identity))
+    plain["plan"].pop("checkpoint_minutes", None)
+    return plain
 
 
 def _autocast(device: torch.device, precision: str) -> torch.autocast:
