@@ -67,6 +67,7 @@ def ablate_command(
     seed: given.Seed = 0,
     device: given.Device = "auto",
     batch_size: given.BatchSize = 32,
+    tf32: given.FastPasses = False,
     features: given.FeatureFolder = None,
     save: Annotated[
         Path | None, option("--save", "Bake the edit (of all tokens) into the weights and save.", OUTPUT, "DIR")
@@ -136,6 +137,7 @@ def ablate_command(
             plan,
             kind.value,
             everywhere=everywhere if tokens is Tokens.every else None,
+            tf32=tf32,
             progress=telling(told, int((~choosing).sum())),
         )
     finish(session, found, context, json_path, out, images)

@@ -97,6 +97,7 @@ def locate_command(
     seed: given.Seed = 0,
     device: given.Device = "auto",
     batch_size: given.BatchSize = 32,
+    tf32: given.FastPasses = False,
     features: given.FeatureFolder = None,
     out: given.OutFolder = None,
     json_path: Annotated[
@@ -157,7 +158,7 @@ def locate_command(
             # A model that pools all its tokens has no first token to edit.
             everywhere = None if session.decomposer.pool is None else edits_everywhere(session, found)
             told_of = telling(told, int((~choosing).sum()))
-            found = with_forward(session, found, plan, everywhere=everywhere, progress=told_of)
+            found = with_forward(session, found, plan, everywhere=everywhere, tf32=tf32, progress=told_of)
     finish(session, found, context, json_path, out, images)
 
 

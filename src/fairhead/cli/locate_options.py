@@ -39,6 +39,9 @@ Replicates = Annotated[int, option("--n-boot", "Bootstrap replicates.", STATISTI
 Seed = Annotated[int, option("--seed", "Same seed, same figures.", STATISTICS, "N")]
 Device = Annotated[str, option("--device", "cpu, cuda, ...; auto takes a GPU.", MODEL)]
 BatchSize = Annotated[int, option("--batch-size", "Images at a time.", MODEL, "N")]
+FastPasses = Annotated[
+    bool, option("--tf32/--no-tf32", "On a GPU: forward passes in TF32, several times as fast.", MODEL)
+]
 FeatureFolder = Annotated[
     str | None, option("--features", "Folder that keeps the heads' terms for later runs.", OUTPUT, "DIR")
 ]

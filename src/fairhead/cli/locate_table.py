@@ -35,7 +35,7 @@ def show_located(console: Console, found: "Located", notes: Sequence[str]) -> No
         table.add_row(
             head_name(*head),
             f"{gap.gap[head]:+.3f} ({gap.low[head]:+.3f} to {gap.high[head]:+.3f})",
-            f"{100 * gap.share[head]:.0f} %",
+            f"{100 * gap.share[head]:.0f} %" if gap.has_total else "",
             f"{apart.d.value[head]:+.2f}",
             f"{apart.auc.value[head]:.2f}",
             f"{coupled.value[head]:+.2f}",

@@ -6,13 +6,14 @@ answer.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.audit import compare
+from fairhead.audit.comparison import adjust
 from fairhead.audit.results import Comparison, Difference
 from fairhead.audit.tables import table_metrics
 from fairhead.locate.edits import HeadEdits, check_kind
@@ -68,17 +69,31 @@ class Evaluation:
 
     def records(self, logits: Array) -> Records:
         """Logits [n, C] as records for an audit."""
-        cluster = None
-        if self.clusters is not None:
-            levels, codes = np.unique(self.clusters, return_inverse=True)
-            cluster = Column(codes, tuple(levels.tolist()))
         return Records(
             label=Column(self.labels.astype(np.int32), self.classes),
             prediction=Column(logits.argmax(1).astype(np.int32), self.classes),
             groups={self.group_by: Column(1 - self.groups.astype(np.int32), self.poles)},
             id=self.ids,
-            cluster=cluster,
+            cluster=self._cluster(),
         )
+
+    def right(self, logits: Array) -> Records:
+        """Whether logits [n, C] are right, as records without groups: their accuracy is that of the classes."""
+        right = (logits.argmax(1) == self.labels).astype(np.int32)
+        levels = ("wrong", "right")
+        return Records(
+            label=Column(np.ones_like(right), levels),
+            prediction=Column(right, levels),
+            groups={},
+            id=self.ids,
+            cluster=self._cluster(),
+        )
+
+    def _cluster(self) -> Column | None:
+        if self.clusters is None:
+            return None
+        levels, codes = np.unique(self.clusters, return_inverse=True)
+        return Column(codes, tuple(levels.tolist()))
 
     def counts(self, logits: Array) -> Array:
         """Rows by group, label and prediction, [2, C, C]."""
@@ -139,22 +154,21 @@ class CellChange:
 def accuracy_by_cell(
     before: Array, after: Array, evaluation: Evaluation, *, n_boot: int = 2000, seed: int = 0
 ) -> tuple[CellChange, ...]:
-    """Change of accuracy in every class and group, paired, with its interval."""
-    found = []
+    """Change of accuracy in every class and group, paired, with its interval; p corrected over the cells (Holm)."""
+    cells, differences = [], []
     for number, label in enumerate(evaluation.classes):
         for group, pole in ((1, evaluation.poles[0]), (0, evaluation.poles[1])):
             rows = np.flatnonzero((evaluation.labels == number) & (evaluation.groups == group))
             if len(rows):
-                part = evaluation.take(rows)
-                comparison = compare(
-                    part.records(before[rows]),
-                    part.records(after[rows]),
-                    metrics=["accuracy"],
-                    n_boot=n_boot,
-                    seed=seed,
-                )
-                found.append(CellChange(label, pole, comparison.differences[0]))
-    return tuple(found)
+                # Within a cell there is right and wrong, and no other class: tables of 2 instead of C.
+                right = (evaluation.take(rows).right(logits[rows]) for logits in (before, after))
+                found = compare(*right, metrics=["accuracy"], n_boot=n_boot, n_perm=2000, seed=seed)
+                cells.append((label, pole))
+                differences.append(found.differences[0])
+    adjusted = adjust([d.p for d in differences], "holm")
+    return tuple(
+        CellChange(*cell, replace(d, p_adjusted=p)) for cell, d, p in zip(cells, differences, adjusted, strict=True)
+    )
 
 
 def compared(before: Array, after: Array, evaluation: Evaluation, *, n_boot: int = 2000, seed: int = 0) -> Comparison:

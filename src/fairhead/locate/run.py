@@ -55,6 +55,7 @@ class Located:
         edits: what was learned for editing heads, on the choosing half.
         choosing: rows of the choosing half, [n] bool.
         notes: what was left out, in sentences.
+        chosen_here: whether the heads were chosen on the choosing half, or named by whoever asked.
     """
 
     concept: Concept
@@ -72,6 +73,7 @@ class Located:
     edits: HeadEdits
     choosing: NDArray[np.bool_]
     notes: tuple[str, ...]
+    chosen_here: bool = True
 
 
 def locate(
@@ -126,6 +128,12 @@ def locate(
 
     chooser = scored(choosing & compared_rows)
     ranked = _choose(plan, *chooser) if heads is None else tuple(Head(*head) for head in heads)
+    if heads is None and plan.rank == "gap" and not chooser[0].has_total:
+        notes.append(
+            "In the choosing half the gap of the evidence as a whole cannot be told from 0 "
+            f"({chooser[0].total:+.3f} logits, {chooser[0].total_low:+.3f} to {chooser[0].total_high:+.3f}): which "
+            "heads are on its side is uncertain."
+        )
     reporting = ~choosing
     head_map, apart, coupled = scored(reporting & compared_rows)
     part = evaluation.take(reporting & compared_rows)
@@ -179,6 +187,7 @@ def locate(
         edits=edits,
         choosing=choosing,
         notes=tuple(notes),
+        chosen_here=heads is None,
     )
 
 

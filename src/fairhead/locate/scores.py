@@ -40,6 +40,8 @@ class HeadMap:
         selected: heads chosen elsewhere, to be marked in this map.
         measure: what `gap` is, in words; by default the gap given the label.
         unit: of `gap`.
+        total_low: lower end of the interval of `total`.
+        total_high: upper end.
     """
 
     gap: FloatMap
@@ -56,6 +58,13 @@ class HeadMap:
     selected: tuple[Head, ...] = field(default=())
     measure: str | None = None
     unit: str = "logits"
+    total_low: float = float("nan")
+    total_high: float = float("nan")
+
+    @property
+    def has_total(self) -> bool:
+        """Whether the interval of the whole gap leaves 0 out; where it does not, shares of it mean little."""
+        return self.total_low > 0 or self.total_high < 0
 
     def marking(self, selected: tuple[Head, ...]) -> "HeadMap":
         """The same map with heads marked that were chosen elsewhere, as on the other half of the rows."""
@@ -74,6 +83,8 @@ class HeadMap:
             "effect_size": self.effect_size.tolist(),
             "share": self.share.tolist(),
             "total": self.total,
+            "total_low": self.total_low,
+            "total_high": self.total_high,
             "n": self.n,
             "clusters": self.clusters,
             "selected": [list(head) for head in self.selected],
@@ -247,6 +258,8 @@ def _head_map(
         groups=names,
         n=n,
         clusters=n_units,
+        total_low=float(gap[-1] - reach[-1]),
+        total_high=float(gap[-1] + reach[-1]),
     )
 
 

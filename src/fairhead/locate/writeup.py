@@ -114,20 +114,36 @@ def verdict(located: Located) -> list[dict[str, str]]:
     if not located.ranked:
         return [_line("unclear", "No head carries a part of the gap that can be told from chance.")]
     names = ", ".join(head_name(*head) for head in located.ranked)
-    share = sum(located.head_map.share[head] for head in located.ranked)
     best = located.ranked[0]
     auc = located.separation.auc
+    chosen = "were chosen on one half of the images" if located.chosen_here else "were named"
     lines = [
         _line(
             "note",
-            f"{len(located.ranked)} of {located.head_map.gap.size} heads ({names}) were chosen on one half of the "
-            f"images. In the other half they make up {100 * share:.0f} % of the gap in the evidence for "
-            f"“{located.positive}” ({located.head_map.total:+.3f} logits); {head_name(*best)} alone tells the groups "
-            f"apart with an AUC of {auc.value[best]:.2f} ({auc.low[best]:.2f} to {auc.high[best]:.2f}).",
+            f"{len(located.ranked)} of {located.head_map.gap.size} heads ({names}) {chosen}. {_part(located)} "
+            f"{head_name(*best)} alone tells the groups apart along {located.concept.name} with an AUC of "
+            f"{auc.value[best]:.2f} ({auc.low[best]:.2f} to {auc.high[best]:.2f}).",
         )
     ]
     lines += [_effect_line(study) for study in located.studies if study is located.studies[0] or study.way == "forward"]
     return lines
+
+
+def _part(located: Located) -> str:
+    """The chosen heads' part in the gap; as a share where the whole can be told from 0."""
+    gap = located.head_map
+    whole = f"{gap.total:+.3f} logits, 95 % interval {gap.total_low:+.3f} to {gap.total_high:+.3f}"
+    other = "the other half" if located.chosen_here else "the reporting half"
+    part = sum(float(gap.gap[head]) for head in located.ranked)
+    if gap.has_total:
+        return (
+            f"In {other} they make up {100 * part / gap.total:.0f} % of the gap in the evidence for "
+            f"“{located.positive}” ({whole})."
+        )
+    return (
+        f"In {other} they add {part:+.3f} logits to the gap in the evidence for “{located.positive}”, which as a whole "
+        f"cannot be told from 0 ({whole})."
+    )
 
 
 def _effect_line(study: Study) -> dict[str, str]:
@@ -174,7 +190,10 @@ def _sections(
 ) -> list[dict[str, Any]]:
     first, second = located.concept.poles
     others = located.other_map
-    rest = f"The embedding and the MLPs make up {100 * float(others.share.sum()):.0f} % of the gap."
+    rest = (
+        f"The whole gap is {located.head_map.total:+.3f} logits; all heads together make up "
+        f"{float(located.head_map.gap.sum()):+.3f} of it, the embedding and the MLPs {float(others.gap.sum()):+.3f}."
+    )
     sections: list[dict[str, Any]] = [
         {"kind": "text", "title": "What was done", "text": _what_was_done(located, notes)},
         {
