@@ -2,13 +2,12 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
-from fairhead.errors import InputError
+from fairhead.language.journal import LineJournal
 
 SCHEMA = "fairhead.scores/1"
 
@@ -96,10 +95,8 @@ class Progress(Protocol):
 
 
 @dataclass
-class Journal:
+class Journal(LineJournal):
     r"""A JSONL file to which scores are added as they are made, and from which a killed run goes on.
-
-    The first line says which model and settings made the scores. A last line that was cut off by a crash is dropped.
 
     Args:
         path: the file; made with its folder if it is not there.
@@ -117,25 +114,9 @@ class Journal:
         (Score(id='a', logprob=-6.0, n_tokens=3, merged=False, per_token=None), None)
     """
 
-    path: Path
-    settings: Mapping[str, Any]
+    schema: ClassVar[str] = SCHEMA
+    what: ClassVar[str] = "scores"
     _kept: dict[tuple[str, str], Score] = field(default_factory=dict, repr=False)
-
-    def __enter__(self) -> "Journal":
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            end = self._read() if self.path.exists() else 0
-            self._file = open(self.path, "ab")
-            if self._file.tell() > end:
-                self._file.truncate(end)
-        except OSError as error:
-            raise InputError(f"{self.path} cannot be written: {error.strerror or error}") from None
-        if end == 0:
-            self._write({"schema": SCHEMA, "settings": dict(self.settings)})
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._file.close()
 
     def find(self, request: Request, per_token: bool = False) -> Score | None:
         """The score of a request, if it is there."""
@@ -144,54 +125,26 @@ class Journal:
 
     def add(self, requests: Iterable[Request], scores: Iterable[Score]) -> None:
         """Write the scores of a batch; they are on disk when this returns."""
+        lines = []
         for request, score in zip(requests, scores, strict=True):
             line: dict[str, Any] = {"id": score.id, "text": request.digest}
             line |= {"logprob": score.logprob, "tokens": score.n_tokens, "merged": score.merged}
             if score.per_token is not None:
                 line["per_token"] = score.per_token
             self._kept[score.id, request.digest] = score
-            self._write(line)
-        self._file.flush()
-        os.fsync(self._file.fileno())
+            lines.append(line)
+        self.write(lines)
 
-    def _write(self, line: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
-
-    def _read(self) -> int:
-        """Take up the lines that are whole; return where they end."""
-        content = self.path.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        for number, line in enumerate(whole.splitlines(), start=1):
-            try:
-                row = json.loads(line)
-                if number == 1:
-                    self._check(row)
-                    continue
-                per_token = row.get("per_token")
-                self._kept[row["id"], row["text"]] = Score(
-                    row["id"],
-                    float(row["logprob"]),
-                    int(row["tokens"]),
-                    bool(row["merged"]),
-                    None if per_token is None else tuple(per_token),
-                )
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                if isinstance(error, InputError):
-                    raise
-                raise InputError(f"{self.path}, line {number}: is not a line of scores; remove the file") from None
-        return len(whole)
-
-    def _check(self, header: Mapping[str, Any]) -> None:
-        if header.get("schema") != SCHEMA:
-            raise InputError(f"{self.path}: is not a file of scores ({SCHEMA}); choose another name")
-        there, ours = header["settings"], json.loads(json.dumps(dict(self.settings)))
-        differing = sorted(k for k in {*there, *ours} if there.get(k) != ours.get(k))
-        if differing:
-            key = differing[0]
-            raise InputError(
-                f"{self.path}: its scores were made with {key} {there.get(key)!r}, not {ours.get(key)!r}; "
-                "remove the file or choose another name"
-            )
+    def take(self, row: Mapping[str, Any]) -> None:
+        """Take up a line of the file."""
+        per_token = row.get("per_token")
+        self._kept[row["id"], row["text"]] = Score(
+            row["id"],
+            float(row["logprob"]),
+            int(row["tokens"]),
+            bool(row["merged"]),
+            None if per_token is None else tuple(per_token),
+        )
 
 
 def journal_path(folder: Path, benchmark: str, settings: Mapping[str, Any]) -> Path:
