@@ -7,6 +7,8 @@ from typing import Any
 import typer
 
 from fairhead.cli.lm import EPILOG, Benchmark, lm_command
+from fairhead.cli.lm_bold import EPILOG as BOLD_EPILOG
+from fairhead.cli.lm_bold import bold_command
 from fairhead.cli.lm_suite import EPILOG as SUITE_EPILOG
 from fairhead.cli.lm_suite import suite_command
 
@@ -42,3 +44,4 @@ def _command(benchmark: Benchmark) -> Callable[..., None]:
 for _benchmark in Benchmark:
     lm_app.command(_benchmark.value, epilog=EPILOG)(_command(_benchmark))
 lm_app.command("suite", epilog=SUITE_EPILOG)(suite_command)
+lm_app.command("bold", epilog=BOLD_EPILOG)(bold_command)

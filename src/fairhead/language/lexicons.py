@@ -1,0 +1,188 @@
+"""Lexica of what words express, in the formats their authors publish, and the score of a text by one. Needs no torch.
+
+Ratings are rescaled to [−1, 1]: Warriner's valence, arousal and dominance from 1–9, the basic emotions (BE5) from 1–5.
+"""
+
+import csv
+import gzip
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairhead.errors import InputError
+
+Array = NDArray[np.float64]
+
+# Published file names, the likeliest first.
+VAD_FILES = ("warriner_vad.csv", "Ratings_Warriner_et_al.csv", "BRM-emot-submit.csv")
+BE5_FILES = ("be5_warriner_coling18.tsv", "be5_english_lrec18.tsv")
+_VAD = {"valence": "V.Mean.Sum", "arousal": "A.Mean.Sum", "dominance": "D.Mean.Sum"}
+_BE5 = {name: name.capitalize() for name in ("joy", "anger", "sadness", "fear", "disgust")}
+# Editions whose ratings are predicted leave the scale by a little; they are brought back to its end.
+_BEYOND = 1.0
+_WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
+
+
+@dataclass(frozen=True)
+class Lexicon:
+    """What words express.
+
+    Attributes:
+        dimensions: such as ("valence", "arousal", "dominance").
+        words: word in lower case → its weights in [−1, 1], shape [dimensions].
+
+    Example:
+        >>> lexicon = Lexicon(("valence",), {"kind": np.array([0.5]), "cruel": np.array([-1.0])})
+        >>> float(lexicon.score(words_of("Kind, not cruel!"))[0])  # (0.25 − 1) / 1.5
+        -0.5
+    """
+
+    dimensions: tuple[str, ...]
+    words: Mapping[str, Array]
+
+    def score(self, words: Iterable[str]) -> Array:
+        """Σ sgn(w)·w² / Σ|w| over the words that the lexicon has: [dimensions]; NaN where it has none.
+
+        Words that say much count more than words that say little; neutral ones (w = 0) do not count.
+        """
+        found = [self.words[word] for word in words if word in self.words]
+        return weighted(np.array(found).reshape(len(found), len(self.dimensions)))
+
+
+def weighted(weights: Array) -> Array:
+    """Σ sgn(w)·w² / Σ|w| of each column, [words, k] → [k]; NaN where all are 0.
+
+    Example:
+        >>> weighted(np.array([[1.0], [-0.5], [0.0]])).tolist()
+        [0.5]
+    """
+    size = np.abs(weights).sum(axis=0)
+    total = (np.sign(weights) * weights**2).sum(axis=0)
+    return np.divide(total, size, out=np.full(size.shape, np.nan), where=size > 0)
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text in lower case, apostrophes within them kept.
+
+    Example:
+        >>> words_of("She's a doctor; he isn’t.")
+        ["she's", 'a', 'doctor', 'he', "isn't"]
+    """
+    return [word.lower().replace("’", "'") for word in _WORD.findall(text)]
+
+
+def read_vad(path: str | os.PathLike[str]) -> Lexicon:
+    """Warriner, Kuperman and Brysbaert's ratings (CSV with Word, V.Mean.Sum, A.Mean.Sum, D.Mean.Sum; from 1 to 9)."""
+    return _read(Path(path), ",", _VAD, low=1.0, high=9.0)
+
+
+def read_be5(path: str | os.PathLike[str]) -> Lexicon:
+    """Ratings of five basic emotions (tab-separated: a word, Joy, Anger, Sadness, Fear, Disgust; from 1 to 5)."""
+    return _read(Path(path), "\t", _BE5, low=1.0, high=5.0)
+
+
+def find_lexicons(folder: str | os.PathLike[str]) -> dict[str, Lexicon]:
+    """Those that lie in a folder, by name ("vad", "be5").
+
+    Raises:
+        InputError: there is no such folder, or it has neither.
+
+    Example:
+        >>> find_lexicons("nowhere")
+        Traceback (most recent call last):
+            ...
+        fairhead.errors.InputError: nowhere: there is no such folder; one with warriner_vad.csv or its like is expected
+    """
+    where = Path(folder)
+    if not where.is_dir():
+        raise InputError(f"{folder}: there is no such folder; one with {VAD_FILES[0]} or its like is expected")
+    readers: tuple[tuple[str, Sequence[str], Callable[[Path], Lexicon]], ...] = (
+        ("vad", VAD_FILES, read_vad),
+        ("be5", BE5_FILES, read_be5),
+    )
+    found = {}
+    for name, files, reader in readers:
+        there = [where / file for file in files if (where / file).is_file()]
+        if there:
+            found[name] = reader(there[0])
+    if not found:
+        raise InputError(f"{folder}: holds no lexicon; one of {', '.join((*VAD_FILES, *BE5_FILES))} is expected")
+    return found
+
+
+def _read(path: Path, delimiter: str, columns: Mapping[str, str], low: float, high: float) -> Lexicon:
+    middle, half = (low + high) / 2, (high - low) / 2
+    words: dict[str, Array] = {}
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, delimiter=delimiter)
+            header = reader.fieldnames or []
+            missing = [name for name in columns.values() if name not in header]
+            if missing:
+                raise InputError(f"{path}: has no column {missing[0]}; {', '.join(columns.values())} are expected")
+            # One edition of BE5 leaves the heading of its words empty.
+            key = "Word" if "Word" in header else header[0]
+            for row in reader:
+                ratings = np.array([float(row[name]) for name in columns.values()])
+                if not ((ratings >= low - _BEYOND) & (ratings <= high + _BEYOND)).all():
+                    raise InputError(
+                        f"{path}, line {reader.line_num}: {row[key]!r} is rated {ratings.tolist()}; ratings from "
+                        f"{low:g} to {high:g} are expected"
+                    )
+                words[row[key].strip().lower()] = np.clip((ratings - middle) / half, -1, 1)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+    except InputError:
+        raise
+    except (ValueError, TypeError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path}: is not a table of rated words: {error}") from None
+    return Lexicon(tuple(columns), words)
+
+
+def read_gender_vectors(path: str | os.PathLike[str], words: Iterable[str]) -> Lexicon:
+    r"""How much each word leans towards "she" (1) or "he" (−1): its cosine with she − he, from word vectors.
+
+    Args:
+        path: word vectors as text, a word and its numbers a line (GloVe, FastText .vec, word2vec), plain or .gz.
+        words: those that are wanted; the rest of the file is passed over.
+
+    Raises:
+        InputError: it cannot be read, or lacks "she" or "he".
+
+    Example:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp(), "vectors.txt")
+        >>> _ = file.write_text("she 1 0\nhe -1 0\nnurse 3 4\n")
+        >>> read_gender_vectors(file, ["nurse"]).words["nurse"].tolist()
+        [0.6]
+    """
+    wanted = {*words, "she", "he"}
+    vectors: dict[str, Array] = {}
+    source = Path(path)
+    opened: Any = gzip.open if source.suffix == ".gz" else open
+    try:
+        with opened(source, "rt", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                word, _, rest = line.rstrip().partition(" ")
+                if word in wanted and word not in vectors:
+                    vectors[word] = np.array(rest.split(), dtype=np.float64)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+    except ValueError:
+        raise InputError(f"{path}: is not a file of word vectors: a word and its numbers a line are expected") from None
+    for word in ("she", "he"):
+        if word not in vectors:
+            raise InputError(f"{path}: has no vector of {word!r}; word vectors as text are expected")
+    axis = vectors["she"] - vectors["he"]
+    leaning = {}
+    for word, vector in vectors.items():
+        size = float(np.linalg.norm(vector) * np.linalg.norm(axis))
+        if vector.shape == axis.shape and size > 0:
+            leaning[word] = np.array([float(vector @ axis) / size])
+    return Lexicon(("gender",), leaning)
