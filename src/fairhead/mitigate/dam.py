@@ -265,13 +265,14 @@ def supervised_contrastive(z: Tensor, labels: Tensor, temperature: float = 0.07)
         >>> round(loss.item(), 4)   # log(1 + 1/e); the third row has no positive
         0.3133
     """
-    itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
-    logits = (z @ z.T / temperature).masked_fill(itself, -torch.inf)
-    positive = (labels[:, None] == labels[None, :]) & ~itself
-    log_share = (logits - logits.logsumexp(1, keepdim=True)).masked_fill(~positive, 0.0)
-    positives = positive.sum(1)
-    per_row = -log_share.sum(1) / positives.clamp(min=1)
-    return per_row.sum() / (positives > 0).sum().clamp(min=1)
+    positive = (labels[:, None] == labels[None, :]).fill_diagonal_(False)
+    positives = positive.sum(1, keepdim=True)
+    share = positive / positives.clamp(min=1)  # of the row's positives, each alike
+    # In 32 bit whatever the rest of the model runs in: divided by τ, the rounding of 16 bit is no longer small.
+    with torch.autocast(z.device.type, enabled=False):
+        z = z.to(torch.promote_types(z.dtype, torch.float32))
+        logits = (z / temperature @ z.T).fill_diagonal_(-1e9)  # itself: no share of the others' sum
+    return -(share * logits.log_softmax(1)).sum() / (positives > 0).sum().clamp(min=1)
 
 
 def _with_added_loss(output: Any, extra: Tensor) -> Any:

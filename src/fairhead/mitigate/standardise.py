@@ -1,5 +1,6 @@
 """Standardising over a batch while training and over running statistics at evaluation, with padding left out."""
 
+import math
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -52,7 +53,10 @@ class RunningStandardise(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Standardise x [B, H, T, d]; mask [B, T] is 0 where there is padding."""
-        found = self._of_batch(x, mask) if self.training else None
+        rows = x.shape[0] if self.axes == (0,) else x.shape[0] * x.shape[2]
+        if self.training and mask is None and rows > 1 and self.divide and not self.detach and not is_spread():
+            return self._as_batch_norm(x, rows)
+        found = self._of_batch(x, mask, rows) if self.training else None
         if found is None:
             self._check_tokens(x)
             mean, deviation = self.mean, self.deviation
@@ -69,11 +73,27 @@ class RunningStandardise(nn.Module):
         centred = x - mean
         return (centred / deviation if self.divide else centred).to(x.dtype)
 
-    def _of_batch(self, x: Tensor, mask: Tensor | None) -> _Statistics | None:
+    def _as_batch_norm(self, x: Tensor, rows: int) -> Tensor:
+        """The usual case in torch's own batch normalisation: two kernels forward and two backward.
+
+        That divides by the biased deviation; a factor and an ε that make it the unbiased one are given along.
+        """
+        batch, heads, tokens, width = x.shape
+        by_token = x.transpose(1, 2)  # [B, T, H, d], as the projection has made it: nothing is copied
+        channels = (tokens, heads, width) if self.axes == (0,) else (1, heads, width)
+        flat = by_token.reshape(rows, math.prod(channels))
+        shrink = (rows - 1) / rows
+        factor = torch.full((flat.shape[1],), math.sqrt(shrink), dtype=self.mean.dtype, device=x.device)
+        found, mean, scale = torch.native_batch_norm(flat, factor, None, None, None, True, 0.0, self.eps * shrink)
+        if not is_recomputing():
+            mean, scale = (y.detach().view(channels).transpose(0, 1) for y in (mean, scale))  # [H, T or 1, d]
+            self._update(mean, scale.reciprocal() / math.sqrt(shrink))
+        return found.view(by_token.shape).transpose(1, 2)
+
+    def _of_batch(self, x: Tensor, mask: Tensor | None, rows: int) -> _Statistics | None:
         """Statistics over the rows of all processes; None where there is but one row."""
         x = x.to(self.mean.dtype)
         if mask is None and not is_spread():
-            rows = x.shape[0] if self.axes == (0,) else x.shape[0] * x.shape[2]
             if rows < 2:
                 return None
             variance, mean = torch.var_mean(x, self.axes, keepdim=True)
