@@ -82,7 +82,7 @@ class Resampling:
         if n_clusters < _STABLE_CLUSTERS:
             known["unstable"] = f"only {n_clusters} clusters"
         star = self._replicates(table, statistic)
-        interval = intervals.percentile(star, _expanded(self.level, n_clusters))
+        interval = intervals.percentile(star, expanded_level(self.level, n_clusters))
         known |= {"se": interval.se, "interval": "cluster bootstrap, expanded percentile"}
         return Estimate(
             metric,
@@ -111,11 +111,11 @@ class Resampling:
         return star[~np.isnan(star)]
 
 
-def _expanded(level: float, n: int) -> float:
+def expanded_level(level: float, n: int) -> float:
     """The level at which a percentile interval of n clusters holds `level`.
 
     Example:
-        >>> round(_expanded(0.95, 10), 4), round(_expanded(0.95, 100_000), 4)
+        >>> round(expanded_level(0.95, 10), 4), round(expanded_level(0.95, 100_000), 4)
         (0.9829, 0.95)
     """
     from scipy.special import ndtr, stdtrit  # here: not needed for --help

@@ -1,0 +1,257 @@
+"""Before and after: what a change of a language model did to every benchmark, from the folders of two or more suites.
+
+Nothing is computed by a model here and nothing is read from the data: the tables of items that `fairhead lm suite`
+wrote are joined on the ids of their items. Needs no torch.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fairhead import __version__
+from fairhead.errors import InputError
+from fairhead.language import attention_entropy
+from fairhead.language.figures import Figure, axis, by_category, headlines
+from fairhead.language.paired import Change, change, corrected, join
+from fairhead.language.resampling import Resampling
+from fairhead.language.run import measures_of
+from fairhead.language.suite import Suite
+from fairhead.language.tables import ItemTable, Measure
+
+SCHEMA = "fairhead.before_after/1"
+# Methods that say nothing of terms in their record, and what they aim at.
+_AIMS = {"cda": ("gender",)}
+
+
+class Collapsed(NamedTuple):
+    """A layer whose attention has lost its shape.
+
+    Attributes:
+        layer: its number.
+        before: its mean entropy before.
+        after: and after.
+        what: what has become of it, in words.
+    """
+
+    layer: int
+    before: float
+    after: float
+    what: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one model did against the first.
+
+    Attributes:
+        name: of its folder.
+        model: path of the model.
+        method: how it came about, where its folder says so.
+        targeted: axes of bias that it was trained on.
+        headlines: one figure or more of each benchmark, corrected over all of them and all runs.
+        by_category: figures of categories, corrected over all of them and all runs: the spill-over matrix.
+        seen: figures on terms that were trained on. They say nothing about other terms.
+        entropy: mean attention entropy of each head after, [layers][heads]; None where it was not measured.
+        collapsed: layers whose attention has lost its shape.
+        missing: benchmarks that only one of the two has.
+    """
+
+    name: str
+    model: str
+    method: str | None
+    targeted: tuple[str, ...]
+    headlines: tuple[Change, ...]
+    by_category: tuple[Change, ...]
+    seen: tuple[Change, ...]
+    entropy: list[list[float]] | None
+    collapsed: tuple[Collapsed, ...]
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class BeforeAfter:
+    """One model and what became of it.
+
+    Attributes:
+        base: name of the first run.
+        base_model: path of its model.
+        base_entropy: mean attention entropy of each head, [layers][heads].
+        runs: the others.
+        left_out_targets: terms of StereoSet that one of the models was trained on; no figure but `seen` has them.
+        provenance: version, options, and what each run was made with.
+    """
+
+    base: str
+    base_model: str
+    base_entropy: list[list[float]] | None
+    runs: tuple[Run, ...]
+    left_out_targets: tuple[str, ...]
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form; every change has its outcome in words."""
+        content = {"schema": SCHEMA, **asdict(self)}
+        for run, made in zip(self.runs, content["runs"], strict=True):
+            made["collapsed"] = [c._asdict() for c in run.collapsed]
+            for key in ("headlines", "by_category", "seen"):
+                for one, line in zip(getattr(run, key), made[key], strict=True):
+                    line |= {"outcome": one.outcome, "axis": axis(one.benchmark, one.group_by)}
+                    line["targeted"] = line["axis"] in run.targeted
+        return content
+
+
+def compare_suites(
+    folders: Sequence[Path],
+    names: Sequence[str] | None = None,
+    resampling: Resampling | None = None,
+    n_perm: int = 10_000,
+) -> BeforeAfter:
+    """Compare the first of several suites with each of the others.
+
+    Args:
+        folders: that `fairhead lm suite` wrote; the first is "before".
+        names: what to call them; their folders' names by default.
+        resampling: how intervals are made.
+        n_perm: random swaps of each p-value.
+
+    Raises:
+        InputError: fewer than two folders, or runs that cannot be compared.
+    """
+    if len(folders) < 2:
+        raise InputError(f"{len(folders)} folder: the one before and at least one after are expected")
+    called = tuple(names) if names else _names(folders)
+    if len(set(called)) != len(called) or len(called) != len(folders):
+        raise InputError(f"{len(folders)} runs are called {', '.join(called)}; one distinct name each is expected")
+    suites = [Suite.read(Path(folder)) for folder in folders]
+    how = resampling or Resampling()
+    trained = sorted({target for suite in suites for target in (suite.training or {}).get("training_targets", ())})
+    compared = [_Pair(suites[0], suite, frozenset(trained), how, n_perm) for suite in suites[1:]]
+    # One family of headlines and one of categories: whoever looks at three methods has three chances of a fluke.
+    families = {kind: _corrected([getattr(pair, kind)() for pair in compared]) for kind in ("headlines", "by_category")}
+    runs = tuple(
+        Run(
+            name,
+            pair.after.model,
+            None if pair.after.training is None else pair.after.training["method"],
+            pair.targeted(),
+            families["headlines"][i],
+            families["by_category"][i],
+            pair.seen(),
+            pair.entropy(pair.after),
+            pair.collapsed(),
+            pair.missing(),
+        )
+        for i, (name, pair) in enumerate(zip(called[1:], compared, strict=True))
+    )
+    provenance = {
+        "version": __version__,
+        "n_boot": how.n_boot,
+        "n_perm": n_perm,
+        "seed": how.seed,
+        "level": how.level,
+        "correction": "Holm, over the headlines of all runs and over the categories of all runs",
+        "runs": {name: _provenance(suite) for name, suite in zip(called, suites, strict=True)},
+    }
+    first = compared[0]
+    return BeforeAfter(called[0], suites[0].model, first.entropy(suites[0]), runs, tuple(trained), provenance)
+
+
+@dataclass(frozen=True)
+class _Pair:
+    before: Suite
+    after: Suite
+    trained: frozenset[str]
+    how: Resampling
+    n_perm: int
+
+    def headlines(self) -> list[Change]:
+        """Headline figures of every benchmark that both runs have."""
+        return [c for name in self._common() for c in self._changes(*self._tables(name), headlines)]
+
+    def by_category(self) -> list[Change]:
+        """Figures of every category."""
+        return [c for name in self._common() for c in self._changes(*self._tables(name), by_category)]
+
+    def seen(self) -> tuple[Change, ...]:
+        """StereoSet on the terms that were trained on."""
+        if not self.trained or "stereoset" not in self._common():
+            return ()
+        return tuple(self._changes(*self._tables("stereoset", trained=True), headlines))
+
+    def targeted(self) -> tuple[str, ...]:
+        """Axes of the terms that the second model was trained on."""
+        training = self.after.training or {}
+        terms = set(training.get("training_targets", ()))
+        if terms and "stereoset" in self.after.done:
+            clusters = self.after.table("stereoset").clusters
+            found = {kind for kind, _, target in (c.partition("/") for c in clusters) if target in terms}
+            return tuple(sorted(found))
+        return _AIMS.get(str(training.get("method")), ())
+
+    def entropy(self, suite: Suite) -> list[list[float]] | None:
+        """Mean entropy of each head."""
+        return (
+            attention_entropy.by_head(suite.table("attention_entropy")) if "attention_entropy" in suite.done else None
+        )
+
+    def collapsed(self) -> tuple[Collapsed, ...]:
+        """Layers that have lost the shape of their attention."""
+        both = [self.entropy(suite) for suite in (self.before, self.after)]
+        if both[0] is None or both[1] is None:
+            return ()
+        found = []
+        for layer, (one, other) in enumerate(zip(*both, strict=True)):
+            a, b = sum(one) / len(one), sum(other) / len(other)
+            what = attention_entropy.collapse(a, b)
+            if what is not None:
+                found.append(Collapsed(layer, a, b, what))
+        return tuple(found)
+
+    def missing(self) -> tuple[str, ...]:
+        """Benchmarks that one run has and the other has not."""
+        return tuple(sorted(set(self.before.done) ^ set(self.after.done)))
+
+    def _common(self) -> list[str]:
+        return [name for name in self.before.done if name in self.after.done]
+
+    def _tables(self, name: str, trained: bool = False) -> tuple[ItemTable, ItemTable]:
+        one, other = join(self.before.table(name), self.after.table(name))
+        if name == "stereoset" and self.trained:
+            rows = [i for i, c in enumerate(one.clusters) if (c.partition("/")[2] in self.trained) == trained]
+            one, other = one.take(rows), other.take(rows)
+        return one, other
+
+    def _changes(self, before: ItemTable, after: ItemTable, wanted: Any) -> list[Change]:
+        measures = measures_of(before)
+        figures: Sequence[Figure] = wanted(before)
+        return [
+            change(_measure(measures, figure), figure.group, before, after, self.how, self.n_perm) for figure in figures
+        ]
+
+
+def _measure(measures: Sequence[Measure], figure: Figure) -> Measure:
+    return next(m for m in measures if m.metric == figure.metric and m.of(figure.group))
+
+
+def _corrected(of_runs: Sequence[Sequence[Change]]) -> list[tuple[Change, ...]]:
+    """Correct over the changes of all runs, and part them again."""
+    together = corrected([c for of_run in of_runs for c in of_run])
+    parted, taken = [], 0
+    for of_run in of_runs:
+        parted.append(tuple(together[taken : taken + len(of_run)]))
+        taken += len(of_run)
+    return parted
+
+
+def _names(folders: Sequence[Path]) -> tuple[str, ...]:
+    """The folders' own names, or their paths where those are the same."""
+    short = tuple(Path(folder).resolve().name for folder in folders)
+    return short if len(set(short)) == len(short) else tuple(str(folder) for folder in folders)
+
+
+def _provenance(suite: Suite) -> dict[str, Any]:
+    training = suite.training or {}
+    made = {key: training[key] for key in ("method", "base", "settings", "plan", "data") if training.get(key)}
+    done = {name: facts["items"] for name, facts in suite.done.items()}
+    return {"model": suite.model, **suite.settings, "items": done, "skipped": suite.skipped, "training": made}

@@ -1,0 +1,250 @@
+"""How a figure differs between two models that answered the same items. Needs no torch.
+
+Clusters are drawn with both models' answers, so what the items have in common cancels; the p-value swaps the two
+models' answers of each cluster at random.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from fairhead.audit import intervals
+from fairhead.audit.comparison import adjust
+from fairhead.errors import InputError
+from fairhead.language.resampling import Array, Resampling, expanded_level
+from fairhead.language.tables import ItemTable, Measure
+
+SIGNIFICANT = 0.05
+_FEW_CLUSTERS = 10
+
+
+@dataclass(frozen=True)
+class Span:
+    """A figure and the ends of its interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Change:
+    """One figure before and after, on the same items.
+
+    Attributes:
+        benchmark: such as "crows_pairs".
+        metric: such as "ss".
+        group_by: the category; None for all items.
+        before: value of the first model; None when undefined.
+        after: value of the second.
+        value: after − before, or the logarithm of after / before for a `relative` figure; None when undefined.
+        low: lower end of the paired interval of `value`.
+        high: upper end.
+        n: items in both.
+        clusters: clusters in both.
+        p: two-sided paired permutation p-value.
+        p_adjusted: p corrected over the family that it was tested in (Holm).
+        mde: the smallest difference that this paired sample would show with 80 % power.
+        ideal: the value of a model without a preference.
+        nearer: by how much the distance to the ideal changed (negative is nearer), with its interval.
+        relative: whether `value`, `low`, `high` and `mde` are logarithms of ratios.
+        undefined: why there is no value.
+        note: what to keep in mind, such as few clusters.
+
+    Example:
+        >>> moved = Change("crows_pairs", "ss", None, 0.6, 0.55, -0.05, -0.08, -0.02, 1508, 1508, p=0.001, ideal=0.5,
+        ...                nearer=Span(-0.05, -0.08, -0.02))
+        >>> moved.outcome, moved.direction
+        ('better', 'nearer')
+    """
+
+    benchmark: str
+    metric: str
+    group_by: str | None
+    before: float | None
+    after: float | None
+    value: float | None
+    low: float | None
+    high: float | None
+    n: int
+    clusters: int
+    p: float | None = None
+    p_adjusted: float | None = None
+    mde: float | None = None
+    ideal: float | None = None
+    nearer: Span | None = None
+    relative: bool = False
+    undefined: str | None = None
+    note: str | None = None
+
+    @property
+    def outcome(self) -> str:
+        """What can be said: "better", "worse", "changed", "cannot be told apart" or "undefined".
+
+        Beyond chance means both: the interval leaves out 0, and the (corrected) p is below 0.05. Better and worse also
+        need the distance to the ideal to have changed beyond its own interval: a figure that jumped over the ideal has
+        changed, but may be as far from it as before.
+        """
+        if self.value is None or self.low is None or self.high is None:
+            return "undefined"
+        p = self.p if self.p_adjusted is None else self.p_adjusted
+        if p is None or p >= SIGNIFICANT or self.low <= 0 <= self.high:
+            return "cannot be told apart"
+        if self.nearer is None or self.nearer.low <= 0 <= self.nearer.high:
+            return "changed"
+        return "better" if self.nearer.value < 0 else "worse"
+
+    @property
+    def direction(self) -> str | None:
+        """Where the figure moved, certain or not: "nearer" or "further" from its ideal; None where there is none."""
+        if self.nearer is None or self.nearer.value == 0:
+            return None
+        return "nearer" if self.nearer.value < 0 else "further"
+
+
+def join(first: ItemTable, second: ItemTable) -> tuple[ItemTable, ItemTable]:
+    """The items that both tables have, in the same order.
+
+    Raises:
+        InputError: there is none, or an item is of other clusters or categories in the second.
+
+    Example:
+        >>> one = ItemTable.of("b", ["x", "y"], ["x", "y"], [[], []], {"right": [1, 0]})
+        >>> other = ItemTable.of("b", ["y", "z"], ["y", "z"], [[], []], {"right": [1, 1]})
+        >>> [table.ids for table in join(one, other)]
+        [('y',), ('y',)]
+    """
+    places = {name: i for i, name in enumerate(second.ids)}
+    here = [i for i, name in enumerate(first.ids) if name in places]
+    if not here:
+        raise InputError(f"{first.benchmark}: the two runs have no item in common; were they made of the same data?")
+    there = [places[first.ids[i]] for i in here]
+    a, b = first.take(here), second.take(there)
+    if a.clusters != b.clusters or a.fields != b.fields:
+        raise InputError(
+            f"{first.benchmark}: the two runs describe the same items differently; run both with one version"
+        )
+    return a, b
+
+
+def change(
+    measure: Measure, group: str | None, before: ItemTable, after: ItemTable, how: Resampling, n_perm: int = 10_000
+) -> Change:
+    """One figure on two tables of the same items.
+
+    Args:
+        measure: the figure.
+        group: the category; None for all items.
+        before: answers of the first model.
+        after: answers of the second, in the same order.
+        how: how intervals are made.
+        n_perm: random swaps.
+
+    Example:
+        >>> from fairhead.language.resampling import ratio
+        >>> right = Measure("accuracy", lambda t: np.column_stack([t.column("right"), np.ones(len(t))]), ratio, 1.0)
+        >>> names = [str(i) for i in range(40)]
+        >>> one, other = (ItemTable.of("b", names, names, [[]] * 40, {"right": r}) for r in ([0, 1] * 20, [1] * 40))
+        >>> found = change(right, None, one, other, Resampling())
+        >>> found.value, found.outcome
+        (0.5, 'better')
+    """
+    one, other = before.part(group), after.part(group)
+    first, second = measure.sums(one), measure.sums(other)
+    n, clusters, ideal = len(one), len(first), measure.ideal
+    known: dict[str, Any] = {"n": n, "clusters": clusters, "ideal": ideal, "relative": measure.relative}
+
+    def nothing(reason: str, a: float | None = None, b: float | None = None) -> Change:
+        return Change(before.benchmark, measure.metric, group, a, b, None, None, None, undefined=reason, **known)
+
+    if n < how.min_items:
+        return nothing(f"{n} items; at least {how.min_items} are needed")
+    a, b = (float(measure.statistic(sums.sum(axis=0))) for sums in (first, second))
+    if np.isnan(a) or np.isnan(b):
+        return nothing("no item has an answer that it could be made of")
+    if clusters < 2:
+        return nothing("all items are of one cluster, so an interval cannot be made", a, b)
+    link: Callable[[Any], Any] = np.log if measure.relative else _itself
+    drawn = _draws(clusters, how.n_boot, how.seed)
+    star_a, star_b = (np.asarray(measure.statistic(drawn @ sums)) for sums in (first, second))
+    kept = ~(np.isnan(star_a) | np.isnan(star_b))
+    if not kept.any():
+        return nothing("every replicate is without a value: too few items", a, b)
+    moved = _span(float(link(b) - link(a)), link(star_b[kept]) - link(star_a[kept]), how.level, clusters)
+    nearer = None
+    if ideal is not None:
+        distances = np.abs(star_b[kept] - ideal) - np.abs(star_a[kept] - ideal)
+        nearer = _span(abs(b - ideal) - abs(a - ideal), distances, how.level, clusters)
+    se = float(np.std(link(star_b[kept]) - link(star_a[kept])))
+    return Change(
+        before.benchmark,
+        measure.metric,
+        group,
+        a,
+        b,
+        moved.value,
+        moved.low,
+        moved.high,
+        p=_p_value(measure.statistic, first, second, link, how.seed, n_perm),
+        mde=intervals.minimum_detectable(se, how.level),
+        nearer=nearer,
+        note=f"only {clusters} clusters" if clusters < _FEW_CLUSTERS else None,
+        **known,
+    )
+
+
+def corrected(changes: Sequence[Change]) -> list[Change]:
+    """The changes with p-values corrected over all of them (Holm).
+
+    Example:
+        >>> both = [Change("b", m, None, 0, 1, 1, 1, 1, 9, 9, p=0.03) for m in "xy"]
+        >>> [c.p_adjusted for c in corrected(both)]
+        [0.06, 0.06]
+    """
+    adjusted = adjust([c.p for c in changes], "holm")
+    return [replace(c, p_adjusted=p) for c, p in zip(changes, adjusted, strict=True)]
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _span(value: float, star: Array, level: float, clusters: int) -> Span:
+    found = intervals.percentile(star, expanded_level(level, clusters))
+    return Span(value, min(found.low, value) + 0.0, max(found.high, value))  # never -0.0
+
+
+def _p_value(
+    statistic: Callable[[Array], Array], first: Array, second: Array, link: Callable[[Any], Any], seed: int, n_perm: int
+) -> float:
+    """Share of random swaps of whole clusters that make a difference as large; a swap without a value counts."""
+    a, b = first.sum(axis=0), second.sum(axis=0)
+    observed = abs(float(link(statistic(b)) - link(statistic(a))))
+    as_large = 0
+    for swaps in _swaps(len(first), n_perm, seed):
+        moved = swaps @ (second - first)
+        by_chance = np.abs(link(statistic(b - moved)) - link(statistic(a + moved)))
+        as_large += int(np.count_nonzero(~(by_chance < observed - 1e-12)))
+    return (1 + as_large) / (1 + n_perm)
+
+
+# Draws depend on the number of clusters alone, and every figure of a benchmark asks for the same ones.
+@lru_cache(maxsize=2)
+def _draws(clusters: int, n: int, seed: int) -> Array:
+    """How often each cluster is drawn in each replicate, [n, clusters]."""
+    rng = np.random.default_rng(seed)
+    drawn = np.empty((n, clusters))
+    for row in drawn:
+        row[:] = np.bincount(rng.integers(clusters, size=clusters), minlength=clusters)
+    return drawn
+
+
+def _swaps(clusters: int, n: int, seed: int) -> Iterator[Array]:
+    """Which clusters are swapped, blocks [≤ n, clusters] of 0 and 1."""
+    rng = np.random.default_rng(seed + 1)
+    block = max(1, (1 << 21) // clusters)
+    for begin in range(0, n, block):
+        yield rng.integers(2, size=(min(block, n - begin), clusters), dtype=np.int8).astype(np.float64)
