@@ -142,7 +142,7 @@ methods: [erm, {method: clusters, options: {features: "path:${MODELS}"}}]
 seeds: [0]
 """
     (tmp_path / "grid.yaml").write_text(text)
-    with pytest.raises(InputError, match="option features of method 'clusters'.*variable MODELS is not set"):
+    with pytest.raises(InputError, match=r"option features of method 'clusters'.*variable MODELS is not set"):
         read_grid(tmp_path / "grid.yaml", [], {"FACES": str(faces)})
     assert read_grid(tmp_path / "grid.yaml", ["methods=erm"], {"FACES": str(faces)}).cells()
     cell = read_grid(tmp_path / "grid.yaml", [], {"FACES": str(faces), "MODELS": str(clip)}).cells()[1]

@@ -10,7 +10,7 @@ import jinja2
 from markupsafe import Markup
 
 from fairhead.bench.frontier import draw
-from fairhead.bench.table import Block, Line, Table, is_better
+from fairhead.bench.results import SIGNIFICANCE, Block, Line, Table, is_better
 from fairhead.errors import InputError
 from fairhead.report import wording
 
@@ -87,7 +87,7 @@ def difference_text(line: Line, metric: str) -> str:
 def look(line: Line, metric: str) -> str:
     """The CSS class of a difference: told from the baseline for better or worse, or vague."""
     p, difference = line.p_adjusted.get(metric), line.differences.get(metric)
-    if p is None or difference is None or difference.value is None or p >= 0.05:
+    if p is None or difference is None or difference.value is None or p >= SIGNIFICANCE:
         return "vague"
     return "better" if is_better(metric, difference.value) else "worse"
 
@@ -99,7 +99,8 @@ def cost_text(value: float | None, digits: int = 0) -> str:
 
 def markdown(table: Table) -> str:
     """The table as Markdown."""
-    parts = [f"# {table.title}", table.about.strip()]
+    parts = [f"# {table.title}", table.about.strip(), "**In short.**"]
+    parts += [f"- {_heading(block)}. {block.verdict}" for block in table.blocks]
     for block in table.blocks:
         parts += [f"## {_heading(block)}", *(f"- {finding}" for finding in block.findings), ""]
         parts.append(_figures_markdown(table, block))
@@ -111,7 +112,7 @@ def markdown(table: Table) -> str:
             f"- {line.method}, seed {seed}: {error}" for line in block.lines for seed, error in line.failed.items()
         ]
         parts += ["Failed:", "", *failed] if failed else []
-    parts += [_legend(table)]
+    parts += ["## How to read this", " ".join(_notes(table)), "## How it was made", *_made(table)]
     return "\n\n".join(_joined(parts)) + "\n"
 
 
@@ -173,8 +174,18 @@ def _row(cells: list[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def _legend(table: Table) -> str:
-    return " ".join(_notes(table))
+def _made(table: Table) -> list[str]:
+    """The command, the machine and the settings."""
+    made = table.provenance
+    versions = ", ".join(f"{name} {value}" for name, value in made["made_with"].items() if name != "device")
+    settings = ", ".join(f"{name} {wording.plain_value(value)}" for name, value in made["plan"].items())
+    failed = f", {made['failed']} failed" if made["failed"] else ""
+    return [
+        f"```console\n$ {made['command']}\n```",
+        f"{made['done']} of {made['cells']} cells{failed}, on {', '.join(made['devices'])}; {versions}. "
+        f"Seeds {', '.join(str(seed) for seed in made['seeds'])}; {settings or 'the settings of the grid'}; "
+        f"{made['selection']}, which needs no groups.",
+    ]
 
 
 def _notes(table: Table) -> list[str]:

@@ -5,134 +5,18 @@ difference from each other method can be told from noise; a table without bold t
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from fairhead.audit import METRICS
 from fairhead.audit.comparison import adjust
-from fairhead.audit.seeds import SeedDifference, SeedFigure, SeedPool
-from fairhead.bench.frontier import Frontier, frontier
+from fairhead.audit.seeds import SeedPool
+from fairhead.bench.frontier import frontier
 from fairhead.bench.grid import Grid
+from fairhead.bench.results import SIGNIFICANCE, Block, Cost, Line, Table
 from fairhead.bench.store import Store
+from fairhead.bench.verdict import finding, verdict
 from fairhead.errors import InputError
-from fairhead.report.wording import MINUS
-
-TABLE_SCHEMA = "fairhead.bench.table/1"
-SIGNIFICANCE = 0.05
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What a run of a method cost, averaged over seeds; None: not known there.
-
-    Attributes:
-        seconds: wall time of training, all stages.
-        watt_hours: of the GPU.
-        mib: peak memory: PyTorch's tensors on the GPU, or the resident memory of the process.
-        mib_of: which of the two.
-        shared_by: how many cells shared the device at most: time is longer and energy an equal share.
-        steps: optimizer steps, all stages.
-    """
-
-    seconds: float
-    watt_hours: float | None
-    mib: float | None
-    mib_of: str
-    shared_by: int
-    steps: float
-
-
-@dataclass(frozen=True)
-class Line:
-    """One method in a block.
-
-    Attributes:
-        method: its name.
-        uses_groups: it trains with groups: a reference, never in bold.
-        seeds: those that are done.
-        figures: metric -> figure over seeds.
-        differences: metric -> paired difference from the baseline.
-        p_adjusted: metric -> p of that difference, corrected over the methods of the block (Holm).
-        best: metrics in which it is the best and can be told from all others.
-        cost: averaged over seeds.
-        failed: seed -> error of the cells that came to nothing.
-    """
-
-    method: str
-    uses_groups: bool
-    seeds: tuple[int, ...]
-    figures: Mapping[str, SeedFigure]
-    differences: Mapping[str, SeedDifference]
-    p_adjusted: Mapping[str, float | None]
-    best: frozenset[str]
-    cost: Cost | None
-    failed: Mapping[int, str]
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {
-            "method": self.method,
-            "uses_groups": self.uses_groups,
-            "seeds": list(self.seeds),
-            "figures": {name: figure.to_dict() for name, figure in self.figures.items()},
-            "differences": {
-                name: {**d.to_dict(), "p_adjusted": self.p_adjusted.get(name)} for name, d in self.differences.items()
-            },
-            "best": sorted(self.best),
-            "cost": None if self.cost is None else vars(self.cost),
-            "failed": {str(seed): error for seed, error in self.failed.items()},
-        }
-
-
-@dataclass(frozen=True)
-class Block:
-    """All methods on one data set with one backbone."""
-
-    data: str
-    backbone: str
-    group: str
-    n: int
-    lines: tuple[Line, ...]
-    frontier: Frontier | None
-    findings: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {
-            "data": self.data,
-            "backbone": self.backbone,
-            "group": self.group,
-            "n": self.n,
-            "findings": list(self.findings),
-            "methods": [line.to_dict() for line in self.lines],
-            "frontier": None if self.frontier is None else self.frontier.to_dict(),
-        }
-
-
-@dataclass(frozen=True)
-class Table:
-    """The results of a grid."""
-
-    title: str
-    about: str
-    baseline: str
-    metrics: tuple[str, ...]
-    blocks: tuple[Block, ...]
-    reported: Mapping[str, Any]
-    provenance: Mapping[str, Any]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form; values are fractions."""
-        return {
-            "schema": TABLE_SCHEMA,
-            "title": self.title,
-            "about": self.about,
-            "baseline": self.baseline,
-            "metrics": list(self.metrics),
-            "blocks": [block.to_dict() for block in self.blocks],
-            "reported": dict(self.reported),
-            "provenance": dict(self.provenance),
-        }
 
 
 def table_of(grid: Grid, store: Store, command: str = "") -> Table:
@@ -141,7 +25,7 @@ def table_of(grid: Grid, store: Store, command: str = "") -> Table:
     Args:
         grid: what was asked for; rows of other settings are left out.
         store: what there is.
-        command: what was typed, for provenance.
+        command: what makes these results, for provenance.
 
     Raises:
         InputError: no cell is done.
@@ -158,7 +42,7 @@ def table_of(grid: Grid, store: Store, command: str = "") -> Table:
             if any(row["status"] == "done" for row in here):
                 blocks.append(_block(grid, store, here))
     done = sum(row["status"] == "done" for row in rows)
-    made_with = next(row["made_with"] for row in rows if row["status"] == "done")
+    made_with = [row["made_with"] for row in rows if row["status"] == "done"]
     provenance = {
         "command": command,
         "cells": len(wanted),
@@ -168,7 +52,8 @@ def table_of(grid: Grid, store: Store, command: str = "") -> Table:
         "plan": {**grid.plan, **grid.overrides},
         "selection": f"epoch by validation {grid.selection.replace('_', ' ')}",
         "n_boot": grid.n_boot,
-        "made_with": made_with,
+        "made_with": made_with[0],
+        "devices": list(dict.fromkeys(made["device"] for made in made_with)),
     }
     return Table(grid.title, grid.about, grid.baseline, grid.metrics, tuple(blocks), grid.reported, provenance)
 
@@ -198,7 +83,8 @@ def _block(grid: Grid, store: Store, rows: Sequence[Mapping[str, Any]]) -> Block
         n=n,
         lines=tuple(lines),
         frontier=frontier({line.method: line.figures for line in lines if line.figures}, grid.baseline),
-        findings=tuple(_finding(lines, metric, grid.baseline) for metric in grid.metrics),
+        verdict=verdict(lines, grid.baseline),
+        findings=tuple(finding(lines, metric, grid.baseline) for metric in grid.metrics),
     )
 
 
@@ -262,44 +148,3 @@ def _best(lines: Sequence[Line], pool: SeedPool, metric: str) -> str | None:
 
 def _badness(metric: str, value: float | None) -> float:
     return abs((value or 0.0) - (METRICS[metric].ideal or 0.0))
-
-
-def is_better(metric: str, change: float) -> bool:
-    """Whether a change of a metric is towards its ideal.
-
-    Example:
-        >>> is_better("EOd", -0.02), is_better("accuracy", -0.02)
-        (True, False)
-    """
-    return change > 0 if METRICS[metric].ideal else change < 0
-
-
-def _signed(value: float | None) -> str:
-    return f"{100 * (value or 0.0):+.1f}".replace("-", MINUS)
-
-
-def _finding(lines: Sequence[Line], metric: str, baseline: str) -> str:
-    """One sentence: which methods can be told from the baseline in this metric, and how fine the sample can tell."""
-    tested = [line for line in lines if metric in line.differences and line.p_adjusted.get(metric) is not None]
-    name = {"accuracy": "accuracy", "worst_group_accuracy": "worst-group accuracy"}.get(metric, metric)
-    if not tested:
-        reasons = [f.undefined for line in lines for m, f in line.figures.items() if m == metric and f.undefined]
-        why = f"undefined ({reasons[0]})" if reasons else f"fewer than two seeds in common with {baseline}"
-        return f"{name}: {why}."
-    told = [line for line in tested if (line.p_adjusted[metric] or 0.0) < SIGNIFICANCE]
-    smallest = [line.differences[metric].mde for line in tested]
-    known = [100 * m for m in smallest if m is not None]
-    if not known:
-        return f"{name}: the same answers as {baseline} everywhere."
-    fine = f"differences below about {max(known):.1f} points would be missed"
-    if not told:
-        who = f"{tested[0].method} cannot" if len(tested) == 1 else f"none of {len(tested)} methods can"
-        return f"{name}: {who} be told from {baseline}; {fine}."
-    said = [
-        f"{line.method} {_signed(line.differences[metric].value)} points"
-        f"{' (trains with groups)' if line.uses_groups else ''}"
-        for line in told
-    ]
-    rest = len(tested) - len(told)
-    others = f"; the other {rest} cannot be told from it, and {fine}" if rest else ""
-    return f"{name}: {', '.join(said)} against {baseline}{others}."

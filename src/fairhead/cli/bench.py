@@ -1,13 +1,13 @@
 """`fairhead bench`: methods on one backbone, with the same data, seeds, budget and selection."""
 
 import signal
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fairhead.cli.output import command_line
 from fairhead.errors import FairheadError, InputError
 
 if TYPE_CHECKING:
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 EPILOG = """
 **What is written** to the folder of `--out`: `results.jsonl` (one line a cell, as it ends), `records.zip` (the answers
-of every cell, from which all figures are recomputed), `table.md`, `table.html`, `table.json`.
+of every cell, from which all figures are recomputed), `table.md`, `table.html`, `table.json`: the table, with what it
+shows in words and the command that made it.
 
 A run that was killed goes on where it stopped when the same command is given again; at most the cells in flight are
 lost. A cell that fails is recorded with its error and does not stop the others.
@@ -41,7 +42,6 @@ def _option(flag: str, help: str, metavar: str | None = None) -> Any:
 
 
 def bench_command(
-    context: typer.Context,
     grid: Annotated[str | None, typer.Argument(help="A YAML file, or the name of a grid that ships.")] = None,
     out: Annotated[Path, _option("--out", "Folder for results, records and table.", "DIR")] = Path("fairhead-bench"),
     jobs: Annotated[int, _option("--jobs", "Cells at once, each in its own process.", "N")] = 1,
@@ -101,7 +101,7 @@ def bench_command(
             except KeyboardInterrupt:
                 interrupted = True
                 typer.echo("fairhead: interrupted; the same command goes on from here", err=True)
-    table = table_of(plan, Store(out), command_line(context))
+    table = table_of(plan, Store(out), _command(grid, changes or []))
     page = write_table(table, out)
     typer.echo(markdown(table))
     typer.echo(f"table: {page}", err=True)
@@ -129,6 +129,13 @@ class _Report:
         self._shown.say(f"{self._ended} of {self._cells} {name}: {news.stage}, {news.note}{seconds}")
         if self._shown.has_bars:
             self._shown.tell("cells", self._ended, self._cells)
+
+
+def _command(grid: str, changes: Sequence[str]) -> str:
+    """What makes these results anywhere: without folders, devices, and how they came to be in this one."""
+    import shlex
+
+    return shlex.join(["fairhead", "bench", grid, *(word for change in changes for word in ("--set", change))])
 
 
 def _grid_file(grid: str) -> Path:

@@ -1,0 +1,149 @@
+"""What a table of results holds. Imports no torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fairhead.audit import METRICS
+from fairhead.audit.seeds import SeedDifference, SeedFigure
+from fairhead.bench.frontier import Frontier
+
+TABLE_SCHEMA = "fairhead.bench.table/1"
+SIGNIFICANCE = 0.05
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a run of a method cost, averaged over seeds; None: not known there.
+
+    Attributes:
+        seconds: wall time of training, all stages.
+        watt_hours: of the GPU.
+        mib: peak memory: PyTorch's tensors on the GPU, or the resident memory of the process.
+        mib_of: which of the two.
+        shared_by: how many cells shared the device at most: time is longer and energy an equal share.
+        steps: optimizer steps, all stages.
+    """
+
+    seconds: float
+    watt_hours: float | None
+    mib: float | None
+    mib_of: str
+    shared_by: int
+    steps: float
+
+
+@dataclass(frozen=True)
+class Line:
+    """One method in a block.
+
+    Attributes:
+        method: its name.
+        uses_groups: it trains with groups: a reference, never in bold.
+        seeds: those that are done.
+        figures: metric -> figure over seeds.
+        differences: metric -> paired difference from the baseline.
+        p_adjusted: metric -> p of that difference, corrected over the methods of the block (Holm).
+        best: metrics in which it is the best and can be told from all others.
+        cost: averaged over seeds.
+        failed: seed -> error of the cells that came to nothing.
+    """
+
+    method: str
+    uses_groups: bool
+    seeds: tuple[int, ...]
+    figures: Mapping[str, SeedFigure]
+    differences: Mapping[str, SeedDifference]
+    p_adjusted: Mapping[str, float | None]
+    best: frozenset[str]
+    cost: Cost | None
+    failed: Mapping[int, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "method": self.method,
+            "uses_groups": self.uses_groups,
+            "seeds": list(self.seeds),
+            "figures": {name: figure.to_dict() for name, figure in self.figures.items()},
+            "differences": {
+                name: {**d.to_dict(), "p_adjusted": self.p_adjusted.get(name)} for name, d in self.differences.items()
+            },
+            "best": sorted(self.best),
+            "cost": None if self.cost is None else vars(self.cost),
+            "failed": {str(seed): error for seed, error in self.failed.items()},
+        }
+
+
+@dataclass(frozen=True)
+class Block:
+    """All methods on one data set with one backbone.
+
+    Attributes:
+        data: name of the data set.
+        backbone: name of the model.
+        group: the column that gaps are about.
+        n: test rows, averaged over seeds.
+        lines: one a method.
+        frontier: of fairness and accuracy; None where a figure is undefined.
+        verdict: what the block shows, in a few sentences.
+        findings: one sentence for each metric.
+    """
+
+    data: str
+    backbone: str
+    group: str
+    n: int
+    lines: tuple[Line, ...]
+    frontier: Frontier | None
+    verdict: str
+    findings: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "data": self.data,
+            "backbone": self.backbone,
+            "group": self.group,
+            "n": self.n,
+            "verdict": self.verdict,
+            "findings": list(self.findings),
+            "methods": [line.to_dict() for line in self.lines],
+            "frontier": None if self.frontier is None else self.frontier.to_dict(),
+        }
+
+
+@dataclass(frozen=True)
+class Table:
+    """The results of a grid."""
+
+    title: str
+    about: str
+    baseline: str
+    metrics: tuple[str, ...]
+    blocks: tuple[Block, ...]
+    reported: Mapping[str, Any]
+    provenance: Mapping[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form; values are fractions."""
+        return {
+            "schema": TABLE_SCHEMA,
+            "title": self.title,
+            "about": self.about,
+            "baseline": self.baseline,
+            "metrics": list(self.metrics),
+            "blocks": [block.to_dict() for block in self.blocks],
+            "reported": dict(self.reported),
+            "provenance": dict(self.provenance),
+        }
+
+
+def is_better(metric: str, change: float) -> bool:
+    """Whether a change of a metric is towards its ideal.
+
+    Example:
+        >>> is_better("EOd", -0.02), is_better("accuracy", -0.02)
+        (True, False)
+    """
+    return change > 0 if METRICS[metric].ideal else change < 0

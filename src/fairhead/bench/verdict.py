@@ -1,0 +1,117 @@
+"""What a table shows, in words: which methods can be told from the baseline, and how fine the sample can tell."""
+
+from collections.abc import Sequence
+
+from fairhead.bench.results import SIGNIFICANCE, Line, is_better
+from fairhead.report.wording import MINUS
+
+# The gap that the verdict is about: the first of these that has a value.
+_GAPS = ("EOd", "EOp", "DP")
+_NAMES = {"worst_group_accuracy": "worst-group accuracy"}
+
+
+def verdict(lines: Sequence[Line], baseline: str) -> str:
+    """A few sentences on one block: how large the gap is, which methods change it beyond noise, and at what price.
+
+    Args:
+        lines: all methods.
+        baseline: the one that the others are held against.
+    """
+    plain = next((line for line in lines if line.method == baseline and line.figures), None)
+    if plain is None:
+        return f"{baseline} has no result: nothing to compare with."
+    known = [gap for gap in _GAPS if gap in plain.figures and plain.figures[gap].mean is not None]
+    if not known:
+        return "No gap is defined: too few rows in a group."
+    gap = known[0]
+    said = [f"With {baseline}, {gap} is {_percent(plain, gap)} at an accuracy of {_percent(plain, 'accuracy')}."]
+    if len(plain.seeds) < 2:
+        return f"{said[0]} One seed: what training adds by chance is not known, so that nothing can be told from noise."
+    tested = [line for line in lines if _p(line, gap) is not None]
+    free, references = ([line for line in tested if line.uses_groups is uses] for uses in (False, True))
+    for better, word in ((True, "smaller"), (False, "larger")):
+        told = [line for line in free if _told(line, gap) and is_better(gap, _change(line, gap)) is better]
+        if told:
+            said.append(f"A {word} {gap}, beyond noise: {_listed(told, gap)}.")
+    vague = [line for line in free if not _told(line, gap)]
+    if vague:
+        who = "None of the methods without groups can be told" if vague == free and len(free) > 1 else ""
+        names = ", ".join(line.method for line in vague)
+        who = who or f"{names} cannot be told"
+        said.append(f"{who} from {baseline} in {gap}; {_missed(vague, gap)}.")
+        cost = [line for line in vague if _told(line, "accuracy")]
+        if cost:
+            changes = ", ".join(f"{line.method} {_points(_change(line, 'accuracy'))}" for line in cost)
+            said.append(f"Of these, accuracy differs beyond noise: {changes} points.")
+    told = [line for line in references if _told(line, gap)]
+    if told:
+        said.append(f"Trained with the groups: {_listed(told, gap)}.")
+    elif references:
+        names = " and ".join(line.method for line in references)
+        said.append(f"Even trained with the groups ({names}), {gap} cannot be told from that of {baseline}.")
+    return " ".join(said)
+
+
+def _listed(lines: Sequence[Line], gap: str) -> str:
+    return "; ".join(f"{line.method} {_points(_change(line, gap))} points ({_price(line)})" for line in lines)
+
+
+def _price(line: Line) -> str:
+    """What a smaller gap costs."""
+    if _p(line, "accuracy") is None:
+        return "accuracy not compared"
+    if not _told(line, "accuracy"):
+        return "accuracy cannot be told apart"
+    return f"accuracy {_points(_change(line, 'accuracy'))} points"
+
+
+def finding(lines: Sequence[Line], metric: str, baseline: str) -> str:
+    """One sentence: which methods can be told from the baseline in this metric, and how fine the sample can tell."""
+    tested = [line for line in lines if _p(line, metric) is not None]
+    name = _NAMES.get(metric, metric)
+    if not tested:
+        reasons = [f.undefined for line in lines for m, f in line.figures.items() if m == metric and f.undefined]
+        why = f"undefined ({reasons[0]})" if reasons else f"fewer than two seeds in common with {baseline}"
+        return f"{name}: {why}."
+    told = [line for line in tested if _told(line, metric)]
+    if all(line.differences[metric].mde is None for line in tested):
+        return f"{name}: the same answers as {baseline} everywhere."
+    if not told:
+        who = f"{tested[0].method} cannot" if len(tested) == 1 else f"none of {len(tested)} methods can"
+        return f"{name}: {who} be told from {baseline}; {_missed(tested, metric)}."
+    said = [
+        f"{line.method} {_points(_change(line, metric))} points{' (trains with groups)' if line.uses_groups else ''}"
+        for line in told
+    ]
+    rest = [line for line in tested if line not in told]
+    others = f"; the other {len(rest)} cannot be told from it, and {_missed(rest, metric)}" if rest else ""
+    return f"{name}: {', '.join(said)} against {baseline}{others}."
+
+
+def _missed(lines: Sequence[Line], metric: str) -> str:
+    known = [100 * mde for line in lines if (mde := line.differences[metric].mde) is not None]
+    if not known:
+        return "their answers are the same everywhere"
+    return f"differences below about {max(known):.1f} points would be missed"
+
+
+def _p(line: Line, metric: str) -> float | None:
+    return line.p_adjusted.get(metric) if metric in line.differences else None
+
+
+def _told(line: Line, metric: str) -> bool:
+    p = _p(line, metric)
+    return p is not None and p < SIGNIFICANCE
+
+
+def _change(line: Line, metric: str) -> float:
+    return line.differences[metric].value or 0.0
+
+
+def _points(value: float) -> str:
+    return f"{100 * value:+.1f}".replace("-", MINUS)
+
+
+def _percent(line: Line, metric: str) -> str:
+    figure = line.figures.get(metric)
+    return "unknown size" if figure is None or figure.mean is None else f"{100 * figure.mean:.1f} %"

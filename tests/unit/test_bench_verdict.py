@@ -1,0 +1,77 @@
+"""What is said of a table, where the right words are known."""
+
+import pytest
+
+from fairhead.audit.seeds import SeedDifference, SeedFigure
+from fairhead.bench.results import Line
+from fairhead.bench.verdict import finding, verdict
+
+
+def a_line(method, gap=None, accuracy=None, uses_groups=False, seeds=(0, 1), undefined=None):
+    """A method beside erm, which has EOd 20 % and accuracy 80 %; `gap`, `accuracy`: (difference, corrected p)."""
+    told = {m: change for m, change in (("EOd", gap), ("accuracy", accuracy)) if change is not None}
+    values = {m: base + told.get(m, (0.0,))[0] for m, base in (("EOd", 0.2), ("accuracy", 0.8))}
+    figures = {m: SeedFigure(m, dict.fromkeys(seeds, v), v, 0.0, v, v, 100) for m, v in values.items()}
+    if undefined is not None:
+        figures["EOd"] = SeedFigure("EOd", {}, None, None, None, None, 100, undefined)
+    differences = {
+        m: SeedDifference(m, "erm", method, dict.fromkeys(seeds, d), d, 0.01, 0.005, d, d, p, 0.03)
+        for m, (d, p) in told.items()
+    }
+    p_adjusted = {m: p for m, (_, p) in told.items()}
+    return Line(method, uses_groups, seeds, figures, differences, p_adjusted, frozenset(), None, {})
+
+
+ERM = a_line("erm")
+START = "With erm, EOd is 20.0 % at an accuracy of 80.0 %."
+
+
+def test_nothing_can_be_told_apart():
+    lines = [ERM, *(a_line(name, (-0.01, 0.6), (0.0, 1.0)) for name in ("dam", "jtt"))]
+    assert verdict(lines, "erm") == (
+        f"{START} None of the methods without groups can be told from erm in EOd; differences below about 3.0 points "
+        "would be missed."
+    )
+    assert finding(lines, "EOd", "erm") == (
+        "EOd: none of 2 methods can be told from erm; differences below about 3.0 points would be missed."
+    )
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "price"),
+    [
+        ((-0.05, 0.01), "accuracy −5.0 points"),
+        ((-0.05, 0.2), "accuracy cannot be told apart"),
+        (None, "accuracy not compared"),
+    ],
+)
+def test_a_smaller_gap_comes_with_its_price(accuracy, price):
+    lines = [ERM, a_line("dam", (-0.1, 0.01), accuracy), a_line("jtt", (0.01, 0.9), (0.0, 1.0))]
+    said = verdict(lines, "erm")
+    assert f"A smaller EOd, beyond noise: dam −10.0 points ({price})." in said
+    assert "jtt cannot be told from erm in EOd" in said
+
+
+def test_a_larger_gap_and_a_loss_of_accuracy_alone_are_said_too():
+    lines = [ERM, a_line("lff", (0.1, 0.01), (-0.2, 0.01)), a_line("jtt", (-0.01, 0.9), (-0.04, 0.01))]
+    said = verdict(lines, "erm")
+    assert "A larger EOd, beyond noise: lff +10.0 points (accuracy −20.0 points)." in said
+    assert "Of these, accuracy differs beyond noise: jtt −4.0 points." in said
+
+
+def test_references_are_kept_apart():
+    dam = a_line("dam", (-0.01, 0.9), (0.0, 1.0))
+    told = a_line("group_dro", (-0.09, 0.01), (0.0, 1.0), uses_groups=True)
+    assert verdict([ERM, dam, told], "erm").endswith(
+        "Trained with the groups: group_dro −9.0 points (accuracy cannot be told apart)."
+    )
+    vague = a_line("group_dro", (-0.01, 0.9), (0.0, 1.0), uses_groups=True)
+    assert "Even trained with the groups (group_dro), EOd cannot be told" in verdict([ERM, dam, vague], "erm")
+
+
+def test_what_cannot_be_known_is_said():
+    assert verdict([a_line("erm", seeds=(0,))], "erm").startswith(f"{START} One seed:")
+    assert verdict([a_line("erm", undefined="too few")], "erm") == "No gap is defined: too few rows in a group."
+    assert verdict([a_line("dam", (0.0, 1.0))], "erm") == "erm has no result: nothing to compare with."
+    lines = [a_line("erm", undefined="b has 7 rows"), a_line("dam", accuracy=(0.0, 1.0), undefined="b has 7 rows")]
+    assert finding(lines, "EOd", "erm") == "EOd: undefined (b has 7 rows)."
