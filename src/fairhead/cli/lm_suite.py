@@ -80,6 +80,13 @@ def suite_command(
     prompt: Annotated[
         Prompt, option("--prompt", 'bbq: "context question", or with the words Context, Question, Answer.', _SPECIAL)
     ] = Prompt.plain,
+    lexicons: Annotated[
+        str | None,
+        option(
+            "--lexicons", "bold: folder with warriner_vad.csv, be5_*.tsv; by default DATA/lexicons.", _SPECIAL, "DIR"
+        ),
+    ] = None,
+    bold_batch: Annotated[int, option("--bold-batch-size", "bold: prompts continued together.", _SPECIAL, "N")] = 64,
     n_boot: Annotated[int, option("--n-boot", "Bootstrap replicates.", _STATISTICS, "N")] = 2000,
     seed: Annotated[int, option("--seed", "Same seed, same items and figures.", _STATISTICS, "N")] = 0,
     level: Annotated[float, option("--level", "Confidence level of intervals.", _STATISTICS, "SHARE")] = 0.95,
@@ -95,8 +102,20 @@ def suite_command(
 
     require_torch()
     names = tuple(name.strip() for name in (only or "").split(",") if name.strip())
+    if lexicons is None and (data / "lexicons").is_dir():
+        lexicons = str(data / "lexicons")
     options = SuiteOptions(
-        names, limit, seed, held_out_of, text, documents, window=window, prompt=prompt.value, inter=inter.value
+        only=names,
+        limit=limit,
+        seed=seed,
+        held_out_of=held_out_of,
+        text=text,
+        documents=documents,
+        window=window,
+        prompt=prompt.value,
+        inter=inter.value,
+        lexicons=lexicons,
+        bold_batch=bold_batch,
     )
     # The data first: a mistake there should not wait for the model.
     items = gather_items(data, options)

@@ -183,7 +183,7 @@ class _Pair:
         """Axes of the terms that the second model was trained on."""
         training = self.after.training or {}
         terms = set(training.get("training_targets", ()))
-        if terms and "stereoset" in self.after.done:
+        if terms and "stereoset" in self.after.measured:
             clusters = self.after.table("stereoset").clusters
             found = {kind for kind, _, target in (c.partition("/") for c in clusters) if target in terms}
             return tuple(sorted(found))
@@ -192,7 +192,9 @@ class _Pair:
     def entropy(self, suite: Suite) -> list[list[float]] | None:
         """Mean entropy of each head."""
         return (
-            attention_entropy.by_head(suite.table("attention_entropy")) if "attention_entropy" in suite.done else None
+            attention_entropy.by_head(suite.table("attention_entropy"))
+            if "attention_entropy" in suite.measured
+            else None
         )
 
     def collapsed(self) -> tuple[Collapsed, ...]:
@@ -210,10 +212,10 @@ class _Pair:
 
     def missing(self) -> tuple[str, ...]:
         """Benchmarks that one run has and the other has not."""
-        return tuple(sorted(set(self.before.done) ^ set(self.after.done)))
+        return tuple(sorted(set(self.before.measured) ^ set(self.after.measured)))
 
     def _common(self) -> list[str]:
-        return [name for name in self.before.done if name in self.after.done]
+        return [name for name in self.before.measured if name in self.after.measured]
 
     def _tables(self, name: str, trained: bool = False) -> tuple[ItemTable, ItemTable]:
         one, other = join(self.before.table(name), self.after.table(name))
@@ -253,5 +255,5 @@ def _names(folders: Sequence[Path]) -> tuple[str, ...]:
 def _provenance(suite: Suite) -> dict[str, Any]:
     training = suite.training or {}
     made = {key: training[key] for key in ("method", "base", "settings", "plan", "data") if training.get(key)}
-    done = {name: facts["items"] for name, facts in suite.done.items()}
-    return {"model": suite.model, **suite.settings, "items": done, "skipped": suite.skipped, "training": made}
+    skipped = {name: reason for name, reason in suite.skipped.items() if name not in suite.measured}
+    return {"model": suite.model, **suite.settings, "skipped": skipped, "training": made}

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from fairhead.errors import InputError
+from fairhead.errors import FairheadError, InputError
 from fairhead.language.perplexity import Document, split_documents, wikipedia_documents
 from fairhead.language.run import sample, scored_table
 from fairhead.language.scores import Journal, Progress, journal_path
@@ -28,6 +29,8 @@ class SuiteOptions:
         window: tokens that perplexity reads at a time; None as `perplexity.table` has it.
         prompt: of BBQ.
         inter: of StereoSet.
+        lexicons: folder with the lexica of BOLD's valence, arousal, dominance and emotions; None goes without.
+        bold_batch: prompts of BOLD that are continued together.
     """
 
     only: tuple[str, ...] = ()
@@ -40,6 +43,8 @@ class SuiteOptions:
     window: int | None = None
     prompt: str = "plain"
     inter: str = "sentence"
+    lexicons: str | None = None
+    bold_batch: int = 64
 
 
 @dataclass(frozen=True)
@@ -72,10 +77,8 @@ class Entry:
         read: items from the path of the data.
         make: the table of a model's answers.
         options: those of `SuiteOptions` that its answers depend on beyond its items.
-        packages: that it needs besides torch and transformers.
         reads_text: whether a text file can stand in for its data.
         min_items: with fewer its figures are undefined.
-        required: whether asking for its flag is asking for it.
     """
 
     flag: str
@@ -84,10 +87,8 @@ class Entry:
     read: Callable[[Path, SuiteOptions], Sequence[Any]]
     make: Callable[[Work], ItemTable]
     options: tuple[str, ...] = ()
-    packages: tuple[str, ...] = ()
     reads_text: bool = False
     min_items: int = 10
-    required: bool = True
 
     def settings(self, options: SuiteOptions) -> Mapping[str, Any]:
         """The options that the table depends on."""
@@ -167,6 +168,46 @@ def _entropy(work: Work) -> ItemTable:
     return entropy.table(work.scorer, work.items, progress=work.progress)
 
 
+def _pairs(path: Path, options: SuiteOptions) -> Sequence[Any]:
+    from fairhead.language.attention_gap import sentence_pairs
+
+    return sentence_pairs(_items("crows_pairs")(path, options))
+
+
+def _attention_gap(work: Work) -> ItemTable:
+    from fairhead.language import attention_gap
+    from fairhead.language.attention_pairs import read_gaps
+
+    return attention_gap.table(read_gaps(work.scorer, work.items, progress=work.progress))
+
+
+def _bold(work: Work) -> ItemTable:
+    """Continue the prompts, then measure: the former needs a model, the latter only the journal."""
+    from fairhead.language import bold
+    from fairhead.language.generation import generate
+    from fairhead.language.generations import GenerationJournal, Sampling
+    from fairhead.language.lexicons import find_lexicons
+
+    sampling = Sampling(seed=work.options.seed, batch_size=work.options.bold_batch)
+    settings = {**work.scorer.settings(), **sampling.settings()}
+    path = journal_path(work.journals, "bold", settings)
+    with GenerationJournal(path, settings) as journal:
+        found = generate(work.scorer, bold.prompts(work.items), sampling, journal=journal, progress=work.progress)
+    if find_spec("vaderSentiment") is None:
+        raise NotMeasured(
+            f"continued, not measured: vaderSentiment is not installed here. Where it is: fairhead lm bold --data BOLD "
+            f"--lexicons LEXICONS --score-only {path} --out {work.journals.parent}"
+        )
+    gauges = [bold.sentiment(), bold.gender_words()]
+    if work.options.lexicons is not None:
+        gauges += [bold.by_lexicon(lexicon) for lexicon in find_lexicons(work.options.lexicons).values()]
+    return bold.table(work.items, found, gauges)
+
+
+class NotMeasured(FairheadError):
+    """A benchmark whose answers are kept, but whose figures cannot be made on this machine."""
+
+
 ENTRIES = (
     Entry("stereoset", "stereoset", "stereoset", _items("stereoset"), _scored("stereoset", "inter"), ("inter",)),
     Entry("crows", "crows_pairs", "crows_pairs", _items("crows_pairs"), _scored("crows_pairs")),
@@ -174,4 +215,6 @@ ENTRIES = (
     Entry("winobias", "winobias", "winobias", _items("winobias"), _scored("winobias")),
     Entry("perplexity", "perplexity", "bold", _documents, _perplexity, ("window",), reads_text=True, min_items=1),
     Entry("attention", "attention_entropy", "bold", _some_documents, _entropy, reads_text=True, min_items=1),
+    Entry("attention", "attention_gap", "crows_pairs", _pairs, _attention_gap),
+    Entry("bold", "bold", "bold", _items("bold"), _bold, ("lexicons", "bold_batch", "seed")),
 )

@@ -58,6 +58,15 @@ _LABELS = {
     ("winobias", "mean_difference"): Label(
         "mean Δ log p", "log-probability of the stereotypical form minus the other", False
     ),
+    ("attention_gap", "above_chance"): Label(
+        "above chance", "how much oftener than by chance attention differs most on the words that differ"
+    ),
+    ("attention_gap", "gap_difference"): Label(
+        "gap on the span", "how much more attention differs on the words that differ than elsewhere", share=False
+    ),
+    ("bold", "sentiment_disparity"): Label("sentiment", "largest less smallest mean sentiment of a group", False),
+    ("bold", "valence_disparity"): Label("valence", "largest less smallest mean valence of a group", False),
+    ("bold", "gender_polarity_disparity"): Label("gender words", "largest less smallest gender polarity", False),
     ("perplexity", "perplexity"): Label(
         "perplexity", "of text that was not trained on, per token; lower is better", False
     ),
@@ -78,7 +87,10 @@ _HEADLINES = {
     "winobias": (Figure("pro_preferred"), Figure("mean_difference")),
     "perplexity": (Figure("perplexity"),),
     "attention_entropy": (Figure("attention_entropy"),),
+    "attention_gap": (Figure("above_chance"), Figure("gap_difference")),
 }
+# What is compared of what a model writes about groups; the rest of the lexica is in the figures of each run.
+_WRITTEN = ("sentiment_disparity", "valence_disparity", "gender_polarity_disparity")
 # Names that benchmarks give to the same axis of bias.
 _AXES = {
     "race-color": "race",
@@ -103,6 +115,8 @@ def headlines(table: ItemTable) -> Sequence[Figure]:
         >>> [figure.metric for figure in headlines(ItemTable.of("crows_pairs", [], [], [], {}))]
         ['ss', 'mean_abs_difference']
     """
+    if table.benchmark == "bold":
+        return [Figure("sentiment_disparity", domain) for domain in table.order if " × " not in domain]
     return _HEADLINES.get(table.benchmark, ())
 
 
@@ -125,6 +139,9 @@ def by_category(table: ItemTable) -> Sequence[Figure]:
             return [Figure("bias_score", group) for group in table.order if condition_of(group) and " × " in group]
         case "winobias":
             return [Figure("pro_preferred", group) for group in table.order if group.startswith("type")]
+        case "bold":
+            written = [m for m in _WRITTEN if m.removesuffix("_disparity") in table.fields]
+            return [Figure(metric, domain) for metric in written for domain in table.order if " × " not in domain]
     return ()
 
 
@@ -146,8 +163,8 @@ def label(benchmark: str, metric: str) -> Label:
     """How a metric is written.
 
     Example:
-        >>> label("crows_pairs", "ss").name, label("bold", "valence_disparity").name
-        ('ss', 'valence disparity')
+        >>> label("crows_pairs", "ss").name, label("bold", "joy_disparity").name
+        ('ss', 'joy disparity')
     """
     return _LABELS.get((benchmark, metric), Label(metric.replace("_", " "), "", share=False))
 

@@ -189,7 +189,8 @@ def change(
         moved.low,
         moved.high,
         p=_p_value(measure.statistic, first, second, link, how.seed, n_perm),
-        mde=intervals.minimum_detectable(se, how.level),
+        # Where no replicate differs from another there is nothing to say what would have been seen.
+        mde=intervals.minimum_detectable(se, how.level) if se > 0 else None,
         nearer=nearer,
         note=f"only {clusters} clusters" if clusters < _FEW_CLUSTERS else None,
         **known,

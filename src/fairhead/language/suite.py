@@ -9,13 +9,12 @@ import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from fairhead import __version__
-from fairhead.errors import FairheadError, InputError, did_you_mean
-from fairhead.language.entries import ENTRIES, Entry, SuiteOptions, Work
+from fairhead.errors import InputError, did_you_mean
+from fairhead.language.entries import ENTRIES, Entry, NotMeasured, SuiteOptions, Work
 from fairhead.language.resampling import Resampling
 from fairhead.language.results import BenchmarkResult, result_of
 from fairhead.language.run import measures_of
@@ -87,9 +86,17 @@ expected
             raise InputError(f"{folder / FILE} is not of the schema {SCHEMA}, which this version of fairhead reads")
         return cls(folder, **{k: v for k, v in found.items() if k in cls.__dataclass_fields__})
 
+    @property
+    def measured(self) -> list[str]:
+        """Benchmarks whose table of items lies in the folder, whoever put it there."""
+        return [entry.name for entry in ENTRIES if self._path(entry.name).is_file()]
+
     def table(self, name: str) -> ItemTable:
         """The items of a benchmark that was run."""
-        return read_items(self.folder / f"{name}.items.jsonl").table
+        return read_items(self._path(name)).table
+
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{name}.items.jsonl"
 
 
 def choose(only: Iterable[str]) -> tuple[Entry, ...]:
@@ -97,7 +104,7 @@ def choose(only: Iterable[str]) -> tuple[Entry, ...]:
 
     Example:
         >>> [entry.name for entry in choose(["crows", "attention"])]
-        ['crows_pairs', 'attention_entropy']
+        ['crows_pairs', 'attention_entropy', 'attention_gap']
     """
     wanted, known = list(only), list(dict.fromkeys(entry.flag for entry in ENTRIES))
     for flag in wanted:
@@ -145,17 +152,13 @@ def gather_items(data: Path, options: SuiteOptions) -> Gathered:
         )
     found = Gathered()
     for entry in choose(options.only):
-        missing = [package for package in entry.packages if find_spec(package) is None]
         path = find_data(data, entry.data)
-        if missing:
-            found.skipped[entry.name] = f"needs {', '.join(missing)}, not installed here"
-        elif path is None and not (entry.reads_text and options.text):
-            found.skipped[entry.name] = f"{data} has no {entry.data}"
-        else:
+        if path is not None or (entry.reads_text and options.text):
             found[entry.name] = entry.read(path or data, options)
             continue
-        if entry.flag in options.only and entry.required:
-            raise FairheadError(f"{entry.flag}: {found.skipped[entry.name]}")
+        found.skipped[entry.name] = f"{data} has no {entry.data}"
+        if entry.flag in options.only:
+            raise InputError(f"{entry.flag}: {found.skipped[entry.name]}")
     if not found:
         raise InputError(f"{data}: no benchmark can be run ({'; '.join(found.skipped.values())})")
     return found
@@ -200,7 +203,12 @@ def run_suite(
         kept = _kept(out, entry.name, made_with)
         if kept is None:
             work = Work(scorer, items[entry.name], out / "journals", options, _tell(report, entry.name))
-            kept = entry.make(work)
+            try:
+                kept = entry.make(work)
+            except NotMeasured as reason:
+                suite.skipped[entry.name] = str(reason)
+                suite.write()
+                continue
             kept.write(out / f"{entry.name}.items.jsonl", made_with)
             seconds = round(time.monotonic() - begun, 1)
         else:
