@@ -8,7 +8,18 @@ import typer
 
 from fairhead.cli import locate_options as given
 from fairhead.cli.locate import finish
-from fairhead.cli.locate_options import CHOICE, OUTPUT, check_folder, check_numbers, need_torch, opened, option, telling
+from fairhead.cli.locate_language import PairOptions, PairRun, is_pairs, locate_in_pairs
+from fairhead.cli.locate_options import (
+    CHOICE,
+    OUTPUT,
+    check_folder,
+    check_numbers,
+    need_torch,
+    needed,
+    opened,
+    option,
+    telling,
+)
 from fairhead.cli.output import check_output
 from fairhead.errors import InputError
 
@@ -19,6 +30,8 @@ EPILOG = """
 
     fairhead ablate --from heads/headmap.json --kind project --save edited --model clip --data celeba:CelebA
     --concept gender --task Attractive
+
+    fairhead ablate --from heads/headmap.json --kind zero --save edited --model SmolLM2-135M --data crows:pairs.csv
 
 Each control set is a pass over the reporting half of the images, from the first edited layer on: choose `--draws` and
 `--limit` with that in mind.
@@ -45,8 +58,8 @@ def ablate_command(
     context: typer.Context,
     model: given.ModelPath,
     data: given.Data,
-    concept: given.Concept,
-    task: given.TaskColumn,
+    concept: given.Concept = None,
+    task: given.TaskColumn = None,
     heads: Annotated[str | None, option("--heads", "Heads, as L11H1,L10H5.", CHOICE, "HEADS")] = None,
     chosen: Annotated[
         str | None,
@@ -87,6 +100,12 @@ def ablate_command(
     need_torch()
     check_folder(out)
     check_folder(save)
+    if is_pairs(data):
+        image_options = (concept, task, prompts, text_adapter, text_encoder)
+        pair_run = PairRun(model, data, limit, device, features, out, json_path, save)
+        how = PairOptions(len(where), "gap", True, draws, n_boot, seed, (kind.value,))
+        locate_in_pairs(context, pair_run, how, image_options, where)
+        return
     from fairhead.locate.forward import edits_everywhere, with_forward
     from fairhead.locate.plan import LocatePlan, halves_of
     from fairhead.locate.run import locate
@@ -96,8 +115,8 @@ def ablate_command(
     source = Source(
         model=model,
         data=data,
-        concept=concept,
-        task=task,
+        concept=needed(concept, "--concept", data),
+        task=needed(task, "--task", data),
         prompts=prompts,
         text_adapter=text_adapter,
         text_encoder=text_encoder,

@@ -1,13 +1,14 @@
-"""`fairhead locate`: which heads of an image model carry a gap, how sure that is, and what happens without them."""
+"""`fairhead locate`: which heads of a model carry a gap, how sure that is, and what happens without them."""
 
 import enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fairhead import __version__
 from fairhead.cli import locate_options as given
+from fairhead.cli.locate_language import PairOptions, PairRun, is_pairs, locate_in_pairs
 from fairhead.cli.locate_options import (
     CHOICE,
     OUTPUT,
@@ -15,6 +16,7 @@ from fairhead.cli.locate_options import (
     check_folder,
     check_numbers,
     need_torch,
+    needed,
     opened,
     option,
     telling,
@@ -32,9 +34,14 @@ EPILOG = """
 
     fairhead locate --model dinov2-small --data celeba:CelebA --concept gender --task Attractive --limit 2000
 
+    fairhead locate --model SmolLM2-135M --data crows:crows_pairs_anonymized.csv --forward --rank effect --out heads
+
 Classes come from the model's own classifier, from prompts where it has a text side (its own tower, or
 `--text-adapter` with `--text-encoder`), or else from a probe on labelled images. With `--features` the model runs over
 the images once; later questions about them take seconds.
+
+Of a language model, heads are ranked by their part in the log-odds of stereotype against anti-stereotype (`crows`,
+`stereoset`): directly (`--rank gap`), or by what is lost without each head (`--rank effect`, with `--forward`).
 """
 
 
@@ -54,14 +61,15 @@ class Ranking(enum.StrEnum):
     gap = "gap"
     concept = "concept"
     bias = "bias"
+    effect = "effect"
 
 
 def locate_command(
     context: typer.Context,
     model: given.ModelPath,
     data: given.Data,
-    concept: given.Concept,
-    task: given.TaskColumn,
+    concept: given.Concept = None,
+    task: given.TaskColumn = None,
     limit: given.Limit = None,
     prompts: given.PromptPath = None,
     text_adapter: given.TextAdapter = None,
@@ -78,7 +86,11 @@ def locate_command(
     heads: Annotated[int, option("--heads", "Heads to choose at most.", CHOICE, "N")] = 4,
     rank: Annotated[
         Ranking,
-        option("--rank", "gap: part in the evidence's gap; concept: separation; bias: that times coupling.", CHOICE),
+        option(
+            "--rank",
+            "gap: part in the gap; concept: separation; bias: that times coupling; effect (pairs): lost without it.",
+            CHOICE,
+        ),
     ] = Ranking.gap,
     evidence: Annotated[
         str | None,
@@ -105,7 +117,7 @@ def locate_command(
     ] = None,
     images: given.ShowImages = True,
 ) -> None:
-    """Map the heads of an image model by their part in a gap, choose, and test them against random heads."""
+    """Map the heads of a model by their part in a gap, choose, and test them against random heads."""
     check_output(json_path)
     check_numbers(
         {
@@ -119,6 +131,12 @@ def locate_command(
     )
     need_torch()
     check_folder(out)
+    if is_pairs(data):
+        image_options = (concept, task, prompts, text_adapter, text_encoder, texts, evidence)
+        pair_run = PairRun(model, data, limit, device, features, out, json_path)
+        how = PairOptions(heads, rank.value, forward, draws, n_boot, seed)
+        locate_in_pairs(context, pair_run, how, image_options)
+        return
     from fairhead.locate.forward import edits_everywhere, with_forward
     from fairhead.locate.plan import LocatePlan, halves_of
     from fairhead.locate.run import locate
@@ -127,8 +145,8 @@ def locate_command(
     source = Source(
         model=model,
         data=data,
-        concept=concept,
-        task=task,
+        concept=needed(concept, "--concept", data),
+        task=needed(task, "--task", data),
         prompts=prompts,
         text_adapter=text_adapter,
         text_encoder=text_encoder,
@@ -140,7 +158,8 @@ def locate_command(
         device=device,
         seed=seed,
     )
-    plan = LocatePlan(count=heads, rank=rank.value, positive=evidence, draws=draws, n_boot=n_boot, seed=seed)
+    ranking: Any = rank.value
+    plan = LocatePlan(count=heads, rank=ranking, positive=evidence, draws=draws, n_boot=n_boot, seed=seed)
     with opened(source, features) as (session, told):
         choosing = halves_of(session.evaluation, seed)
         directions = session.task(choosing)

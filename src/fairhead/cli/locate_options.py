@@ -24,11 +24,16 @@ def option(
     return typer.Option(flag, help=help, rich_help_panel=panel, metavar=metavar, envvar=envvar, show_envvar=False)
 
 
-ModelPath = Annotated[str, option("--model", "Folder of an image model; nothing is downloaded.", None, "PATH")]
-Data = Annotated[str, option("--data", "Data set, as name:path (fairface, celeba, utkface).", None, "NAME:PATH")]
-Concept = Annotated[str, option("--concept", "The attribute: gender, age, or that of --prompts.", None, "NAME")]
-TaskColumn = Annotated[str, option("--task", "The data set's column to classify.", None, "COLUMN")]
-Limit = Annotated[int | None, option("--limit", "Only so many images, evenly over groups.", None, "N")]
+ModelPath = Annotated[str, option("--model", "Folder of a model; nothing is downloaded.", None, "PATH")]
+Data = Annotated[
+    str,
+    option("--data", "name:path; fairface, celeba, utkface, hatexplain, or pairs: crows, stereoset.", None, "DATA"),
+]
+Concept = Annotated[
+    str | None, option("--concept", "The attribute: gender, age, that of --prompts, a community.", None, "NAME")
+]
+TaskColumn = Annotated[str | None, option("--task", "The data set's column to classify.", None, "COLUMN")]
+Limit = Annotated[int | None, option("--limit", "Only so many rows (evenly over groups) or pairs.", None, "N")]
 PromptPath = Annotated[str | None, option("--prompts", "YAML file of prompts.", TEXT, "FILE")]
 TextAdapter = Annotated[
     str | None, option("--text-adapter", "Linear stand-in for a text tower (.npz with B, x_mean).", TEXT, "FILE")
@@ -57,6 +62,21 @@ def check_numbers(values: "dict[str, int | None]") -> None:
         least = 0 if flag == "--seed" else 1
         if value is not None and value < least:
             raise InputError(f"{flag} is {value}; at least {least} is expected")
+
+
+def needed(value: str | None, flag: str, data: str) -> str:
+    """An option that this data set cannot do without.
+
+    Example:
+        >>> needed(None, "--task", "celeba:CelebA")
+        Traceback (most recent call last):
+            ...
+        fairhead.errors.InputError: --task is missing: celeba needs it; pairs of texts (crows, stereoset) do not
+    """
+    if value is None:
+        name = data.partition(":")[0]
+        raise InputError(f"{flag} is missing: {name} needs it; pairs of texts (crows, stereoset) do not")
+    return value
 
 
 def check_folder(path: Path | None) -> None:

@@ -1,0 +1,210 @@
+"""`fairhead locate` and `fairhead ablate` on pairs of texts: which heads of a language model carry its stereotypes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from fairhead import __version__
+from fairhead.cli.output import command_line, write_json
+from fairhead.errors import InputError
+
+if TYPE_CHECKING:
+    from fairhead.locate.language import LocatedPairs, PairPlan
+
+_PAIRS = ("crows", "crows_pairs", "crows-pairs", "stereoset")
+# What only images and labelled texts need, in the order in which the commands pass it on.
+_NOT_FOR_PAIRS = ("--concept", "--task", "--prompts", "--text-adapter", "--text-encoder", "--texts", "--class")
+
+
+@dataclass(frozen=True)
+class PairRun:
+    """What the command was asked for.
+
+    Attributes:
+        model: folder of a causal language model.
+        data: the benchmark, as name:path.
+        limit: pairs to use; None for all.
+        device: where to compute.
+        features: folder that keeps the terms.
+        out: folder for the results.
+        json_path: where JSON goes.
+        save: folder for the edited model.
+    """
+
+    model: str
+    data: str
+    limit: int | None
+    device: str
+    features: str | None
+    out: Path | None
+    json_path: str | None
+    save: Path | None = None
+
+
+@dataclass(frozen=True)
+class PairOptions:
+    """How heads are chosen and tested, as options say it; `kinds` are the edits."""
+
+    count: int
+    rank: str
+    forward: bool
+    draws: int
+    n_boot: int
+    seed: int
+    kinds: tuple[str, ...] = ("mean", "zero", "resample")
+
+
+def is_pairs(spec: str) -> bool:
+    """Whether --data names pairs of texts.
+
+    Example:
+        >>> is_pairs("crows:pairs.csv"), is_pairs("fairface:FairFace.zip")
+        (True, False)
+    """
+    return spec.partition(":")[0].strip().lower() in _PAIRS
+
+
+def locate_in_pairs(
+    context: typer.Context,
+    run: PairRun,
+    options: PairOptions,
+    not_for_pairs: Sequence[str | None],
+    heads: Sequence[tuple[int, int]] | None = None,
+) -> None:
+    """Find heads, or test those that are given."""
+    for flag, value in zip(_NOT_FOR_PAIRS, not_for_pairs, strict=False):
+        if value is not None:
+            raise InputError(f"{flag} is not for pairs of texts (crows, stereoset), which bring their own")
+    from fairhead.locate.language import PairPlan
+    from fairhead.locate.pair_studies import Statistics
+
+    rank: Any = options.rank
+    plan = PairPlan(
+        count=options.count,
+        rank=rank,
+        kinds=options.kinds,
+        forward=options.forward,
+        draws=options.draws,
+        how=Statistics(options.n_boot, seed=options.seed),
+    )
+    _run_pairs(context, run, plan, heads)
+
+
+def _run_pairs(
+    context: typer.Context, run: PairRun, plan: "PairPlan", heads: Sequence[tuple[int, int]] | None = None
+) -> None:
+    """Read the pairs, take their log-odds apart, find or test heads, and write what was found."""
+    from transformers.utils import logging
+
+    from fairhead.cli.progress import progress
+    from fairhead.language.load import load_scorer
+    from fairhead.locate.language import halves_of_pairs, locate_pairs
+    from fairhead.locate.log_odds import take_apart
+    from fairhead.locate.pairs import read_pairs
+    from fairhead.locate.scores import Head
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    pairs = read_pairs(run.data, run.limit, plan.how.seed)
+    halves_of_pairs(pairs, plan.how.seed)  # a mistake there should not wait for the model
+    with progress() as told:
+        scorer = load_scorer(run.model, device=run.device, dtype="float32")
+        terms = take_apart(
+            scorer, pairs, folder=run.features, progress=lambda done, total: told.tell("pairs", done, total)
+        )
+        told.drop("pairs")
+        outside = [pair for pair in heads or () if pair[0] >= terms.shape[0] or pair[1] >= terms.shape[1]]
+        if outside:
+            raise InputError(
+                f"head {outside[0]} does not exist: the model has {terms.shape[0]} layers of {terms.shape[1]} heads"
+            )
+        chosen = None if heads is None else [Head(*head) for head in heads]
+        found = locate_pairs(scorer, pairs, terms, heads=chosen, plan=plan, progress=told.tell)
+    provenance = {
+        "version": __version__,
+        "command": command_line(context),
+        "model": run.model,
+        "data": run.data,
+        "pairs": len(pairs),
+        "seed": plan.how.seed,
+        **scorer.settings(),
+    }
+    _finish(run, found, pairs, provenance)
+    if run.save is not None:
+        found.edits.bake(scorer.model, found.ranked, plan.kinds[0])
+        model: Any = scorer.model
+        model.save_pretrained(run.save)
+        scorer.tokenizer.save_pretrained(run.save)
+        typer.echo(f"model: {run.save}", err=True)
+
+
+def _finish(run: PairRun, found: "LocatedPairs", pairs: Any, provenance: dict[str, Any]) -> None:
+    from fairhead.locate.language_writeup import report_of, to_dict
+
+    content = to_dict(found, pairs, provenance)
+    if run.out is not None:
+        from fairhead.report import write
+
+        run.out.mkdir(parents=True, exist_ok=True)
+        write_json(content, str(run.out / "headmap.json"))
+        write(report_of(found, pairs, provenance), run.out / "report.html")
+    if run.json_path is not None:
+        write_json(content, run.json_path)
+    if run.json_path != "-":
+        from rich.console import Console
+
+        show_pairs(Console(), found)
+        if run.out is not None:
+            typer.echo(f"\nreport: {run.out / 'report.html'}")
+
+
+def show_pairs(console: Any, found: "LocatedPairs") -> None:
+    """Verdict, chosen heads, effects of editing them."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    from fairhead.locate.language_writeup import verdict
+    from fairhead.report.wording import head_name, p_value
+
+    styles = {"good": "green", "bad": "bold red", "unclear": "yellow", "note": "none"}
+    for line in verdict(found):
+        console.print(f"- [{styles[line['tone']]}]{escape(line['text'])}[/]", highlight=False)
+    for note in found.notes:
+        console.print(f"- [dim]{escape(note)}[/]", highlight=False)
+    if not found.ranked:
+        return
+    table = Table(title="\nChosen heads, on the reporting half", box=box.SIMPLE_HEAD, title_justify="left")
+    maps = [("direct part, nats", found.head_map)]
+    maps += [] if found.effect_map is None else [("lost without it, nats", found.effect_map)]
+    table.add_column("head")
+    for title, _ in maps:
+        table.add_column(title, justify="right")
+        table.add_column("p adjusted", justify="right")
+    for head in found.ranked:
+        cells = []
+        for _, each in maps:
+            cells += [f"{each.gap[head]:+.3f} ({each.low[head]:+.3f} to {each.high[head]:+.3f})"]
+            cells += [p_value(float(each.p_adjusted[head]))]
+        table.add_row(head_name(*head), *cells)
+    console.print(table)
+    effects = Table(title="Effects of editing them", box=box.SIMPLE_HEAD, title_justify="left")
+    for title in ("edit", "figure", "before", "after", "change", "p layer"):
+        effects.add_column(title, justify="left" if title in ("edit", "figure") else "right")
+    for study in found.studies:
+        for i, ablation in enumerate(study.ablations):
+            change = ablation.change
+            effects.add_row(
+                "" if i else f"{study.kind}, {study.way}",
+                change.metric,
+                f"{change.a:.3f}",
+                f"{change.b:.3f}",
+                f"{change.value:+.3f} ({change.low:+.3f} to {change.high:+.3f})",
+                # Controls test whether a gap is lowered; what it costs is not a gap.
+                p_value(ablation.p_controls) if change.metric in ("log_odds", "log_odds_size", "ss") else "",
+            )
+    effects.caption = "p layer: of random heads of the same layers lowering it as much"
+    console.print(effects)

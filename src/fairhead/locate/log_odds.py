@@ -1,0 +1,361 @@
+"""The log-odds of pairs of texts under a causal language model, taken apart: one term a head, an MLP, the embedding.
+
+The log-probability of a token is its logit less the logarithm of a sum over the vocabulary, which is no sum of terms.
+But that logarithm is the expected logit plus the entropy of the distribution, exactly. With the final norm folded in as
+elsewhere (each position's own deviation), what a term adds to (logit − expected logit) is its product with
+direction = unembedding(token) − expected unembedding, which is also the gradient of the log-probability. So
+
+    log p(token) = Σ over terms ⟨term, direction⟩ + biases − entropy
+
+holds to rounding. The entropy is what no term owns: it is reported as `rest`. A term's part is the slope of the
+log-probability as the term grows or shrinks, everything else held: its direct effect, to first order.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fairhead.errors import InputError, UnsupportedModel
+from fairhead.language.packing import TokenSequence, predicting
+from fairhead.language.scorer import Planned, Scorer, quiet
+from fairhead.language.scores import Progress
+from fairhead.language.tokens import encode
+from fairhead.locate.decompose import Decomposer
+from fairhead.locate.pairs import TextPairs
+
+Array = NDArray[np.float64]
+SCHEMA = "fairhead.pair_terms/1"
+_BLOCK = 256  # pairs read, and written to disk, at a time
+_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
+_LOW_PRECISION = 0.2
+
+
+@dataclass(frozen=True)
+class PairTerms:
+    """Log-odds of n pairs, stereotype against anti-stereotype, taken apart.
+
+    Attributes:
+        log_odds: the model's own, [n].
+        heads: each head's part, [n, L, H].
+        others: parts of the embedding (first) and of each layer's MLP (then), [n, M].
+        constant: what biases add, [n].
+        rest: what no term owns: the difference of the summed entropies, [n].
+        readers: [n, L, H, d]: a head whose own output were m everywhere would have the part ⟨m, reader⟩.
+    """
+
+    log_odds: Array
+    heads: Array
+    others: Array
+    constant: Array
+    rest: Array
+    readers: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.log_odds)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Layers and heads."""
+        return self.heads.shape[1], self.heads.shape[2]
+
+    def take(self, rows: NDArray[Any]) -> "PairTerms":
+        """The chosen pairs: positions, or a mask."""
+        return PairTerms(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+
+    def times(self, sign: float) -> "PairTerms":
+        """The same, seen from the other side where the sign is −1."""
+        return self if sign == 1 else PairTerms(**{f.name: sign * getattr(self, f.name) for f in fields(self)})
+
+    def without(self, heads: Sequence[tuple[int, int]], means: Array | None = None) -> Array:
+        """Log-odds with some heads silent, or (given means [L, H, d]) stuck at their mean: direct effect alone, [n]."""
+        left = self.log_odds.copy()
+        for layer, head in heads:
+            left -= self.heads[:, layer, head]
+            if means is not None:
+                left += self.readers[:, layer, head] @ means[layer, head]
+        return left
+
+    @classmethod
+    def joined(cls, parts: Sequence["PairTerms"]) -> "PairTerms":
+        """Pairs of several runs, one after the other."""
+        return cls(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)})
+
+
+class _Text(NamedTuple):
+    """A text of a pair: its tokens, of which those that can tell the texts apart are scored, and its weight."""
+
+    sequence: TokenSequence
+    weight: float
+
+
+def take_apart(
+    scorer: Scorer,
+    pairs: TextPairs,
+    *,
+    folder: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> PairTerms:
+    """Read pairs and take their log-odds apart.
+
+    Args:
+        scorer: the model, best in float32.
+        pairs: texts to compare.
+        folder: where to keep the terms, block by block; a stopped run goes on there.
+        progress: called with (pairs done, pairs).
+
+    Raises:
+        UnsupportedModel: the terms cannot be followed to the logits.
+
+    Example:
+        >>> from tokenizers import Tokenizer, models, pre_tokenizers
+        >>> from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+        >>> from fairhead.data.crows_pairs import CrowsPair
+        >>> from fairhead.locate.pairs import pairs_of
+        >>> words = Tokenizer(models.WordLevel({w: i for i, w in enumerate("<s> she he cried .".split())}, "<s>"))
+        >>> words.pre_tokenizer = pre_tokenizers.Whitespace()
+        >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=5, n_embd=8, n_layer=2, n_head=2, bos_token_id=0))
+        >>> scorer = Scorer(model.eval(), PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>"))
+        >>> pairs = pairs_of([CrowsPair("0", "she cried .", "he cried .", "stereo", "gender", ())])
+        >>> found = take_apart(scorer, pairs)
+        >>> whole = found.heads.sum((1, 2)) + found.others.sum(1) + found.constant + found.rest
+        >>> bool(np.allclose(whole, found.log_odds, atol=1e-4))
+        True
+    """
+    texts = _texts(scorer, pairs)
+    path = None if folder is None else _opened(Path(folder), scorer, pairs)
+    reader = _Reader(scorer)
+    parts = []
+    for start in range(0, len(pairs), _BLOCK):
+        file = None if path is None else path / f"pairs-{start:06d}.npz"
+        if file is not None and file.exists():
+            with np.load(file, allow_pickle=False) as kept:
+                parts.append(PairTerms(**{f.name: kept[f.name] for f in fields(PairTerms)}))
+        else:
+            parts.append(reader.read(texts[2 * start : 2 * (start + _BLOCK)]))
+            if file is not None:
+                beside = file.with_name(f".{file.name}")
+                with beside.open("wb") as handle:
+                    np.savez(handle, **{f.name: getattr(parts[-1], f.name) for f in fields(PairTerms)})
+                os.replace(beside, file)
+        if progress is not None:
+            progress(min(start + _BLOCK, len(pairs)), len(pairs))
+    return PairTerms.joined(parts)
+
+
+def encoded_texts(scorer: Scorer, pairs: TextPairs) -> list[TokenSequence]:
+    """The tokens of every text of the pairs, all of them scored.
+
+    Raises:
+        InputError: a text is longer than the model's context.
+    """
+    found = encode(list(pairs.texts), scorer.tokenizer, scorer.start_token, scorer.start)
+    for text, one in zip(pairs.texts, found, strict=True):
+        if len(one.sequence.tokens) > scorer.context:
+            raise InputError(
+                f"the text {text.id!r} has {len(one.sequence.tokens)} tokens, the model reads {scorer.context}: leave "
+                "it out"
+            )
+    return [one.sequence for one in found]
+
+
+def _texts(scorer: Scorer, pairs: TextPairs) -> list[_Text]:
+    """Two a pair. Of sums, tokens before the first difference are left out: they are in both, and add nothing."""
+    sequences = encoded_texts(scorer, pairs)
+    texts = []
+    for i in range(len(pairs)):
+        two = sequences[i * pairs.per_pair : i * pairs.per_pair + 2]
+        first = _first_difference(two[0].tokens, two[1].tokens)
+        for sign, (tokens, scored_from) in zip((1.0, -1.0), two, strict=True):
+            if pairs.per_token:
+                texts.append(_Text(TokenSequence(tokens, scored_from), sign / (len(tokens) - scored_from)))
+            else:
+                start = max(scored_from, min(first, min(len(other.tokens) for other in two) - 1))
+                texts.append(_Text(TokenSequence(tokens, start), sign))
+    return texts
+
+
+def _first_difference(a: Sequence[int], b: Sequence[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+class _Reader:
+    """Reads blocks of texts; knows how the model's last hidden state becomes logits."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        self._scorer = scorer
+        model: Any = scorer.model
+        self._decomposer = Decomposer(model, token="last", unit=False)
+        self._unembedding = _unembedding_of(model)
+        # From a direction of the output to the heads' own outputs, a layer's heads side by side: [L, D, H · d].
+        self._maps = self._decomposer.maps.permute(0, 2, 1, 3).flatten(2).contiguous()
+        self._checked = False
+
+    def read(self, texts: Sequence[_Text]) -> PairTerms:
+        d = self._decomposer
+        n = len(texts) // 2
+        sums = {
+            "log_odds": torch.zeros(n, dtype=torch.float64),
+            "heads": torch.zeros(n, d.n_layers, d.n_heads, dtype=torch.float64),
+            "others": torch.zeros(n, d.n_layers + 1, dtype=torch.float64),
+            "constant": torch.zeros(n, dtype=torch.float64),
+            "rest": torch.zeros(n, dtype=torch.float64),
+            "readers": torch.zeros(n, d.n_layers, d.n_heads, d.head_dim),
+        }
+        for batch in self._scorer.planned([text.sequence for text in texts]):
+            with quiet(self._scorer.model):
+                pairs, found = self._batch(batch, texts)
+            for name, values in found.items():
+                sums[name].index_add_(0, pairs, values.to(sums[name]))
+        return PairTerms(**{name: values.numpy() for name, values in sums.items()})
+
+    def _batch(self, batch: Planned, texts: Sequence[_Text]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The pairs that have tokens in a batch, [k], and what these tokens add to each sum, [k, ...]."""
+        inputs: Any = batch.layout.inputs(batch.rows)
+        device = inputs["input_ids"].device
+        places = [predicting(row) for row in batch.rows]
+        mask = torch.zeros(inputs["input_ids"].shape, dtype=torch.bool)
+        for i, place in enumerate(places):
+            mask[i, torch.from_numpy(place.at)] = True
+        inputs["use_cache"] = False
+        terms = self._decomposer(inputs, mask.to(device))
+        if not self._checked:
+            self._check(batch, terms.output, [place.at for place in places])
+        # S scored tokens: where each is predicted (a row of the terms), and which token it is.
+        offsets = np.cumsum([0, *(len(place.at) for place in places)])
+        source = np.concatenate([place.source + o for place, o in zip(places, offsets, strict=False)])
+        token = np.concatenate([row.tokens[place.scored] for row, place in zip(batch.rows, places, strict=True)])
+        pairs, mix = _mixture(batch, texts, places)
+        weights = torch.from_numpy(mix).to(device, torch.float32)  # [k, S]
+        at, chosen = torch.from_numpy(source).to(device), torch.from_numpy(token).to(device)
+        scored = self._unembedding(terms.output, at, chosen)
+        direction = scored.direction  # [S, D]
+        heads, readers = [], []
+        for layer in range(self._decomposer.n_layers):
+            z = terms.heads[:, layer]  # [P, H, d]
+            seen = (direction @ self._maps[layer]).view(len(direction), *z.shape[1:])  # [S, H, d]
+            heads.append(weights @ (seen * z[at]).sum(-1))
+            assert terms.scale is not None  # there is no pooler here
+            own = (seen * terms.scale[at, layer, None, None]).flatten(1)
+            readers.append((weights @ own).view(len(pairs), *z.shape[1:]))
+        linear = (terms.output[at] * direction).sum(-1)
+        constant = (terms.constant[at] * direction).sum(-1) + scored.bias
+        found = {
+            "log_odds": weights @ scored.logprob,
+            "heads": torch.stack(heads, 1),
+            "others": weights @ (terms.others[at] @ direction[:, :, None])[..., 0],
+            "constant": weights @ constant,
+            "rest": weights @ (scored.logprob - linear - scored.bias),
+            "readers": torch.stack(readers, 1),
+        }
+        return torch.from_numpy(pairs), {name: values.cpu() for name, values in found.items()}
+
+    def _check(self, batch: Planned, output: Tensor, at: Sequence[NDArray[np.int64]]) -> None:
+        """Once: are these the model's own logits? A family that does more to them than is known must not pass."""
+        own = batch.layout.logits(batch.rows, at).float()
+        miss = float((self._unembedding.logits(output) - own).abs().max() / own.abs().max())
+        if not miss <= _TOLERANCE.get(next(self._scorer.model.parameters()).dtype, _LOW_PRECISION):
+            raise UnsupportedModel(
+                f"the logits of {type(self._scorer.model).__name__} are not its unembedding of the normed stream (off "
+                f"by {miss:.1%}): it does something to them that is not known, so its log-odds cannot be taken apart"
+            )
+        self._checked = True
+
+
+def _mixture(batch: Planned, texts: Sequence[_Text], places: Sequence[Any]) -> tuple[NDArray[np.int64], Array]:
+    """Pairs of a batch, [k], and the weight of each scored token in each pair's log-odds, [k, S]."""
+    taken = np.cumsum([0, *(len(place.scored) for place in places)])
+    entries: list[tuple[int, NDArray[np.int64], float]] = []
+    for number, (row, place) in enumerate(zip(batch.rows, places, strict=True)):
+        for path in row.paths:
+            k = batch.members[path.sequence]
+            entries.append((k // 2, taken[number] + np.searchsorted(place.scored, path.positions), texts[k].weight))
+    pairs = np.unique([pair for pair, _, _ in entries])
+    mix = np.zeros((len(pairs), int(taken[-1])))
+    for pair, columns, weight in entries:
+        mix[np.searchsorted(pairs, pair), columns] += weight
+    return pairs.astype(np.int64), mix
+
+
+class _Scored(NamedTuple):
+    """S scored tokens: log-probability [S], its gradient in the last hidden state [S, D], and what a bias adds [S]."""
+
+    logprob: Tensor
+    direction: Tensor
+    bias: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _Unembedding:
+    """Logits = cap · tanh(scale · (h W' + b) / cap), with no cap and a scale of 1 in most families."""
+
+    weight: Tensor  # [V, D]
+    bias: Tensor | None
+    scale: float
+    cap: float | None
+
+    def logits(self, h: Tensor) -> Tensor:
+        raw = h @ self.weight.T
+        raw = (raw if self.bias is None else raw + self.bias) * self.scale
+        return raw if self.cap is None else torch.tanh(raw / self.cap) * self.cap
+
+    def __call__(self, h: Tensor, at: Tensor, token: Tensor) -> _Scored:
+        """Hidden states h [P, D]; scored token number `token[s]` is predicted at `at[s]`."""
+        logits = self.logits(h)
+        logs = logits.log_softmax(-1)
+        p = logs.exp()
+        # How a logit answers to its own linear part.
+        slope = None if self.cap is None else 1 - (logits / self.cap) ** 2
+        spread = p if slope is None else p * slope
+        own = torch.ones_like(token, dtype=h.dtype) if slope is None else slope[at, token]
+        direction = self.scale * (own[:, None] * self.weight[token] - (spread @ self.weight)[at])
+        if self.bias is None:
+            bias = torch.zeros_like(own)
+        else:
+            bias = self.scale * (own * self.bias[token] - (spread @ self.bias)[at])
+        return _Scored(logs[at, token], direction, bias)
+
+
+def _unembedding_of(model: Any) -> _Unembedding:
+    last = model.get_output_embeddings()
+    if not isinstance(last, nn.Linear):
+        raise UnsupportedModel(
+            f"the output layer of {type(model).__name__} is a {type(last).__name__}; a linear layer is expected"
+        )
+    config = model.config.get_text_config()
+    scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
+    bias = None if last.bias is None else last.bias.detach().float()
+    return _Unembedding(last.weight.detach().float(), bias, scale, getattr(config, "final_logit_softcapping", None))
+
+
+def _opened(folder: Path, scorer: Scorer, pairs: TextPairs) -> Path:
+    """The folder, if what lies there is of the same model and texts."""
+    texts = hashlib.sha256("\n".join(f"{t.id} {t.digest}" for t in pairs.texts).encode()).hexdigest()
+    identity: Mapping[str, Any] = {"schema": SCHEMA, "texts": texts, "block": _BLOCK, **scorer.settings()}
+    file = folder / "pairs.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not file.exists():
+            file.write_text(json.dumps(identity), encoding="utf-8")
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder} cannot keep the heads' terms: {error}") from None
+    if found != json.loads(json.dumps(identity)):
+        raise InputError(f"{folder} holds terms of another model or other texts; give another folder, or remove it")
+    return folder
+
+
+def whole(terms: PairTerms) -> Iterator[tuple[str, Array]]:
+    """All parts by name, each [n]; their sum is the log-odds."""
+    yield "heads", terms.heads.sum((1, 2))
+    yield "embedding and MLPs", terms.others.sum(1)
+    yield "biases", terms.constant
+    yield "entropy", terms.rest

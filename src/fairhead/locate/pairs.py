@@ -1,0 +1,136 @@
+"""Benchmarks of stereotypes as pairs of texts: which is the stereotype, what is scored, which pairs belong together.
+
+Needs no torch. The log-odds of a pair are those that its benchmark defines: CrowS-Pairs compares sums of
+log-probabilities, StereoSet means per token, and StereoSet counts every target term the same.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairhead.data import Benchmark, read
+from fairhead.data.crows_pairs import CrowsPair
+from fairhead.data.stereoset import StereoSetItem
+from fairhead.errors import InputError
+from fairhead.language import crows_pairs, stereoset
+from fairhead.language.run import sample
+from fairhead.language.scores import Request
+
+_NAMES = {"crows": "crows_pairs", "crows_pairs": "crows_pairs", "crows-pairs": "crows_pairs", "stereoset": "stereoset"}
+
+
+@dataclass(frozen=True)
+class TextPairs:
+    """n pairs of texts, stereotype and anti-stereotype.
+
+    Attributes:
+        name: of the benchmark.
+        ids: of the pairs.
+        texts: the texts to score, as many a pair as `per_pair`: stereotype, anti-stereotype and, in StereoSet, an
+            unrelated one, by which damage shows.
+        per_pair: texts a pair.
+        weights: how much each pair counts, [n], adding up to 1.
+        clusters: pairs with one number depend on each other, [n].
+        categories: by name ("bias_type"), the category of each pair.
+        per_token: whether log-odds are of means per token, not of sums.
+    """
+
+    name: str
+    ids: tuple[str, ...]
+    texts: tuple[Request, ...]
+    per_pair: int
+    weights: NDArray[np.float64]
+    clusters: NDArray[np.intp]
+    categories: Mapping[str, tuple[str, ...]]
+    per_token: bool
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def take(self, rows: NDArray[Any]) -> "TextPairs":
+        """The chosen pairs: positions, or a mask; weights add up to 1 again."""
+        chosen = np.arange(len(self))[rows]
+        weights = self.weights[chosen]
+        return TextPairs(
+            self.name,
+            tuple(self.ids[i] for i in chosen),
+            tuple(self.texts[i * self.per_pair + k] for i in chosen for k in range(self.per_pair)),
+            self.per_pair,
+            weights / weights.sum(),
+            self.clusters[chosen],
+            {name: tuple(values[i] for i in chosen) for name, values in self.categories.items()},
+            self.per_token,
+        )
+
+
+def read_pairs(spec: str, limit: int | None = None, seed: int = 0) -> TextPairs:
+    """Pairs of a benchmark named as `crows:PATH` or `stereoset:PATH`.
+
+    Args:
+        spec: name and path.
+        limit: only so many, drawn at random.
+        seed: of the draw.
+
+    Example:
+        >>> read_pairs("crows")
+        Traceback (most recent call last):
+            ...
+        fairhead.errors.InputError: a benchmark is named as name:path, such as crows:CrowS-Pairs.csv; found 'crows'
+    """
+    name, colon, path = spec.partition(":")
+    if not colon or not path:
+        raise InputError(f"a benchmark is named as name:path, such as crows:CrowS-Pairs.csv; found {spec!r}")
+    if name.strip().lower() not in _NAMES:
+        raise InputError(f"{name!r} has no pairs of texts; there are some in crows and stereoset")
+    data = read(_NAMES[name.strip().lower()], path)
+    assert isinstance(data, Benchmark)
+    items = list(data) if limit is None else sample(list(data), limit, seed)
+    return pairs_of(items)
+
+
+def pairs_of(items: Sequence[CrowsPair | StereoSetItem]) -> TextPairs:
+    """Items of one benchmark as pairs.
+
+    CrowS-Pairs were written one by one, so each is independent of the others unless they share a sentence. Items of
+    StereoSet about the same term depend on each other.
+
+    Example:
+        >>> pair = CrowsPair("0", "She cried.", "He cried.", "stereo", "gender", ())
+        >>> found = pairs_of([pair, pair])
+        >>> found.clusters.tolist(), found.per_token, [text.id for text in found.texts[:2]]
+        ([0, 0], False, ['0/more', '0/less'])
+    """
+    if not items:
+        raise InputError("there is no pair of texts; at least 2 are needed")
+    crows = [item for item in items if isinstance(item, CrowsPair)]
+    terms = [item for item in items if isinstance(item, StereoSetItem)]
+    if crows and terms:
+        raise InputError("these are pairs of two benchmarks; their log-odds are not defined alike: take one of them")
+    if crows:
+        first: dict[str, int] = {}
+        clusters = [min(first.setdefault(p.more, i), first.setdefault(p.less, i)) for i, p in enumerate(crows)]
+        return TextPairs(
+            "crows_pairs",
+            tuple(p.id for p in crows),
+            tuple(crows_pairs.requests(crows)),
+            2,
+            np.full(len(crows), 1 / len(crows)),
+            np.array(clusters),
+            {"bias_type": tuple(p.bias_type for p in crows), "direction": tuple(p.direction for p in crows)},
+            per_token=False,
+        )
+    names = [f"{item.bias_type}/{item.target.casefold()}" for item in terms]
+    _, codes, counts = np.unique(names, return_inverse=True, return_counts=True)
+    return TextPairs(
+        "stereoset",
+        tuple(f"{item.kind}/{item.id}" for item in terms),
+        tuple(stereoset.requests(terms)),
+        3,
+        1 / (counts[codes] * len(counts)),
+        codes,
+        {"bias_type": tuple(item.bias_type for item in terms), "kind": tuple(item.kind for item in terms)},
+        per_token=True,
+    )

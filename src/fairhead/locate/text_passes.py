@@ -1,0 +1,153 @@
+"""Texts under a causal language model with edited heads: what is put in a head's place, and the passes that score them.
+
+Edits act on every token, as those of a saved model do.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fairhead.errors import InputError
+from fairhead.heads import Site, Tap, tap
+from fairhead.language.packing import TokenSequence
+from fairhead.language.scorer import Planned, Scorer, quiet
+from fairhead.locate.edits import HeadEdits
+from fairhead.locate.moments import Array
+from fairhead.locate.passes import Sweep
+from fairhead.locate.streams import stream_of
+
+TEXT_KINDS = ("mean", "zero", "resample")
+_BANK = 1024  # tokens whose head outputs are kept to resample from
+
+
+@dataclass(frozen=True)
+class TextEdits(HeadEdits):
+    """Edits of a language model's heads: nothing, their mean over tokens, or their output at a token of another text.
+
+    Attributes:
+        bank: own outputs of every head at tokens drawn from the texts, [R, L, H, d].
+        seed: of the draws from it.
+    """
+
+    bank: NDArray[np.float32]
+    seed: int = 0
+
+    @classmethod
+    def learn_texts(
+        cls, scorer: Scorer, sequences: Sequence[TokenSequence], seed: int = 0, bank: int = _BANK
+    ) -> "TextEdits":
+        """Means and a bank of head outputs, over all tokens of some texts but the start token.
+
+        Args:
+            scorer: the model.
+            sequences: the texts; take both of each pair, so that neither weighs more.
+            seed: of the bank.
+            bank: tokens to keep.
+        """
+        batches = list(scorer.planned(sequences))
+        # Tokens in the order in which they will be read; those at the root of a tree are start tokens.
+        inside = [[row.depth > 0 for row in batch.rows] for batch in batches]
+        total = sum(int(rows.sum()) for batch in inside for rows in batch)
+        if total < 1:
+            raise InputError("the texts have no token besides the start token; there is nothing to take a mean of")
+        drawn = np.sort(np.random.default_rng(seed).choice(total, min(bank, total), replace=False))
+        base = stream_of(scorer.model).base
+        taps = tap(base)
+        sums: list[Tensor] = []
+        kept: list[Tensor] = []
+        done = 0
+        for batch, rows in zip(batches, inside, strict=True):
+            inputs: Any = batch.layout.inputs(batch.rows)
+            mask = torch.zeros(inputs["input_ids"].shape, dtype=torch.bool)
+            for i, chosen in enumerate(rows):
+                mask[i, : len(chosen)] = torch.from_numpy(chosen)
+            size = int(mask.sum())
+            here = torch.from_numpy(drawn[(drawn >= done) & (drawn < done + size)] - done)
+            with quiet(scorer.model), taps as heads:
+                reading = heads.read("output", mask.to(inputs["input_ids"].device))
+                base(**inputs, use_cache=False)
+                sums.append(torch.stack([x.double().sum(0) for x in reading]).cpu())
+                kept.append(torch.stack([x[here.to(x.device)].float() for x in reading], 1).cpu())
+            done += size
+        means = (torch.stack(sums).sum(0) / total).numpy()  # [L, H, d]
+        whole = np.broadcast_to(np.eye(means.shape[-1]), (*means.shape, means.shape[-1]))
+        return cls(means, whole, 0.0, total, torch.cat(kept).numpy(), seed)
+
+    def apply(self, heads: Tap, where: Sequence[tuple[int, int]], kind: str, tokens: int | None = None) -> None:
+        """Ask an open tap for the edit. Resampling gives each token the output of one token of the bank."""
+        check_text_kind(kind)
+        if kind != "resample":
+            super().apply(heads, where, kind, tokens)
+            return
+        for layer in sorted({layer for layer, _ in where}):
+            chosen = sorted(head for place, head in where if place == layer)
+            heads.edit([(layer, head) for head in chosen], self._drawn(layer, chosen), tokens)
+
+    def _drawn(self, layer: int, chosen: list[int]) -> Callable[[Tensor, Site], Tensor]:
+        source = torch.from_numpy(self.bank[:, layer, chosen])  # [R, h, d]
+
+        def draw(x: Tensor, site: Site) -> Tensor:
+            # The same draws in every pass and layer: sets of heads differ in their heads alone.
+            generator = torch.Generator().manual_seed(self.seed)
+            rows = torch.randint(len(source), x.shape[:-2], generator=generator)
+            return source[rows].to(x)
+
+        return draw
+
+
+def check_text_kind(kind: str) -> None:
+    """Refuse what is not a kind of edit of a language model.
+
+    Example:
+        >>> check_text_kind("project")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        fairhead.errors.InputError: kind is 'project'; pairs of texts know mean, zero, resample: a projection needs ...
+    """
+    if kind not in TEXT_KINDS:
+        raise InputError(
+            f"kind is {kind!r}; pairs of texts know {', '.join(TEXT_KINDS)}: a projection needs two groups of rows, "
+            "and these pairs are about many"
+        )
+
+
+class TextPasses(Sweep):
+    """Log-probabilities [texts] with each of many sets of heads edited, all batches read once as they are.
+
+    Args:
+        scorer: the model.
+        sequences: the texts.
+        edits: what is put in a head's place.
+        kind: of edit.
+        progress: called with (texts done, sets of heads that each runs through).
+    """
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        sequences: Sequence[TokenSequence],
+        edits: HeadEdits,
+        kind: str = "mean",
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        check_text_kind(kind)
+        batches = list(scorer.planned(sequences))
+        # The order in which batches give their texts.
+        members = [batch.members[path.sequence] for batch in batches for row in batch.rows for path in row.paths]
+        self._place = np.argsort(members, kind="stable")
+        super().__init__(stream_of(scorer.model), lambda: iter(batches), edits, kind, None, progress)
+
+    def __call__(self, sets: Sequence[Sequence[tuple[int, int]]]) -> list[Array]:
+        """Sums of log-probabilities, in the order of the texts; the empty set is the model as it is."""
+        return [found[self._place] for found in super().__call__(sets)]
+
+    def _read(self, inputs: Planned) -> Array:
+        found = np.array([values.sum() for _, values in inputs.logprobs()])
+        if not np.isfinite(found).all():
+            raise InputError("a log-probability is not finite with heads edited; try float32")
+        return found

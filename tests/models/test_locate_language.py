@@ -1,0 +1,410 @@
+"""Heads of language models by their part in stereotype log-odds: made models with a known answer, and every family."""
+
+import copy
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from made_language import (
+    GROUPS,
+    HEADS,
+    LAYERS,
+    PLANTED,
+    TRAITS,
+    llama,
+    planted_llama,
+    scorer,
+    text_pairs,
+    tokenizer,
+)
+from made_language import pairs as made
+from scipy import stats
+
+from fairhead.data.crows_pairs import CrowsPair
+from fairhead.data.stereoset import StereoSetItem, Triplet
+from fairhead.errors import InputError, UnsupportedModel
+from fairhead.heads import tap
+from fairhead.language import crows_pairs, stereoset
+from fairhead.language.scorer import Scorer
+from fairhead.locate.language import PairPlan, halves_of_pairs, locate_pairs
+from fairhead.locate.language_writeup import report_of, to_dict, verdict
+from fairhead.locate.log_odds import encoded_texts, take_apart, whole
+from fairhead.locate.pair_figures import columns, figures, paired_differences, read_of
+from fairhead.locate.pair_studies import Statistics
+from fairhead.locate.pairs import pairs_of
+from fairhead.locate.scores import score_pairs
+from fairhead.locate.text_passes import TextEdits, TextPasses
+from fairhead.report import render
+
+QUICK = Statistics(n_boot=300)
+
+
+def items(n=24):
+    """StereoSet items of both kinds about eight terms."""
+    found = []
+    for i in range(n):
+        group, other = GROUPS[i % 2], GROUPS[1 - i % 2]
+        trait, against = TRAITS[i % 2], TRAITS[1 - i % 2]
+        sentences = Triplet(
+            f"the {group} are {trait}", f"the {group} are {against}", f"the {other} word{i % 20} word3 are the"
+        )
+        kind = ("intrasentence", "intersentence")[i % 3 == 0]
+        found.append(StereoSetItem(str(i), kind, f"term{i % 8}", ("gender", "race")[i % 2], "word1 are", sentences))
+    return found
+
+
+@pytest.fixture(scope="module")
+def planted():
+    model = scorer(planted_llama())
+    pairs = text_pairs()
+    return model, pairs, take_apart(model, pairs)
+
+
+@pytest.fixture(scope="module")
+def located(planted):
+    model, pairs, terms = planted
+    return locate_pairs(model, pairs, terms, plan=PairPlan(how=QUICK))
+
+
+# Families by what is special about them: norms, biases, grouped queries, soft caps, parallel blocks, hooks.
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+VOCABULARY = {"vocab_size": 27, "max_position_embeddings": 64}
+LLAMA = {**SMALL, **VOCABULARY, "num_key_value_heads": 2, "head_dim": 8}
+FAMILIES = {
+    "llama": hf.LlamaConfig(**LLAMA, tie_word_embeddings=True),
+    "qwen3": hf.Qwen3Config(**LLAMA),
+    "gemma-2": hf.Gemma2Config(**LLAMA, sliding_window=64, query_pre_attn_scalar=8, final_logit_softcapping=3.0),
+    "gpt2": hf.GPT2Config(vocab_size=27, n_embd=32, n_layer=2, n_head=4, n_positions=64),
+    "gpt-neox": hf.GPTNeoXConfig(**SMALL, **VOCABULARY),
+    "gpt-neo": hf.GPTNeoConfig(
+        vocab_size=27,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        attention_types=[[["global", "local"], 1]],
+        max_position_embeddings=64,
+        window_size=32,
+    ),
+    "opt": hf.OPTConfig(**VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, ffn_dim=40,
+                        word_embed_proj_dim=32),
+    "bloom": hf.BloomConfig(vocab_size=27, hidden_size=32, n_layer=2, n_head=4),
+    "granite": hf.GraniteConfig(**LLAMA, logits_scaling=4.0),
+}  # fmt: skip
+
+
+def random_model(config):
+    torch.manual_seed(0)
+    model = hf.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * 0.2)
+    return model.requires_grad_(False)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_terms_sum_to_the_models_own_log_odds_in_every_family(family) -> None:
+    model = scorer(random_model(FAMILIES[family]))
+    for pairs in (text_pairs(n=6), pairs_of(items(6))):
+        found = take_apart(model, pairs)
+        scores = model.score(list(pairs.texts))
+        likely = np.array(
+            [scores[t.id].per_token_mean if pairs.per_token else scores[t.id].logprob for t in pairs.texts]
+        )
+        own = likely.reshape(len(pairs), -1)
+        np.testing.assert_allclose(found.log_odds, own[:, 0] - own[:, 1], atol=1e-4)
+        np.testing.assert_allclose(sum(values for _, values in whole(found)), found.log_odds, atol=1e-4)
+        assert np.abs(found.heads).max() > 1e-3, "heads must take part, or the sum shows nothing"
+
+
+def test_what_no_term_owns_is_the_entropy() -> None:
+    model = random_model(FAMILIES["gpt2"])
+    pairs = text_pairs(n=3)
+    reader = scorer(model)
+    found = take_apart(reader, pairs)
+    texts = encoded_texts(reader, pairs)
+    expected = []
+    for text in texts:
+        logits = model(torch.tensor([text.tokens])).logits[0, text.scored_from - 1 : -1]
+        expected.append(float(torch.distributions.Categorical(logits=logits).entropy().sum()))
+    summed = np.array(expected).reshape(-1, 2)
+    np.testing.assert_allclose(found.rest, summed[:, 1] - summed[:, 0], atol=1e-4)
+
+
+def test_a_part_is_the_slope_of_the_log_odds_in_the_heads_own_term() -> None:
+    """Against autograd through the model: the last layer's heads act on the logits directly, up to the final norm."""
+    model = random_model(FAMILIES["gpt2"]).double()
+    reader = scorer(model)
+    pairs = text_pairs(n=2)
+    found = take_apart(reader, pairs)
+    head = 1
+    texts = encoded_texts(reader, pairs)
+
+    streams = []
+
+    def log_odds(factor):
+        values = []
+        for text in texts:
+            tokens = torch.tensor([text.tokens])
+            hook = model.transformer.ln_f.register_forward_pre_hook(lambda module, args: streams.append(args[0]))
+            with tap(model) as heads:
+                reading = heads.read("contribution")
+                model(tokens)
+            hook.remove()
+            stream = streams[-1]
+            moved = stream + (factor - 1) * reading[0][:, :, head]  # what the head wrote, alone, grows
+            norm = model.transformer.ln_f
+            deviation = (stream.var(-1, unbiased=False, keepdim=True) + norm.eps).sqrt()
+            centred = moved - moved.mean(-1, keepdim=True)
+            logits = model.lm_head(centred / deviation * norm.weight + norm.bias)
+            logs = logits.log_softmax(-1)[0, :-1]
+            values.append(logs.gather(1, tokens[0, 1:, None])[text.scored_from - 1 :].sum())
+        return torch.stack(values).reshape(-1, 2) @ torch.tensor([1.0, -1.0], dtype=torch.float64)
+
+    step = 1e-4
+    slope = (log_odds(1 + step) - log_odds(1 - step)) / (2 * step)
+    np.testing.assert_allclose(found.heads[:, 0, head], slope.numpy(), atol=1e-5)
+
+
+def test_a_constant_output_has_the_part_that_its_reader_says() -> None:
+    model = random_model(FAMILIES["llama"])
+    reader = scorer(model)
+    pairs = text_pairs(n=4)
+    plain = take_apart(reader, pairs)
+    value = torch.randn(1, 4, 8)
+    with tap(model) as heads:  # the last layer, so that nothing after it answers but the final norm
+        heads.mean([(1, 2)], {1: value})
+        stuck = take_apart(reader, pairs)
+    expected = np.einsum("nd,d->n", stuck.readers[:, 1, 2], value[0, 2].numpy())
+    np.testing.assert_allclose(stuck.heads[:, 1, 2], expected, atol=1e-4)
+    assert np.abs(plain.heads[:, 1, 2] - expected).max() > 1e-3
+
+
+def test_logits_that_are_made_in_unknown_ways_are_refused() -> None:
+    class Odd(hf.GPT2LMHeadModel):
+        def forward(self, *args, **kwargs):
+            found = super().forward(*args, **kwargs)
+            found.logits = found.logits**3
+            return found
+
+    torch.manual_seed(0)
+    with pytest.raises(UnsupportedModel, match="does something to them that is not known"):
+        take_apart(scorer(Odd(FAMILIES["gpt2"]).eval()), text_pairs(n=2))
+    # Granite scales what its blocks add to the stream, which is not followed: it must be refused, not guessed.
+    with pytest.raises(UnsupportedModel, match="add something to the stream that is not known"):
+        take_apart(scorer(random_model(hf.GraniteConfig(**LLAMA, residual_multiplier=0.3))), text_pairs(n=2))
+
+
+def test_the_planted_head_is_found_first_and_its_ablation_closes_the_gap(located) -> None:
+    assert located.ranked[0] == PLANTED
+    assert np.abs(located.head_map.gap).argmax() == PLANTED[0] * HEADS + PLANTED[1]
+    assert located.poles == ("stereotype", "anti-stereotype")
+    assert located.head_map.share[PLANTED] == pytest.approx(1, abs=0.1)
+    for study in located.studies:
+        change = study["log_odds"].change
+        assert change.a == pytest.approx(located.head_map.total, rel=1e-4)
+        # Forward, nothing else tells the groups apart: the gap is closed. To first order, nearly.
+        bound = 1e-4 if (study.way, study.kind) in {("forward", "mean"), ("forward", "zero")} else 0.15 * change.a
+        assert abs(change.b) < bound, (study.kind, study.way)
+        assert change.high < 0
+        assert change.p < 0.01
+        assert study["log_odds"].percentile == 0
+        assert min(study["log_odds"].controls) > -0.2, "random heads do not close it"
+    assert located.studies[-1].way == "forward"
+
+
+def test_single_heads_by_forward_pass_find_it_too(planted) -> None:
+    model, pairs, terms = planted
+    found = locate_pairs(model, pairs, terms, plan=PairPlan(rank="effect", kinds=("mean",), how=QUICK, count=1))
+    assert found.ranked == (PLANTED,)
+    assert found.effect_map.gap[PLANTED] == pytest.approx(found.effect_map.total, abs=1e-4)
+    others = np.delete(found.effect_map.gap.ravel(), PLANTED[0] * HEADS + PLANTED[1])
+    assert np.abs(others).max() < 0.1 * found.effect_map.total
+
+
+def test_a_model_that_prefers_the_other_side_is_seen_from_there(planted) -> None:
+    model, _, _ = planted
+    turned = pairs_of([replace(pair, more=pair.less, less=pair.more) for pair in made()])
+    found = locate_pairs(
+        model, turned, take_apart(model, turned), plan=PairPlan(forward=False, kinds=("zero",), how=QUICK)
+    )
+    assert found.poles == ("anti-stereotype", "stereotype")
+    assert found.ranked[0] == PLANTED
+    assert found.studies[0]["ss"].change.a == 1.0
+
+
+def test_a_null_model_gives_uniform_p_values() -> None:
+    """Which text is called the stereotype is drawn at random: no head can have a part in that."""
+    model = scorer(llama(noise=0.3))
+    terms = take_apart(model, text_pairs(n=120))
+    rng = np.random.default_rng(1)
+    p = []
+    for _ in range(400):
+        sign = rng.choice([-1.0, 1.0], len(terms))
+        found = score_pairs(sign[:, None, None] * terms.heads, sign * terms.log_odds)
+        p.append(found.p.ravel()[rng.integers(LAYERS * HEADS)])  # heads of one draw are not independent
+    assert stats.kstest(p, "uniform").pvalue > 0.01
+    assert np.mean(np.array(p) < 0.05) < 0.09
+
+
+def test_a_null_model_has_no_head_chosen() -> None:
+    model = scorer(llama(noise=0.3))
+    pairs = text_pairs(n=80, swapped=True)
+    found = locate_pairs(model, pairs, take_apart(model, pairs), plan=PairPlan(forward=False, how=QUICK))
+    assert found.ranked == ()
+    assert "No head carries a part" in verdict(found)[0]["text"]
+    render(report_of(found, pairs, {}))
+
+
+def test_holm_controls_the_whole_map() -> None:
+    parts = np.random.default_rng(0).normal(size=(60, 3, 4))
+    found = score_pairs(parts, parts.sum((1, 2)))
+    t = stats.ttest_1samp(parts.reshape(60, -1), 0)
+    np.testing.assert_allclose(found.p.ravel(), t.pvalue)
+    ordered = np.sort(t.pvalue)
+    assert found.p_adjusted.min() == pytest.approx(min(1, 12 * ordered[0]))
+    interval = t.confidence_interval()
+    np.testing.assert_allclose(found.low.ravel(), interval.low)
+    np.testing.assert_allclose(found.high.ravel(), interval.high)
+
+
+def test_clusters_widen_the_intervals() -> None:
+    parts = np.repeat(np.random.default_rng(0).normal(size=(30, 1, 2)), 4, axis=0)
+    total = parts.sum((1, 2))
+    alone = score_pairs(parts, total)
+    together = score_pairs(parts, total, clusters=np.repeat(np.arange(30), 4))
+    once = score_pairs(parts[::4], total[::4])
+    assert ((together.high - together.low) > 1.9 * (alone.high - alone.low)).all()
+    np.testing.assert_allclose(together.high, once.high)
+
+
+@pytest.mark.parametrize("kind", ["zero", "mean", "resample"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma-2", "gpt-neox", "opt", "gpt-neo", "bloom"])
+def test_passes_that_start_late_equal_whole_ones(family, kind) -> None:
+    model = scorer(random_model(FAMILIES[family]))
+    pairs = text_pairs(n=8)
+    texts = encoded_texts(model, pairs)
+    edits = TextEdits.learn_texts(model, texts, bank=16)
+    sets = [(), ((1, 0),), ((0, 1), (1, 3)), ((1, 2), (1, 3))]
+    found = TextPasses(model, texts, edits, kind)(sets)
+    for heads, values in zip(sets, found, strict=True):
+        with tap(model.model) as open_tap:
+            if heads:
+                edits.apply(open_tap, heads, kind)
+            whole_pass = [v.sum() for v in model.score_tokens(texts, [str(i) for i in range(len(texts))])]
+        np.testing.assert_allclose(values, whole_pass, atol=1e-5)
+        assert not heads or np.abs(values - found[0]).max() > 1e-4
+
+
+def test_means_are_over_every_token_but_the_start() -> None:
+    model = random_model(FAMILIES["gpt2"])
+    reader = scorer(model)
+    texts = encoded_texts(reader, text_pairs(n=1))
+    edits = TextEdits.learn_texts(reader, texts)
+    seen = []
+    distinct = {tuple(text.tokens[: i + 1]) for text in texts for i in range(len(text.tokens))} - {(0,)}
+    for beginning in distinct:  # what texts share is counted once
+        with tap(model) as heads:
+            reading = heads.read("output", tokens=-1)
+            model(torch.tensor([beginning]))
+        seen.append(reading.stack()[:, 0].numpy())
+    np.testing.assert_allclose(edits.means, np.mean(seen, 0), atol=1e-5)
+    assert edits.n == len(distinct)
+
+
+def test_figures_are_those_of_the_benchmarks() -> None:
+    model = scorer(random_model(FAMILIES["llama"]))
+    for pairs, benchmark, raw in (
+        (text_pairs(n=30), crows_pairs, None),
+        (pairs_of(items()), stereoset, items()),
+    ):
+        scores = model.score(list(pairs.texts))
+        logprobs = np.array([scores[t.id].logprob for t in pairs.texts])
+        tokens = np.array([scores[t.id].n_tokens for t in pairs.texts])
+        found = figures(columns(pairs, read_of(pairs, logprobs, tokens)).sum(0))
+        result = benchmark.evaluate(raw or made(n=30), scores)
+        assert float(found["ss"]) == pytest.approx(result["ss"].value)
+        assert float(found["nll"]) == pytest.approx(-logprobs.sum() / tokens.sum())
+        if benchmark is stereoset:
+            assert float(found["lms"]) == pytest.approx(result["lms"].value)
+        else:
+            assert float(found["log_odds_size"]) == pytest.approx(result["mean_abs_difference"].value)
+
+
+def test_paired_intervals_cover_and_permutations_are_exact() -> None:
+    """Of 200 made experiments with a known change of 0.3, the interval holds it about 19 times in 20."""
+    rng = np.random.default_rng(0)
+    pairs = text_pairs(n=60)
+    inside, small = 0, 0
+    for i in range(200):
+        base = rng.normal(1, 1, 60)
+        moved = base + rng.normal(0.3, 0.5, 60)
+        change = paired_differences(
+            columns(pairs, base), columns(pairs, moved), pairs.clusters, ["log_odds"], n_boot=400, seed=i
+        )[0]
+        inside += change.low <= 0.3 <= change.high
+        same = base + rng.normal(0, 0.5, 60)
+        null = paired_differences(
+            columns(pairs, base), columns(pairs, same), pairs.clusters, ["log_odds"], n_boot=200, seed=i
+        )[0]
+        small += null.p <= 0.05
+    assert 180 <= inside <= 198
+    assert small <= 20
+
+
+def test_halves_keep_clusters_whole_and_need_some() -> None:
+    pairs = pairs_of(items())
+    choosing = halves_of_pairs(pairs)
+    assert set(pairs.clusters[choosing]).isdisjoint(pairs.clusters[~choosing])
+    with pytest.raises(InputError, match="at least 4 are needed"):
+        halves_of_pairs(pairs_of(items(2)))
+
+
+def test_stopped_runs_go_on_and_strangers_are_refused(planted, tmp_path, monkeypatch) -> None:
+    model, pairs, terms = planted
+    monkeypatch.setattr("fairhead.locate.log_odds._BLOCK", 50)
+    first = take_apart(model, pairs, folder=tmp_path)
+    np.testing.assert_allclose(first.heads, terms.heads, atol=1e-5)
+    (tmp_path / "pairs-000050.npz").unlink()
+    told = []
+    again = take_apart(model, pairs, folder=tmp_path, progress=lambda done, total: told.append(done))
+    np.testing.assert_array_equal(again.log_odds, first.log_odds)
+    assert told == [50, 100, 120]
+    with pytest.raises(InputError, match="another model or other texts"):
+        take_apart(scorer(llama()), pairs, folder=tmp_path)
+
+
+def test_json_and_report_hold_what_was_found(located, planted) -> None:
+    _, pairs, _ = planted
+    content = to_dict(located, pairs, {"model": "made"})
+    json.dumps(content, allow_nan=False)
+    assert content["selected"][0] == list(PLANTED)
+    assert content["gap"]["unit"] == "nats"
+    assert {part["value"] for part in content["by_category"]} >= {"gender", "stereo", "antistereo"}
+    page = render(report_of(located, pairs, {"model": "made"}))
+    assert "L1H2" in page
+    assert sum(content["log_odds_by_term"].values()) == pytest.approx(content["gap"]["total"], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rank": "concept"}, "it is gap or effect"),
+        ({"rank": "effect", "forward": False}, "only with forward passes"),
+        ({"kinds": ("project",)}, "a projection needs two groups"),
+        ({"count": 0}, "at least 1 of each"),
+    ],
+)
+def test_plans_that_cannot_be(options, message) -> None:
+    with pytest.raises(InputError, match=message):
+        PairPlan(**options)
+
+
+def test_texts_longer_than_the_context_are_named() -> None:
+    config = copy.deepcopy(FAMILIES["gpt2"])
+    config.n_positions = 8
+    pairs = pairs_of([CrowsPair("0", "the women are kind " * 3, "the men are kind", "stereo", "gender", ())])
+    with pytest.raises(InputError, match="'0/more' has 13 tokens, the model reads 8"):
+        encoded_texts(Scorer(hf.GPT2LMHeadModel(config).eval(), tokenizer()), pairs)
