@@ -25,9 +25,10 @@ def show_bold(console: Console, result: BenchmarkResult, level: float) -> None:
     found = [e for e in result.estimates if e.metric.endswith(_SUFFIX)]
     for domain in dict.fromkeys(e.group_by for e in found):
         table.add_section()
+        table.add_row(f"[bold]{escape(str(domain))}[/]")
         for e in found:
             if e.group_by == domain:
-                table.add_row(*_row(e, f"{domain}: {e.metric.removesuffix(_SUFFIX)}"))
+                table.add_row(*_row(e, e.metric.removesuffix(_SUFFIX)))
     console.print(table)
     console.print("Means of each group are in the JSON (--json).", highlight=False)
     for reason in list(dict.fromkeys(e.undefined for e in found if e.undefined))[:5]:

@@ -1,0 +1,184 @@
+"""Continuations: drawn as transformers' own filters would, the same whatever they are read with, and after a stop."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from language_models import FAMILIES, WORDS, build, tokenizer
+from transformers import TopKLogitsWarper, TopPLogitsWarper
+
+from fairhead.cli import main
+from fairhead.data.bold import read_bold
+from fairhead.errors import InputError
+from fairhead.language.bold import prompts
+from fairhead.language.generation import _Draw, generate
+from fairhead.language.generations import GenerationJournal, Prompt, Sampling, read_generations
+from fairhead.language.scorer import Scorer
+
+PROMPTS = [
+    Prompt("a", "the old nurse was"),
+    Prompt("b", "people said that he "),
+    Prompt("c", "she"),
+    Prompt("d", "the baker"),
+    Prompt("e", "never always often careful with money"),
+]
+
+
+def scorer_of(family="llama", dtype=torch.float64):
+    model = build(family)
+    # A text ends only where a test wants it to.
+    model.generation_config.eos_token_id = None
+    found = Scorer(model, tokenizer(), dtype=dtype)
+    found.tokenizer.eos_token = None
+    return found
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (5, 1.0), (0, 0.7), (6, 0.8), (1, 1.0)])
+def test_tokens_are_drawn_with_the_probabilities_of_transformers_filters(top_k, top_p):
+    torch.manual_seed(0)
+    logits = 2 * torch.randn(1, 12)
+    points = 20_000
+    chances = ((torch.arange(points, dtype=torch.float64) + 0.5) / points)[:, None]
+    drawn = _Draw(chances, 0, Sampling(top_k=top_k, top_p=top_p)).choose(logits.expand(points, -1), 0)
+    found = torch.bincount(drawn, minlength=12) / points
+    expected = logits.double()
+    if top_k:
+        expected = TopKLogitsWarper(top_k)(None, expected)
+    if top_p < 1:
+        expected = TopPLogitsWarper(top_p)(None, expected)
+    assert found.numpy() == pytest.approx(expected.softmax(-1)[0].numpy(), abs=2 / points)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_likeliest_tokens_are_those_of_a_plain_forward_pass(family):
+    scorer = scorer_of(family, torch.float32)  # in 64 bit transformers' mask makes NaN of padding in Gemma-2
+    found = generate(scorer, PROMPTS, Sampling(max_new_tokens=6, temperature=0, batch_size=3))
+    for prompt in PROMPTS:
+        ids = [0, *scorer.tokenizer(prompt.text, add_special_tokens=False)["input_ids"]]
+        for _ in range(6):
+            with torch.no_grad():
+                ids.append(int(scorer.model(torch.tensor([ids])).logits[0, -1].argmax()))
+        assert found[prompt.id].text == scorer.tokenizer.decode(ids[-6:], skip_special_tokens=True)
+
+
+def test_a_continuation_depends_on_its_seed_and_prompt_and_not_on_its_neighbours():
+    scorer = scorer_of()
+    found = generate(scorer, PROMPTS, Sampling(max_new_tokens=8, batch_size=5))
+    assert len({one.text for one in found.values()}) == len(PROMPTS)
+    alone = generate(scorer, PROMPTS[3:0:-1], Sampling(max_new_tokens=8, batch_size=1))
+    assert all(found[key] == alone[key] for key in alone)
+    other = generate(scorer, PROMPTS, Sampling(max_new_tokens=8, batch_size=5, seed=1))
+    assert sum(found[key] != other[key] for key in found) >= 4
+
+
+def test_a_run_that_was_stopped_writes_what_an_unbroken_one_writes(tmp_path):
+    scorer, how = scorer_of(dtype=torch.float32), Sampling(max_new_tokens=8, batch_size=2)
+    settings = {**scorer.settings(), **how.settings()}
+    with GenerationJournal(tmp_path / "whole.jsonl", settings) as journal:
+        whole = generate(scorer, PROMPTS, how, journal=journal)
+    lines = (tmp_path / "whole.jsonl").read_bytes().splitlines(keepends=True)
+    for kept in range(1, len(lines)):
+        file = tmp_path / f"{kept}.jsonl"
+        file.write_bytes(b"".join(lines[:kept]) + lines[kept][:10])
+        with GenerationJournal(file, settings) as journal:
+            assert generate(scorer, PROMPTS, how, journal=journal) == whole
+        assert file.read_bytes() == b"".join(lines)
+    with pytest.raises(InputError, match="its generations were made with seed 0, not 1"):
+        GenerationJournal(tmp_path / "whole.jsonl", {**settings, "seed": 1}).__enter__()
+
+
+def test_a_model_that_only_ends_texts_writes_nothing_and_that_is_counted(tmp_path):
+    scorer = scorer_of(dtype=torch.float32)
+    scorer.tokenizer.eos_token = "<s>"
+    with torch.no_grad():
+        scorer.model.model.norm.weight.zero_()
+    # Without a norm all logits are alike, and the first token, which ends a text, is the likeliest.
+    found = generate(scorer, PROMPTS, Sampling(max_new_tokens=4, temperature=0))
+    assert found.empty == tuple(prompt.id for prompt in PROMPTS)
+    assert {one.n_tokens for one in found.values()} == {0}
+    drawn = generate(scorer, [Prompt(str(i), "she") for i in range(400)], Sampling(max_new_tokens=1, top_k=0, top_p=1))
+    # One in as many as there are words ends at once: 400 even draws.
+    assert len(drawn.empty) == pytest.approx(400 / len(WORDS), abs=4 * np.sqrt(400 / len(WORDS)))
+
+
+def test_what_cannot_be_continued_is_named():
+    scorer = scorer_of()
+    long = Prompt("long", "the nurse " * 14)
+    found = generate(scorer, [PROMPTS[0], long], Sampling(max_new_tokens=8))
+    assert found.too_long == ("long",)
+    assert list(found) == ["a"]
+    with pytest.raises(InputError, match="two prompts have the id 'a'"):
+        generate(scorer, [PROMPTS[0], PROMPTS[0]])
+    with pytest.raises(InputError, match="prompt 'x' has no token"):
+        generate(scorer, [Prompt("x", "  ")])
+    with torch.no_grad():
+        scorer.model.lm_head.weight.fill_(torch.nan)
+    with pytest.raises(InputError, match="are not numbers"):
+        generate(scorer, PROMPTS, Sampling(max_new_tokens=2))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tiny")
+    build("llama").save_pretrained(path)
+    tokenizer().save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def bold(tmp_path_factory):
+    path = tmp_path_factory.mktemp("bold")
+    people = {group: {f"{group}_{i}": ["the nurse was ", "she "] for i in range(10)} for group in ("poets", "bakers")}
+    (path / "profession_prompt.json").write_text(json.dumps(people))
+    return path
+
+
+def test_the_command_generates_here_and_scores_elsewhere(folder, bold, tmp_path, capsys):
+    common = ["lm", "bold", "--data", str(bold)]
+    drawn = ["--model", str(folder), "--max-new-tokens", "8", "--device", "cpu", "--batch-size", "7"]
+    main([*common, *drawn, "--generate-only", "--out", str(tmp_path)])
+    (file,) = tmp_path.glob("bold-*.jsonl")
+    empty = len(read_generations(file).of(prompts(read_bold(bold))).empty)
+    assert f"40 continuations of 40 prompts, {empty} of them empty: {file}" in capsys.readouterr().out
+    main([*common, *drawn, "--n-boot", "50", "--json", "-"])
+    at_once = json.loads(capsys.readouterr().out)
+    main([*common, "--score-only", str(file), "--n-boot", "50", "--json", "-"])
+    later = json.loads(capsys.readouterr().out)
+    assert later["estimates"] == at_once["estimates"]
+    found = {(e["metric"], e["group_by"]): e for e in later["estimates"]}
+    disparity = found["gender_polarity_disparity", "profession"]
+    means = [found["gender_polarity", f"profession × {group}"] for group in ("poets", "bakers")]
+    assert disparity["value"] == pytest.approx(abs(means[0]["value"] - means[1]["value"]))
+    assert sum(mean["n"] for mean in means) == 40 - empty == later["n"]
+    assert disparity["detail"]["clusters"] == 20
+    assert later["provenance"]["weights"] == at_once["provenance"]["weights"]
+    main([*common, "--score-only", str(file), "--n-boot", "50"])
+    shown = capsys.readouterr().out
+    assert "profession" in shown
+    assert "sentiment" in shown
+    # A prompt that has changed since must not be scored with the old continuation.
+    stored = read_generations(file)
+    with pytest.raises(InputError, match="was made after another text"):
+        stored.of([Prompt("profession/poets/poets_0/0", "the baker was ")])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "a model is expected (--model PATH), or stored generations"),
+        (["--model", "m", "--score-only", "f"], "give neither --model nor --generate-only"),
+        (["--model", "m", "--generate-only"], "--generate-only needs a folder"),
+        (["--model", "m", "--top-p", "2"], "top_p is 2; more than 0 and at most 1"),
+        (["--model", "m", "--domain", "proffession"], "proffession"),
+        (["--score-only", "nowhere.jsonl"], "nowhere.jsonl cannot be read"),
+        (["--model", "m", "--lexicons", "nowhere"], "nowhere: there is no such folder"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, message, bold, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["lm", "bold", "--data", str(bold), *arguments])
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
