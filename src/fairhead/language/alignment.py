@@ -39,3 +39,32 @@ def align_by_position(first: Sequence[int], second: Sequence[int]) -> Alignment:
     """
     both = tuple(range(min(len(first), len(second))))
     return Alignment(both, both)
+
+
+class Slots(NamedTuple):
+    """Places that both versions of a sentence have.
+
+    Attributes:
+        first: positions in the first sequence, ascending.
+        second: positions in the second, ascending.
+        changed: whether another token stands there.
+    """
+
+    first: tuple[int, ...]
+    second: tuple[int, ...]
+    changed: tuple[bool, ...]
+
+
+def slots(first: Sequence[int], second: Sequence[int]) -> Slots:
+    """Unchanged tokens, and those that took the place of others, one by one.
+
+    Where a stretch was replaced by a longer or shorter one, tokens of the longer that have no counterpart are left out.
+
+    Example:
+        >>> slots([5, 1, 2, 9], [5, 3, 9])
+        Slots(first=(0, 1, 3), second=(0, 1, 2), changed=(False, True, False))
+    """
+    places: list[tuple[int, int, bool]] = []
+    for kind, a, a_end, b, b_end in SequenceMatcher(None, first, second, autojunk=False).get_opcodes():
+        places += [(i, j, kind != "equal") for i, j in zip(range(a, a_end), range(b, b_end), strict=False)]
+    return Slots(tuple(p[0] for p in places), tuple(p[1] for p in places), tuple(p[2] for p in places))

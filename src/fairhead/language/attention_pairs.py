@@ -1,0 +1,165 @@
+"""Reading a model's attention on pairs of sentences, through the tap: how far apart it is at each token."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairhead.errors import InputError
+from fairhead.heads import tap
+from fairhead.language.alignment import Slots, slots
+from fairhead.language.attention_gap import NO_SPAN, Array, PairGaps, SentencePair, TokenGaps
+from fairhead.language.results import TOO_LONG
+from fairhead.language.scorer import Scorer
+from fairhead.language.scores import Progress
+
+# Attention weights held at once: 128 MB in float32 on a processor, 2 GB elsewhere.
+_MOST_WEIGHTS = {"cpu": 1 << 25}
+_MOST_PAIRS = 64
+
+Average = Literal["before", "after"]
+
+
+class _Encoded(NamedTuple):
+    """The tokens of both sentences, the start token first, and the places they share."""
+
+    first: list[int]
+    second: list[int]
+    slots: Slots
+
+
+class _Gaps(NamedTuple):
+    """A layer's gaps: of each head, [..., H, M], and of their mean, [..., M]."""
+
+    heads: Array
+    mean: Array
+
+
+def read_gaps(
+    scorer: Scorer,
+    pairs: Sequence[SentencePair],
+    *,
+    average: Average = "before",
+    start_token: bool = True,
+    progress: Progress | None = None,
+) -> PairGaps:
+    """How far apart attention to each token is in the two sentences of a pair, in every layer and head.
+
+    The gap of a token is |A_first − A_second| in its column of the attention map, with averages over the queries that
+    both sentences have (and, for a layer, over heads). Every layer is read, in one pass a batch; of the maps only gaps
+    are kept.
+
+    Args:
+        scorer: the model.
+        pairs: with distinct ids. Those longer than the model's context, and those without a place where a token was
+            replaced by another, are left out and named.
+        average: averages are made "before" the difference (how much attention a token gets in all) or "after" it (how
+            far single weights are apart). The paper does not say which.
+        start_token: count the start token among the tokens, as the paper seems to. Much attention rests there, whatever
+            the sentence says, so that its gap is often the largest.
+        progress: called with the pairs done and their total.
+
+    Raises:
+        InputError: no pair is left, or attention that is not finite.
+    """
+    found, left_out = _comparable(scorer, pairs, start_token)
+    order = sorted(found, key=lambda i: max(len(found[i].first), len(found[i].second)))
+    gaps: dict[int, list[_Gaps]] = {}
+    model: Any = scorer.model
+    was_training = model.training
+    model.eval()
+    try:
+        with tap(model) as heads, torch.inference_mode():
+            reading = heads.read("weights")
+            n_heads = sum(site.n_heads for site in heads.sites)
+            most = _MOST_WEIGHTS.get(torch.device(scorer.device or "cpu").type, 1 << 29)
+            while order:
+                # The longest of the next ones decides how many fit.
+                last = found[order[min(len(order), _MOST_PAIRS) - 1]]
+                longest = max(len(last.first), len(last.second))
+                size = min(_MOST_PAIRS, max(1, most // (2 * n_heads * longest**2)))
+                batch, order = order[:size], order[size:]
+                encoded = [found[i] for i in batch]
+                ids, mask = _padded([e.first for e in encoded] + [e.second for e in encoded])
+                model(input_ids=ids.to(scorer.device), attention_mask=mask.to(scorer.device), use_cache=False)
+                by_layer = [_column_gaps(weights, encoded, average) for weights in reading]
+                reading.clear()
+                for row, i in enumerate(batch):
+                    n = len(found[i].slots.first)
+                    gaps[i] = [_Gaps(heads[row, :, :n], mean[row, :n]) for heads, mean in by_layer]
+                if progress is not None:
+                    progress(len(gaps), len(found))
+    finally:
+        model.train(was_training)
+    kept = sorted(found)
+    tokens = tuple(_token_gaps(scorer.tokenizer, found[i], gaps[i], pairs[i].id) for i in kept)
+    return PairGaps.of([pairs[i] for i in kept], tokens, [[layer.heads for layer in gaps[i]] for i in kept], left_out)
+
+
+def _comparable(
+    scorer: Scorer, pairs: Sequence[SentencePair], start_token: bool
+) -> tuple[dict[int, _Encoded], Mapping[str, tuple[str, ...]]]:
+    texts = [text for pair in pairs for text in (pair.first, pair.second)]
+    ids = scorer.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else []
+    lead, skip = [scorer.start_token.id], 0 if start_token else 1
+    found: dict[int, _Encoded] = {}
+    left_out: dict[str, list[str]] = {}
+    for i, pair in enumerate(pairs):
+        first, second = lead + ids[2 * i], lead + ids[2 * i + 1]
+        places = slots(first, second)
+        shared = Slots(places.first[skip:], places.second[skip:], places.changed[skip:])
+        if max(len(first), len(second)) > scorer.context:
+            left_out.setdefault(TOO_LONG, []).append(pair.id)
+        elif not any(shared.changed) or all(shared.changed):
+            left_out.setdefault(NO_SPAN, []).append(pair.id)
+        else:
+            found[i] = _Encoded(first, second, shared)
+    if not found:
+        reasons = ", ".join(f"{len(names)} {reason}" for reason, names in left_out.items()) or "none was given"
+        raise InputError(f"there is no pair of sentences to compare: {reasons}")
+    return found, {reason: tuple(names) for reason, names in left_out.items()}
+
+
+def _padded(sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Tokens and mask, [N, T] each, padded on the right."""
+    lengths = torch.tensor([len(tokens) for tokens in sequences])
+    rows = [torch.tensor(tokens) for tokens in sequences]
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    return ids, (torch.arange(ids.shape[1]) < lengths[:, None]).long()
+
+
+def _column_gaps(weights: Tensor, encoded: Sequence[_Encoded], average: Average) -> _Gaps:
+    """From attention of first, then second sentences [2B, H, T, T] to gaps of their M shared places."""
+    shared = [e.slots for e in encoded]
+    first, real = _padded([s.first for s in shared])
+    second, _ = _padded([s.second for s in shared])
+    maps = []
+    for half, places in zip(weights.float().chunk(2), (first, second), strict=True):
+        at = places.to(weights.device)
+        queries = half.gather(2, at[:, None, :, None].expand(-1, half.shape[1], -1, half.shape[3]))
+        maps.append(queries.gather(3, at[:, None, None, :].expand(-1, half.shape[1], at.shape[1], -1)))
+    is_query = real.to(weights.device, torch.float32)[:, None, :, None]
+    apart = (maps[0] - maps[1]) * is_query
+    if average == "after":
+        apart = apart.abs()
+    of_heads = apart.sum(2) / is_query.sum(2)
+    gaps = (of_heads.abs(), of_heads.mean(1).abs())
+    return _Gaps(*(part.double().cpu().numpy() for part in gaps))
+
+
+def _token_gaps(tokenizer: Any, encoded: _Encoded, gaps: Sequence[_Gaps], name: str) -> TokenGaps:
+    if not all(np.isfinite(layer.heads).all() for layer in gaps):
+        raise InputError(f"pair {name!r}: attention is not finite. Are the weights damaged? Try float32")
+    first, second = (
+        tuple(tokenizer.decode([ids[i]]) for i in places)
+        for ids, places in ((encoded.first, encoded.slots.first), (encoded.second, encoded.slots.second))
+    )
+    return TokenGaps(
+        first,
+        second,
+        np.array(encoded.slots.changed),
+        np.stack([layer.mean for layer in gaps]),
+        len(encoded.first) == len(encoded.second),
+    )
