@@ -1,5 +1,6 @@
 """Frozen features: the same as recomputing, made once, and never half used."""
 
+import copy
 import json
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from fairhead.mitigate import DAM, attach
 from fairhead.train import Examples, TrainingPlan, fit, predict
 from fairhead.train.cache import cached_array, key_of
 from fairhead.train.features import frozen_features, last_encoder, put_back
+from fairhead.train.first_token import all_tokens
 
 WIDTH = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4}
 IMAGE = {"image_size": 8, "patch_size": 4}
@@ -75,6 +77,72 @@ def test_features_and_rest_are_the_whole_model_for_padded_text(name, tmp_path):
     features = frozen_features(model, data, tmp_path, batch_size=5)
     whole, rest = model(**data.inputs).logits, last_encoder(model)(**features.inputs).logits
     torch.testing.assert_close(rest, whole, atol=1e-6, rtol=1e-5)
+
+
+def tokens_seen(model, features):
+    """How many tokens the last linear layer before the task head is given."""
+    seen = []
+    last = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m.out_features == 16][-1]
+    # Behind the hooks that were there before it.
+    handle = last.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape[:-1].numel()))
+    model(**features.inputs)
+    handle.remove()
+    return seen[0] // len(features)
+
+
+@pytest.mark.parametrize(
+    ("build", "name", "alone"),
+    [
+        (image_model, "vit", True),
+        (image_model, "dinov2", False),  # its head reads the mean of the other tokens too
+        (text_model, "bert", True),
+        (text_model, "roberta", True),
+        (text_model, "distilbert", True),
+    ],
+)
+def test_the_first_token_is_computed_alone_where_nothing_reads_the_others(build, name, alone, tmp_path):
+    model = build(name).eval()
+    features = frozen_features(model, images() if build is image_model else texts(), tmp_path)
+    rest = last_encoder(model)
+    whole = copy.deepcopy(rest)
+    all_tokens(whole)
+    hooks = [sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in net.modules()) for net in (rest, whole)]
+    assert (hooks[0] > 0) == alone
+    assert hooks[1] == 0
+    if alone:
+        assert tokens_seen(rest, features) == 1
+    # The same losses and gradients, padding and all.
+    for net in (rest, whole):
+        net(**features.inputs, labels=features.labels).loss.backward()
+    for key, parameter in whole.named_parameters():
+        if parameter.grad is not None:
+            torch.testing.assert_close(rest.get_parameter(key).grad, parameter.grad, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("method", [DAM(), DAM(stats_axes="batch_token"), DAM(append=True), DAM(pick="per_head")])
+@pytest.mark.parametrize("name", ["vit", "bert"])
+def test_dam_on_the_first_token_alone_is_dam_on_all_of_them(name, method, tmp_path):
+    model = (image_model if name == "vit" else text_model)(name).eval()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    features = frozen_features(model, images() if name == "vit" else texts(), tmp_path)
+    rest = last_encoder(model)
+    whole = copy.deepcopy(rest)
+    all_tokens(whole)
+    losses = []
+    for net in (rest, whole):
+        torch.manual_seed(0)
+        attach(net, method).train()
+        losses.append(net(**features.inputs, labels=features.labels).loss)
+        losses[-1].backward()
+    torch.testing.assert_close(losses[0], losses[1], atol=1e-5, rtol=1e-5)
+    for key, parameter in whole.named_parameters():
+        if parameter.grad is not None:
+            torch.testing.assert_close(rest.get_parameter(key).grad, parameter.grad, atol=1e-5, rtol=1e-3)
+    torch.testing.assert_close(
+        rest.eval()(**features.inputs).logits, whole.eval()(**features.inputs).logits, atol=1e-5, rtol=1e-4
+    )
 
 
 def test_cached_features_equal_recomputed_ones(tmp_path):

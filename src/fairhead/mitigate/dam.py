@@ -25,6 +25,7 @@ from fairhead.heads import Site, Tap
 from fairhead.mitigate.distributed import gathered
 from fairhead.mitigate.encoder_layer import EncoderLayer, argument, freeze_backbone
 from fairhead.mitigate.standardise import RunningStandardise
+from fairhead.train.first_token import all_tokens
 
 if TYPE_CHECKING:
     from fairhead.mitigate.job import Job
@@ -90,6 +91,8 @@ class DAM:
         """Make `model` a DAM model, in place: see `fairhead.mitigate.attach`."""
         if self.append:
             EncoderLayer(masked=self.mask_padding).attach(model)
+        elif self.stats_axes == "batch_token":
+            all_tokens(model)  # the statistics of q are over all of them
         tap = Tap(model, layers=self.layer).open()
         if self.freeze:
             freeze_backbone(model, tap.sites[0])

@@ -12,6 +12,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads import Site, find_sites
+from fairhead.train.first_token import all_tokens
 
 if TYPE_CHECKING:
     from fairhead.mitigate.job import Job
@@ -49,6 +50,7 @@ class EncoderLayer:
         """Append the layer, in place: see `fairhead.mitigate.attach`."""
         last = find_sites(model)[-1]
         base = _base(model, last)
+        all_tokens(model)  # the new layer reads all of them
         if self.freeze:
             base.requires_grad_(False)
         width = last.n_heads * last.head_dim

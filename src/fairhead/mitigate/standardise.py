@@ -78,7 +78,7 @@ class RunningStandardise(nn.Module):
 
         That divides by the biased deviation; a factor and an ε that make it the unbiased one are given along.
         """
-        batch, heads, tokens, width = x.shape
+        heads, tokens, width = x.shape[1:]
         by_token = x.transpose(1, 2)  # [B, T, H, d], as the projection has made it: nothing is copied
         channels = (tokens, heads, width) if self.axes == (0,) else (1, heads, width)
         flat = by_token.reshape(rows, math.prod(channels))
@@ -86,7 +86,8 @@ class RunningStandardise(nn.Module):
         factor = torch.full((flat.shape[1],), math.sqrt(shrink), dtype=self.mean.dtype, device=x.device)
         found, mean, scale = torch.native_batch_norm(flat, factor, None, None, None, True, 0.0, self.eps * shrink)
         if not is_recomputing():
-            mean, scale = (y.detach().view(channels).transpose(0, 1) for y in (mean, scale))  # [H, T or 1, d]
+            # [H, T or 1, d]; 32 bit always, though the compiler believes otherwise
+            mean, scale = (y.detach().to(self.mean.dtype).view(channels).transpose(0, 1) for y in (mean, scale))
             self._update(mean, scale.reciprocal() / math.sqrt(shrink))
         return found.view(by_token.shape).transpose(1, 2)
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fairhead.errors import UnsupportedModel
 from fairhead.train.cache import cache_folder, cached_array, key_of
 from fairhead.train.examples import Examples
+from fairhead.train.first_token import first_token_only
 
 Progress = Callable[[int, int], None]
 
@@ -53,7 +54,9 @@ def _encoder(model: nn.Module) -> _Encoder:
 def last_encoder(model: nn.Module) -> nn.Module:
     """The trainable rest of a frozen model: its last encoder layer, what comes after it, and the task head.
 
-    A copy: the model given stays as it is. Features go in under the name that `frozen_features` gives them.
+    A copy: the model given stays as it is. Features go in under the name that `frozen_features` gives them. Where the
+    task head reads the first token alone, the copy computes that token alone: the logits are the same, the hidden
+    states of other tokens are not (see `fairhead.train.first_token`).
 
     Args:
         model: an image or text classifier.
@@ -93,7 +96,25 @@ def last_encoder(model: nn.Module) -> nn.Module:
         if before is not None:
             before.requires_grad_(False)
             before.forward = _pass_on
+    _cut(rest)
     return rest
+
+
+def _cut(rest: Any) -> None:
+    """Leave the other tokens out where the task head reads the first alone; see `first_token_only`."""
+    name = "pixel_values" if getattr(rest, "main_input_name", "") == "pixel_values" else "inputs_embeds"
+    width = getattr(rest.config, "hidden_size", None)
+    if width is None:
+        return
+    weight = next(parameter for parameter in rest.parameters() if parameter.is_floating_point())
+    # Chance of its own: to look at a model must not change what comes after.
+    tokens = torch.randn(2, 5, width, generator=torch.Generator().manual_seed(0)).to(weight)
+
+    def run() -> Tensor:
+        logits: Tensor = rest(**{name: tokens}).logits
+        return logits
+
+    first_token_only(rest, run)
 
 
 def _pass_on(*args: Any, inputs_embeds: Tensor | None = None, **ignored: Any) -> Tensor:

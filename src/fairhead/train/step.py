@@ -51,6 +51,8 @@ class CudaRecorder:
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
         self._graph = torch.cuda.CUDAGraph()
+        number = torch.cuda.current_device() if device.index is None else device.index
+        self._chance = torch.cuda.default_generators[number]
 
     def warm_up(self, function: Callable[[], Tensor]) -> Tensor:
         """Run on the stream that will record: autograd remembers which one it saw first."""
@@ -77,12 +79,15 @@ class CudaRecorder:
 
     def record(self, function: Callable[[], Tensor]) -> Tensor:
         """Record; other threads may use the device meanwhile."""
-        before = torch.cuda.current_stream()
+        stream, chance = torch.cuda.current_stream(), self._chance.clone_state()
         try:
             with torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local"):
                 return function()
-        finally:
-            torch.cuda.set_stream(before)  # a recording that fails leaves its own stream in place
+        except BaseException:
+            # A recording that fails leaves its stream in place, and a generator that waits for its end.
+            torch.cuda.set_stream(stream)
+            self._chance.graphsafe_set_state(chance)
+            raise
 
     def replay(self) -> None:
         """One launch for the whole step."""
@@ -268,7 +273,11 @@ class _State:
 
     def changed(self) -> str | None:
         """The name of one that is bound to something else by now."""
-        return next((name for name, space, key, value in self._bound if space.get(key) is not value), None)
+        for name, space, key, value in self._bound:
+            now = space.get(key)
+            if now is not value and (isinstance(value, Tensor) or now != value):
+                return name
+        return None
 
     def put_back(self) -> None:
         """Bind all of them as they were."""

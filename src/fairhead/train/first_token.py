@@ -1,0 +1,104 @@
+"""Computing the first token alone where nothing reads the others: most of the work of a last encoder layer.
+
+A classifier that reads the first token needs the keys and values of all tokens, but only the first one's query, output
+projection, feed-forward part and norms. Nothing of the model is written anew: hooks show its linear layers and norms
+one token, and sums with longer tensors broadcast, so that the first token is right and the others are never looked at.
+Whether that is so is tried out, not assumed.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairhead.heads import find_sites
+
+# The norms of transformers' families are classes of their own, named so.
+_NORM = "norm"
+
+
+def first_token_only(model: nn.Module, run: Callable[[], Tensor]) -> bool:
+    """Let a model with one attention layer compute its first token alone, if its logits stay what they are.
+
+    Args:
+        model: whose only attention layer is its last; changed in place.
+        run: gives the logits of an input of several tokens.
+
+    Returns:
+        Whether the model was changed. `all_tokens` changes it back.
+    """
+    sites = find_sites(model)
+    if len(sites) != 1:
+        return False
+    site = sites[0]
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            with _order_of_calls(model) as called:
+                whole = run()
+            if site.projection not in called:
+                return False
+            for module in dict.fromkeys(called[called.index(site.projection) :]):
+                module.register_forward_pre_hook(_show_first)
+            names = {module: name.rpartition(".")[2] for name, module in model.named_modules()}
+            for module in called[: called.index(site.projection)]:
+                if names[module].startswith("q") and isinstance(module, nn.Linear):
+                    module.register_forward_pre_hook(_show_first_query)
+                    module.register_forward_hook(_repeat_first)
+            cut = _logits_or_none(run)
+    finally:
+        model.train(was_training)
+    if cut is not None and cut.shape == whole.shape and torch.allclose(cut, whole, rtol=1e-4, atol=1e-5):
+        return True
+    all_tokens(model)
+    return False
+
+
+def all_tokens(model: nn.Module) -> None:
+    """Undo `first_token_only`: for whoever reads the other tokens after all. A model that is whole stays as it is."""
+    for module in model.modules():
+        hook_lists: tuple[dict[int, Any], ...] = (module._forward_pre_hooks, module._forward_hooks)
+        for hooks in hook_lists:
+            for number in [number for number, hook in hooks.items() if hook in _HOOKS]:
+                del hooks[number]
+
+
+def _show_first(module: nn.Module, args: tuple[Any, ...]) -> Any:
+    x = args[0]
+    return (x[:, :1], *args[1:]) if x.dim() == 3 else None
+
+
+def _show_first_query(module: Any, args: tuple[Any, ...]) -> Any:
+    module._all_tokens = args[0].shape[1]
+    return _show_first(module, args)
+
+
+def _repeat_first(module: Any, args: tuple[Any, ...], query: Tensor) -> Tensor:
+    """[B, 1, D] to [B, T, D], a view: attention is called as ever, and its other rows are dropped after it."""
+    return query.expand(-1, module._all_tokens, -1)
+
+
+_HOOKS = (_show_first, _show_first_query, _repeat_first)
+
+
+def _logits_or_none(run: Callable[[], Tensor]) -> Tensor | None:
+    try:
+        return run()
+    except (RuntimeError, ValueError, IndexError):  # shapes that do not fit: this model needs its tokens
+        return None
+
+
+@contextmanager
+def _order_of_calls(model: nn.Module) -> Iterator[list[nn.Module]]:
+    """The linear layers and norms of a model as they are called."""
+    called: list[nn.Module] = []
+    parts = [m for m in model.modules() if isinstance(m, nn.Linear) or _NORM in type(m).__name__.lower()]
+    handles = [part.register_forward_pre_hook(lambda module, args: called.append(module)) for part in parts]
+    try:
+        yield called
+    finally:
+        for handle in handles:
+            handle.remove()
