@@ -355,13 +355,15 @@ def _shifted(gaps: PairGaps, layer: int, n_perm: int, seed: int) -> dict[str, Ar
         hit[i, : len(values)] = [float(largest_on(values, one)) for one in moved]
         apart[i, : len(values)] = [values[one].mean() - values[~one].mean() for one in moved]
     lengths = np.array([len(tokens.changed) for tokens in gaps.tokens])
-    rows, rng = np.arange(len(lengths)), np.random.default_rng(seed)
-    found: dict[str, list[float]] = {"above_chance": [], "gap_difference": []}
-    for _ in range(n_perm):
-        drawn = rng.integers(lengths)
-        found["above_chance"].append(float((hit[rows, drawn] - gaps.chance).mean()))
-        found["gap_difference"].append(float(apart[rows, drawn].mean()))
-    return {name: np.array(values) for name, values in found.items()}
+    rng = np.random.default_rng(seed)
+    expected = float(gaps.chance.mean())
+    found: dict[str, list[Array]] = {"above_chance": [], "gap_difference": []}
+    block = max(1, (1 << 20) // len(lengths))
+    for begin in range(0, n_perm, block):
+        drawn = rng.integers(lengths, size=(min(block, n_perm - begin), len(lengths))).T
+        found["above_chance"].append(np.take_along_axis(hit, drawn, 1).mean(0) - expected)
+        found["gap_difference"].append(np.take_along_axis(apart, drawn, 1).mean(0))
+    return {name: np.concatenate(values) for name, values in found.items()}
 
 
 def _grid(values: Array, heads: int) -> list[list[float | None]]:
