@@ -9,6 +9,8 @@ import typer
 from fairhead.cli.lm import EPILOG, Benchmark, lm_command
 from fairhead.cli.lm_bold import EPILOG as BOLD_EPILOG
 from fairhead.cli.lm_bold import bold_command
+from fairhead.cli.lm_compare import EPILOG as COMPARE_EPILOG
+from fairhead.cli.lm_compare import compare_command
 from fairhead.cli.lm_suite import EPILOG as SUITE_EPILOG
 from fairhead.cli.lm_suite import suite_command
 
@@ -45,3 +47,4 @@ for _benchmark in Benchmark:
     lm_app.command(_benchmark.value, epilog=EPILOG)(_command(_benchmark))
 lm_app.command("suite", epilog=SUITE_EPILOG)(suite_command)
 lm_app.command("bold", epilog=BOLD_EPILOG)(bold_command)
+lm_app.command("compare", epilog=COMPARE_EPILOG)(compare_command)

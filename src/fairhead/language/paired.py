@@ -19,6 +19,7 @@ from fairhead.language.tables import ItemTable, Measure
 
 SIGNIFICANT = 0.05
 _FEW_CLUSTERS = 10
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class Change:
     @property
     def direction(self) -> str | None:
         """Where the figure moved, certain or not: "nearer" or "further" from its ideal; None where there is none."""
-        if self.nearer is None or self.nearer.value == 0:
+        if self.nearer is None or abs(self.nearer.value) < _ROUNDING:
             return None
         return "nearer" if self.nearer.value < 0 else "further"
 

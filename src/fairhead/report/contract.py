@@ -10,6 +10,9 @@ from fairhead.audit.results import AUDIT_SCHEMA, COMPARISON_SCHEMA
 from fairhead.errors import InputError, did_you_mean
 
 SCHEMA = "fairhead.report/1"
+# How a change is written, and what may be said of it.
+CHANGE_UNITS = ("share", "number", "ratio")
+CHANGE_OUTCOMES = ("better", "worse", "changed", "cannot be told apart", "undefined")
 TONES = ("good", "bad", "unclear", "note")
 
 
@@ -23,7 +26,7 @@ def checked(report: Mapping[str, Any]) -> dict[str, Any]:
         >>> checked({**empty, "sections": [{"kind": "adit", "title": "A"}]})
         Traceback (most recent call last):
         fairhead.errors.InputError: report.sections[0].kind is 'adit'; expected one of audit, comparison, headmap, \
-ablation, text, curve, top_heads. Did you mean 'audit'?
+ablation, text, curve, top_heads, changes, spillover. Did you mean 'audit'?
     """
     plain = _plain(report, "report")
     if not isinstance(plain, dict):
@@ -249,6 +252,46 @@ def _top_heads(section: dict[str, Any], where: str) -> None:
                     raise InputError(f"{at}.{end}[{j}] is not a picture; expected a data: address with JPEG or PNG")
 
 
+def _change(change: Any, where: str) -> None:
+    _numbers(change, where, "before", "after", "value", "low", "high", "p", "p_adjusted", "mde")
+    _take(change, where, "n", int)
+    _one_of(_take(change, where, "unit", str), f"{where}.unit", CHANGE_UNITS)
+    word = _one_of(_take(change, where, "outcome", str), f"{where}.outcome", CHANGE_OUTCOMES)
+    if (word == "undefined") != (change["value"] is None):
+        raise InputError(f"{where}.outcome is {word!r}; expected 'undefined' where there is no value and only there")
+    _why_undefined(change, where)
+
+
+def _changes(section: dict[str, Any], where: str) -> None:
+    _take(section, where, "base", str)
+    _numbers(section, where, "level", nullable=False)
+    for name in _take(section, where, "definitions", dict, required=False) or {}:
+        _take(section["definitions"], f"{where}.definitions", name, str)
+    for i, panel in enumerate(_take(section, where, "panels", list)):
+        at = f"{where}.panels[{i}]"
+        _take(panel, at, "caption", str)
+        for j, change in enumerate(_take(panel, at, "changes", list)):
+            _take(change, f"{at}.changes[{j}]", "name", str)
+            for key in ("note", "better"):
+                _take(change, f"{at}.changes[{j}]", key, str, required=False)
+            _change(change, f"{at}.changes[{j}]")
+
+
+def _spillover(section: dict[str, Any], where: str) -> None:
+    columns = _take(section, where, "columns", list)
+    for i, row in enumerate(_take(section, where, "rows", list)):
+        at = f"{where}.rows[{i}]"
+        for key in ("benchmark", "category"):
+            _take(row, at, key, str)
+        cells = _take(row, at, "cells", list)
+        if len(cells) != len(columns):
+            raise InputError(f"{at} has {len(cells)} cells; expected one a column, {len(columns)}")
+        for j, cell in enumerate(cells):
+            _take(cell, f"{at}.cells[{j}]", "targeted", bool)
+            _take(cell, f"{at}.cells[{j}]", "direction", str, nullable=True)
+            _change(cell, f"{at}.cells[{j}]")
+
+
 def _text(section: dict[str, Any], where: str) -> None:
     """Nothing beyond the title and text that every section has."""
 
@@ -261,4 +304,6 @@ _SECTIONS: Mapping[str, Callable[[dict[str, Any], str], None]] = {
     "text": _text,
     "curve": _curve,
     "top_heads": _top_heads,
+    "changes": _changes,
+    "spillover": _spillover,
 }

@@ -14,6 +14,7 @@ from markupsafe import Markup
 from fairhead.errors import InputError
 from fairhead.report import wording
 from fairhead.report.audit_view import audit_view, definitions
+from fairhead.report.changes_view import changes_view, spillover_view
 from fairhead.report.comparison_view import comparison_view
 from fairhead.report.contract import checked
 from fairhead.report.heads_view import ablation_view, headmap_view
@@ -27,6 +28,8 @@ _VIEWS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "ablation": ablation_view,
     "curve": curve_view,
     "top_heads": top_heads_view,
+    "changes": changes_view,
+    "spillover": spillover_view,
 }
 
 

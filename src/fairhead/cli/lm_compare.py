@@ -1,0 +1,138 @@
+"""`fairhead lm compare`: what a change of a language model did, from the folders of two or more suites."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fairhead.cli.lm import check_numbers, option
+from fairhead.cli.output import check_output, command_line, write_json
+from fairhead.errors import InputError
+
+if TYPE_CHECKING:
+    from fairhead.language.before_after import BeforeAfter
+
+EPILOG = """
+Every figure is paired: the models answered the same items, and whole clusters of items (templates, terms, occupations,
+pages) are drawn together. *better* and *worse* are about the distance to an even model, need an interval that leaves
+out 0, and p < 0.05 after Holm's correction over all runs; otherwise two models *cannot be told apart*, and the smallest
+difference that would have been seen is given. StereoSet is scored on terms that none of the models was trained on.
+
+**Examples**
+
+    fairhead lm compare runs/base runs/klaad --html before-after.html
+
+    fairhead lm compare runs/base runs/klaad runs/ce runs/cda --names base,KLAAD,control,CDA --json all.json
+
+    fairhead lm compare runs/ce runs/klaad      # KLAAD against plain fine-tuning on the same sentences
+"""
+_STATISTICS, _OUTPUT = "Statistics", "Output"
+_GLYPHS = {
+    "better": "[green]✓[/]",
+    "worse": "[red]![/]",
+    "changed": "[blue]~[/]",
+    "cannot be told apart": "[dim]?[/]",
+}
+_BEGIN, _END = "<!-- figures: begin -->", "<!-- figures: end -->"
+
+
+def compare_command(
+    context: typer.Context,
+    folders: Annotated[
+        list[Path], typer.Argument(help="Folders of fairhead lm suite; the first is before.", metavar="BEFORE AFTER...")
+    ],
+    names: Annotated[
+        str | None, option("--names", "What to call the runs, with commas between.", None, "NAMES")
+    ] = None,
+    html: Annotated[str | None, option("--html", "Write a report, and its JSON beside it.", _OUTPUT, "FILE")] = None,
+    json_path: Annotated[str | None, option("--json", "Write JSON; - prints only JSON.", _OUTPUT, "FILE")] = None,
+    markdown: Annotated[
+        Path | None,
+        option(
+            "--markdown",
+            "Write Markdown. In a file that is there, only what stands between the two lines "
+            f"`{_BEGIN}` and `{_END}` is replaced.",
+            _OUTPUT,
+            "FILE",
+        ),
+    ] = None,
+    n_boot: Annotated[int, option("--n-boot", "Bootstrap replicates.", _STATISTICS, "N")] = 2000,
+    n_perm: Annotated[int, option("--n-perm", "Random swaps of each p-value.", _STATISTICS, "N")] = 10_000,
+    seed: Annotated[int, option("--seed", "Same seed, same figures.", _STATISTICS, "N")] = 0,
+    level: Annotated[float, option("--level", "Confidence level of intervals.", _STATISTICS, "SHARE")] = 0.95,
+) -> None:
+    """What did a change of a model do: stereotypes, spill-over, language, attention? Needs no torch."""
+    check_numbers(n_boot, level, None, seed)
+    if n_perm < 1:
+        raise InputError(f"--n-perm is {n_perm}; at least 1 is expected")
+    for path in (html, json_path, None if markdown is None else str(markdown)):
+        check_output(path)
+    if html is not None and not html.lower().endswith(".html"):
+        raise InputError(f"--html is {html}; a path that ends in .html is expected")
+    from fairhead.language.before_after import compare_suites
+    from fairhead.language.before_after_report import markdown_of, report_of
+    from fairhead.language.resampling import Resampling
+
+    called = [name.strip() for name in names.split(",")] if names else None
+    found = compare_suites(folders, called, Resampling(n_boot=n_boot, seed=seed, level=level), n_perm)
+    if json_path is not None:
+        write_json(found.to_dict(), json_path)
+    if html is not None:
+        from fairhead.report import write
+
+        write(report_of(found, command_line(context)), html)
+    if markdown is not None:
+        _write_markdown(markdown, markdown_of(found))
+    if json_path != "-":
+        _show(found)
+
+
+def _write_markdown(path: Path, figures: str) -> None:
+    from fairhead.records.write import output_errors
+
+    with output_errors(path):
+        page = path.read_text(encoding="utf-8") if path.exists() else f"{_BEGIN}\n{_END}\n"
+        if page.count(_BEGIN) != 1 or page.count(_END) != 1 or page.index(_BEGIN) > page.index(_END):
+            raise InputError(f"{path} has no place for figures; one line {_BEGIN} and one {_END} are expected")
+        head, _, rest = page.partition(_BEGIN)
+        _, _, tail = rest.partition(_END)
+        path.write_text(f"{head}{_BEGIN}\n\n{figures}\n{_END}{tail}", encoding="utf-8")
+
+
+def _show(found: "BeforeAfter") -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from fairhead.language.before_after_report import as_figures, named, verdict
+    from fairhead.report.changes_view import written
+
+    console = Console()
+    marks = {"good": "[green]✓[/]", "bad": "[red]![/]", "unclear": "[yellow]?[/]", "note": "[blue]i[/]"}
+    for sentence in verdict(found):
+        console.print(f"{marks[sentence['tone']]} {escape(sentence['text'])}", highlight=False)
+    for run in found.runs:
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, title_justify="left", title_style="bold")
+        table.title = escape(f"{run.name} against {found.base}")
+        table.add_column("", width=1)
+        table.add_column("", overflow="fold", min_width=14)
+        table.add_column("before → after", justify="right")
+        table.add_column("change (interval)", justify="right")
+        table.add_column("would be seen", justify="right")
+        for change in run.headlines:
+            if change.undefined is None:
+                made = written(as_figures(change))
+                both, moved = f"{made.before} → {made.after}", f"{made.difference} ({made.interval})"
+                table.add_row(_GLYPHS[change.outcome], escape(named(change)), both, moved, made.detectable)
+        console.print()
+        console.print(table)
+        for change in run.headlines:
+            if change.undefined is not None:
+                console.print(f"[dim]–: {escape(named(change))}: {escape(change.undefined)}[/]", highlight=False)
+        if run.missing:
+            console.print(f"[dim]Only one of the two has {', '.join(run.missing)}[/]", highlight=False)
+    console.print("[dim]✓ better, ! worse, ~ changed but neither, ? cannot be told apart[/]", highlight=False)
+    held_out = f"StereoSet without {len(found.left_out_targets)} terms that were trained on. "
+    held_out = held_out if found.left_out_targets else ""
+    console.print(f"[dim]{held_out}p-values and the spill-over matrix: --html, --json, --markdown[/]", highlight=False)

@@ -1,0 +1,344 @@
+"""Before and after in words: the verdict, the sections of a report, and the same as Markdown for docs."""
+
+import platform
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fairhead import __version__
+from fairhead.language.before_after import BeforeAfter, Run
+from fairhead.language.figures import axis, label, title
+from fairhead.language.paired import Change
+from fairhead.report.changes_view import written
+from fairhead.report.contract import SCHEMA as REPORT_SCHEMA
+from fairhead.report.wording import THIN_SPACE, count, p_value
+
+NBSP = "\u00a0"
+STEREOTYPES = ("stereoset", "crows_pairs", "bbq", "winobias", "bold")
+LANGUAGE = ("perplexity",)
+ATTENTION = ("attention_gap", "attention_entropy")
+_SECTIONS = (
+    (
+        "Stereotypes",
+        STEREOTYPES,
+        "Better and worse are about the distance to an even model. StereoSet is scored on terms that no model was "
+        "trained on; CrowS-Pairs, BBQ, WinoBias and BOLD had no part in training.",
+    ),
+    ("Language", LANGUAGE, "The price: perplexity of held-out text, as a ratio to the first model's."),
+    (
+        "Attention",
+        ATTENTION,
+        "Where attention differs between a stereotyped sentence and its counterpart, and how spread out attention is "
+        "on plain text (1 is uniform, 0 a single token). Tokens that differ draw different attention in any model: a "
+        "smaller gap is what such training asks for, and no proof of less bias.",
+    ),
+)
+
+
+def report_of(found: BeforeAfter, command: str | None = None) -> dict[str, Any]:
+    """The report as `fairhead.report` takes it."""
+    runs = ", ".join(run.name for run in found.runs)
+    sections: list[dict[str, Any]] = []
+    for heading, benchmarks, text in _SECTIONS:
+        panels = _panels(found, [[c for c in run.headlines if c.benchmark in benchmarks] for run in found.runs])
+        if panels:
+            sections.append(_changes(found, heading, text, panels, _definitions(found, benchmarks)))
+            if heading == "Attention":
+                sections += _entropy_maps(found)
+    matrix = spillover(found)
+    if matrix["rows"]:
+        sections.insert(min(1, len(sections)), matrix)
+    seen = _panels(found, [run.seen for run in found.runs])
+    if seen:
+        text = (
+            "StereoSet on the terms that were trained on. This shows that training took hold; it says nothing about "
+            "other terms, and no p-value here is corrected."
+        )
+        sections.append(_changes(found, "On the terms trained on", text, seen, {}))
+    origin = {"fairhead": __version__, "python": platform.python_version(), "command": command}
+    return {
+        "schema": REPORT_SCHEMA,
+        "title": f"Before and after: {found.base} and {runs}",
+        "question": (
+            f"What did {runs} change against {found.base}: stereotypes that were aimed at, categories that were not, "
+            "the model's language, and its attention? Every figure is paired: both models answered the same items."
+        ),
+        "verdict": verdict(found),
+        "sections": sections,
+        "provenance": {k: v for k, v in {**origin, **found.provenance}.items() if v is not None},
+    }
+
+
+def verdict(found: BeforeAfter) -> list[dict[str, str]]:
+    """What the figures allow one to say, a few sentences a run."""
+    lines: list[dict[str, str]] = []
+    for run in found.runs:
+        judged = [c for c in run.headlines if c.benchmark in (*STEREOTYPES, *LANGUAGE)]
+        by_outcome = {w: [c for c in judged if c.outcome == w] for w in ("better", "worse", "changed")}
+        told = sum(map(len, by_outcome.values()))
+        for word, tone in (("better", "good"), ("worse", "bad"), ("changed", "note")):
+            if by_outcome[word]:
+                named = "; ".join(said(c) for c in by_outcome[word])
+                verb = "changed, neither better nor worse, in" if word == "changed" else f"{word} in"
+                lines.append(_line(tone, f"{run.name} is {verb} {named}."))
+        apart = sum(c.outcome == "cannot be told apart" for c in judged)
+        if apart:
+            which = f"in the other {apart} figures" if told else f"in any of {apart} figures"
+            lines.append(_line("unclear", f"{run.name} cannot be told apart from {found.base} {which}."))
+        lines += _spill(run) + _attention(run)
+    return lines
+
+
+def _spill(run: Run) -> list[dict[str, str]]:
+    untargeted = [c for c in run.by_category if c.value is not None and not targeted(run, c)]
+    if not untargeted or not run.targeted:
+        return []
+    worse = [c for c in untargeted if c.outcome == "worse"]
+    better = sum(c.outcome == "better" for c in untargeted)
+    further = sum(c.direction == "further" for c in untargeted)
+    named = f" ({'; '.join(said(c) for c in worse)})" if worse else ""
+    return [
+        _line(
+            "bad" if worse else "note",
+            f"{run.name}, spill-over: of {len(untargeted)} categories that were not aimed at, {len(worse)} got worse"
+            f"{named} and {better} better beyond chance; {further} lie further from even than before, certain or not.",
+        )
+    ]
+
+
+def _attention(run: Run) -> list[dict[str, str]]:
+    lines = []
+    if run.collapsed:
+        layers = "; ".join(f"layer {c.layer}, entropy {c.before:.2f} → {c.after:.2f}, {c.what}" for c in run.collapsed)
+        lines.append(
+            _line(
+                "bad",
+                f"{run.name}: attention has collapsed in {len(run.collapsed)} of {_depth(run)} layers ({layers}).",
+            )
+        )
+    entropy = next((c for c in run.headlines if c.benchmark == "attention_entropy" and c.value is not None), None)
+    if entropy is not None and not run.collapsed:
+        lines.append(_line("note", f"{run.name}: no layer's attention has collapsed; {said(entropy)}."))
+    gap = next((c for c in run.headlines if c.metric == "gap_difference" and c.value is not None), None)
+    if gap is not None:
+        lines.append(_line("note", f"{run.name}: {said(gap)}: {_WORDS_OF_GAP[gap.outcome]}."))
+    return lines
+
+
+def _depth(run: Run) -> int:
+    return len(run.entropy or [])
+
+
+_WORDS_OF_GAP = {
+    "better": "attention differs less between a stereotyped sentence and its counterpart",
+    "worse": "attention differs more between a stereotyped sentence and its counterpart",
+    "changed": "the gap has changed sides",
+    "cannot be told apart": "no change of the attention gap is shown",
+}
+
+
+def said(change: Change) -> str:
+    """A change in a few words.
+
+    Example:
+        >>> moved = Change("crows_pairs", "ss", "age", 0.6, 0.55, -0.05, -0.08, -0.02, 87, 87, p=0.01, p_adjusted=0.04)
+        >>> said(moved).replace("\u202f", " ").replace("\u2212", "-")
+        'CrowS-Pairs age ss 60.0 % → 55.0 % (-5.0, -8.0 to -2.0)'
+    """
+    made = written(as_figures(change))
+    return f"{named(change)} {made.before} → {made.after} ({made.difference}, {made.interval})"
+
+
+def named(change: Change) -> str:
+    """Benchmark, category and metric of a change."""
+    return " ".join(part for part in (title(change.benchmark), change.group_by, label(*_key(change)).name) if part)
+
+
+def as_figures(change: Change) -> dict[str, Any]:
+    """A change as sections of a report have it."""
+    return {
+        "before": change.before,
+        "after": change.after,
+        "value": change.value,
+        "low": change.low,
+        "high": change.high,
+        "mde": change.mde,
+        "p": change.p,
+        "p_adjusted": change.p_adjusted,
+        "n": change.n,
+        "unit": "ratio" if change.relative else "share" if label(*_key(change)).share else "number",
+        "outcome": change.outcome,
+        "undefined": change.undefined,
+    }
+
+
+def targeted(run: Run, change: Change) -> bool:
+    """Whether a run was trained on the axis that a figure is of."""
+    return axis(change.benchmark, change.group_by) in run.targeted
+
+
+def spillover(found: BeforeAfter) -> dict[str, Any]:
+    """The matrix of categories and runs, as a section."""
+    rows: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for run in found.runs:
+        for change in run.by_category:
+            cell = {**as_figures(change), "targeted": targeted(run, change), "direction": change.direction}
+            rows.setdefault(_place(change), []).append(cell)
+    complete = {place: cells for place, cells in rows.items() if len(cells) == len(found.runs)}
+    return {
+        "kind": "spillover",
+        "title": "Spill-over: every category",
+        "text": (
+            "How far each category moved, aimed at or not. Methods that reduce one bias often stir others: look at the "
+            "whole. Percentage points of ss, bias score and the like; differences of group means for BOLD. "
+            "p-values are corrected over all cells."
+        ),
+        "columns": [run.name for run in found.runs],
+        "rows": [
+            {"benchmark": f"{place[0]} {place[2]}", "category": place[1], "cells": cells}
+            for place, cells in complete.items()
+        ],
+    }
+
+
+def _place(change: Change) -> tuple[str, str, str]:
+    return title(change.benchmark), change.group_by or "all", label(*_key(change)).name
+
+
+def _key(change: Change) -> tuple[str, str]:
+    return change.benchmark, change.metric
+
+
+def _changes(
+    found: BeforeAfter,
+    heading: str,
+    text: str,
+    panels: Sequence[Mapping[str, Any]],
+    definitions: Mapping[str, str],
+) -> dict[str, Any]:
+    level = found.provenance.get("level", 0.95)
+    made = {"kind": "changes", "title": heading, "text": text, "base": found.base, "level": level}
+    return {**made, "panels": list(panels), "definitions": dict(definitions)}
+
+
+def _panels(found: BeforeAfter, of_runs: Sequence[Sequence[Change]]) -> list[dict[str, Any]]:
+    """With one run a panel is a benchmark, with several it is a figure; either way its rows share an axis."""
+    several = len(found.runs) > 1
+    panels: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for run, changes in zip(found.runs, of_runs, strict=True):
+        for change in changes:
+            figures = as_figures(change)
+            of_what = _where(found, change)
+            metric = " ".join(part for part in (label(*_key(change)).name, change.group_by) if part)
+            caption = (f"{of_what}: {metric}",) if several else (of_what, figures["unit"])
+            row = {
+                **figures,
+                "name": run.name if several else metric,
+                "note": ", ".join(filter(None, [f"n{NBSP}={NBSP}{count(change.n)}", change.note])),
+                "better": "" if several else _better(change),
+            }
+            panels.setdefault(caption, []).append(row)
+    return [{"caption": caption[0], "changes": rows} for caption, rows in panels.items()]
+
+
+def _definitions(found: BeforeAfter, benchmarks: Sequence[str]) -> dict[str, str]:
+    changes = [c for run in found.runs for c in run.headlines if c.benchmark in benchmarks]
+    labels = {f"{title(c.benchmark)} {label(*_key(c)).name}": label(*_key(c)).says for c in changes}
+    return {name: says for name, says in labels.items() if says}
+
+
+def _where(found: BeforeAfter, change: Change) -> str:
+    if change.benchmark == "stereoset" and found.left_out_targets:
+        return "StereoSet, held-out terms"
+    return title(change.benchmark)
+
+
+def _better(change: Change) -> str:
+    """Which way is better, for the reader who does not know the figure."""
+    if change.ideal is None or change.before is None or change.after is None:
+        return ""
+    if change.ideal == 0.5:
+        return f"nearer 50{THIN_SPACE}% is better"
+    low, high = sorted((change.before, change.after))
+    if low < change.ideal < high:
+        return f"nearer {change.ideal:g} is better"
+    return "lower is better" if low >= change.ideal else "higher is better"
+
+
+def _entropy_maps(found: BeforeAfter) -> list[dict[str, Any]]:
+    sections = []
+    for run in found.runs:
+        before, after = found.base_entropy, run.entropy
+        if before is None or after is None or [len(r) for r in before] != [len(r) for r in after]:
+            continue
+        if len({len(row) for row in before}) != 1:  # a map needs layers of as many heads
+            continue
+        moved = [[b - a for a, b in zip(*rows, strict=True)] for rows in zip(before, after, strict=True)]
+        sections.append(
+            {
+                "kind": "headmap",
+                "title": f"Attention entropy of each head: {run.name} minus {found.base}",
+                "text": "Positive is flatter attention than before, negative is sharper.",
+                "measure": "change of normalised entropy",
+                "unit": "",
+                "values": moved,
+                "selected": [],
+            }
+        )
+    return sections
+
+
+def _line(tone: str, text: str) -> dict[str, str]:
+    return {"tone": tone, "text": text}
+
+
+def markdown_of(found: BeforeAfter) -> str:
+    """The figures as Markdown: verdict, headlines, the matrix."""
+    lines = [f"- **{sentence['tone']}**: {sentence['text']}" for sentence in verdict(found)]
+    lines += [
+        "",
+        "### Figures",
+        "",
+        "| | run | before | after | change (95 % interval) | detectable | p, Holm | outcome |",
+    ]
+    lines[-1] = lines[-1].replace("95 %", f"{100 * found.provenance.get('level', 0.95):g} %")
+    lines.append("|---|---|--:|--:|--:|--:|--:|---|")
+    order = dict.fromkeys((c.benchmark, c.metric, c.group_by) for run in found.runs for c in run.headlines)
+    for key in order:
+        for run in found.runs:
+            lines += [_row(found, run, c) for c in run.headlines if (c.benchmark, c.metric, c.group_by) == key]
+    matrix = spillover(found)
+    if matrix["rows"]:
+        lines += ["", "### Spill-over", "", f"| benchmark | category | {' | '.join(matrix['columns'])} |"]
+        lines.append(f"|---|---|{'--:|' * len(matrix['columns'])}")
+        for row in matrix["rows"]:
+            cells = [_matrix_cell(cell) for cell in row["cells"]]
+            lines.append(f"| {row['benchmark']} | {row['category']} | {' | '.join(cells)} |")
+        lines += ["", "**bold**: beyond chance; ◎: an axis that was trained on; ↓ nearer to even, ↑ further from it."]
+    seen = [(run, c) for run in found.runs for c in run.seen]
+    if seen:
+        lines += ["", "### On the terms trained on (circular)", "", "| | run | before | after | change | p |"]
+        lines.append("|---|---|--:|--:|--:|--:|")
+        for run, c in seen:
+            made = written(as_figures(c))
+            moved = f"{made.difference} ({made.interval})"
+            lines.append(f"| {named(c)} | {run.name} | {made.before} | {made.after} | {moved} | {p_value(c.p)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _row(found: BeforeAfter, run: Run, change: Change) -> str:
+    what = " ".join(p for p in (_where(found, change), change.group_by, label(*_key(change)).name) if p)
+    if change.value is None:
+        return f"| {what} | {run.name} | | | | | | undefined: {change.undefined} |"
+    made = written(as_figures(change))
+    outcome = change.outcome if change.outcome in ("cannot be told apart",) else f"**{change.outcome}**"
+    cells = [made.before, made.after, f"{made.difference} ({made.interval})", made.detectable]
+    return f"| {what} | {run.name} | {' | '.join(cells)} | {p_value(change.p_adjusted)} | {outcome} |"
+
+
+def _matrix_cell(cell: Mapping[str, Any]) -> str:
+    if cell["value"] is None:
+        return "–"
+    arrow = {"nearer": "↓", "further": "↑"}.get(cell["direction"] or "", "")
+    text = f"{written(cell).difference} {arrow}".strip()
+    text = f"**{text}**" if cell["outcome"] in ("better", "worse", "changed") else text
+    return f"{text} ◎" if cell["targeted"] else text
