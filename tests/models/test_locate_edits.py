@@ -149,14 +149,44 @@ def test_baking_into_conv1d_and_without_a_bias() -> None:
     with torch.no_grad():
         torch.testing.assert_close(model(**batch).last_hidden_state, expected, atol=1e-5, rtol=1e-4)
     llama = FAMILIES["Llama"].build("sdpa")
-    with pytest.raises(UnsupportedModel, match="has no bias to hold a mean"):
-        edits.bake(llama, WHERE, "mean")
     edits.bake(llama, WHERE, "zero")
     assert llama.layers[0].self_attn.o_proj.weight[:, 8:16].abs().max() == 0
     with pytest.raises(InputError, match="cannot be baked"):
         edits.bake(llama, WHERE, "resample")
     with pytest.raises(InputError, match="kind is 'remove'"):
         edits.bake(llama, WHERE, "remove")
+
+
+def test_a_family_without_biases_gets_them_if_it_can_have_them(tmp_path) -> None:
+    family = FAMILIES["Llama"]
+    model, batch = family.build("sdpa"), family.inputs()
+    edits = HeadEdits(np.random.default_rng(0).normal(size=(2, 4, 8)), np.tile(np.eye(8), (2, 4, 1, 1)), 0.0, 9)
+    with torch.no_grad(), fairhead.tap(model) as heads:
+        edits.apply(heads, WHERE, "mean", tokens=None)
+        expected = model(**batch).last_hidden_state
+    edits.bake(model, WHERE, "mean")
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(**batch).last_hidden_state, expected, atol=1e-5, rtol=1e-4)
+    mistral = FAMILIES["Mistral"].build("sdpa")
+    with pytest.raises(UnsupportedModel, match="has no bias to hold a mean"):
+        edits.bake(mistral, WHERE, "mean")
+    assert not getattr(mistral.config, "attention_bias", False)
+
+
+def test_padding_has_no_part_in_means_of_all_tokens() -> None:
+    family = FAMILIES["BERT"]
+    model, batch = family.build("sdpa"), family.inputs()
+    groups, labels = np.array([0, 1, 0, 1, 0, 1]), np.zeros(6, dtype=int)
+    edits = HeadEdits.learn_everywhere(Decomposer(model), [batch, batch], groups, labels)
+    with torch.no_grad(), fairhead.tap(model) as heads:
+        reading = heads.read("output")
+        model(**batch)
+    real = batch["attention_mask"].bool()
+    # Rows 0 to 2 come twice, so that each is once in either group.
+    expected = torch.stack([x[real].mean(0) for x in reading])
+    np.testing.assert_allclose(edits.means, expected, atol=1e-5)
 
 
 def test_means_of_all_tokens_are_over_all_tokens(clip, images, groups) -> None:

@@ -37,6 +37,15 @@ class HeadEdits:
             group given the label and is otherwise as near to x as can be.
         shrinkage: how far the covariances behind them were shrunk, at most; near 1 there were too few rows.
         n: rows behind them.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> groups, labels = np.arange(400) % 2, np.zeros(400, int)
+        >>> x = rng.normal(size=(400, 1, 1, 3)) + 2 * groups[:, None, None, None]   # one head that writes the group
+        >>> edits = HeadEdits.of_moments(HeadMoments.of(x, groups, 2), 400)
+        >>> after = edits.outputs("project", x[:, 0], 0, np.arange(400))
+        >>> bool(np.abs(after[groups == 1].mean(0) - after[groups == 0].mean(0)).max() < 1e-9)
+        True
     """
 
     means: Array
@@ -85,12 +94,14 @@ class HeadEdits:
         cells = check_cells(groups, labels, names)
         taps = tap(decomposer.stream.base)
         sums: dict[int, HeadMoments] = {}
-        now: list[NDArray[np.intp]] = []
+        now: list[tuple[NDArray[np.intp], Tensor | None]] = []
 
         def watch(x: Tensor, site: Site) -> Tensor:  # x [B, T, H, d]
-            rows = x.float().cpu().numpy()
-            found = sums.setdefault(site.layer, HeadMoments.empty(len(cells.counts), (1, *rows.shape[2:])))
-            found.add(rows.reshape(-1, 1, *rows.shape[2:]), np.repeat(now[-1], rows.shape[1]))
+            cell, mask = now[-1]
+            real = np.ones(x.shape[:2], dtype=bool) if mask is None else mask.bool().cpu().numpy()  # not padding
+            rows = x.float().cpu().numpy()[real]
+            found = sums.setdefault(site.layer, HeadMoments.empty(len(cells.counts), (1, *rows.shape[1:])))
+            found.add(rows[:, None], np.repeat(cell, real.sum(1)))
             return x
 
         done = 0
@@ -98,7 +109,7 @@ class HeadEdits:
             heads.edit([(s.layer, h) for s in heads.sites for h in range(s.n_heads)], watch)
             for batch in batches:
                 size = len(next(iter(batch.values())))
-                now.append(cells.cell[done : done + size])
+                now.append((cells.cell[done : done + size], batch.get("attention_mask")))
                 decomposer.stream.base(**batch)
                 done += size
         layers = [sums[site.layer] for site in taps.sites]
@@ -151,8 +162,11 @@ class HeadEdits:
             where: (layer, head) pairs.
             kind: "zero", "mean" or "project".
 
+        A family whose configuration can ask for biases of its attention (Llama's `attention_bias`) gets them, all 0 but
+        where an edit needs one.
+
         Raises:
-            UnsupportedModel: the edit needs a bias that the projection does not have, or the weight is not plain.
+            UnsupportedModel: the edit needs a bias that the family cannot have, or the weight is not plain.
         """
         check_kind(kind)
         if kind == "resample":
@@ -160,6 +174,8 @@ class HeadEdits:
                 "resampling cannot be baked into weights: it needs other images; use zero, mean or project"
             )
         sites = tap(model).sites
+        if kind != "zero" and any(getattr(sites[layer].projection, "bias", None) is None for layer, _ in where):
+            _give_biases(sites)
         for layer in sorted({layer for layer, _ in where}):
             site = sites[layer]
             projection: Any = site.projection
@@ -167,10 +183,6 @@ class HeadEdits:
                 raise UnsupportedModel(
                     f"the output projection of layer {layer} ({site.family}) is a {type(projection).__name__}; merge "
                     "adapters or undo quantisation first, then bake"
-                )
-            if kind != "zero" and projection.bias is None:
-                raise UnsupportedModel(
-                    f"the output projection of layer {layer} ({site.family}) has no bias to hold a mean; bake 'zero'"
                 )
             by_head = projection.weight.data if type(projection) is nn.Linear else projection.weight.data.T
             for head in sorted(h for place, h in where if place == layer):
@@ -197,6 +209,30 @@ def check_kind(kind: str) -> None:
     """Refuse what is not a kind of edit."""
     if kind not in KINDS:
         raise InputError(f"kind is {kind!r}; expected one of {', '.join(KINDS)}")
+
+
+def _give_biases(sites: Sequence[Site]) -> None:
+    """Make room for means in a family that has biases on request: all of its attention layers get them, as zeros."""
+    first: Any = sites[0].module
+    config = first.config
+    projection = next((name for name, part in first.named_modules() if part is sites[0].projection), "")
+    known = hasattr(config, "attention_bias") and not config.attention_bias
+    if known:
+        config.attention_bias = True  # so that the saved model is loaded with them
+        with torch.device("meta"):
+            wanted = {name for name, _ in type(first)(config, layer_idx=0).named_parameters() if name.endswith(".bias")}
+        if f"{projection}.bias" not in wanted:
+            config.attention_bias, known = False, False
+    if not known:
+        raise UnsupportedModel(
+            f"the output projection of layer {sites[0].layer} ({sites[0].family}) has no bias to hold a mean, and its "
+            "family has none; bake 'zero'"
+        )
+    for site in sites:
+        for name in sorted(wanted):
+            part: Any = site.module.get_submodule(name.removesuffix(".bias"))
+            if part.bias is None:
+                part.bias = nn.Parameter(part.weight.new_zeros(part.weight.shape[0]), requires_grad=False)
 
 
 def _swap(x: Tensor, site: Site) -> Tensor:

@@ -74,7 +74,7 @@ def verdict(located: LocatedPairs) -> list[dict[str, str]]:
     """Sentences with their tone, each decided by intervals and controls."""
     first, second = located.poles
     whole = located.head_map
-    opening = f"The {first} is likelier than the {second} by {whole.total:+.3f} nats on average ({whole.n} pairs)"
+    opening = f"The log-odds of {first} against {second} are {whole.total:+.3f} nats on average ({whole.n} pairs)"
     if not located.ranked:
         text = f"{opening}. No head carries a part of that which can be told from chance after correction."
         return [_line("unclear", text)]
