@@ -12,12 +12,13 @@ from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
 import fairhead
-from fairhead.audit import Difference
+from fairhead.audit import Audit, Comparison, Difference, Estimate
+from fairhead.audit.tables import table_metrics
 from fairhead.cli import app, main
 from fairhead.demo import DemoPlan, run_demo
 from fairhead.demo.digits import shaded_digits
-from fairhead.demo.story import _counts, _figures
-from fairhead.demo.writeup import _in_words, _trade
+from fairhead.demo.story import _counts
+from fairhead.demo.writeup import _in_words, _plain_line, _trade
 from fairhead.errors import InputError
 from fairhead.mitigate import load
 from fairhead.records import Records
@@ -71,7 +72,7 @@ def test_figures_of_the_controls_are_the_audits_own():
     labels, shade, predicted = rng.integers(0, 2, (3, 500))
     records = Records.from_arrays(labels, predicted, groups={"shade": shade})
     audit = fairhead.audit(records, n_boot=100)
-    found = _figures(np.stack([_counts(records)] * 2))
+    found = table_metrics(np.stack([_counts(records)] * 2), ("DP", "EOd", "accuracy"))
     for metric in ("DP", "EOd", "accuracy"):
         np.testing.assert_allclose(found[metric], audit[metric].value)
 
@@ -210,6 +211,13 @@ def difference(metric, value, half=0.0, p=0.01):
 
 def test_a_model_compared_with_itself_is_unclear():
     assert _in_words(difference("EOd", 0.0), "It", "EOd")[0] == "unclear"
+
+
+@pytest.mark.parametrize(("low", "tone"), [(0.0, "unclear"), (0.004, "note"), (0.06, "bad")])
+def test_words_on_plain_training_follow_how_small_the_gap_may_be(low, tone):
+    estimates = (Estimate("EOd", "shade", 0.1, low, 0.2, 300, 0.0), Estimate("accuracy", None, 0.9, 0.8, 1.0, 300, 1.0))
+    alone = Audit(estimates, (), {})
+    assert _plain_line(Comparison((), alone, alone, {}))["tone"] == tone
 
 
 def test_a_difference_needs_its_corrected_p_too():

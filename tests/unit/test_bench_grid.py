@@ -70,6 +70,15 @@ def test_settings_on_the_command_line(grid_of):
     assert grid_of(changes=["limit=50"]).cells()[0].fingerprint != grid_of().cells()[0].fingerprint
 
 
+def test_references_are_chosen_apart_from_the_methods_or_left_out(grid_of):
+    names = [[m.name for m in grid_of(changes=[c]).methods] for c in ("references=", "references=group_dro")]
+    assert names == [["erm", "dam-4"], ["erm", "dam-4", "group_dro"]]
+    with pytest.raises(InputError, match="references: there is no 'erm'; there are group_dro"):
+        grid_of(changes=["references=erm"])
+    with pytest.raises(InputError, match="methods= names none"):
+        grid_of(changes=["methods="])
+
+
 def test_a_variable_is_needed_only_by_what_is_left_in_the_grid(grid_of):
     assert grid_of().data[0].read == "utkface:data/u.zip"
     with pytest.raises(InputError, match="variable M is not set"):

@@ -162,8 +162,13 @@ def _changed(grid: Grid, changes: Mapping[str, Any], environment: Mapping[str, s
             grid = replace(grid, data=tuple(replace(data, limit=_limit(value, "--set limit")) for data in grid.data))
         elif key == "seeds":
             grid = replace(grid, seeds=whole_numbers(value if isinstance(value, list) else [value], "--set seeds"))
-        elif key in ("data", "backbones", "methods", "references"):
-            grid = _chosen(grid, "methods" if key == "references" else key, value)
+        elif key == "references":
+            groupless = tuple(method for method in grid.methods if not method.uses_groups)
+            references = tuple(method for method in grid.methods if method.uses_groups)
+            grid = replace(grid, methods=(*groupless, *_chosen(references, key, value, none=True)))
+        elif key in ("data", "backbones", "methods"):
+            changed: dict[str, Any] = {key: _chosen(getattr(grid, key), key, value)}
+            grid = replace(grid, **changed)
         elif key == "n_boot":
             grid = replace(grid, n_boot=whole_numbers([value], "--set n_boot")[0])
         elif key == "selection":
@@ -190,16 +195,19 @@ def _changed(grid: Grid, changes: Mapping[str, Any], environment: Mapping[str, s
     )
 
 
-def _chosen(grid: Grid, what: str, value: Any) -> Grid:
+def _chosen(entries: tuple[Any, ...], what: str, value: Any, none: bool = False) -> tuple[Any, ...]:
+    """The entries of a grid that are named in a setting; no name at all is an error unless `none` may be left."""
+    named = {entry.name: entry for entry in entries}
+    known = f"there are {', '.join(named)}" if named else f"this grid has no {what}"
+    if value is None:
+        if none:
+            return ()
+        raise InputError(f"--set {what}= names none, and at least one is needed; {known}")
     wanted = [str(name) for name in (value if isinstance(value, list) else [value])]
-    entries = {entry.name: entry for entry in getattr(grid, what)}
     for name in wanted:
-        if name not in entries:
-            known = list(entries)
-            near = did_you_mean(name, known)
-            raise InputError(f"--set {what}: there is no {name!r}; there are {', '.join(known)}.{near}")
-    changes: dict[str, Any] = {what: tuple(entries[name] for name in wanted)}
-    return replace(grid, **changes)
+        if name not in named:
+            raise InputError(f"--set {what}: there is no {name!r}; {known}.{did_you_mean(name, list(named))}")
+    return tuple(named[name] for name in wanted)
 
 
 def _parsed(changes: Sequence[str], known: Sequence[str]) -> dict[str, Any]:

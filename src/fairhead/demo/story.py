@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from transformers import ViTConfig, ViTForImageClassification
 from transformers.utils import logging as transformers_logging
 
-from fairhead.audit import compare, metrics
+from fairhead.audit import compare
+from fairhead.audit.tables import table_metrics
 from fairhead.demo.digits import CLASSES, SHADES, ShadedDigits, shaded_digits
 from fairhead.demo.writeup import Findings, report_of
 from fairhead.errors import InputError
@@ -173,7 +174,8 @@ def _locate(model: ViTForImageClassification, digits: ShadedDigits, plan: DemoPl
     for number, heads in enumerate(controls.sets, start=1):
         counts.append(_counts(kept.records(p_without(heads))))
         tell("ablating control heads", number, len(controls.sets), f"{len(kept.test)} pictures each")
-    effects = {metric: values[1:] - values[0] for metric, values in _figures(np.stack(counts)).items()}
+    figures = table_metrics(np.stack(counts), ("DP", "EOd", "accuracy"))
+    effects = {metric: values[1:] - values[0] for metric, values in figures.items()}
     ablations = tuple(
         Ablation(
             selected,
@@ -198,16 +200,6 @@ def _counts(records: Records) -> NDArray[np.float64]:
     assert records.prediction is not None
     cell = 4 * records.groups["shade"].codes + 2 * records.label.codes + records.prediction.codes
     return np.bincount(cell, minlength=8).reshape(2, 2, 2).astype(np.float64)
-
-
-def _figures(counts: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
-    """DP, EOd and accuracy of many tables at once, without intervals: [sets, 2, 2, 2] to [sets]."""
-    tpr, fpr = metrics.true_positive_rate(counts), metrics.false_positive_rate(counts)
-    return {
-        "DP": metrics.spread(metrics.selection_rate(counts)[..., 1, :]),
-        "EOd": (metrics.spread(tpr[..., 1, :]) + metrics.spread(fpr[..., 1, :])) / 2,
-        "accuracy": metrics.accuracy(metrics.pooled(counts))[..., 0],
-    }
 
 
 def _new_model(plan: DemoPlan) -> ViTForImageClassification:

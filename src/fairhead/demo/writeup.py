@@ -21,6 +21,8 @@ from fairhead.train import Fit
 
 # A difference is told from chance below this p (corrected over the comparison, or among the control heads).
 _ALPHA = 0.05
+# An interval that begins below this shows a gap, but does not show that it is a large one.
+_SMALL_GAP = 0.02
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,11 @@ def _plain_line(comparison: Comparison) -> dict[str, str]:
         f"Plain training: error rates differ between light and dark backgrounds by {_points(gap.value)} points (EOd, "
         f"95 % interval {_points(gap.low)} to {_points(gap.high)}), at {_points(accuracy.value)} % accuracy."
     )
-    return _line("bad" if gap.low > 0 else "unclear", text)
+    if gap.low <= 0:
+        return _line("unclear", f"{text} A gap of 0 is within the interval.")
+    if gap.low < _SMALL_GAP:
+        return _line("note", f"{text} There is a gap; it may be smaller than {_points(_SMALL_GAP)} points.")
+    return _line("bad", text)
 
 
 def _dam_lines(comparison: Comparison) -> list[dict[str, str]]:
