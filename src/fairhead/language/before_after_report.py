@@ -77,9 +77,12 @@ def verdict(found: BeforeAfter) -> list[dict[str, str]]:
         told = sum(map(len, by_outcome.values()))
         for word, tone in (("better", "good"), ("worse", "bad"), ("changed", "note")):
             if by_outcome[word]:
-                named = "; ".join(said(c) for c in by_outcome[word])
-                verb = "changed, neither better nor worse, in" if word == "changed" else f"{word} in"
-                lines.append(_line(tone, f"{run.name} is {verb} {named}."))
+                listed = "; ".join(said(c) for c in by_outcome[word])
+                if word == "changed":
+                    text = f"{run.name} has moved, but it cannot be told whether nearer to even, in {listed}."
+                else:
+                    text = f"{run.name} is {word} in {listed}."
+                lines.append(_line(tone, text))
         apart = sum(c.outcome == "cannot be told apart" for c in judged)
         if apart:
             which = f"in the other {apart} figures" if told else f"in any of {apart} figures"
@@ -293,7 +296,7 @@ def _line(tone: str, text: str) -> dict[str, str]:
 
 def markdown_of(found: BeforeAfter) -> str:
     """The figures as Markdown: verdict, headlines, the matrix."""
-    lines = [f"- **{sentence['tone']}**: {sentence['text']}" for sentence in verdict(found)]
+    lines = [f"- {sentence['text']}" for sentence in verdict(found)]
     lines += [
         "",
         "### Figures",

@@ -12,6 +12,7 @@ from fairhead.report.wording import Scale, count, decimals, p_value
 
 Figures = Mapping[str, Any]  # one change, as in a section of kind "changes" or "spillover"
 
+_ROUNDING = 1e-9
 _LOOKS = {"better": "better", "worse": "worse", "changed": "clear", "cannot be told apart": "vague"}
 
 
@@ -59,7 +60,8 @@ def _difference_scale(change: Figures) -> Scale:
     unit = change["unit"]
     value, low, high = (_shown(change[key], unit) for key in ("value", "low", "high"))
     factor = 1.0 if unit == "number" else 100.0
-    spread = None if low is None or high is None else (high - low) / 2 * factor
+    # An interval of rounding errors is none: it would ask for digits that say nothing.
+    spread = None if low is None or high is None or high - low < _ROUNDING else (high - low) / 2 * factor
     digits = decimals(None if value is None else value * factor, spread=spread)
     return Scale(factor, digits, "%" if unit == "ratio" else "")
 
