@@ -330,6 +330,18 @@ def test_runs_of_other_data_are_refused(folders, tmp_path):
         compare_suites([folders[0], other])
 
 
+def test_answers_to_different_questions_are_not_compared(folders, tmp_path):
+    other = suite(tmp_path / "other", 0.5, 0.5, 0.5)
+    table = Suite.read(other).table("crows_pairs")
+    table.take(range(100)).write(other / "crows_pairs.items.jsonl", {})
+    (run,) = compare_suites([folders[0], other], resampling=QUICK, n_perm=50).runs
+    assert run.unpaired == {"crows_pairs": 140}
+    assert figure(run, "crows_pairs", "ss").n == 100
+    table.write(other / "crows_pairs.items.jsonl", {"start": "empty_prefix"})
+    with pytest.raises(InputError, match=r"crows_pairs was run with start None in .*base and with 'empty_prefix'"):
+        compare_suites([folders[0], other], resampling=QUICK, n_perm=50)
+
+
 def test_markdown_has_every_headline(found):
     page = markdown_of(found)
     for run in found.runs:

@@ -20,6 +20,8 @@ from fairhead.language.suite import Suite
 from fairhead.language.tables import ItemTable, Measure
 
 SCHEMA = "fairhead.before_after/1"
+# Options that change what is asked: answers to different questions are not compared.
+_MUST_AGREE = ("prompt", "inter", "window", "start", "max_new_tokens", "temperature", "top_k", "top_p")
 # Methods that say nothing of terms in their record, and what they aim at.
 _AIMS = {"cda": ("gender",)}
 
@@ -55,6 +57,7 @@ class Run:
         entropy: mean attention entropy of each head after, [layers][heads]; None where it was not measured.
         collapsed: layers whose attention has lost its shape.
         missing: benchmarks that only one of the two has.
+        unpaired: benchmark -> items that only one of the two has; they take no part.
     """
 
     name: str
@@ -67,6 +70,7 @@ class Run:
     entropy: list[list[float]] | None
     collapsed: tuple[Collapsed, ...]
     missing: tuple[str, ...]
+    unpaired: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -141,6 +145,7 @@ def compare_suites(
             pair.entropy(pair.after),
             pair.collapsed(),
             pair.missing(),
+            pair.unpaired(),
         )
         for i, (name, pair) in enumerate(zip(called[1:], compared, strict=True))
     )
@@ -214,11 +219,23 @@ class _Pair:
         """Benchmarks that one run has and the other has not."""
         return tuple(sorted(set(self.before.measured) ^ set(self.after.measured)))
 
+    def unpaired(self) -> dict[str, int]:
+        """Items without a counterpart."""
+        both = {name: [set(s.table(name).ids) for s in (self.before, self.after)] for name in self._common()}
+        return {name: len(one ^ other) for name, (one, other) in both.items() if one != other}
+
     def _common(self) -> list[str]:
         return [name for name in self.before.measured if name in self.after.measured]
 
     def _tables(self, name: str, trained: bool = False) -> tuple[ItemTable, ItemTable]:
-        one, other = join(self.before.table(name), self.after.table(name))
+        before, after = self.before.stored(name), self.after.stored(name)
+        for key in _MUST_AGREE:
+            if before.settings.get(key) != after.settings.get(key):
+                raise InputError(
+                    f"{name} was run with {key} {before.settings.get(key)!r} in {self.before.folder} and with "
+                    f"{after.settings.get(key)!r} in {self.after.folder}; run both alike"
+                )
+        one, other = join(before.table, after.table)
         if name == "stereoset" and self.trained:
             rows = [i for i, c in enumerate(one.clusters) if (c.partition("/")[2] in self.trained) == trained]
             one, other = one.take(rows), other.take(rows)

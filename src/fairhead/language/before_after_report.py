@@ -88,6 +88,13 @@ def verdict(found: BeforeAfter) -> list[dict[str, str]]:
             which = f"in the other {apart} figures" if told else f"in any of {apart} figures"
             lines.append(_line("unclear", f"{run.name} cannot be told apart from {found.base} {which}."))
         lines += _spill(run) + _attention(run)
+        if run.unpaired:
+            named_ones = ", ".join(f"{title(name)} {count(n)}" for name, n in run.unpaired.items())
+            lines.append(_line("note", f"{run.name}: items that only one run has take no part ({named_ones})."))
+    precisions = {str(made.get("dtype")) for made in found.provenance.get("runs", {}).values()}
+    if len(precisions) > 1:
+        text = f"The runs differ in precision ({', '.join(sorted(precisions))}): small changes may be its doing."
+        lines.append(_line("bad", text))
     return lines
 
 

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from fairhead import __version__
-from fairhead.errors import InputError, did_you_mean
+from fairhead.errors import InputError, UnsupportedModel, did_you_mean
 from fairhead.language.entries import ENTRIES, Entry, NotMeasured, SuiteOptions, Work
 from fairhead.language.resampling import Resampling
 from fairhead.language.results import BenchmarkResult, result_of
 from fairhead.language.run import measures_of
 from fairhead.language.scores import Progress
-from fairhead.language.tables import ItemTable, read_items
+from fairhead.language.tables import ItemTable, StoredItems, read_items
 from fairhead.language.training_record import FILE as TRAINING_FILE
 from fairhead.language.training_record import TrainingRecord
 
@@ -93,7 +93,11 @@ expected
 
     def table(self, name: str) -> ItemTable:
         """The items of a benchmark that was run."""
-        return read_items(self._path(name)).table
+        return self.stored(name).table
+
+    def stored(self, name: str) -> StoredItems:
+        """The items of a benchmark that was run, and what they were made with."""
+        return read_items(self._path(name))
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.items.jsonl"
@@ -205,7 +209,8 @@ def run_suite(
             work = Work(scorer, items[entry.name], out / "journals", options, _tell(report, entry.name))
             try:
                 kept = entry.make(work)
-            except NotMeasured as reason:
+            except (NotMeasured, UnsupportedModel) as reason:
+                # Attention cannot be read in every model that can be scored.
                 suite.skipped[entry.name] = str(reason)
                 suite.write()
                 continue
