@@ -28,8 +28,8 @@ EPILOG = """
 - `scaling`: class-specific scaling. `afr`: last layer reweighted. `xrm`: cross risk minimisation. `spare`,
   `clusters`: groups guessed from features.
 
-**References** that train with the groups, for comparison: `group_dro`, `dfr`, `fscl`, `tadet`; they need
-`--reference-group`.
+**References** that train with the groups, for comparison: `group_dro`, `dfr`, `fscl`, `tadet`, `dsa`
+(pictures only); they need `--reference-group`.
 
 **Examples**
 
@@ -202,7 +202,7 @@ def _refuse_groups(options: Mapping[str, Any]) -> None:
         if name.lower() in _GROUP_WORDS:
             raise InputError(
                 f"--option {name}=...: groups are for auditing only, training never sees them. The methods that do "
-                "train with groups (group_dro, dfr, fscl, tadet) take --reference-group COLUMN"
+                "train with groups (group_dro, dfr, fscl, tadet, dsa) take --reference-group COLUMN"
             )
 
 

@@ -13,6 +13,7 @@ from fairhead.errors import InputError
 from fairhead.mitigate.group_dro import cell_numbers
 from fairhead.mitigate.job import Method, Trained
 from fairhead.mitigate.references.dfr import DFR as DFR
+from fairhead.mitigate.references.dsa import DSA as DSA
 from fairhead.mitigate.references.fscl import FSCL as FSCL
 from fairhead.mitigate.references.group_dro import GroupDRO as GroupDRO
 from fairhead.mitigate.references.job import JobWithAttributes as JobWithAttributes
@@ -27,6 +28,7 @@ METHODS_WITH_ATTRIBUTES: Mapping[str, Any] = {
     "dfr": DFR(),
     "fscl": FSCL(),
     "tadet": TADeT(),
+    "dsa": DSA(),
 }
 
 

@@ -1,9 +1,9 @@
 """TADeT, targeted alignment of the first token's queries (Sudhakar et al., 2023). It uses the attribute."""
 
-import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from fairhead.heads import Tap
@@ -77,13 +77,14 @@ class _Watched(nn.Module):
 class _Loss:
     def __init__(self, config: TADeT, groups: Tensor, steps: int) -> None:
         self.config, self.groups, self.steps = config, groups, steps
-        self.step = 0
+        self.step = torch.zeros(())  # a tensor: a step that is recorded and replayed must count as well
 
     def __call__(self, output: Any, labels: Tensor, rows: Tensor) -> Tensor:
         self.groups = self.groups.to(rows.device)
         groups = self.groups[rows]
         # The adversary's say grows from 0 to 1 over the run, as in the reference.
-        strength = 2 / (1 + math.exp(-10 * self.step / max(1, self.steps))) - 1
+        self.step = self.step.to(rows.device)
+        strength = 2 / (1 + (-10 * self.step / max(1, self.steps)).exp()) - 1
         self.step += 1
         read = reversed_gradient(output.features, self.config.adversary * strength)
         return (
@@ -93,7 +94,7 @@ class _Loss:
         )
 
 
-def reversed_gradient(x: Tensor, strength: float) -> Tensor:
+def reversed_gradient(x: Tensor, strength: Tensor | float) -> Tensor:
     """Return x, but gradients come back times −strength: what follows learns, what came before unlearns."""
     return x.detach() + strength * (x.detach() - x)
 

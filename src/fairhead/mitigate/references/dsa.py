@@ -1,0 +1,292 @@
+"""DSA, debiased self-attention (Qiang et al., 2024): patches that give the group away are found and spoilt.
+
+It uses the attribute.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fairhead.errors import InputError, UnsupportedModel
+from fairhead.heads import Tap
+from fairhead.mitigate.head import find_head
+from fairhead.mitigate.job import Job
+from fairhead.mitigate.losses import row_losses
+from fairhead.mitigate.references.job import JobWithAttributes, with_attributes
+from fairhead.train import Examples
+
+_TEMPERATURE = 3.0  # of the attention rows that are compared
+_ATTACK_RATE, _ATTACK_DECAY, _DECAY_EVERY = 0.22, 0.95, 10
+_ATTACK_BATCH = 256
+
+
+@dataclass(frozen=True)
+class DSA:
+    """Learn from every picture and from its double, whose most telling patches for the group are adversarial noise.
+
+    Three stages. A model of the *group* is trained; in each training picture the patches that it attends to most are
+    replaced by noise that was optimised to mislead it; a fresh model is trained on both pictures with
+    CE(x) + CE(double) + weight · Σ over layers of ½ KL(attention(x) ‖ attention(double)), where attention rows are
+    softened by a temperature of 3.
+
+    Attributes:
+        weight: of the attention term.
+        patches: how many of a picture are replaced.
+        layer: whose attention says which, from 0; the last one of a model that has fewer.
+        attack_steps: of Adam on the noise.
+        attack_attention: weight of the attention on the noise, in the first half of the layers; where its gradient
+            speaks against that of the loss, the part that does is taken out.
+        group_epochs: of the model of the group; None for as many as the plan has.
+
+    Example:
+        >>> from fairhead.mitigate.references import method_with_attributes
+        >>> method_with_attributes("dsa", patches=2).patches
+        2
+    """
+
+    uses_attributes: ClassVar[bool] = True
+
+    weight: float = 1.0
+    patches: int = 1
+    layer: int = 3
+    attack_steps: int = 20
+    attack_attention: float = 0.002
+    group_epochs: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.patches < 1 or self.attack_steps < 1 or self.layer < 0:
+            raise InputError(
+                "DSA needs patches and attack_steps of at least 1 and a layer from 0; "
+                f"found {self.patches}, {self.attack_steps} and {self.layer}"
+            )
+
+    def train(self, job: Job) -> nn.Module:
+        """Two models, and the attack on the first."""
+        job = with_attributes(job, self)
+        _check_pictures(job.train)
+        group_model = self._model_of_groups(job)
+        with job.timed("attack"):
+            doubles = self._attacked(group_model, job)
+        del group_model
+        model = job.build_model()
+        train = Examples({**job.train.inputs, "noise": doubles.noise, "places": doubles.places}, job.train.labels)
+        with Tap(model) as tap:
+            pair = _WithDouble(model, tap)
+            try:
+                job.fit("training with doubles", pair, train=train, loss=_Loss(self.weight))
+            finally:
+                pair.eyes.close()
+        return model
+
+    def _model_of_groups(self, job: JobWithAttributes) -> nn.Module:
+        model = job.build_model()
+        head = find_head(model, job.train)
+        (name,) = (name for name, module in model.named_modules() if module is head)
+        model.set_submodule(name, nn.Linear(head.in_features, int(job.groups_train.max()) + 1))
+        plan = replace(job.plan, epochs=self.group_epochs or job.plan.epochs)
+        train, validation = (
+            Examples(part.inputs, groups)
+            for part, groups in ((job.train, job.groups_train), (job.validation, job.groups_validation))
+        )
+        job.fit(
+            "model of the group",
+            model,
+            train=train,
+            validation=validation,
+            plan=plan,
+            selection="accuracy",
+            loss=lambda output, groups, rows: row_losses(output.logits, groups).mean(),
+        )
+        return model
+
+    def _attacked(self, model: nn.Module, job: JobWithAttributes) -> "Doubles":
+        device = next(model.parameters()).device
+        chance = job.generator()
+        found = []
+        model.requires_grad_(False)
+        with Tap(model) as tap:
+            eyes = _Eyes(model, tap)
+            for rows in torch.arange(len(job.train)).split(_ATTACK_BATCH):
+                pixels = job.train.take(rows).to(device).inputs["pixel_values"]
+                found.append(self._attack(model, eyes, pixels, job.groups_train[rows].to(device), chance))
+            eyes.close()
+        return Doubles(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+
+    def _attack(
+        self, model: nn.Module, eyes: "_Eyes", pixels: Tensor, groups: Tensor, chance: torch.Generator
+    ) -> "Doubles":
+        with torch.no_grad():
+            model(pixel_values=pixels)
+        x, seen = eyes.pixels, eyes.weights()
+        places = telling_patches(seen[min(self.layer, len(seen) - 1)], self.patches)
+        size = eyes.patch_size
+        # Noise stays among the values that pictures have.
+        low, high = (bound.view(1, 1, -1, 1, 1) for bound in (x.amin((0, 2, 3)), x.amax((0, 2, 3))))
+        start = torch.rand(len(x), self.patches, x.shape[1], size, size, generator=chance).to(x.device)
+        noise = (low + (high - low) * start).requires_grad_()
+        optimizer = torch.optim.Adam([noise], lr=_ATTACK_RATE)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, _DECAY_EVERY, _ATTACK_DECAY)
+        index = places[:, None, None, :] + 1  # after the first token
+        for _ in range(self.attack_steps):
+            output: Any = model(pixel_values=pasted(x, noise, places))
+            loss = cross_entropy(output.logits.float(), groups, reduction="sum")
+            early = eyes.weights()[: max(1, len(seen) // 2)]
+            looked = torch.stack([w.gather(-1, index.expand(*w.shape[:3], -1)).mean((1, 2)).sum() for w in early])
+            (main,) = torch.autograd.grad(loss, noise, retain_graph=True)
+            (side,) = torch.autograd.grad(looked.sum(), noise)
+            noise.grad = -(main + self.attack_attention * without_conflict(side, main))
+            optimizer.step()
+            schedule.step()
+            with torch.no_grad():
+                noise.copy_(torch.minimum(torch.maximum(noise, low), high))
+        return Doubles(noise.detach().cpu(), places.cpu())
+
+
+class Doubles(NamedTuple):
+    """What a picture's double differs by: noise [n, k, channels, P, P] and the numbers of its patches [n, k]."""
+
+    noise: Tensor
+    places: Tensor
+
+
+class _Eyes:
+    """What a model has just seen: its pixels as they were normalised, and the attention weights of every layer."""
+
+    def __init__(self, model: nn.Module, tap: Tap) -> None:
+        config: Any = model.config
+        size = getattr(config, "patch_size", None)
+        if not isinstance(size, int):
+            raise UnsupportedModel(f"{type(model).__name__} has no patches of one size: DSA replaces patches")
+        self.patch_size = size
+        self._reading = tap.read("weights")
+        self._pixels: list[Tensor] = []
+        # Comes after whatever normalises: what it sees can be given to the model again.
+        self._hook = model.register_forward_pre_hook(self._see, with_kwargs=True)
+
+    def _see(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._pixels[:] = [kwargs["pixel_values"]]
+
+    @property
+    def pixels(self) -> Tensor:
+        """[B, channels, H, W] of the latest pass."""
+        return self._pixels[0]
+
+    def weights(self) -> list[Tensor]:
+        """[B, H, T, T] of each layer in the latest pass."""
+        found = list(self._reading)
+        n_patches = (self.pixels.shape[-1] // self.patch_size) * (self.pixels.shape[-2] // self.patch_size)
+        if found[0].shape[-1] != n_patches + 1:
+            raise UnsupportedModel(
+                f"DSA expects one token before the {n_patches} patches; this model has {found[0].shape[-1]} tokens"
+            )
+        return found
+
+    def close(self) -> None:
+        """Stop looking, and forget."""
+        self._hook.remove()
+        self._reading.clear()
+        self._pixels.clear()
+
+
+class _WithDouble(nn.Module):
+    """A model that is shown a picture and, while training, its double too."""
+
+    def __init__(self, model: nn.Module, tap: Tap) -> None:
+        super().__init__()
+        self.model = model
+        self.eyes = _Eyes(model, tap)
+
+    def forward(self, pixel_values: Tensor, noise: Tensor | None = None, places: Tensor | None = None) -> Any:
+        output = self.model(pixel_values=pixel_values)
+        if noise is not None and places is not None:
+            weights = self.eyes.weights()
+            double = self.model(pixel_values=pasted(self.eyes.pixels, noise, places))
+            output.double, output.attention = double.logits, list(zip(weights, self.eyes.weights(), strict=True))
+        return output
+
+
+class _Loss:
+    def __init__(self, weight: float) -> None:
+        self.weight = weight
+
+    def __call__(self, output: Any, labels: Tensor, rows: Tensor) -> Tensor:
+        apart = torch.stack([attention_divergence(one, other) for one, other in output.attention])
+        both = row_losses(output.logits, labels).mean() + row_losses(output.double, labels).mean()
+        return both + self.weight * apart.sum()
+
+
+def _check_pictures(examples: Examples) -> None:
+    pixels = examples.inputs.get("pixel_values")
+    if pixels is None or pixels.dim() != 4:
+        raise UnsupportedModel(
+            "DSA replaces patches of pictures: it needs pictures, and a model that is trained as a whole"
+        )
+
+
+def telling_patches(weights: Tensor, k: int) -> Tensor:
+    """The k patches that are attended to most, over all heads and queries, [B, k]; the first token is no patch.
+
+    Args:
+        weights: of one layer, [B, H, T, T].
+        k: how many.
+
+    Example:
+        >>> weights = torch.tensor([[[[0.8, 0.0, 0.2], [0.1, 0.2, 0.7], [0.0, 0.5, 0.5]]]])
+        >>> telling_patches(weights, 1).tolist()                  # 0.7 for the first patch, 1.4 for the second
+        [[1]]
+    """
+    received = weights.mean((1, 2))[:, 1:]
+    if k > received.shape[1]:
+        raise InputError(f"DSA is to replace {k} patches; pictures have {received.shape[1]}")
+    return received.topk(k, dim=1).indices
+
+
+def pasted(pixels: Tensor, patches: Tensor, places: Tensor) -> Tensor:
+    """Pictures with some patches replaced.
+
+    Args:
+        pixels: [B, channels, H, W].
+        patches: [B, k, channels, P, P].
+        places: numbers of patches, row by row from the top left, [B, k].
+
+    Example:
+        >>> pasted(torch.zeros(1, 1, 2, 4), torch.ones(1, 1, 1, 2, 2), torch.tensor([[1]])).tolist()
+        [[[[0.0, 0.0, 1.0, 1.0], [0.0, 0.0, 1.0, 1.0]]]]
+    """
+    batch, channels, height, width = pixels.shape
+    size = patches.shape[-1]
+    rows, columns = height // size, width // size
+    grid = pixels.view(batch, channels, rows, size, columns, size).permute(0, 2, 4, 1, 3, 5)
+    flat = grid.reshape(batch, rows * columns, channels, size, size)
+    where = places[:, :, None, None, None].expand_as(patches)
+    flat = flat.scatter(1, where, patches.to(flat.dtype))
+    grid = flat.view(batch, rows, columns, channels, size, size).permute(0, 3, 1, 4, 2, 5)
+    return grid.reshape(batch, channels, height, width)
+
+
+def without_conflict(side: Tensor, main: Tensor) -> Tensor:
+    """`side` [B, ...] without what points against `main` [B, ...], row by row (PCGrad).
+
+    Example:
+        >>> without_conflict(torch.tensor([[-1.0, 1.0], [1.0, 1.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.0]])).tolist()
+        [[0.0, 1.0], [1.0, 1.0]]
+    """
+    flat_side, flat_main = side.flatten(1), main.flatten(1)
+    along = (flat_side * flat_main).sum(1, keepdim=True)
+    share = along.clamp(max=0) / flat_main.square().sum(1, keepdim=True).clamp(min=1e-30)
+    return (flat_side - share * flat_main).view_as(side)
+
+
+def attention_divergence(one: Tensor, other: Tensor, temperature: float = _TEMPERATURE) -> Tensor:
+    """½ KL(one ‖ other) between rows of attention [B, H, T, T], softened and renormalised, on average over rows.
+
+    Example:
+        >>> rows = torch.tensor([[[[0.5, 0.5]]]]), torch.tensor([[[[0.8, 0.2]]]])
+        >>> round(attention_divergence(*rows, temperature=1.0).item(), 4)     # ½ (½ log 5/8 + ½ log 5/2)
+        0.1116
+    """
+    log_one, log_other = ((x.float().clamp(min=1e-12).log() / temperature).log_softmax(-1) for x in (one, other))
+    return 0.5 * (log_one.exp() * (log_one - log_other)).sum(-1).mean()
