@@ -5,7 +5,9 @@ add up over chunks, files and machines; and drawing rows with replacement is dra
 costs the same for a thousand rows and for ten million.
 """
 
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
 
@@ -19,6 +21,8 @@ Floats = NDArray[np.float64]
 
 _CHUNK = 1 << 18  # rows keyed at a time: the keys of a chunk stay in cache, and memory does not grow with the file
 _BLOCK = 1 << 23  # numbers drawn at a time
+_STREAMS = 4  # of random numbers, which threads draw from
+_WORTH_THREADS = 1 << 15  # numbers; drawing fewer takes less than starting a thread
 _DENSE = 1 << 22  # with more cells than this, only those that occur are listed
 _MOST_NUMBERS = 1 << 28  # replicates × cells held at once: 2 GB
 _WEIGHT_STRATA = 16  # weights of one cell are resampled in so many strata of equal size
@@ -53,7 +57,7 @@ class Content:
             value = np.ones(len(self.unit)) if self.value is None else self.value
             matrix = csr_array((value, (self.cell, self.unit)), shape=(self.rows.size, len(drawn)))
             counts = np.asarray(matrix @ drawn)
-        return np.moveaxis(counts.reshape(*self.rows.shape, len(draws)), -1, 0)
+        return counts.reshape(*self.rows.shape, len(draws)).transpose(-1, *range(self.rows.ndim))
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ class Sample:
         share, n_units = self.multiplicity / n, len(self.multiplicity)
         unit_of = np.repeat(np.arange(n_units), self.multiplicity) if n < 4 * n_units else None
 
-        def draw(size: int) -> list[Ints]:
+        def draw(size: int, rng: np.random.Generator) -> list[Ints]:
             if unit_of is None:
                 drawn = rng.multinomial(n, share, size=size)
             else:  # nearly every unit occurs once: drawing them one by one is quicker
@@ -97,7 +101,7 @@ class Sample:
                 drawn = np.bincount(picked.ravel(), minlength=size * n_units).reshape(size, n_units)
             return [drawn] * len(self.contents)
 
-        return self._blocks(n_boot, draw)
+        return self._blocks(n_boot, draw, rng)
 
     def swapped(self, n_perm: int, rng: np.random.Generator) -> list[Floats]:
         """Counts after swapping the two predictions of each unit with probability ½: two arrays [n_perm, *cells].
@@ -116,17 +120,19 @@ class Sample:
 
         once, often = moved & (self.multiplicity == 1), moved & (self.multiplicity > 1)
 
-        def draw(size: int) -> list[Ints]:
+        def draw(size: int, rng: np.random.Generator) -> list[Ints]:
             drawn = np.zeros((size, len(moved)), dtype=np.int64)
             drawn[:, once] = rng.integers(2, size=(size, int(once.sum())), dtype=np.int8)  # much quicker than binomial
             drawn[:, often] = rng.binomial(self.multiplicity[often], 0.5, size=(size, int(often.sum())))
             return [drawn, drawn]
 
-        out, into = self._blocks(n_perm, draw)
+        out, into = self._blocks(n_perm, draw, rng)
         observed_first, observed_second = self.observed()
         return [observed_first + into - out, observed_second + out - into]
 
-    def _blocks(self, n_boot: int, draw: Callable[[int], list[Ints]]) -> list[Floats]:
+    def _blocks(
+        self, n_boot: int, draw: Callable[[int, np.random.Generator], list[Ints]], rng: np.random.Generator
+    ) -> list[Floats]:
         cells = max(content.rows.size for content in self.contents)
         if n_boot * cells > _MOST_NUMBERS:
             raise InputError(
@@ -134,11 +140,23 @@ class Sample:
                 f"in {_MOST_NUMBERS >> 27} GB of memory; take fewer replicates (--n-boot), fewer groups, or one class "
                 "against the rest (--positive)."
             )
-        size = max(1, min(n_boot, _BLOCK // len(self.multiplicity)))
-        blocks = []
-        for start in range(0, n_boot, size):
-            draws = draw(min(size, n_boot - start))
-            blocks.append([content.total(d) for content, d in zip(self.contents, draws, strict=True)])
+        n_units = len(self.multiplicity)
+        # As many streams on any machine, so that a seed gives the same figures on all of them.
+        streams = rng.spawn(_STREAMS) if n_boot * n_units >= _WORTH_THREADS else [rng]
+        shares = [n_boot // len(streams) + (i < n_boot % len(streams)) for i in range(len(streams))]
+        most = max(1, _BLOCK // (n_units * len(streams)))
+
+        def stream(share: int, rng: np.random.Generator) -> list[list[Floats]]:
+            sizes = [min(most, share - start) for start in range(0, share, most)]
+            return [
+                [content.total(d) for content, d in zip(self.contents, draw(size, rng), strict=True)] for size in sizes
+            ]
+
+        if len(streams) == 1:
+            blocks = stream(n_boot, rng)
+        else:
+            with ThreadPoolExecutor(min(len(streams), os.cpu_count() or 1)) as pool:
+                blocks = [block for part in pool.map(stream, shares, streams) for block in part]
         return [_join(parts) for parts in zip(*blocks, strict=True)]
 
 
@@ -233,12 +251,36 @@ def _plain_rows(key: NDArray[np.integer], n_cells: int) -> _Entries:
     if n_cells > _DENSE:
         cells, multiplicity = np.unique(key, return_counts=True)
     else:
-        total = np.zeros(n_cells, dtype=np.int64)
-        for start in range(0, len(key), _CHUNK):
-            total += np.bincount(key[start : start + _CHUNK], minlength=n_cells)
+        total = count_cells(key, n_cells)
         cells = np.flatnonzero(total)
         multiplicity = total[cells]
     return _Entries(multiplicity, np.arange(len(cells)), cells.astype(np.int64), None, multiplicity)
+
+
+def count_cells(key: NDArray[np.integer], n_cells: int) -> Ints:
+    """Rows in each cell, shape [n_cells], from flat cell numbers of shape [n].
+
+    Example:
+        >>> count_cells(np.array([2, 0, 2]), 3).tolist()
+        [1, 0, 2]
+    """
+    total = np.zeros(n_cells, dtype=np.int64)
+    step = max(_CHUNK, 4 * n_cells)
+    for start in range(0, len(key), step):
+        total += np.bincount(key[start : start + step], minlength=n_cells)
+    return total
+
+
+def sample_of_table(rows: NDArray[np.integer]) -> Sample:
+    """The sample behind a table of rows [*cells], where each row stands for itself.
+
+    Example:
+        >>> sample_of_table(np.array([[2, 0], [0, 1]])).observed()[0].tolist()
+        [[2.0, 0.0], [0.0, 1.0]]
+    """
+    cells = np.flatnonzero(rows)
+    multiplicity = rows.ravel()[cells].astype(np.int64)
+    return Sample(multiplicity, (Content(np.arange(len(cells)), cells, None, rows.astype(np.int64)),))
 
 
 def _weighted_rows(key: Ints, weight: Floats | None) -> _Entries:

@@ -79,7 +79,7 @@ class Stack:
             # Nor has a rate that is 0 in every group a ratio: a class that is never predicted takes no part.
             usable &= np.max(hat, axis=-1, keepdims=True, where=usable, initial=0.0) > 0
         # Replicates stay contiguous in memory, as `Content.total` has them: reductions over groups are then quick.
-        star = np.moveaxis(np.stack([np.moveaxis(r.star, 0, -1) for r in rates]), -1, 0)
+        star = np.stack([r.star.transpose(1, 2, 0) for r in rates]).transpose(3, 0, 1, 2)
         kept: NDArray[np.bool_] = np.asarray(~(np.isnan(star) & usable).any(axis=(1, 2, 3)))
         if not kept.all():
             star = star[kept]
@@ -188,7 +188,9 @@ def _interval(reduction: Reduction, parts: Stack, level: float) -> intervals.Int
 def _sum_interval(parts: Stack, terms: Terms, level: float) -> intervals.Interval:
     """The interval of one sum of absolute values, or of the gap between several."""
     usable = ~np.isnan(parts.hat[0, 0])
-    hat, star = terms.hat[:, usable], terms.star[parts.kept][..., usable]
+    hat, star = terms.hat, terms.star
+    if not (usable.all() and parts.kept.all()):  # copies would no longer have replicates contiguous
+        hat, star = hat[:, usable], star[parts.kept][..., usable]
     star = hat + (star - hat) * stretch(parts.independent[0, 0, usable], level)
     if hat.shape[1] == 1:
         return _within_unit(intervals.absolute_sum(hat[:, 0], star[..., 0], level))
@@ -237,20 +239,25 @@ def _made_by(reduction: Reduction, hat: Array) -> _MadeBy:
     if compare == "mean":
         return _MadeBy((), None)
     if compare == "minimum":
-        _, c, g = np.unravel_index(np.nanargmin(hat), hat.shape)
+        _, c, g = np.unravel_index(_place_of_least(hat), hat.shape)
         return _MadeBy((int(g),), int(c))
     by_class = reduction.by_class(hat)
     one_class = reduction.multiclass == "max" or len(by_class) == 1
     if compare in ("signed", "signed_ratio"):
         return _MadeBy((0, 1), reduction.followed if one_class else None)
-    worst = np.nanargmin if compare == "ratio" else np.nanargmax
-    worst_class = int(worst(by_class))
-    rates = hat[int(worst(reduction.by_part(hat)[:, worst_class])), worst_class]
+    sign = 1.0 if compare == "ratio" else -1.0
+    worst_class = _place_of_least(sign * by_class)
+    rates = hat[_place_of_least(sign * reduction.by_part(hat)[:, worst_class]), worst_class]
     if compare == "to_overall":
-        groups: tuple[int, ...] = (int(np.nanargmax(np.abs(rates[:-1] - rates[-1]))),)
+        groups: tuple[int, ...] = (_place_of_least(-np.abs(rates[:-1] - rates[-1])),)
     else:
-        groups = (int(np.nanargmax(rates)), int(np.nanargmin(rates)))
+        groups = (_place_of_least(-rates), _place_of_least(rates))
     return _MadeBy(groups, worst_class if one_class else None)
+
+
+def _place_of_least(values: Array) -> int:
+    """`np.nanargmin`, which takes longer than all else here for a handful of values."""
+    return int(np.where(np.isnan(values), np.inf, values).argmin())
 
 
 def _thin(rates: Sequence[Rates], parts: Stack, groups: Sequence[str]) -> list[str]:

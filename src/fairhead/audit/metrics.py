@@ -18,12 +18,14 @@ def divide(part: Array, whole: Array) -> Array:
         >>> divide(np.array([1.0, 0.0]), np.array([2.0, 0.0])).tolist()
         [0.5, nan]
     """
+    if np.min(whole, initial=1) > 0:
+        return np.asarray(part / whole)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(whole > 0, part / whole, np.nan)
 
 
 def _classes_first(counts: Array) -> Array:
-    return np.moveaxis(counts, -1, -2)
+    return counts.swapaxes(-1, -2)
 
 
 def base_rate(counts: Array) -> Array:

@@ -7,8 +7,9 @@ from numpy.typing import NDArray
 
 from fairhead.audit.counts import cell_numbers, clusters_in, tabulate
 from fairhead.audit.metrics import divide
+from fairhead.audit.ranked import CALIBRATION_BINS
 from fairhead.audit.rates import Rates
-from fairhead.audit.scores import CALIBRATION_BINS, Scores, ScoreTables, binned_auc, bins_of_sorted
+from fairhead.audit.scores import Scores, ScoreTables, binned_auc, bins_of_sorted
 from fairhead.records import Column
 
 Array = NDArray[np.float64]

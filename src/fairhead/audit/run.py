@@ -234,7 +234,7 @@ class Part:
         if self.view.scores is not None:
             for name in _BY_GROUP_SCORES:
                 found |= self._named(name, self.scores.rates(name))
-        ends = {name: rate_ends(rate, rules.level) for name, rate in found.items()}
+        ends = rates_ends(found, rules.level)
         sizes = self.tables.rows.sum(axis=(-1, -2))
         return [
             GroupRow(
@@ -279,21 +279,30 @@ def tables_for(metric: Metric, tables: Tables, privileged: int | None) -> Tables
     return tables.against(int(tables.rows.sum(axis=(-1, -2)).argmax()) if privileged is None else privileged)
 
 
-def rate_ends(rates: Rates, level: float) -> NDArray[np.float64]:
-    """Interval of each group's rate, shape [2, G]: percentiles, or for a sum of absolute values that of a gap."""
-    if rates.terms is not None:
-        groups = zip(np.moveaxis(rates.terms.hat, -1, 0), np.moveaxis(rates.terms.star, -1, 0), strict=True)
-        return np.array([intervals.absolute_sum(hat, star, level)[:2] for hat, star in groups]).T
-    star = np.moveaxis(rates.star[:, 0], 0, -1)
-    if rates.clusters is not None:  # which may be few, however many rows
-        hat = rates.hat[0][:, None]
-        wide = hat + (star - hat) * stretch(rates.independent[0], level)[:, None]
-        star = np.clip(wide, 0.0, np.maximum(hat, 1.0))
+def rates_ends(rates: Mapping[str, Rates], level: float) -> dict[str, NDArray[np.float64]]:
+    """Interval of each group's rates, each [2, G]: percentiles, or for a sum of absolute values that of a gap."""
+    ends: dict[str, NDArray[np.float64]] = {}
+    stars: dict[str, NDArray[np.float64]] = {}  # [G, B]
+    for name, rate in rates.items():
+        if rate.terms is not None:
+            groups = zip(np.moveaxis(rate.terms.hat, -1, 0), np.moveaxis(rate.terms.star, -1, 0), strict=True)
+            ends[name] = np.array([intervals.absolute_sum(hat, star, level)[:2] for hat, star in groups]).T
+            continue
+        star = np.moveaxis(rate.star[:, 0], 0, -1)
+        if rate.clusters is not None:  # which may be few, however many rows
+            hat = rate.hat[0][:, None]
+            wide = hat + (star - hat) * stretch(rate.independent[0], level)[:, None]
+            star = np.clip(wide, 0.0, np.maximum(hat, 1.0))
+        stars[name] = star
     tails = [(1 - level) / 2, (1 + level) / 2]
-    if np.isnan(star).any():
-        star = np.where(np.isnan(star).all(axis=-1, keepdims=True), 0.0, star)
-        return np.nanquantile(star, tails, axis=-1)
-    return np.quantile(star, tails, axis=-1)
+    every = np.concatenate(list(stars.values()))
+    if np.isnan(every).any():
+        every = np.where(np.isnan(every).all(axis=-1, keepdims=True), 0.0, every)
+        found = np.nanquantile(every, tails, axis=-1)
+    else:
+        found = intervals.quantiles(every, tails)
+    widths = [len(star) for star in stars.values()]
+    return ends | dict(zip(stars, np.split(found, np.cumsum(widths)[:-1], axis=-1), strict=True))
 
 
 def group_columns(records: Records, group_by: str | Sequence[str] | None, intersections: bool) -> dict[str, Column]:

@@ -1,0 +1,164 @@
+"""Scores in ascending order: exact figures of each group, and the bins that stand for its rows in a bootstrap.
+
+A figure of scores depends on how many rows of which label have which score. So each group is a short table of distinct
+scores with the rows above each label, and a shorter one of bins. Scores of few decimals are counted without sorting.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairhead.audit.counts import cell_numbers, count_cells
+
+Array = NDArray[np.float64]
+Codes = NDArray[np.integer]
+
+CALIBRATION_BINS = 15
+_DECIMALS = (2, 3, 4, 5)
+
+
+class Entries(NamedTuple):
+    """The distinct scores of one group, ascending.
+
+    Attributes:
+        value: shape [E].
+        mass: (weighted) rows that are no hit and that are, shape [2, E].
+        rows: the same, unweighted.
+    """
+
+    value: Array
+    mass: Array
+    rows: NDArray[Any]
+
+
+class _Decimals(NamedTuple):
+    """Scores as whole numbers, shape [n], and what those stand for."""
+
+    codes: Codes
+    values: Array
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """One score of all rows, for every group column.
+
+    Attributes:
+        hit: whether the row is what the score is a probability of, shape [n].
+        score: shape [n].
+        weight: shape [n], or None.
+    """
+
+    hit: NDArray[np.bool_]
+    score: Array
+    weight: Array | None
+
+    @cached_property
+    def _decimals(self) -> _Decimals | None:
+        """The scores as k / 10^d, where that is what they all are."""
+        n = len(self.score)
+        for scale in (10**d for d in _DECIMALS if 4 * 10**d <= n):
+            some = self.score[:: max(1, n // 1000)]
+            if (np.rint(some * scale) / scale == some).all() and self.score.min() >= 0 and self.score.max() <= 1:
+                whole = np.rint(self.score * scale)
+                if (whole / scale == self.score).all():
+                    return _Decimals(whole.astype(np.int32), np.arange(scale + 1) / scale)
+        return None
+
+    @cached_property
+    def _order(self) -> NDArray[np.intp]:
+        return np.argsort(self.score)
+
+    def entries(self, group: Codes, n_groups: int) -> list[Entries]:
+        """The distinct scores of each group; `group` has the shape [n]."""
+        found = self._decimals
+        if found is not None and 2 * n_groups * len(found.values) <= 4 * len(self.score):
+            shape = (n_groups, 2, len(found.values))
+            key = cell_numbers([group, self.hit.view(np.int8), found.codes], shape)
+            rows = count_cells(key, n_groups * 2 * len(found.values)).reshape(shape)
+            mass = rows if self.weight is None else np.bincount(key, self.weight, rows.size).reshape(shape)
+            return [Entries(found.values, m.astype(np.float64), r) for m, r in zip(mass, rows, strict=True)]
+        by_score = group[self._order]
+        positions = np.argsort(by_score, kind="stable")
+        of_groups = np.split(positions, np.cumsum(np.bincount(by_score, minlength=n_groups))[:-1])
+        return [self._sorted_entries(self._order[some]) for some in of_groups]
+
+    def _sorted_entries(self, rows: NDArray[np.intp]) -> Entries:
+        """Entries of rows given by ascending score."""
+        score, hit = self.score[rows], self.hit[rows]
+        starts = np.flatnonzero(np.diff(score, prepend=-np.inf) > 0)
+        if not len(starts):
+            return Entries(np.zeros(0), np.zeros((2, 0)), np.zeros((2, 0), dtype=np.int64))
+        both = np.stack([~hit, hit])
+        count = np.add.reduceat(both, starts, axis=-1, dtype=np.int64)
+        if self.weight is None:
+            return Entries(score[starts], count.astype(np.float64), count)
+        return Entries(score[starts], np.add.reduceat(both * self.weight[rows], starts, axis=-1), count)
+
+
+class Binned(NamedTuple):
+    """One group in bins of equal mass.
+
+    Attributes:
+        starts: the first entry of each bin, shape [K].
+        edges: the lowest score of each bin but the first, shape [K − 1].
+        rows: shape [2, K]: no hits and hits in each bin.
+    """
+
+    starts: NDArray[np.intp]
+    edges: Array
+    rows: NDArray[Any]
+
+    @classmethod
+    def of(cls, entries: Entries, bins: int = CALIBRATION_BINS) -> "Binned":
+        """Bins of as equal numbers of rows as equal scores, which share a bin, allow.
+
+        Example:
+            >>> rows = np.array([[1, 0, 1], [0, 2, 0]])
+            >>> Binned.of(Entries(np.array([0.1, 0.2, 0.9]), rows.astype(float), rows), 2).rows.tolist()
+            [[1, 1], [0, 2]]
+        """
+        up_to = np.cumsum(entries.rows.sum(axis=0))
+        if not len(up_to) or not up_to[-1]:
+            return cls(np.zeros(bins, dtype=np.intp), np.zeros(bins - 1), np.zeros((2, bins), dtype=np.int64))
+        first = np.searchsorted(up_to, np.arange(1, bins) * up_to[-1] // bins, side="right")
+        starts = np.concatenate([[0], first])
+        return cls(starts, entries.value[first], _sums(entries.rows, starts))
+
+    def sums(self, values: Array) -> Array:
+        """Values of entries, [..., E], summed over each bin: [..., K]."""
+        return _sums(values, self.starts) if values.shape[-1] else np.zeros((*values.shape[:-1], len(self.starts)))
+
+
+def _sums(values: NDArray[Any], starts: NDArray[np.intp]) -> NDArray[Any]:
+    found = np.add.reduceat(values, starts, axis=-1)
+    found[..., :-1][..., starts[:-1] == starts[1:]] = 0  # a bin without entries, which reduceat does not know
+    return found
+
+
+class Auc(NamedTuple):
+    """Area under the ROC curve, ties counted half, and its variance; NaN without both classes."""
+
+    value: Array
+    variance: Array
+
+
+def auc_of(down: Array, up: Array) -> Auc:
+    """AUC of negatives and positives at ascending scores, [..., E] to [...].
+
+    The variance is DeLong's: what each row adds, its placement among the rows of the other class, varies so much.
+
+    Example:
+        >>> float(auc_of(np.array([1.0, 1.0]), np.array([0.0, 2.0])).value)
+        0.75
+    """
+    n_down, n_up = down.sum(axis=-1), up.sum(axis=-1)
+    below = np.cumsum(down, axis=-1) - down / 2
+    with np.errstate(invalid="ignore", divide="ignore"):
+        value = np.where(n_up * n_down > 0, (up * below).sum(axis=-1) / (n_up * n_down), np.nan)
+        above = n_up[..., None] - np.cumsum(up, axis=-1) + up / 2
+        of_up = (up * (below / n_down[..., None] - value[..., None]) ** 2).sum(axis=-1) / n_up**2
+        of_down = (down * (above / n_up[..., None] - value[..., None]) ** 2).sum(axis=-1) / n_down**2
+    return Auc(value, of_up + of_down)

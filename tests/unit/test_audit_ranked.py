@@ -1,0 +1,112 @@
+"""Figures of scores from counts: sorted or not, in bins and exactly, against scikit-learn and the long way."""
+
+import os
+
+import numpy as np
+import pytest
+from sklearn.metrics import brier_score_loss, roc_auc_score
+
+from fairhead.audit import ranked, scores
+from fairhead.audit.counts import sample_of_table, tabulate
+
+
+def rows(n=6000, decimals=2, seed=0):
+    rng = np.random.default_rng(seed)
+    y = rng.integers(2, size=n)
+    s = np.clip(0.5 + 0.3 * (y - 0.5) + rng.normal(0, 0.2, n), 0, 1)
+    return y == 1, s if decimals is None else s.round(decimals), rng.integers(3, size=n), rng.random(n)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_counting_decimals_finds_the_entries_that_sorting_finds(monkeypatch, weighted):
+    hit, score, group, weight = rows()
+    weight = weight if weighted else None
+    counted = ranked.Ranked(hit, score, weight)
+    assert counted._decimals is not None
+    found = counted.entries(group, 3)
+    monkeypatch.setattr(ranked, "_DECIMALS", ())
+    expected = ranked.Ranked(hit, score, weight).entries(group, 3)
+    for one, other in zip(found, expected, strict=True):
+        there = one.rows.sum(axis=0) > 0
+        np.testing.assert_array_equal(one.value[there], other.value)
+        np.testing.assert_array_equal(one.rows[:, there], other.rows)
+        np.testing.assert_allclose(one.mass[:, there], other.mass, rtol=1e-12)
+        for part, same in zip(ranked.Binned.of(one)[1:], ranked.Binned.of(other)[1:], strict=True):
+            np.testing.assert_array_equal(part, same)
+
+
+def test_one_score_with_more_decimals_is_enough_to_sort():
+    hit, score, *_ = rows()
+    score[17] = 0.123456789
+    assert ranked.Ranked(hit, score, None)._decimals is None
+
+
+@pytest.mark.parametrize("decimals", [None, 2])
+def test_bins_hold_equal_numbers_of_rows_and_equal_scores_share_one(decimals):
+    hit, score, *_ = rows(decimals=decimals)
+    binned = ranked.Binned.of(ranked.Ranked(hit, score, None).entries(np.zeros(6000, int), 1)[0])
+    at = np.searchsorted(binned.edges, score, side="right")
+    np.testing.assert_array_equal(binned.rows, [np.bincount(at[hit == h], minlength=15) for h in (False, True)])
+    order = np.argsort(score)
+    np.testing.assert_array_equal(at[order], scores.bins_of_sorted(score[order], 15))
+
+
+@pytest.mark.parametrize("decimals", [None, 2])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_group_figures_are_scikit_learns(decimals, weighted):
+    hit, score, group, weight = rows(decimals=decimals)
+    tables = scores.ScoreTables(scores.Scores(hit.astype(int), score, weight if weighted else None), group, 3, 100, 0)
+    for g in range(3):
+        own = group == g
+        given = {"sample_weight": weight[own]} if weighted else {}
+        assert tables.rates("AUC").hat[0, g] == pytest.approx(roc_auc_score(hit[own], score[own], **given), abs=1e-12)
+        expected = brier_score_loss(hit[own], score[own], **given)
+        assert tables.rates("Brier").hat[0, g] == pytest.approx(expected, abs=1e-12)
+        error = scores.calibration_error(hit[own], score[own], weight[own] if weighted else None)
+        assert tables.rates("ECE").hat[0, g] == pytest.approx(error, abs=1e-12)
+
+
+def test_the_variance_of_an_auc_is_that_of_the_placements():
+    hit, score, *_ = rows(n=400)
+    up, down = score[hit], score[~hit]
+    wins = (up[:, None] > down) + 0.5 * (up[:, None] == down)
+    expected = wins.mean(axis=1).var() / len(up) + wins.mean(axis=0).var() / len(down)
+    found = ranked.auc_of(*ranked.Ranked(hit, score, None).entries(np.zeros(400, int), 1)[0].mass)
+    assert found.value == pytest.approx(wins.mean(), abs=1e-12)
+    assert found.variance == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.mark.parametrize("name", ["AUC", "Brier"])
+def test_replicates_in_bins_spread_as_without_them(name):
+    """The standard error without bins, in closed form, at scores that tell the classes well apart."""
+    rng = np.random.default_rng(1)
+    y = np.repeat([0, 1], 5000)
+    s = 1 / (1 + np.exp(-rng.normal(3 * y - 1.5, 1.5)))
+    found = scores.ScoreTables(scores.Scores(y, s), np.zeros(10_000, int), 1, 20_000, 0).rates(name)
+    if name == "AUC":
+        wins = s[y == 1][:, None] > s[y == 0]
+        variance = wins.mean(axis=1).var() / 5000 + wins.mean(axis=0).var() / 5000
+    else:
+        variance = ((s - y) ** 2).var() / 10_000
+    assert found.star.std() == pytest.approx(np.sqrt(variance), rel=0.015)  # known to 0.5 %
+
+
+def test_replicates_are_the_same_on_any_number_of_cores(monkeypatch):
+    rows_in_cells = np.random.default_rng(0).integers(50, size=(8, 2, 15))
+    drawn = []
+    for cores in (1, 2, 64):
+        monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
+        drawn.append(sample_of_table(rows_in_cells).bootstrap(1001, np.random.default_rng(7))[0])
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    np.testing.assert_array_equal(drawn[0], drawn[2])
+    assert drawn[0].shape == (1001, 8, 2, 15)
+    assert (drawn[0].sum(axis=(1, 2, 3)) == rows_in_cells.sum()).all()
+    assert len({part.tobytes() for part in drawn[0]}) == 1001
+
+
+def test_a_table_is_the_sample_of_its_rows():
+    key = np.random.default_rng(0).integers(6, size=500)
+    table = np.bincount(key, minlength=6).reshape(2, 3)
+    one, other = sample_of_table(table), tabulate([key], [(2, 3)])
+    first, second = (sample.bootstrap(100, np.random.default_rng(0))[0] for sample in (one, other))
+    np.testing.assert_array_equal(first, second)
