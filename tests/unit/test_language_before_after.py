@@ -348,6 +348,12 @@ def test_markdown_has_every_headline(found):
         assert page.count(f"| {run.name} |") == len(run.headlines) + len(run.seen) + 1  # the head of the matrix
 
 
+def test_every_row_of_a_markdown_table_has_as_many_cells(found):
+    for block in markdown_of(found).split("\n\n"):
+        rows = [line.replace(r"\|", "") for line in block.splitlines() if line.startswith("|")]
+        assert len({row.count("|") for row in rows}) <= 1
+
+
 def test_a_change_that_is_not_corrected_is_judged_by_its_own_p():
     moved = Change(
         "b", "m", None, 0.6, 0.55, -0.05, -0.08, -0.02, 9, 9, p=0.01, ideal=0.5, nearer=Span(-0.05, -0.08, -0.02)

@@ -13,6 +13,7 @@ from fairhead.report.contract import SCHEMA as REPORT_SCHEMA
 from fairhead.report.wording import THIN_SPACE, count, p_value
 
 NBSP = "\u00a0"
+BAR = "\\|"
 STEREOTYPES = ("stereoset", "crows_pairs", "bbq", "winobias", "bold")
 LANGUAGE = ("perplexity",)
 ATTENTION = ("attention_gap", "attention_entropy")
@@ -318,11 +319,11 @@ def markdown_of(found: BeforeAfter) -> str:
             lines += [_row(found, run, c) for c in run.headlines if (c.benchmark, c.metric, c.group_by) == key]
     matrix = spillover(found)
     if matrix["rows"]:
-        lines += ["", "### Spill-over", "", f"| benchmark | category | {' | '.join(matrix['columns'])} |"]
+        lines += ["", "### Spill-over", "", _cells("benchmark", "category", *matrix["columns"])]
         lines.append(f"|---|---|{'--:|' * len(matrix['columns'])}")
         for row in matrix["rows"]:
             cells = [_matrix_cell(cell) for cell in row["cells"]]
-            lines.append(f"| {row['benchmark']} | {row['category']} | {' | '.join(cells)} |")
+            lines.append(_cells(row["benchmark"], row["category"], *cells))
         lines += ["", "**bold**: beyond chance; ◎: an axis that was trained on; ↓ nearer to even, ↑ further from it."]
     seen = [(run, c) for run in found.runs for c in run.seen]
     if seen:
@@ -331,18 +332,24 @@ def markdown_of(found: BeforeAfter) -> str:
         for run, c in seen:
             made = written(as_figures(c))
             moved = f"{made.difference} ({made.interval})"
-            lines.append(f"| {named(c)} | {run.name} | {made.before} | {made.after} | {moved} | {p_value(c.p)} |")
+            lines.append(_cells(named(c), run.name, made.before, made.after, moved, p_value(c.p)))
     return "\n".join(lines) + "\n"
 
 
 def _row(found: BeforeAfter, run: Run, change: Change) -> str:
     what = " ".join(p for p in (_where(found, change), change.group_by, label(*_key(change)).name) if p)
     if change.value is None:
-        return f"| {what} | {run.name} | | | | | | undefined: {change.undefined} |"
+        return _cells(what, run.name, "", "", "", "", "", f"undefined: {change.undefined}")
     made = written(as_figures(change))
-    outcome = change.outcome if change.outcome in ("cannot be told apart",) else f"**{change.outcome}**"
-    cells = [made.before, made.after, f"{made.difference} ({made.interval})", made.detectable]
-    return f"| {what} | {run.name} | {' | '.join(cells)} | {p_value(change.p_adjusted)} | {outcome} |"
+    outcome = change.outcome if change.outcome == "cannot be told apart" else f"**{change.outcome}**"
+    moved = f"{made.difference} ({made.interval})"
+    figures = (made.before, made.after, moved, made.detectable, p_value(change.p_adjusted))
+    return _cells(what, run.name, *figures, outcome)
+
+
+def _cells(*texts: str) -> str:
+    """A row of a Markdown table; bars within a cell would end it."""
+    return f"| {' | '.join(text.replace('|', BAR) for text in texts)} |"
 
 
 def _matrix_cell(cell: Mapping[str, Any]) -> str:

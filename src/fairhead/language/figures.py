@@ -70,9 +70,7 @@ _LABELS = {
     ("perplexity", "perplexity"): Label(
         "perplexity", "of text that was not trained on, per token; lower is better", False
     ),
-    ("attention_entropy", "attention_entropy"): Label(
-        "mean entropy", "1 is uniform attention, 0 a single token", False
-    ),
+    ("attention_entropy", "attention_entropy"): Label("mean", "1 is uniform attention, 0 a single token", False),
 }
 _HEADLINES = {
     "stereoset": (Figure("ss"), Figure("lms"), Figure("icat")),
