@@ -25,7 +25,7 @@ def base(tmp_path_factory):
     hf.PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>").save_pretrained(path)
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = hf.LlamaConfig(**sizes, vocab_size=len(WORDS), max_position_embeddings=32, bos_token_id=0, eos_token_id=0)
+    config = hf.LlamaConfig(**sizes, vocab_size=len(WORDS), max_position_embeddings=64, bos_token_id=0, eos_token_id=0)
     hf.LlamaForCausalLM(config).save_pretrained(path)
     return path
 
@@ -146,6 +146,26 @@ def test_folders_are_compared(runs, tmp_path, capsys):
     held_out = next(c for c in flat["headlines"] if (c["benchmark"], c["metric"]) == ("stereoset", "ss"))
     assert held_out["n"] == 12  # one term, so no interval: named, not guessed
     assert "one cluster" in held_out["undefined"]
+
+
+def test_bold_is_continued_on_one_machine_and_measured_on_another(base, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("vaderSentiment")
+    (tmp_path / "data" / "bold" / "prompts").mkdir(parents=True)
+    groups = {g: {f"{g}{i}": [f"{g} was "] for i in range(12)} for g in ("he", "she")}
+    (tmp_path / "data" / "bold" / "prompts" / "gender_prompt.json").write_text(json.dumps(groups))
+    monkeypatch.setattr("fairhead.language.entries.find_spec", lambda name: None)
+    arguments = ["lm", "suite", "--model", str(base), "--data", str(tmp_path / "data"), "--device", "cpu"]
+    main([*arguments, "--out", str(tmp_path / "there"), "--only", "bold"])
+    reason = Suite.read(tmp_path / "there").skipped["bold"]
+    assert reason.startswith("continued, not measured")
+    _, _, command = reason.partition("fairhead ")
+    main(command.replace("BOLD", str(tmp_path / "data" / "bold")).replace("--lexicons LEXICONS", "").split())
+    assert Suite.read(tmp_path / "there").measured == ["bold"]
+    monkeypatch.undo()
+    main([*arguments, "--out", str(tmp_path / "here"), "--only", "bold"])
+    both = [Suite.read(tmp_path / name).table("bold") for name in ("there", "here")]
+    assert both[0].ids == both[1].ids
+    assert both[0].values.tolist() == both[1].values.tolist()
 
 
 @pytest.mark.parametrize(
