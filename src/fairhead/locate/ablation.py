@@ -54,6 +54,12 @@ class Ablation:
         exhaustive: whether the controls are all that there are.
         accuracy: the change of accuracy, where known.
         control_accuracy: the change of accuracy under each control set, where known.
+
+    Example:
+        >>> change = Difference("DP", "sex", 0.30, 0.10, -0.20, -0.25, -0.15, 0.001, 500, 0.0)
+        >>> found = Ablation((Head(2, 1),), change, controls=(0.01, -0.02, 0.0, 0.03), exhaustive=True)
+        >>> found.percentile, found.p_controls          # no control set lowers DP as much
+        (0.0, 0.2)
     """
 
     selected: tuple[Head, ...]

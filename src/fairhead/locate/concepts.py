@@ -31,6 +31,12 @@ class Concept:
         vector: unit length, [d'].
         origin: how it was made, in words.
         detail: what else is worth knowing: prompts, shrinkage, what was taken out.
+
+    Example:
+        >>> concept = Concept("shade", ("light", "dark"), np.array([0.6, 0.8, 0.0]), "made by hand")
+        >>> task = Task(("no", "yes"), np.array([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0]]), np.zeros(2), "made by hand")
+        >>> concept.orthogonal_to(task).vector.tolist()
+        [0.0, 1.0, 0.0]
     """
 
     name: str

@@ -15,7 +15,12 @@ from fairhead.locate.scores import Head
 
 @dataclass(frozen=True)
 class Controls:
-    """Sets of heads, each matched to the chosen ones. `exhaustive`: all that there are."""
+    """Sets of heads, each matched to the chosen ones. `exhaustive`: all that there are.
+
+    Example:
+        >>> Controls(((Head(0, 1),), (Head(0, 2),)), exhaustive=True).sets[1]
+        (Head(layer=0, head=2),)
+    """
 
     sets: tuple[tuple[Head, ...], ...]
     exhaustive: bool

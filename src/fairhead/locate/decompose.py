@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from fairhead.errors import InputError, UnsupportedModel
-from fairhead.heads import output_weight, tap
+from fairhead.heads import Reading, output_weight, tap
 from fairhead.heads.tokens import take
 from fairhead.locate.pooling import AttentionPool
 from fairhead.locate.streams import Norm, Stream, stream_of
@@ -35,6 +35,11 @@ class Terms(NamedTuple):
         constant: what biases add, [B, d'].
         output: the model's own output, [B, d'].
         scale: [B, L]: a head's z is its own output times this. None after a pooler, which reads many tokens.
+
+    Example:
+        >>> terms = Terms(torch.ones(5, 3, 2, 4), torch.ones(5, 4, 8), torch.ones(5, 8), torch.ones(5, 8), None)
+        >>> terms.heads.shape[1:3]                      # layers, heads
+        torch.Size([3, 2])
     """
 
     heads: Tensor
@@ -59,6 +64,27 @@ class _Path(NamedTuple):
 class _Constant(NamedTuple):
     vector: Tensor
     norms: tuple[Norm, ...]
+
+
+class _Shelf:
+    """A few tensors that hold what all layers leave behind.
+
+    Small tensors that stay between large ones that go would fragment the heap: on a CPU, a third more memory in all.
+    """
+
+    def __init__(self, places: int) -> None:
+        self._places = places
+        self._taken: dict[tuple[torch.Size, torch.dtype], int] = {}
+        self._shelves: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
+
+    def put(self, x: Tensor) -> Tensor:
+        """A copy of x, on the shelf of its shape and type."""
+        kind = x.shape, x.dtype
+        place = self._taken.get(kind, 0)
+        if place % self._places == 0:  # a new shelf, the old one being full
+            self._shelves[kind] = x.new_empty(self._places, *x.shape)
+        self._taken[kind] = place + 1
+        return self._shelves[kind][place % self._places].copy_(x)
 
 
 class Decomposer:
@@ -172,14 +198,18 @@ class Decomposer:
                 return x
             # A copy: a view of one token would keep every token of every layer alive.
             chosen = take(x.reshape(n, -1, x.shape[-1]), tokens)
-            return chosen if tokens is None else chosen.clone()
+            return chosen if tokens is None else shelf.put(chosen)
 
+        shelf = _Shelf(4 * self.n_layers + 2)
         handles = self._watch(seen, pick)
         try:
             with self._tap as heads:
                 reading = heads.read("output", tokens)
+                outputs: list[Tensor] = []
+                if tokens is not None:
+                    handles += self._shelve(reading, outputs, shelf)
                 self.stream.base(**inputs)
-                outputs = list(reading)
+                outputs = outputs or list(reading)
         finally:
             for handle in handles:
                 handle.remove()
@@ -217,6 +247,18 @@ class Decomposer:
         if self.pool is not None:
             return z
         return torch.einsum("blhd,lhod->blho", z, self.maps)
+
+    def _shelve(self, reading: Reading, outputs: list[Tensor], shelf: "_Shelf") -> list[RemovableHandle]:
+        """Put each layer's head outputs on the shelf as soon as its block is through."""
+
+        def after(layer: int) -> Callable[..., None]:
+            def hook(module: nn.Module, args: Any, output: Any) -> None:
+                outputs.append(shelf.put(reading[layer]))
+                reading.clear()
+
+            return hook
+
+        return [b.module.register_forward_hook(after(layer)) for layer, b in enumerate(self.stream.blocks)]
 
     def _tokens(self, inputs: Mapping[str, Tensor]) -> Any:
         if self.token == "first":

@@ -42,6 +42,13 @@ class Evaluation:
         group_by: the group column's name.
         ids: [n], or None.
         clusters: rows with one number belong together, [n]; or None.
+
+    Example:
+        >>> labels, groups = np.array([0, 1, 1, 0]), np.array([1, 1, 0, 0])
+        >>> rows = Evaluation(labels, ("no", "yes"), groups, ("female", "male"), "gender")
+        >>> logits = np.array([[2.0, 1.0], [0.0, 1.0], [3.0, 1.0], [1.0, 0.0]])
+        >>> rows.counts(logits)[1].tolist()             # of men: labels × predictions
+        [[1.0, 0.0], [1.0, 0.0]]
     """
 
     labels: NDArray[np.integer]
@@ -109,6 +116,11 @@ class DirectEffect:
     Attributes:
         before: [n, C].
         change: [n, L, H, C].
+
+    Example:
+        >>> effect = DirectEffect(np.zeros((5, 2)), np.ones((5, 3, 4, 2)))
+        >>> effect.without([(2, 0), (1, 3)])[0].tolist()
+        [2.0, 2.0]
     """
 
     before: Array
@@ -119,7 +131,6 @@ class DirectEffect:
         """The direct effect of one kind of edit on every head."""
         check_kind(kind)
         before = task.logits(features.output)
-        through = features.through(task.directions).astype(np.float64)  # [L, H, C, d]
         layers, heads = features.shape
         order = np.random.default_rng(seed).permutation(len(features))
         change = np.empty((len(features), layers, heads, len(task.classes)))
@@ -127,7 +138,7 @@ class DirectEffect:
             scale = np.asarray(features.scale[:, layer], dtype=np.float64)[:, None, None]
             own = np.asarray(features.heads[:, layer], dtype=np.float64) / scale
             moved = (edits.outputs(kind, own, layer, order) - own) * scale  # [n, H, d]
-            change[:, layer] = np.einsum("nhd,hcd->nhc", moved, through[layer], optimize=True)
+            change[:, layer] = task.push(features, layer, moved)
         return cls(before, change)
 
     def __call__(self, sets: Sequence[Sequence[tuple[int, int]]]) -> list[Array]:

@@ -24,6 +24,11 @@ class HeadEvidence:
         total: the model's own class evidence, logit(positive) − logit(negative), shape [n].
         means: by layer, the first token's head outputs averaged within each cell and then over cells, [heads, d]:
             what a balanced mean ablation puts in a head's place.
+
+    Example:
+        >>> found = HeadEvidence(np.zeros((6, 3, 2)), np.zeros(6), {0: torch.zeros(2, 4)})
+        >>> found.heads.shape                           # rows, layers, heads
+        (6, 3, 2)
     """
 
     heads: NDArray[np.float64]

@@ -39,6 +39,15 @@ class Features:
         output: the model's outputs, [n, d'].
         scale: [n, L]; a head's own output is z / scale. All 1 after a pooler.
         maps: [L, H, d', d], from z to a head's term.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> z, maps = (rng.normal(size=s).astype(np.float32) for s in ((9, 2, 3, 4), (2, 3, 8, 4)))
+        >>> output = np.einsum("nlhd,lhod->no", z, maps)
+        >>> features = Features(z, np.zeros((9, 1, 8), np.float32), output, np.ones((9, 2), np.float32), maps)
+        >>> parts = features.parts(np.eye(8)[:1])       # each head's part in the output's first number
+        >>> bool(np.allclose(parts.sum((1, 2))[:, 0], output[:, 0], atol=1e-5))
+        True
     """
 
     heads: Rows

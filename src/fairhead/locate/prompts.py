@@ -38,6 +38,11 @@ class Prompts:
         poles: both ends, with equally many words.
         neutral: as many words of the same kind that say nothing about the attribute, as controls.
         templates: each with {} for the word.
+
+    Example:
+        >>> ends = Pole("with", ("glasses",), ("Eyeglasses",)), Pole("without", ("bare eyes",), ("not Eyeglasses",))
+        >>> Prompts("glasses", ends, templates=("a face with {}",)).texts(ends[0])
+        ['a face with glasses']
     """
 
     name: str

@@ -56,6 +56,11 @@ class Located:
         choosing: rows of the choosing half, [n] bool.
         notes: what was left out, in sentences.
         chosen_here: whether the heads were chosen on the choosing half, or named by whoever asked.
+
+    Example:
+        >>> found = locate(features, evaluation, task, concept)  # doctest: +SKIP
+        >>> found.ranked, found.head_map.share[found.ranked[0]]  # doctest: +SKIP
+        ((Head(layer=10, head=5), Head(layer=11, head=1)), 0.41)
     """
 
     concept: Concept
@@ -101,6 +106,24 @@ def locate(
 
     Raises:
         InputError: a group is absent from a half, or nothing can be compared.
+
+    Example:
+        >>> from fairhead.locate.concepts import concept_from_images
+        >>> rng = np.random.default_rng(0)
+        >>> groups, labels = np.arange(240) % 2, (np.arange(240) // 2) % 2
+        >>> z = rng.normal(size=(240, 3, 4, 2)).astype(np.float32)  # three layers of four heads
+        >>> z[:, 2, 1, 0] += 3 * groups  # one of them writes the group
+        >>> maps = rng.normal(size=(3, 4, 6, 2)).astype(np.float32)
+        >>> output = np.einsum("nlhd,lhod->no", z, maps)
+        >>> features = Features(z, np.zeros((240, 1, 6), np.float32), output, np.ones((240, 3), np.float32), maps)
+        >>> task = Task(("no", "yes"), np.stack([0 * maps[2, 1, :, 0], maps[2, 1, :, 0]]), np.zeros(2), "made")
+        >>> rows = Evaluation(labels, task.classes, groups, ("light", "dark"), "shade")
+        >>> concept = concept_from_images(output, groups, labels, name="shade", poles=("light", "dark"))
+        >>> found = locate(features, rows, task, concept, plan=LocatePlan(count=1, draws=9, n_boot=100))
+        >>> found.ranked
+        (Head(layer=2, head=1),)
+        >>> [(study.kind, study["DP"].percentile) for study in found.studies][:1]
+        [('mean', 0.0)]
     """
     plan = plan or LocatePlan()
     if len(features) != len(evaluation) or evaluation.classes != task.classes:
@@ -113,9 +136,9 @@ def locate(
     compared_rows, notes = _comparable(evaluation, choosing)
     logits = task.logits(features.output)
     positive = _positive(plan, evaluation.take(choosing), logits[choosing])
-    evidence_parts = features.parts(task.evidence(positive)[None])[..., 0]
+    evidence_parts = task.parts(features, positive)
     concept_parts = features.parts(concept.vector[None])[..., 0]
-    total = np.asarray(features.output, dtype=np.float64) @ task.evidence(positive)
+    total = task.total(features.output, positive)
 
     def scored(rows: NDArray[np.bool_]) -> tuple[HeadMap, Separation, Measure]:
         part = evaluation.take(rows)
@@ -138,7 +161,7 @@ def locate(
     head_map, apart, coupled = scored(reporting & compared_rows)
     part = evaluation.take(reporting & compared_rows)
     other_map = score_heads(
-        features.other_parts(task.evidence(positive)[None])[reporting & compared_rows].transpose(0, 2, 1),
+        task.other_parts(features, positive)[reporting & compared_rows, None],
         total[reporting & compared_rows],
         part.groups,
         part.labels,

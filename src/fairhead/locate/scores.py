@@ -14,7 +14,12 @@ FloatMap = NDArray[np.float64]
 
 
 class Head(NamedTuple):
-    """One attention head: layer and number, both from 0."""
+    """One attention head: layer and number, both from 0.
+
+    Example:
+        >>> Head(11, 4).layer
+        11
+    """
 
     layer: int
     head: int
@@ -42,6 +47,13 @@ class HeadMap:
         unit: of `gap`.
         total_low: lower end of the interval of `total`.
         total_high: upper end.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> evidence = rng.normal(size=(200, 2, 3)) + (np.arange(200) % 2)[:, None, None]
+        >>> found = score_heads(evidence, evidence.sum((1, 2)), np.arange(200) % 2, np.zeros(200, int))
+        >>> found.gap.shape, round(float(found.share.sum()), 6), found.has_total
+        ((2, 3), 1.0, True)
     """
 
     gap: FloatMap

@@ -37,6 +37,10 @@ class Study:
             whatever layer those lie in.
         by_cell: change of accuracy by class and group.
         after: the logits with the heads edited, [n, C].
+
+    Example:
+        >>> located.studies[0]["cramers_v"].change.value  # doctest: +SKIP
+        -0.019
     """
 
     kind: str
@@ -71,6 +75,18 @@ def study(
         plan: draws, replicates and seed.
         kind: of edit.
         way: "direct" or "forward".
+
+    Example:
+        >>> from fairhead.locate.effects import DirectEffect
+        >>> groups, labels = np.arange(80) % 2, (np.arange(80) // 2) % 2
+        >>> change = np.zeros((80, 2, 4, 2))
+        >>> change[:, 1, 0, 1] = -4.0 * groups  # without this head the group has no say
+        >>> before = np.stack([np.ones(80), 4.0 * groups], 1)
+        >>> rows = Evaluation(labels, ("no", "yes"), groups, ("f", "m"), "sex")
+        >>> plan = LocatePlan(n_boot=100)
+        >>> found = study(DirectEffect(before, change), [Head(1, 0)], rows, np.ones((2, 4)), plan, "mean", "direct")
+        >>> found["DP"].change.a, found["DP"].change.b, found["DP"].percentile
+        (1.0, 0.0, 0.0)
     """
     by_layer = layer_matched(ranked, norms.shape[1], draws=plan.draws, seed=plan.seed)
     by_norm = None if way == "forward" else norm_matched(ranked, norms, draws=plan.draws, seed=plan.seed)

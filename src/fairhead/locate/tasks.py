@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,9 @@ from scipy.special import logsumexp
 
 from fairhead.errors import InputError
 from fairhead.locate.texts import TextSide
+
+if TYPE_CHECKING:
+    from fairhead.locate.features import Features
 
 Array = NDArray[np.float64]
 
@@ -23,6 +27,11 @@ class Task:
         directions: [C, d'].
         bias: [C].
         origin: where they come from, in words.
+
+    Example:
+        >>> task = Task(("no", "yes"), np.eye(2), np.zeros(2), "made by hand")
+        >>> task.logits(np.array([[0.2, 0.7]])).tolist(), task.evidence(1).tolist()
+        ([[0.2, 0.7]], [-1.0, 1.0])
     """
 
     classes: tuple[str, ...]
@@ -34,10 +43,58 @@ class Task:
         """Outputs [n, d'] to logits [n, C]."""
         return np.asarray(output, dtype=np.float64) @ self.directions.T + self.bias
 
+    def calibrated(self, output: NDArray[np.floating], labels: NDArray[np.integer]) -> "Task":
+        """The same directions, shifted so that each class is predicted as often as it occurs among these rows.
+
+        Prompts say where a class lies and nothing about how far from the others: argmax may never choose one of them.
+
+        Args:
+            output: [n, d'], of rows that are not reported on.
+            labels: their classes, [n].
+
+        Example:
+            >>> task = Task(("no", "yes"), np.array([[0.0], [1.0]]), np.zeros(2), "prompts")
+            >>> output, labels = np.arange(2.0, 12.0)[:, None], np.repeat([0, 1], [7, 3])
+            >>> task.logits(output).argmax(1).sum(), task.calibrated(output, labels).logits(output).argmax(1).sum()
+            (np.int64(10), np.int64(3))
+        """
+        wanted = np.bincount(labels, minlength=len(self.classes)) / len(labels)
+        logits = np.asarray(output, dtype=np.float64) @ self.directions.T + self.bias
+        shift = np.where(wanted > 0, 0.0, -np.inf)
+        # Softened shares have one solution, found by scaling; ever less soft, it goes over into that of argmax.
+        for softness in np.geomspace(1.0, 1e-3, 8) * (logits.std() or 1.0):
+            for _ in range(100):
+                scaled = (logits + shift) / softness
+                share = np.exp(logsumexp(scaled - logsumexp(scaled, axis=1, keepdims=True), axis=0)) / len(labels)
+                with np.errstate(divide="ignore", invalid="ignore"):
+                    step = np.where(wanted > 0, softness * (np.log(wanted) - np.log(share)), 0.0)
+                shift = shift + step
+                if np.abs(step).max() < 1e-3 * softness:
+                    break
+        origin = f"{self.origin}, shifted so that each class is predicted as often as it occurs"
+        return Task(self.classes, self.directions, self.bias + shift, origin)
+
     def evidence(self, positive: int) -> NDArray[np.float64]:
         """The direction of the evidence for one class: against the other, or against the mean of the others; [d']."""
         others = [c for c in range(len(self.classes)) if c != positive]
         return self.directions[positive] - self.directions[others].mean(0)
+
+    def parts(self, features: "Features", positive: int) -> NDArray[np.float64]:
+        """Each head's part in the evidence for one class, [n, L, H]."""
+        return features.parts(self.evidence(positive)[None])[..., 0]
+
+    def other_parts(self, features: "Features", positive: int) -> NDArray[np.float64]:
+        """The other terms' parts in it, [n, M]."""
+        return features.other_parts(self.evidence(positive)[None])[..., 0]
+
+    def total(self, output: NDArray[np.floating], positive: int) -> NDArray[np.float64]:
+        """The evidence itself, [n], up to a constant."""
+        return np.asarray(output, dtype=np.float64) @ self.evidence(positive)
+
+    def push(self, features: "Features", layer: int, moved: Array) -> NDArray[np.float64]:
+        """The change of the logits [n, H, C] if each head's z [n, H, d] at a layer changed so, all else held."""
+        through = np.einsum("co,hod->hcd", self.directions, features.maps[layer], optimize=True)
+        return np.asarray(np.einsum("nhd,hcd->nhc", moved, through, optimize=True))
 
 
 def task_from_texts(

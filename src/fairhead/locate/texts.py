@@ -57,6 +57,12 @@ class ClipText:
     Args:
         model: a model with both towers.
         tokenizer: its own.
+
+    Example:
+        >>> from transformers import AutoModel, AutoTokenizer
+        >>> text = ClipText(AutoModel.from_pretrained("clip"), AutoTokenizer.from_pretrained("clip"))  # doctest: +SKIP
+        >>> text(["a photo of a doctor"]).shape  # doctest: +SKIP
+        (1, 512)
     """
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
@@ -99,6 +105,11 @@ class AdaptedText:
         tokenizer: its own.
         matrix: B, [width, d'].
         mean: x_mean, [width].
+
+    Example:
+        >>> text = AdaptedText.load("adapter.npz", "gte-small")  # doctest: +SKIP
+        >>> text(["doctor", "nurse"]).shape  # doctest: +SKIP
+        (2, 512)
     """
 
     def __init__(self, encoder: Any, tokenizer: Any, matrix: NDArray[np.floating], mean: NDArray[np.floating]) -> None:

@@ -122,6 +122,11 @@ class Pool:
         vectors: [T, d'].
         attribute: which of them name the attribute, [T] bool: equally many of each pole.
         neutral: which are their controls, [T] bool: made with the same templates.
+
+    Example:
+        >>> pool = Pool.of(["dog", "hat"], np.eye(3)[:2], ["woman", "man"], np.array([[0, 0, 1.0], [0, 0, -1.0]]))
+        >>> pool.attribute.tolist()
+        [False, False, True, True]
     """
 
     texts: tuple[str, ...]
@@ -218,6 +223,15 @@ def text_spans(
         m: texts a head.
         permutations: random relabellings.
         seed: of them.
+
+    Example:
+        >>> from fairhead.locate.moments import HeadMoments
+        >>> z = np.random.default_rng(0).normal(size=(300, 1, 1, 2)) * [3.0, 0.5]   # one head of two dimensions
+        >>> moments = HeadMoments.of(z, np.zeros(300, int), 1).pooled(by="rows")
+        >>> pool = Pool.of(["hat", "dog"], np.array([[0.1, 0.9], [0.3, 0.3]]), ["woman"], np.array([[1.0, 0.0]]))
+        >>> (found,) = text_spans(moments, np.eye(2)[None, None], pool, m=1)
+        >>> found.texts, found.is_attribute
+        (('woman',), (True,))
     """
     chosen_heads = [Head(*h) for h in heads] if heads is not None else [Head(*h) for h in np.ndindex(maps.shape[:2])]
     rng = np.random.default_rng(seed)

@@ -92,7 +92,12 @@ def report_of(
     images: Images | None = None,
     notes: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """The report as `fairhead.report` takes it; with `images`, those at the ends of each head's axis are shown."""
+    """The report as `fairhead.report` takes it; with `images`, those at the ends of each head's axis are shown.
+
+    Example:
+        >>> from fairhead.report import write
+        >>> write(report_of(located, evaluation, {"model": "clip"}), "report.html")  # doctest: +SKIP
+    """
     concept, positive = located.concept, located.positive
     first, second = concept.poles
     return {
