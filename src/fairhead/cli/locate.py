@@ -74,6 +74,7 @@ def locate_command(
     prompts: given.PromptPath = None,
     text_adapter: given.TextAdapter = None,
     text_encoder: given.TextEncoder = None,
+    calibrate: given.Calibrate = False,
     texts: Annotated[
         str | None, option("--texts", "Texts for TextSpan (.npz with texts, vectors).", TEXT, "FILE")
     ] = None,
@@ -150,6 +151,7 @@ def locate_command(
         prompts=prompts,
         text_adapter=text_adapter,
         text_encoder=text_encoder,
+        calibrate=calibrate,
         texts=texts,
         concept_from=None if concept_from is From.auto else concept_from.value,
         orthogonal=orthogonal,

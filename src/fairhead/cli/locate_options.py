@@ -39,6 +39,9 @@ TextAdapter = Annotated[
     str | None, option("--text-adapter", "Linear stand-in for a text tower (.npz with B, x_mean).", TEXT, "FILE")
 ]
 TextEncoder = Annotated[str | None, option("--text-encoder", "Folder of its encoder.", TEXT, "PATH")]
+Calibrate = Annotated[
+    bool, option("--calibrate/--no-calibrate", "Predict each zero-shot class as often as it occurs.", TEXT)
+]
 Draws = Annotated[int, option("--draws", "Control sets of heads, or all if fewer.", STATISTICS, "N")]
 Replicates = Annotated[int, option("--n-boot", "Bootstrap replicates.", STATISTICS, "N")]
 Seed = Annotated[int, option("--seed", "Same seed, same figures.", STATISTICS, "N")]

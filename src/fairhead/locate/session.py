@@ -46,6 +46,7 @@ class Source:
         texts: an .npz table of text vectors, the pool of TextSpan.
         concept_from: "prompts", "means", "logistic" or "leace"; None takes prompts where there is a text side.
         orthogonal: take the class directions out of the concept.
+        calibrate: shift zero-shot classes so that each is predicted as often as it occurs in the choosing half.
         limit: images to use, drawn evenly over groups; None for all.
         batch_size: images at a time.
         device: "auto", "cpu", "cuda", ...
@@ -62,6 +63,7 @@ class Source:
     texts: str | None = None
     concept_from: str | None = None
     orthogonal: bool = False
+    calibrate: bool = False
     limit: int | None = None
     batch_size: int = 32
     device: str = "auto"
@@ -166,7 +168,10 @@ class Session:
                 raise InputError(
                     f"there are no prompts for the class {missing[0]!r}; there are some for {', '.join(words)}"
                 )
-            return task_from_texts({c: words[c] for c in classes}, self.prompts.templates, self.text)
+            prompted = task_from_texts({c: words[c] for c in classes}, self.prompts.templates, self.text)
+            if not self.source.calibrate:
+                return prompted
+            return prompted.calibrated(self.features.output[choosing], self.evaluation.labels[choosing])
         return task_from_images(self.features.output[choosing], self.evaluation.labels[choosing], classes)
 
     def concept(self, task: Task, choosing: NDArray[np.bool_]) -> Concept:
