@@ -7,6 +7,8 @@ from typer.core import TyperGroup
 
 from fairhead.cli.klaad import EPILOG as KLAAD_EPILOG
 from fairhead.cli.klaad import klaad_command
+from fairhead.cli.language_methods import COMMANDS as LANGUAGE_COMMANDS
+from fairhead.cli.language_methods import EPILOG as LANGUAGE_EPILOG
 from fairhead.cli.mitigate import EPILOG, mitigate_command
 
 _OTHERS = "METHOD"
@@ -14,6 +16,8 @@ _LANGUAGE = """
 **For language models**, each with options of its own (`fairhead mitigate klaad --help`):
 
 - `klaad`: attention alike on a stereotype and on its opposite (Kim et al., 2025).
+- `cda`: sentences and their counterfactuals. `bias_unlearn`: stereotypes forgotten, the rest kept. `sentence_debias`:
+  the direction of swapped words taken out. `self_debias`: at decoding, without training.
 """
 
 
@@ -38,3 +42,5 @@ mitigate_app = typer.Typer(
 )
 mitigate_app.command(_OTHERS, epilog=_LANGUAGE + EPILOG)(mitigate_command)
 mitigate_app.command("klaad", epilog=KLAAD_EPILOG)(klaad_command)
+for _name, _command in LANGUAGE_COMMANDS.items():
+    mitigate_app.command(_name, epilog=LANGUAGE_EPILOG)(_command)

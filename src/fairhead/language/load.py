@@ -40,7 +40,20 @@ def load_scorer(
         fairhead.errors.InputError: no/such/folder: a folder with a model (config.json) is expected; it is not there
     """
     loaded = load_model(path, device=device, dtype=dtype)
-    return Scorer(loaded.model, loaded.tokenizer, batch_tokens=batch_tokens, start=start)
+    model = _at_decoding(loaded.model, loaded.tokenizer, Path(path), start)
+    return Scorer(model, loaded.tokenizer, batch_tokens=batch_tokens, start=start)
+
+
+def _at_decoding(model: Any, tokenizer: Any, folder: Path, start: Start) -> Any:
+    """The model with what its folder says is done to its output, if anything (`fairhead mitigate self_debias`)."""
+    from fairhead.mitigate.self_debias import read_settings
+
+    settings = read_settings(folder)
+    if settings is None:
+        return model
+    if start != "always":
+        raise InputError(f"{folder}: self-debiasing puts its sentence after the start token; --start always is needed")
+    return settings.attach(model, tokenizer)
 
 
 class LoadedModel(NamedTuple):

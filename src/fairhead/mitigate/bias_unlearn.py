@@ -1,0 +1,152 @@
+"""BiasUnlearn (EMNLP 2025) on the triplets that KLAAD trains on: forget stereotypes, keep what the model knew.
+
+The loss of a triplet has three parts:
+
+1. negative preference optimisation on the stereotype, −(2/β) log σ(β (NLL − NLL of the pretrained model)): as the
+   stereotype grows less likely than it was, the pull on it fades, so that it is not pushed without end;
+2. cross-entropy on the anti-stereotype;
+3. the divergence of the next-token distributions on the unrelated sentence from those of the pretrained model.
+
+Not built: the authors' swap of the two sets once the stereotype score has fallen below 50. Look at `ss` on held-out
+terms, and train for less long where it has gone past.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
+
+from fairhead.data.stereoset import StereoSetItem
+from fairhead.errors import InputError
+from fairhead.mitigate.cda import token_losses
+from fairhead.mitigate.language_trainer import Prepared
+from fairhead.mitigate.triplets import Sentences, TokenTriplet, encode_triplets, stack, stack_triplets
+from fairhead.mitigate.tuning import Parts
+
+
+@dataclass(frozen=True)
+class BiasUnlearn:
+    """The settings; defaults are the authors'.
+
+    Attributes:
+        forget_weight: of the negative preference optimisation.
+        retain_weight: of the cross-entropy on the anti-stereotype.
+        keep_weight: of the divergence from the pretrained model on unrelated sentences.
+        beta: how soon the pull on the stereotype fades.
+        anti_in_forget: share of the triplets, evenly spread, whose anti-stereotype is to be forgotten too.
+
+    Example:
+        >>> BiasUnlearn(beta=0)
+        Traceback (most recent call last):
+            ...
+        fairhead.errors.InputError: beta is 0; more than 0 is expected
+    """
+
+    forget_weight: float = 0.5
+    retain_weight: float = 0.3
+    keep_weight: float = 0.2
+    beta: float = 0.1
+    anti_in_forget: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.beta > 0:
+            raise InputError(f"beta is {self.beta:g}; more than 0 is expected")
+        if not 0 <= self.anti_in_forget <= 1:
+            raise InputError(f"anti_in_forget is {self.anti_in_forget:g}; a share from 0 to 1 is expected")
+        weights = (self.forget_weight, self.retain_weight, self.keep_weight)
+        if not all(weight >= 0 for weight in weights) or not sum(weights) > 0:
+            raise InputError(f"the weights of the losses are {weights}; none below 0, and one above, is expected")
+
+    def prepare(self, items: Iterable[StereoSetItem], tokenizer: Any, context: int) -> "Prepared[Example]":
+        """One example an item."""
+        triplets, left_out = encode_triplets(items, tokenizer, context)
+        share = self.anti_in_forget
+        mixed = [int((i + 1) * share) > int(i * share) for i in range(len(triplets))]
+        examples = [(triplet, mix) for triplet, mix in zip(triplets, mixed, strict=True)]
+        return Prepared(examples, [max(map(len, triplet[1:])) for triplet in triplets], left_out)
+
+    @contextmanager
+    def session(self, model: nn.Module) -> "Iterator[Callable[[Sequence[Example]], Parts]]":
+        """The loss of examples, against the model as it is now."""
+        # LoRA's model is the pretrained one with its matrices switched off; else a copy is kept.
+        lora = hasattr(model, "disable_adapter")
+        reference: Any = model if lora else deepcopy(model).requires_grad_(False).eval()
+        off: Callable[[], AbstractContextManager[Any]] = reference.disable_adapter if lora else nullcontext
+        device = next(model.parameters()).device
+
+        def loss(examples: Sequence[Example]) -> Parts:
+            batch = stack_triplets([triplet for triplet, _ in examples], device)
+            logits = _logits(model, batch)
+            with torch.no_grad(), off():
+                before = _logits(reference, batch)
+            return self.parts(logits, before, batch, torch.tensor([mix for _, mix in examples], device=device))
+
+        yield loss
+
+    def parts(self, logits: Tensor, before: Tensor, batch: Sentences, mixed: Tensor) -> Parts:
+        """The loss from the logits of B triplets [3B, T, V] and those of the pretrained model; `mixed` is [B]."""
+        n = len(mixed)
+        now = token_losses(logits[: 2 * n], Sentences(batch.ids[: 2 * n], batch.mask[: 2 * n]))
+        then = token_losses(before[: 2 * n], Sentences(batch.ids[: 2 * n], batch.mask[: 2 * n]))
+        rise = (now - then).sum(-1)  # [2B]
+        pull = -2 / self.beta * logsigmoid(self.beta * rise)
+        forgotten = torch.cat([torch.ones_like(mixed, dtype=torch.bool), mixed])
+        forget = pull[forgotten].mean()
+        retain = now[n:].sum() / batch.mask[n : 2 * n, 1:].sum()
+        keep = _divergence(before[2 * n :], logits[2 * n :], batch.mask[2 * n :])
+        total = self.forget_weight * forget + self.retain_weight * retain + self.keep_weight * keep
+        return {"loss": total, "forget": forget, "retain": retain, "keep": keep}
+
+    def measuring(self) -> "NegativeLogLikelihoods":
+        """How likely the three sentences are: the loss itself needs the pretrained model."""
+        return NegativeLogLikelihoods()
+
+
+Example = tuple[TokenTriplet, bool]
+
+
+@dataclass(frozen=True)
+class NegativeLogLikelihoods:
+    """Negative log-likelihood a token of each kind of sentence: what BiasUnlearn is to move, and to leave alone."""
+
+    def prepare(self, items: Iterable[StereoSetItem], tokenizer: Any, context: int) -> "Prepared[TokenTriplet]":
+        """One example an item."""
+        triplets, left_out = encode_triplets(items, tokenizer, context)
+        return Prepared(triplets, [max(map(len, triplet[1:])) for triplet in triplets], left_out)
+
+    @contextmanager
+    def session(self, model: nn.Module) -> "Iterator[Callable[[Sequence[TokenTriplet]], Parts]]":
+        """The three means of a batch; "loss" is that of the two coherent kinds."""
+        device = next(model.parameters()).device
+
+        def measure(triplets: Sequence[TokenTriplet]) -> Parts:
+            found = []
+            for column in zip(*(triplet[1:] for triplet in triplets), strict=True):
+                batch = stack(column, device)
+                found.append(token_losses(_logits(model, batch), batch).sum() / batch.mask[:, 1:].sum())
+            stereotype, anti, unrelated = found
+            mean = (stereotype + anti) / 2
+            return {"loss": mean, "stereotype": stereotype, "anti_stereotype": anti, "unrelated": unrelated}
+
+        yield measure
+
+    def measuring(self) -> "NegativeLogLikelihoods":
+        """Itself."""
+        return self
+
+
+def _logits(model: Any, batch: Sentences) -> Tensor:
+    found: Tensor = model(input_ids=batch.ids, attention_mask=batch.mask, use_cache=False).logits
+    return found
+
+
+def _divergence(before: Tensor, now: Tensor, mask: Tensor) -> Tensor:
+    """KL(pretrained ‖ now) of next-token distributions [B, T, V], averaged over the tokens that predict one."""
+    old, new = (logits[:, :-1].float().log_softmax(-1) for logits in (before, now))
+    per_token = (old.exp() * (old - new)).sum(-1) * mask[:, 1:]
+    return per_token.sum() / mask[:, 1:].sum()

@@ -1,0 +1,103 @@
+"""The methods for causal language models by name, and those of them that train nothing.
+
+`klaad`, `cda` and `bias_unlearn` train on triplets (`language_trainer.train_folder`); `sentence_debias` folds a
+projection into the output layer; `self_debias` changes what is read off the model, and no weight.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from fairhead.errors import InputError
+from fairhead.language.load import LoadedModel, load_model
+from fairhead.language.swaps import read_swaps
+from fairhead.language.training_record import FILE, TrainingRecord
+from fairhead.mitigate.bias_unlearn import BiasUnlearn
+from fairhead.mitigate.cda import CDA
+from fairhead.mitigate.klaad import KLAAD
+from fairhead.mitigate.self_debias import SelfDebias, save_settings
+from fairhead.mitigate.sentence_debias import SentenceDebias, counterfactual_pairs, directions, project_out
+from fairhead.mitigate.triplets import TripletData, targets
+
+# Name → class of its settings.
+LANGUAGE_METHODS: Mapping[str, type] = {
+    "klaad": KLAAD,
+    "cda": CDA,
+    "bias_unlearn": BiasUnlearn,
+    "sentence_debias": SentenceDebias,
+    "self_debias": SelfDebias,
+}
+
+
+def sentence_debias(
+    model: str | os.PathLike[str],
+    data: TripletData,
+    out: str | os.PathLike[str],
+    settings: SentenceDebias,
+    *,
+    device: str = "auto",
+    progress: Callable[[int, int], None] | None = None,
+) -> TrainingRecord:
+    """Read the training sentences, find the directions and write the model without them.
+
+    Args:
+        model: folder of a causal language model.
+        data: triplets; the sentences of the training part are used.
+        out: the new folder.
+        settings: of the method.
+        device: where to compute.
+        progress: called with the pairs read and all of them.
+
+    Raises:
+        InputError: `out` holds a model; too few sentences have a word to swap.
+    """
+    folder = _fresh(out)
+    split, swaps = data.read(), read_swaps(settings.swaps)
+    pairs = counterfactual_pairs(split.train, swaps)
+    loaded = load_model(model, device=device, dtype="float32")
+    axes = directions(loaded.model, loaded.tokenizer, pairs, settings.components, settings.batch_size, progress)
+    project_out(loaded.model, axes)
+    record = TrainingRecord(
+        "sentence_debias",
+        asdict(settings),
+        data=asdict(data),
+        training_targets=targets(split.train),
+        held_out_targets=targets(split.held_out),
+        base=str(model),
+        results={"pairs": len(pairs), "components": len(axes)},
+    )
+    _save(loaded, folder, record)
+    return record
+
+
+def self_debias(
+    model: str | os.PathLike[str], out: str | os.PathLike[str], settings: SelfDebias, *, device: str = "auto"
+) -> TrainingRecord:
+    """Write the model with the settings beside it; what reads the folder through `fairhead lm` then applies them."""
+    folder = _fresh(out)
+    loaded = load_model(model, device=device, dtype="float32")
+    settings.attach(loaded.model, loaded.tokenizer)  # a family that cannot carry it is refused now
+    record = TrainingRecord("self_debias", asdict(settings), base=str(model))
+    _save(loaded, folder, record)
+    save_settings(settings, folder)
+    return record
+
+
+def _fresh(out: str | os.PathLike[str]) -> Path:
+    folder = Path(out)
+    if (folder / FILE).is_file() or (folder / "config.json").is_file():
+        raise InputError(f"{folder} holds a model already: choose another folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder} cannot be written: {error.strerror or error}") from None
+    return folder
+
+
+def _save(loaded: LoadedModel, folder: Path, record: TrainingRecord) -> None:
+    model: Any = loaded.model
+    model.save_pretrained(folder)
+    loaded.tokenizer.save_pretrained(folder)
+    record.write(folder)

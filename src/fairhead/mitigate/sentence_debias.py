@@ -1,0 +1,136 @@
+"""SentenceDebias (Liang et al. 2020) for causal models: take the direction of a swapped word out of the last states.
+
+Sentences and their counterfactuals (`language.swaps`) are read; the principal components of the differences of their
+mean-pooled last hidden states are the directions that the swap moves. The projection that takes them out stands right
+before the vocabulary, so it is folded into the output layer: the result is an ordinary model.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairhead.data.stereoset import StereoSetItem
+from fairhead.errors import InputError, UnsupportedModel
+from fairhead.language.scorer import context_length, quiet, refuse_other_than_causal
+from fairhead.language.swaps import Swaps
+from fairhead.language.tokens import start_token
+from fairhead.mitigate.triplets import stack
+
+
+@dataclass(frozen=True)
+class SentenceDebias:
+    """The settings.
+
+    Attributes:
+        swaps: file or folder of the word lists.
+        components: directions that are taken out.
+        batch_size: sentences read together.
+
+    Example:
+        >>> SentenceDebias("winobias").components
+        1
+    """
+
+    swaps: str
+    components: int = 1
+    batch_size: int = 32
+
+    def __post_init__(self) -> None:
+        if self.components < 1 or self.batch_size < 1:
+            raise InputError("components and batch_size: at least 1 is expected of each")
+
+
+def counterfactual_pairs(items: Iterable[StereoSetItem], swaps: Swaps) -> list[tuple[str, str]]:
+    """The coherent sentences of items that have a word to swap, each with its counterfactual; none twice."""
+    texts = dict.fromkeys(text for item in items for text in (item.texts.stereotype, item.texts.anti_stereotype))
+    return [(text, other) for text in texts if (other := swaps.swapped(text)) != text]
+
+
+def directions(
+    model: Any,
+    tokenizer: Any,
+    pairs: Sequence[tuple[str, str]],
+    components: int = 1,
+    batch_size: int = 32,
+    progress: Callable[[int, int], None] | None = None,
+) -> Tensor:
+    """Unit vectors that the swap moves sentences along, [components, D], in float32 on the CPU.
+
+    Args:
+        model: a causal language model.
+        tokenizer: its tokeniser.
+        pairs: sentences and their counterfactuals; those longer than the model's context are passed over.
+        components: how many.
+        batch_size: sentences read together.
+        progress: called with the pairs read and all of them.
+    """
+    refuse_other_than_causal(model)
+    texts = [text for pair in pairs for text in pair]
+    if len(pairs) <= components:
+        raise InputError(f"{len(pairs)} sentences have a word to swap; more than {components} are needed")
+    lead = start_token(tokenizer).id
+    encoded = [[lead, *ids] for ids in tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]]
+    limit = context_length(model)
+    fits = [k for k in range(len(pairs)) if max(len(encoded[2 * k]), len(encoded[2 * k + 1])) <= limit]
+    fits.sort(key=lambda k: len(encoded[2 * k]))
+    differences = []
+    with quiet(model):
+        for begin in range(0, len(fits), batch_size):
+            batch = fits[begin : begin + batch_size]
+            first, second = (_pooled(model, [encoded[2 * k + side] for k in batch]) for side in (0, 1))
+            differences.append((first - second).double().cpu())
+            if progress is not None:
+                progress(min(begin + batch_size, len(fits)), len(fits))
+    table = torch.cat(differences)
+    # About 0 and not about their mean: a pair's difference has no sign of its own, and the mean is what is looked for.
+    return torch.linalg.svd(torch.cat([table, -table]), full_matrices=False).Vh[:components].float()
+
+
+def project_out(model: Any, axes: Tensor) -> None:
+    """Fold the projection into the output layer, in place: W becomes W (1 − VᵀV). Axes are [k, D], orthonormal.
+
+    An output layer that is the input embedding (tied) becomes a matrix of its own.
+
+    Raises:
+        UnsupportedModel: the output layer is not one matrix after the last hidden state.
+
+    Example:
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=5, n_embd=4, n_layer=1, n_head=1)).eval()
+        >>> project_out(model, torch.tensor([[1.0, 0.0, 0.0, 0.0]]))
+        >>> model.lm_head.weight[:, 0].abs().max().item(), model.config.tie_word_embeddings
+        (0.0, False)
+    """
+    head = model.get_output_embeddings()
+    if not isinstance(head, nn.Linear):
+        raise UnsupportedModel(
+            f"{type(model).__name__} ends in a {type(head).__name__}; one linear layer is expected to project before"
+        )
+    weight = head.weight.detach()
+    v = axes.to(weight.device, torch.float64)
+    projected = weight.double() - (weight.double() @ v.T) @ v
+    head.weight = nn.Parameter(projected.to(weight.dtype), requires_grad=head.weight.requires_grad)
+    model.config.tie_word_embeddings = False
+    text = model.config.get_text_config()
+    text.tie_word_embeddings = False
+
+
+def _pooled(model: Any, sentences: Sequence[Sequence[int]]) -> Tensor:
+    """Mean over tokens of the states that the output layer reads: [N, D]."""
+    device = next(model.parameters()).device
+    batch = stack(sentences, device)
+    seen: list[Tensor] = []
+
+    def catch(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        seen.append(inputs[0])
+        return (inputs[0][:, :0], *inputs[1:])  # nothing goes through the vocabulary
+
+    hook = model.get_output_embeddings().register_forward_pre_hook(catch)
+    try:
+        model(input_ids=batch.ids, attention_mask=batch.mask, use_cache=False)
+    finally:
+        hook.remove()
+    return (seen[0].float() * batch.mask[..., None]).sum(1) / batch.mask.sum(1, keepdim=True)
