@@ -1,16 +1,21 @@
 """What DAM costs: training steps, memory, and last-encoder epochs from the feature cache; ratios of one run.
 
-    python benchmarks/dam.py [--device cuda] [--compile] [--repeats 20] [--small]
+    python benchmarks/dam.py [--device cuda] [--repeats 20] [--small]
 
 Steps of plain training (ERM), of DAM, and of a straightforward eager DAM that builds all attention weights in every
-layer take turns in one process, forward, backward and AdamW included. Then one epoch of last-encoder training from
-cached features is held against one that recomputes the frozen part in every step.
+layer take turns in one process: forward, backward, clipping and AdamW. ERM and DAM run as `fairhead.train.fit` runs
+them, recorded and replayed on a GPU; the eager DAM runs as it is written, and once more replayed like the others. Then
+an epoch of last-encoder training from cached features is held against one that runs the whole model in every step.
+
+On a CPU seconds are processor time of this process: wall time would tell what else the machine has to do.
 """
 
 import argparse
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +25,9 @@ from transformers import ViTConfig, ViTForImageClassification
 from fairhead.mitigate import DAM, attach
 from fairhead.mitigate.dam import most_attended, supervised_contrastive
 from fairhead.train import Examples
+from fairhead.train.examples import Batch, Batches
 from fairhead.train.features import frozen_features, last_encoder
+from fairhead.train.step import Recorded, Step, optimizer_of, recorder_for
 from machine import interleaved_medians, machine
 
 # DAM's own size (8 layers, 17 tokens), and a common pretrained one.
@@ -71,7 +78,7 @@ class EagerDAM(nn.Module):
         self.norm, self.classifier = nn.LayerNorm(width), nn.Linear(width, 2)
         self.project = nn.Sequential(nn.Linear(2 * width, 512, bias=False), nn.ReLU(), nn.Linear(512, 128, bias=False))
 
-    def forward(self, pixel_values: Tensor, labels: Tensor) -> Tensor:
+    def forward(self, pixel_values: Tensor, labels: Tensor) -> SimpleNamespace:
         """The loss, alignment included."""
         tokens = self.patches(pixel_values).flatten(2).transpose(1, 2)
         x = torch.cat([self.first.expand(len(tokens), -1, -1), tokens], 1) + self.positions
@@ -81,38 +88,40 @@ class EagerDAM(nn.Module):
             kept.append(weights)
         logits = self.classifier(self.norm(x)[:, 0])
         z = nn.functional.normalize(self.project(most_attended(kept[-1][:, :, 0], v, 2).flatten(1)), dim=-1)
-        return nn.functional.cross_entropy(logits, labels) + supervised_contrastive(z, labels)
+        return SimpleNamespace(loss=nn.functional.cross_entropy(logits, labels) + supervised_contrastive(z, labels))
 
 
-class Step:
-    """One training step of a model on one batch."""
+class Peer:
+    """A training step of a model on one batch, as the loop makes it; `as_it_is` keeps it from being replayed."""
 
-    def __init__(self, model: nn.Module, batch: dict[str, Tensor], device: str, compiled: bool) -> None:
+    def __init__(self, model: nn.Module, batch: Batch, device: str, *, as_it_is: bool = False) -> None:
         self.model = model.to(device).train()
-        self.batch = {name: tensor.to(device) for name, tensor in batch.items()}
-        self.device = device
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=device == "cuda")
-        self.forward: Callable[..., Any] = torch.compile(self.model) if compiled else self.model
+        self.batch = batch
+        self.precision = "bf16" if device == "cuda" else "no"
+        recorder = None if as_it_is else recorder_for(torch.device(device))
+        self.step = Recorded(self._plain(), recorder, self.model)
+
+    def _plain(self) -> Step:
+        optimizer = optimizer_of(self.model, 1e-4, 0.05)
+        return Step(self.model, optimizer, max_grad_norm=1.0, precision=self.precision)
 
     def __call__(self) -> None:
-        """Forward, backward, clipping, AdamW."""
-        with torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda"):
-            output = self.forward(**self.batch)
-        loss = output if isinstance(output, Tensor) else output.loss
-        self.optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        if self.device == "cuda":
+        """One step, to its end."""
+        self.step(self.batch)
+        if self.batch.labels.is_cuda:
             torch.cuda.synchronize()
 
     def peak_mib(self) -> float | None:
-        """Peak memory of one step alone, beyond nothing: weights, gradients, optimizer and activations."""
-        if self.device != "cuda":
+        """Peak memory of one step beyond the weights and AdamW's moments: activations and gradients."""
+        if not self.batch.labels.is_cuda:
             return None
+        step = self._plain()
+        step(self.batch)
+        step.optimizer.zero_grad()
+        torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        self()
+        step(self.batch)
         return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
@@ -129,67 +138,96 @@ def pictures(size: Size, rows: int) -> Tensor:
     return torch.randn(rows, 3, pixels, pixels)
 
 
-def steps(size: Size, device: str, compiled: bool, repeats: int) -> None:
+def medians(peers: Mapping[str, Callable[[], object]], device: str, repeats: int) -> dict[str, float]:
+    for _ in range(5 if device == "cuda" else 0):  # until everything that will be recorded is
+        for peer in peers.values():
+            peer()
+    clock = time.perf_counter if device == "cuda" else time.process_time
+    return interleaved_medians(dict(peers), repeats, clock=clock)
+
+
+def steps(size: Size, device: str, repeats: int) -> None:
     torch.manual_seed(0)
-    batch = {"pixel_values": pictures(size, size.batch), "labels": torch.arange(size.batch) % 2}
-    peers = {
-        "ERM": Step(ViTForImageClassification(size.config), batch, device, compiled),
-        "DAM": Step(attach(ViTForImageClassification(size.config), DAM()), batch, device, compiled),
-        "eager DAM, all weights": Step(EagerDAM(size.config), batch, device, False),
-    }
-    seconds = interleaved_medians(dict(peers), repeats)
-    print(f"{size.name}, batch {size.batch}: ERM step {seconds['ERM'] * 1e3:.1f} ms")
+    labels = torch.arange(size.batch, device=device) % 2
+    batch = Batch({"pixel_values": pictures(size, size.batch).to(device)}, labels, torch.arange(size.batch))
+    with torch.device(device):  # weights are drawn there, which is quicker
+        peers = {
+            "ERM": Peer(ViTForImageClassification(size.config), batch, device),
+            "DAM": Peer(attach(ViTForImageClassification(size.config), DAM()), batch, device),
+            "eager": Peer(EagerDAM(size.config), batch, device, as_it_is=True),
+        }
+        if device == "cuda":
+            peers["ERM, step by step"] = Peer(ViTForImageClassification(size.config), batch, device, as_it_is=True)
+            peers["eager, replayed"] = Peer(EagerDAM(size.config), batch, device)
+    seconds = medians(peers, device, repeats)
+    print(f"{size.name}, batch {size.batch}: ERM step {seconds['ERM'] * 1e3:.2f} ms")
     print(f"  DAM step                 {seconds['DAM'] / seconds['ERM']:.3f} times ERM")
-    print(f"  eager DAM, all weights   {seconds['eager DAM, all weights'] / seconds['DAM']:.2f} times DAM")
-    peaks = {name: step.peak_mib() for name, step in peers.items()}
-    if peaks["ERM"] and peaks["DAM"]:
-        print(f"  peak memory of a step    {peaks['DAM'] / peaks['ERM']:.3f} times ERM ({peaks['ERM']:.0f} MiB)")
+    print(f"  eager DAM, all weights   {seconds['eager'] / seconds['DAM']:.2f} times DAM")
+    if device == "cuda":
+        print(f"    replayed as well       {seconds['eager, replayed'] / seconds['DAM']:.2f} times DAM")
+        print(f"  ERM step by step         {seconds['ERM, step by step'] / seconds['ERM']:.2f} times ERM replayed")
+    peaks = {name: peers[name].peak_mib() for name in ("ERM", "DAM", "eager")}
+    if peaks["ERM"] and peaks["DAM"] and peaks["eager"]:
+        print(
+            f"  peak memory of a step    {peaks['DAM'] / peaks['ERM']:.3f} times ERM ({peaks['ERM']:.0f} MiB); ", end=""
+        )
+        print(f"eager DAM {peaks['eager'] / peaks['ERM']:.2f} times ERM")
     else:
         print("  peak memory of a step    not known on a CPU")
 
 
 def cached_epochs(size: Size, device: str, rows: int) -> None:
-    """One epoch of the last encoder layer: from the cache, and with the frozen part recomputed for every batch."""
+    """Last-encoder training: from the cache, and with the whole model run in every step."""
     torch.manual_seed(0)
     examples = Examples({"pixel_values": pictures(size, rows)}, torch.arange(rows) % 2)
-    whole: Any = ViTForImageClassification(size.config).eval()
-    whole = whole.to(device)
+    with torch.device(device):
+        whole = ViTForImageClassification(size.config).eval()
+    precision: Any = "bf16" if device == "cuda" else "no"
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
-        features = frozen_features(whole, examples, folder)
+        features = frozen_features(whole, examples, folder, precision=precision)
         extracting = time.perf_counter() - started
-        rest = last_encoder(whole).to(device).train()
+        rest = last_encoder(whole)
         # Without a cache: the whole model runs in every step, and gradients reach its last layer and head only.
         whole.requires_grad_(False)
         layers = max((m for m in whole.modules() if isinstance(m, nn.ModuleList)), key=len)
         for part in (layers[-1], whole.classifier):
             part.requires_grad_(True)
-
-        def epoch(model: nn.Module, data: Examples) -> None:
-            optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
-            for batch in torch.randperm(rows).split(size.batch):
-                taken = data.take(batch).to(device)
-                loss = model(**taken.inputs, labels=taken.labels).loss
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-            if device == "cuda":
-                torch.cuda.synchronize()
-
-        peers: dict[str, Callable[[], object]] = {
-            "cache": lambda: epoch(rest, features),
-            "recomputed": lambda: epoch(whole, examples),
-        }
-        seconds = interleaved_medians(peers, 3)
-    ratio = seconds["recomputed"] / seconds["cache"]
+        on = torch.device(device)
+        peers: dict[str, Callable[[], object]] = {}
+        ways = [("cache", rest, features, False), ("recomputed", whole, examples, False)]
+        ways += [("step by step", whole, examples, True)] if device == "cuda" else []
+        for name, model, data, as_it_is in ways:
+            recorder = None if as_it_is else recorder_for(on)
+            model.to(on).train()
+            step = Recorded(Step(model, optimizer_of(model, 1e-4, 0.05), precision=precision), recorder, model)
+            peers[name] = Epoch(step, Batches(data.to(on), size.batch, on))
+        seconds = medians(peers, device, 3)
     print(f"{size.name}, last encoder, {rows} rows: epoch from the cache {seconds['cache'] * 1e3:.0f} ms")
-    print(f"  recomputing each epoch   {ratio:.1f} times that; making the cache once took {extracting:.1f} s")
+    print(f"  whole model every step   {seconds['recomputed'] / seconds['cache']:.1f} times that")
+    if device == "cuda":
+        print(f"    and step by step       {seconds['step by step'] / seconds['cache']:.1f} times that")
+    print(f"  making the cache         {extracting:.1f} s, once")
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """All batches of an epoch, to the end."""
+
+    step: Recorded
+    batches: Batches
+
+    def __call__(self) -> None:
+        """Train on each."""
+        for batch in self.batches:
+            self.step(batch)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--compile", action="store_true", help="compile the forward of ERM and DAM alike")
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--small", action="store_true", help="tiny models: does the benchmark itself run?")
     arguments = parser.parse_args()
@@ -202,7 +240,7 @@ def main() -> None:
     if arguments.small:
         sizes = [Size("tiny ViT", TINY, 16)]
     for size in sizes:
-        steps(size, arguments.device, arguments.compile, arguments.repeats)
+        steps(size, arguments.device, arguments.repeats)
     for size in sizes:
         cached_epochs(size, arguments.device, size.batch * (16 if gpu else 2))
 

@@ -22,6 +22,7 @@ from torch.nn.functional import normalize
 
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads import Site, Tap
+from fairhead.mitigate.aside import Aside
 from fairhead.mitigate.distributed import gathered
 from fairhead.mitigate.encoder_layer import EncoderLayer, argument, freeze_backbone
 from fairhead.mitigate.standardise import RunningStandardise
@@ -104,6 +105,7 @@ class DAM:
             tap.transform(parts.transform)
         model.register_forward_pre_hook(parts.before, with_kwargs=True)
         if self.alignment_weight:
+            parts.site.module.register_forward_hook(parts.aside.mark)
             model.register_forward_hook(parts.after, with_kwargs=True)
         return model
 
@@ -159,6 +161,7 @@ class DAMParts(nn.Module):
             self.q = RunningStandardise(heads, head_dim, *settings, detach=config.detach_stats)
             self.k = RunningStandardise(heads, head_dim, *settings, detach=config.detach_stats)
         if config.alignment_weight:
+            self.aside = Aside()
             self.weights, self.values = tap.read("weights", tokens=0), tap.read("v")
             self.project = nn.Sequential(
                 nn.Linear(config.values * heads * head_dim, config.hidden, bias=False),
@@ -184,7 +187,8 @@ class DAMParts(nn.Module):
         labels = argument(model, "labels", args, kwargs)
         if model.training and labels is not None:
             layer = self.site.layer
-            extra = self.alignment(self.weights[layer], self.values[layer], labels)
+            with self.aside.work():
+                extra = self.alignment(self.weights[layer], self.values[layer], labels)
             output = _with_added_loss(output, self.config.alignment_weight * extra)
         # They hold the graph of this batch; nobody needs it any more.
         self.weights.clear()

@@ -7,10 +7,11 @@ a value, and all that changes from step to step held in tensors that are changed
 itself whether that holds, and runs the step as it is where it does not.
 """
 
+import contextlib
 import functools
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -81,7 +82,10 @@ class CudaRecorder:
         """Record; other threads may use the device meanwhile."""
         stream, chance = torch.cuda.current_stream(), self._chance.clone_state()
         try:
-            with torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local"):
+            with (
+                _no_mask_for_no_padding(),
+                torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local"),
+            ):
                 return function()
         except BaseException:
             # A recording that fails leaves its stream in place, and a generator that waits for its end.
@@ -235,6 +239,27 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 def say_once(reason: str) -> None:
     """Tell the user, the first time, that steps run as they are."""
     logging.getLogger("fairhead").warning("training steps are not replayed: %s; they take several times longer", reason)
+
+
+@contextlib.contextmanager
+def _no_mask_for_no_padding() -> Iterator[None]:
+    """Let transformers go without a mask where none is given, as it does when nothing is recorded.
+
+    Up to 5.17 it builds one of ones while a stream records, and a mask keeps the fast attention kernels away: a
+    replayed ViT-B/16 then takes longer than one run step by step.
+    """
+    from transformers import masking_utils
+
+    asked: Any = getattr(masking_utils, "is_tracing", None)
+    if asked is None:
+        yield
+        return
+    changeable: Any = masking_utils
+    changeable.is_tracing = lambda tensor=None: tensor is not None and asked(tensor)
+    try:
+        yield
+    finally:
+        changeable.is_tracing = asked
 
 
 def _tensors(batch: Batch) -> list[Tensor]:
