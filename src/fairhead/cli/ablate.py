@@ -191,9 +191,7 @@ def _heads(text: str | None, path: str | None) -> tuple[tuple[int, int], ...]:
 
 def _save(session: Any, edits: Any, where: Any, kind: str, folder: Path) -> None:
     """Write the edited model beside its processor; `from_pretrained` reads it like any other."""
-    from transformers import AutoImageProcessor
-
     edits.bake(session.decomposer.stream.base, where, kind)
     session.model.model.save_pretrained(folder)
-    AutoImageProcessor.from_pretrained(session.model.folder).save_pretrained(folder)
+    session.model.processor.save_pretrained(folder)
     typer.echo(f"model: {folder}", err=True)

@@ -206,10 +206,11 @@ def finish(
     notes = (*session.notes, *((STAND_IN,) if isinstance(session.text, AdaptedText) else ()))
     content["notes"] = [*notes, *content["notes"]]
     if out is not None:
+        from fairhead.data import Images
         from fairhead.report import write
 
         write_json(content, str(out / "headmap.json"))
-        shown = session.images if images else None
+        shown = session.images if images and isinstance(session.images, Images) else None
         write(report_of(found, session.evaluation, provenance, images=shown, notes=notes), out / "report.html")
         judged = session.evaluation.take(~found.choosing)
         judged.records(found.task.logits(session.features.output[~found.choosing])).save(out / "records.csv")

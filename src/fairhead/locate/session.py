@@ -28,6 +28,7 @@ from fairhead.locate.texts import AdaptedText, ClipText, TextSide, TextTable
 from fairhead.locate.textspan import Pool
 
 Progress = Callable[[int, int], None]
+TEXT_DATA = ("hatexplain",)  # data sets of labelled texts
 _MOST_WORKERS = 16  # threads that decode images; each holds a batch of pixels
 
 
@@ -84,7 +85,7 @@ class ImageModel:
             config = transformers.AutoConfig.from_pretrained(path)
             kind = getattr(transformers, (config.architectures or ["AutoModel"])[0], transformers.AutoModel)
             self.model: nn.Module = kind.from_pretrained(path, dtype=torch.float32).eval().to(self.device)
-            self._processor: Any = transformers.AutoImageProcessor.from_pretrained(path, backend="pil")
+            self.processor: Any = transformers.AutoImageProcessor.from_pretrained(path, backend="pil")
         except (OSError, ValueError, RuntimeError) as error:
             raise InputError(f"{folder} cannot be loaded as an image model: {' '.join(str(error).split())}") from None
         self.model.requires_grad_(False)
@@ -94,7 +95,7 @@ class ImageModel:
 
         def prepare(first: int) -> Tensor:
             pictures = [images[i] for i in range(first, min(first + size, len(images)))]
-            pixels: Tensor = self._processor(pictures, return_tensors="pt")["pixel_values"]
+            pixels: Tensor = self.processor(pictures, return_tensors="pt")["pixel_values"]
             return pixels
 
         workers = min(os.cpu_count() or 1, _MOST_WORKERS)
@@ -223,13 +224,17 @@ class Session:
 
 
 def open_session(source: Source, features: str | None = None, progress: Progress | None = None) -> Session:
-    """Read, load, and run the model over the images (or take the features that are stored already).
+    """Read, load, and run the model over the images or texts (or take the features that are stored already).
 
     Args:
         source: what to read.
         features: a folder for the features; the next run with the same model and images takes them from there.
         progress: called with (images done, images).
     """
+    if source.data.partition(":")[0].strip().lower() in TEXT_DATA:
+        from fairhead.locate.classifier import open_text_session
+
+        return open_text_session(source, features, progress)
     file = read_prompts(source.prompts) if source.prompts else PromptFile()
     prompts = file.concept if file.concept is not None else concept_prompts(source.concept)
     # The data first: a mistake there should not wait for the model.
@@ -269,7 +274,9 @@ def _rows(source: Source, prompts: Prompts) -> tuple[Dataset, Evaluation, NDArra
     column = COLUMNS.get((name, source.concept), source.concept)
     data = read(name, path, target=source.task, groups=(column,))
     if not isinstance(data, Dataset) or not isinstance(data.all.inputs, Images):
-        raise InputError(f"{name} has no images; head maps of language models are not made by this command")
+        raise InputError(
+            f"{name} has no images; of texts there are hatexplain (a classifier's gap), crows and stereoset (log-odds)"
+        )
     groups = data.groups()[column]
     pole = np.full(len(groups.levels), -1)
     for number, end in enumerate(prompts.poles):
@@ -289,7 +296,7 @@ def _rows(source: Source, prompts: Prompts) -> tuple[Dataset, Evaluation, NDArra
     rng = np.random.default_rng(source.seed)
     rows = rng.permutation(rows)
     if source.limit is not None and source.limit < len(rows):
-        rows = _even(rows, pole[groups.codes], source.limit)
+        rows = even_rows(rows, pole[groups.codes], source.limit)
     cluster = data.attributes.cluster
     first, second = prompts.poles
     evaluation = Evaluation(
@@ -304,8 +311,13 @@ def _rows(source: Source, prompts: Prompts) -> tuple[Dataset, Evaluation, NDArra
     return data, evaluation, rows, notes
 
 
-def _even(rows: NDArray[np.intp], group: NDArray[np.intp], limit: int) -> NDArray[np.intp]:
-    """As many rows of each group, in the order given."""
+def even_rows(rows: NDArray[np.intp], group: NDArray[np.intp], limit: int) -> NDArray[np.intp]:
+    """As many rows of each group, in the order given.
+
+    Example:
+        >>> even_rows(np.array([4, 2, 1, 0, 3]), np.array([1, 1, 1, 0, 0]), 4).tolist()
+        [4, 2, 1, 3]
+    """
     first = rows[group[rows] == 1][: (limit + 1) // 2]
     second = rows[group[rows] == 0][: limit - len(first)]
     kept = set(first.tolist()) | set(second.tolist())
