@@ -57,7 +57,7 @@ def compare_command(
         ),
     ] = None,
     n_boot: Annotated[int, option("--n-boot", "Bootstrap replicates.", _STATISTICS, "N")] = 2000,
-    n_perm: Annotated[int, option("--n-perm", "Random swaps of each p-value.", _STATISTICS, "N")] = 10_000,
+    n_perm: Annotated[int, option("--n-perm", "Random swaps of each p-value, at most.", _STATISTICS, "N")] = 100_000,
     seed: Annotated[int, option("--seed", "Same seed, same figures.", _STATISTICS, "N")] = 0,
     level: Annotated[float, option("--level", "Confidence level of intervals.", _STATISTICS, "SHARE")] = 0.95,
 ) -> None:
@@ -69,6 +69,9 @@ def compare_command(
         check_output(path)
     if html is not None and not html.lower().endswith(".html"):
         raise InputError(f"--html is {html}; a path that ends in .html is expected")
+    if html is not None and json_path is not None and Path(html).with_suffix(".json") == Path(json_path):
+        raise InputError(f"--html writes the report's own JSON to {json_path}; choose another name for --json")
+    around = ("", "") if markdown is None else _page_around(markdown)
     from fairhead.language.before_after import compare_suites
     from fairhead.language.before_after_report import markdown_of, report_of
     from fairhead.language.resampling import Resampling
@@ -82,21 +85,26 @@ def compare_command(
 
         write(report_of(found, command_line(context)), html)
     if markdown is not None:
-        _write_markdown(markdown, markdown_of(found))
+        from fairhead.records.write import output_errors
+
+        with output_errors(markdown):
+            text = f"{around[0]}{_BEGIN}\n\n{markdown_of(found)}\n{_END}{around[1]}"
+            markdown.write_text(text, encoding="utf-8")
     if json_path != "-":
         _show(found)
 
 
-def _write_markdown(path: Path, figures: str) -> None:
-    from fairhead.records.write import output_errors
-
-    with output_errors(path):
-        page = path.read_text(encoding="utf-8") if path.exists() else f"{_BEGIN}\n{_END}\n"
-        if page.count(_BEGIN) != 1 or page.count(_END) != 1 or page.index(_BEGIN) > page.index(_END):
-            raise InputError(f"{path} has no place for figures; one line {_BEGIN} and one {_END} are expected")
-        head, _, rest = page.partition(_BEGIN)
-        _, _, tail = rest.partition(_END)
-        path.write_text(f"{head}{_BEGIN}\n\n{figures}\n{_END}{tail}", encoding="utf-8")
+def _page_around(path: Path) -> tuple[str, str]:
+    """What stands before and after the figures of a Markdown page; found out before the work is done."""
+    if not path.exists():
+        return "", "\n"
+    try:
+        page = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from None
+    if page.count(_BEGIN) != 1 or page.count(_END) != 1 or page.index(_BEGIN) > page.index(_END):
+        raise InputError(f"{path} has no place for figures; one line {_BEGIN} and one {_END} are expected")
+    return page.partition(_BEGIN)[0], page.partition(_END)[2]
 
 
 def _show(found: "BeforeAfter") -> None:

@@ -13,7 +13,7 @@ from fairhead import __version__
 from fairhead.errors import InputError
 from fairhead.language import attention_entropy
 from fairhead.language.figures import Figure, axis, by_category, headlines
-from fairhead.language.paired import Change, change, corrected, join
+from fairhead.language.paired import N_PERM, Change, change, corrected, join
 from fairhead.language.resampling import Resampling
 from fairhead.language.run import measures_of
 from fairhead.language.suite import Suite
@@ -109,7 +109,7 @@ def compare_suites(
     folders: Sequence[Path],
     names: Sequence[str] | None = None,
     resampling: Resampling | None = None,
-    n_perm: int = 10_000,
+    n_perm: int = N_PERM,
 ) -> BeforeAfter:
     """Compare the first of several suites with each of the others.
 
@@ -117,7 +117,7 @@ def compare_suites(
         folders: that `fairhead lm suite` wrote; the first is "before".
         names: what to call them; their folders' names by default.
         resampling: how intervals are made.
-        n_perm: random swaps of each p-value.
+        n_perm: random swaps of each p-value, at most.
 
     Raises:
         InputError: fewer than two folders, or runs that cannot be compared.
