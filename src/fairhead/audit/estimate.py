@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ from numpy.typing import NDArray
 
 from fairhead.audit import intervals
 from fairhead.audit.catalogue import Metric
-from fairhead.audit.rates import Rates, Terms
+from fairhead.audit.rates import Rates, stretch
 from fairhead.audit.reduction import Multiclass, Reduction
 from fairhead.audit.results import Estimate
 
@@ -144,8 +143,11 @@ def estimate(
     if lost > _MENTION_LOST:
         detail["replicates_without_a_value"] = lost
     value = float(reduction(parts.hat))
-    terms = rates[0].terms
-    interval = _interval(reduction, parts, rules.level) if terms is None else _sum_interval(parts, terms, rules.level)
+    interval = (
+        _interval(reduction, parts, rules.level)
+        if rates[0].terms is None
+        else _sum_interval(parts, rates[0], rules.level)
+    )
     made_by = _made_by(reduction, parts.hat)
     if len(classes) > 1:
         if made_by.class_index is not None:
@@ -185,31 +187,18 @@ def _interval(reduction: Reduction, parts: Stack, level: float) -> intervals.Int
             return intervals.percentile(values[~np.isnan(values)], level)
 
 
-def _sum_interval(parts: Stack, terms: Terms, level: float) -> intervals.Interval:
+def _sum_interval(parts: Stack, rates: Rates, level: float) -> intervals.Interval:
     """The interval of one sum of absolute values, or of the gap between several."""
     usable = ~np.isnan(parts.hat[0, 0])
-    hat, star = terms.hat, terms.star
-    if not (usable.all() and parts.kept.all()):  # copies would no longer have replicates contiguous
-        hat, star = hat[:, usable], star[parts.kept][..., usable]
-    star = hat + (star - hat) * stretch(parts.independent[0, 0, usable], level)
-    if hat.shape[1] == 1:
-        return _within_unit(intervals.absolute_sum(hat[:, 0], star[..., 0], level))
-    return _within_unit(intervals.spread_of_sums(hat, star, level))
+    if not (usable.all() and parts.kept.all()):
+        rates = rates.of_groups(usable, parts.kept)
+    if rates.hat.shape[1] == 1:
+        return _within_unit(rates.sum_intervals(level)[0])
+    return _within_unit(intervals.spread_of_sums(rates.widened_terms(level), rates.sum_intervals, level))
 
 
 def _widened(parts: Stack, level: float) -> Stack:
     return replace(parts, star=parts.hat + (parts.star - parts.hat) * stretch(parts.independent, level))
-
-
-def stretch(n: NDArray[np.int64], level: float) -> Array:
-    """How far to stretch replicates of rates with few rows or clusters, as t does the normal.
-
-    A bootstrap of few is too sure of itself. The factor is √(n/(n−1))·t/z, with t/z to first order in 1/n: 1.06 for 30
-    rows, 1.006 for 300.
-    """
-    z2 = NormalDist().inv_cdf((1 + level) / 2) ** 2
-    n = np.maximum(n, 2)
-    return np.asarray(np.sqrt(n / (n - 1)) * (1 + (z2 + 1) / (4 * (n - 1))))
 
 
 def _ratio(reduction: Reduction, parts: Stack, level: float) -> intervals.Interval:

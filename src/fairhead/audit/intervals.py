@@ -140,7 +140,7 @@ def absolute_sum(hat: Array, star: Array, level: float = 0.95) -> Interval:
     return gap(hat, star, lambda terms: np.abs(terms).sum(axis=-1), level=level)
 
 
-def spread_of_sums(hat: Array, star: Array, level: float = 0.95) -> Interval:
+def spread_of_sums(terms: tuple[Array, Array], own: Callable[[float], list[Interval]], level: float = 0.95) -> Interval:
     """Interval of the largest minus the smallest Σ|term| over groups.
 
     Noise makes these sums larger, most of all in small groups, so the gap between them can be too large as well as too
@@ -148,23 +148,22 @@ def spread_of_sums(hat: Array, star: Array, level: float = 0.95) -> Interval:
     largest difference. Its lower end is corrected (Bonferroni) for the number of pairs that could have been it.
 
     Args:
-        hat: observed terms, shape [K, G].
-        star: replicates of them, shape [B, K, G].
+        terms: observed, shape [K, G], and replicates, shape [B, K, G].
+        own: each group's own interval, as `absolute_sum` makes it, at a level.
         level: confidence level.
 
     Example:
         >>> noise = np.random.default_rng(0).normal(0, [0.01, 0.05], (2001, 15, 2))
-        >>> spread_of_sums(noise[0], noise[0] + noise[1:]).low
+        >>> terms = (noise[0], noise[0] + noise[1:])
+        >>> own = lambda level: [absolute_sum(noise[0][:, g], terms[1][..., g], level) for g in range(2)]
+        >>> spread_of_sums(terms, own).low
         0.0
     """
+    hat, star = terms
     n_groups = hat.shape[1]
     sums = np.abs(hat).sum(axis=0)
-    every = [absolute_sum(hat[:, g], star[..., g], level) for g in range(n_groups)]
-    if n_groups == 2:
-        strict = every
-    else:
-        of = 1 - (1 - level) * 2 / (n_groups * (n_groups - 1))
-        strict = [absolute_sum(hat[:, g], star[..., g], of) for g in range(n_groups)]
+    pairs = n_groups * (n_groups - 1) // 2
+    every, strict = own(level), own(level if pairs == 1 else 1 - (1 - level) / pairs)
 
     def differences(ends: list[Interval]) -> list[Ends]:
         sides = [Ends(float(value), end.low, end.high) for value, end in zip(sums, ends, strict=True)]

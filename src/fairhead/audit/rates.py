@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit import metrics
+from fairhead.audit import intervals, metrics
 
 Array = NDArray[np.float64]
 Counts = NDArray[Any]  # whole numbers of rows, or sums of weights
@@ -58,6 +59,32 @@ class Rates:
         """The rates of one class."""
         one = slice(c, c + 1)
         return Rates(self.hat[one], self.star[:, one], self.rows[one], lambda _: self.need(c), self.clusters)
+
+    def of_groups(self, groups: NDArray[np.bool_], replicates: NDArray[np.bool_]) -> "Rates":
+        """A rate that is a sum of absolute values, of some groups [G] and with some replicates [B] only."""
+        assert self.terms is not None
+        terms = Terms(self.terms.hat[:, groups], self.terms.star[replicates][..., groups])
+        clusters = None if self.clusters is None else self.clusters[groups]
+        star = self.star[replicates][..., groups]
+        return Rates(self.hat[:, groups], star, self.rows[:, groups], self.need, clusters, terms)
+
+    def widened_terms(self, level: float) -> "Terms":
+        """The terms, with replicates stretched for the few rows or clusters there are."""
+        assert self.terms is not None
+        hat, star = self.terms
+        return Terms(hat, hat + (star - hat) * stretch(self.independent[0], level))
+
+    def sum_intervals(self, level: float) -> list[intervals.Interval]:
+        """The interval of each group's sum of absolute values."""
+        if level not in self._sum_intervals:
+            hat, star = self.widened_terms(level)
+            groups = range(hat.shape[1])
+            self._sum_intervals[level] = [intervals.absolute_sum(hat[:, g], star[..., g], level) for g in groups]
+        return self._sum_intervals[level]
+
+    @cached_property
+    def _sum_intervals(self) -> dict[float, list[intervals.Interval]]:
+        return {}
 
 
 class Terms(NamedTuple):
@@ -190,6 +217,17 @@ class Tables:
         clusters = None if self.clusters is None else change(self.clusters[:, None, None])[:, 0, 0]
         counts, star, rows = (change(table) for table in (self.counts, self.star, self.rows))
         return Tables(names, self.classes, counts, star, rows, self.settled, clusters)
+
+
+def stretch(n: NDArray[np.int64], level: float) -> Array:
+    """How far to stretch replicates of rates with few rows or clusters, as t does the normal.
+
+    A bootstrap of few is too sure of itself. The factor is √(n/(n−1))·t/z, with t/z to first order in 1/n: 1.06 for 30
+    rows, 1.006 for 300.
+    """
+    z2 = NormalDist().inv_cdf((1 + level) / 2) ** 2
+    n = np.maximum(n, 2)
+    return np.asarray(np.sqrt(n / (n - 1)) * (1 + (z2 + 1) / (4 * (n - 1))))
 
 
 def unsettle(hat: Array, star: Array, n: NDArray[np.int64]) -> Array:

@@ -13,8 +13,8 @@ from fairhead.audit import intervals
 from fairhead.audit.association import association_estimate
 from fairhead.audit.catalogue import DEFAULT, METRICS, Metric
 from fairhead.audit.counts import cell_numbers, clusters_in, tabulate
-from fairhead.audit.estimate import Rules, estimate, stretch
-from fairhead.audit.rates import RATES, Rates, Tables
+from fairhead.audit.estimate import Rules, estimate
+from fairhead.audit.rates import RATES, Rates, Tables, stretch
 from fairhead.audit.reduction import Multiclass
 from fairhead.audit.results import Audit, Estimate, GroupRow
 from fairhead.audit.scores import Scores, ScoreTables
@@ -285,8 +285,7 @@ def rates_ends(rates: Mapping[str, Rates], level: float) -> dict[str, NDArray[np
     stars: dict[str, NDArray[np.float64]] = {}  # [G, B]
     for name, rate in rates.items():
         if rate.terms is not None:
-            groups = zip(np.moveaxis(rate.terms.hat, -1, 0), np.moveaxis(rate.terms.star, -1, 0), strict=True)
-            ends[name] = np.array([intervals.absolute_sum(hat, star, level)[:2] for hat, star in groups]).T
+            ends[name] = np.array([interval[:2] for interval in rate.sum_intervals(level)]).T
             continue
         star = np.moveaxis(rate.star[:, 0], 0, -1)
         if rate.clusters is not None:  # which may be few, however many rows

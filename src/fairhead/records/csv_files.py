@@ -6,8 +6,9 @@ import mmap
 import os
 import re
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,8 +50,8 @@ def csv_source(file: Path, name: str, separator: str | None = None) -> Source:
 
     def chunks(layout: Layout, as_text: Collection[str]) -> Iterator[Chunk]:
         place = {wanted: header.columns.index(wanted) for wanted in layout.columns}
-        options = _options(header, layout, place, as_text)
-        found = _parallel(file, name, header, layout, place, options) if plain else _serial(file, options)
+        options = partial(_options, header, layout, place, as_text)
+        found = _parallel(file, name, header, layout, place, options) if plain else _serial(file, options())
         for columns in found:
             yield {wanted: columns[j] for wanted, j in place.items()}
 
@@ -107,7 +108,7 @@ def _serial(file: Path, options: dict[str, Any]) -> Iterator[_Columns]:
 
 
 def _parallel(
-    file: Path, name: str, header: _Header, layout: Layout, place: dict[str, int], options: dict[str, Any]
+    file: Path, name: str, header: _Header, layout: Layout, place: dict[str, int], options: Callable[[], dict[str, Any]]
 ) -> Iterator[_Columns]:
     """Blocks of whole lines, parsed by several threads and given out in order."""
     sign, width = header.separator.encode(), len(header.columns)
@@ -124,7 +125,7 @@ def _parallel(
         if np.count_nonzero(signs == sign[0]) != (width - 1) * np.count_nonzero(signs == ord("\n")):
             _refuse_uneven(file, name, block, sign, width)
         text = io.BytesIO(block.text)
-        return pd.read_csv(text, header=None, usecols=sorted(place.values()), low_memory=False, **options)
+        return pd.read_csv(text, header=None, usecols=sorted(place.values()), low_memory=False, **options())
 
     # glibc learns from this that memory of such sizes comes and goes, and keeps it from block to block. Otherwise half
     # of the time would be spent on getting fresh pages from the system.
