@@ -90,7 +90,7 @@ def test_features_are_taken_from_where_they_are(located, clip, faces, capsys) ->
     quick = ["--n-boot", "100", "--draws", "5", "--features", str(located / "features"), "--json", "-"]
     main(["locate", "--model", str(clip), *common(faces), *quick, "--concept-from", "means"])
     captured = capsys.readouterr()
-    assert "images:" not in captured.err
+    assert "rows:" not in captured.err
     assert json.loads(captured.out)["concept"]["origin"] == "labelled images (means)"
 
 

@@ -110,15 +110,15 @@ def opened(source: "Source", features: str | None) -> "Iterator[tuple[Session, P
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     with progress() as told:
-        session = open_session(source, features, lambda done, total: told.tell("images", done, total))
-        told.drop("images")
+        session = open_session(source, features, lambda done, total: told.tell("rows", done, total))
+        told.drop("rows")
         yield session, told
 
 
-def telling(told: "Progress", images: int) -> "Callable[[int, int], None]":
-    """Progress of forward passes over so many images."""
+def telling(told: "Progress", rows: int) -> "Callable[[int, int], None]":
+    """Progress of forward passes over so many images or texts."""
 
     def tell(done: int, sets: int) -> None:
-        told.tell(f"forward passes, {sets} sets of heads an image", done, images)
+        told.tell(f"forward passes, {sets} sets of heads a row", done, rows)
 
     return tell

@@ -296,6 +296,7 @@ def open_text_session(
         poles=(first, second),
         group_by=source.concept,
         ids=data.all.ids[rows],
+        noun="texts",
     )
     model = TextModel(source.model, source.device)
     texts = Texts(tuple(str(data.all.inputs[i]) for i in rows))

@@ -42,6 +42,7 @@ class Evaluation:
         group_by: the group column's name.
         ids: [n], or None.
         clusters: rows with one number belong together, [n]; or None.
+        noun: what the rows are, in words: "images" or "texts".
 
     Example:
         >>> labels, groups = np.array([0, 1, 1, 0]), np.array([1, 1, 0, 0])
@@ -58,6 +59,7 @@ class Evaluation:
     group_by: str
     ids: NDArray[Any] | None = None
     clusters: NDArray[np.integer] | None = None
+    noun: str = "images"
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -72,6 +74,7 @@ class Evaluation:
             self.group_by,
             None if self.ids is None else self.ids[rows],
             None if self.clusters is None else self.clusters[rows],
+            self.noun,
         )
 
     def records(self, logits: Array) -> Records:

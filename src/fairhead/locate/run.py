@@ -79,6 +79,7 @@ class Located:
     choosing: NDArray[np.bool_]
     notes: tuple[str, ...]
     chosen_here: bool = True
+    noun: str = "images"
 
 
 def locate(
@@ -175,8 +176,8 @@ def locate(
     )
     if edits.shrinkage > 0.2:
         notes.append(
-            f"{edits.n} images are few for heads of {edits.means.shape[-1]} dimensions: the covariances behind the "
-            f"projections were shrunk by up to {edits.shrinkage:.0%}."
+            f"{edits.n} {evaluation.noun} are few for heads of {edits.means.shape[-1]} dimensions: the covariances "
+            f"behind the projections were shrunk by up to {edits.shrinkage:.0%}."
         )
     kept, judged = features.take(reporting), evaluation.take(reporting)
     studies: list[Study] = []
@@ -210,6 +211,7 @@ def locate(
         edits=edits,
         choosing=choosing,
         notes=tuple(notes),
+        noun=evaluation.noun,
         chosen_here=heads is None,
     )
 
@@ -220,8 +222,8 @@ def _comparable(evaluation: Evaluation, choosing: NDArray[np.bool_]) -> tuple[ND
         for group, pole in ((1, evaluation.poles[0]), (0, evaluation.poles[1])):
             if not (evaluation.groups[half] == group).any():
                 raise InputError(
-                    f"{pole} has no image in the {name} half ({int(half.sum())} images); both groups are needed in "
-                    "both: use more images"
+                    f"{pole} has none of the {int(half.sum())} {evaluation.noun} of the {name} half; both groups are "
+                    f"needed in both: use more {evaluation.noun}"
                 )
     kept = []
     for label in range(len(evaluation.classes)):
@@ -234,11 +236,11 @@ def _comparable(evaluation: Evaluation, choosing: NDArray[np.bool_]) -> tuple[ND
             kept.append(label)
     if not kept:
         raise InputError(
-            f"no class has {_LEAST} images of both {evaluation.poles[0]} and {evaluation.poles[1]} in both halves, so "
-            "the groups cannot be compared within a class: use more images"
+            f"no class has {_LEAST} {evaluation.noun} of both {evaluation.poles[0]} and {evaluation.poles[1]} in both "
+            f"halves, so the groups cannot be compared within a class: use more {evaluation.noun}"
         )
     left = [name for i, name in enumerate(evaluation.classes) if i not in kept]
-    notes = [f"Too few images to compare groups within: {', '.join(left)}."] if left else []
+    notes = [f"Too few {evaluation.noun} to compare groups within: {', '.join(left)}."] if left else []
     return np.isin(evaluation.labels, kept), notes
 
 

@@ -104,9 +104,9 @@ def report_of(
         "schema": REPORT_SCHEMA,
         "title": f"Heads that carry {concept.name}",
         "question": (
-            f"A model sorts images into {', '.join(located.task.classes)} ({located.task.origin}). Which attention "
-            f"heads carry a difference between {first} and {second} in the evidence for “{positive}”, and what happens "
-            "to the gaps when those heads are changed? All attributes are perceived ones."
+            f"A model sorts {located.noun} into {', '.join(located.task.classes)} ({located.task.origin}). Which "
+            f"attention heads carry a difference between {first} and {second} in the evidence for “{positive}”, and "
+            "what happens to the gaps when those heads are changed? All attributes are perceived ones."
         ),
         "verdict": verdict(located),
         "sections": _sections(located, evaluation, images, (*notes, *located.notes)),
@@ -121,7 +121,7 @@ def verdict(located: Located) -> list[dict[str, str]]:
     names = ", ".join(head_name(*head) for head in located.ranked)
     best = located.ranked[0]
     auc = located.separation.auc
-    chosen = "were chosen on one half of the images" if located.chosen_here else "were named"
+    chosen = f"were chosen on one half of the {located.noun}" if located.chosen_here else "were named"
     lines = [
         _line(
             "note",
@@ -154,7 +154,7 @@ def _part(located: Located) -> str:
 def _effect_line(study: Study) -> dict[str, str]:
     metric = next((m for m in _SHOWN if any(a.change.metric == m for a in study.ablations)), None)
     if metric is None:
-        return _line("unclear", f"The effect of {_words(study)} is undefined: too few images.")
+        return _line("unclear", f"The effect of {_words(study)} is undefined: too few rows.")
     ablation = study[metric]
     change = ablation.change
     assert change.value is not None
@@ -184,7 +184,7 @@ def _words(study: Study) -> str:
     edit = {
         "mean": "replacing what they write by its balanced mean",
         "zero": "silencing them",
-        "resample": "giving them another image's output",
+        "resample": "giving them another row's output",
         "project": "erasing the group from what they write (LEACE)",
     }[study.kind]
     return f"{edit} ({'as a true forward pass' if study.way == 'forward' else 'direct effect alone'})"
@@ -307,8 +307,8 @@ def _what_was_done(located: Located, notes: tuple[str, ...]) -> str:
     n = int(located.choosing.sum()), int((~located.choosing).sum())
     text = (
         f"The output representation was taken apart into an exact sum of terms, one a head. The direction of "
-        f"{located.concept.name} comes from {located.concept.origin}. Heads were chosen on {n[0]} images; every figure "
-        f"here is of the other {n[1]}. Edits were learned on the first."
+        f"{located.concept.name} comes from {located.concept.origin}. Heads were chosen on {n[0]} {located.noun}; "
+        f"every figure here is of the other {n[1]}. Edits were learned on the first."
     )
     return "\n\n".join([text, *notes])
 
