@@ -78,7 +78,7 @@ def verdict(found: BeforeAfter) -> list[dict[str, str]]:
         told = sum(map(len, by_outcome.values()))
         for word, tone in (("better", "good"), ("worse", "bad"), ("changed", "note")):
             if by_outcome[word]:
-                listed = "; ".join(said(c) for c in by_outcome[word])
+                listed = "; ".join(said(c, found) for c in by_outcome[word])
                 if word == "changed":
                     text = f"{run.name} has moved, but it cannot be told whether nearer to even, in {listed}."
                 else:
@@ -106,12 +106,12 @@ def _spill(run: Run) -> list[dict[str, str]]:
     worse = [c for c in untargeted if c.outcome == "worse"]
     better = sum(c.outcome == "better" for c in untargeted)
     further = sum(c.direction == "further" for c in untargeted)
-    named = f" ({'; '.join(said(c) for c in worse)})" if worse else ""
+    listed = f" ({'; '.join(said(c) for c in worse)})" if worse else ""
     return [
         _line(
             "bad" if worse else "note",
             f"{run.name}, spill-over: of {len(untargeted)} categories that were not aimed at, {len(worse)} got worse"
-            f"{named} and {better} better beyond chance; {further} lie further from even than before, certain or not.",
+            f"{listed} and {better} better beyond chance; {further} lie further from even than before, certain or not.",
         )
     ]
 
@@ -147,8 +147,8 @@ _WORDS_OF_GAP = {
 }
 
 
-def said(change: Change) -> str:
-    """A change in a few words.
+def said(change: Change, found: BeforeAfter | None = None) -> str:
+    """A change in a few words; with the comparison that it is of, also which terms of StereoSet it is about.
 
     Example:
         >>> moved = Change("crows_pairs", "ss", "age", 0.6, 0.55, -0.05, -0.08, -0.02, 87, 87, p=0.01, p_adjusted=0.04)
@@ -156,12 +156,17 @@ def said(change: Change) -> str:
         'CrowS-Pairs age ss 60.0 % → 55.0 % (-5.0, -8.0 to -2.0)'
     """
     made = written(as_figures(change))
-    return f"{named(change)} {made.before} → {made.after} ({made.difference}, {made.interval})"
+    where = named(change) if found is None else " ".join(filter(None, (_where(found, change), *_which(change))))
+    return f"{where} {made.before} → {made.after} ({made.difference}, {made.interval})"
 
 
 def named(change: Change) -> str:
     """Benchmark, category and metric of a change."""
-    return " ".join(part for part in (title(change.benchmark), change.group_by, label(*_key(change)).name) if part)
+    return " ".join(filter(None, (title(change.benchmark), *_which(change))))
+
+
+def _which(change: Change) -> tuple[str | None, str]:
+    return change.group_by, label(*_key(change)).name
 
 
 def as_figures(change: Change) -> dict[str, Any]:
@@ -259,7 +264,7 @@ def _definitions(found: BeforeAfter, benchmarks: Sequence[str]) -> dict[str, str
 
 def _where(found: BeforeAfter, change: Change) -> str:
     if change.benchmark == "stereoset" and found.left_out_targets:
-        return "StereoSet, held-out terms"
+        return "StereoSet (held-out terms)"
     return title(change.benchmark)
 
 
@@ -337,7 +342,7 @@ def markdown_of(found: BeforeAfter) -> str:
 
 
 def _row(found: BeforeAfter, run: Run, change: Change) -> str:
-    what = " ".join(p for p in (_where(found, change), change.group_by, label(*_key(change)).name) if p)
+    what = " ".join(filter(None, (_where(found, change), *_which(change))))
     if change.value is None:
         return _cells(what, run.name, "", "", "", "", "", f"undefined: {change.undefined}")
     made = written(as_figures(change))
