@@ -35,6 +35,7 @@ def interleaved_medians(
     peers: dict[str, Callable[[], object]],
     repeats: int,
     around: Callable[[str], AbstractContextManager[object]] = lambda name: nullcontext(),
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
     """Median seconds of each peer. They take turns, so that a slow moment of the machine falls on all of them.
 
@@ -42,13 +43,14 @@ def interleaved_medians(
         peers: what to time, by name.
         repeats: how often each has its turn, after one that is not counted.
         around: for each name, what must hold while it runs; entering and leaving it is not timed.
+        clock: seconds; `time.process_time` counts this process's own work, whatever else the machine has to do.
     """
     seconds: dict[str, list[float]] = {name: [] for name in peers}
     for turn in range(repeats + 1):
         order = list(peers) if turn % 2 == 0 else list(reversed(peers))
         for name in order:
             with around(name):
-                start = time.perf_counter()
+                start = clock()
                 peers[name]()
-                seconds[name].append(time.perf_counter() - start)
+                seconds[name].append(clock() - start)
     return {name: statistics.median(times[1:]) for name, times in seconds.items()}

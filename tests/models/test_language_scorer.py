@@ -109,6 +109,14 @@ def test_equals_one_by_one(family, batch_tokens, tokenizer):
         assert sum(found.per_token) == pytest.approx(found.logprob, abs=1e-9)
 
 
+def test_the_last_token_from_which_nothing_is_predicted_is_not_read(tokenizer):
+    model, seen = build(FAMILIES["llama"][0]), []
+    scorer = Scorer(model, tokenizer)
+    model.get_input_embeddings().register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].numel()))
+    scorer.score([Request("a", "", "the old man said that he was tired")])
+    assert sum(seen) == len(tokenizer("the old man said that he was tired", add_special_tokens=False)["input_ids"])
+
+
 def test_tokens_shared_by_requests_are_computed_once(tokenizer):
     model, seen = build(FAMILIES["llama"][0]), []
     scorer = Scorer(model, tokenizer)

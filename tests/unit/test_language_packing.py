@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairhead.errors import InputError
-from fairhead.language.packing import TokenSequence, batches, pack, predicting
+from fairhead.language.packing import TokenSequence, batches, followed, pack, predicting
 from fairhead.language.scores import Journal, Request, Score
 from fairhead.language.tokens import StartToken, encode
 
@@ -60,8 +60,26 @@ def test_batches_hold_every_row_once_within_bounds(items, batch_tokens, max_scor
     assert sorted(i for batch in found for i in batch) == list(range(len(rows)))
     for batch in found:
         if len(batch) > 1:
-            assert len(batch) * max(len(rows[i].tokens) for i in batch) <= batch_tokens
+            assert len(batch) * max(followed(rows[i]).sum() for i in batch) <= batch_tokens
             assert sum(len(predicting(rows[i]).at) for i in batch) <= max_scored
+
+
+@given(sequences, st.integers(1, 30))
+def test_what_is_not_followed_is_the_end_of_a_sequence(items, row_tokens):
+    for row in pack(items, row_tokens):
+        ends = {int(path.positions[-1]) for path in row.paths}
+        assert set(np.flatnonzero(~followed(row)).tolist()) <= ends
+        assert set(predicting(row).at.tolist()) <= set(np.flatnonzero(followed(row)).tolist())
+
+
+def test_a_row_grows_before_it_parts_sequences_that_share_much():
+    def three(shared):
+        common = range(1, 1 + shared)
+        return [TokenSequence([0, *common, *range(100 * i, 100 * i + 23 - shared)], 1) for i in (1, 2, 3)]
+
+    # Of 24 tokens each, so that a row ends at 48, or at 72 where it would part them.
+    assert [len(row.tokens) for row in pack(three(5), row_tokens=24)] == [60]
+    assert [len(row.tokens) for row in pack(three(0), row_tokens=24)] == [47, 24]
 
 
 def test_a_long_shared_beginning_is_not_repeated_for_each_end():

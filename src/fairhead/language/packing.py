@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 
+# Sharing the start token and a first word is not worth a longer row.
+_LITTLE = 2
+
 
 class TokenSequence(NamedTuple):
     """Tokens of which those from `scored_from` on are scored; the first is never scored, it has nothing before it."""
@@ -52,7 +55,8 @@ def pack(
     """Lay sequences into rows of about `row_tokens` tokens.
 
     A row is longer where a sequence is: a long beginning that many share is worth repeating only once it has been
-    followed by as many tokens as it has itself.
+    followed by as many tokens as it has itself. It may also be half as long again before it parts two sequences that
+    share more than their first tokens.
 
     Args:
         sequences: with at least two tokens each, 1 ≤ scored_from < number of tokens.
@@ -72,8 +76,9 @@ def pack(
     for i in order:
         tokens = np.asarray(sequences[i].tokens, dtype=np.int64)
         shared = tree.shared(tokens) if share else 0
-        bound = max(row_tokens, 2 * len(tokens)) if longest is None else min(longest, max(row_tokens, 2 * len(tokens)))
-        full = len(tree) + len(tokens) - shared > bound
+        bound = max(row_tokens, 2 * len(tokens))
+        bound += bound // 2 if shared > _LITTLE else 0
+        full = len(tree) + len(tokens) - shared > (bound if longest is None else min(longest, bound))
         if len(tree) and (full or not share):
             rows.append(tree.row())
             tree, shared = _Tree(), 0
@@ -127,6 +132,8 @@ class _Tree:
 def batches(rows: Sequence[Row], batch_tokens: int, max_scored: int) -> list[list[int]]:
     """Group rows of similar length; padded, a batch has at most `batch_tokens` tokens unless one row alone has more.
 
+    Tokens that nothing is predicted from, the last of each sequence, are not read and do not count.
+
     Args:
         rows: the rows.
         batch_tokens: bound of rows × longest row.
@@ -134,20 +141,33 @@ def batches(rows: Sequence[Row], batch_tokens: int, max_scored: int) -> list[lis
 
     Example:
         >>> rows = pack([TokenSequence([0] * n, 1) for n in (9, 3, 8, 2)], row_tokens=1, share=False)
-        >>> [[len(rows[i].tokens) for i in batch] for batch in batches(rows, 18, 1000)]
+        >>> [[len(rows[i].tokens) for i in batch] for batch in batches(rows, 16, 1000)]
         [[9, 8], [3, 2]]
     """
+    lengths = [int(np.count_nonzero(followed(row))) for row in rows]
     # The longest first: if memory is too small for them, that shows at once.
-    order = sorted(range(len(rows)), key=lambda i: -len(rows[i].tokens))
+    order = sorted(range(len(rows)), key=lambda i: -lengths[i])
     found: list[list[int]] = []
     longest = scored = 0
     for i in order:
         needed = predicting(rows[i])[0].size
         if not found or (len(found[-1]) + 1) * longest > batch_tokens or scored + needed > max_scored:
             found.append([])
-            longest, scored = len(rows[i].tokens), 0
+            longest, scored = lengths[i], 0
         found[-1].append(i)
         scored += needed
+    return found
+
+
+def followed(row: Row) -> NDArray[np.bool_]:
+    """Which tokens of a row have another after them, [T]; from the rest nothing is predicted.
+
+    Example:
+        >>> followed(pack([TokenSequence([0, 5, 6], 1), TokenSequence([0, 7], 1)], 64)[0]).tolist()
+        [True, True, False, False]
+    """
+    found = np.zeros(len(row.tokens), dtype=bool)
+    found[row.parent[row.parent >= 0]] = True
     return found
 
 

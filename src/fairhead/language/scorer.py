@@ -24,11 +24,12 @@ from fairhead.language.scores import Journal, Progress, Request, Score, Scores
 from fairhead.language.tokens import Encoded, Start, encode, start_token
 from fairhead.language.trial import Layout, reads_trees
 
-# Tokens a batch by default: enough to keep a processor or a GPU busy.
-_BATCH_TOKENS = {"cpu": 1024, "cuda": 16384}
+# Tokens a batch by default: enough to keep a processor or a GPU busy; a processor's cache should hold them.
+_BATCH_TOKENS = {"cpu": 384, "cuda": 16384}
+# Tokens a row by default. Attention within a row costs its length squared, which a GPU minds less than many rows.
+_ROW_TOKENS = {"cpu": 64, "cuda": 256}
 # Entries of the logits of one batch: 256 MB in float32 on a processor, four times that elsewhere.
 _MAX_LOGITS = {"cpu": 1 << 26}
-_ROW_TOKENS = 256
 
 
 class Planned(NamedTuple):
@@ -65,7 +66,8 @@ class Scorer:
         device: where to compute; None leaves the model where it is.
         dtype: to compute in, such as `torch.bfloat16`; None leaves it as it is. Sums are never made in half precision.
         batch_tokens: tokens of a batch, padding included; None chooses by device.
-        row_tokens: tokens of a row of a batch, in which what several requests begin with is shared.
+        row_tokens: tokens of a row of a batch, in which what several requests begin with is shared; None chooses by
+            device.
         start: "always" puts BOS (end of text where there is none) before every text; "empty_prefix" only before texts
             without a prefix, as lm-evaluation-harness does where the tokeniser adds none itself.
 
@@ -88,7 +90,7 @@ class Scorer:
     device: str | torch.device | None = None
     dtype: torch.dtype | None = None
     batch_tokens: int | None = None
-    row_tokens: int = _ROW_TOKENS
+    row_tokens: int | None = None
     start: Start = "always"
 
     def __post_init__(self) -> None:
@@ -99,6 +101,8 @@ class Scorer:
         self.device, self.dtype = weight.device, weight.dtype
         if self.batch_tokens is None:
             self.batch_tokens = _BATCH_TOKENS.get(weight.device.type, 4096)
+        if self.row_tokens is None:
+            self.row_tokens = _ROW_TOKENS.get(weight.device.type, 128)
         if self.batch_tokens < 1 or self.row_tokens < 1:
             raise InputError(
                 f"batch_tokens {self.batch_tokens} and row_tokens {self.row_tokens}: at least 1 is expected"
@@ -199,6 +203,7 @@ class Scorer:
     def planned(self, sequences: Sequence[TokenSequence]) -> Iterator[Planned]:
         """The batches in which sequences are read, the largest first."""
         assert self.batch_tokens is not None
+        assert self.row_tokens is not None
         limit = self._window or self.context
         packable = [i for i, s in enumerate(sequences) if self.reads_trees and len(s.tokens) <= limit]
         chosen = set(packable)

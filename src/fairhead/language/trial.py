@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fairhead.errors import UnsupportedModel
-from fairhead.language.packing import Row, TokenSequence, pack
+from fairhead.language.packing import Row, TokenSequence, followed, pack
 
 # Two ways to compute the same differ by rounding; a token that sees what it should not differs as contexts do.
 _ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-6}
@@ -33,9 +33,10 @@ class Layout:
 
     def logits(self, rows: Sequence[Row], at: Sequence[NDArray[np.int64]]) -> Tensor:
         """Next-token logits at the chosen positions of each row, one row after the other: [sum of positions, V]."""
-        inputs = self.inputs(rows)
+        trimmed = [_needed(row, chosen) for row, chosen in zip(rows, at, strict=True)]
+        inputs = self.inputs([row for row, _ in trimmed])
         width = inputs["input_ids"].shape[1]
-        chosen = torch.from_numpy(np.concatenate([a + i * width for i, a in enumerate(at)]))
+        chosen = torch.from_numpy(np.concatenate([a + i * width for i, (_, a) in enumerate(trimmed)]))
         with _only(self.model, chosen.to(inputs["input_ids"].device)):
             logits: Tensor = self.model(**inputs, use_cache=False).logits
         return logits[0]
@@ -58,6 +59,16 @@ class Layout:
         mask.masked_fill_(~seen, torch.finfo(weight.dtype).min)
         depth = _stack([row.depth for row in rows], width, 0).to(weight.device)
         return {"input_ids": ids, "attention_mask": mask[:, None], "position_ids": depth}
+
+
+def _needed(row: Row, at: NDArray[np.int64]) -> tuple[Row, NDArray[np.int64]]:
+    """A row without the tokens that nothing is read from (the last of each text), and where `at` lies in it."""
+    needed = followed(row)
+    needed[at] = True
+    before = np.concatenate([[0], np.cumsum(needed)])
+    parent = np.where(row.parent >= 0, before[row.parent], -1)
+    kept = Row(row.tokens[needed], row.depth[needed], parent[needed], before[row.end[needed]], row.paths)
+    return kept, before[at]
 
 
 def _stack(arrays: Sequence[NDArray[np.int64]], width: int, fill: int) -> Tensor:
