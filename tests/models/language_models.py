@@ -44,12 +44,19 @@ FAMILIES = {
 }
 
 
-def build(family, implementation=None, scale=4.0):
-    """Weights larger than those of a fresh model, so that its attention is not even."""
+WIDE = {
+    "gpt-neo": hf.GPTNeoConfig(**{**NEO, "window_size": 32}, **ENDS),
+    "gemma-2": hf.Gemma2Config(**ROPE, sliding_window=32, query_pre_attn_scalar=8, attn_logit_softcapping=5.0),
+}
+
+
+def build(family, implementation=None, scale=4.0, wide=False):
+    """Weights larger than those of a fresh model, so that its attention is not even; `wide`: windows play no part."""
     torch.manual_seed(0)
+    config = WIDE.get(family, FAMILIES[family]) if wide else FAMILIES[family]
     # Gemma-2 and GPT-Neo have eager attention only.
     chosen = {} if family in ("gemma-2", "gpt-neo") else {"attn_implementation": implementation or "sdpa"}
-    model = hf.AutoModelForCausalLM.from_config(FAMILIES[family], **chosen).eval()
+    model = hf.AutoModelForCausalLM.from_config(config, **chosen).eval()
     with torch.no_grad():
         for weight in model.parameters():
             if weight.dim() == 2:

@@ -9,7 +9,10 @@ import torch
 from language_models import FAMILIES, ITEMS, build, item, tokenizer
 
 from fairhead.errors import InputError
-from fairhead.mitigate.klaad import KLAAD, batch_of, losses, pool, triplet_loss
+from fairhead.heads import tap
+from fairhead.language.trial import Layout
+from fairhead.mitigate.klaad import KLAAD, attention_divergence, losses, pool, triplet_loss
+from fairhead.mitigate.klaad_batch import batch_of
 
 FAMILY_NAMES = list(FAMILIES)
 
@@ -173,16 +176,38 @@ def test_without_the_divergence_no_layer_is_tapped_and_with_it_only_those_asked_
     assert built == [2, 0, 2]
 
 
-def test_one_forward_pass_of_three_sentences_a_triplet():
-    model = build("llama")
+def passes(model, config):
     shapes = []
-    model.model.register_forward_pre_hook(
+    hook = model.model.register_forward_pre_hook(
         lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
     )
-    klaad(model, KLAAD())
-    klaad(model, KLAAD(triplet_weight=0))  # nobody reads the unrelated sentences
-    width = max(len(text.split()) for one in ITEMS for text in one.texts) + 1
-    assert shapes == [(3 * len(ITEMS), width), (2 * len(ITEMS), width)]
+    examples = config.prepare(ITEMS, tokenizer(), 32).examples
+    with config.session(model) as loss:
+        shapes.clear()  # those of the trial whether it reads trees
+        loss(examples)
+    hook.remove()
+    return shapes
+
+
+def test_one_forward_pass_in_which_the_three_sentences_share_their_beginning():
+    # "<s> the nurse was" once, then "kind and went home .", "very rude and went home ." and "blue and went home .".
+    sizes = [4 + 5 + 6 + 5, 4 + 6 + 6 + 6, 5 + 4 + 8 + 5, 7 + 2 + 2 + 2]
+    assert passes(build("llama"), KLAAD()) == [(len(ITEMS), max(sizes))]
+    # Nobody reads the unrelated sentences.
+    assert passes(build("llama"), KLAAD(triplet_weight=0)) == [(len(ITEMS), 5 + 4 + 8)]
+    # A window that is narrower than a tree: a row a sentence.
+    assert passes(build("gemma-2"), KLAAD()) == [(3 * len(ITEMS), 13)]
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt-2", "qwen", "gemma-2", "gpt-neo"])
+def test_trees_and_rows_give_the_same_losses(family):
+    model, config = build(family, wide=True), KLAAD(heads="each", layers=(0, 1, 2))
+    examples = config.prepare(ITEMS, tokenizer(), 32).examples
+    with tap(model) as heads:
+        weights = heads.read("weights")
+        tree, rows = (losses(model, batch_of(examples, Layout(model, kind)), config, weights) for kind in (True, False))
+    for name, value in rows.items():
+        assert tree[name].item() == pytest.approx(value.item(), rel=1e-5), name
 
 
 def test_the_same_sentence_twice_has_no_divergence_and_no_distance():
@@ -217,15 +242,12 @@ def test_a_second_softmax_leaves_next_to_nothing():
 def test_the_teacher_gets_no_gradient():
     torch.manual_seed(0)
     config = KLAAD(detach_anti=True)
-    batch = batch_of(config.prepare(ITEMS, tokenizer(), 32).examples)
-    from fairhead.mitigate.klaad import attention_divergence
-
-    n, width = len(ITEMS), batch.ids.shape[1]
-    maps = [torch.randn(n, 2, width, width).tril().softmax(-1).requires_grad_() for _ in range(2)]
-    attention_divergence(*maps, batch, config).backward()
-    assert maps[0].grad is not None
-    assert maps[0].grad.any()
-    assert maps[1].grad is None
+    batch = batch_of(config.prepare(ITEMS, tokenizer(), 32).examples, Layout(build("llama"), tree=False))
+    n, width = len(ITEMS), batch.inputs["input_ids"].shape[1]
+    maps = torch.randn(3 * n, 2, width, width).tril().softmax(-1).requires_grad_()
+    attention_divergence(maps, batch, config).backward()
+    assert maps.grad[:n].any()
+    assert not maps.grad[n:].any()
 
 
 def test_triplet_loss_in_closed_form():
@@ -275,5 +297,6 @@ def test_layers_that_are_not_there_are_named():
 
 def test_losses_need_a_reading_only_for_the_divergence():
     config = KLAAD(kl_weight=0)
-    batch = batch_of(config.prepare(ITEMS, tokenizer(), 32).examples)
-    assert losses(build("gpt-2"), batch, config, None)["loss"].isfinite()
+    model = build("gpt-2")
+    batch = batch_of(config.prepare(ITEMS, tokenizer(), 32).examples, Layout(model, tree=True))
+    assert losses(model, batch, config, None)["loss"].isfinite()

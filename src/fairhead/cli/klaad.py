@@ -147,7 +147,7 @@ def klaad_command(
         bool, _option("--keep-adapter", "With --lora: also save its matrices, in DIR/adapter.", _OUTPUT)
     ] = False,
     grid: Annotated[
-        str | None, _option("--grid", "YAML with many runs, or: ablations, weights. One folder each.", _OUTPUT, "FILE")
+        str | None, _option("--grid", "YAML with many runs, or: ablations, study, weights. A folder each.", _OUTPUT, "FILE")
     ] = None,
 ) -> None:
     """Train a causal language model with KLAAD, so that it attends alike to stereotypes and their opposites."""

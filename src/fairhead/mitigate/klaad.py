@@ -16,18 +16,18 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, log_softmax, normalize, relu
+from torch.nn.functional import log_softmax, normalize, relu
 
 from fairhead.data.stereoset import StereoSetItem
 from fairhead.errors import InputError, did_you_mean
 from fairhead.heads import Reading, tap
-from fairhead.language.alignment import Alignment, align, align_by_position
+from fairhead.mitigate.klaad_batch import Batch, Example, batch_of, example_of, layouts_of
 from fairhead.mitigate.language_trainer import Prepared
-from fairhead.mitigate.triplets import TokenTriplet, encode_triplets, stack, stack_triplets
+from fairhead.mitigate.triplets import encode_triplets
 from fairhead.mitigate.tuning import Parts
 
 # Below this, a weight counts as this: 0 has no logarithm.
@@ -109,65 +109,23 @@ class KLAAD:
             raise InputError(f"there is no preset {name!r}; there are {', '.join(known)}.{did_you_mean(name, known)}")
         return cls(*PRESETS[family])
 
-    def prepare(self, items: Iterable[StereoSetItem], tokenizer: Any, context: int) -> "Prepared[Example]":
-        """Tokens of the items, and the alignment of their coherent sentences."""
+    def prepare(self, items: Iterable[StereoSetItem], tokenizer: Any, context: int) -> Prepared[Example]:
+        """Tokens of the items, their common beginnings shared, and the alignment of their coherent sentences."""
         triplets, left_out = encode_triplets(items, tokenizer, context)
-        match = align if self.length_align == "span" else align_by_position
-        examples = tuple(Example(t, match(t.stereotype, t.anti_stereotype)) for t in triplets)
-        return Prepared(examples, [max(map(len, triplet[1:])) for triplet in triplets], left_out)
+        examples = [example_of(triplet, self.length_align, self.triplet_weight > 0) for triplet in triplets]
+        return Prepared(examples, [len(example.tree.tokens) for example in examples], left_out)
 
     @contextmanager
-    def session(self, model: nn.Module) -> "Iterator[Callable[[Sequence[Example]], Parts]]":
+    def session(self, model: nn.Module) -> Iterator[Callable[[Sequence[Example]], Parts]]:
         """The loss of examples, while the model is tapped at the layers that it needs."""
-        device = next(model.parameters()).device
+        layout_of = layouts_of(model)
         with ExitStack() as stack:
             weights = stack.enter_context(tap(model, self.layers)).read("weights") if self.kl_weight else None
-            yield lambda examples: losses(model, batch_of(examples, device, self.triplet_weight > 0), self, weights)
+            yield lambda examples: losses(model, batch_of(examples, layout_of(examples)), self, weights)
 
     def measuring(self) -> "KLAAD":
         """The same settings with every part computed, to see what training without one does to it."""
         return replace(self, ce_weight=1.0, kl_weight=1.0, triplet_weight=1.0, layers=self.layers or (-1,))
-
-
-class Example(NamedTuple):
-    """A triplet, and which tokens of its stereotype (first) and anti-stereotype (second) are compared."""
-
-    triplet: TokenTriplet
-    alignment: Alignment
-
-
-class Batch(NamedTuple):
-    """Sentences of B triplets: B stereotypes, B anti-stereotypes, and B unrelated ones where the loss needs them.
-
-    Attributes:
-        ids: [N, T], where N is 3B or 2B.
-        mask: 0 where there is padding, [N, T].
-        predicting: positions in the flattened batch whose next token counts, those of stereotypes first.
-        n_stereotype: how many of them are the stereotypes'.
-        places: compared tokens of both coherent sentences, [2, B, M].
-        compared: 0 where there are fewer than M, [B, M].
-    """
-
-    ids: Tensor
-    mask: Tensor
-    predicting: Tensor
-    n_stereotype: int
-    places: Tensor
-    compared: Tensor
-
-
-def batch_of(examples: Sequence[Example], device: torch.device | str = "cpu", unrelated: bool = True) -> Batch:
-    """Put examples together; everything is laid out before it goes to the device, which is then never waited for."""
-    n = len(examples)
-    ids, mask = stack_triplets([example.triplet for example in examples])
-    if not unrelated:
-        ids, mask = ids[: 2 * n], mask[: 2 * n]
-    counts = torch.zeros_like(mask)
-    counts[: 2 * n, :-1] = mask[: 2 * n, 1:]
-    places = [stack([e.alignment[side] for e in examples]) for side in (0, 1)]
-    tensors = (ids, mask, counts.flatten().nonzero()[:, 0], torch.stack([p.ids for p in places]), places[0].mask)
-    ids, mask, predicting, both, compared = (tensor.to(device, non_blocking=True) for tensor in tensors)
-    return Batch(ids, mask, predicting, int(counts[:n].sum()), both, compared)
 
 
 def losses(model: nn.Module, batch: Batch, config: KLAAD, weights: Reading | None) -> dict[str, Tensor]:
@@ -179,41 +137,37 @@ def losses(model: nn.Module, batch: Batch, config: KLAAD, weights: Reading | Non
         config: the settings.
         weights: the attention of `config.layers`, read through an open tap; may be None where `kl_weight` is 0.
     """
-    n = batch.compared.shape[0]
     # Where nothing is predicted, nothing goes through the vocabulary.
     predicting = batch.predicting if config.ce_weight else batch.predicting[:0]
     with _at_vocabulary(model, predicting) as seen:
-        logits = model(input_ids=batch.ids, attention_mask=batch.mask, use_cache=False).logits[0].float()
+        logits = model(**batch.inputs, use_cache=False).logits[0].float()
     parts: dict[str, Tensor] = {}
     if config.ce_weight:
-        tokens = batch.ids.flatten()[predicting + 1]
-        split = batch.n_stereotype
-        stereotype = cross_entropy(logits[:split], tokens[:split])
-        parts["ce"] = (stereotype + cross_entropy(logits[split:], tokens[split:])) / 2
+        surprise = logits.logsumexp(-1)[batch.source] - logits[batch.source, batch.tokens]
+        parts["ce"] = (surprise[: batch.n_stereotype].mean() + surprise[batch.n_stereotype :].mean()) / 2
     if config.kl_weight:
         assert weights is not None
-        maps = [(layer[:n], layer[n : 2 * n]) for layer in weights]
-        parts["kl"] = torch.stack([attention_divergence(s, a, batch, config) for s, a in maps]).mean()
+        parts["kl"] = torch.stack([attention_divergence(layer, batch, config) for layer in weights]).mean()
         weights.clear()
     if config.triplet_weight:
-        pooled = pool(seen[0].float(), batch.mask, config.pooling)
-        parts["triplet"] = triplet_loss(pooled[:n], pooled[n : 2 * n], pooled[2 * n :], config.margin)
+        sentences = (seen[0].float()[rows] for rows in batch.rows)
+        s, a, u = (pool(hidden, of, config.pooling) for hidden, of in zip(sentences, batch.member, strict=True))
+        parts["triplet"] = triplet_loss(s, a, u, config.margin)
     factors = {"ce": config.ce_weight, "kl": config.kl_weight, "triplet": config.triplet_weight}
     return {"loss": torch.stack([factors[name] * part for name, part in parts.items()]).sum(), **parts}
 
 
-def attention_divergence(stereotype: Tensor, anti: Tensor, batch: Batch, config: KLAAD) -> Tensor:
-    """Divergence of two attention maps [B, H, T, T], over keys, averaged over queries, then pairs, then heads."""
+def attention_divergence(weights: Tensor, batch: Batch, config: KLAAD) -> Tensor:
+    """Divergence over keys of attention maps in weights [N, H, T, T], averaged over queries, then pairs, then heads."""
+    maps = weights.float()
+    maps = maps.mean(1, keepdim=True) if config.heads == "mean" else maps
+    s, a = (_compared_map(maps[rows], p, batch.compared) for rows, p in zip(batch.rows, batch.places, strict=False))
     if config.detach_anti:
-        anti = anti.detach()
-    mean = config.heads == "mean"
-    first, second = (weights.mean(1, keepdim=True) if mean else weights for weights in (stereotype, anti))
-    s, a = (_compared_map(w.float(), p, batch.compared) for w, p in zip((first, second), batch.places, strict=True))
+        a = a.detach()
     number = torch.arange(batch.compared.shape[1], device=s.device)
-    # A query sees the compared keys up to its own; a token whose place is not its number has others before it.
+    # A query sees the compared keys up to its own, and the total of the others where there are any before it.
     seen = (number[None, :] <= number[:, None]) & batch.compared.bool()[:, None, :]
-    others = (batch.places > number).any(0)[..., None]
-    valid = torch.cat([seen, others], dim=-1)[:, None]
+    valid = torch.cat([seen, batch.others[..., None]], dim=-1)[:, None]
     log_s, log_a = (_log_shares(x, valid, config.renorm) for x in (s, a))
     if config.direction == "symmetric":
         middle = torch.logaddexp(log_s, log_a) - math.log(2)
@@ -255,7 +209,9 @@ def pool(hidden: Tensor, mask: Tensor, pooling: Literal["mean", "last"] = "mean"
         tensor([[0.7071, 0.7071]])
     """
     if pooling == "last":
-        return normalize(hidden[torch.arange(len(hidden), device=hidden.device), mask.sum(1) - 1], dim=-1)
+        number = torch.arange(hidden.shape[1], device=hidden.device)
+        last = (mask * (number + 1)).argmax(1)
+        return normalize(hidden[torch.arange(len(hidden), device=hidden.device), last], dim=-1)
     return normalize((hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True), dim=-1)
 
 

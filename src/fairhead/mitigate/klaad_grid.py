@@ -23,7 +23,7 @@ from fairhead.mitigate.klaad import KLAAD
 from fairhead.mitigate.tuning import TuningPlan
 
 # Files that come with the package, by name.
-GRIDS = {"ablations": "klaad-ablations.yaml", "weights": "klaad-weights.yaml"}
+GRIDS = {"ablations": "klaad-ablations.yaml", "study": "klaad-study.yaml", "weights": "klaad-weights.yaml"}
 _OF_LOSS = tuple(field.name for field in fields(KLAAD))
 _OF_PLAN = tuple(field.name for field in fields(TuningPlan))
 

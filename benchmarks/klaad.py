@@ -1,0 +1,152 @@
+"""What a training step of KLAAD costs, beside plain cross-entropy and beside asking every layer for its attention.
+
+    python benchmarks/klaad.py --model SmolLM2-135M --data FOLDER [--device cuda] [--batch-size 8] [--precision bf16]
+
+FOLDER holds `stereoset` as published. All take the same batches of three sentences a triplet, forward, backward and
+AdamW, in turns, in one run. "Every layer" is the same loss from `output_attentions=True`, which needs eager attention.
+"""
+
+import argparse
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
+
+from fairhead.language.trial import Layout
+from fairhead.mitigate.klaad import KLAAD, attention_divergence, pool, triplet_loss
+from fairhead.mitigate.klaad_batch import batch_of
+from fairhead.mitigate.triplets import TripletData, shuffled_batches
+from machine import interleaved_medians, machine
+
+
+def cross_entropy_loss(model: Any, examples: list[Any]) -> Tensor:
+    """Plain fine-tuning on the three sentences of each triplet, a row a sentence."""
+    inputs = batch_of(examples, Layout(model, tree=False)).inputs
+    labels = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)
+    loss: Tensor = model(**inputs, labels=labels, use_cache=False).loss
+    return loss
+
+
+def every_layer_loss(model: Any, examples: list[Any], config: KLAAD) -> Tensor:
+    """KLAAD as one writes it first: all attention maps and hidden states are asked for, then most are dropped."""
+    batch = batch_of(examples, Layout(model, tree=False))
+    ids, mask = batch.inputs["input_ids"], batch.inputs["attention_mask"]
+    out = model(**batch.inputs, output_attentions=True, output_hidden_states=True, use_cache=False)
+    n = len(examples)
+    labels = ids.masked_fill(mask == 0, -100)[:, 1:]
+    ce = [
+        cross_entropy(out.logits[side, :-1].flatten(0, 1).float(), labels[side].flatten())
+        for side in (slice(0, n), slice(n, 2 * n))
+    ]
+    kl = attention_divergence(out.attentions[-1], batch, config)
+    pooled = pool(out.hidden_states[-1].float(), mask, config.pooling)
+    triplet = triplet_loss(pooled[:n], pooled[n : 2 * n], pooled[2 * n :], config.margin)
+    return config.ce_weight * (ce[0] + ce[1]) / 2 + config.kl_weight * kl + config.triplet_weight * triplet
+
+
+@contextmanager
+def klaad_loss(model: Any, config: KLAAD) -> Iterator[Callable[[list[Any]], Tensor]]:
+    with config.session(model) as loss:
+        yield lambda examples: loss(examples)["loss"]
+
+
+def compare_steps(
+    model_path: str | Path,
+    data: Path,
+    device: str = "cpu",
+    repeats: int = 5,
+    batch_size: int = 8,
+    steps: int = 2,
+    precision: str = "no",
+) -> None:
+    """Print the time of a step of each, and the ratios that are wanted."""
+    models: list[Any] = [
+        AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32, attn_implementation=kind)
+        for kind in ("sdpa", "eager")
+    ]
+    fast, eager = (model.to(device).eval() for model in models)
+    plain = copy.deepcopy(fast)
+    config = KLAAD()
+    split = TripletData(f"stereoset:{data / 'stereoset'}").read()
+    tokenizer = AutoTokenizer.from_pretrained(model_path)
+    examples, lengths, _ = config.prepare(split.train[: 64 * batch_size], tokenizer, 2048)
+    batches = [[examples[i] for i in batch] for batch in shuffled_batches(lengths, batch_size, seed=0)]
+    with ExitStack() as stack:
+        klaad = stack.enter_context(klaad_loss(fast, config))
+        losses: dict[str, tuple[Any, Callable[[list[Any]], Tensor]]] = {
+            "cross-entropy": (plain, lambda batch: cross_entropy_loss(plain, batch)),
+            "KLAAD": (fast, klaad),
+            "KLAAD, every layer": (eager, lambda batch: every_layer_loss(eager, batch, config)),
+        }
+        first = {name: float(loss(batches[0]).detach()) for name, (_, loss) in losses.items()}
+        peers: dict[str, Callable[[], object]] = {}
+        for name, (model, loss) in losses.items():
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.0, fused=True)
+            peers[name] = _turn(loss, optimizer, cycle(batches), steps, device, precision)
+        seconds = interleaved_medians(peers, repeats)
+    for name, median in seconds.items():
+        print(f"step         {name:20s} {1e3 * median / steps:9.1f} ms")
+    to_plain = seconds["KLAAD"] / seconds["cross-entropy"]
+    to_every = seconds["KLAAD, every layer"] / seconds["KLAAD"]
+    apart = abs(first["KLAAD"] - first["KLAAD, every layer"])
+    print(f"step         KLAAD takes {to_plain:.2f} times a cross-entropy step (wanted: at most 1.25)")
+    print(
+        f"step         {to_every:.2f} times as fast as asking every layer (wanted: at least 1.5); losses differ by "
+        f"{apart:.1e}"
+    )
+
+
+def _turn(
+    loss: Callable[[list[Any]], Tensor],
+    optimizer: torch.optim.Optimizer,
+    batches: Iterator[list[Any]],
+    steps: int,
+    device: str,
+    precision: str,
+) -> Callable[[], None]:
+    def turn() -> None:
+        for _ in range(steps):
+            with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=precision == "bf16"):
+                value = loss(next(batches))
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+        if device.startswith("cuda"):
+            torch.cuda.synchronize()
+
+    return turn
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--data", required=True, type=Path)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=2, help="steps of a turn")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--precision", choices=("no", "bf16"), default="no")
+    arguments = parser.parse_args()
+    logging.disable_progress_bar()
+    print(machine(arguments.device))
+    compare_steps(
+        arguments.model,
+        arguments.data,
+        arguments.device,
+        arguments.repeats,
+        arguments.batch_size,
+        arguments.steps,
+        arguments.precision,
+    )
+
+
+if __name__ == "__main__":
+    main()

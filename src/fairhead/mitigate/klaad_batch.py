@@ -1,0 +1,139 @@
+"""Triplets as KLAAD's loss reads them: sentences that begin alike share their beginning, as in the scoring engine.
+
+A triplet's three sentences are laid into one tree, so that what they have in common is computed once: about two thirds
+of the tokens are left. Models that cannot read trees get a row a sentence.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fairhead.language.alignment import Alignment, align, align_by_position
+from fairhead.language.packing import Ints, Row, TokenSequence, pack
+from fairhead.language.scorer import context_length
+from fairhead.language.trial import Layout, reads_trees
+from fairhead.mitigate.triplets import TokenTriplet, stack
+
+
+class Example(NamedTuple):
+    """A triplet as one tree.
+
+    Attributes:
+        sentences: the tokens of the stereotype, the anti-stereotype and, where it is needed, the unrelated sentence.
+        tree: all of them.
+        places: where the tokens of each lie in it.
+        alignment: which tokens of stereotype (first) and anti-stereotype (second) are compared.
+    """
+
+    sentences: tuple[Sequence[int], ...]
+    tree: Row
+    places: tuple[Ints, ...]
+    alignment: Alignment
+
+
+def example_of(triplet: TokenTriplet, length_align: Literal["span", "pad_common"], unrelated: bool) -> Example:
+    """Lay out a triplet, with the unrelated sentence or without.
+
+    Example:
+        >>> example = example_of(TokenTriplet("1", (0, 7, 8), (0, 7, 9), (0, 5)), "span", unrelated=True)
+        >>> example.tree.tokens.tolist(), [places.tolist() for places in example.places]
+        ([0, 5, 7, 8, 9], [[0, 2, 3], [0, 2, 4], [0, 1]])
+    """
+    sentences = triplet[1:] if unrelated else triplet[1:3]
+    (tree,) = pack([TokenSequence(tokens, 1) for tokens in sentences], sum(map(len, sentences)))
+    positions = {path.sequence: path.positions for path in tree.paths}
+    places = tuple(np.concatenate([[0], positions[i]]) for i in range(len(sentences)))
+    match = align if length_align == "span" else align_by_position
+    return Example(sentences, tree, places, match(triplet.stereotype, triplet.anti_stereotype))
+
+
+def layouts_of(model: nn.Module) -> Callable[[Sequence[Example]], Layout]:
+    """How to hand examples to a model: as trees, where it reads them and has no window that is narrower than they."""
+    inner: Any = model
+    text = inner.config.get_text_config() if hasattr(inner.config, "get_text_config") else inner.config
+    found = [getattr(text, name, None) for name in ("sliding_window", "window_size", "attention_chunk_size")]
+    window = min((width for width in found if isinstance(width, int) and width > 0), default=1 << 30)
+    vocabulary = int(inner.get_input_embeddings().weight.shape[0])
+    with torch.no_grad():
+        trees = reads_trees(model, vocabulary, context_length(model))
+
+    def choose(examples: Sequence[Example]) -> Layout:
+        return Layout(model, trees and max(len(example.tree.tokens) for example in examples) <= window)
+
+    return choose
+
+
+class Batch(NamedTuple):
+    """B triplets in N rows of T tokens.
+
+    Attributes:
+        inputs: what the model is called with.
+        predicting: flattened positions whose next token counts, [P].
+        source: for each counted token, where in `predicting` it is predicted; those of stereotypes first.
+        tokens: the counted tokens.
+        n_stereotype: how many are the stereotypes'.
+        rows: the row of each sentence, [2 or 3, B].
+        member: 1 where a row's token is of the sentence, [2 or 3, B, T].
+        places: compared tokens of stereotype and anti-stereotype, [2, B, M].
+        compared: 0 where there are fewer than M, [B, M].
+        others: whether, in either sentence, a token that is not compared stands before, [B, M].
+    """
+
+    inputs: dict[str, Tensor]
+    predicting: Tensor
+    source: Tensor
+    tokens: Tensor
+    n_stereotype: int
+    rows: Tensor
+    member: Tensor
+    places: Tensor
+    compared: Tensor
+    others: Tensor
+
+
+def batch_of(examples: Sequence[Example], layout: Layout) -> Batch:
+    """Put examples together; all is laid out before it goes to the device, which is then never waited for."""
+    n, sides = len(examples), range(len(examples[0].sentences))
+    if layout.tree:
+        trees, rows = [example.tree for example in examples], np.tile(np.arange(n), (len(sides), 1))
+        places = [[example.places[side] for example in examples] for side in sides]
+    else:
+        sentences = [example.sentences[side] for side in sides for example in examples]
+        trees = [row for tokens in sentences for row in pack([TokenSequence(tokens, 1)], 1)]
+        rows = np.arange(len(trees)).reshape(len(sides), n)
+        places = [[np.arange(len(example.sentences[side])) for example in examples] for side in sides]
+    inputs = layout.inputs(trees)
+    width = inputs["input_ids"].shape[1]
+    member = np.zeros((len(sides), n, width), dtype=np.float32)
+    for side in sides:
+        for b in range(n):
+            member[side, b, places[side][b]] = 1
+    coherent = [(side, b) for side in (0, 1) for b in range(n)]
+    before = np.concatenate([places[side][b][:-1] + rows[side, b] * width for side, b in coherent])
+    tokens = np.concatenate([examples[b].sentences[side][1:] for side, b in coherent])
+    predicting, source = np.unique(before, return_inverse=True)
+    aligned = [[example.alignment[side] for example in examples] for side in (0, 1)]
+    in_row = [[p[list(a)].tolist() for p, a in zip(places[side], aligned[side], strict=True)] for side in (0, 1)]
+    in_sentence, compared = torch.stack([stack(one).ids for one in aligned]), stack(aligned[0]).mask
+    device = inputs["input_ids"].device
+
+    def moved(values: Tensor | NDArray[Any]) -> Tensor:
+        return torch.as_tensor(values).to(device, non_blocking=True)
+
+    return Batch(
+        inputs,
+        moved(predicting),
+        moved(source),
+        moved(tokens),
+        sum(len(example.sentences[0]) - 1 for example in examples),
+        moved(rows),
+        moved(member),
+        moved(torch.stack([stack(one).ids for one in in_row])),
+        moved(compared),
+        # A token whose number in the sentence is not its number among the compared ones has others before it.
+        moved((in_sentence > torch.arange(compared.shape[1])).any(0)),
+    )
