@@ -309,6 +309,37 @@ def test_a_perfect_auc_of_few_rows_is_not_certain():
     assert found["AUC_gap"].high > 0.1
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 40, 2000])
+def test_quantiles_are_numpys(size):
+    values = np.random.default_rng(size).normal(size=(3, size)).round(1)
+    shares = [0.0, 0.025, 0.5, 0.975, 1.0]
+    np.testing.assert_allclose(intervals.quantiles(values, shares), np.quantile(values, shares, axis=-1), atol=1e-15)
+    values[1, 0] = np.nan
+    np.testing.assert_allclose(intervals.quantiles(values, shares), np.quantile(values, shares, axis=-1), atol=1e-15)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.02, 0.04, 0.2])
+def test_the_end_of_an_interval_is_where_its_test_turns(spread):
+    """Just inside the lower end of a gap its test keeps the gap, and just outside it refuses it."""
+    rng = np.random.default_rng(3)
+    hat = 0.5 + spread * np.array([-0.5, -0.1, 0.5])
+    star = hat + rng.normal(0, 0.01, (4000, 3))
+
+    def kept(theta):
+        centre = intervals.narrow(hat, max(np.ptp(hat) - theta, 0.0))
+        shown = np.ptp(centre + hat - star, axis=1)
+        width = found.high - np.ptp(hat)
+        return np.mean(shown >= np.ptp(hat)) + np.mean(shown < theta - width) > 0.05
+
+    found = intervals.gap(hat, star, lambda r: np.ptp(r, axis=-1), lambda t: intervals.narrow(hat, np.ptp(hat) - t))
+    if found.low > 0:
+        tenth = (found.high - np.ptp(hat)) / 10
+        assert kept(found.low + tenth)
+        assert not kept(max(found.low - tenth, 0.0))
+    else:
+        assert np.mean(np.ptp(hat - star, axis=1) >= np.ptp(hat)) > 0.05
+
+
 def test_minimum_and_gap_are_percentiles_far_from_ties():
     rng = np.random.default_rng(0)
     rates = np.array([0.2, 0.5, 0.8])

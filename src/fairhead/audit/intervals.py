@@ -63,6 +63,8 @@ def quantiles(values: Array, shares: Sequence[float]) -> Array:
         >>> quantiles(np.array([[4.0, 1.0, 2.0]]), [0.0, 0.75]).tolist()
         [[1.0], [3.0]]
     """
+    if not values.shape[-1] or np.isnan(values).any():  # its answers and its errors
+        return np.asarray(np.quantile(values, shares, axis=-1))
     place = np.asarray(shares) * (values.shape[-1] - 1)
     below = place.astype(np.intp)
     above = np.minimum(below + 1, values.shape[-1] - 1)
