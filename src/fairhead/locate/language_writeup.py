@@ -74,7 +74,11 @@ def verdict(located: LocatedPairs) -> list[dict[str, str]]:
     """Sentences with their tone, each decided by intervals and controls."""
     first, second = located.poles
     whole = located.head_map
-    opening = f"The log-odds of {first} against {second} are {whole.total:+.3f} nats on average ({whole.n} pairs)"
+    opening = (
+        f"The log-odds of {first} against {second} are {whole.total:+.3f} nats on average ({whole.n} pairs, 95 % "
+        f"interval {whole.total_low:+.3f} to {whole.total_high:+.3f})"
+        + ("" if whole.has_total else ", which cannot be told from 0")
+    )
     if not located.ranked:
         text = f"{opening}. No head carries a part of that which can be told from chance after correction."
         return [_line("unclear", text)]
