@@ -385,6 +385,7 @@ def test_json_and_report_hold_what_was_found(located, planted) -> None:
     assert {part["value"] for part in content["by_category"]} >= {"gender", "stereo", "antistereo"}
     page = render(report_of(located, pairs, {"model": "made"}))
     assert "L1H2" in page
+    assert "Mean log-odds, in nats" in page
     assert sum(content["log_odds_by_term"].values()) == pytest.approx(content["gap"]["total"], abs=1e-3)
 
 

@@ -23,10 +23,15 @@ _NAMES: Mapping[str, str] = {
     "cramers_v_corrected": "Cramér's V, corrected",
     "cramers_v_excess": "Cramér's V, excess",
     "worst_group_accuracy": "Worst-group accuracy",
+    "log_odds": "Mean log-odds, in nats",
+    "log_odds_size": "Mean size of the log-odds, in nats",
+    "ss": "Stereotype score",
+    "nll": "Nats lost a token",
+    "lms": "Language modelling score",
 }
 _LIBRARIES = {"fairlearn": "Fairlearn", "aif360": "AIF360"}
 # Words in the names of metrics on a scale of their own, which nobody reads as a share of people.
-_NOT_A_SHARE = frozenset({"ratio", "impact", "cramers", "auc", "brier"})
+_NOT_A_SHARE = frozenset({"ratio", "impact", "cramers", "auc", "brier", "log", "nll"})
 
 
 def metric_name(metric: str) -> str:
@@ -49,8 +54,8 @@ def is_share(metric: str) -> bool:
     """Return whether a metric is a share or a difference of shares, to be written as percent.
 
     Example:
-        >>> is_share("DP"), is_share("impact_ratio"), is_share("calibration_gap")
-        (True, False, True)
+        >>> is_share("DP"), is_share("impact_ratio"), is_share("calibration_gap"), is_share("log_odds")
+        (True, False, True, False)
     """
     return _NOT_A_SHARE.isdisjoint(re.split(r"[^a-z]+", metric.lower()))
 
