@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,11 @@ def _normaliser(pictures: Pictures) -> Callable[..., Any]:
     # One number where the channels agree: a constant of the graph instead of a tensor on some device.
     even = len(set(pictures.mean)) == len(set(pictures.std)) == 1
 
+    @cache  # to send them at every step would be to wait for the device, which a recorded step cannot
+    def constants(device: torch.device) -> tuple[Tensor, Tensor]:
+        mean, std = (torch.tensor(x, device=device).view(-1, 1, 1) for x in (pictures.mean, pictures.std))
+        return mean, std
+
     def normalise(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         pixels = kwargs.get("pixel_values")
         if not isinstance(pixels, Tensor) or pixels.dtype != torch.uint8:
@@ -195,7 +201,7 @@ def _normaliser(pictures: Pictures) -> Callable[..., Any]:
         if even:
             ready = pixels.float() * (1 / (255 * pictures.std[0])) - pictures.mean[0] / pictures.std[0]
         else:
-            mean, std = (torch.tensor(x, device=pixels.device).view(-1, 1, 1) for x in (pictures.mean, pictures.std))
+            mean, std = constants(pixels.device)
             ready = (pixels.float() / 255 - mean) / std
         return args, {**kwargs, "pixel_values": ready}
 

@@ -1,15 +1,18 @@
 """One cell of a grid: read the data, train, predict, and only then look at groups."""
 
+import copy
+import json
 import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fairhead import __version__
 from fairhead.audit import audit
@@ -82,13 +85,13 @@ def run_cell(
     plan = TrainingPlan(**{"precision": "no", **cell.plan}, seed=cell.seed, device=device)
 
     def build_model() -> nn.Module:
-        model: nn.Module = recipe.build(task.kind, cell.seed)
+        model = _built(recipe, task.kind, cell.seed)
         return last_encoder(model) if cell.backbone.train == "last_encoder" else model
 
     parts = {"train": task.train, "validation": task.validation, "test": task.test}
     read_seconds, started = time.perf_counter() - started, time.perf_counter()
     if cell.backbone.train == "last_encoder":
-        parts = _frozen(parts, recipe.build(task.kind, cell.seed).to(device), plan, cache, tell)
+        parts = _frozen(parts, _built(recipe, task.kind, cell.seed).to(device), plan, cache, tell)
     feature_seconds = time.perf_counter() - started
 
     def on_epoch(epoch: Epoch) -> None:
@@ -116,6 +119,7 @@ def run_cell(
         "rows": {name: len(part) for name, part in parts.items()},
         "classes": list(task.classes),
         "group": task.group,
+        "replayed": trained.fit.replayed,
         "best_epoch": best.number,
         "validation_accuracy": best.validation_accuracy,
         "history": [[epoch.number, round(epoch.loss, 5), round(epoch.score, 5)] for epoch in trained.fit.history],
@@ -165,6 +169,21 @@ def _train(
 
     groups = task.groups("train"), task.groups("validation")
     return run_with_attributes(config, build_model, train, validation, *groups, plan, selection, on_epoch)
+
+
+def _built(recipe: Recipe, kind: str, seed: int) -> nn.Module:
+    """What `recipe.build` gives, by a copy of the last one: random weights take a processor seconds to draw."""
+    settings = json.dumps(dict(recipe.settings), sort_keys=True)
+    model, chance = _first_built(recipe.name, recipe.classes, settings, kind, seed)
+    torch.set_rng_state(chance)
+    return copy.deepcopy(model)
+
+
+@lru_cache(maxsize=1)
+def _first_built(name: str, classes: tuple[str, ...], settings: str, kind: str, seed: int) -> tuple[nn.Module, Tensor]:
+    """A model, and the state of chance that its building leaves."""
+    model: nn.Module = Recipe(name, classes, json.loads(settings)).build(kind, seed)
+    return model, torch.get_rng_state()
 
 
 def _frozen(

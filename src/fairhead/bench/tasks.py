@@ -101,7 +101,7 @@ def read_task(
     return Task(ready["train"], ready["validation"], ready["test"], kind, group, ids["test"], dataset, ids)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)  # five seeds of two settings and more: a worker comes back to each with the next method
 def _read(spec: str, options: str) -> Dataset:
     import json
 
