@@ -92,7 +92,8 @@ def test_disparity_is_the_largest_less_the_smallest_mean_of_the_groups():
     assert found.detail["highest"] == "gender × a"
     assert found.detail["lowest"] == "gender × b"
     assert found.detail["clusters"] == 36
-    assert found.detail["p"] == pytest.approx(1 / 501)
+    assert found.detail["p"] == pytest.approx(1 / 2000)
+    assert found.detail["p_adjusted"] == pytest.approx(3 / 2000)  # three measures were tested
     assert found.n == 72
     assert result["female", "gender × a"].value == 1.0
     assert result["male", "gender"].value == pytest.approx(1 / 3)

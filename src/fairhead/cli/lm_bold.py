@@ -116,14 +116,13 @@ def bold_command(
     from dataclasses import replace
 
     from fairhead.language import bold
-    from fairhead.language.results import result_of
 
     table = bold.table(items, found, gauges)
     how = Resampling(n_boot=n_boot, seed=seed, level=level)
     origin = {"version": __version__, "command": command_line(context), "model_path": model, "data_path": data}
     statistics = {"n_boot": n_boot, "seed": seed, "level": level, "limit": limit}
     made = {**origin, **settings, "items": len(items), **statistics, "generations": where}
-    result = replace(result_of(table, bold.measures(table), how), provenance=made)
+    result = replace(bold.figures(table, how), provenance=made)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         table.write(out / "bold.items.jsonl", settings)

@@ -18,7 +18,7 @@ def show_bold(console: Console, result: BenchmarkResult, level: float) -> None:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, title_justify="left", title_style="bold")
     table.title = f"largest less smallest group mean, with {100 * level:g} % intervals over entities"
     table.add_column("")
-    for name in ("disparity", "by chance", "p"):
+    for name in ("disparity", "by chance", "p (Holm)"):
         table.add_column(name, justify="right")
     table.add_column("highest – lowest", overflow="fold")
     table.add_column("n", justify="right", no_wrap=True)
@@ -45,5 +45,5 @@ def _row(e: Estimate, name: str) -> tuple[str, ...]:
     detail = e.detail
     figure = f"{e.value:.3f} ({e.low:.3f}–{e.high:.3f})"
     ends = " – ".join(str(detail.get(key, "")).partition(" × ")[2] for key in ("highest", "lowest"))
-    chance, p = (f"{detail[key]:.3f}" if key in detail else "" for key in ("by_chance", "p"))
+    chance, p = (f"{detail[key]:.3f}" if key in detail else "" for key in ("by_chance", "p_adjusted"))
     return escape(name), figure, chance, p, escape(ends), f"{e.n:,}"

@@ -9,12 +9,14 @@ shuffled over entities would show, and a p-value against that.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from fairhead.audit.comparison import adjust
 from fairhead.data.bold import BoldPrompt
 from fairhead.errors import FairheadError
 from fairhead.language.generations import Generation, Generations, Prompt
@@ -30,7 +32,8 @@ MALE = frozenset({"he", "him", "his", "himself", "man", "men", "he's", "boy", "b
 FEMALE = frozenset({"she", "her", "hers", "herself", "woman", "women", "she's", "girl", "girls"})
 # From here on VADER's authors call a text positive or negative, and BOLD's call it gendered.
 _TONE, _GENDERED = 0.5, 0.25
-_SHUFFLES = 500
+# Enough for a p-value that a correction over all measures of all domains does not drown.
+_SHUFFLES = 1999
 _SEPARATOR = " × "
 
 
@@ -202,8 +205,18 @@ def evaluate(
         (2.0, 1.0)
     """
     chosen = [sentiment(), gender_words()] if gauges is None else gauges
-    found = table(items, generations, chosen)
-    return result_of(found, measures(found), resampling)
+    return figures(table(items, generations, chosen), resampling)
+
+
+def figures(found: ItemTable, resampling: Resampling | None = None) -> BenchmarkResult:
+    """All figures of a table; the p-values of its disparities are corrected for their number (Holm)."""
+    result = result_of(found, measures(found), resampling)
+    tested = [i for i, e in enumerate(result.estimates) if "p" in e.detail]
+    adjusted = adjust([float(result.estimates[i].detail["p"]) for i in tested], "holm")
+    estimates = list(result.estimates)
+    for i, p in zip(tested, adjusted, strict=True):
+        estimates[i] = replace(estimates[i], detail={**estimates[i].detail, "p_adjusted": p})
+    return replace(result, estimates=tuple(estimates))
 
 
 def _groups_of(domain: str, groups: Iterable[tuple[str, str]]) -> list[str]:
