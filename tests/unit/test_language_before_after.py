@@ -243,10 +243,14 @@ def test_figures_and_outcomes(found):
     assert min(c.p_adjusted for c in family) == pytest.approx(len(family) / 2001)
 
 
-def test_axes_and_targets(found):
+def test_axes_and_targets(found, folders, tmp_path):
     klaad, even = found.runs
     assert (klaad.targeted, even.targeted) == (("race",), ("gender",))
     assert axis("bbq", "Race_ethnicity (names) × disambig") == "race"
+    training = {"method": "self_debias", "settings": {"bias_types": ["race-color", "religion"]}}
+    named = suite(tmp_path / "named", 0.8, 0.7, 0.7, training=training)
+    (run,) = compare_suites([folders[0], named], resampling=QUICK, n_perm=20).runs
+    assert run.targeted == ("race", "religion")
     lines = found.to_dict()["runs"][0]["by_category"]
     marked = {(c["benchmark"], c["group_by"]) for c in lines if c["targeted"]}
     assert marked == {("stereoset", "race"), ("crows_pairs", "race-color")}

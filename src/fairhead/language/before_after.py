@@ -22,8 +22,8 @@ from fairhead.language.tables import ItemTable, Measure
 SCHEMA = "fairhead.before_after/1"
 # Options that change what is asked: answers to different questions are not compared.
 _MUST_AGREE = ("prompt", "inter", "window", "start", "max_new_tokens", "temperature", "top_k", "top_p")
-# Methods that say nothing of terms in their record, and what they aim at.
-_AIMS = {"cda": ("gender",)}
+# Methods that swap words for men and women, whatever sentences they see.
+_AIMS = {"cda": ("gender",), "sentence_debias": ("gender",)}
 
 
 class Collapsed(NamedTuple):
@@ -185,14 +185,19 @@ class _Pair:
         return tuple(self._changes(*self._tables("stereoset", trained=True), headlines))
 
     def targeted(self) -> tuple[str, ...]:
-        """Axes of the terms that the second model was trained on."""
+        """Axes that the method aims at, or that its settings name, or that the terms trained on are of."""
         training = self.after.training or {}
+        method = str(training.get("method"))
+        if method in _AIMS:
+            return _AIMS[method]
+        named = (training.get("settings") or {}).get("bias_types")
+        if named:
+            return tuple(sorted({axis("", name) for name in named}))
         terms = set(training.get("training_targets", ()))
-        if terms and "stereoset" in self.after.measured:
-            clusters = self.after.table("stereoset").clusters
-            found = {kind for kind, _, target in (c.partition("/") for c in clusters) if target in terms}
-            return tuple(sorted(found))
-        return _AIMS.get(str(training.get("method")), ())
+        if not terms or "stereoset" not in self.after.measured:
+            return ()
+        clusters = (c.partition("/") for c in self.after.table("stereoset").clusters)
+        return tuple(sorted({kind for kind, _, target in clusters if target in terms}))
 
     def entropy(self, suite: Suite) -> list[list[float]] | None:
         """Mean entropy of each head."""

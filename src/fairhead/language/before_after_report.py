@@ -111,7 +111,7 @@ def _spill(run: Run) -> list[dict[str, str]]:
         _line(
             "bad" if worse else "note",
             f"{run.name}, spill-over: of {len(untargeted)} categories that were not aimed at, {len(worse)} got worse"
-            f"{listed} and {better} better beyond chance; {further} lie further from even than before, certain or not.",
+            f"{listed} and {better} better beyond chance; further from even than before, certain or not: {further}.",
         )
     ]
 
