@@ -7,6 +7,8 @@ from typing import Any
 import typer
 
 from fairhead.cli.lm import EPILOG, Benchmark, lm_command
+from fairhead.cli.lm_attention import EPILOG as ATTENTION_EPILOG
+from fairhead.cli.lm_attention import attention_command
 from fairhead.cli.lm_bold import EPILOG as BOLD_EPILOG
 from fairhead.cli.lm_bold import bold_command
 from fairhead.cli.lm_compare import EPILOG as COMPARE_EPILOG
@@ -48,3 +50,4 @@ for _benchmark in Benchmark:
 lm_app.command("suite", epilog=SUITE_EPILOG)(suite_command)
 lm_app.command("bold", epilog=BOLD_EPILOG)(bold_command)
 lm_app.command("compare", epilog=COMPARE_EPILOG)(compare_command)
+lm_app.command("attention", epilog=ATTENTION_EPILOG)(attention_command)

@@ -387,6 +387,7 @@ def _picture(gaps: PairGaps, i: int, layer: int) -> dict[str, Any]:
     return {
         "id": pair.id,
         "groups": list(pair.groups),
+        "texts": [pair.first, pair.second],
         "first": list(tokens.first),
         "second": list(tokens.second),
         "changed": tokens.changed.tolist(),

@@ -26,7 +26,7 @@ def checked(report: Mapping[str, Any]) -> dict[str, Any]:
         >>> checked({**empty, "sections": [{"kind": "adit", "title": "A"}]})
         Traceback (most recent call last):
         fairhead.errors.InputError: report.sections[0].kind is 'adit'; expected one of audit, comparison, headmap, \
-ablation, text, curve, top_heads, changes, spillover. Did you mean 'audit'?
+ablation, text, curve, top_heads, changes, spillover, attention_gap. Did you mean 'audit'?
     """
     plain = _plain(report, "report")
     if not isinstance(plain, dict):
@@ -292,6 +292,27 @@ def _spillover(section: dict[str, Any], where: str) -> None:
             _change(cell, f"{at}.cells[{j}]")
 
 
+def _attention_gap(section: dict[str, Any], where: str) -> None:
+    for i, panel in enumerate(_take(section, where, "panels", list)):
+        at = f"{where}.panels[{i}]"
+        for key in ("caption", "unit"):
+            _take(panel, at, key, str)
+        _take(panel, at, "ideal", float, nullable=True)
+        for j, point in enumerate(_take(panel, at, "points", list)):
+            _take(point, f"{at}.points[{j}]", "name", str)
+            _numbers(point, f"{at}.points[{j}]", "value", nullable=False)
+            for key in ("low", "high"):
+                _take(point, f"{at}.points[{j}]", key, float, required=False)
+            _take(point, f"{at}.points[{j}]", "n", int, required=False)
+    for i, pair in enumerate(_take(section, where, "pairs", list)):
+        at = f"{where}.pairs[{i}]"
+        lengths = {len(_take(pair, at, key, list)) for key in ("first", "second", "changed", "gaps")}
+        if len(lengths) != 1:
+            raise InputError(f"{at} has lists of {sorted(lengths)} entries; expected one entry a token in each")
+        if len(_take(pair, at, "texts", list)) != 2:
+            raise InputError(f"{at}.texts has {len(pair['texts'])} entries; expected the two sentences")
+
+
 def _text(section: dict[str, Any], where: str) -> None:
     """Nothing beyond the title and text that every section has."""
 
@@ -306,4 +327,5 @@ _SECTIONS: Mapping[str, Callable[[dict[str, Any], str], None]] = {
     "top_heads": _top_heads,
     "changes": _changes,
     "spillover": _spillover,
+    "attention_gap": _attention_gap,
 }

@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from fairhead.errors import InputError
 from fairhead.report import wording
+from fairhead.report.attention_view import attention_gap_view
 from fairhead.report.audit_view import audit_view, definitions
 from fairhead.report.changes_view import changes_view, spillover_view
 from fairhead.report.comparison_view import comparison_view
@@ -30,6 +31,7 @@ _VIEWS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "top_heads": top_heads_view,
     "changes": changes_view,
     "spillover": spillover_view,
+    "attention_gap": attention_gap_view,
 }
 
 

@@ -1,0 +1,110 @@
+"""The attention gap in words and as a report. Needs no torch."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fairhead.audit.results import Estimate
+from fairhead.language.attention_gap import AttentionGap
+
+_CAREFUL = (
+    "Tokens that differ have keys that differ, in any model and for any words, so that attention differs most on them "
+    "is no proof of bias. What tells something is how the figure compares between models, heads and kinds of bias."
+)
+
+
+def verdict(gap: AttentionGap) -> list[dict[str, str]]:
+    """What was found, in sentences with a tone.
+
+    Example:
+        >>> import numpy as np
+        >>> from fairhead.language.attention_gap import PairGaps, SentencePair, TokenGaps, evaluate
+        >>> changed, gaps = np.array([False, True, False, False]), np.array([[[0.0, 0.4, 0.1, 0.1]]])
+        >>> tokens = TokenGaps(("a",) * 4, ("b",) * 4, changed, gaps[0], True)
+        >>> pairs = [SentencePair(str(i), "", "", ("age",), str(i)) for i in range(12)]
+        >>> verdict(evaluate(PairGaps.of(pairs, [tokens] * 12, [gaps] * 12)))[0]["text"][-53:]
+        'in 100.0 % of 12 pairs; by chance it would in 25.0 %.'
+    """
+    share, chance, above = (gap[name] for name in ("largest_on_span", "chance", "above_chance"))
+    if share.value is None or chance.value is None:
+        return [{"text": f"Nothing can be said: {share.undefined}.", "tone": "unclear"}]
+    test = gap.tests["above_chance"]
+    known = above.low is not None and above.low > 0
+    found = (
+        f"In layer {gap.layer} attention differs most on the words that differ in {share.value:.1%} of {gap.n} pairs; "
+        f"by chance it would in {chance.value:.1%}."
+    ).replace("%", " %")
+    moved = f"against spans moved elsewhere in each sentence p {_p(test.p_permutation)}"
+    student = "" if test.t is None or test.p is None else f"t = {test.t:.2f}, p {_p(test.p)}; "
+    on, off = gap["gap_on_span"], gap["gap_elsewhere"]
+    return [
+        {"text": found, "tone": "note" if known else "unclear"},
+        {"text": f"One-sided tests: {student}{moved}.", "tone": "note" if known else "unclear"},
+        {"text": f"The mean gap is {_figure(on)} on those words and {_figure(off)} elsewhere.", "tone": "note"},
+        {"text": _CAREFUL, "tone": "note"},
+    ]
+
+
+def _p(p: float) -> str:
+    return f"= {p:.2g}" if p >= 1e-300 else "< 1e-300"
+
+
+def _figure(estimate: Estimate) -> str:
+    interval = "" if estimate.low is None else f" ({estimate.low:.5f} to {estimate.high:.5f})"
+    return f"{estimate.value:.5f}{interval}"
+
+
+def report(gap: AttentionGap, model: str, level: float = 0.95) -> dict[str, Any]:
+    """A report of the form `fairhead.report/1`."""
+    categories = [e for e in gap.estimates if e.metric == "above_chance" and e.value is not None]
+    layers = [{"name": f"layer {f.layer}", "value": f.above_chance, "low": f.low, "high": f.high} for f in gap.layers]
+    caption = "Largest gap on the words that differ, above chance"
+    panels: list[Mapping[str, Any]] = [
+        {
+            "caption": f"{caption} (layer {gap.layer})",
+            "unit": "fraction",
+            "ideal": 0.0,
+            "points": [
+                {"name": e.group_by or "all pairs", "value": e.value, "low": e.low, "high": e.high, "n": e.n}
+                for e in categories
+            ],
+        },
+        {"caption": f"{caption}, by layer", "unit": "fraction", "ideal": 0.0, "points": layers},
+    ]
+    heads = gap.heads
+    return {
+        "schema": "fairhead.report/1",
+        "title": f"Attention gap of {model}",
+        "question": "Two sentences differ in the words that carry a stereotype. Where does the attention that "
+        "their tokens get part ways?",
+        "verdict": verdict(gap),
+        "sections": [
+            {
+                "kind": "attention_gap",
+                "title": "How often the largest gap is on the words that differ",
+                "text": f"Intervals hold at {level:.0%}. Pairs of equal length are those whose tokens correspond one "
+                "by one.",
+                "panels": panels,
+                "pairs": [],
+            },
+            {
+                "kind": "headmap",
+                "title": "By head",
+                "text": "How much oftener than by chance the head's own largest gap is on the words that differ.",
+                "measure": "above chance",
+                "unit": "fraction",
+                "values": heads.value,
+                "low": heads.low,
+                "high": heads.high,
+                "p_adjusted": heads.p_adjusted,
+                "selected": [],
+            },
+            {
+                "kind": "attention_gap",
+                "title": "Single pairs, token by token",
+                "text": "Pairs whose largest gap stands out most, of each kind of bias in turn: not a sample.",
+                "panels": [],
+                "pairs": [dict(picture) for picture in gap.pictures],
+            },
+        ],
+        "provenance": dict(gap.provenance),
+    }
