@@ -81,6 +81,14 @@ def test_stereoset_has_lms_for_damage(folder, stereoset, capsys) -> None:
     assert content["gap"]["clusters"] == 6, "half of the twelve terms"
 
 
+def test_a_concept_takes_the_pairs_of_its_type(folder, crows, capsys) -> None:
+    main(["locate", "--model", str(folder), "--data", f"crows:{crows}", "--concept", "gender", "--n-boot", "100",
+          "--json", "-"])  # fmt: skip
+    content = json.loads(capsys.readouterr().out)
+    assert sum(content["n"].values()) == sum(pair.bias_type == "gender" for pair in made())
+    assert content["selected"][0] == list(PLANTED)
+
+
 @pytest.mark.parametrize("kind", ["zero", "mean"])
 def test_ablate_saves_a_model_that_scores_what_was_reported(located, folder, crows, kind, capsys, tmp_path) -> None:
     arguments = ["--data", f"crows:{crows}", "--n-boot", "100", "--json", "-"]
@@ -100,7 +108,8 @@ def test_ablate_saves_a_model_that_scores_what_was_reported(located, folder, cro
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["locate", "--concept", "gender"], "--concept is not for pairs of texts"),
+        (["locate", "--task", "gender"], "--task is not for pairs of texts"),
+        (["locate", "--concept", "gendre"], "Did you mean 'gender'?"),
         (["locate", "--data", "crows:"], "named as name:path"),
         (["locate", "--data", "crows:nowhere"], "nowhere"),
         (["locate", "--model", "nowhere"], "a folder with a model"),

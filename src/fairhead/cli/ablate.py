@@ -102,8 +102,8 @@ def ablate_command(
     check_folder(out)
     check_folder(save)
     if is_pairs(data):
-        image_options = (concept, task, prompts, text_adapter, text_encoder)
-        pair_run = PairRun(model, data, limit, device, features, out, json_path, save)
+        image_options = (task, prompts, text_adapter, text_encoder)
+        pair_run = PairRun(model, data, concept, limit, device, features, out, json_path, save)
         how = PairOptions(len(where), "gap", True, draws, n_boot, seed, (kind.value,))
         locate_in_pairs(context, pair_run, how, image_options, where)
         return

@@ -36,12 +36,15 @@ EPILOG = """
 
     fairhead locate --model SmolLM2-135M --data crows:crows_pairs_anonymized.csv --forward --rank effect --out heads
 
+    fairhead locate --model toxicity-bert --data hatexplain:HateXplain --concept Women --task toxic --forward
+
 Classes come from the model's own classifier, from prompts where it has a text side (its own tower, or
 `--text-adapter` with `--text-encoder`), or else from a probe on labelled images. With `--features` the model runs over
 the images once; later questions about them take seconds.
 
 Of a language model, heads are ranked by their part in the log-odds of stereotype against anti-stereotype (`crows`,
-`stereoset`): directly (`--rank gap`), or by what is lost without each head (`--rank effect`, with `--forward`).
+`stereoset`; `--concept gender` takes the pairs of that type alone): directly (`--rank gap`), or by what is lost without
+each head (`--rank effect`, with `--forward`).
 """
 
 
@@ -133,8 +136,8 @@ def locate_command(
     need_torch()
     check_folder(out)
     if is_pairs(data):
-        image_options = (concept, task, prompts, text_adapter, text_encoder, texts, evidence)
-        pair_run = PairRun(model, data, limit, device, features, out, json_path)
+        image_options = (task, prompts, text_adapter, text_encoder, texts, evidence)
+        pair_run = PairRun(model, data, concept, limit, device, features, out, json_path)
         how = PairOptions(heads, rank.value, forward, draws, n_boot, seed)
         locate_in_pairs(context, pair_run, how, image_options)
         return

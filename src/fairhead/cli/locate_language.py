@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _PAIRS = ("crows", "crows_pairs", "crows-pairs", "stereoset")
 # What only images and labelled texts need, in the order in which the commands pass it on.
-_NOT_FOR_PAIRS = ("--concept", "--task", "--prompts", "--text-adapter", "--text-encoder", "--texts", "--class")
+_NOT_FOR_PAIRS = ("--task", "--prompts", "--text-adapter", "--text-encoder", "--texts", "--class")
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class PairRun:
     Attributes:
         model: folder of a causal language model.
         data: the benchmark, as name:path.
+        concept: the bias type whose pairs are used, such as gender; None for all.
         limit: pairs to use; None for all.
         device: where to compute.
         features: folder that keeps the terms.
@@ -36,6 +37,7 @@ class PairRun:
 
     model: str
     data: str
+    concept: str | None
     limit: int | None
     device: str
     features: str | None
@@ -108,7 +110,7 @@ def _run_pairs(
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    pairs = read_pairs(run.data, run.limit, plan.how.seed)
+    pairs = read_pairs(run.data, run.concept, run.limit, plan.how.seed)
     halves_of_pairs(pairs, plan.how.seed)  # a mistake there should not wait for the model
     with progress() as told:
         scorer = load_scorer(run.model, device=run.device, dtype="float32")
@@ -128,6 +130,7 @@ def _run_pairs(
         "command": command_line(context),
         "model": run.model,
         "data": run.data,
+        "bias_type": run.concept or "all",
         "pairs": len(pairs),
         "seed": plan.how.seed,
         **scorer.settings(),

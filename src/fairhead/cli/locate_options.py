@@ -30,7 +30,8 @@ Data = Annotated[
     option("--data", "name:path; fairface, celeba, utkface, hatexplain, or pairs: crows, stereoset.", None, "DATA"),
 ]
 Concept = Annotated[
-    str | None, option("--concept", "The attribute: gender, age, that of --prompts, a community.", None, "NAME")
+    str | None,
+    option("--concept", "The attribute: gender, age, that of --prompts, a community, ...", None, "NAME"),
 ]
 TaskColumn = Annotated[str | None, option("--task", "The data set's column to classify.", None, "COLUMN")]
 Limit = Annotated[int | None, option("--limit", "Only so many rows (evenly over groups) or pairs.", None, "N")]
@@ -60,9 +61,9 @@ ShowImages = Annotated[bool, option("--images/--no-images", "Show images in the 
 
 
 def check_numbers(values: "dict[str, int | None]") -> None:
-    """Refuse counts below 1, and seeds below 0."""
+    """Refuse counts below 1, seeds below 0, and too few replicates for an interval."""
     for flag, value in values.items():
-        least = 0 if flag == "--seed" else 1
+        least = {"--seed": 0, "--n-boot": 100}.get(flag, 1)
         if value is not None and value < least:
             raise InputError(f"{flag} is {value}; at least {least} is expected")
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fairhead.data import Benchmark, read
 from fairhead.data.crows_pairs import CrowsPair
 from fairhead.data.stereoset import StereoSetItem
-from fairhead.errors import InputError
+from fairhead.errors import InputError, did_you_mean
 from fairhead.language import crows_pairs, stereoset
 from fairhead.language.run import sample
 from fairhead.language.scores import Request
@@ -66,11 +66,12 @@ class TextPairs:
         )
 
 
-def read_pairs(spec: str, limit: int | None = None, seed: int = 0) -> TextPairs:
+def read_pairs(spec: str, bias_type: str | None = None, limit: int | None = None, seed: int = 0) -> TextPairs:
     """Pairs of a benchmark named as `crows:PATH` or `stereoset:PATH`.
 
     Args:
         spec: name and path.
+        bias_type: only those about, say, "gender"; None for all.
         limit: only so many, drawn at random.
         seed: of the draw.
 
@@ -87,8 +88,15 @@ def read_pairs(spec: str, limit: int | None = None, seed: int = 0) -> TextPairs:
         raise InputError(f"{name!r} has no pairs of texts; there are some in crows and stereoset")
     data = read(_NAMES[name.strip().lower()], path)
     assert isinstance(data, Benchmark)
-    items = list(data) if limit is None else sample(list(data), limit, seed)
-    return pairs_of(items)
+    items = list(data)
+    if bias_type is not None:
+        known = sorted({item.bias_type for item in items})
+        if bias_type not in known:
+            raise InputError(
+                f"{name} has no pairs about {bias_type!r}; it has {', '.join(known)}.{did_you_mean(bias_type, known)}"
+            )
+        items = [item for item in items if item.bias_type == bias_type]
+    return pairs_of(items if limit is None else sample(items, limit, seed))
 
 
 def pairs_of(items: Sequence[CrowsPair | StereoSetItem]) -> TextPairs:
