@@ -372,6 +372,7 @@ MODULES = (
     "language.figures",
     "language.paired",
     "language.suite",
+    "language.before_after",
     "language.before_after_report",
     "report.changes_view",
 )

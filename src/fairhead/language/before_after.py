@@ -121,6 +121,20 @@ def compare_suites(
 
     Raises:
         InputError: fewer than two folders, or runs that cannot be compared.
+
+    Example:
+        >>> import tempfile
+        >>> folders = [Path(tempfile.mkdtemp(), name) for name in ("base", "even")]
+        >>> for folder, gap in zip(folders, (1.0, 0.0), strict=True):
+        ...     folder.mkdir()
+        ...     names, zeros, ones = [str(i) for i in range(40)], [0.0] * 40, [1.0] * 40
+        ...     columns = {"more logprob": [gap] * 40, "less logprob": zeros, "more tokens": ones, "less tokens": ones}
+        ...     table = ItemTable.of("crows_pairs", names, names, [["stereo", "age"]] * 40, columns)
+        ...     table.write(folder / "crows_pairs.items.jsonl", {})
+        ...     Suite(folder, "model", {}, None, {}).write()
+        >>> change = compare_suites(folders).runs[0].headlines[0]
+        >>> change.metric, change.before, change.after, change.outcome
+        ('ss', 1.0, 0.5, 'better')
     """
     if len(folders) < 2:
         raise InputError(f"{len(folders)} folder: the one before and at least one after are expected")

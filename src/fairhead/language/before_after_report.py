@@ -70,7 +70,14 @@ def report_of(found: BeforeAfter, command: str | None = None) -> dict[str, Any]:
 
 
 def verdict(found: BeforeAfter) -> list[dict[str, str]]:
-    """What the figures allow one to say, a few sentences a run."""
+    """What the figures allow one to say, a few sentences a run.
+
+    Example:
+        >>> same = Change("crows_pairs", "ss", None, 0.6, 0.6, 0.0, -0.02, 0.02, 900, 900, p=1.0)
+        >>> run = Run("klaad", "models/klaad", "klaad", (), (same,), (), (), None, (), (), {})
+        >>> verdict(BeforeAfter("base", "models/base", None, (run,), ()))[0]["text"]
+        'klaad cannot be told apart from base in any of 1 figures.'
+    """
     lines: list[dict[str, str]] = []
     for run in found.runs:
         judged = [c for c in run.headlines if c.benchmark in (*STEREOTYPES, *LANGUAGE)]

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fairhead import __version__
 from fairhead.errors import InputError, UnsupportedModel, did_you_mean
@@ -137,40 +137,46 @@ def find_data(folder: Path, name: str) -> Path | None:
     return None
 
 
-class Gathered(dict[str, Any]):
-    """Items by benchmark; `skipped` says of the others why they are not there."""
+class Gathered(NamedTuple):
+    """Items by benchmark, and why others are not there."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.skipped: dict[str, str] = {}
+    items: dict[str, Sequence[Any]]
+    skipped: dict[str, str]
 
 
 def gather_items(data: Path, options: SuiteOptions) -> Gathered:
     """Read the items of every benchmark that is there, before any model is loaded.
 
     A benchmark that was asked for by name must be there; others are skipped with a reason.
+
+    Example:
+        >>> gather_items(Path("nowhere"), SuiteOptions())
+        Traceback (most recent call last):
+            ...
+        fairhead.errors.InputError: nowhere is not a folder; a folder with one folder a benchmark (stereoset, bbq, …) \
+is expected
     """
     if not data.is_dir():
         raise InputError(
             f"{data} is not a folder; a folder with one folder a benchmark (stereoset, bbq, …) is expected"
         )
-    found = Gathered()
+    found = Gathered({}, {})
     for entry in choose(options.only):
         path = find_data(data, entry.data)
         if path is not None or (entry.reads_text and options.text):
-            found[entry.name] = entry.read(path or data, options)
+            found.items[entry.name] = entry.read(path or data, options)
             continue
         found.skipped[entry.name] = f"{data} has no {entry.data}"
         if entry.flag in options.only:
             raise InputError(f"{entry.flag}: {found.skipped[entry.name]}")
-    if not found:
+    if not found.items:
         raise InputError(f"{data}: no benchmark can be run ({'; '.join(found.skipped.values())})")
     return found
 
 
 def run_suite(
     scorer: Any,
-    items: Gathered,
+    gathered: Gathered,
     out: Path,
     model: str,
     options: SuiteOptions,
@@ -182,7 +188,7 @@ def run_suite(
 
     Args:
         scorer: the model, as `load_scorer` returns it.
-        items: as `gather_items` returns them.
+        gathered: as `gather_items` returns them.
         out: the folder.
         model: path of the model, whose record of training is kept too.
         options: of the suite.
@@ -192,21 +198,37 @@ def run_suite(
 
     Raises:
         InputError: the folder holds the scores of another model.
+
+    Example:
+        >>> import tempfile
+        >>> from fairhead.data.crows_pairs import CrowsPair
+        >>> from fairhead.language.scores import Score, Scores
+        >>> class Constant:
+        ...     def score(self, requests, **options):
+        ...         return Scores({request.id: Score(request.id, -1.0, 1) for request in requests})
+        ...     def settings(self):
+        ...         return {"weights": "none"}
+        >>> pairs = [CrowsPair(str(i), "She cried.", "He cried.", "stereo", "gender", ()) for i in range(20)]
+        >>> gathered = Gathered({"crows_pairs": pairs}, {"bbq": "there is no data"})
+        >>> suite = run_suite(Constant(), gathered, Path(tempfile.mkdtemp()), "constant", SuiteOptions())
+        >>> suite.measured, len(suite.table("crows_pairs"))
+        (['crows_pairs'], 20)
     """
     how = resampling or Resampling()
     settings = scorer.settings()
     suite = _opened(out, model, settings, options)
     suite.provenance = {"version": __version__, **dict(provenance or {}), "n_boot": how.n_boot, "level": how.level}
-    suite.skipped |= {name: reason for name, reason in items.skipped.items() if name not in suite.done}
+    suite.skipped |= {name: reason for name, reason in gathered.skipped.items() if name not in suite.done}
     suite.write()
     for entry in ENTRIES:
-        if entry.name not in items:
+        if entry.name not in gathered.items:
             continue
+        items = gathered.items[entry.name]
         begun = time.monotonic()
-        made_with = {**settings, **entry.settings(options), "items": digest(items[entry.name])}
+        made_with = {**settings, **entry.settings(options), "items": digest(items)}
         kept = _kept(out, entry.name, made_with)
         if kept is None:
-            work = Work(scorer, items[entry.name], out / "journals", options, _tell(report, entry.name))
+            work = Work(scorer, items, out / "journals", options, _tell(report, entry.name))
             try:
                 kept = entry.make(work)
             except (NotMeasured, UnsupportedModel) as reason:
