@@ -143,7 +143,7 @@ class Recipe:
         # CLIP was trained in the space that its projection leads to; of both towers, pictures need one.
         tower = named[0] if named else _TOWERS.get(str(config.get("model_type")), "AutoModel")
         kind_of = getattr(transformers, tower)
-        with _quietly():
+        with quietly():
             model = kind_of.from_pretrained(self.folder, dtype=torch.float32, local_files_only=True)
         return normalising(model, self.pictures()) if kind == "image" else model
 
@@ -155,7 +155,7 @@ class Recipe:
 
         classes = {"image": "AutoModelForImageClassification", "text": "AutoModelForSequenceClassification"}
         auto = getattr(transformers, classes[kind])
-        with _quietly():
+        with quietly():
             try:
                 model = auto.from_pretrained(self.folder, dtype=torch.float32, local_files_only=True, **labels)
             except ValueError as error:
@@ -218,7 +218,7 @@ def _json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-class _quietly:
+class quietly:
     """Without transformers' list of the weights of the new task head, which are meant to be new."""
 
     def __enter__(self) -> None:

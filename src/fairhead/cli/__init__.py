@@ -10,6 +10,8 @@ import typer
 from fairhead import __version__
 from fairhead.cli.ablate import EPILOG as ABLATE_EPILOG
 from fairhead.cli.ablate import ablate_command
+from fairhead.cli.attention import EPILOG as ATTENTION_EPILOG
+from fairhead.cli.attention import attention_command
 from fairhead.cli.audit import EPILOG, audit_command
 from fairhead.cli.bench import EPILOG as BENCH_EPILOG
 from fairhead.cli.bench import bench_command
@@ -21,7 +23,7 @@ from fairhead.cli.mitigate_app import mitigate_app
 from fairhead.errors import FairheadError
 
 _INTERRUPTED = 130
-_COMMANDS = ("ablate", "audit", "bench", "demo", "lm", "locate", "mitigate")
+_COMMANDS = ("ablate", "attention", "audit", "bench", "demo", "lm", "locate", "mitigate")
 # Newer typers bring a click of their own, whose errors are not those of `click`; this is the base of either.
 _UsageError: Any = typer.BadParameter.__mro__[1]
 
@@ -70,6 +72,9 @@ app.command("locate", epilog=LOCATE_EPILOG)(locate_command)
 
 
 app.command("ablate", epilog=ABLATE_EPILOG)(ablate_command)
+
+
+app.command("attention", epilog=ATTENTION_EPILOG)(attention_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -134,9 +134,9 @@ def mitigate_command(
         raise FairheadError(f'this needs {", ".join(missing)}, not installed here: pip install "fairhead[torch]"')
     from fairhead.bench.grid import Backbone, Cell, Data, Method
 
-    options = _pairs(option, "--option")
+    options = pairs(option, "--option")
     _refuse_groups(options)
-    reader_options = _pairs(data_option, "--data-option")
+    reader_options = pairs(data_option, "--data-option")
     names = tuple(part.strip() for part in parts.split(","))
     if len(names) != 3:
         raise InputError(f"--parts is {parts!r}; expected three names, those of train, validation and test")
@@ -151,7 +151,7 @@ def mitigate_command(
             max_length=max_length,
             limit=limit,
         ),
-        backbone=Backbone(Path(model).name, model, train.value, _pairs(model_option, "--model-option")),
+        backbone=Backbone(Path(model).name, model, train.value, pairs(model_option, "--model-option")),
         method=Method(method, method, options, uses_groups=_uses_groups(method, reference_group)),
         seed=seed,
         plan={
@@ -180,7 +180,16 @@ def mitigate_command(
     typer.echo(f"\nmodel: {out / 'model'}\nreport: {out / 'report.html'}")
 
 
-def _pairs(given: Sequence[str] | None, flag: str) -> dict[str, Any]:
+def pairs(given: Sequence[str] | None, flag: str) -> dict[str, Any]:
+    """The values of "key=value" options, read as YAML.
+
+    Raises:
+        InputError: one is not of that form.
+
+    Example:
+        >>> pairs(["values=4", "lr=1e-4", "counts=[2, 3]"], "--option")
+        {'values': 4, 'lr': 0.0001, 'counts': [2, 3]}
+    """
     import yaml
 
     found = {}

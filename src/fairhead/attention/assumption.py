@@ -1,0 +1,341 @@
+"""DAM's Assumption 1 on real q and k: is each dimension normal within a group, with one spread in both groups?
+
+The theory (`fairhead.mitigate.theory`) takes each dimension of q and k as a mixture of two normal distributions, one a
+group, with q and k independent within a group. Nothing real is exactly so. What is told is how far off it is: the
+distance of each group from the normal distribution of its own mean and deviation, the ratio of the two deviations, and
+what both do to the quantity that the theory is about: the gap in attention logits that it predicts, beside the one that
+these rows have.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+from scipy.special import ndtr
+
+from fairhead.audit.comparison import adjust
+from fairhead.errors import InputError
+from fairhead.mitigate.theory import Mixture, Operation, absolute_bound, exact_gap, norm_bound, paper_bound
+
+Array = NDArray[np.float64]
+Side = Literal["q", "k"]
+LEAST_ROWS = 20  # of a group: D'Agostino's test is not defined for fewer
+_SIGNIFICANCE = 0.05
+_BARS = 32
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One dimension in one group.
+
+    Attributes:
+        n: rows.
+        mean: of them.
+        sd: their standard deviation.
+        distance: the largest difference between their distribution and the normal one with this mean and deviation
+            (Kolmogorov and Smirnov's D): 0 for normal, 1 at most.
+        counts: of a histogram; both groups share its edges.
+    """
+
+    n: int
+    mean: float
+    sd: float
+    distance: float
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One dimension of q or k.
+
+    Attributes:
+        side: "q" or "k".
+        head: its head.
+        index: its number within the head.
+        groups: its shape in either group.
+        difference: of the two means, in standard deviations of both groups together.
+        spread_ratio: deviation of the second group over that of the first.
+        edges: of the histograms, one more than there are bars.
+    """
+
+    side: Side
+    head: int
+    index: int
+    groups: tuple[Shape, Shape]
+    difference: float
+    spread_ratio: float
+    edges: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All dimensions of q, or of k.
+
+    Attributes:
+        dimensions: how many.
+        constant: how many never vary, and are left out of the rest.
+        distance_median: over dimensions and groups.
+        distance_largest: over dimensions and groups.
+        not_normal: share of (dimension, group) pairs that D'Agostino and Pearson's test refuses, corrected (Holm).
+        spread_smallest: ratio of deviations, over dimensions.
+        spread_median: ratio of deviations, over dimensions.
+        spread_largest: ratio of deviations, over dimensions.
+        spreads_differ: share of dimensions whose deviations Brown and Forsythe's test tells apart, corrected (Holm).
+        difference_median: size of the standardised difference of means, over dimensions.
+        difference_largest: the same, the largest.
+    """
+
+    dimensions: int
+    constant: int
+    distance_median: float
+    distance_largest: float
+    not_normal: float
+    spread_smallest: float
+    spread_median: float
+    spread_largest: float
+    spreads_differ: float
+    difference_median: float
+    difference_largest: float
+
+
+@dataclass(frozen=True)
+class GapCheck:
+    """The gap in the logit q·k / √d between the groups, averaged over heads.
+
+    Attributes:
+        operation: what is done to q and k first: "none", "norm", or "norm_abs" (DAM).
+        predicted: by the theory, from the means and deviations of each group.
+        measured: in these rows.
+        error: standard error of `measured`.
+        bounds: name -> what the theory promises at most, for any q and k.
+    """
+
+    operation: Operation
+    predicted: float
+    measured: float
+    error: float
+    bounds: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """How far real q and k are from Assumption 1.
+
+    Attributes:
+        names: of the two groups.
+        shares: of their rows.
+        q: all dimensions of q.
+        k: all dimensions of k.
+        gaps: what the theory predicts beside what there is.
+        chosen: dimensions to look at, with histograms.
+    """
+
+    names: tuple[str, str]
+    shares: tuple[float, float]
+    q: Summary
+    k: Summary
+    gaps: tuple[GapCheck, ...]
+    chosen: tuple[Dimension, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {"schema": "fairhead.assumption/1", **asdict(self)}
+
+    def sentences(self) -> list[str]:
+        """What was found, in words."""
+        said = []
+        for side, found in (("q", self.q), ("k", self.k)):
+            said.append(
+                f"{side}: {100 * found.not_normal:.0f} % of dimension and group pairs are told from normal (Holm); the "
+                f"distance from it is {found.distance_median:.3f} at the median, {found.distance_largest:.3f} at most. "
+                f"The spread of {self.names[1]} over that of {self.names[0]} is {found.spread_median:.2f} at the "
+                f"median ({found.spread_smallest:.2f} to {found.spread_largest:.2f}); {100 * found.spreads_differ:.0f} "
+                f"% of dimensions have two spreads beyond noise. Means lie {found.difference_median:.2f} standard "
+                f"deviations apart at the median, {found.difference_largest:.2f} at most."
+            )
+        for check in self.gaps:
+            off = abs(check.predicted - check.measured) > 3 * check.error
+            said.append(
+                f"Gap in the logit, {_OPERATIONS[check.operation]}: the theory predicts {check.predicted:.3f}, these "
+                f"rows have {check.measured:.3f} ± {check.error:.3f}"
+                + (": the assumption does not hold closely enough to predict it." if off else ", as predicted.")
+            )
+        return said
+
+
+_OPERATIONS: Mapping[Operation, str] = {"none": "as it is", "norm": "normalised", "norm_abs": "normalised and absolute"}
+
+
+def check_assumption(
+    q: Array,
+    k: Array,
+    in_second: NDArray[np.bool_],
+    names: tuple[str, str],
+    chosen: tuple[tuple[Side, int, int], ...] = (),
+) -> Assumption:
+    """Hold q and k of one token in one layer against Assumption 1.
+
+    Args:
+        q: [n, H, d].
+        k: [n, H, d]; heads that share a key have it twice.
+        in_second: whether a row is of the second group, [n].
+        names: of the two groups.
+        chosen: (side, head, dimension) to draw; by default those whose means differ most, whose shape is furthest
+            from normal, and whose spreads differ most, of q and of k.
+
+    Raises:
+        InputError: fewer than 20 rows in a group, or a dimension that does not exist.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> x = rng.standard_normal((2, 4000, 2, 3))
+        >>> found = check_assumption(x[0], x[1], np.arange(4000) < 1000, ("f", "m"))
+        >>> found.q.not_normal, round(found.q.spread_median, 1), len(found.chosen)
+        (0.0, 1.0, 6)
+    """
+    q, k = np.asarray(q, dtype=np.float64), np.asarray(k, dtype=np.float64)
+    sizes = int((~in_second).sum()), int(in_second.sum())
+    if min(sizes) < LEAST_ROWS:
+        few = names[int(np.argmin(sizes))]
+        raise InputError(f"{few} has {min(sizes)} rows; at least {LEAST_ROWS} of each group are needed to see a shape")
+    sides: dict[Side, _Side] = {"q": _Side(q, in_second), "k": _Side(k, in_second)}
+    for side, head, index in chosen:
+        if not (0 <= head < q.shape[1] and 0 <= index < q.shape[2]):
+            raise InputError(
+                f"there is no dimension {index} of head {head} of {side}: the layer has {q.shape[1]} heads of "
+                f"{q.shape[2]} dimensions, counted from 0"
+            )
+    wanted = chosen or tuple(pair for side, found in sides.items() for pair in found.interesting(side))
+    return Assumption(
+        names=names,
+        shares=(sizes[0] / len(q), sizes[1] / len(q)),
+        q=sides["q"].summary(),
+        k=sides["k"].summary(),
+        gaps=tuple(_gap(q, k, in_second, operation) for operation in get_args(Operation)),
+        chosen=tuple(sides[side].dimension(side, head, index) for side, head, index in wanted),
+    )
+
+
+class _Side:
+    """All dimensions of q or k in both groups, [n, H, d] each; statistics are [groups, H, d]."""
+
+    def __init__(self, x: Array, in_second: NDArray[np.bool_]) -> None:
+        self.groups = [x[~in_second], x[in_second]]
+        self.all = x
+        self.mean = np.stack([part.mean(0) for part in self.groups])
+        self.sd = np.stack([part.std(0, ddof=1) for part in self.groups])
+        self.varies = (self.sd > 1e-9 * np.maximum(1.0, np.abs(self.mean))).all(0)
+        safe = np.where(self.sd > 0, self.sd, 1.0)
+        self.distance = np.stack([_distance(p, m, s) for p, m, s in zip(self.groups, self.mean, safe, strict=True)])
+        pooled = x.std(0)
+        self.difference = (self.mean[0] - self.mean[1]) / np.where(pooled > 0, pooled, 1.0)
+        self.ratio = self.sd[1] / safe[0]
+
+    def summary(self) -> Summary:
+        good = self.varies
+        if not good.any():
+            raise InputError("no dimension of q or k varies in both groups: there is nothing to look at")
+        normal = np.stack([stats.normaltest(part[:, good], axis=0).pvalue for part in self.groups])
+        around = [np.abs(part[:, good] - np.median(part[:, good], axis=0)) for part in self.groups]
+        spread = np.asarray(
+            stats.f_oneway(*around, axis=0).pvalue
+        )  # Brown and Forsythe's: ANOVA of distances from the medians
+        distance, ratio, difference = self.distance[:, good], self.ratio[good], np.abs(self.difference[good])
+        return Summary(
+            dimensions=int(good.size),
+            constant=int((~good).sum()),
+            distance_median=float(np.median(distance)),
+            distance_largest=float(distance.max()),
+            not_normal=_refused(normal.ravel()),
+            spread_smallest=float(ratio.min()),
+            spread_median=float(np.median(ratio)),
+            spread_largest=float(ratio.max()),
+            spreads_differ=_refused(spread),
+            difference_median=float(np.median(difference)),
+            difference_largest=float(difference.max()),
+        )
+
+    def interesting(self, side: Side) -> list[tuple[Side, int, int]]:
+        """The dimensions whose means, shape and spreads are furthest from even."""
+        furthest = (
+            np.abs(self.difference),
+            self.distance.max(0),
+            np.abs(np.log(np.where(self.varies, np.maximum(self.ratio, 1e-300), 1.0))),
+        )
+        found: list[tuple[Side, int, int]] = []
+        for measure in furthest:
+            for flat in np.argsort(-np.where(self.varies, measure, -1.0), axis=None, kind="stable"):
+                head, index = np.unravel_index(flat, self.varies.shape)
+                if (side, int(head), int(index)) not in found:
+                    found.append((side, int(head), int(index)))
+                    break
+        return found
+
+    def dimension(self, side: Side, head: int, index: int) -> Dimension:
+        """One of them, with its histograms."""
+        edges = np.histogram_bin_edges(self.all[:, head, index], _BARS)
+        shapes = [
+            Shape(
+                n=len(part),
+                mean=float(self.mean[g, head, index]),
+                sd=float(self.sd[g, head, index]),
+                distance=float(self.distance[g, head, index]),
+                counts=tuple(np.histogram(part[:, head, index], edges)[0].tolist()),
+            )
+            for g, part in enumerate(self.groups)
+        ]
+        return Dimension(
+            side,
+            head,
+            index,
+            (shapes[0], shapes[1]),
+            float(self.difference[head, index]),
+            float(self.ratio[head, index]),
+            tuple(edges.tolist()),
+        )
+
+
+def _distance(x: Array, mean: Array, sd: Array) -> Array:
+    """Kolmogorov and Smirnov's distance of x [n, ...] from the normal distribution of this mean and sd, [...]."""
+    expected = ndtr((np.sort(x, axis=0) - mean) / sd)
+    steps = np.arange(len(x) + 1).reshape(-1, *([1] * (x.ndim - 1))) / len(x)
+    return np.maximum((steps[1:] - expected).max(0), (expected - steps[:-1]).max(0))
+
+
+def _refused(p: Array) -> float:
+    corrected = adjust(p.tolist(), "holm")
+    return float(np.mean([value is not None and value < _SIGNIFICANCE for value in corrected]))
+
+
+def _gap(q: Array, k: Array, in_second: NDArray[np.bool_], operation: Operation) -> GapCheck:
+    share = float((~in_second).mean())
+    d = q.shape[-1]
+    bounds = {"norm": {"norm_bound": norm_bound(share, d)}}.get(operation, {})
+    if operation == "norm_abs":
+        bounds = {"absolute_bound": absolute_bound(share, d), "paper_bound": paper_bound(share, d)}
+
+    def mixture(x: Array, head: int) -> Mixture:
+        parts = x[~in_second, head], x[in_second, head]
+        return Mixture(*(part.mean(0) for part in parts), *(part.std(0) for part in parts))
+
+    heads = [h for h in range(q.shape[1]) if operation == "none" or min(q[:, h].std(0).min(), k[:, h].std(0).min()) > 0]
+    if not heads:
+        raise InputError("no head varies in all its dimensions: q and k cannot be normalised")
+    predicted = [exact_gap(mixture(q, h), mixture(k, h), share, operation) for h in heads]
+    logits = [(_after(q[:, h], operation) * _after(k[:, h], operation)).sum(-1) / np.sqrt(d) for h in heads]
+    # The sign of each head's gap is part of its size: the mean of sizes is a mean of signed logits.
+    signed = np.stack([x * np.sign(x[~in_second].mean() - x[in_second].mean()) for x in logits]).mean(0)
+    groups = signed[~in_second], signed[in_second]
+    error = float(np.sqrt(sum(group.var(ddof=1) / group.size for group in groups)))
+    return GapCheck(operation, float(np.mean(predicted)), float(groups[0].mean() - groups[1].mean()), error, bounds)
+
+
+def _after(x: Array, operation: Operation) -> Array:
+    """[n, d] after the operation, as a whole batch."""
+    if operation == "none":
+        return x
+    even = (x - x.mean(0)) / x.std(0)
+    return np.abs(even) if operation == "norm_abs" else even

@@ -1,0 +1,170 @@
+"""q, k and the first token's attention of a model on a data set, through the tap."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fairhead.bench.backbones import Recipe, normalising, quietly
+from fairhead.bench.tasks import tokenizer_of
+from fairhead.data import Dataset, Examples, Images, TextPair, read_spec
+from fairhead.errors import InputError, UnsupportedModel, did_you_mean
+from fairhead.heads import Tap
+from fairhead.mitigate import load
+
+Array = NDArray[np.float64]
+Progress = Callable[[int, int], None]
+_BATCH = 64
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a data set with the group of each.
+
+    Attributes:
+        examples: inputs and labels.
+        groups: [n], into `names`.
+        names: of the groups.
+        column: what they are groups by.
+    """
+
+    examples: Examples
+    groups: NDArray[np.integer]
+    names: tuple[str, ...]
+    column: str
+
+
+def read_rows(
+    spec: str,
+    column: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    part: str = "test",
+    limit: int | None = None,
+    seed: int = 0,
+) -> Rows:
+    """Rows of one part of a data set, drawn at random where there are more than `limit`.
+
+    Raises:
+        InputError: the data cannot be read, or have no such part or group.
+    """
+    dataset = read_spec(spec, **(options or {}))
+    if not isinstance(dataset, Dataset):
+        raise InputError(f"{spec} is a language benchmark; labelled examples with groups are needed")
+    columns = list(dataset.attributes.columns)
+    name = columns[0] if column is None and columns else column
+    if name not in columns:
+        near = did_you_mean(str(name), columns)
+        raise InputError(f"{spec} has no group column {name!r}; there are {', '.join(columns) or 'none'}.{near}")
+    examples = dataset.examples(part)
+    if limit is not None and limit < len(examples):
+        examples = examples.take(np.sort(np.random.default_rng(seed).permutation(len(examples))[:limit]))
+    groups = dataset.groups(examples.ids)[name]
+    return Rows(examples, groups.codes, tuple(str(level) for level in groups.levels), name)
+
+
+class Seen(NamedTuple):
+    """What one layer of a model did with the rows.
+
+    Attributes:
+        q: of the chosen token, [n, H, d].
+        k: of the chosen token, [n, H, d].
+        looks: what the first token looks at, averaged over heads, [n, T].
+        layer: its number.
+        name: of the attention module.
+        patch_grid: rows and columns of patches, for pictures.
+    """
+
+    q: Array
+    k: Array
+    looks: Array
+    layer: int
+    name: str
+    patch_grid: tuple[int, int] | None
+
+
+@torch.inference_mode()
+def look(
+    folder: Path | str,
+    examples: Examples,
+    layer: int = -1,
+    token: int = 0,
+    device: str = "cpu",
+    max_length: int = 128,
+    progress: Progress | None = None,
+) -> Seen:
+    """Run a model over rows and keep what one attention layer did.
+
+    Args:
+        folder: of a Hugging Face model, with a method of this library in it or not.
+        examples: what to run it on.
+        layer: which attention layer; −1 for the last.
+        token: whose q and k are kept.
+        device: where to run.
+        max_length: tokens that texts are cut and padded to.
+        progress: called with (done, total).
+
+    Raises:
+        InputError: the folder has no model, the layer or token does not exist.
+        UnsupportedModel: the model's attention cannot be read.
+    """
+    recipe = Recipe(f"path:{folder}", examples.classes)
+    recipe.check()
+    with quietly():
+        model: Any = load(folder).float()
+    inputs, grid = _inputs(recipe, model, examples, max_length)
+    model = model.to(device)
+    kept: dict[str, list[Tensor]] = {"q": [], "k": [], "weights": []}
+    with Tap(model, layers=layer) as tap:
+        site = tap.sites[0]
+        readings = {what: tap.read(what, tokens=0 if what == "weights" else token) for what in kept}
+        for start in range(0, len(examples), _BATCH):
+            model(**{name: tensor.to(device) for name, tensor in inputs(start, start + _BATCH).items()})
+            for what, reading in readings.items():
+                kept[what].append(reading[site.layer].float().cpu())
+            if progress is not None:
+                progress(min(start + _BATCH, len(examples)), len(examples))
+    q, k, weights = (torch.cat(kept[what]).double() for what in ("q", "k", "weights"))
+    if k.shape[1] != q.shape[1]:  # heads that share a key
+        k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    looks = weights.mean(1)
+    if grid is not None and looks.shape[1] < grid[0] * grid[1] + 1:
+        raise UnsupportedModel(
+            f"layer {site.layer} of {type(model).__name__} sees {looks.shape[1]} tokens, fewer than the patches of a "
+            "picture: its maps cannot be drawn"
+        )
+    return Seen(q.numpy(), k.numpy(), looks.numpy(), site.layer, site.name, grid)
+
+
+def _inputs(
+    recipe: Recipe, model: Any, examples: Examples, max_length: int
+) -> tuple[Callable[[int, int], dict[str, Tensor]], tuple[int, int] | None]:
+    """What gives the model's inputs for rows from start to end, and the grid of patches of a picture."""
+    if isinstance(examples.inputs, Images):
+        pictures = recipe.pictures()
+        normalising(model, pictures)
+        images = examples.inputs
+        config = getattr(model.config, "vision_config", model.config)
+        patch = getattr(config, "patch_size", None)
+        side = pictures.size // patch if isinstance(patch, int) else None
+
+        def pixels(start: int, end: int) -> dict[str, Tensor]:
+            array = images.take(np.arange(start, min(end, len(images)))).as_array(pictures.size)
+            return {"pixel_values": torch.from_numpy(np.ascontiguousarray(array.transpose(0, 3, 1, 2)))}
+
+        return pixels, None if side is None else (side, side)
+    tokenizer = tokenizer_of(str(recipe.folder))
+    texts = list(examples.inputs)
+
+    def tokens(start: int, end: int) -> dict[str, Tensor]:
+        part = texts[start:end]
+        pairs = [text for text in part if isinstance(text, TextPair)]
+        given = [[p.premise for p in pairs], [p.hypothesis for p in pairs]] if pairs else [part]
+        found = tokenizer(*given, padding="max_length", truncation=True, max_length=max_length, return_tensors="pt")
+        return dict(found)
+
+    return tokens, None

@@ -1,0 +1,212 @@
+"""`fairhead attention`: q and k by group, and what the first token looks at."""
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fairhead.cli.output import check_output, command_line
+from fairhead.errors import FairheadError, InputError
+
+if TYPE_CHECKING:
+    from fairhead.attention.assumption import Side
+    from fairhead.attention.page import Picture
+    from fairhead.attention.reading import Rows, Seen
+
+EPILOG = """
+**What is written**: one self-contained page and its JSON twin.
+
+- **Assumption 1 of DAM**: histograms of chosen dimensions of q and k, a group each, with the normal curves that the
+  theory assumes. Told with numbers over all dimensions: the distance from normal, the ratio of the spreads, and the gap
+  in attention logits that the theory predicts beside the one that these rows have.
+- **Attention maps**, for pictures: what the first token looks at, over the picture, with `--against` for two models
+  side by side.
+
+**Examples**
+
+    fairhead attention --model run/model --against plain/model --data utkface:UTKFace.zip --group white --out maps.html
+
+    fairhead attention --model minilm-l6 --data hatexplain:hatexplain --group Women --layer 3 --dimension q:0:5
+
+Models are folders: ordinary Hugging Face ones, and those that `fairhead mitigate` writes.
+"""
+
+
+def _option(flag: str, help: str, metavar: str | None = None) -> Any:
+    variable = f"FAIRHEAD_ATTENTION_{flag.strip('-').replace('-', '_').upper()}"
+    return typer.Option(flag, help=help, metavar=metavar, envvar=variable, show_envvar=False)
+
+
+def attention_command(
+    context: typer.Context,
+    model: Annotated[Path, _option("--model", "Folder of the model.", "DIR")],
+    data: Annotated[str, _option("--data", "reader:path, such as utkface:UTKFace.zip.", "SPEC")],
+    against: Annotated[Path | None, _option("--against", "Folder of another model, shown beside it.", "DIR")] = None,
+    group: Annotated[str | None, _option("--group", "Group column; the first there is by default.", "COLUMN")] = None,
+    groups: Annotated[str | None, _option("--groups", "Two of its groups; the two largest by default.", "A,B")] = None,
+    data_option: Annotated[
+        list[str] | None, _option("--data-option", "Of the reader: target=gender, ...", "KEY=VALUE")
+    ] = None,
+    part: Annotated[str, _option("--part", "Part of the data.", "NAME")] = "test",
+    limit: Annotated[int, _option("--limit", "At most so many rows, drawn at random.", "N")] = 2000,
+    layer: Annotated[int, _option("--layer", "Attention layer; -1 is the last.", "N")] = -1,
+    token: Annotated[int, _option("--token", "Whose q and k; 0 is the first.", "N")] = 0,
+    dimension: Annotated[
+        list[str] | None,
+        _option("--dimension", "Of q or k to draw: q:HEAD:NUMBER; the oddest by default.", "SIDE:HEAD:NUMBER"),
+    ] = None,
+    pictures: Annotated[int, _option("--pictures", "Pictures with maps, as many of each group.", "N")] = 6,
+    picture: Annotated[list[str] | None, _option("--picture", "Id of a picture to show instead.", "ID")] = None,
+    max_length: Annotated[int, _option("--max-length", "Tokens that texts are cut and padded to.", "N")] = 128,
+    seed: Annotated[int, _option("--seed", "Of the rows drawn.", "N")] = 0,
+    device: Annotated[str, _option("--device", "cpu, cuda, ...; auto takes a GPU where there is one.")] = "auto",
+    out: Annotated[Path, _option("--out", "The page.", "FILE.html")] = Path("attention.html"),
+) -> None:
+    """Look at q and k by group, and at what the first token attends to."""
+    missing = [name for name in ("torch", "transformers", "accelerate") if find_spec(name) is None]
+    if missing:
+        raise FairheadError(f'this needs {", ".join(missing)}, not installed here: pip install "fairhead[torch]"')
+    if out.suffix.lower() != ".html":
+        raise InputError(f"--out is {str(out)!r}; give a path that ends in .html")
+    check_output(str(out))
+    chosen = tuple(_dimension(text) for text in dimension or [])
+    from fairhead.attention.assumption import check_assumption
+    from fairhead.attention.page import page
+    from fairhead.attention.reading import look, read_rows
+    from fairhead.cli.bench import device_of
+    from fairhead.cli.mitigate import pairs
+    from fairhead.cli.output import write_json
+    from fairhead.cli.progress import progress
+
+    rows = read_rows(data, group, pairs(data_option, "--data-option"), part, limit, seed)
+    two = _two_groups(rows, groups)
+    folders = {_name(folder, model, against): folder for folder in (model, against) if folder is not None}
+    seen = {}
+    with progress() as shown:
+        for name, folder in folders.items():
+
+            def tell(done: int, total: int, name: str = name) -> None:
+                shown.tell(name, done, total)
+
+            seen[name] = look(folder, rows.examples, layer, token, device_of(device), max_length, tell)
+    kept = (rows.groups == two[0]) | (rows.groups == two[1])
+    second = rows.groups[kept] == two[1]
+    names = rows.names[two[0]], rows.names[two[1]]
+    found = {name: check_assumption(s.q[kept], s.k[kept], second, names, chosen) for name, s in seen.items()}
+    shown_pictures = _pictures(rows, two, seen, pictures, picture or [])
+    provenance = {
+        "command": command_line(context),
+        "rows": len(rows.examples),
+        "group": rows.column,
+        **{f"layer of {name}": f"{s.layer} ({s.name})" for name, s in seen.items()},
+        "token": token,
+        "seed": seed,
+    }
+    title = f"Attention of {' and '.join(seen)} on {data.partition(':')[0]}, by {rows.column}"
+    out.write_text(page(title, found, shown_pictures, _NOTES, provenance), encoding="utf-8", newline="\n")
+    twin = {
+        "schema": "fairhead.attention/1",
+        "assumption": {name: result.to_dict() for name, result in found.items()},
+        "maps": [
+            {
+                "picture": shown_picture.title,
+                "maps": [
+                    {"model": m.model, "patches": m.patches.tolist(), "elsewhere": m.elsewhere}
+                    for m in shown_picture.maps
+                ],
+            }
+            for shown_picture in shown_pictures
+        ],
+        "provenance": provenance,
+    }
+    write_json(twin, str(out.with_suffix(".json")))
+    for name, result in found.items():
+        typer.echo(
+            f"{name}: {rows.column}, {names[0]} and {names[1]}, {int(kept.sum())} rows, layer {seen[name].layer}"
+        )
+        for sentence in result.sentences():
+            typer.echo(f"- {sentence}")
+    typer.echo(f"\npage: {out}")
+
+
+_NOTES = (
+    "Bars: the rows of each group. Lines: normal distributions with each group's own mean and deviation. The distance "
+    "from normal is the largest difference of the two distribution functions, 0 for normal. Shares of dimensions are "
+    "corrected over all of them (Holm), and with many rows also small departures are told from normal.",
+    "q and k are those that attention goes on with: in a model with DAM they are normalised and absolute, far from "
+    "normal by design.",
+    "Maps: the darker a patch, the less of the first token's attention is on it, relative to the most attended patch "
+    "of that map; averaged over heads. Attention shows where a layer reads from, not what decides the answer.",
+)
+
+
+def _name(folder: Path, model: Path, against: Path | None) -> str:
+    """The folder's own name, and its parent's too where both folders are called alike ("run/model")."""
+    full = folder.resolve()
+    alike = against is not None and model.resolve().name == against.resolve().name
+    return f"{full.parent.name}/{full.name}" if alike else full.name
+
+
+def _dimension(text: str) -> "tuple[Side, int, int]":
+    side, *numbers = text.split(":")
+    if side not in ("q", "k") or len(numbers) != 2 or not all(n.isdigit() for n in numbers):
+        raise InputError(f"--dimension is {text!r}; expected q or k, head and number, such as q:0:5")
+    return "q" if side == "q" else "k", int(numbers[0]), int(numbers[1])
+
+
+def _two_groups(rows: "Rows", wanted: str | None) -> tuple[int, int]:
+    """Numbers of two groups: the larger first."""
+    import numpy as np
+
+    from fairhead.errors import did_you_mean
+
+    sizes = np.bincount(rows.groups, minlength=len(rows.names))
+    if wanted is None:
+        order = np.argsort(-sizes, kind="stable")[:2].tolist()
+        if len(order) < 2 or sizes[order[1]] == 0:
+            raise InputError(f"all rows have {rows.column} {rows.names[order[0]]}: two groups are needed")
+        return order[0], order[1]
+    names = [name.strip() for name in wanted.split(",")]
+    if len(names) != 2 or names[0] == names[1]:
+        raise InputError(f"--groups is {wanted!r}; expected two groups of {rows.column}, such as A,B")
+    for name in names:
+        if name not in rows.names:
+            near = did_you_mean(name, list(rows.names))
+            raise InputError(f"--groups: {rows.column} has no {name!r}; there are {', '.join(rows.names)}.{near}")
+    return rows.names.index(names[0]), rows.names.index(names[1])
+
+
+def _pictures(
+    rows: "Rows", two: tuple[int, int], seen: "Mapping[str, Seen]", count: int, ids: Sequence[str]
+) -> "list[Picture]":
+    """The pictures asked for by id, or the first of either group in turn."""
+    import numpy as np
+
+    from fairhead.attention.page import Map, Picture
+    from fairhead.data import Images
+
+    images = rows.examples.inputs
+    if not isinstance(images, Images) or any(s.patch_grid is None for s in seen.values()):
+        if ids:
+            raise InputError("--picture: there are no maps over texts, or over pictures of models without patches")
+        return []
+    row_of = {name: row for row, name in enumerate(rows.examples.ids.tolist())}
+    for name in ids:
+        if name not in row_of:
+            raise InputError(f"--picture: there is no row {name!r} among the {len(row_of)} drawn; raise --limit?")
+    by_group = [np.flatnonzero(rows.groups == group)[: (count + 1) // 2].tolist() for group in two]
+    mixed = [row for turn in zip(*by_group, strict=False) for row in turn][:count]
+    found = []
+    for row in [row_of[name] for name in ids] or mixed:
+        label, group = rows.examples.classes[rows.examples.labels[row]], rows.names[rows.groups[row]]
+        maps = []
+        for name, s in seen.items():
+            assert s.patch_grid is not None
+            n_patches = s.patch_grid[0] * s.patch_grid[1]
+            patches = s.looks[row, -n_patches:].reshape(s.patch_grid)
+            maps.append(Map(name, patches, float(1 - patches.sum())))
+        title = f"{rows.examples.ids[row]}: {label}, {rows.column} {group}"
+        found.append(Picture(title, images[row], tuple(maps)))
+    return found
