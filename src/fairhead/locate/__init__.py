@@ -1,7 +1,8 @@
 """Which heads carry a named gap, how sure that is, and what happens when they change.
 
 A pass over the images takes every output apart (`Decomposer`, `collect`); everything else is asked of what it keeps.
-`locate` does all of it: scores, choice on one half, effects and controls on the other.
+`locate` does all of it: scores, choice on one half, effects and controls on the other. `locate_pairs` does the same for
+the stereotype log-odds of a language model.
 """
 
 from fairhead.locate.ablation import Ablation as Ablation
@@ -22,9 +23,16 @@ from fairhead.locate.evidence import classifier_task as classifier_task
 from fairhead.locate.evidence import head_evidence as head_evidence
 from fairhead.locate.features import Features as Features
 from fairhead.locate.features import collect as collect
+from fairhead.locate.language import LocatedPairs as LocatedPairs
+from fairhead.locate.language import PairPlan as PairPlan
+from fairhead.locate.language import locate_pairs as locate_pairs
+from fairhead.locate.log_odds import PairTerms as PairTerms
+from fairhead.locate.log_odds import take_apart as take_apart
 from fairhead.locate.measures import coupling as coupling
 from fairhead.locate.measures import separation as separation
 from fairhead.locate.moments import HeadMoments as HeadMoments
+from fairhead.locate.pairs import TextPairs as TextPairs
+from fairhead.locate.pairs import read_pairs as read_pairs
 from fairhead.locate.passes import ForwardPasses as ForwardPasses
 from fairhead.locate.plan import LocatePlan as LocatePlan
 from fairhead.locate.prompts import Prompts as Prompts
@@ -65,11 +73,15 @@ __all__ = [
     "HeadMoments",
     "LocatePlan",
     "Located",
+    "LocatedPairs",
+    "PairPlan",
+    "PairTerms",
     "Pool",
     "Prompts",
     "Study",
     "Task",
     "Terms",
+    "TextPairs",
     "TextTable",
     "ablated",
     "classifier_task",
@@ -80,13 +92,16 @@ __all__ = [
     "head_evidence",
     "layer_matched",
     "locate",
+    "locate_pairs",
     "norm_matched",
+    "read_pairs",
     "read_prompts",
     "report_of",
     "score_heads",
     "select_heads",
     "separation",
     "study",
+    "take_apart",
     "task_from_images",
     "task_from_texts",
     "text_spans",

@@ -189,7 +189,12 @@ def _numbers(tensor: Tensor) -> Array:
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts of the rows; `take` chooses among them."""
+    """Texts of the rows; `take` chooses among them.
+
+    Example:
+        >>> Texts(("a", "b", "c")).take(np.array([2, 0])).texts
+        ('c', 'a')
+    """
 
     texts: tuple[str, ...]
 
@@ -276,6 +281,11 @@ def open_text_session(
         source: what to read; its concept is a group column (in HateXplain a community, such as Women).
         features: a folder for the features.
         progress: called with (texts done, texts).
+
+    Example:
+        >>> source = Source("toxicity-bert", "hatexplain:HateXplain", "Women", "toxic")  # doctest: +SKIP
+        >>> open_text_session(source).evaluation.poles  # doctest: +SKIP
+        ('Women', 'not Women')
     """
     name, _, path = source.data.partition(":")
     if source.prompts or source.text_adapter or source.texts:

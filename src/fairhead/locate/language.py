@@ -127,6 +127,13 @@ def halves_of_pairs(pairs: TextPairs, seed: int = 0) -> NDArray[np.bool_]:
 
     Raises:
         InputError: there are too few clusters to halve.
+
+    Example:
+        >>> from fairhead.data.crows_pairs import CrowsPair
+        >>> from fairhead.locate.pairs import pairs_of
+        >>> pairs = [CrowsPair(str(i), f"She {i}.", f"He {i}.", "stereo", "gender", ()) for i in range(6)]
+        >>> int(halves_of_pairs(pairs_of(pairs)).sum())
+        3
     """
     clusters = len(np.unique(pairs.clusters))
     if clusters < 4:
@@ -157,6 +164,22 @@ def locate_pairs(
 
     Raises:
         InputError: too few pairs.
+
+    Example:
+        >>> from tokenizers import Tokenizer, models, pre_tokenizers
+        >>> from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+        >>> from fairhead.data.crows_pairs import CrowsPair
+        >>> from fairhead.locate.log_odds import take_apart
+        >>> from fairhead.locate.pairs import pairs_of
+        >>> vocabulary = {word: i for i, word in enumerate(["<s>", "she", "he", *(f"w{k}" for k in range(20))])}
+        >>> words = Tokenizer(models.WordLevel(vocabulary, "<s>"))
+        >>> words.pre_tokenizer = pre_tokenizers.Whitespace()
+        >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=23, n_embd=8, n_layer=2, n_head=4, bos_token_id=0))
+        >>> scorer = Scorer(model.eval(), PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>"))
+        >>> pairs = pairs_of([CrowsPair(str(k), f"she w{k}", f"he w{k}", "stereo", "gender", ()) for k in range(20)])
+        >>> found = locate_pairs(scorer, pairs, take_apart(scorer, pairs), heads=[Head(1, 2)])
+        >>> found.head_map.gap.shape, [(study.kind, study.way) for study in found.studies][-1]
+        ((2, 4), ('resample', 'forward'))
     """
     plan = plan or PairPlan()
     how = plan.how

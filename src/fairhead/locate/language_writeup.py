@@ -71,7 +71,12 @@ def report_of(located: LocatedPairs, pairs: TextPairs, provenance: Mapping[str, 
 
 
 def verdict(located: LocatedPairs) -> list[dict[str, str]]:
-    """Sentences with their tone, each decided by intervals and controls."""
+    """Sentences with their tone, each decided by intervals and controls.
+
+    Example:
+        >>> [line["tone"] for line in verdict(located)]  # doctest: +SKIP
+        ['note', 'unclear', 'good']
+    """
     first, second = located.poles
     whole = located.head_map
     opening = (

@@ -50,6 +50,12 @@ class PairTerms:
         constant: what biases add, [n].
         rest: what no term owns: the difference of the summed entropies, [n].
         readers: [n, L, H, d]: a head whose own output were m everywhere would have the part ⟨m, reader⟩.
+
+    Example:
+        >>> made = {"others": np.zeros((5, 3)), "constant": np.zeros(5), "rest": np.zeros(5)}
+        >>> terms = PairTerms(np.ones(5), np.full((5, 2, 4), 0.25), readers=np.zeros((5, 2, 4, 8), np.float32), **made)
+        >>> terms.shape, terms.without([(1, 0), (1, 2)]).tolist()
+        ((2, 4), [0.5, 0.5, 0.5, 0.5, 0.5])
     """
 
     log_odds: Array

@@ -37,6 +37,12 @@ def figure_names(pairs: TextPairs) -> tuple[str, ...]:
     value; `ss`, the share of pairs in which the first pole is likelier (ties count half); `nll`, the mean negative
     log-probability of a token of all texts, whose rise is damage; `lms`, how often a meaningful text is likelier than
     the unrelated one.
+
+    Example:
+        >>> from fairhead.data.crows_pairs import CrowsPair
+        >>> from fairhead.locate.pairs import pairs_of
+        >>> figure_names(pairs_of([CrowsPair("0", "She cried.", "He cried.", "stereo", "gender", ())]))
+        ('log_odds', 'log_odds_size', 'ss', 'nll')
     """
     return tuple(name for name in IDEALS if name != "lms" or pairs.per_pair == 3)
 
@@ -82,6 +88,14 @@ def columns(pairs: TextPairs, read: Read | Array, sign: float = 1.0) -> Array:
         pairs: n of them.
         read: what a pass says, or log-odds alone [n]; nll and lms then have no value.
         sign: −1 for the log-odds of the anti-stereotype.
+
+    Example:
+        >>> from fairhead.data.crows_pairs import CrowsPair
+        >>> from fairhead.locate.pairs import pairs_of
+        >>> pairs = pairs_of([CrowsPair(str(i), f"She {i}.", f"He {i}.", "stereo", "gender", ()) for i in range(2)])
+        >>> found = figures(columns(pairs, np.array([3.0, -1.0])).sum(0))
+        >>> float(found["log_odds"]), float(found["log_odds_size"]), float(found["ss"])
+        (1.0, 2.0, 0.5)
     """
     nothing = np.zeros(len(pairs))
     full = read if isinstance(read, Read) else Read(read, nothing, nothing, nothing)
@@ -92,7 +106,7 @@ def columns(pairs: TextPairs, read: Read | Array, sign: float = 1.0) -> Array:
 
 
 def figures(totals: Array) -> dict[str, Array]:
-    """The figures from totals [..., 7], each [...]."""
+    """The figures from totals [..., 7], each [...]; see `columns`."""
     weight = totals[..., _WEIGHT]
     return {
         "log_odds": divide(totals[..., _ODDS], weight),

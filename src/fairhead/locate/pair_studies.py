@@ -26,7 +26,12 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Statistics:
-    """How intervals are made: replicates of the bootstrap (and permutations), confidence level, seed."""
+    """How intervals are made: replicates of the bootstrap (and permutations), confidence level, seed.
+
+    Example:
+        >>> Statistics(n_boot=500).level
+        0.95
+    """
 
     n_boot: int = 2000
     level: float = 0.95
@@ -41,6 +46,10 @@ class PairStudy:
         kind: of edit.
         way: "direct" (first order, nothing else changes) or "forward" (a true pass).
         ablations: one a figure, against layer-matched controls.
+
+    Example:
+        >>> study["log_odds"].change.value, study["log_odds"].p_controls  # doctest: +SKIP
+        (-0.21, 0.005)
     """
 
     kind: str
@@ -64,6 +73,10 @@ class PairBench:
         sign: −1 where log-odds are those of the anti-stereotype.
         how: of the statistics.
         progress: called with (stage, texts done, texts).
+
+    Example:
+        >>> bench = PairBench(scorer, pairs, sequences, edits, 1.0, Statistics())  # doctest: +SKIP
+        >>> tables = bench.columns(np.arange(len(pairs)), [(), (Head(3, 1),)], "mean")  # doctest: +SKIP
     """
 
     scorer: Scorer

@@ -36,6 +36,11 @@ class TextPairs:
         clusters: pairs with one number depend on each other, [n].
         categories: by name ("bias_type"), the category of each pair.
         per_token: whether log-odds are of means per token, not of sums.
+
+    Example:
+        >>> pairs = pairs_of([CrowsPair(str(i), f"She {i}.", f"He {i}.", "stereo", "gender", ()) for i in range(4)])
+        >>> len(pairs), pairs.take(np.array([1, 3])).ids, pairs.weights.sum()
+        (4, ('1', '3'), np.float64(1.0))
     """
 
     name: str

@@ -32,6 +32,10 @@ class TextEdits(HeadEdits):
     Attributes:
         bank: own outputs of every head at tokens drawn from the texts, [R, L, H, d].
         seed: of the draws from it.
+
+    Example:
+        >>> edits = TextEdits.learn_texts(scorer, encoded_texts(scorer, pairs))  # doctest: +SKIP
+        >>> edits.bake(scorer.model, [(3, 1)], "mean")  # doctest: +SKIP
     """
 
     bank: NDArray[np.float32]
@@ -125,6 +129,10 @@ class TextPasses(Sweep):
         edits: what is put in a head's place.
         kind: of edit.
         progress: called with (texts done, sets of heads that each runs through).
+
+    Example:
+        >>> passes = TextPasses(scorer, texts, edits, "zero")  # doctest: +SKIP
+        >>> before, after = passes([(), [(3, 1), (4, 0)]])  # doctest: +SKIP
     """
 
     def __init__(
