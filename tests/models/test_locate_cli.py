@@ -151,6 +151,10 @@ def test_age_leaves_out_those_between_its_poles(clip, faces, capsys) -> None:
         (["locate", "--task", "shoe"], "there is no target 'shoe'"),
         (["locate", "--data", "fairface"], "named as name:path"),
         (["locate", "--limit", "0"], "--limit is 0; at least 1"),
+        (["locate", "--limit", "3"], "of the choosing half; both groups are needed in both"),
+        (["locate", "--n-boot", "5"], "--n-boot is 5; at least 100"),
+        (["locate", "--out", "/proc/none"], "cannot be a folder for the results"),
+        (["locate", "--features", "/proc/none"], "cannot be a folder for features"),
         (["locate", "--text-adapter", "x.npz"], "are given together"),
         (["locate", "--prompts", "missing.yaml"], "cannot be read as YAML"),
         (["locate", "--class", "40-49"], "there is no class '40-49'"),
@@ -192,3 +196,74 @@ def test_images_that_cannot_be_read_are_named(clip, faces, capsys, tmp_path) -> 
             ]
         )
     assert "val/7.jpg: is not an image" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{words: [' '], levels: [Female]}", "has no token in it"),
+        ("{words: [lady, girl], levels: [Female]}", "both poles need equally many"),
+        ("{words: [lady], levels: [Nobody]}", "not of both poles of 'gender'"),
+        ("{words: [], levels: [Female]}", "should be a list of words"),
+    ],
+)
+def test_prompts_that_say_nothing(clip, faces, capsys, tmp_path, text, message) -> None:
+    file = tmp_path / "prompts.yaml"
+    female = f"    female: {text}\n    male: {{words: [man], levels: [Male]}}\n"
+    file.write_text(f'templates: ["{{}}"]\nconcept:\n  name: gender\n  poles:\n{female}')
+    assert message in refused(capsys, ["locate", "--model", str(clip), *common(faces), "--prompts", str(file)])
+
+
+def refused(capsys, arguments) -> str:
+    """The one line that a command leaves with."""
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert left.value.code == 2
+    lines = [line for line in capsys.readouterr().err.strip().splitlines() if not line.startswith("rows:")]
+    assert len(lines) == 1
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: hf.BeitModel(hf.BeitConfig(**VIT)), "BeitModel (BeitLayer) has no final norm where it is expected"),
+        (
+            lambda: hf.BertModel(hf.BertConfig(vocab_size=9, **{k: VIT[k] for k in VIT if "size" in k or "num" in k})),
+            "holds a BertModel, which reads input_ids and no images",
+        ),
+        (
+            lambda: hf.ResNetModel(hf.ResNetConfig(embedding_size=4, hidden_sizes=[4], depths=[1])),
+            "ResNetModel has 0 lists of attention blocks",
+        ),
+    ],
+    ids=["BEiT", "BERT", "ResNet"],
+)
+def test_models_whose_terms_cannot_be_followed_are_named(build, message, faces, capsys, tmp_path) -> None:
+    saved(build().eval(), tmp_path)
+    assert message in refused(capsys, ["locate", "--model", str(tmp_path), *common(faces)])
+
+
+def test_weights_that_are_cut_off(clip, faces, capsys, tmp_path) -> None:
+    shutil.copytree(clip, tmp_path / "m")
+    (tmp_path / "m/model.safetensors").write_bytes(b"cut")
+    assert "cannot be loaded as an image model" in refused(
+        capsys, ["locate", "--model", str(tmp_path / "m"), *common(faces)]
+    )
+
+
+def test_a_model_that_pools_all_tokens_has_no_first_one(faces, capsys, tmp_path) -> None:
+    torch.manual_seed(0)
+    saved(hf.SiglipVisionModel(hf.SiglipVisionConfig(**VIT)).eval(), tmp_path)
+    options = [*common(faces), "--n-boot", "100", "--draws", "3", "--features", str(tmp_path / "features")]
+    ablate = ["ablate", "--model", str(tmp_path), *options, "--heads", "L1H0"]
+    assert "has no first token" in refused(capsys, ablate)
+    main([*ablate, "--tokens", "all", "--json", "-"])
+    content = json.loads(capsys.readouterr().out)
+    assert content["effects"][-1]["way"] == "forward"
+
+
+def test_calibration_is_asked_for(clip, faces, capsys) -> None:
+    options = [*common(faces), "--n-boot", "100", "--draws", "3", "--calibrate", "--json", "-"]
+    main(["locate", "--model", str(clip), *options])
+    assert "as often as it occurs" in json.loads(capsys.readouterr().out)["task"]["origin"]

@@ -236,3 +236,22 @@ def test_broken_prompt_files(tmp_path, text, message) -> None:
     (tmp_path / "p.yaml").write_text(text)
     with pytest.raises(InputError, match=message):
         read_prompts(tmp_path / "p.yaml")
+
+
+def test_calibration_of_two_classes_is_a_quantile() -> None:
+    rng = np.random.default_rng(0)
+    output, labels = rng.normal(size=(400, 5)), (rng.random(400) < 0.15).astype(int)
+    task = Task(("no", "yes"), rng.normal(size=(2, 5)), np.array([9.0, 0.0]), "prompts")
+    assert task.logits(output).argmax(1).sum() == 0  # without it the second class is never chosen
+    found = task.calibrated(output, labels).logits(output).argmax(1)
+    margin = output @ (task.directions[1] - task.directions[0])
+    assert set(np.flatnonzero(found)) == set(np.argsort(-margin)[: labels.sum()])
+
+
+def test_calibration_of_many_classes_meets_their_shares() -> None:
+    rng = np.random.default_rng(1)
+    output, labels = rng.normal(size=(1000, 6)), rng.choice(5, 1000, p=[0.4, 0.3, 0.2, 0.1, 0.0])
+    task = Task(tuple("abcde"), rng.normal(size=(5, 6)), rng.normal(size=5) * 3, "prompts")
+    found = np.bincount(task.calibrated(output, labels).logits(output).argmax(1), minlength=5)
+    assert np.abs(found - np.bincount(labels, minlength=5)).max() <= 3
+    assert found[4] == 0  # a class that does not occur is not chosen

@@ -4,13 +4,16 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import transformers as hf
 from PIL import Image
+from scipy import stats
 
 from fairhead.cli import main
-from fairhead.locate import Decomposer
+from fairhead.data import Dataset, read
+from fairhead.locate import Decomposer, collect, score_heads, select_heads, task_from_images
 
 
 def sentences(folder) -> dict[str, torch.Tensor]:
@@ -77,3 +80,34 @@ def test_gender_of_fairface_on_the_real_tower(real_model, real_data, text_side, 
     assert content["auc"]["low"][best[0]][best[1]] > 0.7
     assert "stand-in" in content["notes"][0]
     assert "stand-in" in (tmp_path / "report.html").read_text()
+
+
+def test_shuffled_groups_of_real_faces_leave_nothing(real_model, real_data) -> None:
+    """Groups that were dealt out at random: p-values of a head are uniform over deals, and no head is chosen."""
+    folder, n = real_model("dinov2-small"), 96
+    data = read("fairface", real_data("images/fairface_val5k.zip"), target="gender", groups=("race",))
+    assert isinstance(data, Dataset)
+    labels = data.all.labels[:n]
+    model = hf.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    processor = hf.AutoImageProcessor.from_pretrained(folder, backend="pil")
+
+    def batches(start: int):
+        for i in range(start, n, 32):
+            pictures = [data.all.inputs[row] for row in range(i, i + 32)]
+            size = {"height": 112, "width": 112}  # a quarter of the work; the model takes any multiple of its patches
+            yield {
+                "pixel_values": processor(pictures, size=size, do_center_crop=False, return_tensors="pt").pixel_values
+            }
+
+    features = collect(Decomposer(model), batches, n)
+    task = task_from_images(features.output, labels, data.classes)
+    evidence = task.evidence(1)
+    parts, total = features.parts(evidence[None])[..., 0], features.output @ evidence
+    rng, p, hits = np.random.default_rng(0), [], 0
+    for _ in range(200):
+        groups = rng.permutation(np.arange(n) % 2)
+        found = score_heads(parts, total, groups, labels)
+        p.append(found.p[11, 2])  # of one head: heads of one model are not independent of each other
+        hits += bool(select_heads(found, 4))
+    assert stats.kstest(p, "uniform").pvalue > 0.01
+    assert hits <= stats.binom.ppf(0.999, 200, 0.05), "more false findings than the false discovery rate allows"

@@ -165,7 +165,10 @@ def collect(
         meta = found or meta
         if meta["done"] == n:
             return Features.load(path)
-        path.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{path} cannot be a folder for features: {error.strerror or error}") from None
     maps = decomposer.maps.float().cpu().numpy()
     if path is not None:  # after a pooler all maps are one: it is written once
         np.save(path / "maps.npy", maps if decomposer.pool is None else maps[:1, :1])

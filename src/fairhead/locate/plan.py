@@ -87,4 +87,21 @@ def halves_of(evaluation: Evaluation, seed: int = 0) -> NDArray[np.bool_]:
         >>> int(halves_of(Evaluation(labels, ("no", "yes"), groups, ("f", "m"), "sex")).sum())
         4
     """
-    return halves(2 * evaluation.labels + evaluation.groups, evaluation.clusters, seed)
+    choosing = halves(2 * evaluation.labels + evaluation.groups, evaluation.clusters, seed)
+    check_halves(evaluation, choosing)
+    return choosing
+
+
+def check_halves(evaluation: Evaluation, choosing: NDArray[np.bool_]) -> None:
+    """Refuse halves of which one has a single group.
+
+    Raises:
+        InputError: a group is absent from a half.
+    """
+    for half, name in ((choosing, "choosing"), (~choosing, "reporting")):
+        for group, pole in ((1, evaluation.poles[0]), (0, evaluation.poles[1])):
+            if not (evaluation.groups[half] == group).any():
+                raise InputError(
+                    f"{pole} has none of the {int(half.sum())} {evaluation.noun} of the {name} half; both groups are "
+                    f"needed in both: use more {evaluation.noun}"
+                )

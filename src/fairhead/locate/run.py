@@ -17,7 +17,7 @@ from fairhead.locate.effects import Curves, DirectEffect, Evaluation, curves
 from fairhead.locate.features import Features
 from fairhead.locate.measures import Measure, Separation, coupling, separation
 from fairhead.locate.moments import Array
-from fairhead.locate.plan import LocatePlan, halves_of
+from fairhead.locate.plan import LocatePlan, check_halves, halves_of
 from fairhead.locate.scores import Head, HeadMap, score_heads, top_heads
 from fairhead.locate.studies import Study, study, writing
 from fairhead.locate.tasks import Task
@@ -218,13 +218,7 @@ def locate(
 
 def _comparable(evaluation: Evaluation, choosing: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], list[str]]:
     """Rows whose label both groups have in both halves, [n] bool, and a sentence about those left out."""
-    for half, name in ((choosing, "choosing"), (~choosing, "reporting")):
-        for group, pole in ((1, evaluation.poles[0]), (0, evaluation.poles[1])):
-            if not (evaluation.groups[half] == group).any():
-                raise InputError(
-                    f"{pole} has none of the {int(half.sum())} {evaluation.noun} of the {name} half; both groups are "
-                    f"needed in both: use more {evaluation.noun}"
-                )
+    check_halves(evaluation, choosing)
     kept = []
     for label in range(len(evaluation.classes)):
         sizes = [

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import transformers
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fairhead.data import Dataset, Images, read
@@ -22,6 +23,7 @@ from fairhead.locate.decompose import Decomposer
 from fairhead.locate.effects import Evaluation
 from fairhead.locate.evidence import classifier_task
 from fairhead.locate.features import Features, collect
+from fairhead.locate.plan import halves_of
 from fairhead.locate.prompts import COLUMNS, PromptFile, Prompts, class_words, concept_prompts, read_prompts
 from fairhead.locate.tasks import Task, task_from_images, task_from_texts
 from fairhead.locate.texts import AdaptedText, ClipText, TextSide, TextTable
@@ -86,8 +88,11 @@ class ImageModel:
             kind = getattr(transformers, (config.architectures or ["AutoModel"])[0], transformers.AutoModel)
             self.model: nn.Module = kind.from_pretrained(path, dtype=torch.float32).eval().to(self.device)
             self.processor: Any = transformers.AutoImageProcessor.from_pretrained(path, backend="pil")
-        except (OSError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             raise InputError(f"{folder} cannot be loaded as an image model: {' '.join(str(error).split())}") from None
+        reads = getattr(self.model, "main_input_name", "pixel_values")
+        if reads != "pixel_values" and not hasattr(self.model, "vision_model"):
+            raise InputError(f"{folder} holds a {type(self.model).__name__}, which reads {reads} and no images")
         self.model.requires_grad_(False)
 
     def batches(self, images: Images, size: int, start: int = 0) -> Iterator[Mapping[str, Tensor]]:
@@ -239,6 +244,7 @@ def open_session(source: Source, features: str | None = None, progress: Progress
     prompts = file.concept if file.concept is not None else concept_prompts(source.concept)
     # The data first: a mistake there should not wait for the model.
     data, evaluation, rows, notes = _rows(source, prompts)
+    halves_of(evaluation, source.seed)
     model = ImageModel(source.model, source.device)
     text = _text_side(source, model)
     templates = file.templates
@@ -250,6 +256,11 @@ def open_session(source: Source, features: str | None = None, progress: Progress
     assert isinstance(images, Images)
     images = images.take(rows)
     decomposer = Decomposer(model.model)
+    if isinstance(text, AdaptedText) and text.width != decomposer.width:
+        raise InputError(
+            f"the text adapter {source.text_adapter} gives vectors of {text.width} dimensions, the model's output has "
+            f"{decomposer.width}: it belongs to another model"
+        )
     assert evaluation.ids is not None
     identity = {
         "model": model.fingerprint(),
@@ -283,12 +294,14 @@ def _rows(source: Source, prompts: Prompts) -> tuple[Dataset, Evaluation, NDArra
         for level in end.levels:
             if level in groups.levels:
                 pole[groups.levels.index(level)] = 1 - number
-    if set(pole.tolist()) < {0, 1}:
+    if not {0, 1} <= set(pole.tolist()):
         ends = "; ".join(f"{end.name}: {', '.join(end.levels)}" for end in prompts.poles)
         raise InputError(
             f"the column {column!r} has the values {', '.join(map(str, groups.levels))}, which are not of both poles "
             f"of {prompts.name!r} ({ends})"
         )
+    if len(data.classes) < 2:
+        raise InputError(f"all rows have the {source.task} {data.classes[0]!r}; a task needs at least two classes")
     rows = np.flatnonzero(pole[groups.codes] >= 0)
     notes = []
     if len(rows) < len(data):

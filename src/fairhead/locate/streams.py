@@ -193,7 +193,7 @@ def _final_norm_of(base: nn.Module, blocks: str, kind: str) -> Norm:
         owner = base.get_submodule(path)
         for name in _FINAL_NORMS:
             found = getattr(owner, name, None)
-            if isinstance(found, nn.Module):
+            if isinstance(found, nn.Module) and not isinstance(found, nn.Identity):
                 return norm_of(found)
         if not path:
             raise UnsupportedModel(

@@ -122,16 +122,26 @@ class AdaptedText:
         self._encoder, self._tokenizer = encoder, tokenizer
         self._matrix, self._mean = np.asarray(matrix, dtype=np.float64), np.asarray(mean, dtype=np.float64)
 
+    @property
+    def width(self) -> int:
+        """Dimensions of its vectors, d'."""
+        return int(self._matrix.shape[1])
+
     @classmethod
     def load(cls, adapter: str | os.PathLike[str], encoder: str | os.PathLike[str]) -> "AdaptedText":
         """From an .npz file with `B` and `x_mean`, and the folder of the encoder."""
+        from safetensors import SafetensorError
         from transformers import AutoModel, AutoTokenizer
 
         arrays = _arrays(adapter, ("B", "x_mean"))
         if not Path(encoder).is_dir():
             raise InputError(f"{encoder} is not a folder with a text encoder")
-        model = AutoModel.from_pretrained(encoder).eval()
-        return cls(model, AutoTokenizer.from_pretrained(encoder), arrays["B"], arrays["x_mean"])
+        try:
+            model = AutoModel.from_pretrained(encoder).eval()
+            tokenizer = AutoTokenizer.from_pretrained(encoder)
+        except (OSError, ValueError, SafetensorError) as error:
+            raise InputError(f"{encoder} cannot be loaded as a text encoder: {error}") from None
+        return cls(model, tokenizer, arrays["B"], arrays["x_mean"])
 
     def __call__(self, texts: Sequence[str]) -> NDArray[np.float64]:
         """Unit vectors, [n, d']."""
