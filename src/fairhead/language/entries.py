@@ -53,6 +53,7 @@ class Work:
 
     Attributes:
         scorer: the model.
+        settings: what its scores depend on.
         items: what the entry's `read` returned.
         journals: folder of the journals.
         options: of the suite.
@@ -60,6 +61,7 @@ class Work:
     """
 
     scorer: Any
+    settings: Mapping[str, Any]
     items: Sequence[Any]
     journals: Path
     options: SuiteOptions
@@ -113,7 +115,8 @@ def _items(name: str) -> Callable[[Path, SuiteOptions], Sequence[Any]]:
 def _scored(name: str, *options: str) -> Callable[[Work], ItemTable]:
     def make(work: Work) -> ItemTable:
         chosen = {option: getattr(work.options, option) for option in options}
-        found = scored_table(name, work.scorer, work.items, out=work.journals, progress=work.progress, **chosen)
+        how: dict[str, Any] = {"out": work.journals, "progress": work.progress, "settings": work.settings}
+        found = scored_table(name, work.scorer, work.items, **how, **chosen)
         return found.table
 
     return make
@@ -157,8 +160,7 @@ def _some_documents(path: Path, options: SuiteOptions) -> Sequence[Document]:
 def _perplexity(work: Work) -> ItemTable:
     from fairhead.language import perplexity
 
-    settings = work.scorer.settings()
-    with Journal(journal_path(work.journals, "perplexity", settings), settings) as journal:
+    with Journal(journal_path(work.journals, "perplexity", work.settings), work.settings) as journal:
         return perplexity.table(work.scorer, work.items, work.options.window, journal, work.progress)
 
 
@@ -189,7 +191,7 @@ def _bold(work: Work) -> ItemTable:
     from fairhead.language.lexicons import find_lexicons
 
     sampling = Sampling(seed=work.options.seed, batch_size=work.options.bold_batch)
-    settings = {**work.scorer.settings(), **sampling.settings()}
+    settings = {**work.settings, **sampling.settings()}
     path = journal_path(work.journals, "bold", settings)
     with GenerationJournal(path, settings) as journal:
         found = generate(work.scorer, bold.prompts(work.items), sampling, journal=journal, progress=work.progress)

@@ -1,7 +1,7 @@
 """From a model and the items of a benchmark to its scores. Needs no torch itself."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module
@@ -98,17 +98,21 @@ def scored_table(
     *,
     out: Path | None = None,
     progress: Progress | None = None,
+    settings: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> ScoredTable:
-    """Score the texts of items; arguments as in `run_benchmark`."""
+    """Score the texts of items; arguments as in `run_benchmark`.
+
+    `settings` are those of the scorer, where they are known already: they hold a hash of all weights.
+    """
     benchmark = import_module(f"fairhead.language.{name}")
     requests: list[Request] = benchmark.requests(items, **options)
-    settings = scorer.settings()
-    path = None if out is None else journal_path(out, name, settings)
-    with nullcontext() if path is None else Journal(path, settings) as journal:
+    made_with = scorer.settings() if settings is None else settings
+    path = None if out is None else journal_path(out, name, made_with)
+    with nullcontext() if path is None else Journal(path, made_with) as journal:
         scores = scorer.score(requests, journal=journal, on_long="skip", progress=progress)
     provenance = {
-        **settings,
+        **made_with,
         "items": len(items),
         "texts": len(requests),
         "texts_digest": _digest(requests),

@@ -228,7 +228,7 @@ def run_suite(
         made_with = {**settings, **entry.settings(options), "items": digest(items)}
         kept = _kept(out, entry.name, made_with)
         if kept is None:
-            work = Work(scorer, items, out / "journals", options, _tell(report, entry.name))
+            work = Work(scorer, settings, items, out / "journals", options, _tell(report, entry.name))
             try:
                 kept = entry.make(work)
             except (NotMeasured, UnsupportedModel) as reason:
