@@ -249,10 +249,12 @@ class _Pair:
     def _tables(self, name: str, trained: bool = False) -> tuple[ItemTable, ItemTable]:
         before, after = self.before.stored(name), self.after.stored(name)
         for key in _MUST_AGREE:
-            if before.settings.get(key) != after.settings.get(key):
+            # What one of them does not say was measured by another command, from the same answers.
+            said = [stored.settings[key] for stored in (before, after) if key in stored.settings]
+            if len(said) == 2 and said[0] != said[1]:
                 raise InputError(
-                    f"{name} was run with {key} {before.settings.get(key)!r} in {self.before.folder} and with "
-                    f"{after.settings.get(key)!r} in {self.after.folder}; run both alike"
+                    f"{name} was run with {key} {said[0]!r} in {self.before.folder} and with {said[1]!r} in "
+                    f"{self.after.folder}; run both alike"
                 )
         one, other = join(before.table, after.table)
         if name == "stereoset" and self.trained:
