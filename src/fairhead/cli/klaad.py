@@ -147,7 +147,8 @@ def klaad_command(
         bool, _option("--keep-adapter", "With --lora: also save its matrices, in DIR/adapter.", _OUTPUT)
     ] = False,
     grid: Annotated[
-        str | None, _option("--grid", "YAML with many runs, or: ablations, study, weights. A folder each.", _OUTPUT, "FILE")
+        str | None,
+        _option("--grid", "YAML with many runs, or: ablations, study, weights. A folder each.", _OUTPUT, "FILE"),
     ] = None,
 ) -> None:
     """Train a causal language model with KLAAD, so that it attends alike to stereotypes and their opposites."""
@@ -230,7 +231,7 @@ def _show(records: "Mapping[str, TrainingRecord]", out: Path) -> None:
     console = Console()
     first = next(iter(records.values()))
     held = first.results["held_out"]
-    table = Table(box=box.SIMPLE_HEAD, title=f"Losses on {held['items']} items whose terms were held out")
+    table = Table(box=box.SIMPLE_HEAD)
     table.add_column("")
     for part in held["before"]:
         table.add_column(part, justify="right")
@@ -238,6 +239,7 @@ def _show(records: "Mapping[str, TrainingRecord]", out: Path) -> None:
         table.add_row("before", *(f"{value:.4g}" for value in held["before"].values()))
         for name, record in records.items():
             table.add_row(name or "after", *(f"{value:.4g}" for value in record.results["held_out"]["after"].values()))
+        console.print(f"Losses on {held['items']} items whose terms were held out:", highlight=False)
         console.print(table)
     for name, record in records.items():
         done = record.results

@@ -1,0 +1,177 @@
+"""`fairhead mitigate klaad` and `fairhead lm attention` as a user runs them, on a tiny model in a folder."""
+
+import json
+
+import pytest
+import torch
+import transformers as hf
+from language_models import ITEMS, build, tokenizer
+
+from fairhead.cli import main
+from fairhead.data.stereoset import GOLD_LABELS
+from fairhead.errors import InputError
+from fairhead.language.training_record import TrainingRecord
+from fairhead.mitigate.klaad import KLAAD
+from fairhead.mitigate.klaad_grid import GRIDS, method_for, read_grid
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    build("llama").save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    entries = [
+        {
+            "id": one.id,
+            "target": one.target,
+            "bias_type": "profession",
+            "context": one.context,
+            "sentences": [
+                {"sentence": text, "gold_label": label} for text, label in zip(one.texts, GOLD_LABELS, strict=True)
+            ],
+        }
+        for one in ITEMS
+    ]
+    (folder / "dev.json").write_text(json.dumps({"data": {"intrasentence": entries}}))
+    rows = [f'{i},"{one.texts[0]}","{one.texts[1]}",stereo,gender,[]' for i, one in enumerate(ITEMS * 4)]
+    header = ",sent_more,sent_less,stereo_antistereo,bias_type,annotations"
+    (folder / "crows_pairs_anonymized.csv").write_text("\n".join([header, *rows]))
+    return folder
+
+
+def klaad(model, data, out, *options):
+    base = ["--model", str(model), "--data", f"stereoset:{data}", "--out", str(out), "--held-out", "0.25"]
+    main(["mitigate", "klaad", *base, "--device", "cpu", "--batch-size", "2", *options])
+
+
+def failure(capsys, *arguments):
+    with pytest.raises(SystemExit) as stopped:
+        klaad(*arguments)
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("fairhead: error: ")
+    return error
+
+
+def test_a_run_leaves_a_model_that_is_scored_like_any_other(model, data, tmp_path, capsys):
+    out = tmp_path / "trained"
+    klaad(model, data, out, "--lr", "1e-2", "--epochs", "3", "--kl-weight", "0.5", "--layers=0,-1", "--pooling", "last")
+    said = capsys.readouterr()
+    assert "held out" in said.out
+    assert "klaad: 6 of 6" in said.err
+    record = TrainingRecord.read(out)
+    assert record.settings["layers"] == [0, -1]
+    assert record.settings["kl_weight"] == 0.5
+    assert record.settings["margin"] == 0.3  # of the family's preset
+    assert record.plan["learning_rate"] == 1e-2
+    assert len(record.training_targets) == 3
+    trained, fresh = (hf.AutoModelForCausalLM.from_pretrained(folder) for folder in (out, model))
+    assert not torch.equal(trained.lm_head.weight, fresh.lm_head.weight)
+    main(["lm", "stereoset", "--model", str(out), "--data", str(data), "--device", "cpu", "--json", "-"])
+    assert json.loads(capsys.readouterr().out)["n"] == 4
+    # The same again does nothing; another run does not overwrite it.
+    written = (out / "model.safetensors").stat().st_mtime_ns
+    klaad(model, data, out, "--lr", "1e-2", "--epochs", "3", "--kl-weight", "0.5", "--layers=0,-1", "--pooling", "last")
+    assert (out / "model.safetensors").stat().st_mtime_ns == written
+    assert "layers was [0, -1], now [-1]" in failure(capsys, model, data, out, "--lr", "1e-2", "--kl-weight", "0.5")
+
+
+def test_a_grid_trains_each_run_and_shows_them_side_by_side(model, data, tmp_path, capsys):
+    grid = tmp_path / "grid.yaml"
+    grid.write_text("runs:\n  all: {}\n  ce-only: {kl_weight: 0, triplet_weight: 0, learning_rate: 1e-3}\n")
+    out = tmp_path / "out"
+    klaad(model, data, out, "--grid", str(grid))
+    said = capsys.readouterr().out
+    assert "ce-only" in said
+    runs = json.loads((out / "grid.json").read_text())["runs"]
+    assert runs["ce-only"]["settings"]["kl_weight"] == 0
+    assert runs["ce-only"]["plan"]["learning_rate"] == 1e-3
+    # Parts that were not trained on are measured all the same.
+    assert runs["ce-only"]["held_out"]["after"].keys() == {"ce", "kl", "triplet"}
+    assert (out / "all" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--preset", "lama"), "there is no preset 'lama'"),
+        (("--layers", "9"), "layer 9 does not exist: the model has 3"),
+        (("--layers", "last"), "--layers is 'last'; expected numbers"),
+        (("--kl-weight=-1",), "none below 0"),
+        (("--lr", "0"), "learning_rate above 0"),
+        (("--keep-adapter",), "--keep-adapter needs --lora"),
+        (("--held-out", "1"), "held_out is a share"),
+        (("--bias-type", "age"), "no items of bias type 'age'"),
+        (("--grid", "nowhere.yaml"), "the grid nowhere.yaml cannot be read"),
+        (("--device", "tpu7"), "device 'tpu7' cannot be used"),
+    ],
+)
+def test_mistakes_are_one_line(model, data, tmp_path, capsys, options, message):
+    assert message in failure(capsys, model, data, tmp_path / "out", *options)
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_a_folder_that_holds_another_model_is_left_alone(model, data, capsys):
+    assert "was not trained here" in failure(capsys, model, data, model)
+
+
+def test_grids_that_come_along_can_be_read_and_make_sense():
+    for name in GRIDS:
+        runs = read_grid(name)
+        assert len({run.name for run in runs}) == len(runs)
+        for run in runs:
+            assert isinstance(method_for(None, run.loss)("llama"), KLAAD)
+    ablations = {run.name: method_for(None, run.loss)("gpt_neo") for run in read_grid("ablations")}
+    assert ablations["no-kl"] == KLAAD(0.5, 0, 0.25, 0.5)
+    assert len(read_grid("weights")) == 81
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("runs: {a: {kl_wieght: 1}}", "sets 'kl_wieght', unknown. Did you mean 'kl_weight'"),
+        ("runs: {a: 3}", "run a is 3; expected settings"),
+        ("runs: {../a: {}}", "cannot be the name of a folder"),
+        ("grid: {kl_weight: 1}", "kl_weight is 1; expected a list"),
+        ("- 1", "has no 'runs' and no 'grid'"),
+        ("a: [", "is not YAML"),
+    ],
+)
+def test_grids_that_make_no_sense(text, message, tmp_path):
+    (tmp_path / "grid.yaml").write_text(text)
+    with pytest.raises(InputError, match=message):
+        read_grid(tmp_path / "grid.yaml")
+
+
+def test_attention_gap_from_the_command_line(model, data, tmp_path, capsys):
+    base = ["lm", "attention", "--model", str(model), "--device", "cpu", "--n-boot", "50"]
+    page = tmp_path / "gap.html"
+    main([*base, "--data", f"crows:{data}", "--json", str(tmp_path / "figures.json"), "--html", str(page)])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "attention differs most on the words that differ in" in said
+    assert "is no proof of bias" in said
+    found = json.loads((tmp_path / "figures.json").read_text())
+    # One of the four only inserts words: there is no token that took another's place.
+    assert (found["n"], len(found["left_out"]["no token was replaced by another"])) == (12, 4)
+    assert [len(found["heads"]["value"]), len(found["heads"]["value"][0])] == [3, 4]
+    assert found["provenance"]["counts_start_token"] is True
+    text = page.read_text()
+    assert text.count('class="pair"') == 6
+    assert "http" not in text.replace("http-equiv", "")
+    main([*base, "--data", f"stereoset:{data}", "--layer", "0", "--no-start-token", "--json", "-"])
+    other = json.loads(capsys.readouterr().out)
+    assert (other["n"], other["layer"]) == (3, 0)
+    for options, message in (
+        (("--data", "dev.json"), "crows:PATH or stereoset:PATH is expected"),
+        (("--data", f"crows:{data}", "--layer", "5"), "layer 5 does not exist"),
+        (("--data", f"crows:{data}", "--json", str(tmp_path / "gap.json"), "--html", str(page)), "choose another name"),
+    ):
+        with pytest.raises(SystemExit):
+            main([*base, *options])
+        assert message in capsys.readouterr().err

@@ -1,0 +1,45 @@
+"""KLAAD and the attention gap on SmolLM2 and published sentences: a few steps, a few pairs."""
+
+import torch
+
+from fairhead.data.crows_pairs import read_crows_pairs
+from fairhead.language.attention_gap import EQUAL, evaluate, sentence_pairs
+from fairhead.language.attention_pairs import read_gaps
+from fairhead.language.load import load_model, load_scorer
+from fairhead.language.resampling import Resampling
+from fairhead.mitigate.klaad import KLAAD
+from fairhead.mitigate.language_trainer import LanguageTrainer
+from fairhead.mitigate.triplets import TripletData, targets
+from fairhead.mitigate.tuning import TuningPlan
+
+
+def test_a_few_steps_lower_the_divergence_of_attention(real_data, real_model):
+    model, tokenizer = load_model(real_model("smollm2-135m"), device="cpu", dtype="float32")
+    split = TripletData(f"stereoset:{real_data('stereoset')}").read()
+    # Sentences that go on after the words that differ: those are where attention can differ at all.
+    early = [one for one in split.train if one.kind == "intrasentence" and one.context.find("BLANK") < 12]
+    short = sorted(early, key=lambda one: len(one.context))[20:24]
+    only = KLAAD(ce_weight=0, kl_weight=1, triplet_weight=0)
+    run = LanguageTrainer(model, tokenizer, only, TuningPlan(epochs=3, batch_size=4, learning_rate=2e-5, warmup=0))
+    before = run.evaluate(short)
+    run.train(split._replace(train=tuple(short), held_out=()))
+    after = run.evaluate(short)
+    assert after["kl"] < 0.9 * before["kl"]
+    assert torch.isfinite(next(model.parameters())).all()
+
+
+def test_no_target_of_stereoset_is_in_both_parts(real_data):
+    split = TripletData(f"stereoset:{real_data('stereoset')}").read()
+    assert len(split.train) + len(split.held_out) == 4229
+    assert abs(len(split.held_out) / 4229 - 0.1) < 0.02
+    assert not set(targets(split.train)) & set(targets(split.held_out))
+
+
+def test_attention_parts_ways_on_the_words_that_differ_more_often_than_by_chance(real_data, real_model):
+    scorer = load_scorer(real_model("tinystories-15m"), device="cpu", dtype="float32")
+    pairs = sentence_pairs(read_crows_pairs(real_data("crows_pairs")))[:120]
+    gap = evaluate(read_gaps(scorer, pairs), resampling=Resampling(n_boot=200))
+    assert gap["above_chance"].low > 0
+    assert gap["above_chance", EQUAL].n > 30
+    assert gap.tests["above_chance"].p < 1e-6
+    assert gap.tests["gap_difference"].p_permutation < 0.01
