@@ -1,4 +1,4 @@
-"""Figures of pairs of texts before and after an edit, paired, with intervals. Needs no torch.
+"""Figures of pairs of texts before and after an edit, paired, with intervals. Needs no torch itself.
 
 Every figure is a function of sums over pairs, so replicates of the bootstrap (whole clusters are drawn) and of the
 permutation test (before and after change places in whole clusters) are matrix products.

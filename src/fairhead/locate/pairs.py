@@ -1,6 +1,6 @@
 """Benchmarks of stereotypes as pairs of texts: which is the stereotype, what is scored, which pairs belong together.
 
-Needs no torch. The log-odds of a pair are those that its benchmark defines: CrowS-Pairs compares sums of
+Needs no torch itself. The log-odds of a pair are those that its benchmark defines: CrowS-Pairs compares sums of
 log-probabilities, StereoSet means per token, and StereoSet counts every target term the same.
 """
 
