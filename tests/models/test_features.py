@@ -13,6 +13,7 @@ import torch
 import transformers
 
 from fairhead.errors import InputError, UnsupportedModel
+from fairhead.heads import find_sites
 from fairhead.mitigate import DAM, attach
 from fairhead.train import Examples, TrainingPlan, fit, predict
 from fairhead.train.cache import cached_array, key_of
@@ -109,6 +110,8 @@ def test_the_first_token_is_computed_alone_where_nothing_reads_the_others(build,
     hooks = [sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in net.modules()) for net in (rest, whole)]
     assert (hooks[0] > 0) == alone
     assert hooks[1] == 0
+    attention = [find_sites(net)[0].module for net in (rest, whole)]
+    assert ["forward" in vars(module) for module in attention] == [alone, False]
     if alone:
         assert tokens_seen(rest, features) == 1
     # The same losses and gradients, padding and all.

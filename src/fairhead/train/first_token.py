@@ -1,17 +1,20 @@
 """Computing the first token alone where nothing reads the others: most of the work of a last encoder layer.
 
-A classifier that reads the first token needs the keys and values of all tokens, but only the first one's query, output
-projection, feed-forward part and norms. Nothing of the model is written anew: hooks show its linear layers and norms
-one token, and sums with longer tensors broadcast, so that the first token is right and the others are never looked at.
-Whether that is so is tried out, not assumed.
+A classifier that reads the first token needs the keys and values of all tokens, but only the first one's query, row of
+attention, output projection, feed-forward part and norms. Nothing of the model is written anew: hooks show its linear
+layers and norms one token, and sums with longer tensors broadcast, so that the first token is right and the others are
+never looked at. Whether that is so is tried out, not assumed.
 """
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
 
 from fairhead.heads import find_sites
 
@@ -48,6 +51,8 @@ def first_token_only(model: nn.Module, run: Callable[[], Tensor]) -> bool:
                 if names[module].startswith("q") and isinstance(module, nn.Linear):
                     module.register_forward_pre_hook(_show_first_query)
                     module.register_forward_hook(_repeat_first)
+            attention: Any = site.module
+            attention.forward = functools.partial(_with_one_row, attention)
             cut = _logits_or_none(run)
     finally:
         model.train(was_training)
@@ -64,6 +69,8 @@ def all_tokens(model: nn.Module) -> None:
         for hooks in hook_lists:
             for number in [number for number, hook in hooks.items() if hook in _HOOKS]:
                 del hooks[number]
+        if getattr(vars(module).get("forward"), "func", None) is _with_one_row:
+            del module.forward  # the one of its class is there again
 
 
 def _show_first(module: nn.Module, args: tuple[Any, ...]) -> Any:
@@ -79,6 +86,26 @@ def _show_first_query(module: Any, args: tuple[Any, ...]) -> Any:
 def _repeat_first(module: Any, args: tuple[Any, ...], query: Tensor) -> Tensor:
     """[B, 1, D] to [B, T, D], a view: attention is called as ever, and its other rows are dropped after it."""
     return query.expand(-1, module._all_tokens, -1)
+
+
+def _with_one_row(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    with _OneRow():
+        return type(module).forward(module, *args, **kwargs)
+
+
+class _OneRow(TorchFunctionMode):
+    """Torch's attention for the first query alone; the others get its output, and nobody looks at them."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function is not scaled_dot_product_attention or kwargs.get("is_causal") or len(args) != 3:
+            return function(*args, **kwargs)
+        query, key, value = args
+        mask = kwargs.get("attn_mask")
+        if mask is not None and mask.shape[-2] > 1:
+            kwargs = {**kwargs, "attn_mask": mask[..., :1, :]}
+        rows = function(query[:, :, :1], key, value, **kwargs)
+        return rows.expand(-1, -1, query.shape[2], -1)
 
 
 _HOOKS = (_show_first, _show_first_query, _repeat_first)
