@@ -36,6 +36,25 @@ def test_the_divergence_falls_in_every_family(family):
     assert set(before) == {"ce", "kl", "triplet"}
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma-2"])
+def test_autocast_stays_near_32_bit(family):
+    exact, rounded = (
+        trainer(family, plan=TuningPlan(2, 2, 1e-3, precision=precision)).train(SPLIT).history
+        for precision in ("no", "bf16")
+    )
+    for name, value in exact[0].items():
+        assert rounded[0][name] == pytest.approx(value, rel=0.15, abs=1e-3), name
+
+
+def test_three_lines_do_it(tmp_path):
+    from fairhead.mitigate import KLAAD, LanguageTrainer
+
+    trainer = LanguageTrainer(build("qwen"), tokenizer(), KLAAD.preset("qwen"))
+    trainer.train(SPLIT)
+    trainer.save(tmp_path)
+    assert (tmp_path / "model.safetensors").is_file()
+
+
 def test_a_run_that_was_stopped_equals_one_that_was_not(tmp_path):
     whole = trainer()
     whole.train(SPLIT)

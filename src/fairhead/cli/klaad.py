@@ -155,7 +155,8 @@ def klaad_command(
     needed = ("torch", "transformers", "accelerate", *(("peft",) if lora is not None else ()))
     missing = [name for name in needed if find_spec(name) is None]
     if missing:
-        raise FairheadError(f'this needs {", ".join(missing)}, not installed here: pip install "fairhead[torch]" peft')
+        extra = "torch" if lora is None else "lora"
+        raise FairheadError(f'this needs {", ".join(missing)}, not installed here: pip install "fairhead[{extra}]"')
     if keep_adapter and lora is None:
         raise InputError("--keep-adapter needs --lora: without it there is no adapter")
     from dataclasses import replace

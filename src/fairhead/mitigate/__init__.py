@@ -8,8 +8,26 @@ from fairhead.mitigate.encoder_layer import EncoderLayer as EncoderLayer
 from fairhead.mitigate.job import Job as Job
 from fairhead.mitigate.job import Stage as Stage
 from fairhead.mitigate.job import Trained as Trained
+from fairhead.mitigate.klaad import KLAAD as KLAAD
+from fairhead.mitigate.language_trainer import LanguageTrainer as LanguageTrainer
 from fairhead.mitigate.registry import METHODS as METHODS
 from fairhead.mitigate.registry import method as method
 from fairhead.mitigate.registry import run as run
+from fairhead.mitigate.triplets import TripletData as TripletData
 
-__all__ = ["DAM", "METHODS", "EncoderLayer", "Job", "Stage", "Trained", "attach", "load", "method", "run", "save"]
+__all__ = [
+    "DAM",
+    "KLAAD",
+    "METHODS",
+    "EncoderLayer",
+    "Job",
+    "LanguageTrainer",
+    "Stage",
+    "Trained",
+    "TripletData",
+    "attach",
+    "load",
+    "method",
+    "run",
+    "save",
+]

@@ -111,7 +111,7 @@ def with_lora(model: nn.Module, plan: TuningPlan) -> nn.Module:
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
-        raise InputError("LoRA needs peft, not installed here: pip install peft, or train all weights") from None
+        raise InputError('LoRA needs peft, not installed here: pip install "fairhead[lora]"') from None
     torch.manual_seed(plan.seed)
     try:
         return get_peft_model(model, LoraConfig(r=plan.lora, lora_alpha=2 * plan.lora, task_type="CAUSAL_LM"))
