@@ -24,10 +24,10 @@ from fairhead.language.scores import Journal, Progress, Request, Score, Scores
 from fairhead.language.tokens import Encoded, Start, encode, start_token
 from fairhead.language.trial import Layout, reads_trees
 
-# Tokens a batch by default: enough to keep a processor or a GPU busy; a processor's cache should hold them.
-_BATCH_TOKENS = {"cpu": 384, "cuda": 16384}
+# Tokens a batch by default: enough to keep a processor or a GPU busy.
+_BATCH_TOKENS = {"cpu": 768, "cuda": 16384}
 # Tokens a row by default. Attention within a row costs its length squared, which a GPU minds less than many rows.
-_ROW_TOKENS = {"cpu": 64, "cuda": 256}
+_ROW_TOKENS = {"cpu": 96, "cuda": 256}
 # Entries of the logits of one batch: 256 MB in float32 on a processor, four times that elsewhere.
 _MAX_LOGITS = {"cpu": 1 << 26}
 
@@ -236,8 +236,9 @@ def _read(layout: Layout, rows: Sequence[Row]) -> list[NDArray[np.float64]]:
 
 
 def _log_sum_exp(logits: Tensor) -> Tensor:
-    """In float32, [P, V] → [P], some rows at a time: a copy of all logits would double the memory."""
-    return torch.cat([torch.logsumexp(part.float(), dim=-1) for part in logits.split(128)])
+    """In float32, [P, V] → [P], some rows at a time: as many as a processor's cache holds, or a GPU is busy with."""
+    rows = max(1, (1 << 18 if logits.device.type == "cpu" else 1 << 24) // logits.shape[-1])
+    return torch.cat([torch.logsumexp(part.float(), dim=-1) for part in logits.split(rows)])
 
 
 def _finite(values: NDArray[np.float64], name: str) -> NDArray[np.float64]:
