@@ -6,6 +6,7 @@ trainer.save("fairer-model")
 """
 
 import os
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
@@ -178,15 +179,22 @@ class LanguageTrainer:
         """
         if self.record is None:
             raise InputError("nothing has been trained yet: call train first")
+        if adapter and self.plan.lora is None:
+            raise InputError("there is no adapter to keep: all weights were trained (plan.lora is None)")
+        target = Path(folder)
+        beside = target / "saving"
+        shutil.rmtree(beside, ignore_errors=True)
         if adapter:
-            if self.plan.lora is None:
-                raise InputError("there is no adapter to keep: all weights were trained (plan.lora is None)")
-            self.model.save_pretrained(Path(folder) / "adapter")
+            self.model.save_pretrained(target / "adapter")
         self.model = merged(self.model)
-        self.model.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
-        self.record.write(folder)
-        remove_checkpoint(folder)
+        self.model.save_pretrained(beside)
+        self.tokenizer.save_pretrained(beside)
+        # Written beside, then moved: a run that is killed here leaves no half of a model that looks whole.
+        for file in beside.iterdir():
+            file.replace(target / file.name)
+        self.record.write(target)
+        beside.rmdir()
+        remove_checkpoint(target)
 
     def _prepared(self, items: Iterable[StereoSetItem]) -> Prepared[Any]:
         prepared: Prepared[Any] = self.method.prepare(items, self.tokenizer, context_length(self.model))
