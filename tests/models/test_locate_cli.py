@@ -267,3 +267,12 @@ def test_calibration_is_asked_for(clip, faces, capsys) -> None:
     options = [*common(faces), "--n-boot", "100", "--draws", "3", "--calibrate", "--json", "-"]
     main(["locate", "--model", str(clip), *options])
     assert "as often as it occurs" in json.loads(capsys.readouterr().out)["task"]["origin"]
+
+
+def test_heads_chosen_on_other_rows_are_noted(located, clip, faces, capsys) -> None:
+    options = [*common(faces), "--n-boot", "100", "--draws", "3", "--json", "-"]
+    ablate = ["ablate", "--model", str(clip), *options, "--from", str(located / "headmap.json")]
+    main(ablate)
+    assert not any("chosen on other rows" in note for note in json.loads(capsys.readouterr().out)["notes"])
+    main([*ablate, "--seed", "1"])
+    assert any("chosen on other rows" in note for note in json.loads(capsys.readouterr().out)["notes"])

@@ -1,8 +1,9 @@
 """`fairhead ablate`: edit named heads in a true forward pass, against random heads, and save the edited model."""
 
 import enum
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -36,6 +37,12 @@ EPILOG = """
 Each control set is a pass over the reporting half of the images, from the first edited layer on: choose `--draws` and
 `--limit` with that in mind.
 """
+
+
+_OTHER_HALF = (
+    "The heads were chosen on other rows than the choosing half of this run: some of those reported on here may have "
+    "been used for the choice. With the data, limit and seed of that run, the halves are the same."
+)
 
 
 class Edit(enum.StrEnum):
@@ -95,7 +102,7 @@ def ablate_command(
     """Edit heads, run the model again, and hold what changes against random heads."""
     check_output(json_path)
     check_numbers({"--limit": limit, "--draws": draws, "--n-boot": n_boot, "--batch-size": batch_size, "--seed": seed})
-    where = _heads(heads, chosen)
+    where, chosen_on = _heads(heads, chosen)
     if save is not None and kind is Edit.resample:
         raise InputError("--save cannot hold --kind resample, which needs other images; use mean, zero or project")
     need_torch()
@@ -108,7 +115,7 @@ def ablate_command(
         locate_in_pairs(context, pair_run, how, image_options, where)
         return
     from fairhead.locate.forward import edits_everywhere, with_forward
-    from fairhead.locate.plan import LocatePlan, halves_of
+    from fairhead.locate.plan import LocatePlan, half_sha256, halves_of
     from fairhead.locate.run import locate
     from fairhead.locate.scores import Head
     from fairhead.locate.session import Source
@@ -161,12 +168,21 @@ def ablate_command(
             tf32=tf32,
             progress=telling(told, int((~choosing).sum())),
         )
+    if chosen_on not in (None, half_sha256(session.evaluation, choosing)):
+        found = replace(found, notes=(*found.notes, _OTHER_HALF))
     finish(session, found, context, json_path, out, images)
     if save is not None:
         _save(session, everywhere, where, kind.value, save)
 
 
-def _heads(text: str | None, path: str | None) -> tuple[tuple[int, int], ...]:
+class _Named(NamedTuple):
+    """Heads to edit, and a hash of the rows that they were chosen on where that is known."""
+
+    heads: tuple[tuple[int, int], ...]
+    chosen_on: str | None
+
+
+def _heads(text: str | None, path: str | None) -> _Named:
     if (text is None) == (path is None):
         raise InputError("the heads to edit are named by --heads L11H1,L10H5 or by --from headmap.json, one of them")
     if text is not None:
@@ -175,7 +191,7 @@ def _heads(text: str | None, path: str | None) -> tuple[tuple[int, int], ...]:
         found = [re.fullmatch(r"\s*[Ll](\d+)[Hh](\d+)\s*", part) for part in text.split(",")]
         if not all(found):
             raise InputError(f"{text!r} does not name heads; write them as L11H4,L10H5 (layer and head from 0)")
-        return tuple((int(match[1]), int(match[2])) for match in found if match)
+        return _Named(tuple((int(match[1]), int(match[2])) for match in found if match), None)
     import json
 
     assert path is not None
@@ -186,7 +202,7 @@ def _heads(text: str | None, path: str | None) -> tuple[tuple[int, int], ...]:
         raise InputError(f"{path} is not a head map of fairhead locate: {error}") from None
     if not pairs:
         raise InputError(f"no head was chosen in {path}, so there is none to edit")
-    return pairs
+    return _Named(pairs, content.get("choosing_sha256"))
 
 
 def _save(session: Any, edits: Any, where: Any, kind: str, folder: Path) -> None:

@@ -43,6 +43,7 @@ class Evaluation:
         ids: [n], or None.
         clusters: rows with one number belong together, [n]; or None.
         noun: what the rows are, in words: "images" or "texts".
+        target: what the classes are of, in words: "age", "Smiling".
 
     Example:
         >>> labels, groups = np.array([0, 1, 1, 0]), np.array([1, 1, 0, 0])
@@ -60,6 +61,7 @@ class Evaluation:
     ids: NDArray[Any] | None = None
     clusters: NDArray[np.integer] | None = None
     noun: str = "images"
+    target: str = ""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -75,6 +77,7 @@ class Evaluation:
             None if self.ids is None else self.ids[rows],
             None if self.clusters is None else self.clusters[rows],
             self.noun,
+            self.target,
         )
 
     def records(self, logits: Array) -> Records:

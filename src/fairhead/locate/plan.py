@@ -1,5 +1,6 @@
 """How heads are chosen and tested: the options, and the two halves of the rows."""
 
+import hashlib
 from dataclasses import dataclass
 from typing import Literal
 
@@ -90,6 +91,20 @@ def halves_of(evaluation: Evaluation, seed: int = 0) -> NDArray[np.bool_]:
     choosing = halves(2 * evaluation.labels + evaluation.groups, evaluation.clusters, seed)
     check_halves(evaluation, choosing)
     return choosing
+
+
+def half_sha256(evaluation: Evaluation, choosing: NDArray[np.bool_]) -> str | None:
+    """A hash of who is in the choosing half, to tell later whether heads were chosen on it; None without ids.
+
+    Example:
+        >>> rows = Evaluation(np.zeros(3, int), ("no",), np.arange(3) % 2, ("f", "m"), "sex", np.array(["a", "b", "c"]))
+        >>> first, second = (half_sha256(rows, np.array(half)) for half in ([True, True, False], [True, False, True]))
+        >>> first == second
+        False
+    """
+    if evaluation.ids is None:
+        return None
+    return hashlib.sha256("\n".join(sorted(map(str, evaluation.ids[choosing]))).encode()).hexdigest()
 
 
 def check_halves(evaluation: Evaluation, choosing: NDArray[np.bool_]) -> None:

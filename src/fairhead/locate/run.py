@@ -56,6 +56,8 @@ class Located:
         choosing: rows of the choosing half, [n] bool.
         notes: what was left out, in sentences.
         chosen_here: whether the heads were chosen on the choosing half, or named by whoever asked.
+        noun: what the rows are.
+        target: what the classes are of.
 
     Example:
         >>> found = locate(features, evaluation, task, concept)  # doctest: +SKIP
@@ -80,6 +82,12 @@ class Located:
     notes: tuple[str, ...]
     chosen_here: bool = True
     noun: str = "images"
+    target: str = ""
+
+    @property
+    def evidence(self) -> str:
+        """The class whose evidence was looked at, in words: “yes” (Smiling)."""
+        return f"“{self.positive}” ({self.target})" if self.target else f"“{self.positive}”"
 
 
 def locate(
@@ -155,7 +163,7 @@ def locate(
     if heads is None and plan.rank == "gap" and not chooser[0].has_total:
         notes.append(
             "In the choosing half the gap of the evidence as a whole cannot be told from 0 "
-            f"({chooser[0].total:+.3f} logits, {chooser[0].total_low:+.3f} to {chooser[0].total_high:+.3f}): which "
+            f"({chooser[0].total:.3f} logits, {chooser[0].total_low:.3f} to {chooser[0].total_high:.3f}): which "
             "heads are on its side is uncertain."
         )
     reporting = ~choosing
@@ -177,7 +185,7 @@ def locate(
     if edits.shrinkage > 0.2:
         notes.append(
             f"{edits.n} {evaluation.noun} are few for heads of {edits.means.shape[-1]} dimensions: the covariances "
-            f"behind the projections were shrunk by up to {edits.shrinkage:.0%}."
+            f"behind the projections were shrunk by up to {100 * edits.shrinkage:.0f} %."
         )
     kept, judged = features.take(reporting), evaluation.take(reporting)
     studies: list[Study] = []
@@ -212,6 +220,7 @@ def locate(
         choosing=choosing,
         notes=tuple(notes),
         noun=evaluation.noun,
+        target=evaluation.target,
         chosen_here=heads is None,
     )
 

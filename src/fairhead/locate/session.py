@@ -319,6 +319,7 @@ def _rows(source: Source, prompts: Prompts) -> tuple[Dataset, Evaluation, NDArra
         poles=(first.name, second.name),
         group_by=prompts.name,
         ids=data.all.ids[rows],
+        target=source.task,
         clusters=None if cluster is None else np.asarray(cluster.codes)[rows],
     )
     return data, evaluation, rows, notes

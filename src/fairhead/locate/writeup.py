@@ -12,11 +12,12 @@ from fairhead import __version__
 from fairhead.audit.results import Difference
 from fairhead.data import Images
 from fairhead.locate.effects import Evaluation
+from fairhead.locate.plan import half_sha256
 from fairhead.locate.run import Located
 from fairhead.locate.scores import Head
 from fairhead.locate.studies import Study
 from fairhead.report.contract import SCHEMA as REPORT_SCHEMA
-from fairhead.report.wording import head_name, p_value
+from fairhead.report.wording import head_name, metric_name, p_value
 
 SCHEMA = "fairhead.headmap/1"
 _ALPHA = 0.05
@@ -41,6 +42,7 @@ def to_dict(located: Located, evaluation: Evaluation, provenance: Mapping[str, A
             "evidence_for": located.positive,
         },
         "n": {"choosing": int(located.choosing.sum()), "reporting": int((~located.choosing).sum())},
+        "choosing_sha256": half_sha256(evaluation, located.choosing),
         "selected": [list(head) for head in located.ranked],
         "gap": located.head_map.to_dict(),
         "other_terms": located.other_map.to_dict(),
@@ -98,15 +100,16 @@ def report_of(
         >>> from fairhead.report import write
         >>> write(report_of(located, evaluation, {"model": "clip"}), "report.html")  # doctest: +SKIP
     """
-    concept, positive = located.concept, located.positive
+    concept = located.concept
     first, second = concept.poles
+    sorts = f"sorts {located.noun} by {located.target}" if located.target else f"sorts {located.noun}"
     return {
         "schema": REPORT_SCHEMA,
-        "title": f"Heads that carry {concept.name}",
+        "title": f"Heads that carry {concept.name}" + (f" in {located.target}" if located.target else ""),
         "question": (
-            f"A model sorts {located.noun} into {', '.join(located.task.classes)} ({located.task.origin}). Which "
-            f"attention heads carry a difference between {first} and {second} in the evidence for “{positive}”, and "
-            "what happens to the gaps when those heads are changed? All attributes are perceived ones."
+            f"A model {sorts} into {', '.join(located.task.classes)} ({located.task.origin}). Which attention heads "
+            f"carry a difference between {first} and {second} in the evidence for {located.evidence}, and what "
+            "happens to the gaps when those heads are changed? All attributes are perceived ones."
         ),
         "verdict": verdict(located),
         "sections": _sections(located, evaluation, images, (*notes, *located.notes)),
@@ -119,15 +122,15 @@ def verdict(located: Located) -> list[dict[str, str]]:
     if not located.ranked:
         return [_line("unclear", "No head carries a part of the gap that can be told from chance.")]
     names = ", ".join(head_name(*head) for head in located.ranked)
-    best = located.ranked[0]
     auc = located.separation.auc
+    best = max(located.ranked, key=lambda head: abs(auc.value[head] - 0.5))
     chosen = f"were chosen on one half of the {located.noun}" if located.chosen_here else "were named"
     lines = [
         _line(
             "note",
             f"{len(located.ranked)} of {located.head_map.gap.size} heads ({names}) {chosen}. {_part(located)} "
-            f"{head_name(*best)} alone tells the groups apart along {located.concept.name} with an AUC of "
-            f"{auc.value[best]:.2f} ({auc.low[best]:.2f} to {auc.high[best]:.2f}).",
+            f"Along {located.concept.name}, {head_name(*best)} tells the groups apart best of them, with an AUC of "
+            f"{auc.value[best]:.2f} ({auc.low[best]:.2f} to {auc.high[best]:.2f}; 0.5 is not at all).",
         )
     ]
     lines += [_effect_line(study) for study in located.studies if study is located.studies[0] or study.way == "forward"]
@@ -137,17 +140,17 @@ def verdict(located: Located) -> list[dict[str, str]]:
 def _part(located: Located) -> str:
     """The chosen heads' part in the gap; as a share where the whole can be told from 0."""
     gap = located.head_map
-    whole = f"{gap.total:+.3f} logits, 95 % interval {gap.total_low:+.3f} to {gap.total_high:+.3f}"
+    whole = f"{_signed(gap.total)} logits, 95 % interval {_signed(gap.total_low)} to {_signed(gap.total_high)}"
     other = "the other half" if located.chosen_here else "the reporting half"
     part = sum(float(gap.gap[head]) for head in located.ranked)
     if gap.has_total:
         return (
             f"In {other} they make up {100 * part / gap.total:.0f} % of the gap in the evidence for "
-            f"“{located.positive}” ({whole})."
+            f"{located.evidence} ({whole})."
         )
     return (
-        f"In {other} they add {part:+.3f} logits to the gap in the evidence for “{located.positive}”, which as a whole "
-        f"cannot be told from 0 ({whole})."
+        f"In {other} they add {_signed(part)} logits to the gap in the evidence for {located.evidence}, which as a "
+        f"whole cannot be told from 0 ({whole})."
     )
 
 
@@ -161,11 +164,15 @@ def _effect_line(study: Study) -> dict[str, str]:
     names = {"cramers_v": "Cramér's V of prediction and group", "DP": "DP", "EOd": "EOd"}
     text = (
         f"{_words(study).capitalize()} changes {names[metric]} from {change.a:.3f} to {change.b:.3f} "
-        f"({_interval(change)}). Of {len(ablation.controls)} control sets of the same layers, "
+        f"({_interval(change)}, corrected p {_p(change.p_adjusted)}). "
+        f"Of {len(ablation.controls)} control sets of the same layers, "
         f"{round(ablation.percentile * len(ablation.controls))} lower it as much (p {_p(ablation.p_controls)})."
     )
     if ablation.accuracy is not None and ablation.accuracy.value is not None:
-        text += f" Accuracy changes by {100 * ablation.accuracy.value:+.1f} points ({_interval(ablation.accuracy)})."
+        text += (
+            f" Accuracy changes by {_signed(100 * ablation.accuracy.value, 1)} points "
+            f"({_interval(ablation.accuracy, 100, 1)})."
+        )
     clear = change.high is not None and change.high < 0 and (change.p_adjusted or 1) < _ALPHA
     special = ablation.p_controls <= _ALPHA
     cost = ablation.accuracy is not None and ablation.accuracy.high is not None and ablation.accuracy.high < 0
@@ -194,16 +201,18 @@ def _sections(
     located: Located, evaluation: Evaluation, images: Images | None, notes: tuple[str, ...]
 ) -> list[dict[str, Any]]:
     first, second = located.concept.poles
-    others = located.other_map
+    whole = located.head_map.total
+    of_heads, of_others = float(located.head_map.gap.sum()), float(located.other_map.gap.sum())
     rest = (
-        f"The whole gap is {located.head_map.total:+.3f} logits; all heads together make up "
-        f"{float(located.head_map.gap.sum()):+.3f} of it, the embedding and the MLPs {float(others.gap.sum()):+.3f}."
+        f"The whole gap is {_signed(whole)} logits: {_signed(of_heads)} from all heads together, {_signed(of_others)} "
+        f"from the embedding and the MLPs, {_signed(whole - of_heads - of_others)} from biases, which the norms scale "
+        "differently from row to row."
     )
     sections: list[dict[str, Any]] = [
         {"kind": "text", "title": "What was done", "text": _what_was_done(located, notes)},
         {
             "kind": "headmap",
-            "title": f"Each head's part in the gap of the evidence for “{located.positive}”",
+            "title": f"Each head's part in the gap of the evidence for {located.evidence}",
             "text": rest,
             **located.head_map.to_dict(),
         },
@@ -241,7 +250,7 @@ def _sections(
 def _study_sections(study: Study) -> list[dict[str, Any]]:
     title = _words(study).capitalize()
     sections: list[dict[str, Any]] = [
-        {"kind": "ablation", "title": f"{title}: {a.change.metric}", **a.to_dict()}
+        {"kind": "ablation", "title": f"{title}: {metric_name(a.change.metric)}", **a.to_dict()}
         for a in study.ablations
         if a.change.metric in _SHOWN
     ]
@@ -321,13 +330,20 @@ def _picture(images: Images, row: int) -> str:
     return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def _interval(change: Difference) -> str:
+def _interval(change: Difference, factor: float = 1, digits: int = 3) -> str:
     if change.low is None or change.high is None:
         return "no interval"
-    return f"95 % interval {change.low:+.3f} to {change.high:+.3f}"
+    low, high = (_signed(factor * end, digits) for end in (change.low, change.high))
+    return f"95 % interval {low} to {high}"
 
 
-def _p(p: float) -> str:
+def _signed(value: float, digits: int = 3) -> str:
+    return f"{value:+.{digits}f}".replace("-", "−")
+
+
+def _p(p: float | None) -> str:
+    if p is None:
+        return "unknown"
     return "< 0.001" if p < 0.001 else f"= {p:.3f}"
 
 
