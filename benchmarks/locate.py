@@ -1,6 +1,6 @@
 """What locating heads costs, each beside its peer in one run.
 
-    python benchmarks/locate.py [--device cuda] [--repeats 5] [--batch 32] [--rows 20000]
+    python benchmarks/locate.py [--device cuda] [--repeats 3] [--batch 32] [--rows 20000]
 
 Prints the throughput of taking all heads of CLIP B/16 apart as a share of the plain forward's, and its peak memory; how
 much faster TextSpan is on moments than on rows, and whether the texts are the same; and the time of scores and control
@@ -141,7 +141,7 @@ def scores_and_controls(rows: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--peak", choices=("plain", "apart"), help=argparse.SUPPRESS)

@@ -24,7 +24,9 @@ _ALPHA = 0.05
 _SHOWN = ("cramers_v", "DP", "EOd")
 STAND_IN = (
     "The text side here is a stand-in (a sentence encoder with a linear map), not the model's own text tower. What is "
-    "said about the heads of the image tower stands; nothing is said about the text tower."
+    "said about the heads of the image tower stands; nothing is said about the text tower. Among the texts of a head, "
+    "those of the attribute and the neutral ones have the stand-in's vectors, the others those of the table: trust the "
+    "p against neutral prompts."
 )
 
 
@@ -270,7 +272,8 @@ def _card(located: Located, head: Head, images: Images | None) -> dict[str, Any]
     gap, d, auc, coupled = located.head_map, located.separation.d, located.separation.auc, located.coupling
 
     def fact(name: str, value: float, low: float, high: float) -> dict[str, str]:
-        return {"name": name, "figure": f"{value:.2f}", "note": f"{low:.2f} to {high:.2f}"}
+        figure, *ends = (f"{x:.2f}".replace("-", "−") for x in (value, low, high))
+        return {"name": name, "figure": figure, "note": " to ".join(ends)}
 
     facts = [
         fact("Part in the gap, logits", gap.gap[head], gap.low[head], gap.high[head]),
