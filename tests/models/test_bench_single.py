@@ -128,9 +128,28 @@ def test_a_group_given_to_training_is_refused(faces, tmp_path):
     with pytest.raises(ValueError, match="race is what the model is to predict"):
         mitigate("erm", *given, "--data-option", "target=race", "--data-option", "groups=[race]", "--device", "cpu")
     with pytest.raises(ValueError, match="Did you mean 'dam'"):
-        mitigate("dma", *given)
+        mitigate("damm", *given)
     with pytest.raises(ValueError, match="takes key=value"):
         mitigate("dam", *given, "--option", "values")
+
+
+def test_the_last_good_epoch_of_a_run_that_diverged_is_kept(faces, tmp_path, monkeypatch):
+    # A learning rate that grows out of hand after the first epoch: NaN at some later step.
+    from fairhead.train import TrainingDiverged, loop
+
+    rate = loop.TrainingPlan.rate
+    monkeypatch.setattr(
+        loop.TrainingPlan, "rate", lambda self, step, steps: rate(self, step, steps) if step < 4 else 1e38
+    )
+    out = tmp_path / "out"
+    with pytest.raises(TrainingDiverged, match=r"at step 6 \(epoch 2 of 3\).* back at epoch 1.* kept in .*model"):
+        mitigate(
+            "dam", "--data", f"utkface:{faces}", *MODEL, "--epochs", 3, "--batch-size", 32, "--lr", 1e-2, "--out", out,
+            "--cache", tmp_path / "cache", "--device", "cpu",
+        )  # fmt: skip
+    model = load(out / "model")
+    assert all(tensor.isfinite().all() for tensor in model.state_dict().values())
+    assert not (out / "records.csv").exists()
 
 
 @pytest.mark.parametrize("command", ["bench", "mitigate"])

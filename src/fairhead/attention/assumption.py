@@ -161,7 +161,11 @@ class Assumption:
             said.append(
                 f"Gap in the logit, {_OPERATIONS[check.operation]}: the theory predicts {check.predicted:.3f}, these "
                 f"rows have {check.measured:.3f} ± {check.error:.3f}"
-                + (": the assumption does not hold closely enough to predict it." if off else ", as predicted.")
+                + (
+                    ": the assumption does not hold closely enough to predict it."
+                    if off
+                    else ", within three errors of it."
+                )
             )
         return said
 

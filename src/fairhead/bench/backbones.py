@@ -86,7 +86,11 @@ class Recipe:
             size = size.get("height") or size.get("shortest_edge")
         size = self.settings.get("image_size", size)
         if not isinstance(size, int):
-            raise InputError(f"{self.folder} does not say how large its pictures are; give the setting image_size")
+            family = _json(self.folder / "config.json").get("model_type", "unknown")
+            raise InputError(
+                f"{self.folder} is a {family} model and does not say how large its pictures are: give an encoder of "
+                "pictures (ViT, DINOv2, CLIP), or the setting image_size"
+            )
         half = [0.5] * 3
         return Pictures(size, tuple(wanted.get("image_mean", half)), tuple(wanted.get("image_std", half)))
 

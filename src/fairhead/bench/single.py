@@ -16,6 +16,7 @@ from fairhead.bench.tasks import tokenizer_of
 from fairhead.errors import InputError
 from fairhead.mitigate import attach, save
 from fairhead.mitigate.attach import method_of
+from fairhead.train import TrainingDiverged
 from fairhead.train.features import put_back
 
 
@@ -50,13 +51,20 @@ def mitigate(
 
     Raises:
         InputError: the folder cannot be written, or data, model or method cannot be had as asked for.
+        TrainingDiverged: the loss was not finite; `model/` has the last good epoch, if there was one.
     """
     out = Path(out)
     try:
         (out / "model").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot write to {str(out)!r}: {error.strerror}; give another folder") from error
-    done = run_cell(cell, device, cache, tell)
+    try:
+        done = run_cell(cell, device, cache, tell)
+    except TrainingDiverged as diverged:
+        if cell.backbone.train == "last_encoder" or not hasattr(diverged.model, "save_pretrained"):
+            raise
+        save(diverged.model, out / "model")
+        raise TrainingDiverged(f"{diverged}. That epoch is kept in {out / 'model'}") from None
     done.records.save(out / "records.csv")
     save_model(done, cell, out / "model")
     (out / "run.json").write_text(json.dumps(done.row, indent=1, default=str) + "\n", encoding="utf-8")

@@ -24,7 +24,13 @@ from fairhead.train.step import Loss, Recorded, Step, autocast, optimizer_of, re
 
 
 class TrainingDiverged(FairheadError):
-    """The loss became NaN or infinite; the model is back at its last good epoch."""
+    """The loss became NaN or infinite; the model is back at its last good epoch.
+
+    Attributes:
+        model: at that epoch; None where no epoch was finished.
+    """
+
+    model: nn.Module | None = None
 
 
 @dataclass(frozen=True)
@@ -223,11 +229,13 @@ def fit(
         if not finite.all():
             model.load_state_dict(kept)
             first = (number - 1) * len(losses) + int((~finite).nonzero()[0]) + 1
-            raise TrainingDiverged(
+            diverged = TrainingDiverged(
                 f"the loss was {epoch_losses[~finite][0].item()} at step {first} (epoch {number} of {plan.epochs}); "
                 f"the model is back at {f'epoch {best.number}' if best else 'its first weights'}. Check the inputs "
                 f"for NaN, or lower the learning rate (now {plan.learning_rate:g})"
             )
+            diverged.model = None if best is None else model
+            raise diverged
         predicted, truth = predicting(validation).argmax(-1), validation.labels.cpu()
         epoch = Epoch(
             number,
