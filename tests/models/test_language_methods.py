@@ -319,3 +319,19 @@ def test_a_folder_of_self_debiasing_is_read_with_its_settings_only_where_it_can_
     assert type(load_scorer(tmp_path, device="cpu").model).__name__ == "SelfDebiased"
     with pytest.raises(InputError, match="--start always is needed"):
         load_scorer(tmp_path, device="cpu", start="empty_prefix")
+
+
+@pytest.mark.parametrize("family", ["gpt-2", "gemma-2"])
+def test_an_output_layer_that_was_tied_is_read_back_as_its_own(family, tmp_path):
+    model = build(family)
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    axis = torch.nn.functional.normalize(torch.randn(1, 32, generator=torch.Generator().manual_seed(0)))
+    project_out(model, axis)
+    model.save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    again = load_scorer(tmp_path, device="cpu").model
+    ids = torch.tensor([[0, 3, 5]])
+    with torch.no_grad():
+        assert torch.equal(again(input_ids=ids).logits, model(input_ids=ids).logits)
+        assert float((again.get_output_embeddings().weight @ axis.T).abs().max()) < 1e-5
+        assert float((again.get_input_embeddings().weight @ axis.T).abs().max()) > 0.1

@@ -129,34 +129,46 @@ class _Tree:
         return Row(np.concatenate(self._tokens), depth, parent, end, tuple(self._paths))
 
 
-def batches(rows: Sequence[Row], batch_tokens: int, max_scored: int) -> list[list[int]]:
+def batches(rows: Sequence[Row], batch_tokens: int, max_scored: int, overhead: int = 16) -> list[list[int]]:
     """Group rows of similar length; padded, a batch has at most `batch_tokens` tokens unless one row alone has more.
 
-    Tokens that nothing is predicted from, the last of each sequence, are not read and do not count.
+    Tokens that nothing is predicted from, the last of each sequence, are not read and do not count. Of all ways to part
+    the rows, sorted by length, the one with the least padding and the fewest batches is taken.
 
     Args:
         rows: the rows.
         batch_tokens: bound of rows × longest row.
         max_scored: bound of the tokens whose next-token distribution a batch needs.
+        overhead: what a batch costs whatever its size, in tokens.
 
     Example:
         >>> rows = pack([TokenSequence([0] * n, 1) for n in (9, 3, 8, 2)], row_tokens=1, share=False)
         >>> [[len(rows[i].tokens) for i in batch] for batch in batches(rows, 16, 1000)]
         [[9, 8], [3, 2]]
     """
-    lengths = [int(np.count_nonzero(followed(row))) for row in rows]
+    lengths = np.array([np.count_nonzero(followed(row)) for row in rows], dtype=np.int64)
     # The longest first: if memory is too small for them, that shows at once.
-    order = sorted(range(len(rows)), key=lambda i: -lengths[i])
+    order = np.argsort(-lengths, kind="stable")
+    lengths = lengths[order]
+    scored = np.cumsum([0, *(predicting(rows[i]).at.size for i in order)])
+    # The least cost of the rows up to each, and where its last batch begins.
+    cost, begins = np.zeros(len(rows) + 1), np.zeros(len(rows) + 1, dtype=np.int64)
+    for end in range(1, len(rows) + 1):
+        first = max(0, end - max(1, batch_tokens // int(lengths[end - 1])))
+        first = min(end - 1, max(first, int(np.searchsorted(scored, scored[end] - max_scored))))
+        starts = np.arange(first, end)
+        padded = (end - starts) * lengths[first:end]
+        fits = padded <= batch_tokens
+        fits[-1] = True
+        total = np.where(fits, cost[first:end] + padded + overhead, np.inf)
+        begins[end] = first + int(np.argmin(total))
+        cost[end] = total.min()
     found: list[list[int]] = []
-    longest = scored = 0
-    for i in order:
-        needed = predicting(rows[i])[0].size
-        if not found or (len(found[-1]) + 1) * longest > batch_tokens or scored + needed > max_scored:
-            found.append([])
-            longest, scored = lengths[i], 0
-        found[-1].append(i)
-        scored += needed
-    return found
+    end = len(rows)
+    while end > 0:
+        found.append(order[begins[end] : end].tolist())
+        end = int(begins[end])
+    return found[::-1]
 
 
 def followed(row: Row) -> NDArray[np.bool_]:

@@ -213,7 +213,9 @@ class Scorer:
         for members, tree in ((packable, True), (plain, False)):
             rows = pack([sequences[i] for i in members], row_tokens, share=tree, longest=self._window)
             layout = Layout(self.model, tree)
-            for batch in batches(rows, self.batch_tokens, max_scored):
+            # To a GPU another batch costs as much as a full one; to a processor little.
+            overhead = 16 if torch.device(self.device or "cpu").type == "cpu" else self.batch_tokens
+            for batch in batches(rows, self.batch_tokens, max_scored, overhead):
                 yield Planned(layout, tuple(rows[i] for i in batch), members)
 
 
