@@ -73,5 +73,8 @@ def test_what_cannot_be_known_is_said():
     assert verdict([a_line("erm", seeds=(0,))], "erm").startswith(f"{START} One seed:")
     assert verdict([a_line("erm", undefined="too few")], "erm") == "No gap is defined: too few rows in a group."
     assert verdict([a_line("dam", (0.0, 1.0))], "erm") == "erm has no result: nothing to compare with."
+    assert verdict([ERM, a_line("dam")], "erm").endswith(
+        "No other method shares two seeds with erm yet: nothing to compare."
+    )
     lines = [a_line("erm", undefined="b has 7 rows"), a_line("dam", accuracy=(0.0, 1.0), undefined="b has 7 rows")]
     assert finding(lines, "EOd", "erm") == "EOd: undefined (b has 7 rows)."

@@ -28,6 +28,8 @@ def verdict(lines: Sequence[Line], baseline: str) -> str:
     if len(plain.seeds) < 2:
         return f"{said[0]} One seed: what training adds by chance is not known, so that nothing can be told from noise."
     tested = [line for line in lines if _p(line, gap) is not None]
+    if not tested:
+        said.append(f"No other method shares two seeds with {baseline} yet: nothing to compare.")
     free, references = ([line for line in tested if line.uses_groups is uses] for uses in (False, True))
     for better, word in ((True, "smaller"), (False, "larger")):
         told = [line for line in free if _told(line, gap) and is_better(gap, _change(line, gap)) is better]
