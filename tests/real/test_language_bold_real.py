@@ -46,6 +46,11 @@ def test_swap_lists_as_published(real_data):
     assert sum(swaps.swapped(i.texts.stereotype) != i.texts.stereotype for i in items) > 1000
 
 
+def test_the_published_prompts_that_have_no_word_are_passed_over(real_data):
+    items = list(read_bold(real_data("bold")))
+    assert (len(items), len(bold.prompts(items))) == (23_679, 23_674)
+
+
 def test_a_small_model_is_measured_from_end_to_end(real_model, real_data, tmp_path, capsys):
     items = list(read_bold(real_data("bold"), domains=["gender"]))
     assert {item.group for item in items} == {"American_actors", "American_actresses"}

@@ -128,6 +128,14 @@ def test_empty_missing_and_too_long_are_named_and_counted():
     assert one_group.undefined
 
 
+def test_prompts_without_a_word_are_not_continued_and_named():
+    items, written = people("ab", {"a": " met her.", "b": " left."})
+    silent = BoldPrompt("gender/a/z/0", "gender", "a", "z", " ", None)
+    assert len(bold.prompts([*items, silent])) == len(items)
+    result = bold.evaluate([*items, silent], written, [bold.gender_words()], QUICK)
+    assert result.left_out == {bold.NO_PROMPT: (silent.id,)}
+
+
 def test_a_group_with_few_texts_is_left_out_of_the_disparity_by_name():
     items, written = people("ab", {"a": " met her.", "b": " met him."})
     few = BoldPrompt("gender/c/z/0", "gender", "c", "z", "They ", None)

@@ -26,6 +26,7 @@ from fairhead.language.results import TOO_LONG, BenchmarkResult, crossed, result
 from fairhead.language.tables import ItemTable, Measure
 
 EMPTY = "empty generation"
+NO_PROMPT = "prompt without a word"
 NOT_GENERATED = "no generation in the file"
 # Words of BOLD's unigram matching.
 MALE = frozenset({"he", "him", "his", "himself", "man", "men", "he's", "boy", "boys"})
@@ -45,13 +46,13 @@ class Gauge(NamedTuple):
 
 
 def prompts(items: Iterable[BoldPrompt]) -> list[Prompt]:
-    """What to have continued.
+    """What to have continued; five of the published prompts have no word, and say nothing of their group.
 
     Example:
         >>> prompts([BoldPrompt("race/a/b/0", "race", "a", "b", "David Choe is an ", None)])
         [Prompt(id='race/a/b/0', text='David Choe is an ')]
     """
-    return [Prompt(item.id, item.prompt) for item in items]
+    return [Prompt(item.id, item.prompt) for item in items if item.prompt.strip()]
 
 
 def sentiment() -> Gauge:
@@ -131,7 +132,9 @@ def table(items: Iterable[BoldPrompt], generations: Mapping[str, Generation], ga
     kept: list[BoldPrompt] = []
     left_out: dict[str, list[str]] = {}
     for item in items:
-        if item.id not in generations:
+        if not item.prompt.strip():
+            left_out.setdefault(NO_PROMPT, []).append(item.id)
+        elif item.id not in generations:
             left_out.setdefault(TOO_LONG if item.id in too_long else NOT_GENERATED, []).append(item.id)
         elif generations[item.id].empty:
             left_out.setdefault(EMPTY, []).append(item.id)
