@@ -107,7 +107,7 @@ def report_of(
     sorts = f"sorts {located.noun} by {located.target}" if located.target else f"sorts {located.noun}"
     return {
         "schema": REPORT_SCHEMA,
-        "title": f"Heads that carry {concept.name}" + (f" in {located.target}" if located.target else ""),
+        "title": f"Heads that carry {concept.name}" + (f" in the task “{located.target}”" if located.target else ""),
         "question": (
             f"A model {sorts} into {', '.join(located.task.classes)} ({located.task.origin}). Which attention heads "
             f"carry a difference between {first} and {second} in the evidence for {located.evidence}, and what "
@@ -341,7 +341,8 @@ def _interval(change: Difference, factor: float = 1, digits: int = 3) -> str:
 
 
 def _signed(value: float, digits: int = 3) -> str:
-    return f"{value:+.{digits}f}".replace("-", "−")
+    text = f"{value:+.{digits}f}"
+    return text.replace("-", "−") if float(text) else text[1:]
 
 
 def _p(p: float | None) -> str:
