@@ -102,7 +102,8 @@ def compare(
     harnesses: dict[int, Callable[[Sequence[Request]], list[float]]],
     arguments: argparse.Namespace,
 ) -> None:
-    ours = [scorer.score(requests)[r.id].logprob for r in requests]
+    scores = scorer.score(requests)
+    ours = [scores[r.id].logprob for r in requests]
     theirs = next(iter(harnesses.values()))(requests)
     apart = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
     variants: dict[str, Callable[[], object]] = {"fairhead": partial(scorer.score, requests)}
@@ -113,7 +114,7 @@ def compare(
     for variant, median in seconds.items():
         print(f"{name:12s} {variant:20s} {len(requests) / median:9.1f} texts/s")
     ratio = min(s for variant, s in seconds.items() if variant != "fairhead") / seconds["fairhead"]
-    print(f"{name:12s} {ratio:.1f} times the harness (wanted: {wanted}); log-likelihoods differ by at most {apart:.1e}")
+    print(f"{name:12s} {ratio:.2f} times the harness (wanted: {wanted}); log-likelihoods differ by at most {apart:.1e}")
 
 
 if __name__ == "__main__":
