@@ -130,7 +130,7 @@ def scores_and_controls(rows: int) -> None:
     apart = separation(parts[..., 1], groups, labels)
     coupling(parts[..., 1], parts[..., 0], labels)
     scored = time.perf_counter()
-    chosen = top_heads(np.abs(apart.d.value), apart.d.p_adjusted, 4, per_layer=3)
+    chosen = top_heads(np.abs(apart.d.value), np.zeros((LAYERS, HEADS)), 4, per_layer=3)  # four, whatever their p
     effect = DirectEffect.of(features, task, HeadEdits.learn(features, groups, labels))
     controls = layer_matched(chosen, HEADS, draws=200)
     tables = np.stack([evaluation.counts(logits) for logits in effect([(), chosen, *controls.sets])])

@@ -14,7 +14,7 @@ from sklearn.covariance import OAS
 import fairhead
 from fairhead.audit.tables import table_metrics
 from fairhead.errors import InputError, UnsupportedModel
-from fairhead.locate import Decomposer, Head, collect, norm_matched
+from fairhead.locate import Decomposer, Head, collect, layer_matched, norm_matched
 from fairhead.locate.edits import HeadEdits
 from fairhead.locate.effects import MEASURED, DirectEffect, Evaluation, accuracy_by_cell, compared, curves
 from fairhead.locate.passes import ForwardPasses
@@ -291,3 +291,11 @@ def test_passes_that_start_late_are_passes_in_full(name, tokens, images) -> None
     assert len(calls) == 1  # one sweep for all sets, and none for those that are known
     assert told == [6, 12]
     assert not any("forward" in vars(module) for module in model.modules())
+
+
+@pytest.mark.parametrize(("draws", "expected"), [(500, 495), (300, 495), (200, 200), (3, 3)])
+def test_all_controls_are_taken_unless_they_are_many(draws, expected) -> None:
+    selected = [(0, 0), (0, 1), (0, 2), (0, 3)]  # 12 other heads of the layer: 495 sets of four
+    controls = layer_matched(selected, 16, draws=draws)
+    assert len(set(controls.sets)) == len(controls.sets) == expected
+    assert controls.exhaustive == (expected == 495)

@@ -27,7 +27,7 @@ class Controls:
 
 
 def layer_matched(
-    selected: Sequence[Head], n_heads: int, *, draws: int = 200, all_up_to: int = 400, seed: int = 0
+    selected: Sequence[Head], n_heads: int, *, draws: int = 200, all_up_to: int | None = None, seed: int = 0
 ) -> Controls:
     """Head sets with as many heads of each layer as `selected` has, leaving those out.
 
@@ -35,7 +35,7 @@ def layer_matched(
         selected: the chosen heads.
         n_heads: heads in a layer.
         draws: how many different sets to draw when there are too many.
-        all_up_to: take all sets when there are no more than this.
+        all_up_to: take all sets when there are no more than this; None for twice the draws.
         seed: of the draw.
 
     Raises:
@@ -58,7 +58,7 @@ def layer_matched(
                 "few to draw controls from: select fewer heads of one layer"
             )
     layers = sorted(taken)
-    if math.prod(math.comb(len(free[layer]), taken[layer]) for layer in layers) <= all_up_to:
+    if math.prod(math.comb(len(free[layer]), taken[layer]) for layer in layers) <= _few_enough(draws, all_up_to):
         choices = product(*(combinations(free[layer], taken[layer]) for layer in layers))
         return Controls(tuple(_flatten(layers, choice) for choice in choices), exhaustive=True)
     rng = np.random.default_rng(seed)
@@ -75,7 +75,7 @@ def norm_matched(
     *,
     neighbours: int = 12,
     draws: int = 200,
-    all_up_to: int = 400,
+    all_up_to: int | None = None,
     seed: int = 0,
 ) -> Controls:
     """Head sets in which each chosen head is replaced by one that writes about as much, of whatever layer.
@@ -85,7 +85,7 @@ def norm_matched(
         norms: how much each head writes: the mean length of its centred term, [layers, heads].
         neighbours: how many heads nearest in (the logarithm of) that length each may be replaced by.
         draws: how many different sets to draw when there are too many.
-        all_up_to: take all sets when there are no more than this.
+        all_up_to: take all sets when there are no more than this; None for twice the draws.
         seed: of the draw.
 
     Example:
@@ -108,7 +108,7 @@ def norm_matched(
         ]
         for head in selected
     ]
-    if math.prod(map(len, near)) <= all_up_to:
+    if math.prod(map(len, near)) <= _few_enough(draws, all_up_to):
         every = dict.fromkeys(tuple(sorted(choice)) for choice in product(*near) if len(set(choice)) == len(choice))
         return Controls(tuple(every), exhaustive=True)
     rng = np.random.default_rng(seed)
@@ -120,6 +120,11 @@ def norm_matched(
         if len(drawn) == draws:
             break
     return Controls(tuple(drawn), exhaustive=False)
+
+
+def _few_enough(draws: int, all_up_to: int | None) -> int:
+    """How many sets are all taken: at least as many as would be drawn, or drawing different ones might never end."""
+    return 2 * draws if all_up_to is None else max(draws, all_up_to)
 
 
 def _flatten(layers: Sequence[int], choice: Sequence[Sequence[int]]) -> tuple[Head, ...]:
