@@ -27,7 +27,7 @@ from fairhead.language.trial import Layout, reads_trees
 # Tokens a batch by default: enough to keep a processor or a GPU busy.
 _BATCH_TOKENS = {"cpu": 768, "cuda": 16384}
 # Tokens a row by default. Attention within a row costs its length squared, which a GPU minds less than many rows.
-_ROW_TOKENS = {"cpu": 96, "cuda": 256}
+_ROW_TOKENS = {"cpu": 128, "cuda": 256}
 # Entries of the logits of one batch: 256 MB in float32 on a processor, four times that elsewhere.
 _MAX_LOGITS = {"cpu": 1 << 26}
 
