@@ -39,8 +39,7 @@ class KD:
     def __post_init__(self) -> None:
         if not 0 <= self.share <= 1 or self.temperature <= 0:
             raise InputError(
-                "KD needs a share between 0 and 1 and a temperature above 0; "
-                f"found {self.share} and {self.temperature}"
+                f"KD needs a share between 0 and 1 and a temperature above 0; found {self.share} and {self.temperature}"
             )
         if self.teacher is not None and self.build_teacher is not None:
             raise InputError("KD has one teacher: give its name (teacher) or what builds it (build_teacher)")
