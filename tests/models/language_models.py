@@ -1,5 +1,7 @@
 """Tiny random causal language models of the families that KLAAD serves, and triplets that they can read."""
 
+import copy
+
 import torch
 import transformers as hf
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -53,7 +55,8 @@ WIDE = {
 def build(family, implementation=None, scale=4.0, wide=False):
     """Weights larger than those of a fresh model, so that its attention is not even; `wide`: windows play no part."""
     torch.manual_seed(0)
-    config = WIDE.get(family, FAMILIES[family]) if wide else FAMILIES[family]
+    # A copy: a model holds on to its configuration, and some methods change it.
+    config = copy.deepcopy(WIDE.get(family, FAMILIES[family]) if wide else FAMILIES[family])
     # Gemma-2 and GPT-Neo have eager attention only.
     chosen = {} if family in ("gemma-2", "gpt-neo") else {"attn_implementation": implementation or "sdpa"}
     model = hf.AutoModelForCausalLM.from_config(config, **chosen).eval()
