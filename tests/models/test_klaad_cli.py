@@ -1,6 +1,7 @@
 """`fairhead mitigate klaad` and `fairhead lm attention` as a user runs them, on a tiny model in a folder."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -80,6 +81,10 @@ def test_a_run_leaves_a_model_that_is_scored_like_any_other(model, data, tmp_pat
     klaad(model, data, out, "--lr", "1e-2", "--epochs", "3", "--kl-weight", "0.5", "--layers=0,-1", "--pooling", "last")
     assert (out / "model.safetensors").stat().st_mtime_ns == written
     assert "layers was [0, -1], now [-1]" in failure(capsys, model, data, out, "--lr", "1e-2", "--kl-weight", "0.5")
+    again = ("--lr", "1e-2", "--epochs", "3", "--kl-weight", "0.5", "--layers=0,-1", "--pooling", "last")
+    other = tmp_path / "other"
+    shutil.copytree(model, other)
+    assert f"base was '{model}', now '{other}'" in failure(capsys, other, data, out, *again)
 
 
 def test_a_grid_trains_each_run_and_shows_them_side_by_side(model, data, tmp_path, capsys):

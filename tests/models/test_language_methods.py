@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,9 +12,12 @@ from language_models import FAMILIES, ITEMS, VOCABULARY, build, tokenizer
 from fairhead.cli import main
 from fairhead.data.stereoset import StereoSetItem, Triplet, TripletSplit
 from fairhead.errors import InputError
-from fairhead.language import Request, load_scorer
+from fairhead.language import Request, entropy, load_scorer
+from fairhead.language.attention_gap import SentencePair
+from fairhead.language.attention_pairs import read_gaps
 from fairhead.language.generation import generate
 from fairhead.language.generations import Prompt, Sampling
+from fairhead.language.perplexity import Document
 from fairhead.language.scorer import Scorer
 from fairhead.language.swaps import read_swaps
 from fairhead.mitigate.bias_unlearn import BiasUnlearn
@@ -224,7 +228,21 @@ def test_self_debiased_scores_equal_two_readings_by_hand(family):
             assert value == pytest.approx(float(by_hand(model, words, PREFIXES, ids)[token].log()), abs=1e-3)
             ids.append(token)
     assert any(abs(found[r.id].logprob - plain[r.id].logprob) > 0.01 for r in requests)
-    assert scorer.settings()["weights"] != Scorer(model, words).settings()["weights"]
+    digests = [
+        replace(SELF, **other).attach(model, words) for other in ({}, {"decay": 49.0}, {"bias_types": ("cold",)})
+    ]
+    digests = [Scorer(one, words).settings()["weights"] for one in (*digests, model)]
+    assert len(set(digests)) == 4  # no journal takes scores of one for those of another
+    assert digests[0] == scorer.settings()["weights"]
+
+
+def test_attention_under_self_debiasing_is_that_of_the_text_alone():
+    model, words = build("llama"), tokenizer()
+    pairs = [SentencePair("0", "the nurse was kind .", "the nurse was rude .", (), "0")]
+    documents = [Document("d", "the old nurse said that she was kind .")]
+    plain, changed = Scorer(model, words), Scorer(SELF.attach(model, words), words)
+    assert np.array_equal(read_gaps(plain, pairs).on, read_gaps(changed, pairs).on)
+    assert np.array_equal(entropy.table(plain, documents).values, entropy.table(changed, documents).values)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt-2"])

@@ -126,6 +126,21 @@ def test_what_is_undefined_says_why():
     assert corrected([few, one])[0].p_adjusted is None
 
 
+def test_a_figure_that_its_interval_alone_would_tell_says_why_it_is_not():
+    def moved(clusters, p):
+        return Change("b", "m", None, 0.5, 0.6, 0.1, 0.05, 0.15, 100, clusters, p=p, mde=0.04)
+
+    # Of 8 clusters no swap is rarer than 2 in 256, which among 63 figures is nothing; among 6 it would be something.
+    many = corrected([moved(8, 2 / 256), moved(100, 0.01), moved(100, 0.3), *[moved(100, 0.9)] * 60])
+    assert [c.outcome for c in many[:3]] == ["cannot be told apart"] * 3
+    assert (many[0].note, many[0].mde) == ("only 8 clusters: too few to show any change among 63 figures", None)
+    assert many[1].note == "its own interval leaves out 0, but not beyond chance among 63 figures"
+    assert many[2].note == "its own interval leaves out 0, but its p is not below 0.05"
+    assert [c.mde for c in many[1:3]] == [0.04, 0.04]
+    few = corrected([moved(8, 2 / 256), *[moved(100, 0.9)] * 5])[0]
+    assert (few.outcome, few.note, few.mde) == ("changed", None, 0.04)
+
+
 def test_items_are_joined_on_their_ids():
     first, second = tables([1, 2, 3], [4, 5, 6])
     a, b = join(first, second.take([2, 0]))

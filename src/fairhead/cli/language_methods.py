@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fairhead.cli.klaad import Precision
-from fairhead.errors import FairheadError, InputError
+from fairhead.errors import FairheadError
 
 if TYPE_CHECKING:
     from fairhead.language.training_record import TrainingRecord
@@ -173,7 +173,8 @@ def _require(lora: int | None) -> None:
     needed = ("torch", "transformers", "accelerate", *(("peft",) if lora is not None else ()))
     missing = [name for name in needed if find_spec(name) is None]
     if missing:
-        raise FairheadError(f'this needs {", ".join(missing)}, not installed here: pip install "fairhead[torch]" peft')
+        extra = "torch" if lora is None else "lora"
+        raise FairheadError(f'this needs {", ".join(missing)}, not installed here: pip install "fairhead[{extra}]"')
     from transformers.utils import logging
 
     logging.set_verbosity_error()
@@ -183,8 +184,6 @@ def _require(lora: int | None) -> None:
 def _triplets(data: str, held_out: float, split_seed: int, limit: int | None) -> Any:
     from fairhead.mitigate.triplets import TripletData
 
-    if limit is not None and limit < 1:
-        raise InputError(f"--limit is {limit}; at least 1 is expected")
     return TripletData(data, held_out, split_seed, None, limit)
 
 

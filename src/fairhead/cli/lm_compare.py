@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 EPILOG = """
 Every figure is paired: the models answered the same items, and whole clusters of items (templates, terms, occupations,
 pages) are drawn together. *better* and *worse* are about the distance to an even model, need an interval that leaves
-out 0, and p < 0.05 after Holm's correction over all runs; otherwise two models *cannot be told apart*, and the smallest
-difference that would have been seen is given. StereoSet is scored on terms that none of the models was trained on.
+out 0, and p < 0.05 after Holm's correction over all figures of all runs; otherwise two models *cannot be told apart*,
+and the smallest difference that the figure alone would have shown is given (none where there are too few clusters). StereoSet is scored on terms that none of the models was trained on.
 
 **Examples**
 
@@ -141,6 +141,9 @@ def _show(found: "BeforeAfter") -> None:
         if run.missing:
             console.print(f"[dim]Only one of the two has {', '.join(run.missing)}[/]", highlight=False)
     console.print("[dim]✓ better, ! worse, ~ changed but neither, ? cannot be told apart[/]", highlight=False)
+    family = sum(change.p is not None for run in found.runs for change in run.headlines)
+    alone = f"Interval and what would be seen are of a figure alone; ✓, ! and ~ also need p < 0.05 among all {family}."
+    console.print(f"[dim]{alone}[/]", highlight=False)
     held_out = f"StereoSet without {len(found.left_out_targets)} terms that were trained on. "
     held_out = held_out if found.left_out_targets else ""
     console.print(f"[dim]{held_out}p-values and the spill-over matrix: --html, --json, --markdown[/]", highlight=False)

@@ -67,7 +67,7 @@ def read_gaps(
     found, left_out = _comparable(scorer, pairs, start_token)
     order = sorted(found, key=lambda i: max(len(found[i].first), len(found[i].second)))
     gaps: dict[int, list[_Gaps]] = {}
-    model: Any = scorer.model
+    model = scorer.attending
     was_training = model.training
     model.eval()
     try:

@@ -99,6 +99,9 @@ def verdict(found: BeforeAfter) -> list[dict[str, str]]:
         if run.unpaired:
             named_ones = ", ".join(f"{title(name)} {count(n)}" for name, n in run.unpaired.items())
             lines.append(_line("note", f"{run.name}: items that only one run has take no part ({named_ones})."))
+    blind = [c for run in found.runs for c in run.headlines if c.value is not None and c.mde is None and c.note]
+    for text in dict.fromkeys(f"{_where(found, c)}: {c.note}." for c in blind):
+        lines.append(_line("note", text))
     precisions = {str(made.get("dtype")) for made in found.provenance.get("runs", {}).values()}
     if len(precisions) > 1:
         text = f"The runs differ in precision ({', '.join(sorted(precisions))}): small changes may be its doing."
@@ -354,6 +357,7 @@ def _row(found: BeforeAfter, run: Run, change: Change) -> str:
         return _cells(what, run.name, "", "", "", "", "", f"undefined: {change.undefined}")
     made = written(as_figures(change))
     outcome = change.outcome if change.outcome == "cannot be told apart" else f"**{change.outcome}**"
+    outcome += f" ({change.note})" if change.note else ""
     moved = f"{made.difference} ({made.interval})"
     figures = (made.before, made.after, moved, made.detectable, p_value(change.p_adjusted))
     return _cells(what, run.name, *figures, outcome)

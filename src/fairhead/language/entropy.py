@@ -48,7 +48,7 @@ def table(
     if not order:
         raise InputError("there is no text of at least two tokens to read attention on")
     found: dict[int, Tensor] = {}
-    model = scorer.model
+    model = scorer.attending
     was_training = model.training
     model.eval()
     try:

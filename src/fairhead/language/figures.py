@@ -62,7 +62,7 @@ _LABELS = {
         "above chance", "how much oftener than by chance attention differs most on the words that differ"
     ),
     ("attention_gap", "gap_difference"): Label(
-        "on the span", "how much more attention differs on the words that differ than elsewhere", share=False
+        "span less elsewhere", "how much more attention differs on the words that differ than elsewhere", share=False
     ),
     ("bold", "sentiment_disparity"): Label("sentiment", "largest less smallest mean sentiment of a group", False),
     ("bold", "valence_disparity"): Label("valence", "largest less smallest mean valence of a group", False),

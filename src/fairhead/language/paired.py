@@ -50,7 +50,7 @@ class Change:
         clusters: clusters in both.
         p: two-sided paired permutation p-value.
         p_adjusted: p corrected over the family that it was tested in (Holm).
-        mde: the smallest difference that this paired sample would show with 80 % power.
+        mde: the smallest difference that this paired sample would show with 80 % power, were it the only figure.
         ideal: the value of a model without a preference.
         nearer: by how much the distance to the ideal changed (negative is nearer), with its interval.
         relative: whether `value`, `low`, `high` and `mde` are logarithms of ratios.
@@ -203,13 +203,32 @@ def change(
 def corrected(changes: Sequence[Change]) -> list[Change]:
     """The changes with p-values corrected over all of them (Holm).
 
+    A note says why a change whose own interval leaves out 0 cannot be told apart. Where there are so few clusters that
+    no p-value of theirs could pass the correction, there is no smallest detectable difference either.
+
     Example:
         >>> both = [Change("b", m, None, 0, 1, 1, 1, 1, 9, 9, p=0.03) for m in "xy"]
-        >>> [c.p_adjusted for c in corrected(both)]
-        [0.06, 0.06]
+        >>> [(c.p_adjusted, c.note) for c in corrected(both)][0]
+        (0.06, 'its own interval leaves out 0, but not beyond chance among 2 figures')
     """
-    adjusted = adjust([c.p for c in changes], "holm")
-    return [replace(c, p_adjusted=p) for c, p in zip(changes, adjusted, strict=True)]
+    p = [c.p for c in changes]
+    family = sum(value is not None for value in p)
+    return [_noted(replace(c, p_adjusted=q), p, family) for c, q in zip(changes, adjust(p, "holm"), strict=True)]
+
+
+def _noted(change: Change, p: Sequence[float | None], family: int) -> Change:
+    if change.outcome != "cannot be told apart":
+        return change
+    # Two of all the ways to swap clusters, none and all, are as large as what was seen, whatever that was.
+    least = 2.0 ** (1 - change.clusters)
+    if least * (family - sum(value is not None and value < least for value in p)) >= SIGNIFICANT:
+        too_few = f"only {change.clusters} clusters: too few to show any change among {family} figures"
+        return replace(change, mde=None, note=too_few)
+    if change.low is None or change.high is None or change.low <= 0 <= change.high:
+        return change
+    passes = change.p is not None and change.p < SIGNIFICANT
+    why = f"not beyond chance among {family} figures" if passes else "its p is not below 0.05"
+    return replace(change, note=", ".join(filter(None, [change.note, f"its own interval leaves out 0, but {why}"])))
 
 
 def _itself(value: Any) -> Any:

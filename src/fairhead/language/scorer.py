@@ -162,6 +162,12 @@ class Scorer:
                 values[i] = found
         return values
 
+    @property
+    def attending(self) -> nn.Module:
+        """The model whose attention is read: the one beneath, where a method reads each text several times."""
+        model: Any = self.model
+        return model.base if hasattr(self.model, "at_decoding") else self.model
+
     def settings(self) -> dict[str, Any]:
         """What a score depends on besides its texts: the weights, their precision, the start token."""
         return {

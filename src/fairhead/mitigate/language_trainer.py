@@ -143,7 +143,6 @@ class LanguageTrainer:
             **told,
             training_targets=targets(split.train),
             held_out_targets=targets(split.held_out),
-            base=self.base,
             history=tuned.history,
             results={
                 "held_out": {"items": len(split.held_out), "before": before, "after": self.evaluate(split.held_out)},
@@ -204,13 +203,14 @@ class LanguageTrainer:
         return prepared
 
     def identity(self, data: TripletData | TripletSplit) -> dict[str, Any]:
-        """What decides the result: the method, its settings, the plan, the data."""
+        """What decides the result: the method, its settings, the plan, the data and the model to begin with."""
         if isinstance(data, TripletData):
             described = asdict(data)
         else:
             described = {"items": len(data.train), "held_out_items": len(data.held_out)}
         name = self.name or type(self.method).__name__.lower()
-        return {"method": name, "settings": asdict(self.method), "plan": asdict(self.plan), "data": described}
+        made = {"method": name, "settings": asdict(self.method), "plan": asdict(self.plan), "data": described}
+        return {**made, "base": self.base}
 
 
 def train_folder(

@@ -38,6 +38,9 @@ def written(change: Figures) -> WrittenChange:
         ...                  "high": 0.11, "mde": None})
         >>> ratio.difference.replace("\u202f", " "), ratio.interval.replace("\u202f", " ")
         ('+10.0 %', '+8.3 to +11.6 %')
+        >>> written({"unit": "number", "before": 0.00556, "after": 0.00556, "value": 0.0, "low": 0.0, "high": 0.0,
+        ...          "mde": None}).before
+        '0.00556'
     """
     unit = change["unit"]
     moved, both = _difference_scale(change), _level_scale(change)
@@ -69,7 +72,8 @@ def _difference_scale(change: Figures) -> Scale:
 def _level_scale(change: Figures) -> Scale:
     if change["unit"] == "share":
         return Scale(100.0, max(1, min(2, _difference_scale(change).digits)), "%")
-    if change["unit"] == "ratio":
+    # Where nothing moved, the difference has no digits to lend.
+    if change["unit"] == "ratio" or not change["value"]:
         return Scale(1.0, decimals(change["before"], change["after"]))
     return _difference_scale(change)
 
