@@ -16,7 +16,8 @@ EPILOG = """
 Every figure is paired: the models answered the same items, and whole clusters of items (templates, terms, occupations,
 pages) are drawn together. *better* and *worse* are about the distance to an even model, need an interval that leaves
 out 0, and p < 0.05 after Holm's correction over all figures of all runs; otherwise two models *cannot be told apart*,
-and the smallest difference that the figure alone would have shown is given (none where there are too few clusters). StereoSet is scored on terms that none of the models was trained on.
+and the smallest difference that the figure alone would have shown is given (none where there are too few clusters).
+StereoSet is scored on terms that none of the models was trained on.
 
 **Examples**
 
