@@ -91,6 +91,20 @@ def test_where_the_assumption_holds_the_theory_predicts_the_gap():
     assert "does not hold closely enough" in check_assumption(same, other, second, ("a", "b")).sentences()[2]
 
 
+def test_heads_without_a_gap_have_none_however_many_they_are():
+    """The mean size of 24 gaps that are noise is far from 0 for its error, unless signs come from other rows."""
+    rng = np.random.default_rng(0)
+    off = []
+    for _ in range(10):
+        q, k = rng.standard_normal((2, 400, 24, 8))
+        for check in check_assumption(q, k, np.arange(400) < 100, ("a", "b")).gaps:
+            off.append((check.measured - check.predicted) / check.error)
+            assert abs(check.measured) < 0.15
+    # A t with 9 degrees of freedom: its mean and spread over 30 draws, which are not independent within a set of rows.
+    assert abs(np.mean(off)) < 0.8
+    assert 0.6 < np.std(off) < 1.8
+
+
 def test_constant_dimensions_are_counted_and_left_out():
     q, k, second = made()
     q[:, 0, 0] = 1.0
