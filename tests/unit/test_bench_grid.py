@@ -195,6 +195,28 @@ def test_the_latest_row_of_a_cell_counts(tmp_path):
     assert [row["status"] for row in store.rows()] == ["done"]
 
 
+def test_other_settings_of_a_cell_do_not_hide_what_was_there(tmp_path):
+    store = Store(tmp_path)
+    store.add(a_row(), some_records())
+    store.add({**a_row(), "fingerprint": "other"}, some_records(seed=1))
+    store.add({**a_row(), "fingerprint": "third", "status": "failed", "error": "no"})
+    assert [row["fingerprint"] for row in store.rows()] == [a_row()["fingerprint"], "other", "third"]
+    assert [store.records(row).scores.tolist() for row in store.rows()[:2]] == [
+        some_records(seed=seed).scores.tolist() for seed in (0, 1)
+    ]
+
+
+def test_a_new_row_has_its_own_records_and_not_those_of_a_lost_one(tmp_path):
+    store = Store(tmp_path)
+    store.add(a_row(), some_records())
+    store.add(a_row("d/b/dam/0"), some_records(seed=2))
+    (tmp_path / "results.jsonl").unlink()
+    store.add(a_row(), some_records(seed=1))
+    (row,) = store.rows()
+    assert store.records(row).scores.tolist() == some_records(seed=1).scores.tolist()
+    assert store.records(a_row("d/b/dam/0")).scores.tolist() == some_records(seed=2).scores.tolist()
+
+
 def test_results_of_several_folders_are_put_together(tmp_path):
     here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
     here.add(a_row(), some_records())

@@ -38,8 +38,8 @@ def run_grid(
     workplace = workplace or Workplace()
     store = Store(out)
     cells = grid.cells()
-    known = {row["cell"]: row["fingerprint"] for row in store.rows() if row["status"] == "done"}
-    todo = [cell for cell in cells if known.get(cell.name) != cell.fingerprint]
+    known = {(row["cell"], row["fingerprint"]) for row in store.rows() if row["status"] == "done"}
+    todo = [cell for cell in cells if (cell.name, cell.fingerprint) not in known]
     if todo:
         check(grid)
     failed = 0

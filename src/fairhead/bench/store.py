@@ -55,12 +55,12 @@ class Store:
             os.fsync(file.fileno())
 
     def rows(self) -> list[dict[str, Any]]:
-        """The latest row of every cell whose records are there, failed ones included, in the order of the file."""
+        """The latest row of every cell and settings whose records are there, failed ones too, in the file's order."""
         members = self._members()
-        latest: dict[str, dict[str, Any]] = {}
+        latest: dict[tuple[str, str], dict[str, Any]] = {}
         for row in self._lines():
             if row.get("status") == "failed" or _member(row) in members:
-                latest[row["cell"]] = row
+                latest[row["cell"], row["fingerprint"]] = row
         return list(latest.values())
 
     def records(self, row: Mapping[str, Any]) -> Records:
@@ -95,14 +95,16 @@ class Store:
     def _add_member(self, name: str, text: str) -> None:
         """Add to a copy of the archive, then rename it: a kill leaves the old archive or the new one."""
         beside = self._archive.with_suffix(".part")
-        if self._archive.exists():
+        beside.unlink(missing_ok=True)
+        members = self._members()
+        if members and name not in members:
             shutil.copyfile(self._archive, beside)
-        else:
-            beside.unlink(missing_ok=True)
-        present = self._members()
         with zipfile.ZipFile(beside, "a", zipfile.ZIP_DEFLATED) as archive:
-            if name not in present:
-                archive.writestr(name, text)
+            if name in members:  # of a run whose line is gone: this one's line must not vouch for them
+                with zipfile.ZipFile(self._archive) as before:
+                    for other in sorted(members - {name}):
+                        archive.writestr(other, before.read(other))
+            archive.writestr(name, text)
         os.replace(beside, self._archive)
 
     def _members(self) -> frozenset[str]:
