@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 
+from fairhead.bench.backbones import Pictures, normalising
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads import find_sites
 from fairhead.mitigate import DAM, attach
@@ -122,6 +123,25 @@ def test_the_first_token_is_computed_alone_where_nothing_reads_the_others(build,
             torch.testing.assert_close(rest.get_parameter(key).grad, parameter.grad, atol=1e-6, rtol=1e-4)
 
 
+@pytest.mark.parametrize("zero_head", [False, True])
+def test_a_head_that_reads_the_mean_gets_all_tokens_even_while_it_tells_nothing(zero_head):
+    torch.manual_seed(0)
+    config = transformers.ModernBertConfig(
+        vocab_size=30,
+        **WIDTH,
+        intermediate_size=16,
+        pad_token_id=0,
+        global_attn_every_n_layers=1,
+        classifier_pooling="mean",
+    )
+    model = transformers.ModernBertForSequenceClassification(config).eval()
+    if zero_head:
+        torch.nn.init.zeros_(model.classifier.weight)
+    rest = last_encoder(model)
+    assert not any(m._forward_pre_hooks for m in rest.modules())
+    assert "forward" not in vars(find_sites(rest)[0].module)
+
+
 @pytest.mark.parametrize("method", [DAM(), DAM(stats_axes="batch_token"), DAM(append=True), DAM(pick="per_head")])
 @pytest.mark.parametrize("name", ["vit", "bert"])
 def test_dam_on_the_first_token_alone_is_dam_on_all_of_them(name, method, tmp_path):
@@ -206,6 +226,16 @@ def test_other_weights_inputs_and_precision_have_other_entries_but_another_head_
     assert len(entries()) == 3
     frozen_features(model, data, tmp_path, precision="bf16")
     assert len(entries()) == 4
+
+
+def test_pictures_that_are_normalised_otherwise_have_other_features(tmp_path):
+    pixels = torch.randint(0, 256, (4, 3, 8, 8), generator=torch.Generator().manual_seed(0)).byte()
+    data = Examples({"pixel_values": pixels}, torch.arange(4) % 2)
+    for pictures in (Pictures(8), Pictures(8, (0.2, 0.3, 0.4), (0.3, 0.3, 0.2))):
+        model = normalising(image_model("vit"), pictures).eval()
+        features = frozen_features(model, data, tmp_path)
+        rest = last_encoder(model)(**features.inputs).logits
+        torch.testing.assert_close(rest, model(**data.inputs).logits, atol=1e-5, rtol=1e-4)
 
 
 def test_a_damaged_entry_is_made_again(tmp_path):

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -103,7 +104,7 @@ def last_encoder(model: nn.Module) -> nn.Module:
 def _cut(rest: Any) -> None:
     """Leave the other tokens out where the task head reads the first alone; see `first_token_only`."""
     name = "pixel_values" if getattr(rest, "main_input_name", "") == "pixel_values" else "inputs_embeds"
-    width = getattr(rest.config, "hidden_size", None)
+    width = getattr(getattr(rest, "config", None), "hidden_size", None)
     if width is None:
         return
     weight = next(parameter for parameter in rest.parameters() if parameter.is_floating_point())
@@ -180,13 +181,17 @@ def frozen_features(
     encoder = _encoder(model)
     layers = getattr(encoder.holder, encoder.name)
     device = next(model.parameters()).device
-    first = _features_of(model, layers[-1], examples.take(torch.arange(1)), device, precision)
+    first = _reaching(model, layers[-1], examples.take(torch.arange(1)), device, precision)
     shape = (len(examples), *first.shape[1:])
     frozen = {name: tensor for name, tensor in model.state_dict().items() if _is_frozen(name, tensor, model, layers)}
+    # What hooks make of the inputs first, such as normalised pictures, by the first row; to a few digits, as devices
+    # differ in the last ones.
+    embedded = _reaching(model, encoder.trunk.get_submodule("embeddings"), examples.take(torch.arange(1)), device, "no")
     key = key_of(
         "features",
         precision,
         _settings(model),
+        np.round(embedded.double().cpu().numpy(), 3),
         *(part for name in sorted(frozen) for part in (name, _bytes_of(frozen[name]))),
         *(part for name, tensor in sorted(examples.inputs.items()) for part in (name, _bytes_of(tensor))),
     )
@@ -194,7 +199,7 @@ def frozen_features(
     def fill(array: Any) -> None:
         for start in range(0, len(examples), batch_size):
             rows = torch.arange(start, min(start + batch_size, len(examples)))
-            found = _features_of(model, layers[-1], examples.take(rows), device, precision)
+            found = _reaching(model, layers[-1], examples.take(rows), device, precision)
             array[start : start + len(rows)] = found.float().cpu().numpy()
             if progress is not None:
                 progress(start + len(rows), len(examples))
@@ -208,18 +213,19 @@ def frozen_features(
 
 
 class _Reached(Exception):
-    """The last layer was reached: what follows need not be computed."""
+    """The module was reached: what follows need not be computed."""
 
 
-def _features_of(model: nn.Module, layer: nn.Module, batch: Examples, device: torch.device, precision: str) -> Tensor:
-    """[B, T, D] of one batch."""
+def _reaching(model: nn.Module, part: nn.Module, batch: Examples, device: torch.device, precision: str) -> Tensor:
+    """The first tensor that a part of the model is given for one batch: [B, T, D] for an encoder layer."""
     kept: list[Tensor] = []
 
     def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        kept.append(args[0] if args else kwargs["hidden_states"])
+        given = (*args, kwargs.get("hidden_states"), *kwargs.values())
+        kept.append(next(x for x in given if isinstance(x, Tensor)))
         raise _Reached
 
-    hook = layer.register_forward_pre_hook(keep, with_kwargs=True)
+    hook = part.register_forward_pre_hook(keep, with_kwargs=True)
     inputs = {name: tensor.to(device) for name, tensor in batch.inputs.items()}
     autocast = torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
     try:

@@ -27,7 +27,7 @@ def first_token_only(model: nn.Module, run: Callable[[], Tensor]) -> bool:
 
     Args:
         model: whose only attention layer is its last; changed in place.
-        run: gives the logits of an input of several tokens.
+        run: gives the logits of an input of several rows that differ, and of several tokens.
 
     Returns:
         Whether the model was changed. `all_tokens` changes it back.
@@ -56,7 +56,9 @@ def first_token_only(model: nn.Module, run: Callable[[], Tensor]) -> bool:
             cut = _logits_or_none(run)
     finally:
         model.train(was_training)
-    if cut is not None and cut.shape == whole.shape and torch.allclose(cut, whole, rtol=1e-4, atol=1e-5):
+    # Held against how far rows differ: logits that do not depend on the input yet (a head of zeros) tell nothing.
+    apart = (whole - whole.flip(0)).abs().max()
+    if cut is not None and cut.shape == whole.shape and (cut - whole).abs().max() < 1e-3 * apart:
         return True
     all_tokens(model)
     return False
