@@ -1,6 +1,8 @@
 """DAM against the paper's equations, written out here step by step."""
 
+import copy
 import math
+from threading import Lock
 
 import pytest
 import torch
@@ -296,3 +298,12 @@ def test_grouped_queries_are_refused_by_name():
     )
     with pytest.raises(UnsupportedModel, match="LlamaAttention groups 4 query heads over 2 key heads"):
         attach(LlamaForSequenceClassification(config), DAM())
+
+
+def test_an_evaluation_that_was_recorded_leaves_nothing_that_cannot_be_copied():
+    model = attach(tiny_vit(), DAM(hidden=8, width=4)).eval()
+    model.dam.aside._since = Lock()  # stands in for an event of CUDA, which cannot be copied either
+    with pytest.raises(TypeError, match="pickle"):
+        copy.deepcopy(model)
+    model(images())
+    copy.deepcopy(model)

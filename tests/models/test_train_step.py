@@ -10,6 +10,7 @@ from transformers import BertConfig, BertForSequenceClassification, ViTConfig, V
 
 import fairhead.train.loop as loop
 from fairhead.mitigate import method, run
+from fairhead.mitigate.references import METHODS_WITH_ATTRIBUTES, method_with_attributes, run_with_attributes
 from fairhead.mitigate.registry import METHODS
 from fairhead.train import Examples, TrainingPlan, fit
 from fairhead.train.examples import Batch, Batches
@@ -93,6 +94,27 @@ def test_every_method_trains_the_same_model_when_its_steps_are_replayed(name, ta
     assert not plain.fit.replayed
     assert replayed.fit.history == plain.fit.history
     assert torch.equal(weights(replayed.model), weights(plain.model))
+
+
+@pytest.mark.parametrize("name", METHODS_WITH_ATTRIBUTES)
+def test_every_reference_trains_the_same_model_when_its_steps_are_replayed(name, tapes):
+    data = pictures()
+    groups = (torch.arange(len(data)) % 3 == 0).long()
+    config = method_with_attributes(name)
+
+    def train(plan):
+        return run_with_attributes(config, tiny_vit, data, data, groups, groups, plan)
+
+    replayed, plain = replayed_and_not(train, tapes)
+    assert replayed.fit.replayed
+    assert replayed.fit.history == plain.fit.history
+    assert torch.equal(weights(replayed.model), weights(plain.model))
+
+
+def test_three_steps_are_too_few_to_be_replayed(tapes):
+    data = pictures(24)
+    assert not fit(tiny_vit(), data, data, TrainingPlan(epochs=1, batch_size=8)).replayed
+    assert [tape.recordings for tape in tapes] == [0, 0]
 
 
 def test_a_text_model_with_padding_and_dropout_is_replayed(tapes):

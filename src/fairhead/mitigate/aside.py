@@ -45,3 +45,7 @@ class Aside:
         with torch.cuda.stream(beside):
             yield
         main.wait_stream(beside)
+
+    def clear(self) -> None:
+        """Forget the mark of a pass that had no work to do: what it points to can be neither copied nor used."""
+        self._since = None

@@ -193,6 +193,7 @@ class DAMParts(nn.Module):
         # They hold the graph of this batch; nobody needs it any more.
         self.weights.clear()
         self.values.clear()
+        self.aside.clear()
         return output
 
     def alignment(self, weights: Tensor, values: Tensor, labels: Tensor) -> Tensor:

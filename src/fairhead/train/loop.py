@@ -253,7 +253,7 @@ def fit(
     optimizer.zero_grad()  # gradients of a recorded step hold on to all of its memory
     model.load_state_dict(kept)
     model.eval()
-    return Fit(tuple(history), best, time.perf_counter() - started, steps, replayed=step.as_it_is is None)
+    return Fit(tuple(history), best, time.perf_counter() - started, steps, replayed=step.replays)
 
 
 def predict(

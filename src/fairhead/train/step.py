@@ -50,6 +50,7 @@ class CudaRecorder:
     """Records as a CUDA graph, on a stream of its own."""
 
     def __init__(self, device: torch.device) -> None:
+        self._device = torch.cuda.device(device)  # the current one may be another
         self._stream = torch.cuda.Stream(device)
         self._graph = torch.cuda.CUDAGraph()
         number = torch.cuda.current_device() if device.index is None else device.index
@@ -57,10 +58,11 @@ class CudaRecorder:
 
     def warm_up(self, function: Callable[[], Tensor]) -> Tensor:
         """Run on the stream that will record: autograd remembers which one it saw first."""
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            value = function()
-        torch.cuda.current_stream().wait_stream(self._stream)
+        with self._device:
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                value = function()
+            torch.cuda.current_stream().wait_stream(self._stream)
         return value
 
     def waits(self, function: Callable[[], Tensor]) -> tuple[Tensor, str | None]:
@@ -80,18 +82,19 @@ class CudaRecorder:
 
     def record(self, function: Callable[[], Tensor]) -> Tensor:
         """Record; other threads may use the device meanwhile."""
-        stream, chance = torch.cuda.current_stream(), self._chance.clone_state()
-        try:
-            with (
-                _no_mask_for_no_padding(),
-                torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local"),
-            ):
-                return function()
-        except BaseException:
-            # A recording that fails leaves its stream in place, and a generator that waits for its end.
-            torch.cuda.set_stream(stream)
-            self._chance.graphsafe_set_state(chance)
-            raise
+        with self._device:
+            stream, chance = torch.cuda.current_stream(), self._chance.clone_state()
+            try:
+                with (
+                    _no_mask_for_no_padding(),
+                    torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local"),
+                ):
+                    return function()
+            except BaseException:
+                # A recording that fails leaves its stream in place, and a generator that waits for its end.
+                torch.cuda.set_stream(stream)
+                self._chance.graphsafe_set_state(chance)
+                raise
 
     def replay(self) -> None:
         """One launch for the whole step."""
@@ -167,6 +170,11 @@ class Recorded:
         self._result: Tensor | None = None
         self._calls = 0
         self.as_it_is: str | None = "this device cannot record" if recorder is None else _foreign_hook(model)
+
+    @property
+    def replays(self) -> bool:
+        """Whether a recording is there: a few calls are too few for one."""
+        return self._result is not None
 
     def __call__(self, batch: Batch) -> Tensor:
         """The function of this batch."""
