@@ -4,6 +4,7 @@ import doctest
 import importlib
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -279,6 +280,16 @@ def test_the_verdict_names_what_it_can(found):
     assert "even is better in CrowS-Pairs ss" in text
     assert "attention has collapsed in 1 of 2 layers" in text
     assert "cannot be told apart from base" in text
+
+
+def test_the_verdict_names_categories_that_got_worse_aimed_at_or_not(found):
+    worse = Change("crows_pairs", "ss", "gender", 0.6, 0.7, 0.1, 0.05, 0.15, 90, 90, 0.001, ideal=0.5)
+    worse = replace(worse, nearer=Span(0.1, 0.05, 0.15))
+    both = (worse, replace(worse, group_by="age"))
+    run = replace(found.runs[0], targeted=("gender",), headlines=(), by_category=both, entropy=None, unpaired={})
+    aimed, spill = (line["text"] for line in verdict(replace(found, runs=(run,))) if "categories" in line["text"])
+    assert "of 1 categories that were aimed at, 1 got worse (CrowS-Pairs gender ss" in aimed
+    assert "spill-over: of 1 categories that were not aimed at, 1 got worse (CrowS-Pairs age ss" in spill
 
 
 def test_the_report_is_a_page_and_its_strings_are_escaped(found, tmp_path_factory):

@@ -95,7 +95,7 @@ def verdict(found: BeforeAfter) -> list[dict[str, str]]:
         if apart:
             which = f"in the other {apart} figures" if told else f"in any of {apart} figures"
             lines.append(_line("unclear", f"{run.name} cannot be told apart from {found.base} {which}."))
-        lines += _spill(run) + _attention(run)
+        lines += _categories(run) + _attention(run)
         if run.unpaired:
             named_ones = ", ".join(f"{title(name)} {count(n)}" for name, n in run.unpaired.items())
             lines.append(_line("note", f"{run.name}: items that only one run has take no part ({named_ones})."))
@@ -109,21 +109,25 @@ def verdict(found: BeforeAfter) -> list[dict[str, str]]:
     return lines
 
 
-def _spill(run: Run) -> list[dict[str, str]]:
-    untargeted = [c for c in run.by_category if c.value is not None and not targeted(run, c)]
-    if not untargeted or not run.targeted:
-        return []
-    worse = [c for c in untargeted if c.outcome == "worse"]
-    better = sum(c.outcome == "better" for c in untargeted)
-    further = sum(c.direction == "further" for c in untargeted)
-    listed = f" ({'; '.join(said(c) for c in worse)})" if worse else ""
-    return [
-        _line(
-            "bad" if worse else "note",
-            f"{run.name}, spill-over: of {len(untargeted)} categories that were not aimed at, {len(worse)} got worse"
-            f"{listed} and {better} better beyond chance; further from even than before, certain or not: {further}.",
+def _categories(run: Run) -> list[dict[str, str]]:
+    """What became of the categories: those that were not aimed at always, the others where something can be said."""
+    lines = []
+    for aimed, words in (
+        (True, "of {} categories that were aimed at"),
+        (False, "spill-over: of {} categories that were not aimed at"),
+    ):
+        chosen = [c for c in run.by_category if c.value is not None and targeted(run, c) == aimed]
+        worse, better = ([c for c in chosen if c.outcome == word] for word in ("worse", "better"))
+        if not run.targeted or not chosen or (aimed and not worse and not better):
+            continue
+        listed = [f" ({'; '.join(map(said, some))})" if some else "" for some in (worse, better)]
+        further = sum(c.direction == "further" for c in chosen)
+        text = (
+            f"{run.name}, {words.format(len(chosen))}, {len(worse)} got worse{listed[0]} and {len(better)} better"
+            f"{listed[1]} beyond chance; further from even than before, certain or not: {further}."
         )
-    ]
+        lines.append(_line("bad" if worse else "note", text))
+    return lines
 
 
 def _attention(run: Run) -> list[dict[str, str]]:
