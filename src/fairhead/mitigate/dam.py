@@ -10,7 +10,9 @@ Two parts, both in one attention layer (the last), neither of which sees a group
 Departures from the paper's released code, which has defects there: running statistics are buffers that are saved with
 the model; ε guards the division; anchors without a positive are left out; the first token is not one of its own values;
 padding counts nowhere. `RELEASED` has the settings that follow the released code instead. Not followed even there:
-HateXplain's second centring at evaluation only and its missing unit length, and the MultiNLI queue without gradients.
+HateXplain's second centring at evaluation only and its missing unit length, the MultiNLI queue without gradients, ReLU
+in the appended layer of the frozen and the text form (GELU here), eight heads in it whatever the model has, and a
+projection of text as wide as the model.
 """
 
 from dataclasses import dataclass
