@@ -50,7 +50,6 @@ class CudaRecorder:
     """Records as a CUDA graph, on a stream of its own."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = torch.cuda.device(device)  # the current one may be another
         self._stream = torch.cuda.Stream(device)
         self._graph = torch.cuda.CUDAGraph()
         number = torch.cuda.current_device() if device.index is None else device.index
@@ -58,7 +57,7 @@ class CudaRecorder:
 
     def warm_up(self, function: Callable[[], Tensor]) -> Tensor:
         """Run on the stream that will record: autograd remembers which one it saw first."""
-        with self._device:
+        with torch.cuda.device(self._stream.device):  # the current one may be another
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
                 value = function()
@@ -82,7 +81,7 @@ class CudaRecorder:
 
     def record(self, function: Callable[[], Tensor]) -> Tensor:
         """Record; other threads may use the device meanwhile."""
-        with self._device:
+        with torch.cuda.device(self._stream.device):
             stream, chance = torch.cuda.current_stream(), self._chance.clone_state()
             try:
                 with (
