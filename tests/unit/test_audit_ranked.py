@@ -91,6 +91,18 @@ def test_replicates_in_bins_spread_as_without_them(name):
     assert found.star.std() == pytest.approx(np.sqrt(variance), rel=0.015)  # known to 0.5 %
 
 
+def test_replicates_spread_as_without_bins_where_positives_are_few():
+    """All positives are in the highest of 15 bins, which cannot tell how they differ: DeLong's variance can."""
+    rng = np.random.default_rng(3)
+    n = 40_000
+    y = (np.arange(n) < 0.002 * n).astype(int)
+    s = np.where(y == 1, 0.94 + 0.06 * rng.random(n), rng.random(n))
+    found = scores.ScoreTables(scores.Scores(y, s), np.zeros(n, int), 1, 5000, 0).rates("AUC")
+    wins = s[y == 1][:, None] > s[y == 0]
+    variance = wins.mean(axis=1).var() / y.sum() + wins.mean(axis=0).var() / (n - y.sum())
+    assert found.star.std() == pytest.approx(np.sqrt(variance), rel=0.05)
+
+
 def test_replicates_are_the_same_on_any_number_of_cores(monkeypatch):
     rows_in_cells = np.random.default_rng(0).integers(50, size=(8, 2, 15))
     drawn = []

@@ -2,8 +2,9 @@
 
 Their bootstrap draws counts too. Scores are put into the 15 bins of equal mass of the calibration error, and a
 replicate draws how many rows of each (group, label, bin) there are. For the calibration error nothing is lost by it.
-The spread of a binned AUC or Brier score is off by a percent or less, and is stretched to what it is without bins by
-the ratio of their variances in closed form (DeLong's for AUC). The observed figures are exact.
+The spread of a binned AUC or Brier score is off by a percent or so, more where all positives are few and in the highest
+bins, and is stretched to what it is without bins by the ratio of their variances in closed form (DeLong's for AUC). The
+observed figures are exact.
 """
 
 from dataclasses import dataclass, replace
@@ -229,11 +230,11 @@ def _mean(sums: Array, counts: Array) -> Array:
 def _without_bins(variance: Array, binned: Array) -> Array:
     """By how much to stretch replicates of binned scores, [G], which have not seen that the rows of a bin differ.
 
-    With 15 bins this is a matter of a percent or less.
+    With 15 bins this is a matter of a percent or so; where one bin holds nearly all positives, there is no limit to it.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
         factor = np.sqrt(variance / binned)
-    return np.where(np.isfinite(factor) & (binned > 0), np.clip(factor, 0.5, 2.0), 1.0)
+    return np.where(np.isfinite(factor) & (binned > 0), np.maximum(factor, 0.5), 1.0)
 
 
 def binned_auc(up: Array, down: Array) -> Array:
