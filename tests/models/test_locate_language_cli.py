@@ -98,11 +98,22 @@ def test_ablate_saves_a_model_that_scores_what_was_reported(located, folder, cro
     forward = {m["metric"]: m for m in reported["effects"][-1]["metrics"]}
     assert reported["effects"][-1]["way"] == "forward"
     assert forward["log_odds"]["before"] > 5
+    assert not any("chosen on other rows" in note for note in reported["notes"])
     main(["ablate", "--model", str(tmp_path), *arguments, "--heads", "L0H0", "--kind", "zero", "--draws", "2"])
     again = {m["metric"]: m for m in json.loads(capsys.readouterr().out)["effects"][-1]["metrics"]}
     # The pairs are the same half; of the saved model, "before" is what the edit was said to make of it.
     assert abs(again["log_odds"]["before"]) == pytest.approx(abs(forward["log_odds"]["after"]), abs=1e-4)
     assert again["nll"]["before"] == pytest.approx(forward["nll"]["after"], abs=1e-5)
+
+
+def test_heads_that_are_named_are_not_said_to_be_chosen(located, folder, crows, capsys) -> None:
+    ablate = ["ablate", "--model", str(folder), "--data", f"crows:{crows}", "--n-boot", "100", "--draws", "2"]
+    main([*ablate, "--heads", "L1H2,L1H2"])  # named twice, it is one head
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "1 of 12 heads (L1H2) were named" in shown
+    assert "chosen on one half" not in shown
+    main([*ablate, "--from", str(located / "headmap.json"), "--seed", "1", "--json", "-"])
+    assert any("chosen on other rows" in note for note in json.loads(capsys.readouterr().out)["notes"])
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ import pytest
 from scipy import stats
 from test_locate import HEADS, LAYERS, PLANTED, pictures, planted_vit, vit
 
+from fairhead.audit.results import Difference
 from fairhead.errors import InputError
-from fairhead.locate import Decomposer, classifier_task, collect, score_heads
+from fairhead.locate import Ablation, Decomposer, classifier_task, collect, score_heads
 from fairhead.locate.concepts import concept_from_images
 from fairhead.locate.effects import Evaluation
 from fairhead.locate.measures import separation
@@ -17,7 +18,7 @@ from fairhead.locate.plan import LocatePlan, halves_of
 from fairhead.locate.run import locate
 from fairhead.locate.studies import study, writing
 from fairhead.locate.textspan import Pool
-from fairhead.locate.writeup import report_of, to_dict, verdict
+from fairhead.locate.writeup import outcome, report_of, to_dict, verdict
 from fairhead.report import render
 
 PLAN = LocatePlan(n_boot=200, draws=50, count=2)
@@ -100,6 +101,33 @@ def test_the_report_and_the_json(found) -> None:
     assert f"L{PLANTED[0]}H{PLANTED[1]}" in page
     assert "Dose and response" in page
     assert verdict(located)[1]["tone"] in ("good", "note")
+
+
+@pytest.mark.parametrize(
+    ("ends", "p", "controls", "words", "tone"),
+    [
+        ((0.30, 0.10, -0.25, -0.15), 0.001, 50, "", "good"),
+        ((0.30, 0.10, -0.25, -0.15), 0.001, 2, "too few of them to rule out chance", "note"),
+        ((0.30, 0.10, -0.25, 0.05), 0.001, 50, "cannot be told from chance", "unclear"),
+        ((0.30, 0.10, -0.25, -0.15), 0.2, 50, "cannot be told from chance", "unclear"),
+        ((0.05, 0.16, 0.05, 0.17), 0.004, 50, "wider than before.", "bad"),
+        ((0.30, -0.40, -0.90, -0.50), 0.001, 50, "wider than before, on the other side", "bad"),
+        ((0.35, 0.36, -0.02, 0.04), 0.6, 50, "cannot be told from chance", "unclear"),
+    ],
+)
+def test_a_verdict_follows_from_interval_p_and_controls(ends, p, controls, words, tone) -> None:
+    a, b, low, high = ends
+    change = Difference("DP", "shade", a, b, b - a, low, high, n=500, p=p, p_adjusted=p)
+    found = outcome(Ablation((PLANTED,), change, controls=(0.0,) * controls, exhaustive=False))
+    assert found.tone == tone
+    assert words in found.sentence
+    assert bool(words) == bool(found.sentence)
+
+
+def test_an_effect_that_random_heads_have_too_is_not_special() -> None:
+    change = Difference("DP", "shade", 0.3, 0.1, -0.2, -0.25, -0.15, n=500, p=0.001, p_adjusted=0.001)
+    found = outcome(Ablation((PLANTED,), change, controls=(-0.3, 0.0), exhaustive=True))
+    assert found == (" So the effect is not special to the chosen heads.", "unclear")
 
 
 def test_where_there_is_nothing_nothing_is_chosen() -> None:

@@ -39,12 +39,6 @@ Each control set is a pass over the reporting half of the images, from the first
 """
 
 
-_OTHER_HALF = (
-    "The heads were chosen on other rows than the choosing half of this run: some of those reported on here may have "
-    "been used for the choice. With the data, limit and seed of that run, the halves are the same."
-)
-
-
 class Edit(enum.StrEnum):
     """What is put in a head's place."""
 
@@ -112,10 +106,10 @@ def ablate_command(
         image_options = (task, prompts, text_adapter, text_encoder)
         pair_run = PairRun(model, data, concept, limit, device, features, out, json_path, save)
         how = PairOptions(len(where), "gap", True, draws, n_boot, seed, (kind.value,))
-        locate_in_pairs(context, pair_run, how, image_options, where)
+        locate_in_pairs(context, pair_run, how, image_options, where, chosen_on)
         return
     from fairhead.locate.forward import edits_everywhere, with_forward
-    from fairhead.locate.plan import LocatePlan, half_sha256, halves_of
+    from fairhead.locate.plan import OTHER_HALF, LocatePlan, half_sha256, halves_of
     from fairhead.locate.run import locate
     from fairhead.locate.scores import Head
     from fairhead.locate.session import Source
@@ -168,8 +162,8 @@ def ablate_command(
             tf32=tf32,
             progress=telling(told, int((~choosing).sum())),
         )
-    if chosen_on not in (None, half_sha256(session.evaluation, choosing)):
-        found = replace(found, notes=(*found.notes, _OTHER_HALF))
+    if chosen_on not in (None, half_sha256(session.evaluation.ids, choosing)):
+        found = replace(found, notes=(*found.notes, OTHER_HALF))
     finish(session, found, context, json_path, out, images)
     if save is not None:
         _save(session, everywhere, where, kind.value, save)
@@ -191,7 +185,8 @@ def _heads(text: str | None, path: str | None) -> _Named:
         found = [re.fullmatch(r"\s*[Ll](\d+)[Hh](\d+)\s*", part) for part in text.split(",")]
         if not all(found):
             raise InputError(f"{text!r} does not name heads; write them as L11H4,L10H5 (layer and head from 0)")
-        return _Named(tuple((int(match[1]), int(match[2])) for match in found if match), None)
+        # A head that is named twice is edited once.
+        return _Named(tuple(dict.fromkeys((int(match[1]), int(match[2])) for match in found if match)), None)
     import json
 
     assert path is not None

@@ -1,7 +1,7 @@
 """`fairhead locate` and `fairhead ablate` on pairs of texts: which heads of a language model carry its stereotypes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,8 +75,9 @@ def locate_in_pairs(
     options: PairOptions,
     not_for_pairs: Sequence[str | None],
     heads: Sequence[tuple[int, int]] | None = None,
+    chosen_on: str | None = None,
 ) -> None:
-    """Find heads, or test those that are given."""
+    """Find heads, or test those that are given; `chosen_on` is a hash of the pairs that these were chosen on."""
     for flag, value in zip(_NOT_FOR_PAIRS, not_for_pairs, strict=False):
         if value is not None:
             raise InputError(f"{flag} is not for pairs of texts (crows, stereoset), which bring their own")
@@ -92,11 +93,15 @@ def locate_in_pairs(
         draws=options.draws,
         how=Statistics(options.n_boot, seed=options.seed),
     )
-    _run_pairs(context, run, plan, heads)
+    _run_pairs(context, run, plan, heads, chosen_on)
 
 
 def _run_pairs(
-    context: typer.Context, run: PairRun, plan: "PairPlan", heads: Sequence[tuple[int, int]] | None = None
+    context: typer.Context,
+    run: PairRun,
+    plan: "PairPlan",
+    heads: Sequence[tuple[int, int]] | None,
+    chosen_on: str | None,
 ) -> None:
     """Read the pairs, take their log-odds apart, find or test heads, and write what was found."""
     from transformers.utils import logging
@@ -106,6 +111,7 @@ def _run_pairs(
     from fairhead.locate.language import halves_of_pairs, locate_pairs
     from fairhead.locate.log_odds import take_apart
     from fairhead.locate.pairs import read_pairs
+    from fairhead.locate.plan import OTHER_HALF, half_sha256
     from fairhead.locate.scores import Head
 
     logging.set_verbosity_error()
@@ -125,6 +131,8 @@ def _run_pairs(
             )
         chosen = None if heads is None else [Head(*head) for head in heads]
         found = locate_pairs(scorer, pairs, terms, heads=chosen, plan=plan, progress=told.tell)
+    if chosen_on not in (None, half_sha256(pairs.ids, found.choosing)):
+        found = replace(found, notes=(*found.notes, OTHER_HALF))
     provenance = {
         "version": __version__,
         "command": command_line(context),

@@ -56,7 +56,7 @@ class Ablation:
         control_accuracy: the change of accuracy under each control set, where known.
 
     Example:
-        >>> change = Difference("DP", "sex", 0.30, 0.10, -0.20, -0.25, -0.15, 0.001, 500, 0.0)
+        >>> change = Difference("DP", "sex", 0.30, 0.10, -0.20, -0.25, -0.15, n=500, p=0.001, p_adjusted=0.001)
         >>> found = Ablation((Head(2, 1),), change, controls=(0.01, -0.02, 0.0, 0.03), exhaustive=True)
         >>> found.percentile, found.p_controls          # no control set lowers DP as much
         (0.0, 0.2)

@@ -104,6 +104,7 @@ class LocatedPairs:
         edits: what was learned on the choosing half.
         choosing: the pairs of that half, [n] bool.
         notes: what should be known, in sentences.
+        chosen_here: whether the heads were chosen on the choosing half, or named by whoever asked.
     """
 
     benchmark: str
@@ -120,6 +121,7 @@ class LocatedPairs:
     edits: TextEdits
     choosing: NDArray[np.bool_]
     notes: tuple[str, ...]
+    chosen_here: bool = True
 
 
 def halves_of_pairs(pairs: TextPairs, seed: int = 0) -> NDArray[np.bool_]:
@@ -246,6 +248,7 @@ def locate_pairs(
         edits=edits,
         choosing=choosing,
         notes=(f"{len(report)} reported pairs are few: expect wide intervals.",) if len(report) < _FEW else (),
+        chosen_here=heads is None,
     )
 
 

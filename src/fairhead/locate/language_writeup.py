@@ -12,8 +12,9 @@ from fairhead.audit.results import Difference
 from fairhead.locate.language import LocatedPairs
 from fairhead.locate.pair_studies import PairStudy
 from fairhead.locate.pairs import TextPairs
+from fairhead.locate.plan import half_sha256
 from fairhead.locate.scores import Head
-from fairhead.locate.writeup import SCHEMA
+from fairhead.locate.writeup import SCHEMA, outcome
 from fairhead.report.contract import SCHEMA as REPORT_SCHEMA
 from fairhead.report.wording import head_name, p_value
 
@@ -34,6 +35,7 @@ def to_dict(located: LocatedPairs, pairs: TextPairs, provenance: Mapping[str, An
         "benchmark": located.benchmark,
         "poles": list(located.poles),
         "n": {"choosing": int(located.choosing.sum()), "reporting": int((~located.choosing).sum())},
+        "choosing_sha256": half_sha256(pairs.ids, located.choosing),
         "selected": [list(head) for head in located.ranked],
         "gap": located.head_map.to_dict(),
         "other_terms": located.other_map.to_dict(),
@@ -90,9 +92,10 @@ def verdict(located: LocatedPairs) -> list[dict[str, str]]:
     names = ", ".join(head_name(*head) for head in located.ranked)
     part = sum(whole.gap[head] for head in located.ranked)
     sure = [head_name(*head) for head in located.ranked if whole.p_adjusted[head] <= _ALPHA and whole.gap[head] > 0]
+    origin, half = ("chosen on one half of the pairs", "other") if located.chosen_here else ("named", "reporting")
     text = (
-        f"{opening}. {len(located.ranked)} of {whole.gap.size} heads ({names}) were chosen on one half of the pairs. "
-        f"In the other half their direct part is {part:+.3f} nats; "
+        f"{opening}. {len(located.ranked)} of {whole.gap.size} heads ({names}) were {origin}. "
+        f"In the {half} half their direct part is {part:+.3f} nats; "
         + (f"{', '.join(sure)} alone can be told from chance there." if sure else "none can be told from chance there.")
     )
     shown = [study for study in located.studies if study is located.studies[0] or study.way == "forward"]
@@ -109,25 +112,15 @@ def _effect_line(study: PairStudy) -> dict[str, str]:
         f"({_interval(change)}). Of {len(ablation.controls)} control sets of the same layers, "
         f"{round(ablation.percentile * len(ablation.controls))} lower it as much (p {_p(ablation.p_controls)})."
     )
-    clear = change.high is not None and change.high < 0 and (change.p_adjusted or 1.0) < _ALPHA
-    special = ablation.p_controls <= _ALPHA
     cost = False
     if study.way == "forward":
         damage = study["nll"].change
         assert damage.value is not None
         cost = damage.low is not None and damage.low > 0
         text += f" A token of the texts loses {damage.value:+.3f} nats of likelihood ({_interval(damage)})."
-    if not clear:
-        text += " That change cannot be told from chance in this sample."
-    elif not special and ablation.percentile == 0:
-        text += " No control does as much, but there are too few of them to rule out chance."
-    elif not special:
-        text += " So the effect is not special to the chosen heads."
-    if abs(change.b) > abs(change.a):
-        return _line("bad", f"{text} The gap is wider than before, on the other side.")
-    if not clear or not special:
-        return _line("unclear", text)
-    return _line("note" if cost or study.way == "direct" else "good", text)
+    found = outcome(ablation)
+    modest = found.tone == "good" and (cost or study.way == "direct")
+    return _line("note" if modest else found.tone, text + found.sentence)
 
 
 def words(study: PairStudy) -> str:
@@ -143,10 +136,11 @@ def words(study: PairStudy) -> str:
 def _sections(located: LocatedPairs, pairs: TextPairs) -> list[dict[str, Any]]:
     n = int(located.choosing.sum()), int((~located.choosing).sum())
     sums = "; ".join(f"{name} {value:+.3f}" for name, value in located.sums.items())
+    origin = f"chosen on {n[0]} pairs" if located.chosen_here else "named"
     done = (
         "The log-odds of each pair were taken apart into a sum of terms, one a head, with each position's own norm. "
-        f"Heads were chosen on {n[0]} pairs; every figure here is of the other {n[1]}. Edits act on all tokens and "
-        f"were learned on the first. Mean log-odds by term, in nats: {sums}."
+        f"Heads were {origin}; every figure here is of {n[1]} pairs. Edits act on all tokens and were learned on the "
+        f"other {n[0]}. Mean log-odds by term, in nats: {sums}."
     )
     sections: list[dict[str, Any]] = [
         {"kind": "text", "title": "What was done", "text": "\n\n".join([done, *located.notes, LIMITS])},

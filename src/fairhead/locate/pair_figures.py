@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fairhead.audit import intervals
 from fairhead.audit.comparison import adjust
 from fairhead.audit.results import Difference
-from fairhead.language.resampling import divide
+from fairhead.language.resampling import divide, expanded_level
 from fairhead.locate.pairs import TextPairs
 
 Array = NDArray[np.float64]
@@ -164,7 +164,7 @@ def paired_differences(
     for name in names:
         a, b = (float(x) for x in observed[name])
         change = star[name][:, 1] - star[name][:, 0]
-        interval = intervals.percentile(change[~np.isnan(change)], level)
+        interval = intervals.percentile(change[~np.isnan(change)], expanded_level(level, n_units))
         # Rounding must not make an exchange that changes nothing less extreme than what was seen.
         extreme = np.abs(null[name][:, 1] - null[name][:, 0]) >= abs(b - a) - 1e-12
         found.append(

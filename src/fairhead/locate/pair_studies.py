@@ -237,7 +237,7 @@ def parts_by_category(
             float(scored.gap[0, 0]),
             float(scored.low[0, 0]),
             float(scored.high[0, 0]),
-            float(p or 0.0),
+            1.0 if p is None else p,
         )
         for (category, value, scored), p in zip(found, corrected, strict=True)
     )

@@ -1,8 +1,9 @@
 """How heads are chosen and tested: the options, and the two halves of the rows."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,10 @@ from fairhead.locate.effects import Evaluation
 
 Rank = Literal["gap", "concept", "bias"]
 RANKS: tuple[str, ...] = ("gap", "concept", "bias")
+OTHER_HALF = (
+    "The heads were chosen on other rows than the choosing half of this run: some of those reported on here may have "
+    "been used for the choice. With the data, limit and seed of that run, the halves are the same."
+)
 
 
 @dataclass(frozen=True)
@@ -93,18 +98,18 @@ def halves_of(evaluation: Evaluation, seed: int = 0) -> NDArray[np.bool_]:
     return choosing
 
 
-def half_sha256(evaluation: Evaluation, choosing: NDArray[np.bool_]) -> str | None:
+def half_sha256(ids: Sequence[Any] | NDArray[Any] | None, choosing: NDArray[np.bool_]) -> str | None:
     """A hash of who is in the choosing half, to tell later whether heads were chosen on it; None without ids.
 
     Example:
-        >>> rows = Evaluation(np.zeros(3, int), ("no",), np.arange(3) % 2, ("f", "m"), "sex", np.array(["a", "b", "c"]))
-        >>> first, second = (half_sha256(rows, np.array(half)) for half in ([True, True, False], [True, False, True]))
+        >>> halves = np.array([True, True, False]), np.array([True, False, True])
+        >>> first, second = (half_sha256(("a", "b", "c"), half) for half in halves)
         >>> first == second
         False
     """
-    if evaluation.ids is None:
+    if ids is None:
         return None
-    return hashlib.sha256("\n".join(sorted(map(str, evaluation.ids[choosing]))).encode()).hexdigest()
+    return hashlib.sha256("\n".join(sorted(map(str, np.asarray(ids)[choosing]))).encode()).hexdigest()
 
 
 def check_halves(evaluation: Evaluation, choosing: NDArray[np.bool_]) -> None:

@@ -1,6 +1,7 @@
 """`locate`: from stored features to a map of heads, the heads that carry the gap, and what changes without them.
 
-Heads are chosen on one half of the images; every figure that is reported comes from the other half.
+Heads are chosen on one half of the images; every figure that is reported comes from the other half. Only a head's texts
+(TextSpan) and the images at the ends of its axis, which know no groups and no labels, are of all images.
 """
 
 from collections.abc import Sequence

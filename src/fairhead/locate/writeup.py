@@ -4,13 +4,14 @@ import base64
 import io
 import platform
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fairhead import __version__
 from fairhead.audit.results import Difference
 from fairhead.data import Images
+from fairhead.locate.ablation import Ablation
 from fairhead.locate.effects import Evaluation
 from fairhead.locate.plan import half_sha256
 from fairhead.locate.run import Located
@@ -44,7 +45,7 @@ def to_dict(located: Located, evaluation: Evaluation, provenance: Mapping[str, A
             "evidence_for": located.positive,
         },
         "n": {"choosing": int(located.choosing.sum()), "reporting": int((~located.choosing).sum())},
-        "choosing_sha256": half_sha256(evaluation, located.choosing),
+        "choosing_sha256": half_sha256(evaluation.ids, located.choosing),
         "selected": [list(head) for head in located.ranked],
         "gap": located.head_map.to_dict(),
         "other_terms": located.other_map.to_dict(),
@@ -175,18 +176,42 @@ def _effect_line(study: Study) -> dict[str, str]:
             f" Accuracy changes by {_signed(100 * ablation.accuracy.value, 1)} points "
             f"({_interval(ablation.accuracy, 100, 1)})."
         )
-    clear = change.high is not None and change.high < 0 and (change.p_adjusted or 1) < _ALPHA
-    special = ablation.p_controls <= _ALPHA
     cost = ablation.accuracy is not None and ablation.accuracy.high is not None and ablation.accuracy.high < 0
-    if not clear:
-        text += " That change cannot be told from chance in this sample."
-    elif not special and ablation.percentile == 0:
-        text += " No control does as much, but there are too few of them to rule out chance."
-    elif not special:
-        text += " So the effect is not special to the chosen heads."
-    if not clear or (not special and ablation.percentile > 0):
-        return _line("unclear", text)
-    return _line("good" if special and not cost else "note", text)
+    found = outcome(ablation)
+    return _line("note" if cost and found.tone == "good" else found.tone, text + found.sentence)
+
+
+class Outcome(NamedTuple):
+    """What an edit did to a gap: a sentence (empty, or with a blank before it) and its tone, whatever else it cost."""
+
+    sentence: str
+    tone: str
+
+
+def outcome(ablation: Ablation) -> Outcome:
+    """Judge the effect on a gap whose ideal is 0, by its interval, its corrected p and the controls.
+
+    Example:
+        >>> wider = Difference("DP", "sex", 0.05, 0.16, 0.11, 0.05, 0.17, n=500, p=0.001, p_adjusted=0.004)
+        >>> outcome(Ablation((Head(2, 1),), wider, controls=(0.0, 0.01), exhaustive=True))
+        Outcome(sentence=' The gap is wider than before.', tone='bad')
+    """
+    change = ablation.change
+    if change.a is None or change.b is None or change.low is None or change.high is None:
+        return Outcome("", "unclear")
+    p = 1.0 if change.p_adjusted is None else change.p_adjusted
+    if change.low <= 0 <= change.high or p >= _ALPHA:
+        return Outcome(" That change cannot be told from chance in this sample.", "unclear")
+    if abs(change.b) > abs(change.a):
+        side = ", on the other side" if change.a * change.b < 0 else ""
+        return Outcome(f" The gap is wider than before{side}.", "bad")
+    if change.low > 0:  # nearer to 0 from below: controls are asked who lowers the figure
+        return Outcome("", "note")
+    if ablation.p_controls <= _ALPHA:
+        return Outcome("", "good")
+    if ablation.percentile == 0:
+        return Outcome(" No control does as much, but there are too few of them to rule out chance.", "note")
+    return Outcome(" So the effect is not special to the chosen heads.", "unclear")
 
 
 def _words(study: Study) -> str:
@@ -317,11 +342,15 @@ def _curve_section(located: Located) -> dict[str, Any]:
 
 def _what_was_done(located: Located, notes: tuple[str, ...]) -> str:
     n = int(located.choosing.sum()), int((~located.choosing).sum())
+    origin = f"chosen on {n[0]} {located.noun}" if located.chosen_here else "named"
+    learned = "the first" if located.chosen_here else f"the other {n[0]}"
     text = (
         f"The output representation was taken apart into an exact sum of terms, one a head. The direction of "
-        f"{located.concept.name} comes from {located.concept.origin}. Heads were chosen on {n[0]} {located.noun}; "
-        f"every figure here is of the other {n[1]}. Edits were learned on the first."
+        f"{located.concept.name} comes from {located.concept.origin}. Heads were {origin}; every figure here is of "
+        f"{'the other ' if located.chosen_here else ''}{n[1]} {located.noun}. Edits were learned on {learned}."
     )
+    if located.spans or located.extremes:
+        text += f" A head's texts and pictures, which know no groups, are of all {sum(n)}."
     return "\n\n".join([text, *notes])
 
 
