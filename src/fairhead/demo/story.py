@@ -27,8 +27,8 @@ from fairhead.locate import (
     head_evidence,
     layer_matched,
     score_heads,
-    select_heads,
 )
+from fairhead.locate.scores import top_heads
 from fairhead.mitigate import DAM, attach, save
 from fairhead.records import Records
 from fairhead.report import write
@@ -133,46 +133,56 @@ class _Located:
 
 
 def _locate(model: ViTForImageClassification, digits: ShadedDigits, plan: DemoPlan, tell: Tell) -> _Located:
-    """Choose heads on one half of the test digits; report and ablate them on the other."""
-    tell("scoring heads", 0, 1, "")
+    """Choose heads on one half of the test digits; report and ablate them on the other.
+
+    They are chosen by what happens when each is taken out alone: what a head writes itself (the map) says little about
+    what later layers make of it.
+    """
     labels = digits.test.labels.numpy()
     shown = np.unique(digits.test_digit)
     chosen_by = np.random.default_rng(plan.seed).permutation(shown)[: len(shown) // 2]
     choosing = np.isin(digits.test_digit, chosen_by)
 
-    def evidence_of(rows: NDArray[np.bool_]) -> tuple[HeadMap, HeadEvidence]:
-        shade, label = digits.test_shade[rows], labels[rows]
-        found = head_evidence(model, digits.test.take(torch.tensor(rows)).inputs, cells=2 * label + shade)
-        scores = score_heads(
-            found.heads,
-            found.total,
-            groups=shade,
-            labels=label,
-            clusters=digits.test_digit[rows],
-            names=(SHADES[1], SHADES[0]),
-        )
-        return scores, found
+    def evidence_of(rows: NDArray[np.bool_]) -> HeadEvidence:
+        cells = 2 * labels[rows] + digits.test_shade[rows]
+        return head_evidence(model, digits.test.take(torch.tensor(rows)).inputs, cells=cells)
 
-    scores, found = evidence_of(choosing)
-    # A quarter of a layer at most: the others are its controls.
-    selected = select_heads(scores, plan.most_heads, per_layer=max(1, plan.heads // 4))
-    head_map = evidence_of(~choosing)[0].marking(selected)
-    tell("scoring heads", 1, 1, f"{len(selected)} of {plan.layers * plan.heads} heads chosen")
+    means = evidence_of(choosing).means
+
+    def answers(part: ShadedDigits, heads: Sequence[Head]) -> Records:
+        with ablated(model, heads, means):
+            return part.records(_p_odd(model, part))
+
+    seen, kept = digits.keep(choosing), digits.keep(~choosing)
+    alone = [Head(layer, head) for layer in range(plan.layers) for head in range(plan.heads)]
+    counts = [_counts(answers(seen, []))]
+    for number, head in enumerate(alone, start=1):
+        counts.append(_counts(answers(seen, [head])))
+        tell("scoring heads", number, len(alone), f"{len(seen.test)} pictures each")
+    gaps = table_metrics(np.stack(counts), ("EOd",))["EOd"]
+    lowered = (gaps[0] - gaps[1:]).reshape(plan.layers, plan.heads)
+    # A quarter of a layer at most: the others are its controls. The other half says whether the choice was luck.
+    best = top_heads(lowered, np.zeros_like(lowered), plan.most_heads, per_layer=max(1, plan.heads // 4))
+    selected = tuple(sorted(best))
+    other = ~choosing
+    found = evidence_of(other)
+    head_map = score_heads(
+        found.heads,
+        found.total,
+        groups=digits.test_shade[other],
+        labels=labels[other],
+        clusters=digits.test_digit[other],
+        names=(SHADES[1], SHADES[0]),
+    ).marking(selected)
     if not selected:
         return _Located(head_map)
 
-    kept = digits.keep(~choosing)
-
-    def p_without(heads: Sequence[Head]) -> NDArray[np.float64]:
-        with ablated(model, heads, found.means):
-            return _p_odd(model, kept)
-
-    before, after = kept.records(p_without([])), kept.records(p_without(selected))
+    before, after = answers(kept, []), answers(kept, selected)
     change = {d.metric: d for d in compare(before, after, n_boot=plan.n_boot, seed=plan.seed).differences}
     controls = layer_matched(selected, plan.heads, draws=plan.controls, seed=plan.seed)
     counts = [_counts(before)]
     for number, heads in enumerate(controls.sets, start=1):
-        counts.append(_counts(kept.records(p_without(heads))))
+        counts.append(_counts(answers(kept, heads)))
         tell("ablating control heads", number, len(controls.sets), f"{len(kept.test)} pictures each")
     figures = table_metrics(np.stack(counts), ("DP", "EOd", "accuracy"))
     effects = {metric: values[1:] - values[0] for metric, values in figures.items()}
