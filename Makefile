@@ -25,10 +25,12 @@ check: .venv/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Ratios against Fairlearn, pandas and plain forward passes; minutes, and a quiet machine.
+# Ratios against Fairlearn, pandas, plain forward passes and plain training; a quarter of an hour, and a quiet machine.
 bench: .venv/.dev
 	$(BIN)/python benchmarks/audit.py
 	$(BIN)/python benchmarks/tap.py
+	$(BIN)/python benchmarks/dam.py
+	$(BIN)/python benchmarks/locate.py
 
 format: .venv/.dev
 	$(BIN)/ruff check --fix .
