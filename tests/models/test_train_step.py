@@ -202,6 +202,39 @@ def test_a_loss_with_state_in_python_runs_step_by_step(kind, tapes, caplog):
     assert torch.equal(weights(model), weights(twin))
 
 
+class Weighted:
+    """A loss with a setting that somebody changes between epochs."""
+
+    def __init__(self, weight):
+        self.weight = weight
+
+    def __call__(self, output, labels, rows):
+        return self.weight * output.logits.float().square().mean()
+
+
+@pytest.mark.parametrize("weight", [1.0, torch.tensor(1.0)])
+@pytest.mark.parametrize("changes", ["loss", "model", "nothing"])
+def test_what_is_changed_between_epochs_is_not_lost_in_a_recording(weight, changes, tapes):
+    data = pictures()
+
+    def train(plan):
+        model, loss = tiny_vit(dropout=0.1), Weighted(weight)
+
+        def on_epoch(epoch):
+            if changes == "loss":
+                loss.weight = loss.weight * 0.1
+            for module in model.modules() if changes == "model" else ():
+                if isinstance(module, nn.Dropout):
+                    module.p = 0.5
+
+        return fit(model, data, data, plan, on_epoch, loss=loss), model
+
+    (done, model), (plain, twin) = replayed_and_not(train, tapes)
+    assert done.replayed == (changes == "nothing")
+    assert done.history == plain.history
+    assert torch.equal(weights(model), weights(twin))
+
+
 def test_why_a_step_is_not_replayed_is_said_once(caplog):
     loss = Counting()
     model = tiny_vit()

@@ -52,7 +52,8 @@ class TrainingPlan:
             is free there.
         replay: record the step once and replay it, where the device can (CUDA) and the step is the same work every
             time (see `fairhead.train.step`). The results are the same; set it to False for a model that does
-            something in Python at every step, such as skipping layers by chance.
+            something in Python at every step, such as skipping layers by chance, and for a loss that reads a variable
+            of its surroundings which changes (attributes of the loss may change between epochs).
 
     Example:
         >>> from fairhead.train import TrainingPlan
@@ -216,6 +217,7 @@ def fit(
     kept = _copy_weights(model)
     for number in range(1, plan.epochs + 1):
         trained.train()
+        step.look_again()  # `on_epoch` may have changed the model or the loss
         losses = []
         for batch in batches:
             set_rate(optimizer, plan.learning_rate * plan.rate(done, steps))

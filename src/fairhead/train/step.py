@@ -26,6 +26,7 @@ Loss = Callable[[Any, Tensor, Tensor], Tensor]
 _WARM_UP = 3
 # Hooks of these do their work on the device; what others do in Python would happen once and never again.
 _KNOWN_HOOKS = ("fairhead", "transformers", "torch", "accelerate", "peft")
+_LOSS = "the loss"
 # Looks at values only while nothing is being recorded.
 _ASKS_FIRST = "masking_utils.py"
 
@@ -167,6 +168,7 @@ class Recorded:
         self._model, self._loss = model, loss
         self._batch: Batch | None = None  # what is replayed reads from these tensors
         self._result: Tensor | None = None
+        self._state: _State | None = None  # what the recording took for granted
         self._calls = 0
         self.as_it_is: str | None = "this device cannot record" if recorder is None else _foreign_hook(model)
 
@@ -201,6 +203,13 @@ class Recorded:
         self._recorder.replay()
         return self._result.clone()
 
+    def look_again(self) -> None:
+        """Run as it is from now on where somebody has changed a number that the recording took for granted."""
+        changed = None if self._state is None else self._state.changed(between_steps=True)
+        if changed is not None:
+            self.as_it_is = f"{changed} was changed after the step had been recorded"
+            self._result = self._state = None
+
     def _recorded(self, recorder: Recorder, call: Callable[[], Tensor]) -> Tensor | None:
         state = _State(self._model, self._loss)
         try:
@@ -210,6 +219,7 @@ class Recorded:
         else:
             changed = state.changed()
             if changed is None:
+                self._state = state
                 return result
             self.as_it_is = f"{changed} is replaced at every step instead of changed in place"
         state.put_back()  # nothing was computed while recording
@@ -293,7 +303,7 @@ class _State:
 
     def __init__(self, model: nn.Module | None, loss: object) -> None:
         owner = getattr(loss, "__self__", loss)
-        holders = [("the loss", owner), *(() if model is None else model.named_modules())]
+        holders = [(_LOSS, owner), *(() if model is None else model.named_modules())]
         spaces = [(f"{name}.", vars(holder)) for name, holder in holders if hasattr(holder, "__dict__")]
         spaces += [(f"{name}.", module._buffers) for name, module in holders if isinstance(module, nn.Module)]
         self._bound = [
@@ -303,11 +313,16 @@ class _State:
             if isinstance(value, Tensor | int | float)
         ]
 
-    def changed(self) -> str | None:
-        """The name of one that is bound to something else by now."""
+    def changed(self, between_steps: bool = False) -> str | None:
+        """The name of one that is bound to something else by now.
+
+        Between steps a module may well hold a tensor of another pass (the mask of an evaluation): those do not count.
+        """
         for name, space, key, value in self._bound:
-            now = space.get(key)
-            if now is not value and (isinstance(value, Tensor) or now != value):
+            now, is_tensor = space.get(key), isinstance(value, Tensor)
+            if between_steps and is_tensor and not name.startswith(_LOSS):
+                continue
+            if now is not value and (is_tensor or now != value):
                 return name
         return None
 
