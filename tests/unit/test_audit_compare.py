@@ -87,6 +87,20 @@ def test_scores_are_compared_pairwise():
     assert [(d.value, d.low, d.high, d.p) for d in same] == [(0, 0, 0, 1)] * 4
 
 
+def test_a_paired_auc_is_not_too_sure_where_all_positives_share_a_bin():
+    """Against DeLong's standard error of the difference: at least that, and not much more."""
+    rng = np.random.default_rng(3)
+    n = 40_000
+    y = (np.arange(n) < 80).astype(int)
+    first, second = (np.where(y == 1, 0.94 + 0.06 * rng.random(n), rng.random(n)) for _ in range(2))
+    a, b = (Records.from_arrays(label=y, scores=s) for s in (first, second))
+    found = fairhead.compare(a, b, metrics=["AUC"], n_boot=2000).differences[0]
+    wins = [s[y == 1][:, None] > s[y == 0] for s in (first, second)]
+    apart = wins[1].astype(float) - wins[0]
+    se = np.sqrt(apart.mean(axis=1).var() / 80 + apart.mean(axis=0).var() / (n - 80))
+    assert 0.95 < (found.high - found.low) / (2 * 1.96 * se) < 1.25
+
+
 def test_p_of_few_disagreements_is_exact():
     """Six rows differ, all in favour of b: of the 64 ways to swap them, two are as extreme."""
     y = np.tile([0, 1], 100)

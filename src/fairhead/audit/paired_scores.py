@@ -26,7 +26,8 @@ class BinnedScores:
         rows: rows of each (group, label), shape [G, 2].
         mean: mean score in each bin, shape [K].
         clusters: as in `Rates`.
-        exact: exact figures to move the binned ones to; None for swaps, where only binned ones compare.
+        exact: exact figures to move the binned ones to, with the spread of an AUC stretched to that without bins; None
+            for swaps, where only binned ones compare.
     """
 
     groups: tuple[str, ...]
@@ -44,7 +45,8 @@ class BinnedScores:
         rows = self.rows.min(axis=-1) if name == "AUC" else self.rows.sum(axis=-1)
         if self.exact is not None:
             exact = self.exact.rates(name).hat[0]
-            hat, star = exact, star + (exact - hat)
+            wide = self.exact.auc_stretch(self.counts) if name == "AUC" else 1.0
+            hat, star = exact, exact + (star - hat) * wide
         return Rates(hat[None], star[:, None], rows[None], lambda c: need, self.clusters)
 
     def _figure(self, name: str, counts: Array) -> Array:

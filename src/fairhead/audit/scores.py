@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fairhead.audit.counts import cell_numbers, clusters_in, sample_of_table, tabulate
 from fairhead.audit.metrics import divide
-from fairhead.audit.ranked import CALIBRATION_BINS, Binned, Entries, Ranked, auc_of
+from fairhead.audit.ranked import CALIBRATION_BINS, Auc, Binned, Entries, Ranked, auc_of
 from fairhead.audit.rates import Rates, Terms, unsettle
 
 Array = NDArray[np.float64]
@@ -133,16 +133,25 @@ class ScoreTables:
     def _top(self) -> "_Table":
         return self._by_class[0] if self.scores.top is self.scores.by_class[0] else self._table(self.scores.top)
 
+    def auc_stretch(self, counts: Array, number: int = 0) -> Array:
+        """By how much to stretch replicates of a class's binned AUC, [G], from its counts in any bins, [G, 2, K]."""
+        return _without_bins(self._exact_auc[number].variance, auc_of(counts[:, 0], counts[:, 1]).variance)
+
+    @cached_property
+    def _exact_auc(self) -> list[Auc]:
+        """For each class, figures of shape [G]."""
+        found = [[auc_of(*entries.mass) for entries in table.entries] for table in self._by_class]
+        return [Auc(*(np.array(part) for part in zip(*groups, strict=True))) for groups in found]
+
     @cached_property
     def _auc(self) -> Rates:
         hats, stars, rows = [], [], []
-        for table in self._by_class:
-            exact = [auc_of(*entries.mass) for entries in table.entries]
-            hat, variance = np.array([one.value for one in exact]), np.array([one.variance for one in exact])
-            binned = auc_of(table.counts[:, 0], table.counts[:, 1])
+        for number, table in enumerate(self._by_class):
+            hat = self._exact_auc[number].value
+            binned = binned_auc(table.counts[:, 1], table.counts[:, 0])
             star = binned_auc(table.star[..., 1, :], table.star[..., 0, :])
             hats.append(hat)
-            stars.append(hat + (star - binned.value) * _without_bins(variance, binned.variance))
+            stars.append(hat + (star - binned) * self.auc_stretch(table.counts, number))
             rows.append(table.rows.sum(axis=-1).min(axis=-1))
         need = "rows in the smaller of its two classes"
         rates = Rates(np.stack(hats), np.stack(stars, axis=1), np.stack(rows), lambda c: need, self._clusters)
