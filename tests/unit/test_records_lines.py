@@ -2,10 +2,11 @@
 
 import csv
 import io
+from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairhead import Records
@@ -84,6 +85,51 @@ def test_both_readers_make_the_same_records(tmp_path, monkeypatch, end):
     np.testing.assert_array_equal(quick.groups["race"].codes, slow.groups["race"].codes)
     np.testing.assert_array_equal(quick.label.codes, slow.label.codes)
     np.testing.assert_allclose(quick.scores, slow.scores, rtol=3e-16)  # pandas rounds the last bit as it likes
+
+
+classes = st.sampled_from(
+    ["0", "1", "01", "+1", "-0", "1.0", "1.", " 1", "1 ", "1e0", "1_0", "0x1", "", "NA", "None", "a", "é"]
+)
+odd_numbers = st.sampled_from(
+    ["0.5", "1", "", "NA", "None", "nan", "<NA>", ".5", "0.", "+0.5", " 0.5", "0.5 ", "0.5\t", "1E-3", "1e-400", "-0.0",
+     "00.5", "0_1", "٠.5", "TRUE", "0.3000000000000000166", "0.12345678901234567890123"]
+)  # fmt: skip
+people = st.sampled_from(["w", "b", "w ", "", "NA", "1", "01", "x" * 70, "Ünïted names beyond eight bytes", "😀"])
+
+
+def read_or_refused(file):
+    try:
+        found = Records.read(file, label="y", prediction="yh", score="p", groups=["g"], drop_missing=True)
+    except InputError as error:
+        return str(error)
+    columns = (found.label, found.prediction, found.groups["g"])
+    return [(column.levels, column.codes.tolist()) for column in columns], found.scores
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(st.tuples(classes, odd_numbers, people, classes), min_size=1, max_size=12),
+    st.sampled_from([",", ";", "|"]),
+    st.sampled_from(["\n", "\r\n"]),
+    st.sampled_from(["", "\ufeff"]),
+    st.booleans(),
+    st.sampled_from([40, 1 << 20]),
+)
+def test_whoever_reads_odd_fields_the_records_and_the_messages_are_the_same(
+    tmp_path_factory, rows, separator, end, mark, ends_with_a_line, block
+):
+    lines = [separator.join(row) for row in [("y", "p", "g", "yh"), *rows]]
+    file = tmp_path_factory.mktemp("odd") / "rows.csv"
+    file.write_bytes((mark + end.join(lines) + (end if ends_with_a_line else "")).encode())
+    with patch.object(csv_files, "BLOCK", block):
+        quick = read_or_refused(file)
+        with patch.object(csv_files, "split_lines", lambda *_: None):
+            slow = read_or_refused(file)
+    if isinstance(quick, str) or isinstance(slow, str):
+        assert quick == slow
+    else:
+        assert quick[0] == slow[0]
+        np.testing.assert_allclose(quick[1], slow[1], rtol=3e-16)
 
 
 def test_a_word_among_scores_is_named_with_its_row(tmp_path):

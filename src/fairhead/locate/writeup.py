@@ -350,7 +350,9 @@ def _what_was_done(located: Located, notes: tuple[str, ...]) -> str:
         f"{'the other ' if located.chosen_here else ''}{n[1]} {located.noun}. Edits were learned on {learned}."
     )
     if located.spans or located.extremes:
-        text += f" A head's texts and pictures, which know no groups, are of all {sum(n)}."
+        text += (
+            f" TextSpan and the {located.noun} at the ends of a head's axis, which know no groups, are of all {sum(n)}."
+        )
     return "\n\n".join([text, *notes])
 
 
