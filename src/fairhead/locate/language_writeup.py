@@ -5,8 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
-
 from fairhead import __version__
 from fairhead.audit.results import Difference
 from fairhead.locate.language import LocatedPairs
@@ -14,7 +12,7 @@ from fairhead.locate.pair_studies import PairStudy
 from fairhead.locate.pairs import TextPairs
 from fairhead.locate.plan import half_sha256
 from fairhead.locate.scores import Head
-from fairhead.locate.writeup import SCHEMA, outcome
+from fairhead.locate.writeup import SCHEMA, finite, outcome
 from fairhead.report.contract import SCHEMA as REPORT_SCHEMA
 from fairhead.report.wording import head_name, p_value
 
@@ -52,7 +50,7 @@ def to_dict(located: LocatedPairs, pairs: TextPairs, provenance: Mapping[str, An
         ],
         "notes": [*located.notes, LIMITS],
     }
-    plain: dict[str, Any] = _plain(content)
+    plain: dict[str, Any] = finite(content)
     return plain
 
 
@@ -211,7 +209,7 @@ def _curve_section(located: LocatedPairs) -> dict[str, Any]:
         {
             "metric": metric,
             "points": [
-                {"name": f"+ {head_name(*p.heads[-1])}" if p.heads else "no head", "value": _plain(p.figures[metric])}
+                {"name": f"+ {head_name(*p.heads[-1])}" if p.heads else "no head", "value": finite(p.figures[metric])}
                 for p in located.curves.added
             ],
         }
@@ -219,15 +217,6 @@ def _curve_section(located: LocatedPairs) -> dict[str, Any]:
     ]
     text = "Heads are changed one after the other, in the order of their rank (true forward passes)."
     return {"kind": "curve", "title": "Dose and response", "text": text, "panels": panels}
-
-
-def _plain(value: Any) -> Any:
-    """None for NaN, which is not JSON."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and np.isnan(value) else value
 
 
 def _interval(change: Difference) -> str:

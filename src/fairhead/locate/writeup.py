@@ -65,16 +65,16 @@ def to_dict(located: Located, evaluation: Evaluation, provenance: Mapping[str, A
         ],
         "notes": list(located.notes),
     }
-    plain: dict[str, Any] = _finite(content)
+    plain: dict[str, Any] = finite(content)
     return plain
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """None for NaN, which is not JSON: a figure that has no value, such as V where all predictions are the same."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and np.isnan(value) else value
 
 
