@@ -176,7 +176,7 @@ def attention_divergence(weights: Tensor, batch: Batch, config: KLAAD) -> Tensor
         per_query = _divergence(log_a, log_s, valid)
     else:
         per_query = _divergence(log_s, log_a, valid)
-    queries = batch.compared[:, None].float()
+    queries = batch.queries[:, None].float()  # never none: the first token of both is the same start
     return ((per_query * queries).sum(-1) / queries.sum(-1)).mean()
 
 

@@ -80,6 +80,8 @@ class Batch(NamedTuple):
         member: 1 where a row's token is of the sentence, [2 or 3, B, T].
         places: compared tokens of stereotype and anti-stereotype, [2, B, M].
         compared: 0 where there are fewer than M, [B, M].
+        queries: 0 also where one sentence alone has other tokens before: its share of them has no counterpart, and a
+            divergence from next to nothing would outweigh all the rest, [B, M].
         others: whether, in either sentence, a token that is not compared stands before, [B, M].
     """
 
@@ -92,6 +94,7 @@ class Batch(NamedTuple):
     member: Tensor
     places: Tensor
     compared: Tensor
+    queries: Tensor
     others: Tensor
 
 
@@ -119,6 +122,8 @@ def batch_of(examples: Sequence[Example], layout: Layout) -> Batch:
     aligned = [[example.alignment[side] for example in examples] for side in (0, 1)]
     in_row = [[p[list(a)].tolist() for p, a in zip(places[side], aligned[side], strict=True)] for side in (0, 1)]
     in_sentence, compared = torch.stack([stack(one).ids for one in aligned]), stack(aligned[0]).mask
+    # A token whose number in the sentence is not its number among the compared ones has others before it.
+    above = in_sentence > torch.arange(compared.shape[1])
     device = inputs["input_ids"].device
 
     def moved(values: Tensor | NDArray[Any]) -> Tensor:
@@ -134,6 +139,6 @@ def batch_of(examples: Sequence[Example], layout: Layout) -> Batch:
         moved(member),
         moved(torch.stack([stack(one).ids for one in in_row])),
         moved(compared),
-        # A token whose number in the sentence is not its number among the compared ones has others before it.
-        moved((in_sentence > torch.arange(compared.shape[1])).any(0)),
+        moved(compared * (above[0] == above[1])),
+        moved(above.any(0)),
     )
