@@ -354,6 +354,13 @@ def test_paired_intervals_cover_and_permutations_are_exact() -> None:
     assert small <= 20
 
 
+def test_pairs_that_others_link_belong_together() -> None:
+    texts = [("a", "b"), ("c", "d"), ("e", "f"), ("a", "c")]  # the last one links the first two
+    pairs = pairs_of([CrowsPair(str(i), more, less, "stereo", "gender", ()) for i, (more, less) in enumerate(texts)])
+    first, second, alone, last = pairs.clusters
+    assert first == second == last != alone
+
+
 def test_halves_keep_clusters_whole_and_need_some() -> None:
     pairs = pairs_of(items())
     choosing = halves_of_pairs(pairs)

@@ -2,6 +2,7 @@
 
 import json
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from fairhead.errors import InputError
 
 
 @dataclass
-class LineJournal:
+class LineJournal(ABC):
     """A file of lines, one for each result, the first of which says which model and settings made them.
 
     A last line that was cut off by a crash is dropped. A kind of result is a subclass that names its `schema`, says
@@ -28,9 +29,9 @@ class LineJournal:
     path: Path
     settings: Mapping[str, Any]
 
+    @abstractmethod
     def take(self, row: Mapping[str, Any]) -> None:
         """Take up a line of the file."""
-        raise NotImplementedError
 
     def __enter__(self) -> Self:
         try:

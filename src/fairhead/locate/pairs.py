@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from fairhead.data import Benchmark, read
 from fairhead.data.crows_pairs import CrowsPair
@@ -123,15 +125,13 @@ def pairs_of(items: Sequence[CrowsPair | StereoSetItem]) -> TextPairs:
     if crows and terms:
         raise InputError("these are pairs of two benchmarks; their log-odds are not defined alike: take one of them")
     if crows:
-        first: dict[str, int] = {}
-        clusters = [min(first.setdefault(p.more, i), first.setdefault(p.less, i)) for i, p in enumerate(crows)]
         return TextPairs(
             "crows_pairs",
             tuple(p.id for p in crows),
             tuple(crows_pairs.requests(crows)),
             2,
             np.full(len(crows), 1 / len(crows)),
-            np.array(clusters),
+            _linked([(p.more, p.less) for p in crows]),
             {"bias_type": tuple(p.bias_type for p in crows), "direction": tuple(p.direction for p in crows)},
             per_token=False,
         )
@@ -147,3 +147,12 @@ def pairs_of(items: Sequence[CrowsPair | StereoSetItem]) -> TextPairs:
         {"bias_type": tuple(item.bias_type for item in terms), "kind": tuple(item.kind for item in terms)},
         per_token=True,
     )
+
+
+def _linked(pairs: Sequence[tuple[str, str]]) -> NDArray[np.int64]:
+    """A number for each pair; pairs that share a text have the same, and so have those that others link."""
+    texts = {text: i for i, text in enumerate(dict.fromkeys(text for pair in pairs for text in pair))}
+    ends = np.array([[texts[one], texts[other]] for one, other in pairs])
+    links = coo_array((np.ones(len(ends)), (ends[:, 0], ends[:, 1])), shape=(len(texts), len(texts)))
+    of_text = connected_components(links, directed=False)[1].astype(np.int64)
+    return of_text[ends[:, 0]]

@@ -4,6 +4,7 @@ Each batch is run once as it is. A set of heads then starts at the first layer t
 entered it: heads of the last two of twelve layers cost a sixth of a pass, and each image is decoded once.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,7 +24,7 @@ from fairhead.locate.tasks import Task
 _Heads = tuple[tuple[int, int], ...]
 
 
-class Sweep:
+class Sweep(ABC):
     """What is read of a model with each of many sets of heads edited; a set that was run is not run again.
 
     Args:
@@ -50,9 +51,9 @@ class Sweep:
         self._tap = tap(stream.base)
         self._done: dict[_Heads, Array] = {}
 
+    @abstractmethod
     def _read(self, inputs: Any) -> Array:
         """Run the model on one batch; rows of what is wanted, [B, ...]."""
-        raise NotImplementedError
 
     def __call__(self, sets: Sequence[Sequence[tuple[int, int]]]) -> list[Array]:
         """What is read with each set of heads edited; the empty set is the model as it is."""

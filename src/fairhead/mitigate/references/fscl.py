@@ -45,8 +45,10 @@ class FSCL:
         model = job.build_model()
         head = find_head(model, job.train)
         projected = _Projected(model, head, self.width)
-        job.fit("training", projected, loss=_Loss(self, job.groups_train))
-        projected.handle.remove()
+        try:
+            job.fit("training", projected, loss=_Loss(self, job.groups_train))
+        finally:
+            projected.handle.remove()
         return model
 
 
