@@ -22,14 +22,14 @@ from fairhead.errors import InputError, UnsupportedModel
 from fairhead.language.packing import Row, TokenSequence, batches, pack, predicting
 from fairhead.language.scores import Journal, Progress, Request, Score, Scores
 from fairhead.language.tokens import Encoded, Start, encode, start_token
-from fairhead.language.trial import Layout, reads_trees
+from fairhead.language.trial import Layout, Ready, reads_trees
 
 # Tokens a batch by default: enough to keep a processor or a GPU busy.
 _BATCH_TOKENS = {"cpu": 768, "cuda": 16384}
 # Tokens a row by default. Attention within a row costs its length squared, which a GPU minds less than many rows.
 _ROW_TOKENS = {"cpu": 128, "cuda": 256}
-# Entries of the logits of one batch: 256 MB in float32 on a processor, four times that elsewhere.
-_MAX_LOGITS = {"cpu": 1 << 26}
+# Entries of the logits of one batch: 256 MB in float32 on a processor; on a GPU as memory allows, up to 4 GB.
+_LOGITS_CPU, _LOGITS_MOST = 1 << 26, 1 << 30
 
 
 class Planned(NamedTuple):
@@ -48,12 +48,22 @@ class Planned(NamedTuple):
     def logprobs(self) -> list[tuple[int, NDArray[np.float64]]]:
         """Read the batch: each sequence with the log-probabilities of its scored tokens."""
         with quiet(self.layout.model):
-            values = _read(self.layout, self.rows)
+            values = _read(self)
         return [
             (self.members[path.sequence], found[path.positions])
             for row, found in zip(self.rows, values, strict=True)
             for path in row.paths
         ]
+
+    def ready(self) -> "ReadyBatch":
+        """The batch on the model's device."""
+        places = [predicting(row) for row in self.rows]
+        ready = self.layout.ready(self.rows, [place.at for place in places])
+        offsets = np.cumsum([0, *(len(place.at) for place in places)])
+        source = np.concatenate([place.source + o for place, o in zip(places, offsets, strict=False)])
+        token = np.concatenate([row.tokens[place.scored] for row, place in zip(self.rows, places, strict=True)])
+        device = ready.positions.device
+        return ReadyBatch(ready, torch.from_numpy(source).to(device), torch.from_numpy(token).to(device))
 
 
 @dataclass
@@ -215,7 +225,7 @@ class Scorer:
         chosen = set(packable)
         plain = [i for i in range(len(sequences)) if i not in chosen]
         row_tokens = min(self.row_tokens, self._window or self.row_tokens)
-        max_scored = max(1, _MAX_LOGITS.get(torch.device(self.device or "cpu").type, 1 << 28) // self.vocabulary)
+        max_scored = max(1, _max_logits(torch.device(self.device or "cpu")) // self.vocabulary)
         for members, tree in ((packable, True), (plain, False)):
             rows = pack([sequences[i] for i in members], row_tokens, share=tree, longest=self._window)
             layout = Layout(self.model, tree)
@@ -225,20 +235,43 @@ class Scorer:
                 yield Planned(layout, tuple(rows[i] for i in batch), members)
 
 
-def _read(layout: Layout, rows: Sequence[Row]) -> list[NDArray[np.float64]]:
+def _max_logits(device: torch.device) -> int:
+    """Entries that the logits of one batch may have: in float32 an eighth of a GPU's memory."""
+    if device.type == "cpu":
+        return _LOGITS_CPU
+    if device.type != "cuda":
+        return 4 * _LOGITS_CPU
+    return min(_LOGITS_MOST, torch.cuda.get_device_properties(device).total_memory // 32)
+
+
+class ReadyBatch(NamedTuple):
+    """A batch on the model's device, to be read as often as heads are edited.
+
+    Attributes:
+        ready: the rows.
+        source: for each scored token, which of the positions that are read predicts it, [S].
+        token: the token, [S].
+    """
+
+    ready: Ready
+    source: Tensor
+    token: Tensor
+
+    def logprobs(self) -> Tensor:
+        """Log-probability of each scored token, one row after the other, [S]; it stays on the device."""
+        logits = self.ready.logits()
+        return logits[self.source, self.token].float() - _log_sum_exp(logits)[self.source]
+
+
+def _read(batch: Planned) -> list[NDArray[np.float64]]:
     """Log-probability of each scored token of each row, NaN elsewhere: a list of arrays [T]."""
-    places = [predicting(row) for row in rows]
-    logits = layout.logits(rows, [p.at for p in places])
-    offsets = np.cumsum([0, *(len(p.at) for p in places)])
-    source = torch.from_numpy(np.concatenate([p.source + o for p, o in zip(places, offsets, strict=False)]))
-    token = torch.from_numpy(np.concatenate([row.tokens[p.scored] for row, p in zip(rows, places, strict=True)]))
-    chosen = logits[source.to(logits.device), token.to(logits.device)].float() - _log_sum_exp(logits)[source]
-    flat = chosen.double().cpu().numpy()
+    flat = batch.ready().logprobs().double().cpu().numpy()
     values, taken = [], 0
-    for row, place in zip(rows, places, strict=True):
+    for row in batch.rows:
+        scored = predicting(row).scored
         found = np.full(len(row.tokens), np.nan)
-        found[place.scored] = flat[taken : taken + len(place.scored)]
-        taken += len(place.scored)
+        found[scored] = flat[taken : taken + len(scored)]
+        taken += len(scored)
         values.append(found)
     return values
 

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,32 +33,59 @@ class Layout:
 
     def logits(self, rows: Sequence[Row], at: Sequence[NDArray[np.int64]]) -> Tensor:
         """Next-token logits at the chosen positions of each row, one row after the other: [sum of positions, V]."""
+        return self.ready(rows, at).logits()
+
+    def ready(self, rows: Sequence[Row], at: Sequence[NDArray[np.int64]]) -> "Ready":
+        """Rows on the model's device, to be read once or many times at the chosen positions of each."""
         trimmed = [_needed(row, chosen) for row, chosen in zip(rows, at, strict=True)]
         inputs = self.inputs([row for row, _ in trimmed])
         width = inputs["input_ids"].shape[1]
         chosen = torch.from_numpy(np.concatenate([a + i * width for i, (_, a) in enumerate(trimmed)]))
-        with _only(self.model, chosen.to(inputs["input_ids"].device)):
-            logits: Tensor = self.model(**inputs, use_cache=False).logits
-        return logits[0]
+        return Ready(self.model, inputs, chosen.to(inputs["input_ids"].device))
 
     def inputs(self, rows: Sequence[Row]) -> dict[str, Tensor]:
         """What the model is called with, tokens [B, T] among it."""
         weight = next(self.model.parameters())
         width = max(len(row.tokens) for row in rows)
-        ids = _stack([row.tokens for row in rows], width, 0).to(weight.device)
+        ids = send(_stack([row.tokens for row in rows], width, 0), weight.device)
         if not self.tree:
             mask = _stack([np.ones(len(row.tokens), dtype=np.int64) for row in rows], width, 0)
-            return {"input_ids": ids, "attention_mask": mask.to(weight.device)}
+            return {"input_ids": ids, "attention_mask": send(mask, weight.device)}
         # Padding sees itself alone: a row of a softmax without a single entry would be NaN.
         here = torch.arange(width, device=weight.device)
-        end = _stack([row.end for row in rows], width, 0).to(weight.device)
+        end = send(_stack([row.end for row in rows], width, 0), weight.device)
         end = torch.maximum(end, here + 1)
         # [B, query, key]: the query lies in the subtree of the key.
         seen = (here[None, None, :] <= here[None, :, None]) & (here[None, :, None] < end[:, None, :])
         mask = torch.zeros(seen.shape, dtype=weight.dtype, device=weight.device)
         mask.masked_fill_(~seen, torch.finfo(weight.dtype).min)
-        depth = _stack([row.depth for row in rows], width, 0).to(weight.device)
+        depth = send(_stack([row.depth for row in rows], width, 0), weight.device)
         return {"input_ids": ids, "attention_mask": mask[:, None], "position_ids": depth}
+
+
+class Ready(NamedTuple):
+    """Rows that lie on the model's device.
+
+    Attributes:
+        model: the model.
+        inputs: what it is called with.
+        positions: which of the flattened batch are read, [P].
+    """
+
+    model: nn.Module
+    inputs: dict[str, Tensor]
+    positions: Tensor
+
+    def logits(self) -> Tensor:
+        """Next-token logits there, [P, V]."""
+        with _only(self.model, self.positions):
+            logits: Tensor = self.model(**self.inputs, use_cache=False).logits
+        return logits[0]
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor on a device. A GPU is not waited for: from ordinary memory it would first finish what it has to do."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def _needed(row: Row, at: NDArray[np.int64]) -> tuple[Row, NDArray[np.int64]]:

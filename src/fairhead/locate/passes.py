@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fairhead.errors import InputError
@@ -52,8 +53,12 @@ class Sweep(ABC):
         self._done: dict[_Heads, Array] = {}
 
     @abstractmethod
-    def _read(self, inputs: Any) -> Array:
-        """Run the model on one batch; rows of what is wanted, [B, ...]."""
+    def _read(self, inputs: Any) -> Tensor:
+        """Run the model on one batch; rows of what is wanted, [B, ...], where the model is."""
+
+    @abstractmethod
+    def _values(self, read: NDArray[np.floating]) -> Array:
+        """What is handed out for rows that were read, [B, ...]."""
 
     def __call__(self, sets: Sequence[Sequence[tuple[int, int]]]) -> list[Array]:
         """What is read with each set of heads edited; the empty set is the model as it is."""
@@ -69,14 +74,16 @@ class Sweep(ABC):
         rows = 0
         for inputs in self._batches():
             plain, kept = self._plain(inputs, starts)
-            for heads in sets:
-                found[heads].append(self._edited(inputs, heads, kept[heads[0][0]]) if heads else plain)
+            read = [self._edited(inputs, heads, kept[heads[0][0]]) if heads else plain for heads in sets]
+            # Only here does the processor wait for a GPU: all sets of a batch are handed over at once.
+            for heads, values in zip(sets, torch.stack(read).cpu().numpy(), strict=True):
+                found[heads].append(self._values(values))
             rows += len(plain)
             if self._progress is not None:
                 self._progress(rows, len(sets))
         self._done.update({heads: np.concatenate(parts) for heads, parts in found.items()})
 
-    def _plain(self, inputs: Any, starts: set[int]) -> tuple[Array, dict[int, Tensor]]:
+    def _plain(self, inputs: Any, starts: set[int]) -> tuple[Tensor, dict[int, Tensor]]:
         """The batch as it is, and the tokens that enter the layers at which edited passes start."""
         kept: dict[int, Tensor] = {}
 
@@ -96,7 +103,7 @@ class Sweep(ABC):
             for handle in handles:
                 handle.remove()
 
-    def _edited(self, inputs: Any, heads: _Heads, tokens: Tensor) -> Array:
+    def _edited(self, inputs: Any, heads: _Heads, tokens: Tensor) -> Tensor:
         with self._tap as open_tap, self._starting_at(heads[0][0], tokens):
             self._edits.apply(open_tap, heads, self._kind, self._tokens)
             return self._read(inputs)
@@ -172,5 +179,8 @@ class ForwardPasses(Sweep):
         super().__init__(decomposer.stream, batches, edits, kind, tokens, progress)
         self._decomposer, self._task = decomposer, task
 
-    def _read(self, inputs: Mapping[str, Tensor]) -> Array:
-        return self._task.logits(self._decomposer.outputs(inputs).float().cpu().numpy())
+    def _read(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        return self._decomposer.outputs(inputs).float()
+
+    def _values(self, read: NDArray[np.floating]) -> Array:
+        return self._task.logits(read)

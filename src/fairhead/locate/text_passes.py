@@ -4,8 +4,8 @@ Edits act on every token, as those of a saved model do.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from fairhead.errors import InputError
 from fairhead.heads import Site, Tap, tap
-from fairhead.language.packing import TokenSequence
-from fairhead.language.scorer import Planned, Scorer, quiet
+from fairhead.language.packing import TokenSequence, predicting
+from fairhead.language.scorer import Planned, ReadyBatch, Scorer, quiet
 from fairhead.locate.edits import HeadEdits
 from fairhead.locate.moments import Array
 from fairhead.locate.passes import Sweep
@@ -40,6 +40,8 @@ class TextEdits(HeadEdits):
 
     bank: NDArray[np.float32]
     seed: int = 0
+    # What was drawn or brought to a device before; passes ask for the same again and again.
+    _kept: dict[Any, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def learn_texts(
@@ -93,15 +95,23 @@ class TextEdits(HeadEdits):
             heads.edit([(layer, head) for head in chosen], self._drawn(layer, chosen), tokens)
 
     def _drawn(self, layer: int, chosen: list[int]) -> Callable[[Tensor, Site], Tensor]:
-        source = torch.from_numpy(self.bank[:, layer, chosen])  # [R, h, d]
-
         def draw(x: Tensor, site: Site) -> Tensor:
-            # The same draws in every pass and layer: sets of heads differ in their heads alone.
-            generator = torch.Generator().manual_seed(self.seed)
-            rows = torch.randint(len(source), x.shape[:-2], generator=generator)
-            return source[rows].to(x)
+            source = self._bank(x.device)[:, layer][:, chosen]  # [R, h, d]
+            return source[self._rows(x.shape[:-2], x.device)].to(x)
 
         return draw
+
+    def _bank(self, device: torch.device) -> Tensor:
+        if device not in self._kept:
+            self._kept[device] = torch.from_numpy(self.bank).to(device)
+        return self._kept[device]
+
+    def _rows(self, shape: torch.Size, device: torch.device) -> Tensor:
+        """Whose output each token gets: the same in every pass and layer, so that sets differ in their heads alone."""
+        if (shape, device) not in self._kept:
+            generator = torch.Generator().manual_seed(self.seed)
+            self._kept[shape, device] = torch.randint(len(self.bank), shape, generator=generator).to(device)
+        return self._kept[shape, device]
 
 
 def check_text_kind(kind: str) -> None:
@@ -144,18 +154,65 @@ class TextPasses(Sweep):
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         check_text_kind(kind)
-        batches = list(scorer.planned(sequences))
+        with quiet(scorer.model):
+            batches = [_TextBatch.of(planned) for planned in scorer.planned(sequences)]
         # The order in which batches give their texts.
-        members = [batch.members[path.sequence] for batch in batches for row in batch.rows for path in row.paths]
-        self._place = np.argsort(members, kind="stable")
+        self._place = np.argsort([text for batch in batches for text in batch.texts], kind="stable")
         super().__init__(stream_of(scorer.model), lambda: iter(batches), edits, kind, None, progress)
+        self._model = scorer.model
 
     def __call__(self, sets: Sequence[Sequence[tuple[int, int]]]) -> list[Array]:
         """Sums of log-probabilities, in the order of the texts; the empty set is the model as it is."""
         return [found[self._place] for found in super().__call__(sets)]
 
-    def _read(self, inputs: Planned) -> Array:
-        found = np.array([values.sum() for _, values in inputs.logprobs()])
-        if not np.isfinite(found).all():
+    def _read(self, inputs: "_TextBatch") -> Tensor:
+        with quiet(self._model):
+            return inputs.sums()
+
+    def _values(self, read: NDArray[np.floating]) -> Array:
+        if not np.isfinite(read).all():
             raise InputError("a log-probability is not finite with heads edited; try float32")
-        return found
+        return read.astype(np.float64)
+
+
+class _TextBatch(NamedTuple):
+    """A batch of k texts on the model's device.
+
+    Attributes:
+        batch: its tokens.
+        texts: the number of each text among all, [k].
+        token: a scored token of a text, as its place among the scored tokens of the batch, [E]; texts share some.
+        text: whose it is, [E].
+    """
+
+    batch: ReadyBatch
+    texts: tuple[int, ...]
+    token: Tensor
+    text: Tensor
+
+    @classmethod
+    def of(cls, planned: Planned) -> "_TextBatch":
+        texts: list[int] = []
+        token: list[NDArray[np.intp]] = []
+        text: list[NDArray[np.intp]] = []
+        taken = 0
+        for row in planned.rows:
+            scored = predicting(row).scored
+            for path in row.paths:
+                token.append(taken + np.searchsorted(scored, path.positions))
+                text.append(np.full(len(path.positions), len(texts)))
+                texts.append(planned.members[path.sequence])
+            taken += len(scored)
+        batch = planned.ready()
+        place = batch.token.device
+        return cls(
+            batch,
+            tuple(texts),
+            torch.from_numpy(np.concatenate(token)).to(place),
+            torch.from_numpy(np.concatenate(text)).to(place),
+        )
+
+    def sums(self) -> Tensor:
+        """Sum of the log-probabilities of each text, [k]."""
+        logprobs = self.batch.logprobs().double()
+        return logprobs.new_zeros(len(self.texts)).index_add_(0, self.text, logprobs[self.token])
