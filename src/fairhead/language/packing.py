@@ -72,18 +72,33 @@ def pack(
         [[3], [4, 5]]
     """
     order = sorted(range(len(sequences)), key=lambda i: list(sequences[i].tokens))
+    if not share:
+        return [plain_row(sequences[i].tokens, sequences[i].scored_from, i) for i in order]
     rows, tree = [], _Tree()
     for i in order:
         tokens = np.asarray(sequences[i].tokens, dtype=np.int64)
-        shared = tree.shared(tokens) if share else 0
+        shared = tree.shared(tokens)
         bound = max(row_tokens, 2 * len(tokens))
         bound += bound // 2 if shared > _LITTLE else 0
         full = len(tree) + len(tokens) - shared > (bound if longest is None else min(longest, bound))
-        if len(tree) and (full or not share):
+        if len(tree) and full:
             rows.append(tree.row())
             tree, shared = _Tree(), 0
         tree.add(i, tokens, shared, sequences[i].scored_from)
     return [*rows, tree.row()] if len(tree) else rows
+
+
+def plain_row(tokens: Sequence[int], scored_from: int = 1, sequence: int = 0) -> Row:
+    """One sequence in a row of its own.
+
+    Example:
+        >>> plain_row([0, 5, 6]).parent.tolist()
+        [-1, 0, 1]
+    """
+    n = len(tokens)
+    number = np.arange(n)
+    path = Path(sequence, number[scored_from:])
+    return Row(np.asarray(tokens, dtype=np.int64), number, number - 1, np.full(n, n), (path,))
 
 
 class _Tree:

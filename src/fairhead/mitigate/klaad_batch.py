@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fairhead.language.alignment import Alignment, align, align_by_position
-from fairhead.language.packing import Ints, Row, TokenSequence, pack
+from fairhead.language.packing import Ints, Row, TokenSequence, pack, plain_row
 from fairhead.language.scorer import context_length
-from fairhead.language.trial import Layout, reads_trees
+from fairhead.language.trial import Layout, reads_trees, send
 from fairhead.mitigate.triplets import TokenTriplet, stack
 
 
@@ -106,7 +106,7 @@ def batch_of(examples: Sequence[Example], layout: Layout) -> Batch:
         places = [[example.places[side] for example in examples] for side in sides]
     else:
         sentences = [example.sentences[side] for side in sides for example in examples]
-        trees = [row for tokens in sentences for row in pack([TokenSequence(tokens, 1)], 1)]
+        trees = [plain_row(tokens) for tokens in sentences]
         rows = np.arange(len(trees)).reshape(len(sides), n)
         places = [[np.arange(len(example.sentences[side])) for example in examples] for side in sides]
     inputs = layout.inputs(trees)
@@ -127,7 +127,7 @@ def batch_of(examples: Sequence[Example], layout: Layout) -> Batch:
     device = inputs["input_ids"].device
 
     def moved(values: Tensor | NDArray[Any]) -> Tensor:
-        return torch.as_tensor(values).to(device, non_blocking=True)
+        return send(torch.as_tensor(values), device)
 
     return Batch(
         inputs,
