@@ -14,15 +14,20 @@ from fairhead.bench.cell import run_cell
 from fairhead.bench.grid import Backbone, Cell, Data, Method
 from fairhead.bench.grid_file import read_grid
 from fairhead.bench.others import check_others, others_of, pooled
+from fairhead.bench.tasks import read_task
 from fairhead.errors import InputError
 from fairhead.mitigate import method, run
 from fairhead.mitigate.job import Other
+from fairhead.train.meters import Meter
 
 TINY = {"width": 16, "mlp": 16, "image_size": 8, "patch_size": 4}
 
 
 def nothing(done, total):
     pass
+
+
+enter = Meter.__enter__
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +58,40 @@ def a_cell(faces, name, train="all", **options):
     )
 
 
+def task_of(cell, cache):
+    return read_task(
+        cell.data, lambda classes: Recipe(cell.backbone.model, classes, cell.backbone.settings), cell.seed, cache
+    )
+
+
+def others_for(cell, cache, progress=nothing):
+    return others_of(cell, task_of(cell, cache), "cpu", cache, progress)
+
+
+def test_pictures_for_another_model_are_decoded_before_the_meter_starts(faces, clip, tmp_path, monkeypatch):
+    news = []
+    monkeypatch.setattr("fairhead.bench.cell.Meter.__enter__", lambda meter: news.append("meter") or enter(meter))
+    cell = a_cell(faces, "clusters", features=f"path:{clip}", counts=[2], least=1)
+    run_cell(cell, "cpu", tmp_path, lambda stage, done, total, note: done == total and news.append(stage))
+    before, after = news[: news.index("meter")], news[news.index("meter") + 1 :]
+    # Twice: for the model that is trained (8 × 8) and for the frozen one (12 × 12).
+    assert before.count("decoding") == 2
+    assert "decoding" not in after
+    assert "training" in after
+
+
+def test_a_model_that_takes_the_same_pictures_is_given_the_same_tensors(faces, clip, tmp_path):
+    cell = a_cell(faces, "kd", teacher="vit-3x2")
+    task = task_of(cell, tmp_path)
+    others = others_of(cell, task, "cpu", tmp_path, nothing)
+    assert others("vit-3x2").train is task.train
+    assert others(f"path:{clip}").train is not task.train
+
+
 @pytest.mark.parametrize("train", ["all", "last_encoder"])
 def test_a_teacher_may_be_larger_than_the_student(faces, tmp_path, train):
     cell = a_cell(faces, "kd", train, teacher="vit-3x2", teacher_epochs=2)
-    teacher = others_of(cell, "cpu", tmp_path, nothing)("vit-3x2")
+    teacher = others_for(cell, tmp_path)("vit-3x2")
     assert teacher.build_model().config.num_hidden_layers == 3
     assert teacher.train.inputs["pixel_values"].shape == (128, 3, 8, 8)
     done = run_cell(cell, "cpu", tmp_path)
@@ -71,7 +106,7 @@ def test_a_teacher_may_be_larger_than_the_student(faces, tmp_path, train):
 
 def test_frozen_features_are_the_model_s_own_embedding_of_the_same_rows(faces, clip, tmp_path):
     cell = a_cell(faces, "clusters", features=f"path:{clip}")
-    other = others_of(cell, "cpu", tmp_path, nothing)(f"path:{clip}")
+    other = others_for(cell, tmp_path)(f"path:{clip}")
     done = run_cell(a_cell(faces, "erm"), "cpu", tmp_path)
     assert torch.equal(other.train.labels, done.task.train.labels)
     assert torch.equal(other.validation.labels, done.task.validation.labels)
@@ -148,5 +183,5 @@ seeds: [0]
     cell = read_grid(tmp_path / "grid.yaml", [], {"FACES": str(faces), "MODELS": str(clip)}).cells()[1]
     assert cell.settings()["method"]["options"] == {"features": "path:${MODELS}"}
     monkeypatch.setenv("MODELS", str(clip))
-    other = others_of(cell, "cpu", tmp_path, nothing)("path:${MODELS}")
+    other = others_for(cell, tmp_path)("path:${MODELS}")
     assert other.features(other.validation).shape == (16, 6)

@@ -38,7 +38,7 @@ def grid_of(tmp_path):
 def test_a_grid_is_the_product_of_its_axes(grid_of):
     cells = grid_of().cells()
     assert len({cell.name for cell in cells}) == len(cells) == 2 * 2 * 3 * 2
-    assert len({cell.fingerprint for cell in cells}) == len(cells)
+    assert len({json.dumps(cell.settings()) for cell in cells}) == len(cells)
     # Cells that share data stand together.
     assert [cell.name for cell in cells[:4]] == [
         "natural/vit-8x8/erm/0",
@@ -67,7 +67,7 @@ def test_settings_on_the_command_line(grid_of):
     assert [cell.name for cell in grid.cells()] == ["biased/vit-8x8/erm/3", "biased/vit-8x8/erm/4"]
     assert grid.data[0].limit == 50
     assert grid.n_boot == 300
-    assert grid_of(changes=["limit=50"]).cells()[0].fingerprint != grid_of().cells()[0].fingerprint
+    assert grid_of(changes=["limit=50"]).cells()[0].settings() != grid_of().cells()[0].settings()
 
 
 def test_references_are_chosen_apart_from_the_methods_or_left_out(grid_of):

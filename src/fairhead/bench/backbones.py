@@ -76,10 +76,14 @@ class Recipe:
                 f"there is no backbone {self.name!r}; give vit-<layers>x<heads>, such as vit-8x8, or path:FOLDER"
             )
 
+    def all_settings(self) -> dict[str, Any]:
+        """The settings, with the defaults of a fresh model."""
+        return dict(self.settings) if self.folder else {**_FRESH_SETTINGS, **self.settings}
+
     def pictures(self) -> Pictures:
         """How this model wants its pictures."""
         if self.folder is None:
-            return Pictures(self._fresh()["image_size"])
+            return Pictures(self.all_settings()["image_size"])
         wanted = _json(self.folder / "preprocessor_config.json")
         size = wanted.get("crop_size") or wanted.get("size") or _json(self.folder / "config.json").get("image_size")
         if isinstance(size, dict):
@@ -117,7 +121,7 @@ class Recipe:
 
         shape = _FRESH.fullmatch(self.name)
         assert shape is not None  # `check` has seen to that
-        fresh = self._fresh()
+        fresh = self.all_settings()
         config = ViTConfig(
             num_hidden_layers=int(shape[1]),
             num_attention_heads=int(shape[2]),
@@ -150,9 +154,6 @@ class Recipe:
         with quietly():
             model = kind_of.from_pretrained(self.folder, dtype=torch.float32, local_files_only=True)
         return normalising(model, self.pictures()) if kind == "image" else model
-
-    def _fresh(self) -> dict[str, int]:
-        return {**_FRESH_SETTINGS, **self.settings}
 
     def _pretrained(self, kind: str, labels: Mapping[str, Any]) -> Any:
         import transformers

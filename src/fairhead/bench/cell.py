@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from fairhead import __version__
 from fairhead.audit import audit
 from fairhead.bench.backbones import Recipe
+from fairhead.bench.effective import effective, fingerprint, method_of
 from fairhead.bench.grid import METRICS, Cell
 from fairhead.bench.others import others_of
 from fairhead.bench.tasks import Task, read_task
-from fairhead.errors import InputError
-from fairhead.mitigate import Trained, method, run
+from fairhead.mitigate import Trained, run
 from fairhead.mitigate.job import Other
 from fairhead.records import Records
 from fairhead.train import Epoch, Examples, TrainingPlan, predict
@@ -88,6 +88,7 @@ def run_cell(
         model = _built(recipe, task.kind, cell.seed)
         return last_encoder(model) if cell.backbone.train == "last_encoder" else model
 
+    others = others_of(cell, task, device, cache, lambda done, total: tell("decoding", done, total, ""))
     parts = {"train": task.train, "validation": task.validation, "test": task.test}
     read_seconds, started = time.perf_counter() - started, time.perf_counter()
     if cell.backbone.train == "last_encoder":
@@ -99,7 +100,6 @@ def run_cell(
         tell("training", epoch.number, plan.epochs, note)
 
     with Meter(device, sharers=sharers) as meter:
-        others = others_of(cell, device, cache, lambda done, total: tell("decoding", done, total, ""))
         trained = _train(cell, config, build_model, parts, task, plan, on_epoch, others)
     records = task.records(predict(trained.model, parts["test"], precision=plan.precision))
     audited = audit(records, group_by=task.group, metrics=METRICS, n_boot=1000)
@@ -108,7 +108,7 @@ def run_cell(
     row = {
         "schema": ROW_SCHEMA,
         "cell": cell.name,
-        "fingerprint": cell.fingerprint,
+        "fingerprint": fingerprint(cell),
         "status": "done",
         "data": cell.data.name,
         "backbone": cell.backbone.name,
@@ -128,28 +128,10 @@ def run_cell(
         "read_seconds": read_seconds,
         "feature_seconds": feature_seconds,
         "settings": settings,
+        "effective": effective(cell),
         "made_with": _made_with(device),
     }
     return Done(row, records, trained, task)
-
-
-def method_of(cell: Cell) -> Any:
-    """The settings of a cell's method; those that train with groups are looked up apart.
-
-    Raises:
-        InputError: no such method or option, a reference among the methods, or the other way round.
-    """
-    from fairhead.mitigate.references import METHODS_WITH_ATTRIBUTES, method_with_attributes
-
-    wanted, options = cell.method.method, cell.settings()["method"]["options"]
-    if cell.method.uses_groups:
-        return method_with_attributes(wanted, **options)
-    if wanted in METHODS_WITH_ATTRIBUTES:
-        raise InputError(
-            f"{wanted} trains with the sensitive attribute: list it under references (or give --reference-group), "
-            "so that the table shows it apart"
-        )
-    return method(wanted, **options)
 
 
 def _train(

@@ -1,7 +1,5 @@
 """A grid: data × backbones × methods × seeds. Imports no torch; `grid_file` reads one from YAML."""
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -116,7 +114,7 @@ class Cell:
         return f"{self.data.name}/{self.backbone.name}/{self.method.name}/{self.seed}"
 
     def settings(self) -> dict[str, Any]:
-        """All that its result depends on, JSON-ready: a row with other settings is another result."""
+        """All that the grid says about it, JSON-ready; `fairhead.bench.effective` fills in what it leaves out."""
         options = {**self.method.options, **self.method.data_options.get(self.data.name, {})}
         data = {name: getattr(self.data, name) for name in ("split_by_seed", "max_length", "limit", "group")}
         data["read"] = self.data.written or self.data.read
@@ -132,12 +130,6 @@ class Cell:
             "plan": dict(self.plan),
             "selection": self.selection,
         }
-
-    @property
-    def fingerprint(self) -> str:
-        """A short hash of `settings`."""
-        text = json.dumps(self.settings(), sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)

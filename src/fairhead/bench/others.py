@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fairhead.bench.backbones import Recipe
 from fairhead.bench.grid import Cell
 from fairhead.bench.grid_file import expanded
-from fairhead.bench.tasks import Progress, read_task
+from fairhead.bench.tasks import Progress, Task, read_task
 from fairhead.mitigate.job import Other
 from fairhead.train import Examples
 
@@ -25,25 +25,53 @@ def check_others(cell: Cell) -> None:
     Raises:
         InputError: saying which.
     """
-    for option, value in cell.settings()["method"]["options"].items():
-        if option in NAMING and isinstance(value, str):
-            _recipe(cell, value, ("0", "1")).check()
+    for name in _named(cell):
+        _recipe(cell, name, ("0", "1")).check()
 
 
-def others_of(cell: Cell, device: str, cache: Path | None, progress: Progress) -> Callable[[str], Other]:
-    """What gives a cell's method other models by their names, with the cell's own rows made ready for them."""
+def others_of(cell: Cell, task: Task, device: str, cache: Path | None, progress: Progress) -> Callable[[str], Other]:
+    """What gives a cell's method other models by their names, with the cell's own rows made ready for them.
+
+    Those that its options name are read here, so that decoding their pictures is not counted as training.
+
+    Args:
+        cell: whose method names them.
+        task: the cell's own rows, which serve where a model takes the same pictures or tokens.
+        device: where features are computed.
+        cache: folder for decoded pictures.
+        progress: called with (done, total) while pictures are decoded.
+    """
+    own = _inputs_of(Recipe(cell.backbone.model, task.classes, cell.backbone.settings), task.kind)
+
+    def read(name: str) -> Task:
+        if _inputs_of(_recipe(cell, name, task.classes), task.kind) == own:
+            return task
+        return read_task(cell.data, lambda classes: _recipe(cell, name, classes), cell.seed, cache, progress)
+
+    ready = {name: read(name) for name in _named(cell)}
 
     def named(name: str) -> Other:
-        task = read_task(cell.data, lambda classes: _recipe(cell, name, classes), cell.seed, cache, progress)
+        theirs = ready[name] if name in ready else read(name)
         recipe = _recipe(cell, name, task.classes)
 
         def build_model() -> nn.Module:
             model: nn.Module = recipe.build(task.kind, cell.seed)
             return model
 
-        return Other(build_model, _Frozen(recipe, task.kind, device), task.train, task.validation)
+        return Other(build_model, _Frozen(recipe, task.kind, device), theirs.train, theirs.validation)
 
     return named
+
+
+def _named(cell: Cell) -> list[str]:
+    """The models that a cell's options name."""
+    options = cell.settings()["method"]["options"].items()
+    return [value for option, value in options if option in NAMING and isinstance(value, str)]
+
+
+def _inputs_of(recipe: Recipe, kind: str) -> int | Path | None:
+    """What decides how rows are made ready for a model: the size of its pictures, or the folder of its tokenizer."""
+    return recipe.pictures().size if kind == "image" else recipe.folder
 
 
 def _recipe(cell: Cell, name: str, classes: tuple[str, ...]) -> Recipe:

@@ -23,7 +23,7 @@ def run_grid(
     """Run every cell of a grid that has no result yet in `out`.
 
     Results are kept as they come (see `Store`): after a kill, call it again. A cell counts as done when its row has the
-    same settings and its records are there.
+    same settings, defaults included, and its records are there.
 
     Args:
         grid: what to run.
@@ -35,11 +35,13 @@ def run_grid(
         InputError: a method, option or model of the grid does not exist, or the folder cannot be written. A cell that
             fails is no error: its row says why.
     """
+    from fairhead.bench.effective import fingerprint
+
     workplace = workplace or Workplace()
     store = Store(out)
     cells = grid.cells()
     known = {(row["cell"], row["fingerprint"]) for row in store.rows() if row["status"] == "done"}
-    todo = [cell for cell in cells if (cell.name, cell.fingerprint) not in known]
+    todo = [cell for cell in cells if (cell.name, fingerprint(cell)) not in known]
     if todo:
         check(grid)
     failed = 0
@@ -59,7 +61,7 @@ def check(grid: Grid) -> None:
         InputError: saying which.
     """
     from fairhead.bench.backbones import Recipe
-    from fairhead.bench.cell import method_of
+    from fairhead.bench.effective import method_of
     from fairhead.bench.others import check_others
 
     seen = set()

@@ -4,6 +4,7 @@ Every figure is recomputed from the records of the cells. A method is set in bol
 difference from each other method can be told from noise; a table without bold type is a finding too.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -30,8 +31,7 @@ def table_of(grid: Grid, store: Store, command: str = "") -> Table:
     Raises:
         InputError: no cell is done.
     """
-    wanted = {cell.name: cell.fingerprint for cell in grid.cells()}
-    rows = [row for row in store.rows() if wanted.get(row["cell"]) == row["fingerprint"]]
+    rows = rows_of(grid, store)
     if not any(row["status"] == "done" for row in rows):
         errors = [f"{row['cell']}: {row['error']}" for row in rows if row["status"] == "failed"]
         raise InputError(f"no cell of {grid.title!r} is done{'; ' + errors[0] if errors else ''}")
@@ -45,17 +45,33 @@ def table_of(grid: Grid, store: Store, command: str = "") -> Table:
     made_with = [row["made_with"] for row in rows if row["status"] == "done"]
     provenance = {
         "command": command,
-        "cells": len(wanted),
+        "cells": len(grid.cells()),
         "done": done,
         "failed": len(rows) - done,
         "seeds": list(grid.seeds),
         "plan": {**grid.plan, **grid.overrides},
         "selection": f"epoch by validation {grid.selection.replace('_', ' ')}",
         "n_boot": grid.n_boot,
-        "made_with": made_with[0],
+        "made_with": {name: " and ".join(dict.fromkeys(made[name] for made in made_with)) for name in made_with[0]},
         "devices": list(dict.fromkeys(made["device"] for made in made_with)),
     }
     return Table(grid.title, grid.about, grid.baseline, grid.metrics, tuple(blocks), grid.reported, provenance)
+
+
+def rows_of(grid: Grid, store: Store) -> list[dict[str, Any]]:
+    """The rows of a grid's cells: those with the same settings and, where PyTorch is there to ask, the same defaults.
+
+    Without PyTorch the latest row of the same settings counts.
+    """
+    cells = {cell.name: cell for cell in grid.cells()}
+    try:
+        from fairhead.bench.effective import fingerprint
+    except ModuleNotFoundError:
+        known = {name: json.dumps(cell.settings(), sort_keys=True, default=str) for name, cell in cells.items()}
+        same = [r for r in store.rows() if json.dumps(r.get("settings"), sort_keys=True) == known.get(r["cell"])]
+        return list({row["cell"]: row for row in same}.values())
+    wanted = {name: fingerprint(cell) for name, cell in cells.items()}
+    return [row for row in store.rows() if wanted.get(row["cell"]) == row["fingerprint"]]
 
 
 def _block(grid: Grid, store: Store, rows: Sequence[Mapping[str, Any]]) -> Block:

@@ -149,19 +149,22 @@ def _pictures(
     options = {name: value for name, value in data.options.items() if name not in _CHOOSING}
     every = _dataset(Data(data.name, data.read, options), None).all
     stat = os.stat(data.read.partition(":")[2])
-    key = key_of("pictures", str(Path(data.read).resolve()), stat.st_size, stat.st_mtime_ns, size, every.ids.tolist())
+    key = key_of(
+        "channels first", str(Path(data.read).resolve()), stat.st_size, stat.st_mtime_ns, size, every.ids.tolist()
+    )
 
     def fill(array: NDArray[Any]) -> None:
-        array[:] = _images(every).as_array(size, progress=progress)
+        array[:] = _images(every).as_array(size, progress=progress).transpose(0, 3, 1, 2)
 
-    shape = (len(every), size, size, 3)
+    shape = (len(every), 3, size, size)
     decoded = cached_array(cache_folder(cache), key, shape, "uint8", fill, {"data": data.read, "rows": len(every)})
     row_of = {name: row for row, name in enumerate(every.ids.tolist())}
 
     def inputs(part: Published) -> dict[str, Tensor]:
         rows = [row_of.get(name, -1) for name in part.ids.tolist()]
-        pixels = decoded[rows] if min(rows) >= 0 else _images(part).as_array(size)
-        return {"pixel_values": _channels_first(pixels)}
+        if min(rows) < 0:
+            return {"pixel_values": _channels_first(_images(part).as_array(size))}
+        return {"pixel_values": torch.from_numpy(np.asarray(decoded[rows]))}
 
     return inputs
 

@@ -113,10 +113,12 @@ class _Worker:
 
 def failed(cell: Cell, error: str, trace: str = "") -> dict[str, Any]:
     """The row of a cell that came to nothing."""
+    from fairhead.bench.effective import fingerprint
+
     return {
         "schema": "fairhead.bench/1",
         "cell": cell.name,
-        "fingerprint": cell.fingerprint,
+        "fingerprint": fingerprint(cell),
         "status": "failed",
         "data": cell.data.name,
         "backbone": cell.backbone.name,

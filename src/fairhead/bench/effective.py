@@ -1,0 +1,99 @@
+"""What a cell comes to when every default is filled in. Results are known by it: a changed default is another result.
+
+Versions of PyTorch and transformers take no part: parts of a grid may run on several machines. Each row names its own
+(`made_with`), and the table says so where they differ.
+"""
+
+import hashlib
+import inspect
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from fairhead.bench.backbones import Recipe
+from fairhead.bench.grid import PLAN_FIELDS, Cell
+from fairhead.data import reader_named
+from fairhead.errors import InputError
+from fairhead.mitigate import method
+from fairhead.train import TrainingPlan
+
+# To be raised when the same settings come to give other results: a method mended, another preprocessing.
+REVISION = 1
+
+# Of a plan: how a step is run, not what it computes. They count where a grid sets them.
+_SAME_RESULT = ("data_on_device", "replay")
+
+
+def method_of(cell: Cell) -> Any:
+    """The settings of a cell's method; those that train with groups are looked up apart.
+
+    Raises:
+        InputError: no such method or option, a reference among the methods, or the other way round.
+    """
+    from fairhead.mitigate.references import METHODS_WITH_ATTRIBUTES, method_with_attributes
+
+    wanted, options = cell.method.method, cell.settings()["method"]["options"]
+    if cell.method.uses_groups:
+        return method_with_attributes(wanted, **options)
+    if wanted in METHODS_WITH_ATTRIBUTES:
+        raise InputError(
+            f"{wanted} trains with the sensitive attribute: list it under references (or give --reference-group), "
+            "so that the table shows it apart"
+        )
+    return method(wanted, **options)
+
+
+def effective(cell: Cell) -> dict[str, Any]:
+    """`cell.settings()` with the defaults of the reader, the model, the method and the plan, JSON-ready.
+
+    Raises:
+        InputError: there is no such method, option or reader.
+
+    Example:
+        >>> from fairhead.bench.grid import Backbone, Data, Method
+        >>> cell = Cell(Data("d", "utkface:x"), Backbone("b", "vit-2x2"), Method("jtt", "jtt"), 0, {"epochs": 1})
+        >>> full = effective(cell)
+        >>> full["method"]["options"], full["plan"]["epochs"], full["plan"]["batch_size"]
+        ({'first_epochs': 1, 'upweight': 50}, 1, 64)
+    """
+    found = cell.settings()
+    config, backbone = method_of(cell), found["backbone"]
+    # Compared ones only: what builds a model in Python cannot come from a grid.
+    options = {setting.name: getattr(config, setting.name) for setting in fields(config) if setting.compare}
+    plan = {f.name: f.default for f in fields(TrainingPlan) if f.name in PLAN_FIELDS and f.name not in _SAME_RESULT}
+    full = {
+        **found,
+        "data": {**found["data"], "options": {**_reader_defaults(cell), **found["data"]["options"]}},
+        "backbone": {**backbone, "settings": Recipe(cell.backbone.model, (), cell.backbone.settings).all_settings()},
+        "method": {**found["method"], "options": options},
+        "plan": {**plan, **found["plan"]},
+        "revision": REVISION,
+    }
+    ready: dict[str, Any] = json.loads(
+        json.dumps(full, default=lambda x: dict(x) if isinstance(x, Mapping) else str(x))
+    )
+    return ready
+
+
+def fingerprint(cell: Cell) -> str:
+    """A short hash of `effective`.
+
+    Example:
+        >>> from fairhead.bench.grid import Backbone, Data, Method
+        >>> jtt = lambda **options: Method("jtt", "jtt", options)
+        >>> cells = [
+        ...     Cell(Data("d", "utkface:x"), Backbone("b", "vit-2x2"), method, 0, {})
+        ...     for method in (jtt(), jtt(upweight=50), jtt(upweight=20))
+        ... ]
+        >>> first, second, third = map(fingerprint, cells)
+        >>> first == second, second == third
+        (True, False)
+    """
+    text = json.dumps(effective(cell), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _reader_defaults(cell: Cell) -> dict[str, Any]:
+    parameters = inspect.signature(reader_named(cell.data.read.partition(":")[0])).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty}
