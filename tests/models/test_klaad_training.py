@@ -36,6 +36,21 @@ def test_the_divergence_falls_in_every_family(family):
     assert set(before) == {"ce", "kl", "triplet"}
 
 
+def test_the_record_says_how_hard_each_part_pulls_at_first():
+    split, plan = TripletSplit(ITEMS[:2], ()), TuningPlan(epochs=1, batch_size=2, learning_rate=1e-3)
+    run = trainer(config=KLAAD(0.5, 2.0, 3.0), plan=plan)
+    run.train(split)
+    told = run.record.results["first_gradient_norms"]
+    assert set(told) == {"ce", "kl", "triplet"}
+    for part, alone in (("ce", KLAAD(0.5, 0, 0)), ("kl", KLAAD(0, 2.0, 0)), ("triplet", KLAAD(0, 0, 3.0))):
+        model = build("llama").eval()
+        prepared = alone.prepare(ITEMS[:2], tokenizer(), 64)
+        with alone.session(model) as loss:
+            loss(prepared.examples)["loss"].backward()
+        gradients = [weight.grad.flatten() for weight in model.parameters() if weight.grad is not None]
+        assert told[part] == pytest.approx(float(torch.cat(gradients).norm()), rel=1e-4), part
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma-2"])
 def test_autocast_stays_near_32_bit(family):
     exact, rounded = (

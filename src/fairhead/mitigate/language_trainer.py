@@ -21,7 +21,7 @@ from fairhead.errors import InputError
 from fairhead.language.load import load_model
 from fairhead.language.scorer import context_length, refuse_other_than_causal
 from fairhead.language.training_record import FILE, TrainingRecord
-from fairhead.mitigate.triplets import TripletData, targets
+from fairhead.mitigate.triplets import TripletData, shuffled_batches, targets
 from fairhead.mitigate.tuning import (
     OnStep,
     Parts,
@@ -29,6 +29,7 @@ from fairhead.mitigate.tuning import (
     TuningPlan,
     as_json,
     first_difference,
+    gradient_norms,
     merged,
     remove_checkpoint,
     tune,
@@ -113,6 +114,8 @@ class LanguageTrainer:
     ) -> Tuned:
         """Train on the training part; measure every part of the loss on the held-out part, before and after.
 
+        The record also says how hard each part pulls at the start: the norms of their gradients in the first batch.
+
         Args:
             data: what to read, or items that are split already.
             folder: where checkpoints lie; a run that was stopped goes on there.
@@ -128,6 +131,8 @@ class LanguageTrainer:
         model = with_lora(self.model, self.plan)
         told = self.identity(data)
         with self.method.session(model) as loss:
+            first = shuffled_batches(prepared.lengths, self.plan.batch_size, self.plan.seed)[0]
+            norms = gradient_norms(model, loss([prepared.examples[i] for i in first]))
             tuned = tune(
                 model,
                 prepared.examples,
@@ -148,6 +153,7 @@ class LanguageTrainer:
                 "held_out": {"items": len(split.held_out), "before": before, "after": self.evaluate(split.held_out)},
                 "items": len(split.train),
                 "left_out": {reason: list(ids) for reason, ids in prepared.left_out.items()},
+                "first_gradient_norms": norms,
                 "steps": tuned.steps,
                 "seconds": round(tuned.seconds, 3),
             },
