@@ -105,7 +105,7 @@ def ablate_command(
     if is_pairs(data):
         image_options = (task, prompts, text_adapter, text_encoder)
         pair_run = PairRun(model, data, concept, limit, device, features, out, json_path, save)
-        how = PairOptions(len(where), "gap", True, draws, n_boot, seed, (kind.value,))
+        how = PairOptions(len(where), "gap", True, draws, n_boot, seed, tf32, (kind.value,))
         locate_in_pairs(context, pair_run, how, image_options, where, chosen_on)
         return
     from fairhead.locate.forward import edits_everywhere, with_forward

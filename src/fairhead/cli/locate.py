@@ -138,7 +138,7 @@ def locate_command(
     if is_pairs(data):
         image_options = (task, prompts, text_adapter, text_encoder, texts, evidence)
         pair_run = PairRun(model, data, concept, limit, device, features, out, json_path)
-        how = PairOptions(heads, rank.value, forward, draws, n_boot, seed)
+        how = PairOptions(heads, rank.value, forward, draws, n_boot, seed, tf32)
         locate_in_pairs(context, pair_run, how, image_options)
         return
     from fairhead.locate.forward import edits_everywhere, with_forward

@@ -48,7 +48,7 @@ class PairRun:
 
 @dataclass(frozen=True)
 class PairOptions:
-    """How heads are chosen and tested, as options say it; `kinds` are the edits."""
+    """How heads are chosen and tested, as options say it; `kinds` are the edits, `tf32` is of forward passes."""
 
     count: int
     rank: str
@@ -56,6 +56,7 @@ class PairOptions:
     draws: int
     n_boot: int
     seed: int
+    tf32: bool = False
     kinds: tuple[str, ...] = ("mean", "zero", "resample")
 
 
@@ -91,6 +92,7 @@ def locate_in_pairs(
         kinds=options.kinds,
         forward=options.forward,
         draws=options.draws,
+        tf32=options.tf32,
         how=Statistics(options.n_boot, seed=options.seed),
     )
     _run_pairs(context, run, plan, heads, chosen_on)

@@ -1,14 +1,12 @@
 """The chosen heads edited in true forward passes over the reporting half, beside the direct effects."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-import torch
 
 from fairhead.locate.edits import HeadEdits
-from fairhead.locate.passes import ForwardPasses
+from fairhead.locate.passes import ForwardPasses, matmul_precision
 from fairhead.locate.plan import LocatePlan
 from fairhead.locate.run import Located
 from fairhead.locate.session import Session, shared_labels
@@ -49,7 +47,7 @@ def with_forward(
         progress,
     )
     judged = session.evaluation.take(rows)
-    with _matmul_precision("high" if tf32 else "highest"):
+    with matmul_precision(tf32):
         forward = study(passes, located.ranked, judged, writing(session.features), plan, kind, "forward")
         (plain,) = passes([()])
     notes = located.notes
@@ -62,16 +60,6 @@ def with_forward(
             "in float32.",
         )
     return replace(located, studies=(*located.studies, forward), notes=notes)
-
-
-@contextmanager
-def _matmul_precision(name: str) -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(name)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def edits_everywhere(session: Session, located: Located) -> HeadEdits:

@@ -50,6 +50,7 @@ class PairPlan:
         kinds: edits of the chosen heads: "mean", "zero", "resample". The first is that of single heads and curves.
         forward: make true forward passes.
         draws: control sets, unless all are fewer.
+        tf32: forward passes multiply in TF32 on GPUs that can; how far that moves the log-odds is noted.
         how: of intervals; its seed is also that of halves, controls and resampling.
 
     Example:
@@ -64,6 +65,7 @@ class PairPlan:
     kinds: tuple[str, ...] = ("mean", "zero", "resample")
     forward: bool = True
     draws: int = 200
+    tf32: bool = False
     how: Statistics = field(default_factory=Statistics)
 
     def __post_init__(self) -> None:
@@ -193,7 +195,7 @@ def locate_pairs(
     sign = -1.0 if float(pairs.weights[choose] @ terms.log_odds[choose]) < 0 else 1.0
     poles = POLES if sign > 0 else POLES[::-1]
     terms = terms.times(sign)
-    bench = PairBench(scorer, pairs, sequences, edits, sign, how, progress)
+    bench = PairBench(scorer, pairs, sequences, edits, sign, how, progress, plan.tf32)
     by_effect = plan.rank == "effect" and heads is None
 
     def direct_map(parts: Array, rows: NDArray[np.intp]) -> HeadMap:
@@ -247,9 +249,21 @@ def locate_pairs(
         extremes=tuple(_extremes(head, terms.heads[report, head.layer, head.head], report) for head in ranked),
         edits=edits,
         choosing=choosing,
-        notes=(f"{len(report)} reported pairs are few: expect wide intervals.",) if len(report) < _FEW else (),
+        notes=_notes(plan, bench, report, kept),
         chosen_here=heads is None,
     )
+
+
+def _notes(plan: PairPlan, bench: PairBench, report: NDArray[np.intp], kept: PairTerms) -> tuple[str, ...]:
+    notes = [f"{len(report)} reported pairs are few: expect wide intervals."] if len(report) < _FEW else []
+    if plan.tf32 and plan.forward:
+        (plain,) = bench.columns(report, [()], plan.kinds[0])
+        off = np.abs(plain[:, 1] / plain[:, 0] - kept.log_odds)
+        notes.append(
+            "Forward passes ran in TF32: the log-odds of the model as it is differ from those in float32 by "
+            f"{off.mean():.1g} nats a pair on average, {off.max():.1g} at most."
+        )
+    return tuple(notes)
 
 
 def _extremes(head: Head, parts: Array, rows: NDArray[np.intp]) -> ExtremePairs:

@@ -25,6 +25,23 @@ from fairhead.locate.tasks import Task
 _Heads = tuple[tuple[int, int], ...]
 
 
+@contextmanager
+def matmul_precision(tf32: bool) -> Iterator[None]:
+    """Inside, float32 is multiplied as such, or in TF32 on GPUs that can.
+
+    Example:
+        >>> with matmul_precision(tf32=False):
+        ...     torch.get_float32_matmul_precision()
+        'highest'
+    """
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 class Sweep(ABC):
     """What is read of a model with each of many sets of heads edited; a set that was run is not run again.
 
