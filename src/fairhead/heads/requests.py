@@ -6,14 +6,14 @@ nested taps add to the same lists and take their own requests out again.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads.sites import Site, output_weight
-from fairhead.heads.tokens import CheckedTokens, put, take
+from fairhead.heads.tokens import CheckedTokens, put, take, take_copy
 
 
 class Transform(Protocol):
@@ -72,8 +72,9 @@ class Reading:
 
     def _see(self, layer: int, tensor: Tensor) -> None:
         if self._keep == "last":
-            self._calls[layer].clear()
-        self._calls[layer].append(tensor)
+            self._calls[layer] = [tensor]
+        else:
+            self._calls[layer].append(tensor)
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,29 +107,27 @@ class Requests:
     Attributes:
         transforms: of q and k.
         edits: of head outputs.
-        readings: what to show to whom.
-        wanted: what is read at all; a forward pass asks this and nothing else when nothing is.
+        readings: whom to show what, by what it is; nothing has an empty list. Reading one token of every layer must
+            cost next to nothing where a model waits for Python, so a pass looks up no more than it needs.
     """
 
     transforms: list[tuple[Site, Transform]] = field(default_factory=list)
     edits: list[tuple[Site, Edit]] = field(default_factory=list)
-    readings: list[tuple[Site, Reading]] = field(default_factory=list)
-    wanted: frozenset[str] = frozenset()
+    readings: dict[str, list[tuple[Site, Reading]]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.transforms or self.edits or self.readings)
 
     def add_reading(self, site: Site, reading: Reading) -> None:
         """Show `reading` what it asks for from now on."""
-        self.readings.append((site, reading))
-        self.wanted |= {reading.what}
+        self.readings.setdefault(reading.what, []).append((site, reading))
 
     def remove(self, site: Site) -> None:
         """Drop what was asked through `site`."""
-        lists: tuple[list[Any], ...] = (self.transforms, self.edits, self.readings)
-        for requests in lists:
-            requests[:] = [request for request in requests if request[0] is not site]
-        self.wanted = frozenset(reading.what for _, reading in self.readings)
+        self.transforms = [request for request in self.transforms if request[0] is not site]
+        self.edits = [request for request in self.edits if request[0] is not site]
+        kept = {what: [request for request in asked if request[0] is not site] for what, asked in self.readings.items()}
+        self.readings = {what: asked for what, asked in kept.items() if asked}
 
     def transform(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Pass q [B, H, T, d] and k through every transform, the outermost tap's first."""
@@ -153,34 +152,25 @@ class Requests:
             output = edit(output, site)
         return output
 
-    def read_output(self, output: Tensor) -> None:
-        """Show head outputs [B, T, H, d] to the readings of outputs."""
+    def read(self, what: str, x: Tensor, axis: int = 1) -> None:
+        """Show x, its tokens on `axis`, to the readings of `what`: outputs [B, T, H, d], or q, k, v [B, H, T, d]."""
+        for site, reading in self.readings.get(what, ()):
+            site.require_gradients()
+            reading._see(site.layer, take_copy(x, reading.tokens, axis))
 
-        def get(tokens: CheckedTokens) -> Tensor:
-            chosen = take(output, tokens)
-            return chosen if tokens is None else chosen.clone()  # a view would keep every token's output alive
-
-        self.read("output", get)
+    def read_weights(self, get: Callable[[CheckedTokens], Tensor]) -> None:
+        """Show `get(rows)` to the readings of weights; it builds no other rows."""
+        for site, reading in self.readings.get("weights", ()):
+            site.require_gradients()
+            reading._see(site.layer, get(reading.tokens))
 
     def read_contribution(self, joined: Tensor) -> None:
         """Show the input of the output projection [B, T, H · d], head by head through W_O."""
-        if "contribution" not in self.wanted or is_recomputing():
-            return
-        for site, reading in self.readings:
-            if reading.what == "contribution":
-                site.require_gradients()
-                heads = take(joined.unflatten(-1, (site.n_heads, site.head_dim)), reading.tokens)
-                weight = output_weight(site, joined.device).to(heads.dtype)
-                reading._see(site.layer, torch.einsum("...hd,ohd->...ho", heads, weight))
-
-    def read(self, what: str, get: Callable[[CheckedTokens], Tensor]) -> None:
-        """Show `get(tokens)` to the readings of `what`; it is not called when there are none."""
-        if what not in self.wanted or is_recomputing():
-            return
-        for site, reading in self.readings:
-            if reading.what == what:
-                site.require_gradients()
-                reading._see(site.layer, get(reading.tokens))
+        for site, reading in self.readings.get("contribution", ()):
+            site.require_gradients()
+            heads = take(joined.unflatten(-1, (site.n_heads, site.head_dim)), reading.tokens)
+            weight = output_weight(site, joined.device).to(heads.dtype)
+            reading._see(site.layer, torch.einsum("...hd,ohd->...ho", heads, weight))
 
 
 def is_recomputing() -> bool:

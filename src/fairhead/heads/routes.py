@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from fairhead.errors import UnsupportedModel
-from fairhead.heads.requests import Requests
+from fairhead.heads.requests import Requests, is_recomputing
 from fairhead.heads.sites import Site, forward_code
-from fairhead.heads.tokens import CheckedTokens, take
+from fairhead.heads.tokens import CheckedTokens
 from fairhead.heads.weights import attention_weights, computed_weights
 
 _NAME = "fairhead"
@@ -56,40 +56,46 @@ def _tapped_attention(
     """The registered attention function: the model's own kernel, with the requests before and after it."""
     tapped: _Tapped = getattr(module, _PLACE)
     requests = tapped.requests
-    # `set_attn_implementation` may have been called. (The property of this name takes twice as long.)
-    if tapped.config._attn_implementation_internal != tapped.implementation:
+    if _implementation(tapped.config) != tapped.implementation:  # `set_attn_implementation` has been called
         _choose_kernel(module, tapped)
-    query, key = requests.transform(query, key)
+    if requests.transforms:
+        query, key = requests.transform(query, key)
     assert tapped.kernel is not None
     output, weights = tapped.kernel(module, query, key, value, attention_mask, **kwargs)
     if requests.edits:
         output = requests.edit(output)
-    if requests.wanted:
-
-        def weights_of(rows: CheckedTokens) -> Tensor:
-            if tapped.implementation in (None, "eager") and not kwargs.get("dropout"):
-                return computed_weights(weights, rows)
-            return attention_weights(
-                module, query, key, attention_mask, rows, implementation=tapped.implementation, **kwargs
-            )
-
-        requests.read("q", lambda tokens: _heads_first(query, tokens))
-        requests.read("k", lambda tokens: _heads_first(key, tokens))
-        requests.read("v", lambda tokens: _heads_first(value, tokens))
-        requests.read("weights", weights_of)
-        requests.read_output(output)
+    if requests.readings and not is_recomputing():
+        requests.read("output", output)
+        if "weights" in requests.readings:
+            requests.read_weights(partial(_weights_of, module, tapped, query, key, attention_mask, weights, kwargs))
+        _read_inputs(requests, query, key, value)
     return output, weights
 
 
 AttentionInterface.register(_NAME, _tapped_attention)
 
 
-def _heads_first(x: Tensor, tokens: CheckedTokens) -> Tensor:
-    """q, k or v [B, H, T, d] at chosen tokens: [B, H, d] for an int, else [B, H, t, d]."""
-    if tokens is None:
-        return x
-    chosen = take(x.transpose(1, 2), tokens)
-    return chosen if chosen.dim() == 3 else chosen.transpose(1, 2)
+def _read_inputs(requests: Requests, query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Show q [B, H, T, d], k and v [B, H_kv, T, d]."""
+    requests.read("q", query, axis=2)
+    requests.read("k", key, axis=2)
+    requests.read("v", value, axis=2)
+
+
+def _weights_of(
+    module: nn.Module,
+    tapped: _Tapped,
+    query: Tensor,
+    key: Tensor,
+    mask: Any,
+    computed: Tensor | None,
+    arguments: dict[str, Any],
+    rows: CheckedTokens,
+) -> Tensor:
+    """Rows of the weights before dropout: those that the kernel computed, where it says them, or computed anew."""
+    if computed is not None and tapped.implementation in (None, "eager") and not arguments.get("dropout"):
+        return computed_weights(computed, rows)
+    return attention_weights(module, query, key, mask, rows, implementation=tapped.implementation, **arguments)
 
 
 def install(site: Site, ability: str) -> Requests:
@@ -134,9 +140,17 @@ def _by_interface(site: Site) -> _Tapped:
     return tapped
 
 
+def _implementation(config: Any) -> str | None:
+    """The attention implementation that a config names."""
+    if torch.compiler.is_compiling():
+        return config._attn_implementation
+    # Beneath the config's own look-up, which takes twenty times as long: this is asked in every layer of every pass.
+    return object.__getattribute__(config, "_attn_implementation_internal")
+
+
 def _choose_kernel(module: nn.Module, tapped: _Tapped) -> None:
     """Look up the attention function that the module's config names."""
-    implementation = tapped.config._attn_implementation
+    implementation = _implementation(tapped.config)
     if implementation in (None, "eager"):
         if getattr(module, "reorder_and_upcast_attn", False):
             raise UnsupportedModel(
@@ -154,7 +168,8 @@ def _choose_kernel(module: nn.Module, tapped: _Tapped) -> None:
 
 
 def _at_projection(module: nn.Module, _: nn.Module, args: tuple[Any, ...]) -> None:
-    _requests_of(module).read_contribution(args[0])
+    if not is_recomputing():
+        _requests_of(module).read_contribution(args[0])
 
 
 def _by_method(site: Site) -> _Tapped:
@@ -177,12 +192,10 @@ def _attend(
     output, weights = original(query, key, value, *args, **kwargs)  # [B, H, T, d], [B, H, Q, K]
     if requests.edits:
         output = requests.edit(output.transpose(1, 2)).transpose(1, 2)
-    if requests.wanted:
-        requests.read("q", lambda tokens: _heads_first(query, tokens))
-        requests.read("k", lambda tokens: _heads_first(key, tokens))
-        requests.read("v", lambda tokens: _heads_first(value, tokens))
-        requests.read("weights", lambda rows: _undropped_weights(module, weights, rows))
-        requests.read_output(output.transpose(1, 2))
+    if requests.readings and not is_recomputing():
+        requests.read("output", output.transpose(1, 2))
+        requests.read_weights(partial(_undropped_weights, module, weights))
+        _read_inputs(requests, query, key, value)
     return output, weights
 
 
@@ -205,27 +218,28 @@ def _edit_at_projection(module: nn.Module, site: Site, _: nn.Module, args: tuple
     output = args[0].unflatten(-1, (site.n_heads, site.head_dim))  # [B, T, H, d]
     if requests.edits:
         output = requests.edit(output)
-    requests.read_output(output)
     joined = output.flatten(-2)
-    requests.read_contribution(joined)
+    if requests.readings and not is_recomputing():
+        requests.read("output", output)
+        requests.read_contribution(joined)
     return (joined, *args[1:]) if requests.edits else args
 
 
 def _after_value(module: nn.Module, site: Site, _: nn.Module, __: tuple[Any, ...], values: Tensor) -> None:
-    split = values.unflatten(-1, (-1, site.head_dim)).transpose(1, 2)
-    _requests_of(module).read("v", lambda tokens: _heads_first(split, tokens))
+    requests = _requests_of(module)
+    if "v" in requests.readings and not is_recomputing():
+        requests.read("v", values.unflatten(-1, (-1, site.head_dim)).transpose(1, 2), axis=2)
 
 
 def _ask_for_weights(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if "weights" not in _requests_of(module).wanted:
+    if "weights" not in _requests_of(module).readings:
         return None
     return (*args[:2], True, *args[3:]), kwargs  # forward(hidden_states, attention_mask, output_attentions, ...)
 
 
 def _after_attention(module: nn.Module, _: tuple[Any, ...], outputs: tuple[Tensor, Tensor | None]) -> None:
-    weights = outputs[1]
-    if weights is not None:
-        _requests_of(module).read("weights", lambda rows: _undropped_weights(module, weights, rows))
+    if outputs[1] is not None and not is_recomputing():
+        _requests_of(module).read_weights(partial(_undropped_weights, module, outputs[1]))
 
 
 def _undropped_weights(module: nn.Module, weights: Tensor, rows: CheckedTokens) -> Tensor:

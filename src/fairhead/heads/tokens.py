@@ -31,8 +31,8 @@ def check_tokens(tokens: Tokens) -> CheckedTokens:
         )
     try:
         if isinstance(tokens, Iterable) and not isinstance(tokens, Tensor):
-            return [operator.index(token) for token in tokens]
-        return operator.index(tokens)
+            return [int(operator.index(token)) for token in tokens]
+        return int(operator.index(tokens))  # True is an index too, and another one than 1
     except TypeError:
         raise InputError(
             f"tokens is {tokens!r}; expected a position, a slice, a list of positions or a bool mask [batch, tokens]"
@@ -41,6 +41,8 @@ def check_tokens(tokens: Tokens) -> CheckedTokens:
 
 def check_range(tokens: CheckedTokens, batch: int, length: int) -> None:
     """Raise `InputError` if `tokens` asks for what a pass of [batch, length] does not have."""
+    if isinstance(tokens, int) and -length <= tokens < length:
+        return
     if tokens is None or isinstance(tokens, slice):
         return
     if isinstance(tokens, Tensor):
@@ -58,14 +60,28 @@ def check_range(tokens: CheckedTokens, batch: int, length: int) -> None:
             )
 
 
-def take(x: Tensor, tokens: CheckedTokens) -> Tensor:
-    """Rows of x [B, T, ...] at the chosen tokens: [B, ...] for an int, [N, ...] for a mask, else [B, t, ...]."""
-    check_range(tokens, x.shape[0], x.shape[1])
+def take(x: Tensor, tokens: CheckedTokens, axis: int = 1) -> Tensor:
+    """Rows of x [B, T, ...] at the chosen tokens: [B, ...] for an int, [N, ...] for a mask, else [B, t, ...].
+
+    Args:
+        x: examples on the first axis.
+        tokens: which.
+        axis: the one of the tokens. A mask puts its rows first, whatever the axis.
+    """
     if tokens is None:
         return x
+    check_range(tokens, x.shape[0], x.shape[axis])
+    if isinstance(tokens, int):
+        return x.select(axis, tokens)
     if isinstance(tokens, Tensor):
-        return x[tokens.to(x.device)]
-    return x[:, tokens]
+        return x.transpose(1, axis)[tokens.to(x.device)]
+    return x[:, tokens] if axis == 1 else x.transpose(1, axis)[:, tokens].transpose(1, axis)
+
+
+def take_copy(x: Tensor, tokens: CheckedTokens, axis: int = 1) -> Tensor:
+    """As `take`, in a tensor of its own unless every token is asked for: a view would keep the other rows alive."""
+    chosen = take(x, tokens, axis)
+    return chosen.clone() if isinstance(tokens, int | slice) else chosen
 
 
 def put(x: Tensor, tokens: CheckedTokens, new: Tensor) -> Tensor:
