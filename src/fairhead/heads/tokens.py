@@ -70,7 +70,8 @@ def take(x: Tensor, tokens: CheckedTokens, axis: int = 1) -> Tensor:
     """
     if tokens is None:
         return x
-    check_range(tokens, x.shape[0], x.shape[axis])
+    shape = x.shape
+    check_range(tokens, shape[0], shape[axis])
     if isinstance(tokens, int):
         return x.select(axis, tokens)
     if isinstance(tokens, Tensor):
