@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 import fairhead
-from fairhead.errors import InputError, UnsupportedModel
+from fairhead.errors import UnsupportedModel
 from fairhead.heads import find_sites, output_weight
 
 VIT = FAMILIES["ViT"]
@@ -309,65 +309,6 @@ def test_readings_of_packed_images_are_refused_and_edits_hold_for_each() -> None
     with torch.no_grad():
         torch.testing.assert_close(silent, model(pixels, grid_thw=grid).last_hidden_state)
     assert not torch.allclose(silent, plain)
-
-
-# --- requests that do not fit ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("ask", "words"),
-    [
-        (lambda heads: heads.read("output", tokens=5), "token 5 does not exist: this pass has 5 tokens"),
-        (lambda heads: heads.read("weights", tokens=-6), "token -6 does not exist"),
-        (lambda heads: heads.read("q", tokens=[0, 7]), "token 7 does not exist"),
-        (lambda heads: heads.read("k", tokens=torch.tensor([8])), "token 8 does not exist"),
-        (lambda heads: heads.zero([(0, 0)], tokens=9), "token 9 does not exist"),
-        (
-            lambda heads: heads.read("output", tokens=torch.ones(2, 5, dtype=torch.bool)),
-            r"mask of tokens has shape \[2, 5\]; this pass has \[batch, tokens\] = \[3, 5\]",
-        ),
-        (
-            lambda heads: heads.edit([(0, 0)], lambda x, site: x.mean(0)),
-            r"edit of layer 0 returned shape \[5, 1, 8\]; expected .* \[3, 5, 1, 8\]",
-        ),
-        (lambda heads: heads.resample([(0, 0)], torch.tensor([0])), r"returned shape \[1, 5, 1, 8\]"),
-        (lambda heads: heads.transform(lambda q, k, site: (q[:, :1], k)), r"returned q and k of shapes \[3, 1, 5, 8\]"),
-    ],
-)
-def test_requests_that_do_not_fit_a_pass_are_told(ask, words: str) -> None:
-    model = VIT.build("sdpa")
-    with torch.no_grad(), fairhead.tap(model) as heads:
-        ask(heads)
-        with pytest.raises(InputError, match=words):
-            run(VIT, model)
-    run(VIT, model)
-
-
-@pytest.mark.parametrize("tokens", ["first", 0.0, [0.5], torch.tensor(0.0)], ids=str)
-def test_tokens_of_the_wrong_kind_are_told(tokens: object) -> None:
-    with fairhead.tap(VIT.build("sdpa")) as heads, pytest.raises(InputError, match="expected a position, a slice"):
-        heads.read("output", tokens=tokens)
-
-
-def test_numbers_of_numpy_are_numbers() -> None:
-    import numpy as np
-
-    model = VIT.build("sdpa")
-    with torch.no_grad(), fairhead.tap(model, layers=np.int64(1)) as heads:
-        one, several = heads.read("output", tokens=np.int64(2)), heads.read("output", tokens=np.array([2, 0]))
-        run(VIT, model)
-    assert torch.equal(several[1][:, 0], one[1])
-    with pytest.raises(InputError, match="layers is 'last'"):
-        fairhead.tap(model, layers="last")
-
-
-def test_no_layers_at_all_is_an_idle_tap() -> None:
-    model = VIT.build("sdpa")
-    with torch.no_grad():
-        plain = run(VIT, model)
-        with fairhead.tap(model, layers=[]) as heads:
-            assert len(heads.read("output")) == 0
-            assert torch.equal(run(VIT, model), plain)
 
 
 def test_means_by_position_follow_a_mask() -> None:

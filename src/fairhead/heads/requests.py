@@ -90,10 +90,11 @@ class Edit:
         before = take(output, self.tokens)
         chosen = before[..., self.heads, :]
         new = self.function(chosen, site)
-        if new.shape != chosen.shape:
+        if not isinstance(new, Tensor) or new.shape != chosen.shape:
+            found = f"shape {list(new.shape)}" if isinstance(new, Tensor) else type(new).__name__
             raise InputError(
-                f"an edit of layer {site.layer} returned shape {list(new.shape)}; expected that of the head outputs "
-                f"it was given, {list(chosen.shape)}"
+                f"an edit of layer {site.layer} returned {found}; expected that of the head outputs it was given, "
+                f"{list(chosen.shape)}"
             )
         after = before.clone()
         after[..., self.heads, :] = new
@@ -133,7 +134,12 @@ class Requests:
         """Pass q [B, H, T, d] and k through every transform, the outermost tap's first."""
         for site, function in self.transforms:
             shapes = q.shape, k.shape
-            q, k = function(q, k, site)
+            new = function(q, k, site)
+            if not isinstance(new, tuple) or len(new) != 2:
+                raise InputError(
+                    f"a transform of layer {site.layer} returned {type(new).__name__}; expected the pair (q, k)"
+                )
+            q, k = new
             if (q.shape, k.shape) != shapes:
                 raise InputError(
                     f"a transform of layer {site.layer} returned q and k of shapes {list(q.shape)} and "

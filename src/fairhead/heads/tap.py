@@ -1,7 +1,7 @@
 """`fairhead.tap`: open a Hugging Face model at its attention heads, to read them and to edit them."""
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Literal, Self, SupportsIndex
 
@@ -35,6 +35,8 @@ class Tap:
     """
 
     def __init__(self, model: nn.Module, layers: SupportsIndex | Iterable[int] | None = None) -> None:
+        if not isinstance(model, nn.Module):
+            raise InputError(f"cannot tap {type(model).__name__} {model!r}; expected a model that is loaded")
         if isinstance(model, nn.DataParallel) and len(model.device_ids) > 1:
             raise UnsupportedModel(
                 "DataParallel runs copies of the model in threads, whose readings would overwrite each other; tap "
@@ -89,7 +91,9 @@ class Tap:
         """
         if what not in READABLE:
             known = ", ".join(READABLE)
-            raise InputError(f"cannot read {what!r}; expected one of {known}.{did_you_mean(what, READABLE)}")
+            raise InputError(f"cannot read {what!r}; expected one of {known}.{did_you_mean(str(what), READABLE)}")
+        if keep not in ("last", "all"):
+            raise InputError(f"keep is {keep!r}; expected 'last' or 'all'")
         tokens = check_tokens(tokens)
         if what == "weights" and isinstance(tokens, Tensor) and tokens.dtype == torch.bool:
             raise InputError("weights cannot be read at a bool mask; give positions, or read all rows and index them")
@@ -134,31 +138,58 @@ class Tap:
                 balanced between the groups, or the ablation brings in the mean of the larger one.
             tokens: as in `read`.
         """
-        chosen = check_tokens(tokens)
-        means = {self._layer(layer): value for layer, value in values.items()}
+        where, chosen = list(where), check_tokens(tokens)
+        given = {self._layer(layer): value for layer, value in values.items()}
+        means: dict[int, Tensor] = {}  # [chosen heads, d] or [T, chosen heads, d]
         for site, heads in self._heads_by_site(where):
-            if site.layer not in means:
-                raise InputError(f"no mean was given for layer {site.layer}; there are means for {sorted(means)}")
-            mean = means[site.layer]
+            if site.layer not in given:
+                raise InputError(f"no mean was given for layer {site.layer}; there are means for {sorted(given)}")
+            mean = torch.as_tensor(given[site.layer])
             if mean.shape[-2:] != (site.n_heads, site.head_dim) or mean.dim() > 3:
                 raise InputError(
                     f"the mean of layer {site.layer} has shape {list(mean.shape)}; expected "
                     f"[{site.n_heads}, {site.head_dim}] or [tokens, {site.n_heads}, {site.head_dim}]"
                 )
+            means[site.layer] = mean[..., heads, :]
 
-            def replace(x: Tensor, site: Site, mean: Tensor = mean, heads: list[int] = heads) -> Tensor:
-                new = mean[..., heads, :].to(device=x.device, dtype=x.dtype)
-                if new.dim() == 3 and isinstance(chosen, Tensor):
-                    new = take(new.expand(len(chosen), -1, -1, -1), chosen)
-                elif new.dim() == 3:
-                    new = take(new[None], chosen)[0]
-                return new.expand_as(x)
+        def replace(x: Tensor, site: Site) -> Tensor:
+            new = means[site.layer].to(device=x.device, dtype=x.dtype)
+            if new.dim() == 3 and isinstance(chosen, Tensor):
+                new = take(new.expand(len(chosen), -1, -1, -1), chosen)
+            elif new.dim() == 3:
+                new = take(new[None], chosen)[0]
+            if new.dim() == 3 and new.shape != x.shape[-3:]:
+                raise InputError(
+                    f"the mean of layer {site.layer} is for {len(means[site.layer])} positions, of which {len(new)} "
+                    f"were chosen; this pass has {x.shape[-3]}: give means for as many, or one for all, [heads, d]"
+                )
+            return new.expand_as(x)
 
-            self.edit([(site.layer, head) for head in heads], replace, tokens)
+        self.edit(where, replace, tokens)
 
-    def resample(self, where: Where, index: Tensor, tokens: Tokens = None) -> None:
-        """Put the outputs of other examples of the batch in place: example i gets those of `index[i]`."""
-        self.edit(where, lambda x, site: x[index.to(x.device)], tokens)
+    def resample(self, where: Where, index: Tensor | Sequence[int], tokens: Tokens = None) -> None:
+        """Put the outputs of other examples of the batch in place: example i gets those of `index[i]`.
+
+        Args:
+            where: (layer, head) pairs.
+            index: one example's number for each example of the batch.
+            tokens: as in `read`, but no mask: its rows are not the same tokens in every example.
+        """
+        if isinstance(check_tokens(tokens), Tensor):
+            raise InputError("head outputs cannot be resampled at a bool mask; give positions")
+        rows = torch.as_tensor(index)
+        # Compared with its own length here, on the host: an index beyond the end ends the use of a CUDA device.
+        if rows.dim() != 1 or rows.is_floating_point() or not all(0 <= row < len(rows) for row in rows.tolist()):
+            raise InputError(f"index is {index!r}; expected the number of an example, from 0, for each of the batch")
+
+        def resample(x: Tensor, site: Site) -> Tensor:
+            if len(x) != len(rows):
+                raise InputError(
+                    f"index has {len(rows)} examples and this batch {len(x)}: make the request anew for it"
+                )
+            return x[rows.to(x.device)]
+
+        self.edit(where, resample, tokens)
 
     def project(
         self,
@@ -175,20 +206,26 @@ class Tap:
             means: by (layer, head), [d]; zero where not given.
             tokens: as in `read`.
         """
-        by_pair = {(self._layer(layer), head): matrix for (layer, head), matrix in matrices.items()}
-        centre = {(self._layer(layer), head): mean for (layer, head), mean in (means or {}).items()}
+        where = list(where)
+        by_pair = {(self._layer(layer), head): torch.as_tensor(matrix) for (layer, head), matrix in matrices.items()}
+        centre = {(self._layer(layer), head): torch.as_tensor(mean) for (layer, head), mean in (means or {}).items()}
+        maps: dict[int, tuple[Tensor, Tensor]] = {}  # [chosen heads, d, d] and [chosen heads, d]
         for site, heads in self._heads_by_site(where):
-            missing = [head for head in heads if (site.layer, head) not in by_pair]
-            if missing:
-                raise InputError(f"no matrix was given for layer {site.layer}, head {missing[0]}")
-            matrix = torch.stack([by_pair[site.layer, head] for head in heads])
-            mean = torch.stack([centre.get((site.layer, head), matrix.new_zeros(site.head_dim)) for head in heads])
+            pairs, d = [(site.layer, head) for head in heads], site.head_dim
+            for pair in pairs:
+                if pair not in by_pair:
+                    raise InputError(f"no matrix was given for layer {pair[0]}, head {pair[1]}")
+                _check_shape(f"the matrix of layer {pair[0]}, head {pair[1]}", by_pair[pair], [d, d])
+                if pair in centre:
+                    _check_shape(f"the mean of layer {pair[0]}, head {pair[1]}", centre[pair], [d])
+            matrix = torch.stack([by_pair[pair] for pair in pairs])
+            maps[site.layer] = matrix, torch.stack([centre.get(pair, matrix.new_zeros(d)) for pair in pairs])
 
-            def project(x: Tensor, site: Site, matrix: Tensor = matrix, mean: Tensor = mean) -> Tensor:
-                middle = mean.to(device=x.device, dtype=x.dtype)
-                return middle + torch.einsum("hij,...hj->...hi", matrix.to(device=x.device, dtype=x.dtype), x - middle)
+        def project(x: Tensor, site: Site) -> Tensor:
+            matrix, middle = (part.to(device=x.device, dtype=x.dtype) for part in maps[site.layer])
+            return middle + torch.einsum("hij,...hj->...hi", matrix, x - middle)
 
-            self.edit([(site.layer, head) for head in heads], project, tokens)
+        self.edit(where, project, tokens)
 
     def _requests(self, sites: list[Site], ability: str, verb: str) -> list[tuple[Requests, Site]]:
         if not self._is_open:
@@ -205,7 +242,8 @@ class Tap:
     def _chosen(self, layers: SupportsIndex | Iterable[int] | None) -> list[Site]:
         if layers is None:
             return self.sites
-        return [self._tapped(self._layer(number)) for number in _numbers(layers)]
+        numbers = dict.fromkeys(self._layer(number) for number in _numbers(layers))  # each once
+        return [self._tapped(number) for number in numbers]
 
     def _tapped(self, layer: int) -> Site:
         for site in self.sites:
@@ -215,7 +253,7 @@ class Tap:
 
     def _heads_by_site(self, where: Where) -> list[tuple[Site, list[int]]]:
         chosen: dict[int, set[int]] = {}
-        for layer, head in where:
+        for layer, head in _pairs(where):
             site = self._tapped(self._layer(layer))
             if not 0 <= head < site.n_heads:
                 raise InputError(f"head {head} does not exist: layer {site.layer} has {site.n_heads} heads")
@@ -230,6 +268,20 @@ def _numbers(layers: SupportsIndex | Iterable[int]) -> list[int]:
         return [operator.index(layers)]
     except TypeError:
         raise InputError(f"layers is {layers!r}; expected a layer's number or several of them") from None
+
+
+def _pairs(where: Where) -> list[tuple[int, int]]:
+    try:
+        return [(operator.index(layer), operator.index(head)) for layer, head in where]
+    except (TypeError, ValueError):
+        raise InputError(
+            f"where is {where!r}; expected (layer, head) pairs of numbers, as in [(0, 3), (-1, 2)]"
+        ) from None
+
+
+def _check_shape(name: str, tensor: Tensor, shape: list[int]) -> None:
+    if list(tensor.shape) != shape:
+        raise InputError(f"{name} has shape {list(tensor.shape)}; expected {shape}")
 
 
 def tap(model: nn.Module, layers: SupportsIndex | Iterable[int] | None = None) -> Tap:

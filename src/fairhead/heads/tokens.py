@@ -35,7 +35,7 @@ def check_tokens(tokens: Tokens) -> CheckedTokens:
         return int(operator.index(tokens))  # True is an index too, and another one than 1
     except TypeError:
         raise InputError(
-            f"tokens is {tokens!r}; expected a position, a slice, a list of positions or a bool mask [batch, tokens]"
+            f"tokens is {tokens!r}; expected a position, a slice, a list of positions or a bool tensor [batch, tokens]"
         ) from None
 
 
