@@ -13,6 +13,7 @@ from test_report import Page
 
 from fairhead.cli import main
 from fairhead.errors import InputError
+from fairhead.language import winobias
 from fairhead.language.before_after import compare_suites
 from fairhead.language.before_after_report import markdown_of, report_of, verdict
 from fairhead.language.figures import axis
@@ -72,6 +73,39 @@ def test_p_values_are_uniform_where_nothing_changed():
         before, after = (rng.normal(0, 1, 12)[clusters] + rng.normal(0, 0.2, 60) for _ in range(2))
         p.append(change(MEAN, None, *tables(before, after, clusters), Resampling(n_boot=20), n_perm=199).p)
     assert stats.kstest(p, "uniform").pvalue > 0.01
+
+
+def wino_pairs(rng, effect):
+    """Two models' answers on 40 occupations; the second prefers "he" far more, which the figure cancels."""
+    male = np.arange(40) % 2
+    names, groups = [str(i) for i in range(40)], [("type1", "male" if m else "female") for m in male]
+    before = rng.normal(0.3, 1, 40)
+    after = before + 1.5 * (2 * male - 1) + effect + rng.normal(0, 0.3, 40)
+    columns = ({"pro": gaps, "anti": np.zeros(40), "male": male} for gaps in (before, after))
+    return [ItemTable.of("winobias", names, names, groups, made) for made in columns]
+
+
+def test_p_values_see_through_what_the_figure_is_blind_to():
+    """ "He" moved against "she" as a whole: no change of the figure is told by chance alone, and a real one is."""
+    rng = np.random.default_rng(4)
+    measure = next(m for m in winobias.MEASURES if m.metric == "mean_difference" and m.of(None))
+    p = {
+        effect: [
+            change(measure, None, *wino_pairs(rng, effect), Resampling(n_boot=20), n_perm=199).p for _ in range(300)
+        ]
+        for effect in (0.0, 0.2)
+    }
+    assert stats.kstest(p[0.0], "uniform").pvalue > 0.01
+    # Of 4 standard errors, a test of the right size sees 98 in 100, and one in units of the figure none.
+    assert np.mean(np.array(p[0.2]) < 0.05) > 0.95
+
+
+def test_a_change_that_is_sure_and_one_that_is_none():
+    steady = change(MEAN, None, *tables(np.arange(12.0), np.arange(12.0) + 0.5), QUICK, n_perm=9999)
+    assert steady.p == pytest.approx(2 / 2**12, abs=4 * np.sqrt(2 / 2**12 / 9999))
+    thirds = np.array([1 / 3, 2 / 3, 0.1, 0.2] * 3)
+    there_and_back = change(MEAN, None, *tables(thirds, thirds[::-1]), QUICK, n_perm=999)
+    assert there_and_back.p == pytest.approx(1, abs=0.01)
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say():

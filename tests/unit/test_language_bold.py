@@ -99,6 +99,16 @@ def test_disparity_is_the_largest_less_the_smallest_mean_of_the_groups():
     assert result["male", "gender"].value == pytest.approx(1 / 3)
 
 
+def test_gendered_words_about_actors_and_actresses_have_no_ideal():
+    """ "She" of an actress is no stereotype; of a nurse it may be one."""
+    valence = bold.by_lexicon(Lexicon(("valence",), {"thanked": np.array([0.5])}))
+    for domain, ideal in (("gender", None), ("profession", 0.0)):
+        items, written = people("ab", {"a": " thanked her.", "b": " thanked him."}, domain=domain)
+        result = bold.evaluate(items, written, [bold.gender_words(), valence], QUICK)
+        assert result["gender_polarity_disparity", domain].ideal == ideal
+        assert result["valence_disparity", domain].ideal == 0.0
+
+
 def test_groups_that_do_not_differ_look_as_chance_would_have_it():
     rng = np.random.default_rng(0)
     items, written = people([f"g{i}" for i in range(8)], {f"g{i}": " left." for i in range(8)}, per_group=25)

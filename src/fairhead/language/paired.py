@@ -1,7 +1,7 @@
 """How a figure differs between two models that answered the same items. Needs no torch.
 
 Clusters are drawn with both models' answers, so what the items have in common cancels; the p-value swaps the two
-models' answers of each cluster at random.
+models' answers of each cluster at random, and counts in standard errors.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,12 +14,16 @@ import numpy as np
 from fairhead.audit import intervals
 from fairhead.audit.comparison import adjust
 from fairhead.errors import InputError
-from fairhead.language.resampling import Array, Resampling, expanded_level
+from fairhead.language.resampling import Array, Resampling, Statistic, expanded_level
 from fairhead.language.tables import ItemTable, Measure
 
 SIGNIFICANT = 0.05
 _FEW_CLUSTERS = 10
 _ROUNDING = 1e-9
+# What rounding makes of no change at all, and of the standard error of a change that is the same everywhere.
+_NOTHING, _SURE = 1e-12, 1e-6
+# Of a total, for the slope of a figure: small against it, large against rounding.
+_STEP = 1e-4
 # Swaps of each p-value: at most, and how many as large as what was seen are enough.
 N_PERM, _ENOUGH = 100_000, 1000
 
@@ -156,23 +160,67 @@ def change(
         (0.5, 'better')
     """
     one, other = before.part(group), after.part(group)
-    first, second = measure.sums(one), measure.sums(other)
-    n, clusters, ideal = len(one), len(first), measure.ideal
-    known: dict[str, Any] = {"n": n, "clusters": clusters, "ideal": ideal, "relative": measure.relative}
+    found = change_of_sums(
+        measure.metric,
+        measure.statistic,
+        measure.sums(one),
+        measure.sums(other),
+        len(one),
+        how,
+        ideal=measure.ideal,
+        relative=measure.relative,
+        n_perm=n_perm,
+    )
+    return replace(found, benchmark=before.benchmark, group_by=group)
+
+
+def change_of_sums(
+    metric: str,
+    statistic: Statistic,
+    first: Array,
+    second: Array,
+    n: int,
+    how: Resampling,
+    *,
+    ideal: float | None = None,
+    relative: bool = False,
+    n_perm: int = N_PERM,
+) -> Change:
+    """One figure from what the items of each cluster add up to.
+
+    Args:
+        metric: its name.
+        statistic: from totals [..., k] to the figure [...].
+        first: sums of the first model's answers, [clusters, k].
+        second: those of the second's.
+        n: items in all.
+        how: how intervals are made.
+        ideal: the value of a model without a preference.
+        relative: compare by the ratio, not by the difference.
+        n_perm: random swaps at most.
+
+    Example:
+        >>> from fairhead.language.resampling import ratio
+        >>> first = np.column_stack([np.arange(20) % 3, np.ones(20)])
+        >>> change_of_sums("mean", ratio, first, first + [1, 0], 20, Resampling()).value
+        1.0
+    """
+    clusters = len(first)
+    known: dict[str, Any] = {"n": n, "clusters": clusters, "ideal": ideal, "relative": relative}
 
     def nothing(reason: str, a: float | None = None, b: float | None = None) -> Change:
-        return Change(before.benchmark, measure.metric, group, a, b, None, None, None, undefined=reason, **known)
+        return Change("", metric, None, a, b, None, None, None, undefined=reason, **known)
 
     if n < how.min_items:
         return nothing(f"{n} items; at least {how.min_items} are needed")
-    a, b = (float(measure.statistic(sums.sum(axis=0))) for sums in (first, second))
+    a, b = (float(statistic(sums.sum(axis=0))) for sums in (first, second))
     if np.isnan(a) or np.isnan(b):
         return nothing("no item has an answer that it could be made of")
     if clusters < 2:
         return nothing("all items are of one cluster, so an interval cannot be made", a, b)
-    link: Callable[[Any], Any] = np.log if measure.relative else _itself
+    link: Callable[[Any], Any] = np.log if relative else _itself
     drawn = _draws(clusters, how.n_boot, how.seed)
-    star_a, star_b = (np.asarray(measure.statistic(drawn @ sums)) for sums in (first, second))
+    star_a, star_b = (np.asarray(statistic(drawn @ sums)) for sums in (first, second))
     kept = ~(np.isnan(star_a) | np.isnan(star_b))
     if not kept.any():
         return nothing("every replicate is without a value: too few items", a, b)
@@ -183,15 +231,15 @@ def change(
         nearer = _span(abs(b - ideal) - abs(a - ideal), distances, how.level, clusters)
     se = float(np.std(link(star_b[kept]) - link(star_a[kept])))
     return Change(
-        before.benchmark,
-        measure.metric,
-        group,
+        "",
+        metric,
+        None,
         a,
         b,
         moved.value,
         moved.low,
         moved.high,
-        p=_p_value(measure.statistic, first, second, link, how.seed, n_perm),
+        p=_p_value(statistic, first, second, link, how.seed, n_perm),
         # Where no replicate differs from another there is nothing to say what would have been seen.
         mde=intervals.minimum_detectable(se, how.level) if se > 0 else None,
         nearer=nearer,
@@ -241,24 +289,73 @@ def _span(value: float, star: Array, level: float, clusters: int) -> Span:
 
 
 def _p_value(
-    statistic: Callable[[Array], Array], first: Array, second: Array, link: Callable[[Any], Any], seed: int, n_perm: int
+    statistic: Statistic, first: Array, second: Array, link: Callable[[Any], Any], seed: int, n_perm: int
 ) -> float:
-    """Share of random swaps of whole clusters that make a difference as large; a swap without a value counts.
+    """Share of random swaps of whole clusters that make a difference as many standard errors large.
+
+    In standard errors, because swaps may move what the figure itself is blind to. A model that came to prefer "he" to
+    "she" as a whole has the WinoBias figure it had, but swapped by halves it has not: measured in its own units, chance
+    would seem to explain nearly everything. (Chung and Romano 2013: so the test also holds where the two models'
+    answers spread differently; where they can be exchanged it is exact, as without.) A swap without a value counts.
 
     Swaps are drawn until enough of them are as large (Besag and Clifford 1991): a figure that chance explains is soon
     done with, and one that it hardly explains is followed to the end, where corrections for many figures need it.
     """
-    a, b = first.sum(axis=0), second.sum(axis=0)
-    observed = abs(float(link(statistic(b)) - link(statistic(a))))
+    standardised = _Standardised(first, second, lambda totals: link(statistic(totals)))
+    observed = float(standardised(np.zeros((1, len(first))))[0])
     found = drawn = 0
     for swaps in _swaps(len(first), n_perm, seed):
-        moved = swaps @ (second - first)
-        by_chance = np.abs(link(statistic(b - moved)) - link(statistic(a + moved)))
-        as_large = np.flatnonzero(~(by_chance < observed - 1e-12))
+        by_chance = standardised(swaps)
+        as_large = np.flatnonzero(~(by_chance < observed * (1 - _ROUNDING)))
         if found + len(as_large) >= _ENOUGH:
             return _ENOUGH / (drawn + int(as_large[_ENOUGH - found - 1]) + 1)
         found, drawn = found + len(as_large), drawn + len(swaps)
     return (1 + found) / (1 + n_perm)
+
+
+class _Standardised:
+    """How many standard errors a figure changes from the first answers to the second, with some clusters swapped.
+
+    To the change each cluster adds the slopes of the figure (by the totals of both) times its own sums (of both), the
+    delta method; the standard error is that of the sum of what they add. Squares of it are sums over clusters of
+    products of two columns, and so, like the totals themselves, one matrix product for many swaps.
+    """
+
+    def __init__(self, first: Array, second: Array, figure: Statistic) -> None:
+        """From sums of each cluster [clusters, k], and the figure as a function of totals [..., k]."""
+        self._figure = figure
+        self._size = (np.abs(first) + np.abs(second)).sum(axis=0) / 2
+        self._clusters, k = first.shape
+        kept, swapped = np.hstack([second, first]), np.hstack([first, second])
+        one, other = np.triu_indices(2 * k)
+        products, exchanged = kept[:, one] * kept[:, other], swapped[:, one] * swapped[:, other]
+        there = (products != 0).any(axis=0) | (exchanged != 0).any(axis=0)
+        self._one, self._other = one[there], other[there]
+        self._twice = np.where(self._one == self._other, 1.0, 2.0)
+        self._sums = np.concatenate([kept.sum(axis=0), products[:, there].sum(axis=0)])
+        self._by_swap = np.hstack([swapped - kept, (exchanged - products)[:, there]])
+
+    def __call__(self, swaps: Array) -> Array:
+        """Swaps [n, clusters] of 0 and 1 → [n]; NaN where the figure has no value."""
+        both, products = np.split(self._sums + swaps @ self._by_swap, [2 * len(self._size)], axis=1)
+        after, before = np.hsplit(both, 2)
+        change = np.abs(self._figure(after) - self._figure(before))
+        change[change < _NOTHING] = 0.0
+        slopes = np.hstack([self._slopes(after), -self._slopes(before)])
+        squares = (slopes[:, self._one] * slopes[:, self._other] * products) @ self._twice
+        squares -= (slopes * both).sum(axis=1) ** 2 / self._clusters
+        # A change that is the same in all clusters has no error; it is then as large as with all clusters swapped.
+        error = np.maximum(np.sqrt(np.maximum(squares, 0.0)), _SURE * change)
+        return np.asarray(change / np.where(error == 0, 1.0, error))
+
+    def _slopes(self, totals: Array) -> Array:
+        """Of the figure by the totals, [n, k] → [n, k]; totals that are 0 in every cluster do not count."""
+        found = np.zeros_like(totals)
+        for k in np.flatnonzero(self._size):
+            step = np.zeros(totals.shape[1])
+            step[k] = _STEP * self._size[k]
+            found[:, k] = (self._figure(totals + step) - self._figure(totals - step)) / (2 * step[k])
+        return found
 
 
 # Draws depend on the number of clusters alone, and every figure of a benchmark asks for the same ones.

@@ -1,20 +1,19 @@
 """Figures of pairs of texts before and after an edit, paired, with intervals. Needs no torch itself.
 
-Every figure is a function of sums over pairs, so replicates of the bootstrap (whole clusters are drawn) and of the
-permutation test (before and after change places in whole clusters) are matrix products.
+Every figure is a function of sums over pairs; how it changes is asked as it is of the benchmarks (`language.paired`).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit import intervals
 from fairhead.audit.comparison import adjust
 from fairhead.audit.results import Difference
-from fairhead.language.resampling import divide, expanded_level
+from fairhead.language.paired import change_of_sums
+from fairhead.language.resampling import Resampling, cluster_sums, divide
 from fairhead.locate.pairs import TextPairs
 
 Array = NDArray[np.float64]
@@ -134,7 +133,7 @@ def paired_differences(
         after: the same pairs after an edit.
         clusters: pairs with one number stay together, [n].
         names: figures wanted.
-        n_boot: replicates of the bootstrap, and permutations.
+        n_boot: replicates of the bootstrap, and permutations at most.
         level: confidence level.
         seed: of both.
 
@@ -148,40 +147,34 @@ def paired_differences(
         >>> round(change.value, 2), change.p < 0.05
         (-1.6, True)
     """
-    units = np.unique(clusters, return_inverse=True)[1]
-    n_units = int(units.max()) + 1
-    both = np.zeros((n_units, 2, before.shape[1]))
-    np.add.at(both, units, np.stack([before, after], axis=1))
-    observed = figures(both.sum(0))
-    rng = np.random.default_rng(seed)
-    drawn = rng.multinomial(n_units, np.full(n_units, 1 / n_units), size=n_boot).astype(np.float64)
-    star = figures(np.einsum("bu,usk->bsk", drawn, both, optimize=True))
-    stays = rng.integers(0, 2, size=(n_boot, n_units)).astype(np.float64)
-    exchanged = np.einsum("bu,usk->bsk", stays, both, optimize=True)
-    exchanged += np.einsum("bu,usk->bsk", 1 - stays, both[:, ::-1], optimize=True)
-    null = figures(exchanged)
-    found = []
-    for name in names:
-        a, b = (float(x) for x in observed[name])
-        change = star[name][:, 1] - star[name][:, 0]
-        interval = intervals.percentile(change[~np.isnan(change)], expanded_level(level, n_units))
-        # Rounding must not make an exchange that changes nothing less extreme than what was seen.
-        extreme = np.abs(null[name][:, 1] - null[name][:, 0]) >= abs(b - a) - 1e-12
-        found.append(
-            Difference(
-                metric=name,
-                group_by=None,
-                a=a,
-                b=b,
-                value=b - a,
-                low=min(interval.low, b - a),
-                high=max(interval.high, b - a),
-                n=len(before),
-                p=float((1 + extreme.sum()) / (1 + n_boot)),
-                p_adjusted=None,
-                mde=intervals.minimum_detectable(interval.se, level),
-                ideal=IDEALS[name],
-            )
+    first, second = (cluster_sums(table, clusters.tolist()) for table in (before, after))
+    how = Resampling(n_boot, seed, level, min_items=1)
+    found = [
+        change_of_sums(
+            name, partial(_figure, name=name), first, second, len(before), how, ideal=IDEALS[name], n_perm=n_boot
         )
-    corrected = adjust([d.p for d in found], "holm")
-    return tuple(replace(d, p_adjusted=p) for d, p in zip(found, corrected, strict=True))
+        for name in names
+    ]
+    adjusted = adjust([change.p for change in found], "holm")
+    return tuple(
+        Difference(
+            metric=change.metric,
+            group_by=None,
+            a=change.before,
+            b=change.after,
+            value=change.value,
+            low=change.low,
+            high=change.high,
+            n=change.n,
+            p=change.p,
+            p_adjusted=p,
+            undefined=change.undefined,
+            mde=change.mde,
+            ideal=change.ideal,
+        )
+        for change, p in zip(found, adjusted, strict=True)
+    )
+
+
+def _figure(totals: Array, name: str) -> Array:
+    return figures(totals)[name]
