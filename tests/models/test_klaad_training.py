@@ -51,6 +51,16 @@ def test_the_record_says_how_hard_each_part_pulls_at_first():
         assert told[part] == pytest.approx(float(torch.cat(gradients).norm()), rel=1e-4), part
 
 
+def test_a_run_without_a_part_has_the_same_batches():
+    """Else a control would differ from what it controls by its order, too."""
+    lengths = [
+        config.prepare(ITEMS, tokenizer(), 64).lengths
+        for config in (KLAAD(), KLAAD(triplet_weight=0), KLAAD(kl_weight=0, triplet_weight=0))
+    ]
+    assert lengths[0] == lengths[1] == lengths[2]
+    assert len(set(lengths[0])) > 1
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma-2"])
 def test_autocast_stays_near_32_bit(family):
     exact, rounded = (

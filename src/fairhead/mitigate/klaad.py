@@ -25,7 +25,7 @@ from torch.nn.functional import log_softmax, normalize, relu
 from fairhead.data.stereoset import StereoSetItem
 from fairhead.errors import InputError, did_you_mean
 from fairhead.heads import Reading, tap
-from fairhead.mitigate.klaad_batch import Batch, Example, batch_of, example_of, layouts_of
+from fairhead.mitigate.klaad_batch import Batch, Example, batch_of, example_of, layouts_of, tree_of
 from fairhead.mitigate.language_trainer import Prepared
 from fairhead.mitigate.triplets import encode_triplets
 from fairhead.mitigate.tuning import Parts
@@ -113,7 +113,8 @@ class KLAAD:
         """Tokens of the items, their common beginnings shared, and the alignment of their coherent sentences."""
         triplets, left_out = encode_triplets(items, tokenizer, context)
         examples = [example_of(triplet, self.length_align, self.triplet_weight > 0) for triplet in triplets]
-        return Prepared(examples, [len(example.tree.tokens) for example in examples], left_out)
+        # Of all three, whatever is trained on: a run without a part then differs in that part, not in its batches.
+        return Prepared(examples, [len(tree_of(triplet[1:]).tokens) for triplet in triplets], left_out)
 
     @contextmanager
     def session(self, model: nn.Module) -> Iterator[Callable[[Sequence[Example]], Parts]]:

@@ -44,11 +44,22 @@ def example_of(triplet: TokenTriplet, length_align: Literal["span", "pad_common"
         ([0, 5, 7, 8, 9], [[0, 2, 3], [0, 2, 4], [0, 1]])
     """
     sentences = triplet[1:] if unrelated else triplet[1:3]
-    (tree,) = pack([TokenSequence(tokens, 1) for tokens in sentences], sum(map(len, sentences)))
+    tree = tree_of(sentences)
     positions = {path.sequence: path.positions for path in tree.paths}
     places = tuple(np.concatenate([[0], positions[i]]) for i in range(len(sentences)))
     match = align if length_align == "span" else align_by_position
     return Example(sentences, tree, places, match(triplet.stereotype, triplet.anti_stereotype))
+
+
+def tree_of(sentences: Sequence[Sequence[int]]) -> Row:
+    """All of them in one row, what they begin with once.
+
+    Example:
+        >>> tree_of([(0, 7, 8), (0, 7, 9)]).tokens.tolist()
+        [0, 7, 8, 9]
+    """
+    (tree,) = pack([TokenSequence(tokens, 1) for tokens in sentences], sum(map(len, sentences)))
+    return tree
 
 
 def layouts_of(model: nn.Module) -> Callable[[Sequence[Example]], Layout]:
