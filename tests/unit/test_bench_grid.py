@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from fairhead.bench.grid import Search
 from fairhead.bench.grid_file import read_grid
 from fairhead.bench.store import Store
 from fairhead.errors import InputError
@@ -111,6 +112,20 @@ def test_mistakes_name_their_place(grid_of, old, new, message):
         grid_of(GOOD.replace(old, new, 1))
 
 
+def test_a_search_is_read_and_changed_on_the_command_line(grid_of):
+    assert grid_of().search is None
+    assert grid_of().selection == "accuracy"
+    searched = grid_of(GOOD + "search: {configs: 12, seeds: [5, 6]}\n")
+    assert searched.search == Search(12, 0, (5, 6))
+    assert searched.selection == "worst_class"
+    assert searched.size == 2 * 2 * 3 * (2 + 13 * 2)
+    assert grid_of(GOOD + "search: 12\nselection: accuracy\n").selection == "accuracy"
+    changed = grid_of(GOOD + "search: {configs: 12, seeds: [5, 6]}\n", ["search=3", "search.with_groups=true"])
+    assert changed.search == Search(3, 0, (5, 6), with_groups=True)
+    # Results without a search are what they were.
+    assert grid_of(changes=["search=3"]).cells()[0].plan == grid_of().cells()[0].plan
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -119,6 +134,11 @@ def test_mistakes_name_their_place(grid_of, old, new, message):
         ("methods=dma-4", "Did you mean 'dam-4'"),
         ("seeds=a", "expected whole numbers"),
         ("limit=-3", "expected whole numbers"),
+        ("search=0", "search.configs is 0; at least 1"),
+        ("search=many", "search is text; expected a mapping"),
+        ("search.seeds=0", "seed 0 is one of the grid and one of its search"),
+        ("search.with_groups=maybe", "with_groups is 'maybe'; expected true or false"),
+        ("search.config=3", "Did you mean 'search.configs'"),
     ],
 )
 def test_mistakes_on_the_command_line(grid_of, change, message):

@@ -17,18 +17,17 @@ from torch import Tensor, nn
 from fairhead import __version__
 from fairhead.audit import audit
 from fairhead.bench.backbones import Recipe
-from fairhead.bench.effective import effective, fingerprint, method_of
-from fairhead.bench.grid import METRICS, Cell
+from fairhead.bench.effective import effective, failed_row, method_of, row_of
+from fairhead.bench.grid import METRICS, SELECTIONS, Cell
 from fairhead.bench.others import others_of
 from fairhead.bench.tasks import Task, read_task
 from fairhead.mitigate import Trained, run
 from fairhead.mitigate.job import Other
 from fairhead.records import Records
-from fairhead.train import Epoch, Examples, TrainingPlan, predict
+from fairhead.train import Epoch, Examples, TrainingDiverged, TrainingPlan, predict
 from fairhead.train.features import frozen_features, last_encoder
 from fairhead.train.meters import Meter
-
-ROW_SCHEMA = "fairhead.bench/1"
+from fairhead.train.selection import score_of
 
 # Called with a stage, how much of it is done, how much there is, and a word about it.
 Tell = Callable[[str, int, int, str], None]
@@ -70,8 +69,65 @@ def run_cell(
     Raises:
         InputError: data, model or method cannot be had as asked for.
     """
-    tell = tell or (lambda stage, done, total, note: None)
-    settings = cell.settings()
+    ready = _prepared(cell, device, cache, tell or (lambda stage, done, total, note: None))
+    with Meter(device, sharers=sharers) as meter:
+        trained = ready.train()
+    task = ready.task
+    records = task.records(predict(trained.model, ready.parts["test"], precision=ready.plan.precision))
+    audited = audit(records, group_by=task.group, metrics=METRICS, n_boot=1000)
+    figures = {e.metric: {"value": e.value, "low": e.low, "high": e.high, "n": e.n} for e in audited.estimates}
+    row = {**_row(cell, ready, trained, device), "figures": figures, "cost": meter.reading.to_dict()}
+    return Done(row, records, trained, task)
+
+
+def run_trial(
+    cell: Cell,
+    device: str = "cpu",
+    cache: Path | None = None,
+    tell: Tell | None = None,
+    sharers: Callable[[], int] | None = None,
+) -> tuple[dict[str, Any], Records | None]:
+    """Train one configuration of a search, and look at validation rows only; arguments as of `run_cell`.
+
+    Returns:
+        Its row, and the answers for the validation rows. A loss that is not finite is a result as well: the row says
+        so, with what it cost.
+
+    Raises:
+        InputError: data, model or method cannot be had as asked for.
+    """
+    ready = _prepared(cell, device, cache, tell or (lambda stage, done, total, note: None))
+    trained, diverged = None, None
+    with Meter(device, sharers=sharers) as meter:
+        try:
+            trained = ready.train()
+        except TrainingDiverged as error:
+            diverged = error
+    cost = {"cost": meter.reading.to_dict()}
+    if trained is None:
+        return {**failed_row(cell, str(diverged)), "diverged": True, **cost}, None
+    # The model as the method leaves it, by the same measures for all: some choose their epochs by rules of their own.
+    found = predict(trained.model, ready.parts["validation"], precision=ready.plan.precision)
+    predicted, labels = found.argmax(-1), ready.task.validation.labels
+    scores = {selection: score_of(selection, predicted, labels) for selection in SELECTIONS}
+    row = {**_row(cell, ready, trained, device), "trial": cell.trial, "validation": scores, **cost}
+    return row, ready.task.records(found, "validation")
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A cell's data, made ready, and its training as a function."""
+
+    task: Task
+    parts: dict[str, Examples]
+    plan: TrainingPlan
+    train: Callable[[], Trained]
+    read_seconds: float
+    feature_seconds: float
+
+
+def _prepared(cell: Cell, device: str, cache: Path | None, tell: Tell) -> _Ready:
+    """All that comes before training and is not counted as its cost."""
     config = method_of(cell)
     started = time.perf_counter()
     task = read_task(
@@ -82,14 +138,16 @@ def run_cell(
         lambda done, total: tell("decoding", done, total, ""),
     )
     recipe = Recipe(cell.backbone.model, task.classes, cell.backbone.settings)
-    plan = TrainingPlan(**{"precision": "no", **cell.plan}, seed=cell.seed, device=device)
+    plan = TrainingPlan(**cell.plan, seed=cell.seed, device=device)
 
     def build_model() -> nn.Module:
         model = _built(recipe, task.kind, cell.seed)
         return last_encoder(model) if cell.backbone.train == "last_encoder" else model
 
     others = others_of(cell, task, device, cache, lambda done, total: tell("decoding", done, total, ""))
-    parts = {"train": task.train, "validation": task.validation, "test": task.test}
+    parts = {"train": task.train, "validation": task.validation}
+    if cell.trial is None:
+        parts["test"] = task.test
     read_seconds, started = time.perf_counter() - started, time.perf_counter()
     if cell.backbone.train == "last_encoder":
         parts = _frozen(parts, _built(recipe, task.kind, cell.seed).to(device), plan, cache, tell)
@@ -99,39 +157,31 @@ def run_cell(
         note = f"loss {epoch.loss:.3f}, validation accuracy {epoch.validation_accuracy:.3f}"
         tell("training", epoch.number, plan.epochs, note)
 
-    with Meter(device, sharers=sharers) as meter:
-        trained = _train(cell, config, build_model, parts, task, plan, on_epoch, others)
-    records = task.records(predict(trained.model, parts["test"], precision=plan.precision))
-    audited = audit(records, group_by=task.group, metrics=METRICS, n_boot=1000)
-    figures = {e.metric: {"value": e.value, "low": e.low, "high": e.high, "n": e.n} for e in audited.estimates}
+    def train() -> Trained:
+        return _train(cell, config, build_model, parts, task, plan, on_epoch, others)
+
+    return _Ready(task, parts, plan, train, read_seconds, feature_seconds)
+
+
+def _row(cell: Cell, ready: _Ready, trained: Trained, device: str) -> dict[str, Any]:
+    """What the rows of cells and of trials have in common."""
     best = trained.fit.best
-    row = {
-        "schema": ROW_SCHEMA,
-        "cell": cell.name,
-        "fingerprint": fingerprint(cell),
-        "status": "done",
-        "data": cell.data.name,
-        "backbone": cell.backbone.name,
-        "method": cell.method.name,
-        "seed": cell.seed,
+    return {
+        **row_of(cell, "done"),
         "uses_groups": cell.method.uses_groups,
-        "figures": figures,
-        "rows": {name: len(part) for name, part in parts.items()},
-        "classes": list(task.classes),
-        "group": task.group,
+        "rows": {name: len(part) for name, part in ready.parts.items()},
+        "classes": list(ready.task.classes),
+        "group": ready.task.group,
         "replayed": trained.fit.replayed,
         "best_epoch": best.number,
         "validation_accuracy": best.validation_accuracy,
         "history": [[epoch.number, round(epoch.loss, 5), round(epoch.score, 5)] for epoch in trained.fit.history],
         "stages": [list(stage) for stage in trained.stages],
-        "cost": meter.reading.to_dict(),
-        "read_seconds": read_seconds,
-        "feature_seconds": feature_seconds,
-        "settings": settings,
+        "read_seconds": ready.read_seconds,
+        "feature_seconds": ready.feature_seconds,
         "effective": effective(cell),
         "made_with": _made_with(device),
     }
-    return Done(row, records, trained, task)
 
 
 def _train(

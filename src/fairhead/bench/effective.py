@@ -18,6 +18,8 @@ from fairhead.errors import InputError
 from fairhead.mitigate import method
 from fairhead.train import TrainingPlan
 
+ROW_SCHEMA = "fairhead.bench/1"
+
 # To be raised when the same settings come to give other results: a method mended, another preprocessing.
 REVISION = 1
 
@@ -92,6 +94,26 @@ def fingerprint(cell: Cell) -> str:
     """
     text = json.dumps(effective(cell), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def row_of(cell: Cell, status: str) -> dict[str, Any]:
+    """What the row of any cell says: which it is, what was asked for, and how it ended."""
+    return {
+        "schema": ROW_SCHEMA,
+        "cell": cell.name,
+        "fingerprint": fingerprint(cell),
+        "status": status,
+        "data": cell.data.name,
+        "backbone": cell.backbone.name,
+        "method": cell.method.name,
+        "seed": cell.seed,
+        "settings": cell.settings(),
+    }
+
+
+def failed_row(cell: Cell, error: str, trace: str = "") -> dict[str, Any]:
+    """The row of a cell that came to nothing."""
+    return {**row_of(cell, "failed"), "error": error, "traceback": trace}
 
 
 def _reader_defaults(cell: Cell) -> dict[str, Any]:

@@ -82,6 +82,7 @@ class Method:
         options: its settings where they differ from the registered ones.
         data_options: settings for single data sets: data name -> options.
         uses_groups: a reference that trains with groups.
+        chosen_with_groups: its hyper-parameters were chosen with groups.
     """
 
     name: str
@@ -89,11 +90,29 @@ class Method:
     options: Mapping[str, Any] = field(default_factory=dict)
     data_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     uses_groups: bool = False
+    chosen_with_groups: bool = False
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search of hyper-parameters; see `fairhead.bench.search`.
+
+    Attributes:
+        configs: random configurations of each method, beside the grid's own settings.
+        seed: of the configurations.
+        seeds: that trials run on; none of the grid's own.
+        with_groups: also show what would be chosen with groups, apart and flagged.
+    """
+
+    configs: int = 10
+    seed: int = 0
+    seeds: tuple[int, ...] = (1000,)
+    with_groups: bool = False
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run: everything that decides its result.
+    """One run: everything that decides its result. A trial of a search has a number and answers for validation rows.
 
     Example:
         >>> cell = Cell(Data("d", "utkface:x"), Backbone("b", "vit-2x2"), Method("erm", "erm"), 0, {"epochs": 1})
@@ -107,11 +126,13 @@ class Cell:
     seed: int
     plan: Mapping[str, Any]
     selection: str = "accuracy"
+    trial: int | None = None
 
     @property
     def name(self) -> str:
         """Its place in the grid."""
-        return f"{self.data.name}/{self.backbone.name}/{self.method.name}/{self.seed}"
+        trial = "" if self.trial is None else f"trial {self.trial}/"
+        return f"{self.data.name}/{self.backbone.name}/{self.method.name}/{trial}{self.seed}"
 
     def settings(self) -> dict[str, Any]:
         """All that the grid says about it, JSON-ready; `fairhead.bench.effective` fills in what it leaves out."""
@@ -129,6 +150,7 @@ class Cell:
             "seed": self.seed,
             "plan": dict(self.plan),
             "selection": self.selection,
+            **({} if self.trial is None else {"answers": "validation"}),
         }
 
 
@@ -149,18 +171,23 @@ class Grid:
     n_boot: int = 2000
     reported: Mapping[str, Any] = field(default_factory=dict)
     overrides: Mapping[str, Any] = field(default_factory=dict)
+    search: Search | None = None
+
+    @property
+    def size(self) -> int:
+        """How many runs there will be, trials of a search included."""
+        cells = len(self.data) * len(self.backbones) * len(self.methods)
+        trials = 0 if self.search is None else (self.search.configs + 1) * len(self.search.seeds)
+        return cells * (len(self.seeds) + trials)
+
+    def plan_of(self, data: Data, backbone: Backbone) -> dict[str, Any]:
+        """How to train there: the grid's plan, then the data's, the backbone's, and the command's."""
+        return {**self.plan, **data.plan, **backbone.plan, **self.overrides}
 
     def cells(self) -> tuple[Cell, ...]:
         """Every cell; those that share data stand together, so that a worker seldom has to read anew."""
         return tuple(
-            Cell(
-                data,
-                backbone,
-                method,
-                seed,
-                {**self.plan, **data.plan, **backbone.plan, **self.overrides},
-                self.selection,
-            )
+            Cell(data, backbone, method, seed, self.plan_of(data, backbone), self.selection)
             for data in self.data
             for backbone in self.backbones
             for seed in self.seeds

@@ -13,6 +13,7 @@ methods: [erm, dam]            # or {name, method, options}; none of them sees a
 references: [group_dro]        # methods that do see groups, shown apart
 seeds: [0, 1, 2]
 plan: {epochs: 30, batch_size: 256}                       # of `TrainingPlan`; data and backbones may have their own
+search: {configs: 10, seed: 0, seeds: [1000]}             # of hyper-parameters, before the seeds are run; see `search`
 ```
 """
 
@@ -25,7 +26,7 @@ from typing import Any
 
 import yaml
 
-from fairhead.bench.grid import METRICS, PARTS, PLAN_FIELDS, SELECTIONS, Backbone, Data, Grid, Method
+from fairhead.bench.grid import METRICS, PARTS, PLAN_FIELDS, SELECTIONS, Backbone, Data, Grid, Method, Search
 from fairhead.bench.values import list_of, mapping, name_of, one_of, text_of, whole_numbers
 from fairhead.errors import InputError, did_you_mean
 
@@ -36,7 +37,8 @@ def read_grid(path: Path | str, changes: Sequence[str] = (), environment: Mappin
     Args:
         path: the file.
         changes: "key=value" settings that replace what the file says: any key of a plan (`epochs=1`), `limit`,
-            `seeds`, `methods`, `data`, `backbones` (names in the file, separated by commas), or another top-level key.
+            `seeds`, `methods`, `data`, `backbones` (names in the file, separated by commas), `search` (a number of
+            configurations) and its keys (`search.seeds=1000,1001`), or another top-level key.
         environment: where `${NAME}` in the file is looked up; the process's own by default.
 
     Raises:
@@ -64,7 +66,19 @@ def read_grid(path: Path | str, changes: Sequence[str] = (), environment: Mappin
     known = [f.name for f in fields(Grid) if f.name != "overrides"] + ["references", "limit"]
     top = mapping(content, str(path), known, needed=("title", "data", "backbones", "methods", "seeds"))
     lookup = os.environ if environment is None else environment
-    return _changed(_grid(top, str(path)), _parsed(changes, known), lookup)
+    asked = _parsed(changes, known)
+    grid = _changed(_grid(top, str(path)), asked, lookup)
+    if grid.search is None:
+        return grid
+    shared = sorted({*grid.search.seeds} & {*grid.seeds})
+    if shared:
+        raise InputError(
+            f"{path}: seed {shared[0]} is one of the grid and one of its search; results need seeds that nothing was "
+            "chosen on: give others in search.seeds"
+        )
+    # Of all rules that need no groups, the one that a search does best by (SubpopBench).
+    says = "selection" in top or "selection" in asked
+    return grid if says else replace(grid, selection="worst_class")
 
 
 def _grid(top: Mapping[str, Any], where: str) -> Grid:
@@ -87,6 +101,7 @@ def _grid(top: Mapping[str, Any], where: str) -> Grid:
         ),
         n_boot=whole_numbers([top.get("n_boot", 2000)], f"{where}: n_boot")[0],
         reported=mapping(top.get("reported", {}), f"{where}: reported"),
+        search=_search(top.get("search"), f"{where}: search", None),
     )
     for what in ("data", "backbones", "methods"):
         names = [entry.name for entry in getattr(grid, what)]
@@ -117,6 +132,27 @@ def _data(entry: Any, where: str, limit: int | None) -> Data:
         max_length=whole_numbers([found.get("max_length", Data.max_length)], f"{where}.max_length")[0],
         limit=_limit(found.get("limit", limit), f"{where}.limit"),
         plan=_plan(found.get("plan", {}), f"{where}.plan"),
+    )
+
+
+def _search(value: Any, where: str, before: Search | None) -> Search | None:
+    """A search from a mapping or a number of configurations, with what it does not say as it was `before`."""
+    if value is None or value is False:
+        return None
+    found = mapping({"configs": value} if isinstance(value, int) else value, where, [f.name for f in fields(Search)])
+    before = before or Search()
+    configs, seed = (whole_numbers([found.get(n, getattr(before, n))], f"{where}.{n}")[0] for n in ("configs", "seed"))
+    if configs < 1:
+        raise InputError(f"{where}.configs is {configs}; at least 1 is needed")
+    seeds = found.get("seeds", before.seeds)
+    with_groups = found.get("with_groups", before.with_groups)
+    if not isinstance(with_groups, bool):
+        raise InputError(f"{where}.with_groups is {with_groups!r}; expected true or false")
+    return Search(
+        configs,
+        seed,
+        whole_numbers(seeds if isinstance(seeds, list | tuple) else [seeds], f"{where}.seeds"),
+        with_groups,
     )
 
 
@@ -169,6 +205,9 @@ def _changed(grid: Grid, changes: Mapping[str, Any], environment: Mapping[str, s
         elif key in ("data", "backbones", "methods"):
             changed: dict[str, Any] = {key: _chosen(getattr(grid, key), key, value)}
             grid = replace(grid, **changed)
+        elif key.partition(".")[0] == "search":
+            given = {key.partition(".")[2]: value} if "." in key else value
+            grid = replace(grid, search=_search(given, "--set search", grid.search))
         elif key == "n_boot":
             grid = replace(grid, n_boot=whole_numbers([value], "--set n_boot")[0])
         elif key == "selection":
@@ -212,7 +251,7 @@ def _chosen(entries: tuple[Any, ...], what: str, value: Any, none: bool = False)
 
 def _parsed(changes: Sequence[str], known: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    names = [*known, *PLAN_FIELDS]
+    names = [*known, *(f"search.{f.name}" for f in fields(Search)), *PLAN_FIELDS]
     for change in changes:
         key, equals, text = change.partition("=")
         if not equals or key not in names:

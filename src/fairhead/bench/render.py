@@ -108,6 +108,8 @@ def markdown(table: Table) -> str:
             f"Difference from {table.baseline} in points, paired: 95 % interval, p (Holm), smallest detectable"
         )
         parts.append(_differences_markdown(table, block))
+        if any(line.search for line in block.lines):
+            parts += [search_caption(block), _search_markdown(block)]
         failed = [
             f"- {line.method}, seed {seed}: {error}" for line in block.lines for seed, error in line.failed.items()
         ]
@@ -166,8 +168,49 @@ def _differences_markdown(table: Table, block: Block) -> str:
     return "\n".join(lines)
 
 
+def search_caption(block: Block) -> str:
+    """What a search was, in a sentence."""
+    found = [line.search for line in block.lines if line.search]
+    seconds = sum(choice.seconds for choice in found if not choice.with_groups)
+    watt_hours = [choice.watt_hours for choice in found if not choice.with_groups]
+    energy = [value for value in watt_hours if value is not None]
+    cost = f"{cost_text(seconds)} s" + (f", {cost_text(sum(energy), 1)} Wh" if len(energy) == len(watt_hours) else "")
+    return (
+        f"Search of hyper-parameters: {found[0].trials} trials a method, all on validation rows; {cost} in all, "
+        "not counted in the costs above"
+    )
+
+
+def search_texts(line: Line) -> list[str]:
+    """Of a line with a search: what was drawn, what was chosen, its score and the grid's own, trials, seconds, Wh."""
+    choice = line.search
+    assert choice is not None
+    searched = ", ".join(f"{name} {prior}" for name, prior in choice.searched.items()).replace("_", " ")
+    chosen = ", ".join(f"{name} {wording.plain_value(value)}" for name, value in choice.values.items()).replace(
+        "_", " "
+    )
+    failed = f" ({choice.failed} failed)" if choice.failed else ""
+    return [
+        searched or "nothing",
+        chosen or "as the grid has it",
+        f"{points(choice.score)} ({points(choice.own_score)})",
+        f"{choice.trials}{failed}",
+        cost_text(choice.seconds),
+        cost_text(choice.watt_hours, 1),
+    ]
+
+
+SEARCH_HEAD = ("searched", "chosen", "validation score (the grid's own)", "trials", "s", "Wh")
+
+
+def _search_markdown(block: Block) -> str:
+    head = ["method", *SEARCH_HEAD]
+    lines = [_row(head), _row(["---"] * len(head))]
+    return "\n".join([*lines, *(_row([_method(line), *search_texts(line)]) for line in block.lines if line.search)])
+
+
 def _method(line: Line) -> str:
-    return f"{line.method} (trains with groups)" if line.uses_groups else line.method
+    return f"{line.method} ({line.remark})" if line.remark == "trains with groups" else line.method
 
 
 def _row(cells: list[str]) -> str:
@@ -198,6 +241,18 @@ def _notes(table: Table) -> list[str]:
         "s: wall seconds of training, all stages; MiB: peak memory "
         f"({next((line.cost.mib_of for b in table.blocks for line in b.lines if line.cost), 'not known')}).",
     ]
+    if any(line.search for block in table.blocks for line in block.lines):
+        notes.append(
+            "Each method was tried with the same number of random configurations (and the settings of the grid) on "
+            "seeds of their own; test rows took no part. Where the split follows the seed, those splits are other "
+            "ones of the same data."
+        )
+    if table.provenance.get("search", {}).get("with_groups"):
+        notes.append(
+            "Chosen with groups: the configuration with the best worst (class, group) accuracy on the validation rows, "
+            "whose groups it needs. Methods without such a line would keep their configuration, or have too few rows "
+            "of some class and group to say."
+        )
     shared = max((line.cost.shared_by for b in table.blocks for line in b.lines if line.cost), default=1)
     if shared > 1:
         notes.append(f"Up to {shared} cells shared the device: seconds are longer than alone, Wh are equal shares.")
@@ -225,6 +280,9 @@ def html(table: Table) -> str:
         "plain": wording.plain_value,
         "metric_title": metric_title,
         "heading": _heading,
+        "search_caption": search_caption,
+        "search_texts": search_texts,
+        "search_head": SEARCH_HEAD,
         "draw": draw,
         "style": Markup(style),
         "notes": _notes(table),

@@ -34,12 +34,45 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """What a search of one method found.
+
+    Attributes:
+        config: the number of the configuration; 0 is the grid's own.
+        values: the settings that were drawn; empty for the grid's own.
+        score: its validation score, averaged over the search's seeds.
+        own_score: that of the grid's own settings; None where they came to nothing.
+        searched: option -> what it was drawn from.
+        trials: how many ran.
+        failed: how many of them came to nothing, such as a loss that was not finite.
+        seconds: wall time of all trials.
+        watt_hours: of the GPU; None where not known.
+        with_groups: it was chosen by the worst (class, group) accuracy.
+    """
+
+    config: int
+    values: Mapping[str, Any]
+    score: float
+    own_score: float | None
+    searched: Mapping[str, str]
+    trials: int
+    failed: int
+    seconds: float
+    watt_hours: float | None
+    with_groups: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {**vars(self), "values": dict(self.values), "searched": dict(self.searched)}
+
+
+@dataclass(frozen=True)
 class Line:
     """One method in a block.
 
     Attributes:
         method: its name.
-        uses_groups: it trains with groups: a reference, never in bold.
+        uses_groups: it trains or was chosen with groups: a reference, never in bold.
         seeds: those that are done.
         figures: metric -> figure over seeds.
         differences: metric -> paired difference from the baseline.
@@ -47,6 +80,8 @@ class Line:
         best: metrics in which it is the best and can be told from all others.
         cost: averaged over seeds.
         failed: seed -> error of the cells that came to nothing.
+        remark: how it uses groups, if it does.
+        search: what a search of its hyper-parameters found; None where there was none.
     """
 
     method: str
@@ -58,6 +93,8 @@ class Line:
     best: frozenset[str]
     cost: Cost | None
     failed: Mapping[int, str]
+    remark: str = ""
+    search: Choice | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -72,6 +109,7 @@ class Line:
             "best": sorted(self.best),
             "cost": None if self.cost is None else vars(self.cost),
             "failed": {str(seed): error for seed, error in self.failed.items()},
+            "search": None if self.search is None else self.search.to_dict(),
         }
 
 

@@ -1,10 +1,10 @@
 """Running a grid: what is done stays done, what failed or was cut short is run again."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fairhead.bench.grid import Grid
+from fairhead.bench.grid import Cell, Grid
 from fairhead.bench.store import Store
 from fairhead.bench.workers import News, Workplace, run_cells
 
@@ -35,15 +35,25 @@ def run_grid(
         InputError: a method, option or model of the grid does not exist, or the folder cannot be written. A cell that
             fails is no error: its row says why.
     """
-    from fairhead.bench.effective import fingerprint
+    from fairhead.bench.search import final_cells, trial_cells
 
     workplace = workplace or Workplace()
     store = Store(out)
-    cells = grid.cells()
-    known = {(row["cell"], row["fingerprint"]) for row in store.rows() if row["status"] == "done"}
+    tried = _run(trial_cells(grid), store, workplace, on_news)
+    finals = _run(final_cells(grid, store), store, workplace, on_news)
+    return Outcome(*(a + b for a, b in zip(tried, finals, strict=True)))
+
+
+def _run(cells: Sequence[Cell], store: Store, workplace: Workplace, on_news: Callable[[News], None] | None) -> Outcome:
+    """Run those of the cells that have no result yet."""
+    from fairhead.bench.effective import fingerprint
+
+    # A loss that is not finite is the result of a trial, and would be again.
+    known = {
+        (row["cell"], row["fingerprint"]) for row in store.rows() if row["status"] == "done" or row.get("diverged")
+    }
     todo = [cell for cell in cells if (cell.name, fingerprint(cell)) not in known]
-    if todo:
-        check(grid)
+    check(todo)
     failed = 0
     for news in run_cells(todo, workplace):
         if news.row is not None:
@@ -54,7 +64,7 @@ def run_grid(
     return Outcome(len(cells) - len(todo), len(todo) - failed, failed)
 
 
-def check(grid: Grid) -> None:
+def check(cells: Sequence[Cell]) -> None:
     """Refuse, before any work, methods and models that do not exist. Data are read in the cells.
 
     Raises:
@@ -65,8 +75,8 @@ def check(grid: Grid) -> None:
     from fairhead.bench.others import check_others
 
     seen = set()
-    for cell in grid.cells():
-        key = (cell.method.name, cell.data.name, cell.backbone.name)
+    for cell in cells:
+        key = (cell.method.name, cell.data.name, cell.backbone.name, cell.trial)
         if key not in seen:
             seen.add(key)
             method_of(cell)

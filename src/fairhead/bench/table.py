@@ -6,15 +6,15 @@ difference from each other method can be told from noise; a table without bold t
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import asdict, replace
+from typing import Any, NamedTuple
 
 from fairhead.audit import METRICS
 from fairhead.audit.comparison import adjust
 from fairhead.audit.seeds import SeedPool
 from fairhead.bench.frontier import frontier
-from fairhead.bench.grid import Grid
-from fairhead.bench.results import SIGNIFICANCE, Block, Cost, Line, Table
+from fairhead.bench.grid import Cell, Grid, Method
+from fairhead.bench.results import SIGNIFICANCE, Block, Choice, Cost, Line, Table
 from fairhead.bench.store import Store
 from fairhead.bench.verdict import finding, verdict
 from fairhead.errors import InputError
@@ -31,66 +31,94 @@ def table_of(grid: Grid, store: Store, command: str = "") -> Table:
     Raises:
         InputError: no cell is done.
     """
-    rows = rows_of(grid, store)
+    plan = _plan(grid, store)
+    rows = plan.rows
     if not any(row["status"] == "done" for row in rows):
         errors = [f"{row['cell']}: {row['error']}" for row in rows if row["status"] == "failed"]
-        raise InputError(f"no cell of {grid.title!r} is done{'; ' + errors[0] if errors else ''}")
+        untried = "; its search is not finished" if grid.search and len(plan.choices) < len(grid.methods) else ""
+        raise InputError(f"no cell of {grid.title!r} is done{'; ' + errors[0] if errors else untried}")
     blocks = []
     for data in grid.data:
         for backbone in grid.backbones:
             here = [row for row in rows if (row["data"], row["backbone"]) == (data.name, backbone.name)]
             if any(row["status"] == "done" for row in here):
-                blocks.append(_block(grid, store, here))
+                blocks.append(_block(grid, store, here, plan))
     done = sum(row["status"] == "done" for row in rows)
     made_with = [row["made_with"] for row in rows if row["status"] == "done"]
     provenance = {
         "command": command,
-        "cells": len(grid.cells()),
+        "cells": len(plan.cells),
         "done": done,
         "failed": len(rows) - done,
         "seeds": list(grid.seeds),
         "plan": {**grid.plan, **grid.overrides},
-        "selection": f"epoch by validation {grid.selection.replace('_', ' ')}",
+        "selection": f"{'epoch and configuration' if grid.search else 'epoch'} by validation "
+        f"{'worst-class accuracy' if grid.selection == 'worst_class' else grid.selection}",
         "n_boot": grid.n_boot,
+        **({} if grid.search is None else {"search": asdict(grid.search)}),
         "made_with": {name: " and ".join(dict.fromkeys(made[name] for made in made_with)) for name in made_with[0]},
         "devices": list(dict.fromkeys(made["device"] for made in made_with)),
     }
     return Table(grid.title, grid.about, grid.baseline, grid.metrics, tuple(blocks), grid.reported, provenance)
 
 
-def rows_of(grid: Grid, store: Store) -> list[dict[str, Any]]:
-    """The rows of a grid's cells: those with the same settings and, where PyTorch is there to ask, the same defaults.
+class _Plan(NamedTuple):
+    """What the table of a grid is made of: cells, their rows, and what a search chose for (data, backbone, name)."""
+
+    cells: Sequence[Cell]
+    rows: Sequence[Mapping[str, Any]]
+    choices: Mapping[tuple[str, str, str], Choice]
+
+
+def _plan(grid: Grid, store: Store) -> _Plan:
+    """Rows of cells with the same settings and, where PyTorch is there to ask, the same defaults.
 
     Without PyTorch the latest row of the same settings counts.
+
+    Raises:
+        InputError: without PyTorch, what a search has drawn is not known.
     """
-    cells = {cell.name: cell for cell in grid.cells()}
     try:
         from fairhead.bench.effective import fingerprint
+        from fairhead.bench.search import choices, final_cells, name_of
     except ModuleNotFoundError:
-        known = {name: json.dumps(cell.settings(), sort_keys=True, default=str) for name, cell in cells.items()}
+        if grid.search is not None:
+            raise InputError(
+                'the table of a grid with a search needs torch, not installed here: pip install "fairhead[torch]"'
+            ) from None
+        known = {c.name: json.dumps(c.settings(), sort_keys=True, default=str) for c in grid.cells()}
         same = [r for r in store.rows() if json.dumps(r.get("settings"), sort_keys=True) == known.get(r["cell"])]
-        return list({row["cell"]: row for row in same}.values())
-    wanted = {name: fingerprint(cell) for name, cell in cells.items()}
-    return [row for row in store.rows() if wanted.get(row["cell"]) == row["fingerprint"]]
+        return _Plan(grid.cells(), list({row["cell"]: row for row in same}.values()), {})
+    cells = final_cells(grid, store)
+    wanted = {cell.name: fingerprint(cell) for cell in cells}
+    rows = [row for row in store.rows() if wanted.get(row["cell"]) == row["fingerprint"]]
+    found = choices(grid, store) if grid.search else {}
+    by_name = {
+        (place.data, place.backbone, name_of(place.method, choice)): choice
+        for place, both in found.items()
+        for choice in both
+    }
+    return _Plan(cells, rows, by_name)
 
 
-def _block(grid: Grid, store: Store, rows: Sequence[Mapping[str, Any]]) -> Block:
+def _block(grid: Grid, store: Store, rows: Sequence[Mapping[str, Any]], plan: _Plan) -> Block:
     done = [row for row in rows if row["status"] == "done"]
-    names = [m.name for m in grid.methods if any(row["method"] == m.name for row in rows)]
+    methods = {cell.method.name: cell.method for cell in plan.cells}
+    names = [name for name in methods if any(row["method"] == name for row in rows)]
     runs = {
         name: {row["seed"]: store.records(row) for row in done if row["method"] == name}
         for name in names
         if any(row["method"] == name for row in done)
     }
     pool = SeedPool(runs, done[0]["group"], n_boot=grid.n_boot)
-    uses_groups = {m.name: m.uses_groups for m in grid.methods}
-    lines = [_line(name, uses_groups[name], rows, pool, grid) for name in names]
+    first = done[0]
+    lines = [_line(methods[name], rows, pool, grid) for name in names]
+    lines = [replace(line, search=plan.choices.get((first["data"], first["backbone"], line.method))) for line in lines]
     lines = _corrected(lines, grid.metrics)
     best = {metric: _best(lines, pool, metric) for metric in grid.metrics}
     lines = [
         replace(line, best=frozenset(metric for metric, name in best.items() if name == line.method)) for line in lines
     ]
-    first = done[0]
     n = round(sum(row["rows"]["test"] for row in done) / len(done))
     return Block(
         data=first["data"],
@@ -104,7 +132,8 @@ def _block(grid: Grid, store: Store, rows: Sequence[Mapping[str, Any]]) -> Block
     )
 
 
-def _line(name: str, uses_groups: bool, rows: Sequence[Mapping[str, Any]], pool: SeedPool, grid: Grid) -> Line:
+def _line(method: Method, rows: Sequence[Mapping[str, Any]], pool: SeedPool, grid: Grid) -> Line:
+    name = method.name
     own = [row for row in rows if row["method"] == name]
     done = [row for row in own if row["status"] == "done"]
     figures = {metric: pool.figure(name, metric) for metric in grid.metrics} if done else {}
@@ -113,7 +142,9 @@ def _line(name: str, uses_groups: bool, rows: Sequence[Mapping[str, Any]], pool:
     failed = {row["seed"]: row["error"] for row in own if row["status"] == "failed"}
     seeds = tuple(sorted(row["seed"] for row in done))
     cost = _cost(done) if done else None
-    return Line(name, uses_groups, seeds, figures, differences, {}, frozenset(), cost, failed)
+    uses_groups = method.uses_groups or method.chosen_with_groups
+    remark = "trains with groups" if method.uses_groups else "chosen with groups" if uses_groups else ""
+    return Line(name, uses_groups, seeds, figures, differences, {}, frozenset(), cost, failed, remark)
 
 
 def _cost(rows: Sequence[Mapping[str, Any]]) -> Cost:

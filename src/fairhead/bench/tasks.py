@@ -53,13 +53,13 @@ class Task:
         """Names of the classes."""
         return self._dataset.classes
 
-    def records(self, probabilities: Tensor) -> Records:
-        """Join the answers for the test rows, [n, C], with their labels and groups."""
+    def records(self, probabilities: Tensor, part: str = "test") -> Records:
+        """Join the answers for the rows of a part, [n, C], with their labels and groups."""
         # Rounded as the mantissa of 32 bit is: more digits would only fill the disk.
         scores = np.round(probabilities.double().numpy(), 7)
         binary = scores.shape[1] == 2
         prediction = probabilities.argmax(-1).numpy()
-        return self._dataset.records(self.test_ids, prediction, scores[:, 1] if binary else scores)
+        return self._dataset.records(self._ids[part], prediction, scores[:, 1] if binary else scores)
 
     def groups(self, part: str) -> Tensor:
         """Group numbers of the train or validation rows, [n]: for the references that train with groups, only."""

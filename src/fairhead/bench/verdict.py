@@ -47,7 +47,8 @@ def verdict(lines: Sequence[Line], baseline: str) -> str:
             said.append(f"Of these, accuracy differs beyond noise: {changes} points.")
     told = [line for line in references if _told(line, gap)]
     if told:
-        said.append(f"Trained with the groups: {_listed(told, gap)}.")
+        how = "Trained" if all(line.remark != "chosen with groups" for line in told) else "Trained or chosen"
+        said.append(f"{how} with the groups: {_listed(told, gap)}.")
     elif references:
         names = " and ".join(line.method for line in references)
         said.append(f"Even trained with the groups ({names}), {gap} cannot be told from that of {baseline}.")
@@ -82,7 +83,7 @@ def finding(lines: Sequence[Line], metric: str, baseline: str) -> str:
         who = f"{tested[0].method} cannot" if len(tested) == 1 else f"none of {len(tested)} methods can"
         return f"{name}: {who} be told from {baseline}; {_missed(tested, metric)}."
     said = [
-        f"{line.method} {_points(_change(line, metric))} points{' (trains with groups)' if line.uses_groups else ''}"
+        f"{line.method} {_points(_change(line, metric))} points{f' ({line.remark})' if line.remark else ''}"
         for line in told
     ]
     rest = [line for line in tested if line not in told]

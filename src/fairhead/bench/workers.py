@@ -96,10 +96,12 @@ class _Worker:
         try:
             stage, done, total, note, row, records = self.pipe.recv()
         except (EOFError, ConnectionResetError):
+            from fairhead.bench.effective import failed_row
+
             self.process.join()
             code = self.process.exitcode or 0
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            row, records = failed(cell, f"the process of this cell ended with {how}: out of memory?"), None
+            row, records = failed_row(cell, f"the process of this cell ended with {how}: out of memory?"), None
             stage, done, total, note = "failed", 1, 1, row["error"]
         if row is not None:
             self.cell = None
@@ -111,25 +113,6 @@ class _Worker:
         self.process.join()
 
 
-def failed(cell: Cell, error: str, trace: str = "") -> dict[str, Any]:
-    """The row of a cell that came to nothing."""
-    from fairhead.bench.effective import fingerprint
-
-    return {
-        "schema": "fairhead.bench/1",
-        "cell": cell.name,
-        "fingerprint": fingerprint(cell),
-        "status": "failed",
-        "data": cell.data.name,
-        "backbone": cell.backbone.name,
-        "method": cell.method.name,
-        "seed": cell.seed,
-        "error": error,
-        "traceback": trace,
-        "settings": cell.settings(),
-    }
-
-
 def _serve(pipe: Connection, workplace: Workplace, running: Any) -> None:
     """In a worker: run one cell after the other until the pipe ends."""
     # Ctrl-C is for the parent, which ends its workers.
@@ -139,7 +122,8 @@ def _serve(pipe: Connection, workplace: Workplace, running: Any) -> None:
     if workplace.device == "cpu":
         # More threads than cores, over all cells, would only wait for each other.
         torch.set_num_threads(max(1, min(torch.get_num_threads(), (os.cpu_count() or 1) // workplace.jobs)))
-    from fairhead.bench.cell import run_cell
+    from fairhead.bench.cell import run_cell, run_trial
+    from fairhead.bench.effective import failed_row
 
     def tell(stage: str, done: int, total: int, note: str) -> None:
         pipe.send((stage, done, total, note, None, None))
@@ -152,22 +136,34 @@ def _serve(pipe: Connection, workplace: Workplace, running: Any) -> None:
             cell: Cell = pipe.recv()
         except EOFError:
             return
+        answers: Records | None
         try:
-            done = run_cell(cell, workplace.device, workplace.cache, tell, lambda: int(running.value))
+            if cell.trial is None:
+                done = run_cell(cell, workplace.device, workplace.cache, tell, lambda: int(running.value))
+                row, answers = done.row, done.records
+                del done
+            else:
+                row, answers = run_trial(cell, workplace.device, workplace.cache, tell, lambda: int(running.value))
         except BrokenPipeError:  # the parent is gone: so is the reason to work
             return
         except FairheadError as error:
-            report(failed(cell, str(error)), None, str(error))
+            report(failed_row(cell, str(error)), None, str(error))
         except Exception as error:  # whatever it was, the other cells go on
             message = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            report(failed(cell, message, traceback.format_exc()), None, message)
+            report(failed_row(cell, message, traceback.format_exc()), None, message)
         else:
-            figures = done.row["figures"]
-            shown = {name: figures[name]["value"] for name in ("accuracy", "EOd") if name in figures}
-            note = ", ".join(f"{name} {100 * v:.1f} %" for name, v in shown.items() if v is not None)
-            report(done.row, done.records, note)
-            del done
+            report(row, answers, _note(row))
         # Hooks tie models into cycles; what is left of one cell would count as memory of the next.
         gc.collect()
         if workplace.device != "cpu":
             torch.cuda.empty_cache()
+
+
+def _note(row: dict[str, Any]) -> str:
+    """A word about a cell that has ended."""
+    if row["status"] == "failed":
+        return str(row["error"])
+    if "validation" in row:
+        return f"worst class {100 * row['validation']['worst_class']:.1f} % on the validation rows"
+    values = {name: row["figures"][name]["value"] for name in ("accuracy", "EOd") if name in row["figures"]}
+    return ", ".join(f"{name} {100 * value:.1f} %" for name, value in values.items() if value is not None)

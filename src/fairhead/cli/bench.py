@@ -28,6 +28,12 @@ lost. A cell that fails is recorded with its error and does not stop the others.
 
     fairhead bench grid.yaml --out try --set epochs=1 --set limit=400 --set seeds=0,1 --set methods=erm,dam
 
+**Hyper-parameters** stay as the grid has them unless `--search` is given. The search is the same size for every method:
+
+    fairhead bench hatexplain --out searched --search 10 --set "backbones=MiniLM LE" --device cuda
+
+Trials are kept and resumed like other cells; the table says what was searched, what was chosen and what it cost.
+
 Parts of a grid may run on several machines (`--set data=natural` here, the rest there) and be put together with
 `--take-in`.
 
@@ -52,6 +58,19 @@ def bench_command(
         list[str] | None,
         _option("--set", "Change the grid: epochs=1, limit=400, seeds=0,1, methods=erm,dam, ...", "KEY=VALUE"),
     ] = None,
+    search: Annotated[
+        int | None,
+        _option(
+            "--search",
+            "First try N random configurations of every method beside the grid's own, on seeds of their own, and keep "
+            "what does best on validation rows (by the worst class unless the grid says otherwise). At least 10.",
+            "N",
+        ),
+    ] = None,
+    choose_with_groups: Annotated[
+        bool,
+        _option("--choose-with-groups", "Also show what the search would choose with groups, apart and flagged."),
+    ] = False,
     cache: Annotated[Path | None, _option("--cache", "Folder for decoded pictures and frozen features.", "DIR")] = None,
     take_in: Annotated[
         list[Path] | None, _option("--take-in", "Folder of another run whose finished cells are added first.", "DIR")
@@ -69,7 +88,15 @@ def bench_command(
         raise InputError(f"--jobs is {jobs}; at least 1 is needed")
     from fairhead.bench.grid_file import read_grid
 
-    plan = read_grid(_grid_file(grid), changes or [])
+    if search is not None and search < 1:
+        raise InputError(f"--search is {search}; at least 1 is needed, and 10 or more to mean something")
+    asked = [*(changes or []), *([f"search={search}"] if search else [])]
+    plan = read_grid(_grid_file(grid), asked)
+    if choose_with_groups:
+        if plan.search is None:
+            raise InputError("--choose-with-groups needs a search: give --search 10 as well")
+        asked.append("search.with_groups=true")
+        plan = read_grid(_grid_file(grid), asked)
     if not table_only:
         missing = [name for name in ("torch", "transformers", "accelerate") if find_spec(name) is None]
         if missing:
@@ -92,7 +119,7 @@ def bench_command(
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         workplace = Workplace(device_of(device), jobs, cache)
         with progress() as shown:
-            report = _Report(shown, len(plan.cells()))
+            report = _Report(shown, plan.size)
             try:
                 outcome = run_grid(plan, out, workplace, report)
                 typer.echo(
@@ -101,7 +128,7 @@ def bench_command(
             except KeyboardInterrupt:
                 interrupted = True
                 typer.echo("fairhead: interrupted; the same command goes on from here", err=True)
-    table = table_of(plan, Store(out), _command(grid, changes or []))
+    table = table_of(plan, Store(out), _command(grid, asked))
     page = write_table(table, out)
     typer.echo(markdown(table))
     typer.echo(f"table: {page}", err=True)

@@ -1,8 +1,9 @@
 """AFR, automatic feature reweighting: a last layer retrained where plain training is unsure (Qiu et al., 2023)."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from fairhead.errors import InputError
 from fairhead.mitigate.head import features_of, find_head, set_head
 from fairhead.mitigate.job import Job
 from fairhead.mitigate.losses import row_losses
+from fairhead.mitigate.priors import Choice, Prior, Uniform
 from fairhead.train.selection import score_of
 
 # Steps between two looks at the validation set.
@@ -41,6 +43,8 @@ class AFR:
     penalty: float = 0.0
     steps: int = 500
     learning_rate: float = 0.01
+
+    priors: ClassVar[Mapping[str, Prior]] = {"gamma": Uniform(4, 20), "penalty": Choice((0.0, 0.1, 0.2, 0.3, 0.4))}
 
     def __post_init__(self) -> None:
         if not 0 < self.held_out < 1:

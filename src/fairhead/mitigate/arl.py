@@ -1,7 +1,8 @@
 """ARL: an adversary looks for regions where the learner errs and puts weight on them (Lahoti et al., 2020)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from fairhead.mitigate.job import Job
 from fairhead.mitigate.losses import row_losses
 from fairhead.mitigate.pair import PairOutput, fresh_pair
+from fairhead.mitigate.priors import Choice, Prior
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class ARL:
     pretrain: int = 250
     adversary_loss: Literal["plain", "weighted"] = "plain"
     uses_label: bool = True
+
+    priors: ClassVar[Mapping[str, Prior]] = {"pretrain": Choice((0, 50, 250, 1000))}
 
     def train(self, job: Job) -> nn.Module:
         """One stage with both networks."""

@@ -1,7 +1,8 @@
 """Clusters: make the label independent of what frozen features cluster by; a method of this library's own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from fairhead.mitigate.clustering import kmeans, nearest
 from fairhead.mitigate.group_dro import cell_numbers
 from fairhead.mitigate.head import features_of, find_head
 from fairhead.mitigate.job import Job
+from fairhead.mitigate.priors import LogUniform, Prior
 from fairhead.train import Examples, Fit, Selection
 from fairhead.train.selection import worst_accuracy
 
@@ -43,6 +45,8 @@ class Clusters:
     least: int = 20
     cap: float = 20.0
     features: str | Callable[[Examples], Tensor] | None = None
+
+    priors: ClassVar[Mapping[str, Prior]] = {"cap": LogUniform(0.5, 1.5)}
 
     def __post_init__(self) -> None:
         if not self.counts or min(self.counts) < 2:

@@ -27,6 +27,7 @@ from fairhead.heads import Site, Tap
 from fairhead.mitigate.aside import Aside
 from fairhead.mitigate.distributed import gathered
 from fairhead.mitigate.encoder_layer import EncoderLayer, argument, freeze_backbone
+from fairhead.mitigate.priors import Choice, LogUniform, Prior
 from fairhead.mitigate.standardise import RunningStandardise
 from fairhead.train.first_token import all_tokens
 
@@ -89,6 +90,11 @@ class DAM:
     alignment_temperature: float = 0.07
     hidden: int = 512
     width: int = 128
+
+    @property
+    def priors(self) -> dict[str, Prior]:
+        """What a search varies: nothing where the alignment is left out."""
+        return {"values": Choice((2, 4, 6)), "alignment_weight": LogUniform(-2, 0.5)} if self.alignment_weight else {}
 
     def attach(self, model: nn.Module) -> nn.Module:
         """Make `model` a DAM model, in place: see `fairhead.mitigate.attach`."""
@@ -160,8 +166,7 @@ class DAMParts(nn.Module):
             )
         if config.normalise:
             settings = (config.stats_axes, config.momentum, config.eps, config.running, config.divide)
-            self.q = RunningStandardise(heads, head_dim, *settings, detach=config.detach_stats)
-            self.k = RunningStandardise(heads, head_dim, *settings, detach=config.detach_stats)
+            self.q, self.k = (RunningStandardise(heads, head_dim, *settings, detach=config.detach_stats) for _ in "qk")
         if config.alignment_weight:
             self.aside = Aside()
             self.weights, self.values = tap.read("weights", tokens=0), tap.read("v")
@@ -192,8 +197,7 @@ class DAMParts(nn.Module):
             with self.aside.work():
                 extra = self.alignment(self.weights[layer], self.values[layer], labels)
             output = _with_added_loss(output, self.config.alignment_weight * extra)
-        # They hold the graph of this batch; nobody needs it any more.
-        self.weights.clear()
+        self.weights.clear()  # all three hold the graph of this batch, which nobody needs any more
         self.values.clear()
         self.aside.clear()
         return output
@@ -207,9 +211,7 @@ class DAMParts(nn.Module):
             labels: classes, [B].
         """
         if labels.dim() != 1:
-            raise InputError(
-                f"DAM aligns one class a row; found labels of shape {list(labels.shape)}, expected [batch]"
-            )
+            raise InputError(f"DAM aligns one class a row; found labels of shape {list(labels.shape)}, not [batch]")
         config = self.config
         picked = most_attended(weights, values, config.values, config.pick, config.first_token, self.mask)
         z = normalize(self.project(picked.flatten(1).to(next(self.project.parameters()).dtype)), dim=-1)
@@ -245,8 +247,7 @@ def most_attended(
         [2.0, 1.0]
     """
     skip = 0 if first_token == "in" else 1
-    candidates = weights.shape[-1] - skip
-    if count > candidates:
+    if count > (candidates := weights.shape[-1] - skip):
         raise InputError(f"DAM aligns {count} values but there are only {candidates} tokens to choose from")
     if pick == "mean":
         weights = weights.mean(1, keepdim=True)
@@ -291,8 +292,8 @@ def _with_added_loss(output: Any, extra: Tensor) -> Any:
         return (output[0] + extra, *output[1:])
     if getattr(output, "loss", None) is None:
         raise UnsupportedModel(
-            f"{type(output).__name__} has no loss although labels were given; DAM adds its alignment term to the "
-            "model's own loss: use a model with a task head (ViTForImageClassification, BertForSequenceClassification)"
+            f"{type(output).__name__} has no loss although labels were given, and DAM adds its own term to it: give a "
+            "model with a task head, such as ViTForImageClassification or BertForSequenceClassification"
         )
     output.loss = output.loss + extra
     return output

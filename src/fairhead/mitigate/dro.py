@@ -1,6 +1,7 @@
 """DRO: small losses are left alone, so that training works for the rows that fare worst (Hashimoto et al., 2018)."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from fairhead.errors import InputError
 from fairhead.mitigate.job import Job
 from fairhead.mitigate.losses import row_losses
+from fairhead.mitigate.priors import LogUniform, Prior, Uniform
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,11 @@ class DRO:
     eta: float = 0.25
     power: float = 1.5
     alpha: float = 0.2
+
+    @property
+    def priors(self) -> Mapping[str, Prior]:
+        """What a search varies: the one number that the form has."""
+        return {"eta": Uniform(0.05, 0.5)} if self.form == "fixed" else {"alpha": LogUniform(-2, 0)}
 
     def __post_init__(self) -> None:
         if self.form not in ("fixed", "chi2", "cvar"):

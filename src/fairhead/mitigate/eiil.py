@@ -1,12 +1,15 @@
 """EIIL: GroupDRO over the two environments that a first model treats least alike (Creager et al., 2021)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from fairhead.mitigate.group_dro import GroupLoss, balanced, cell_numbers
 from fairhead.mitigate.job import Job
+from fairhead.mitigate.priors import Choice, LogUniform, Prior
 from fairhead.train.selection import last_epoch
 
 
@@ -28,6 +31,8 @@ class EIIL:
     first_epochs: int = 1
     step_size: float = 0.01
     balance: bool = True
+
+    priors: ClassVar[Mapping[str, Prior]] = {"first_epochs": Choice((1, 2)), "step_size": LogUniform(-3, -1)}
 
     def train(self, job: Job) -> nn.Module:
         """Two stages, with the environments between them."""

@@ -1,6 +1,8 @@
 """JTT, just train twice: the rows that a first model gets wrong are shown more often to a second (Liu et al., 2021)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +10,7 @@ from torch.utils.data import SubsetRandomSampler
 
 from fairhead.errors import InputError
 from fairhead.mitigate.job import Job
+from fairhead.mitigate.priors import LogUniform, Prior, ShareOfEpochs
 from fairhead.train.selection import last_epoch
 
 
@@ -27,6 +30,11 @@ class JTT:
 
     first_epochs: int = 1
     upweight: int = 50
+
+    priors: ClassVar[Mapping[str, Prior]] = {
+        "first_epochs": ShareOfEpochs(0.2, 0.8),
+        "upweight": LogUniform(0, 2.5, whole=True),
+    }
 
     def __post_init__(self) -> None:
         if self.upweight < 1 or self.first_epochs < 1:

@@ -1,14 +1,15 @@
 """KD: learn from the soft labels of a teacher (Chai, Jang and Wang, 2022: fairness without demographics)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fairhead.errors import InputError
 from fairhead.mitigate.job import Job
+from fairhead.mitigate.priors import Choice, LogUniform, Prior
 from fairhead.train.selection import last_epoch
 
 
@@ -35,6 +36,8 @@ class KD:
     teacher_epochs: int | None = None
     teacher: str | None = None
     build_teacher: Callable[[], nn.Module] | None = field(default=None, compare=False)
+
+    priors: ClassVar[Mapping[str, Prior]] = {"share": Choice((0.3, 0.7, 1.0)), "temperature": LogUniform(0, 0.6)}
 
     def __post_init__(self) -> None:
         if not 0 <= self.share <= 1 or self.temperature <= 0:

@@ -1,6 +1,8 @@
 """LfF, learning from failure: what a network that clings to easy rows finds hard counts more (Nam et al., 2020)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +10,7 @@ from torch import Tensor, nn
 from fairhead.mitigate.job import Job
 from fairhead.mitigate.losses import row_losses
 from fairhead.mitigate.pair import PairOutput, fresh_pair
+from fairhead.mitigate.priors import Prior, Uniform
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,8 @@ class LfF:
 
     q: float = 0.7
     memory: float = 0.7
+
+    priors: ClassVar[Mapping[str, Prior]] = {"q": Uniform(0.05, 0.95)}
 
     def train(self, job: Job) -> nn.Module:
         """One stage with both networks."""

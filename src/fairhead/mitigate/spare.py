@@ -1,6 +1,8 @@
 """SPARE: clusters of early outputs within each class, then training that shows them evenly (Yang et al., 2024)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +10,7 @@ from torch import Tensor, nn
 from fairhead.mitigate.clustering import kmeans, silhouette
 from fairhead.mitigate.group_dro import balanced, cell_numbers
 from fairhead.mitigate.job import Job
+from fairhead.mitigate.priors import Choice, Prior
 from fairhead.train.selection import last_epoch
 
 
@@ -29,6 +32,8 @@ class SPARE:
     early_epochs: int = 1
     most: int = 5
     power: float = 1.0
+
+    priors: ClassVar[Mapping[str, Prior]] = {"early_epochs": Choice((1, 2)), "power": Choice((1.0, 2.0, 3.0))}
 
     def train(self, job: Job) -> nn.Module:
         """A short first stage; the same model goes on with even clusters."""

@@ -1,6 +1,8 @@
 """XRM: twin networks that learn from each other's held-out mistakes find environments (Pezeshki et al., 2024)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +11,7 @@ from fairhead.mitigate.group_dro import GroupLoss, balanced, cell_numbers
 from fairhead.mitigate.job import Job
 from fairhead.mitigate.losses import row_losses
 from fairhead.mitigate.pair import Pair, PairOutput, fresh_pair
+from fairhead.mitigate.priors import LogUniform, Prior
 from fairhead.train import Examples
 from fairhead.train.selection import last_epoch, worst_of_cells
 
@@ -34,6 +37,8 @@ class XRM:
     step_size: float = 0.01
     balance: bool = True
     select_by_environments: bool = True
+
+    priors: ClassVar[Mapping[str, Prior]] = {"step_size": LogUniform(-3, -1)}
 
     def train(self, job: Job) -> nn.Module:
         """Two stages, with the environments between them."""

@@ -3,6 +3,7 @@
 It uses the attribute, of the validation rows only.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,6 +16,7 @@ from fairhead.errors import InputError
 from fairhead.mitigate.group_dro import cell_numbers
 from fairhead.mitigate.head import features_of, find_head, set_head
 from fairhead.mitigate.job import Job
+from fairhead.mitigate.priors import ListOf, LogUniform, Prior
 from fairhead.mitigate.references.job import with_attributes
 
 Array = NDArray[np.float64]
@@ -38,6 +40,8 @@ class DFR:
 
     strengths: tuple[float, ...] = (1.0, 0.7, 0.3, 0.1, 0.07, 0.03, 0.01)
     subsets: int = 20
+
+    priors: ClassVar[Mapping[str, Prior]] = {"strengths": ListOf(LogUniform(-2, 0.5))}
 
     def train(self, job: Job) -> nn.Module:
         """Plain training, then the last layer."""

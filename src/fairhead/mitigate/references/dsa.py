@@ -3,6 +3,7 @@
 It uses the attribute.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -15,6 +16,7 @@ from fairhead.heads import Tap
 from fairhead.mitigate.head import find_head
 from fairhead.mitigate.job import Job
 from fairhead.mitigate.losses import row_losses
+from fairhead.mitigate.priors import LogUniform, Prior
 from fairhead.mitigate.references.job import JobWithAttributes, with_attributes
 from fairhead.train import Examples
 
@@ -55,6 +57,8 @@ class DSA:
     attack_steps: int = 20
     attack_attention: float = 0.002
     group_epochs: int | None = None
+
+    priors: ClassVar[Mapping[str, Prior]] = {"weight": LogUniform(-1, 1)}
 
     def __post_init__(self) -> None:
         if self.patches < 1 or self.attack_steps < 1 or self.layer < 0:

@@ -1,5 +1,6 @@
 """FSCL, the fair supervised contrastive loss (Park et al., 2022). It uses the attribute."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,6 +11,7 @@ from torch.nn.functional import normalize
 from fairhead.mitigate.head import find_head
 from fairhead.mitigate.job import Job
 from fairhead.mitigate.losses import row_losses
+from fairhead.mitigate.priors import LogUniform, Prior
 from fairhead.mitigate.references.job import with_attributes
 
 
@@ -38,6 +40,8 @@ class FSCL:
     temperature: float = 0.1
     even_groups: bool = True
     width: int = 128
+
+    priors: ClassVar[Mapping[str, Prior]] = {"weight": LogUniform(-1, 1), "temperature": LogUniform(-1.2, -0.5)}
 
     def train(self, job: Job) -> nn.Module:
         """One stage with both losses."""

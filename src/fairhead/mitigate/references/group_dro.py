@@ -1,5 +1,6 @@
 """GroupDRO with the true groups (Sagawa et al., 2020). It uses the attribute."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -7,6 +8,7 @@ from torch import nn
 
 from fairhead.mitigate.group_dro import GroupLoss, balanced, cell_numbers
 from fairhead.mitigate.job import Job
+from fairhead.mitigate.priors import LogUniform, Prior
 from fairhead.mitigate.references.job import with_attributes
 
 
@@ -30,6 +32,8 @@ class GroupDRO:
     step_size: float = 0.01
     adjustment: float = 0.0
     balance: bool = True
+
+    priors: ClassVar[Mapping[str, Prior]] = {"step_size": LogUniform(-3, -1)}
 
     def train(self, job: Job) -> nn.Module:
         """One stage."""

@@ -1,5 +1,6 @@
 """TADeT, targeted alignment of the first token's queries (Sudhakar et al., 2023). It uses the attribute."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,6 +11,7 @@ from fairhead.heads import Tap
 from fairhead.mitigate.head import find_head
 from fairhead.mitigate.job import Job
 from fairhead.mitigate.losses import row_losses
+from fairhead.mitigate.priors import LogUniform, Prior
 from fairhead.mitigate.references.job import with_attributes
 
 
@@ -36,6 +38,8 @@ class TADeT:
     layer: int = -1
     adversary: float = 1.0
     alignment: float = 1.0
+
+    priors: ClassVar[Mapping[str, Prior]] = {"adversary": LogUniform(-1, 1), "alignment": LogUniform(-1, 1)}
 
     def train(self, job: Job) -> nn.Module:
         """One stage."""

@@ -1,0 +1,268 @@
+"""The search of hyper-parameters: what is drawn, what is looked at, what is chosen, and what the table says of it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import fields, replace
+from importlib import import_module
+
+import numpy as np
+import pytest
+import torch
+from made_faces import GRID, make_faces
+from torch import nn
+
+from fairhead.bench import search
+from fairhead.bench.cell import run_cell, run_trial
+from fairhead.bench.effective import fingerprint, row_of
+from fairhead.bench.grid_file import read_grid
+from fairhead.bench.render import html, markdown
+from fairhead.bench.run import run_grid
+from fairhead.bench.search import Place, choices, final_cells, trial_cells
+from fairhead.bench.store import Store
+from fairhead.bench.table import table_of
+from fairhead.bench.workers import Workplace
+from fairhead.data import READERS
+from fairhead.mitigate.priors import PLAN_PRIORS, Choice, ListOf, LogUniform, ShareOfEpochs, Uniform
+from fairhead.mitigate.references import METHODS_WITH_ATTRIBUTES
+from fairhead.mitigate.registry import METHODS
+from fairhead.records import Records
+
+SEARCHED = GRID.replace("[erm, dam]", "[erm, jtt]") + "search: {configs: 3, seeds: [7, 8]}\n"
+
+
+@pytest.fixture(scope="module")
+def faces(tmp_path_factory):
+    return make_faces(tmp_path_factory.mktemp("faces"))
+
+
+@pytest.fixture
+def grid_of(tmp_path, faces):
+    def read(*changes, text=SEARCHED):
+        (tmp_path / "grid.yaml").write_text(text)
+        return read_grid(tmp_path / "grid.yaml", changes, {"FACES": str(faces)})
+
+    return read
+
+
+@pytest.mark.parametrize("name", [*METHODS, *METHODS_WITH_ATTRIBUTES])
+def test_every_draw_is_a_setting_that_the_method_takes(name):
+    config = {**METHODS, **METHODS_WITH_ATTRIBUTES}[name]
+    priors = getattr(config, "priors", {})
+    known = {setting.name for setting in fields(config)}
+    assert set(priors) <= known
+    assert not set(priors) & set(PLAN_PRIORS["text"])
+    for number in range(50):
+        chance = search.random.Random(number)
+        replace(config, **{option: prior.draw(chance, 6) for option, prior in priors.items()})
+
+
+def test_the_priors_are_those_that_were_published():
+    assert METHODS["jtt"].priors == {"first_epochs": ShareOfEpochs(0.2, 0.8), "upweight": LogUniform(0, 2.5, True)}
+    assert METHODS["lff"].priors == {"q": Uniform(0.05, 0.95)}
+    assert METHODS["dro_cvar"].priors == {"alpha": LogUniform(-2, 0)}
+    assert METHODS["kd"].priors["share"] == Choice((0.3, 0.7, 1.0))
+    assert METHODS_WITH_ATTRIBUTES["group_dro"].priors == {"step_size": LogUniform(-3, -1)}
+    assert METHODS_WITH_ATTRIBUTES["dfr"].priors == {"strengths": ListOf(LogUniform(-2, 0.5))}
+    assert PLAN_PRIORS["image"]["learning_rate"] == LogUniform(-4, -2)
+    assert PLAN_PRIORS["text"]["learning_rate"] == LogUniform(-5.5, -4)
+    assert METHODS["erm"].__class__.__dict__.get("priors") is None
+
+
+def test_draws_spread_over_their_prior():
+    drawn = [LogUniform(-4, -2).draw(search.random.Random(n), 1) for n in range(400)]
+    powers = np.log10(drawn)
+    assert -4 <= powers.min() < -3.9
+    assert -2.1 < powers.max() <= -2
+    assert abs(powers.mean() + 3) < 0.1
+    epochs = {ShareOfEpochs(0.2, 0.8).draw(search.random.Random(n), 10) for n in range(200)}
+    assert epochs == set(range(2, 9))
+
+
+def test_readers_of_pictures_are_known():
+    with_pictures = {name for name in READERS if hasattr(import_module(f"fairhead.data.{name}"), "Images")}
+    assert with_pictures == set(search.PICTURES)
+
+
+def test_every_method_has_the_same_number_of_trials_and_the_same_learning_rates(grid_of):
+    cells = trial_cells(grid_of())
+    by_method = {name: [c for c in cells if c.method.name == name] for name in ("erm", "jtt")}
+    assert [len(found) for found in by_method.values()] == [2 * 4, 2 * 4]
+    assert [dict(c.plan) for c in by_method["erm"]] == [dict(c.plan) for c in by_method["jtt"]]
+    # The first is the grid's own; the others differ from it and from each other.
+    own, *drawn = (c for c in by_method["jtt"] if c.seed == 7)
+    assert (own.method.options, own.plan["learning_rate"]) == ({}, 1e-2)
+    assert len({(c.plan["learning_rate"], c.method.options["upweight"]) for c in drawn}) == 3
+    assert all(1e-4 <= c.plan["learning_rate"] <= 1e-2 for c in drawn)
+    # The same again tomorrow, others with another seed; the seeds of the grid have no part in it.
+    assert trial_cells(grid_of()) == cells
+    assert trial_cells(grid_of("seeds=5")) == cells
+    assert trial_cells(grid_of("search.seed=1")) != cells
+    assert {c.seed for c in cells} == {7, 8}
+
+
+def test_what_the_command_sets_and_what_makes_a_variant_is_not_searched(grid_of):
+    cells = trial_cells(grid_of("learning_rate=0.003"))
+    assert {c.plan["learning_rate"] for c in cells} == {0.003}
+    assert len({c.plan.get("weight_decay") for c in cells}) == 4
+    text = SEARCHED.replace("[erm, jtt]", "[erm, dam_no_alignment, dam_release_frozen]")
+    options = {c.method.name: c.method.options for c in trial_cells(grid_of(text=text)) if c.trial}
+    assert options["dam_no_alignment"] == {}
+    assert set(options["dam_release_frozen"]) == {"alignment_weight"}
+
+
+def test_a_trial_looks_at_validation_rows_and_at_no_others(grid_of, tmp_path, monkeypatch):
+    cell = trial_cells(grid_of())[0]
+    looked = []
+    from fairhead.bench import cell as module
+
+    monkeypatch.setattr(module, "predict", lambda model, part, **more: looked.append(part) or torch.eye(2)[part.labels])
+    row, records = run_trial(cell, "cpu", tmp_path)
+    (part,) = looked
+    assert len(part) == row["rows"]["validation"] == len(records)
+    assert "test" not in row["rows"]
+    assert "figures" not in row
+    assert row["validation"] == {"accuracy": 1.0, "worst_class": 1.0}
+    assert row["trial"] == 0
+    # The same training as the cell that it is a trial of, on the same seed.
+    done = run_cell(replace(cell, trial=None), "cpu", tmp_path)
+    assert done.row["history"] == row["history"]
+    assert not {*done.records.id} & {*records.id}
+    assert done.row["fingerprint"] != row["fingerprint"]
+
+
+def test_a_trial_whose_loss_is_not_finite_is_a_result_with_a_cost(grid_of, tmp_path, monkeypatch):
+    from fairhead.bench import cell as module
+
+    class Broken(nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+        def forward(self, pixel_values, labels=None):
+            output = self.model(pixel_values=pixel_values, labels=labels)
+            if labels is not None:
+                output.loss = output.loss * float("nan")
+            return output
+
+    built = module._built
+    monkeypatch.setattr(module, "_built", lambda *args: Broken(built(*args)))
+    row, records = run_trial(trial_cells(grid_of())[0], "cpu", tmp_path)
+    assert records is None
+    assert (row["status"], row["diverged"]) == ("failed", True)
+    assert "the loss was nan at step 1" in row["error"]
+    assert row["cost"]["seconds"] > 0
+
+
+def answers(right, group_right):
+    """Records of 80 rows, 20 of each class and group: so many of them right, and so many in class 1, group b."""
+    rows = [(y, g) for y in (0, 1) for g in ("a", "b") for _ in range(20)]
+    label = np.array([y for y, _ in rows])
+    group = np.array([g for _, g in rows])
+    prediction = label.copy()
+    for cell, hits in (((0, "a"), right), ((0, "b"), right), ((1, "a"), right), ((1, "b"), group_right)):
+        inside = np.flatnonzero((label == cell[0]) & (group == cell[1]))
+        prediction[inside[hits:]] = 1 - label[inside[hits:]]
+    return Records.from_arrays(
+        label.astype(str), prediction.astype(str), groups={"white": group}, id=np.arange(len(rows)).astype(str)
+    )
+
+
+def settle(store, cell, right=None, group_right=None, seconds=1.0):
+    """Put a trial into the store as if it had run; without figures it has failed."""
+    cost = {"cost": {"seconds": seconds, "energy_wh": 0.5}}
+    if right is None:
+        store.add({**row_of(cell, "failed"), "error": "NaN", "diverged": True, **cost})
+        return
+    records = answers(right, group_right)
+    hits = records.label.codes == records.prediction.codes
+    by_class = [hits[records.label.codes == y].mean() for y in (0, 1)]
+    scores = {"accuracy": float(hits.mean()), "worst_class": float(min(by_class))}
+    more = {"validation": scores, "classes": ["0", "1"], "group": "white", **cost}
+    store.add({**row_of(cell, "done"), **more}, records)
+
+
+def test_the_best_on_the_validation_rows_is_chosen_and_with_groups_apart(grid_of, tmp_path):
+    grid, store = grid_of("search.seeds=7"), Store(tmp_path / "out")
+    # Of jtt: 1 has the best worst class, 2 is best for the worst group, 3 diverged. Of erm: all alike.
+    jtt = {0: (14, 12), 1: (20, 10), 2: (14, 15), 3: (None, None)}
+    for cell in trial_cells(grid):
+        if cell.method.name == "jtt":
+            assert choices(grid, store).get(Place("faces", "tiny", "jtt")) is None
+            settle(store, cell, *jtt[cell.trial])
+        else:
+            settle(store, cell, 15, 15)
+    (found,) = choices(grid, store)[Place("faces", "tiny", "jtt")]
+    assert (found.config, found.score, found.own_score) == (1, 30 / 40, 26 / 40)
+    assert (found.trials, found.failed, found.seconds, found.watt_hours) == (4, 1, 4.0, 2.0)
+    (same,) = choices(grid, store)[Place("faces", "tiny", "erm")]
+    assert same.config == 0
+    assert same.values == {}
+    cells = final_cells(grid, store)
+    trial = next(c for c in trial_cells(grid) if c.method.name == "jtt" and c.trial == 1)
+    assert [c.name for c in cells] == ["faces/tiny/erm/0", "faces/tiny/jtt/0", "faces/tiny/erm/1", "faces/tiny/jtt/1"]
+    assert cells[1].method.options == trial.method.options == {k: found.values[k] for k in trial.method.options}
+    assert cells[1].plan == trial.plan
+    assert not any(c.method.chosen_with_groups for c in cells)
+    # With groups: another configuration of jtt, shown apart; erm keeps its own and has no second line.
+    grid = grid_of("search.seeds=7", "search.with_groups=true")
+    plain, with_groups = choices(grid, store)[Place("faces", "tiny", "jtt")]
+    assert plain == found
+    assert (with_groups.config, with_groups.score, with_groups.with_groups) == (2, 14 / 20, True)
+    names = {c.method.name: c.method.chosen_with_groups for c in final_cells(grid, store)}
+    assert names == {"erm": False, "jtt": False, "jtt chosen with groups": True}
+
+
+def test_the_score_is_the_mean_over_the_search_s_seeds(grid_of, tmp_path):
+    grid, store = grid_of(), Store(tmp_path / "out")
+    for cell in trial_cells(grid):
+        right = {(1, 7): 20, (1, 8): 10, (2, 7): 16, (2, 8): 16}.get((cell.trial, cell.seed), 12)
+        settle(store, cell, right, right)
+    (found,) = choices(grid, store)[Place("faces", "tiny", "erm")]
+    assert (found.config, found.score) == (2, 0.8)
+
+
+def test_a_searched_grid_from_end_to_end(faces, tmp_path):
+    text = SEARCHED.replace("configs: 3, seeds: [7, 8]", "configs: 2, seeds: [7]")
+    (tmp_path / "grid.yaml").write_text(text)
+    command = [sys.executable, "-m", "fairhead", "bench", str(tmp_path / "grid.yaml"), "--out", str(tmp_path / "out")]
+    command += ["--cache", str(tmp_path / "cache"), "--device", "cpu"]
+    environment = {**os.environ, "FACES": str(faces), "OMP_NUM_THREADS": "1"}
+    # Killed in the middle of the trials; what is done stays done.
+    running = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, start_new_session=True)
+    lines = tmp_path / "out" / "results.jsonl"
+    while not lines.exists() or lines.read_bytes().count(b"\n") < 2:
+        assert running.poll() is None
+        time.sleep(0.05)
+    os.killpg(running.pid, signal.SIGKILL)
+    running.communicate()
+    before = len(Store(tmp_path / "out").rows())
+    assert 2 <= before < 6
+    again = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert f"{10 - before} cells done, 0 failed, {before} were done before" in again.stderr
+    assert "trials a method" in again.stdout
+    page = (tmp_path / "out" / "table.html").read_text(encoding="utf-8")
+    assert "Search of hyper-parameters" in page
+    content = json.loads((tmp_path / "out" / "table.json").read_text(encoding="utf-8"))
+    assert content["provenance"]["selection"] == "epoch and configuration by validation worst-class accuracy"
+    grid = read_grid(tmp_path / "grid.yaml", [], {"FACES": str(faces)})
+    store = Store(tmp_path / "out")
+    rows = {row["cell"]: row for row in store.rows()}
+    for line in content["blocks"][0]["methods"]:
+        trials = [row for name, row in rows.items() if f"/{line['method']}/trial " in name]
+        assert len(trials) == line["search"]["trials"] == 3
+        assert line["search"]["score"] == max(row["validation"]["worst_class"] for row in trials)
+        assert line["search"]["seconds"] == pytest.approx(sum(row["cost"]["seconds"] for row in trials))
+        final = rows[f"faces/tiny/{line['method']}/0"]
+        trial = rows[f"faces/tiny/{line['method']}/trial {line['search']['config']}/7"]
+        for part in ("method", "plan"):
+            assert final["effective"][part] == trial["effective"][part]
+    # Nothing is left to do, and the table can be made again.
+    assert run_grid(grid, tmp_path / "out", Workplace()) == (10, 0, 0)
+    table = table_of(grid, store)
+    assert "as the grid has it" in markdown(table) or "learning rate" in markdown(table)
+    assert html(table).count("<caption>Search of hyper-parameters") == 1
+    assert all(fingerprint(cell) == rows[cell.name]["fingerprint"] for cell in final_cells(grid, store))
