@@ -39,7 +39,9 @@ def test_stereoset_items_must_have_one_sentence_of_each_label(tmp_path):
     with pytest.raises(InputError, match=r"StereoSet has lists data\.intrasentence"):
         read("stereoset", tmp_path)
     (tmp_path / "dev.json").write_text('{"data": {"intersentence": []}}')
-    with pytest.raises(InputError, match="no item is left"):
+    with pytest.raises(
+        InputError, match=f"{tmp_path}: stereoset has no item here; left out: nothing, the files are empty"
+    ):
         read("stereoset", tmp_path)
 
 

@@ -121,6 +121,18 @@ def test_utkface_broken_names_and_images_raise_or_are_counted(utkface):
     assert len(data) == 999
 
 
+def test_utkface_a_damaged_member_of_the_archive_raises_or_is_counted(utkface, tmp_path):
+    archive = _zip(utkface, tmp_path / "u.zip")
+    with zipfile.ZipFile(archive) as z:
+        victim = z.infolist()[5]
+    data = bytearray(archive.read_bytes())
+    data[victim.header_offset + 30 + len(victim.filename) + 20] ^= 0xFF  # a byte of the picture: the checksum is off
+    archive.write_bytes(bytes(data))
+    with pytest.raises(InputError, match=f"{victim.filename}: damaged in the archive"):
+        read("utkface", archive)
+    assert read("utkface", archive, on_error="skip").skipped == {"not a readable image": (victim.filename,)}
+
+
 def test_age_bins_must_cover_the_ages(utkface):
     ages = read("utkface", utkface, groups=("age",), age_bins=(0, 18, 65)).groups()["age"]
     expected = Counter(

@@ -114,8 +114,18 @@ def test_the_shallowest_of_several_is_found_and_a_tie_is_refused(folder):
 
 def test_truncated_json_says_where(folder):
     (folder / "three.json").write_bytes(b'{"x": [1,\n 2')
-    with pytest.raises(InputError, match=r"three\.json: is not complete JSON: .* at line 2"):
+    with pytest.raises(InputError, match=r"three\.json: is not complete JSON: .* \(line 2, "):
         Source(folder).json("three.json")
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "9" * 5000], ids=["nested without end", "endless number"])
+def test_json_that_python_will_not_read_is_named(folder, text):
+    (folder / "three.json").write_text(text)
+    with pytest.raises(InputError, match=r"three\.json: is not JSON that can be read"):
+        Source(folder).json("three.json")
+    skips = Skips("skip")
+    assert list(Source(folder).jsonl("three.json", skips)) == []
+    assert skips.found() == {"not complete JSON": ("three.json:1",)}
 
 
 def test_binary_is_not_text(folder):

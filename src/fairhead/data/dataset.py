@@ -127,7 +127,7 @@ class Dataset:
         if len(set(self.all.ids.tolist())) != len(self.all):
             raise InputError(f"{self.name}: ids must be distinct")
         if not len(self.all):
-            raise InputError(f"{self.name}: no example is left; skipped: {self.skipped_counts}")
+            raise _nothing_left(self, "example")
 
     def __len__(self) -> int:
         return len(self.all)
@@ -212,7 +212,7 @@ class Benchmark(Sequence[T], Generic[T]):
 
     def __post_init__(self) -> None:
         if not self.items:
-            raise InputError(f"{self.name}: no item is left; skipped: {self.skipped_counts}")
+            raise _nothing_left(self, "item")
 
     def __len__(self) -> int:
         return len(self.items)
@@ -231,6 +231,12 @@ class Benchmark(Sequence[T], Generic[T]):
     def skipped_counts(self) -> dict[str, int]:
         """Reason -> how many were left out."""
         return {reason: len(names) for reason, names in self.skipped.items()}
+
+
+def _nothing_left(data: "Dataset | Benchmark[Any]", noun: str) -> InputError:
+    where = f"{data.provenance['path']}: " if "path" in data.provenance else ""
+    skipped = ", ".join(f"{count} {reason}" for reason, count in data.skipped_counts.items())
+    return InputError(f"{where}{data.name} has no {noun} here; left out: {skipped or 'nothing, the files are empty'}")
 
 
 def column(values: ArrayLike) -> Column:

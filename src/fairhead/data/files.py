@@ -218,9 +218,11 @@ class Source:
             return json.loads(self.text(name))
         except json.JSONDecodeError as error:
             raise InputError(
-                f"{self.where(name)}: is not complete JSON: {error.msg} at line {error.lineno}, "
-                f"column {error.colno}; download it again"
+                f"{self.where(name)}: is not complete JSON: {error.msg} (line {error.lineno}, "
+                f"column {error.colno}); download it again"
             ) from None
+        except (ValueError, RecursionError) as error:  # a number of thousands of digits, lists in lists without end
+            raise InputError(f"{self.where(name)}: is not JSON that can be read ({error}); download it again") from None
 
     def jsonl(self, name: str, skips: Skips) -> "Iterator[Line]":
         """The objects of a JSON-lines file with their line numbers."""
@@ -233,6 +235,8 @@ class Source:
                 problem = None if isinstance(row, dict) else f"expected an object, found {type(row).__name__}"
             except json.JSONDecodeError as error:
                 problem = error.msg
+            except (ValueError, RecursionError) as error:
+                problem = str(error)
             if problem:
                 where = f"{self.where(name)}, line {number}"
                 skips.error("not complete JSON", f"{name}:{number}", f"{where}: is not complete JSON: {problem}")

@@ -164,7 +164,12 @@ def _faces(source: Source, skips: Skips) -> list[_Face]:
 def _without_duplicates(faces: list[_Face], source: Source, skips: Skips, with_age: bool) -> list[_Face]:
     same: dict[bytes, list[_Face]] = {}
     for face in faces:
-        same.setdefault(hashlib.sha256(source.read(face.name)).digest(), []).append(face)
+        try:
+            content = source.read(face.name)
+        except InputError as error:
+            skips.error("not a readable image", face.name, str(error))
+        else:
+            same.setdefault(hashlib.sha256(content).digest(), []).append(face)
     kept = []
     for copies in same.values():
         labels = {(f.gender, f.race, f.age if with_age else None) for f in copies}
