@@ -13,11 +13,9 @@ from typer.testing import CliRunner
 
 import fairhead
 from fairhead.audit import Audit, Comparison, Difference, Estimate
-from fairhead.audit.tables import table_metrics
 from fairhead.cli import app, main
 from fairhead.demo import DemoPlan, run_demo
 from fairhead.demo.digits import shaded_digits
-from fairhead.demo.story import _counts
 from fairhead.demo.writeup import _in_words, _plain_line, _trade
 from fairhead.errors import InputError
 from fairhead.mitigate import load
@@ -67,16 +65,6 @@ def test_no_digit_is_in_two_parts():
         plain = np.round((pixels - background) / (1 - background) * 16).astype(int)
         parts.append({picture.tobytes() for picture in plain})
     assert sum(map(len, parts)) == len({d.tobytes() for d in load_digits().images.astype(int)})
-
-
-def test_figures_of_the_controls_are_the_audits_own():
-    rng = np.random.default_rng(0)
-    labels, shade, predicted = rng.integers(0, 2, (3, 500))
-    records = Records.from_arrays(labels, predicted, groups={"shade": shade})
-    audit = fairhead.audit(records, n_boot=100)
-    found = table_metrics(np.stack([_counts(records)] * 2), ("DP", "EOd", "accuracy"))
-    for metric in ("DP", "EOd", "accuracy"):
-        np.testing.assert_allclose(found[metric], audit[metric].value)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +125,7 @@ def test_the_report_is_valid_and_its_figures_come_from_the_records(two_runs):
         assert estimates["EOd"] == pytest.approx(fairhead.audit(table, n_boot=100)["EOd"].value)
     kinds = [section["kind"] for section in report["sections"]]
     assert kinds == ["text", "audit", "audit", "comparison", "headmap", "ablation", "ablation"]
-    stages = {"plain training", "training with DAM", "audit", "scoring heads", "ablating control heads"}
+    stages = {"plain training", "training with DAM", "audit", "scoring heads", "ablating heads and controls"}
     assert {stage for stage, *_ in told} == stages
 
 
@@ -147,7 +135,7 @@ def test_without_a_head_to_blame_the_report_says_so(tmp_path):
         (tmp_path / "records" / f"{name}.csv").write_text("of an earlier run")
     found = run_demo(tmp_path, replace(TINY, most_heads=0, training=TrainingPlan(epochs=1)))
     assert sorted(path.stem for path in (tmp_path / "records").iterdir()) == ["dam", "mine", "plain"]
-    assert "No head lowers EOd when it is taken out alone." in found.verdict
+    assert any(line.startswith("No head, taken out alone, lowers") for line in found.verdict)
     kinds = [section["kind"] for section in json.loads((tmp_path / "report.json").read_text())["sections"]]
     assert kinds == ["text", "audit", "audit", "comparison", "headmap"]
 

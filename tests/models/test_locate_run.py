@@ -1,15 +1,17 @@
 """`locate` from end to end on a made model with a planted head, and on a model in which there is nothing to find."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 from test_locate import HEADS, LAYERS, PLANTED, pictures, planted_vit, vit
 
 from fairhead.audit.results import Difference
 from fairhead.errors import InputError
-from fairhead.locate import Ablation, Decomposer, classifier_task, collect, score_heads
+from fairhead.locate import Ablation, Decomposer, Head, classifier_task, collect, score_heads
 from fairhead.locate.concepts import concept_from_images
 from fairhead.locate.effects import Evaluation
 from fairhead.locate.measures import separation
@@ -21,6 +23,7 @@ from fairhead.locate.textspan import Pool
 from fairhead.locate.writeup import outcome, report_of, to_dict, verdict
 from fairhead.report import render
 
+RELAYED = Head(0, 2)
 PLAN = LocatePlan(n_boot=200, draws=50, count=2)
 
 
@@ -56,10 +59,74 @@ def test_the_planted_head_is_found_first(found) -> None:
 
 
 def test_every_rank_finds_it(found) -> None:
-    _, _, _, features, evaluation, located = found
-    for rank in ("concept", "bias"):
+    _, pixels, decomposer, features, evaluation, located = found
+    forward = passes_over(decomposer, located.task, pixels)
+    for rank in ("concept", "bias", "effect"):
         plan = LocatePlan(n_boot=200, draws=20, count=1, rank=rank, kinds=("mean",))
-        assert locate(features, evaluation, located.task, located.concept, plan=plan).ranked == (PLANTED,)
+        again = locate(features, evaluation, located.task, located.concept, plan=plan, forward=forward)
+        assert again.ranked == (PLANTED,)
+
+
+def passes_over(decomposer, task, pixels):
+    """True forward passes over some rows, as `locate` asks for them."""
+    return lambda rows, edits, kind: ForwardPasses(decomposer, batches_of(pixels[rows]), task, edits, kind)
+
+
+def relayed_vit():
+    """The planted head is in the first layer and writes where no class is read; an MLP of the last carries it on."""
+    model = planted_vit()
+    first, last = model.vit.layers[RELAYED[0]], model.vit.layers[-1]
+    rows = slice(4 * RELAYED[1], 4 * RELAYED[1] + 4)
+    for part in ("weight", "bias"):
+        getattr(first.layernorm_before, part).copy_(getattr(last.layernorm_before, part))
+        for name in ("q_proj", "v_proj"):
+            planted = getattr(getattr(last.attention, name), part)[4 * PLANTED[1] : 4 * PLANTED[1] + 4]
+            getattr(getattr(first.attention, name), part)[rows] = planted
+    last.attention.o_proj.weight[:, 4 * PLANTED[1] : 4 * PLANTED[1] + 4] = 0
+    first.attention.o_proj.weight[:, rows] = 0
+    first.attention.o_proj.weight[4, rows.start] = 3.0
+    first.attention.o_proj.weight[5, rows.start] = -3.0
+    last.layernorm_after.weight.fill_(1.0)
+    last.layernorm_after.bias.zero_()
+    last.mlp.fc1.weight[0] = 0
+    last.mlp.fc1.bias[0] = 0
+    last.mlp.fc1.weight[0, 4:6] = torch.tensor([2.0, -2.0])
+    last.mlp.fc2.weight[2, 0], last.mlp.fc2.weight[3, 0] = 1.0, -1.0
+    return model
+
+
+def test_a_head_that_acts_through_later_layers_is_found_by_its_effect_alone() -> None:
+    model = relayed_vit()
+    pixels, bright, labels = pictures()
+    decomposer, task = Decomposer(model, unit=False), classifier_task(model)
+    features = collect(decomposer, batches_of(pixels), len(pixels))
+    rows = Evaluation(labels, task.classes, bright, ("bright", "dark"), "shade")
+    concept = concept_from_images(features.output, bright, labels, name="shade", poles=("bright", "dark"))
+    forward = passes_over(decomposer, task, pixels)
+    by_effect = LocatePlan(n_boot=200, draws=20, count=1, rank="effect", kinds=("mean",))
+    found = locate(features, rows, task, concept, plan=by_effect, forward=forward)
+    assert found.ranked == (RELAYED,)
+    assert found.effect_map is not None
+    assert found.effect_map.share[RELAYED] > 0.9
+    assert abs(found.head_map.share[RELAYED]) < 0.1  # itself it writes nothing that a class reads
+    # What is lost is what two passes of the model itself differ by.
+    reporting = np.flatnonzero(~found.choosing)
+    (plain, without) = forward(reporting, found.edits, "mean")([(), [RELAYED]])
+    lost = (plain - without)[:, 1] - (plain - without)[:, 0]
+    own = score_heads(lost[:, None, None], lost, bright[reporting], labels[reporting])
+    np.testing.assert_allclose(found.effect_map.gap[RELAYED], own.gap[0, 0], rtol=1e-6)
+    directly = locate(features, rows, task, concept, plan=replace(by_effect, rank="gap"))
+    assert RELAYED not in directly.ranked
+    page = render(report_of(found, rows, {}))
+    assert "loses without each head" in page
+    content = json.loads(json.dumps(to_dict(found, rows, {}), allow_nan=False))
+    assert np.array(content["single_heads"]["values"]).argmax() == np.ravel_multi_index(RELAYED, (LAYERS, HEADS))
+
+
+def test_heads_cannot_be_ranked_by_their_effect_without_passes(found) -> None:
+    _, _, _, features, evaluation, located = found
+    with pytest.raises(InputError, match="only with forward passes"):
+        locate(features, evaluation, located.task, located.concept, plan=LocatePlan(rank="effect"))
 
 
 @pytest.mark.parametrize("kind", ["mean", "project"])

@@ -3,7 +3,7 @@
 import enum
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -14,12 +14,13 @@ from fairhead.cli.locate_options import (
     CHOICE,
     OUTPUT,
     check_folder,
+    check_heads,
     check_numbers,
     need_torch,
-    needed,
     opened,
     option,
-    telling,
+    source_of,
+    write_model,
 )
 from fairhead.cli.output import check_output
 from fairhead.errors import InputError
@@ -108,32 +109,15 @@ def ablate_command(
         how = PairOptions(len(where), "gap", True, draws, n_boot, seed, tf32, (kind.value,))
         locate_in_pairs(context, pair_run, how, image_options, where, chosen_on)
         return
-    from fairhead.locate.forward import edits_everywhere, with_forward
+    from fairhead.locate.forward import SessionPasses, edits_everywhere, with_forward
     from fairhead.locate.plan import OTHER_HALF, LocatePlan, half_sha256, halves_of
     from fairhead.locate.run import locate
     from fairhead.locate.scores import Head
-    from fairhead.locate.session import Source
 
-    source = Source(
-        model=model,
-        data=data,
-        concept=needed(concept, "--concept", data),
-        task=needed(task, "--task", data),
-        prompts=prompts,
-        text_adapter=text_adapter,
-        text_encoder=text_encoder,
-        calibrate=calibrate,
-        limit=limit,
-        batch_size=batch_size,
-        device=device,
-        seed=seed,
-    )
+    source = source_of(context)
     plan = LocatePlan(draws=draws, n_boot=n_boot, seed=seed, kinds=(kind.value,))
     with opened(source, features) as (session, told):
-        layers, per_layer = session.features.shape
-        outside = [pair for pair in where if pair[0] >= layers or pair[1] >= per_layer]
-        if outside:
-            raise InputError(f"head {outside[0]} does not exist: the model has {layers} layers of {per_layer} heads")
+        check_heads(where, session.features.shape)
         if tokens is Tokens.first and session.decomposer.pool is not None:
             raise InputError(
                 f"{model} pools all its tokens and has no first token that stands for the image: add --tokens all"
@@ -152,21 +136,17 @@ def ablate_command(
         )
         everywhere = None
         if tokens is Tokens.every or save is not None:
-            everywhere = edits_everywhere(session, found)
-        found = with_forward(
-            session,
-            found,
-            plan,
-            kind.value,
-            everywhere=everywhere if tokens is Tokens.every else None,
-            tf32=tf32,
-            progress=telling(told, int((~choosing).sum())),
-        )
+            everywhere = edits_everywhere(session, choosing)
+        in_place = everywhere if tokens is Tokens.every else None
+        passes = SessionPasses(session, directions, in_place, tf32, told.tell)
+        found = with_forward(passes, found, plan, kind.value)
     if chosen_on not in (None, half_sha256(session.evaluation.ids, choosing)):
         found = replace(found, notes=(*found.notes, OTHER_HALF))
     finish(session, found, context, json_path, out, images)
     if save is not None:
-        _save(session, everywhere, where, kind.value, save)
+        assert everywhere is not None
+        everywhere.bake(session.decomposer.stream.base, where, kind.value)
+        write_model(save, session.model.model, session.model.processor)
 
 
 class _Named(NamedTuple):
@@ -198,11 +178,3 @@ def _heads(text: str | None, path: str | None) -> _Named:
     if not pairs:
         raise InputError(f"no head was chosen in {path}, so there is none to edit")
     return _Named(pairs, content.get("choosing_sha256"))
-
-
-def _save(session: Any, edits: Any, where: Any, kind: str, folder: Path) -> None:
-    """Write the edited model beside its processor; `from_pretrained` reads it like any other."""
-    edits.bake(session.decomposer.stream.base, where, kind)
-    session.model.model.save_pretrained(folder)
-    session.model.processor.save_pretrained(folder)
-    typer.echo(f"model: {folder}", err=True)

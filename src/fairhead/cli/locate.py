@@ -16,12 +16,12 @@ from fairhead.cli.locate_options import (
     check_folder,
     check_numbers,
     need_torch,
-    needed,
     opened,
     option,
-    telling,
+    source_of,
 )
 from fairhead.cli.output import check_output, command_line, write_json
+from fairhead.errors import InputError
 
 if TYPE_CHECKING:
     from fairhead.locate.run import Located
@@ -43,8 +43,10 @@ Classes come from the model's own classifier, from prompts where it has a text s
 the images once; later questions about them take seconds.
 
 Of a language model, heads are ranked by their part in the log-odds of stereotype against anti-stereotype (`crows`,
-`stereoset`; `--concept gender` takes the pairs of that type alone): directly (`--rank gap`), or by what is lost without
-each head (`--rank effect`, with `--forward`).
+`stereoset`; `--concept gender` takes the pairs of that type alone).
+
+`--rank gap` goes by what each head itself writes; later layers may make up for much of that. `--rank effect` (with
+`--forward`) takes each head out alone in a true forward pass: one pass a head over the data.
 """
 
 
@@ -92,7 +94,8 @@ def locate_command(
         Ranking,
         option(
             "--rank",
-            "gap: part in the gap; concept: separation; bias: that times coupling; effect (pairs): lost without it.",
+            "gap: direct part in the gap; effect: what it loses without the head (with --forward); concept: separation "
+            "of the groups; bias: that times coupling.",
             CHOICE,
         ),
     ] = Ranking.gap,
@@ -141,34 +144,24 @@ def locate_command(
         how = PairOptions(heads, rank.value, forward, draws, n_boot, seed, tf32)
         locate_in_pairs(context, pair_run, how, image_options)
         return
-    from fairhead.locate.forward import edits_everywhere, with_forward
+    from fairhead.locate.forward import SessionPasses, edits_everywhere, with_forward
     from fairhead.locate.plan import LocatePlan, halves_of
     from fairhead.locate.run import locate
-    from fairhead.locate.session import Source
 
-    source = Source(
-        model=model,
-        data=data,
-        concept=needed(concept, "--concept", data),
-        task=needed(task, "--task", data),
-        prompts=prompts,
-        text_adapter=text_adapter,
-        text_encoder=text_encoder,
-        calibrate=calibrate,
-        texts=texts,
-        concept_from=None if concept_from is From.auto else concept_from.value,
-        orthogonal=orthogonal,
-        limit=limit,
-        batch_size=batch_size,
-        device=device,
-        seed=seed,
-    )
+    if rank is Ranking.effect and not forward:
+        raise InputError("heads can be ranked by their effect only with forward passes: add --forward")
+    source = source_of(context)
     ranking: Any = rank.value
     plan = LocatePlan(count=heads, rank=ranking, positive=evidence, draws=draws, n_boot=n_boot, seed=seed)
     with opened(source, features) as (session, told):
         choosing = halves_of(session.evaluation, seed)
         directions = session.task(choosing)
         direction = session.concept(directions, choosing)
+        passes = None
+        if forward:
+            # A model that pools all its tokens has no first token to edit.
+            everywhere = None if session.decomposer.pool is None else edits_everywhere(session, choosing)
+            passes = SessionPasses(session, directions, everywhere, tf32, told.tell)
         found = locate(
             session.features,
             session.evaluation,
@@ -177,12 +170,10 @@ def locate_command(
             pool=session.pool(),
             choosing=choosing,
             plan=plan,
+            forward=passes,
         )
-        if forward and found.ranked:
-            # A model that pools all its tokens has no first token to edit.
-            everywhere = None if session.decomposer.pool is None else edits_everywhere(session, found)
-            told_of = telling(told, int((~choosing).sum()))
-            found = with_forward(session, found, plan, everywhere=everywhere, tf32=tf32, progress=told_of)
+        if passes is not None:
+            found = with_forward(passes, found, plan)
     finish(session, found, context, json_path, out, images)
 
 

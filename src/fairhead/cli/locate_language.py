@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fairhead import __version__
+from fairhead.cli.locate_options import check_heads, write_model
 from fairhead.cli.output import command_line, write_json
 from fairhead.errors import InputError
 
@@ -126,11 +127,7 @@ def _run_pairs(
             scorer, pairs, folder=run.features, progress=lambda done, total: told.tell("pairs", done, total)
         )
         told.drop("pairs")
-        outside = [pair for pair in heads or () if pair[0] >= terms.shape[0] or pair[1] >= terms.shape[1]]
-        if outside:
-            raise InputError(
-                f"head {outside[0]} does not exist: the model has {terms.shape[0]} layers of {terms.shape[1]} heads"
-            )
+        check_heads(heads or (), terms.shape)
         chosen = None if heads is None else [Head(*head) for head in heads]
         found = locate_pairs(scorer, pairs, terms, heads=chosen, plan=plan, progress=told.tell)
     if chosen_on not in (None, half_sha256(pairs.ids, found.choosing)):
@@ -148,10 +145,7 @@ def _run_pairs(
     _finish(run, found, pairs, provenance)
     if run.save is not None:
         found.edits.bake(scorer.model, found.ranked, plan.kinds[0])
-        model: Any = scorer.model
-        model.save_pretrained(run.save)
-        scorer.tokenizer.save_pretrained(run.save)
-        typer.echo(f"model: {run.save}", err=True)
+        write_model(run.save, scorer.model, scorer.tokenizer)
 
 
 def _finish(run: PairRun, found: "LocatedPairs", pairs: Any, provenance: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """What `fairhead locate` and `fairhead ablate` ask for alike: their shared options, checks, and the open session."""
 
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -83,6 +84,36 @@ def needed(value: str | None, flag: str, data: str) -> str:
     return value
 
 
+def source_of(context: typer.Context) -> "Source":
+    """What a command reads, from its options: they have the names of the source's fields."""
+    from dataclasses import fields
+
+    from fairhead.locate.session import Source
+
+    asked = {f.name: context.params[f.name] for f in fields(Source) if f.name in context.params}
+    for name in ("concept", "task"):
+        asked[name] = needed(asked[name], f"--{name}", asked["data"])
+    if asked.get("concept_from") == "auto":
+        asked["concept_from"] = None
+    return Source(**asked)
+
+
+def check_heads(heads: Sequence[tuple[int, int]], shape: tuple[int, int]) -> None:
+    """Refuse heads that a model does not have.
+
+    Example:
+        >>> check_heads([(1, 2), (7, 0)], (2, 4))
+        Traceback (most recent call last):
+            ...
+        fairhead.errors.InputError: there is no head L7H0: the model has 2 layers of 4 heads, counted from 0
+    """
+    for layer, head in heads:
+        if layer >= shape[0] or head >= shape[1]:
+            raise InputError(
+                f"there is no head L{layer}H{head}: the model has {shape[0]} layers of {shape[1]} heads, counted from 0"
+            )
+
+
 def check_folder(path: Path | None) -> None:
     """Find out before the work whether the folder for the results can be made."""
     if path is None:
@@ -116,10 +147,14 @@ def opened(source: "Source", features: str | None) -> "Iterator[tuple[Session, P
         yield session, told
 
 
-def telling(told: "Progress", rows: int) -> "Callable[[int, int], None]":
-    """Progress of forward passes over so many images or texts."""
-
-    def tell(done: int, sets: int) -> None:
-        told.tell(f"forward passes, {sets} sets of heads a row", done, rows)
-
-    return tell
+def write_model(folder: Path, *parts: Any) -> None:
+    """Save a model and what belongs to it beside, then move: a stopped run leaves no half of one that looks whole."""
+    beside = folder / "saving"
+    shutil.rmtree(beside, ignore_errors=True)
+    for part in parts:
+        part.save_pretrained(beside)
+    # The configuration last: without it a folder is no model.
+    for file in sorted(beside.iterdir(), key=lambda file: file.name == "config.json"):
+        file.replace(folder / file.name)
+    beside.rmdir()
+    typer.echo(f"model: {folder}", err=True)

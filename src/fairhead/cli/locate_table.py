@@ -28,13 +28,15 @@ def show_located(console: Console, found: "Located", notes: Sequence[str]) -> No
         return
     console.print()
     table = Table(title="Chosen heads, on the reporting half", box=box.SIMPLE_HEAD, title_justify="left")
-    for title in ("head", "gap, logits", "share", "Cohen's d", "AUC", "coupling"):
-        table.add_column(title, justify="left" if title == "head" else "right")
     gap, apart, coupled = found.head_map, found.separation, found.coupling
+    maps = [("direct, logits", gap)]
+    maps += [] if found.effect_map is None else [("lost without it", found.effect_map)]
+    for title in ("head", *(name for name, _ in maps), "share", "Cohen's d", "AUC", "coupling"):
+        table.add_column(title, justify="left" if title == "head" else "right")
     for head in found.ranked:
         table.add_row(
             head_name(*head),
-            f"{gap.gap[head]:+.3f} ({gap.low[head]:+.3f} to {gap.high[head]:+.3f})",
+            *(f"{m.gap[head]:+.3f} ({m.low[head]:+.3f} to {m.high[head]:+.3f})" for _, m in maps),
             f"{100 * gap.share[head]:.0f} %" if gap.has_total else "",
             f"{apart.d.value[head]:+.2f}",
             f"{apart.auc.value[head]:.2f}",

@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,30 +10,31 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.special import softmax
 from transformers import ViTConfig, ViTForImageClassification
 from transformers.utils import logging as transformers_logging
 
 from fairhead.audit import compare
-from fairhead.audit.tables import table_metrics
 from fairhead.demo.digits import CLASSES, SHADES, ShadedDigits, shaded_digits
 from fairhead.demo.writeup import Findings, report_of
 from fairhead.errors import InputError
-from fairhead.locate import (
-    Ablation,
-    Head,
-    HeadEvidence,
-    HeadMap,
-    ablated,
-    head_evidence,
-    layer_matched,
-    score_heads,
-)
-from fairhead.locate.scores import top_heads
+from fairhead.locate.ablation import Ablation
+from fairhead.locate.alone import effect_map
+from fairhead.locate.decompose import Decomposer
+from fairhead.locate.edits import HeadEdits
+from fairhead.locate.effects import Evaluation
+from fairhead.locate.evidence import classifier_task
+from fairhead.locate.features import collect
+from fairhead.locate.passes import ForwardPasses
+from fairhead.locate.plan import LocatePlan
+from fairhead.locate.scores import HeadMap, score_heads, top_heads
+from fairhead.locate.studies import study, writing
 from fairhead.mitigate import DAM, attach, save
 from fairhead.records import Records
 from fairhead.report import write
 from fairhead.train import Epoch, Fit, TrainingPlan, fit, predict
 
+_BATCH = 512  # pictures at a time
 # The tables that a run may write.
 _RECORDS = ("plain", "dam", "plain-half", "plain-half-heads-ablated")
 
@@ -138,78 +139,61 @@ def _locate(model: ViTForImageClassification, digits: ShadedDigits, plan: DemoPl
     They are chosen by what happens when each is taken out alone: what a head writes itself (the map) says little about
     what later layers make of it.
     """
-    labels = digits.test.labels.numpy()
+    labels, pixels = digits.test.labels.numpy(), digits.test.inputs["pixel_values"]
     shown = np.unique(digits.test_digit)
     chosen_by = np.random.default_rng(plan.seed).permutation(shown)[: len(shown) // 2]
     choosing = np.isin(digits.test_digit, chosen_by)
+    poles = (SHADES[1], SHADES[0])
+    rows = Evaluation(labels, CLASSES, digits.test_shade, poles, "shade", clusters=digits.test_digit)
+    seen, kept = rows.take(choosing), rows.take(~choosing)
+    decomposer, task = Decomposer(model.eval(), unit=False), classifier_task(model)
+    features = collect(decomposer, lambda start: [{"pixel_values": pixels[start:]}], len(rows))
+    edits = HeadEdits.learn(features.take(choosing), seen.groups, seen.labels, poles)
 
-    def evidence_of(rows: NDArray[np.bool_]) -> HeadEvidence:
-        cells = 2 * labels[rows] + digits.test_shade[rows]
-        return head_evidence(model, digits.test.take(torch.tensor(rows)).inputs, cells=cells)
-
-    means = evidence_of(choosing).means
-
-    def answers(part: ShadedDigits, heads: Sequence[Head]) -> Records:
-        with ablated(model, heads, means):
-            return part.records(_p_odd(model, part))
-
-    seen, kept = digits.keep(choosing), digits.keep(~choosing)
-    alone = [Head(layer, head) for layer in range(plan.layers) for head in range(plan.heads)]
-    counts = [_counts(answers(seen, []))]
-    for number, head in enumerate(alone, start=1):
-        counts.append(_counts(answers(seen, [head])))
-        tell("scoring heads", number, len(alone), f"{len(seen.test)} pictures each")
-    gaps = table_metrics(np.stack(counts), ("EOd",))["EOd"]
-    lowered = (gaps[0] - gaps[1:]).reshape(plan.layers, plan.heads)
-    # A quarter of a layer at most: the others are its controls. The other half says whether the choice was luck.
-    best = top_heads(lowered, np.zeros_like(lowered), plan.most_heads, per_layer=max(1, plan.heads // 4))
-    selected = tuple(sorted(best))
-    other = ~choosing
-    found = evidence_of(other)
-    head_map = score_heads(
-        found.heads,
-        found.total,
-        groups=digits.test_shade[other],
-        labels=labels[other],
-        clusters=digits.test_digit[other],
-        names=(SHADES[1], SHADES[0]),
-    ).marking(selected)
-    if not selected:
-        return _Located(head_map)
-
-    before, after = answers(kept, []), answers(kept, selected)
-    change = {d.metric: d for d in compare(before, after, n_boot=plan.n_boot, seed=plan.seed).differences}
-    controls = layer_matched(selected, plan.heads, draws=plan.controls, seed=plan.seed)
-    counts = [_counts(before)]
-    for number, heads in enumerate(controls.sets, start=1):
-        counts.append(_counts(answers(kept, heads)))
-        tell("ablating control heads", number, len(controls.sets), f"{len(kept.test)} pictures each")
-    figures = table_metrics(np.stack(counts), ("DP", "EOd", "accuracy"))
-    effects = {metric: values[1:] - values[0] for metric, values in figures.items()}
-    ablations = tuple(
-        Ablation(
-            selected,
-            change[metric],
-            controls=tuple(effects[metric].tolist()),
-            exhaustive=controls.exhaustive,
-            accuracy=change["accuracy"],
-            control_accuracy=tuple(effects["accuracy"].tolist()),
+    def passes(half: NDArray[np.bool_], stage: str) -> ForwardPasses:
+        batches = [{"pixel_values": part} for part in pixels[torch.tensor(half)].split(_BATCH)]
+        total = int(half.sum())
+        return ForwardPasses(
+            decomposer,
+            lambda: batches,
+            task,
+            edits,
+            progress=lambda done, sets: tell(stage, done, total, f"{sets} sets of heads a picture"),
         )
-        for metric in ("EOd", "DP")
+
+    alone = effect_map(passes(choosing, "scoring heads"), features.shape, seen, positive=1)
+    # A quarter of a layer at most: the others are its controls. The other half says whether the choice was luck.
+    ranked = top_heads(
+        alone.gap * np.sign(alone.total), alone.p_adjusted, plan.most_heads, per_layer=max(1, plan.heads // 4)
     )
-    return _Located(head_map, ablations, {"plain-half": before, "plain-half-heads-ablated": after})
+    head_map = score_heads(
+        task.parts(features, 1)[~choosing],
+        task.total(features.output[~choosing], 1),
+        kept.groups,
+        kept.labels,
+        clusters=kept.clusters,
+        names=poles,
+    ).marking(tuple(sorted(ranked)))
+    if not ranked:
+        return _Located(head_map)
+    how = LocatePlan(draws=plan.controls, n_boot=plan.n_boot, seed=plan.seed)
+    edited = passes(~choosing, "ablating heads and controls")
+    found = study(edited, ranked, kept, writing(features), how, "mean", "forward")
+    part = digits.keep(~choosing)
+    (before,) = edited([()])
+    return _Located(
+        head_map,
+        tuple(found[metric] for metric in ("EOd", "DP")),
+        {
+            "plain-half": part.records(softmax(before, axis=1)[:, 1]),
+            "plain-half-heads-ablated": part.records(softmax(found.after, axis=1)[:, 1]),
+        },
+    )
 
 
 def _p_odd(model: torch.nn.Module, digits: ShadedDigits) -> NDArray[np.float64]:
     """Probability of "odd" for every test picture."""
     return predict(model, digits.test)[:, 1].double().numpy()
-
-
-def _counts(records: Records) -> NDArray[np.float64]:
-    """Rows by shade, label and prediction, [2, 2, 2]."""
-    assert records.prediction is not None
-    cell = 4 * records.groups["shade"].codes + 2 * records.label.codes + records.prediction.codes
-    return np.bincount(cell, minlength=8).reshape(2, 2, 2).astype(np.float64)
 
 
 def _new_model(plan: DemoPlan) -> ViTForImageClassification:

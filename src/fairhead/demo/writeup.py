@@ -77,7 +77,8 @@ def verdict(findings: Findings) -> list[dict[str, str]]:
     if findings.ablations:
         lines += [_heads_line(findings.head_map), _ablation_line(findings.ablations[0])]
     else:
-        lines.append(_line("unclear", "No head lowers EOd when it is taken out alone."))
+        text = "No head, taken out alone, lowers the background's effect on the logits by more than chance."
+        lines.append(_line("unclear", text))
     return lines
 
 
@@ -114,8 +115,8 @@ def _heads_line(head_map: HeadMap) -> dict[str, str]:
     return _line(
         "note",
         f"{len(head_map.selected)} of {head_map.gap.size} heads ({names}) were chosen on one half "
-        f"of the test digits: taken out alone, each lowers EOd there. In the other half, what they write themselves "
-        f"makes up {_points(share)} % of the background's effect on the logits.",
+        f"of the test digits: taken out alone, each lowers the background's effect on the logits there. In the other "
+        f"half, what they write themselves makes up {_points(share)} % of it.",
     )
 
 
@@ -185,9 +186,9 @@ def _sections(findings: Findings, digits: ShadedDigits) -> list[dict[str, Any]]:
             "text": (
                 "Each head's direct effect on logit(odd) − logit(even): how much more it speaks for odd when the same "
                 f"kind of digit has a light background. The whole model's gap is {findings.head_map.total:.2f} logits. "
-                "Outlined heads were chosen on the other half of the test digits: those that lower EOd most when they "
-                "are taken out alone, whatever they write themselves, but no more than a quarter of a layer, so that "
-                "the others can serve as controls."
+                "Outlined heads were chosen on the other half of the test digits: those without which, each taken out "
+                "alone, that gap is lowest, whatever they write themselves, but no more than a quarter of a layer, so "
+                "that the others can serve as controls."
             ),
             **findings.head_map.to_dict(),
         },

@@ -25,7 +25,7 @@ from fairhead.locate.effects import Evaluation
 from fairhead.locate.features import collect
 from fairhead.locate.prompts import Pole, PromptFile, Prompts
 from fairhead.locate.session import ImageModel, Session, Source, even_rows
-from fairhead.locate.tasks import Task
+from fairhead.locate.tasks import Task, evidence_of
 
 if TYPE_CHECKING:
     from fairhead.locate.features import Features
@@ -116,8 +116,7 @@ class PooledTask(Task):
 
     def total(self, output: NDArray[np.floating], positive: int) -> Array:
         """The evidence itself, [n]: the logit against the mean of the others'."""
-        logits = self.logits(output)
-        return np.asarray(logits[:, positive] - np.delete(logits, positive, axis=1).mean(1))
+        return evidence_of(self.logits(output), positive)
 
     def push(self, features: "Features", layer: int, moved: Array) -> Array:
         """The change of the logits [n, H, C] if each head's z [n, H, d] at a layer changed so, all else held."""

@@ -1,57 +1,87 @@
-"""The chosen heads edited in true forward passes over the reporting half, beside the direct effects."""
+"""True forward passes of a session: the chosen heads edited over the reporting half, beside the direct effects."""
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fairhead.locate.edits import HeadEdits
+from fairhead.locate.effects import Edited
+from fairhead.locate.moments import Array
 from fairhead.locate.passes import ForwardPasses, matmul_precision
 from fairhead.locate.plan import LocatePlan
 from fairhead.locate.run import Located
 from fairhead.locate.session import Session, shared_labels
 from fairhead.locate.studies import study, writing
+from fairhead.locate.tasks import Task
 
 
-def with_forward(
-    session: Session,
-    located: Located,
-    plan: LocatePlan,
-    kind: str = "mean",
-    *,
-    everywhere: HeadEdits | None = None,
-    tf32: bool = False,
-    progress: Callable[[int, int], None] | None = None,
-) -> Located:
+@dataclass(frozen=True)
+class SessionPasses:
+    """Forward passes over rows of a session, as `locate` and `with_forward` ask for them.
+
+    Attributes:
+        session: the model and its rows.
+        task: classes as directions.
+        everywhere: edits of all tokens (`edits_everywhere`); None edits the first token alone.
+        tf32: on GPUs that can, multiply in TF32: several times as fast. How many predictions that changes is noted.
+        progress: called with (stage, rows done, rows).
+
+    Example:
+        >>> passes = SessionPasses(session, task)  # doctest: +SKIP
+        >>> before, after = passes(rows, edits, "mean")([(), [(3, 1)]])  # doctest: +SKIP
+    """
+
+    session: Session
+    task: Task
+    everywhere: HeadEdits | None = None
+    tf32: bool = False
+    progress: Callable[[str, int, int], None] | None = None
+
+    def __call__(self, rows: NDArray[np.intp], edits: HeadEdits, kind: str) -> Edited:
+        """Logits of some rows with each of several sets of heads edited; `edits` are those of the first token."""
+
+        def tell(done: int, sets: int) -> None:
+            if self.progress is not None:
+                self.progress(f"forward passes, {sets} sets of heads a row", done, len(rows))
+
+        passes = ForwardPasses(
+            self.session.decomposer,
+            lambda: self.session.batches(rows),
+            self.task,
+            self.everywhere or edits,
+            kind,
+            0 if self.everywhere is None else None,
+            tell,
+        )
+
+        def edited(sets: Sequence[Sequence[tuple[int, int]]]) -> list[Array]:
+            with matmul_precision(self.tf32):
+                return passes(sets)
+
+        return edited
+
+
+def with_forward(passes: SessionPasses, located: Located, plan: LocatePlan, kind: str = "mean") -> Located:
     """The same findings with the effect of true forward passes beside the direct effects.
 
     Args:
-        session: what `located` was found in.
+        passes: of the session that `located` was found in.
         located: the chosen heads; without any, it is returned as it is.
         plan: draws, replicates and seed.
         kind: of edit.
-        everywhere: edits of all tokens (`edits_everywhere`); None edits the first token alone.
-        tf32: on GPUs that can, multiply in TF32: several times as fast. How many predictions that changes is noted.
-        progress: called with (images done, sets of heads that each of them runs through).
     """
     if not located.ranked:
         return located
+    session = passes.session
     rows = np.flatnonzero(~located.choosing)
-    passes = ForwardPasses(
-        session.decomposer,
-        lambda: session.batches(rows),
-        located.task,
-        everywhere or located.edits,
-        kind,
-        0 if everywhere is None else None,
-        progress,
-    )
+    edited = passes(rows, located.edits, kind)
     judged = session.evaluation.take(rows)
-    with matmul_precision(tf32):
-        forward = study(passes, located.ranked, judged, writing(session.features), plan, kind, "forward")
-        (plain,) = passes([()])
+    forward = study(edited, located.ranked, judged, writing(session.features), plan, kind, "forward")
     notes = located.notes
-    if tf32:
+    if passes.tf32:
+        (plain,) = edited([()])
         exact = located.task.logits(session.features.output[rows])
         moved = int((plain.argmax(1) != exact.argmax(1)).sum())
         notes = (
@@ -62,9 +92,9 @@ def with_forward(
     return replace(located, studies=(*located.studies, forward), notes=notes)
 
 
-def edits_everywhere(session: Session, located: Located) -> HeadEdits:
+def edits_everywhere(session: Session, choosing: NDArray[np.bool_]) -> HeadEdits:
     """What is put in a head's place at every token, learned on the choosing half: a pass over its images."""
-    rows = np.flatnonzero(located.choosing)
+    rows = np.flatnonzero(choosing)
     part = session.evaluation.take(rows)
     return HeadEdits.learn_everywhere(
         session.decomposer, session.batches(rows), part.groups, shared_labels(part), part.poles

@@ -10,6 +10,7 @@ from fairhead.audit.comparison import adjust
 from fairhead.language.packing import TokenSequence
 from fairhead.language.scorer import Scorer
 from fairhead.locate.ablation import Ablation
+from fairhead.locate.alone import each_alone
 from fairhead.locate.controls import Controls
 from fairhead.locate.effects import CurvePoint, Curves
 from fairhead.locate.log_odds import PairTerms
@@ -126,14 +127,12 @@ class PairBench:
 
     def effect_map(self, rows: Rows, shape: tuple[int, int], kind: str, poles: tuple[str, str]) -> HeadMap:
         """What is lost of the log-odds when each head alone is edited in a true forward pass."""
-        every = [(Head(*h),) for h in np.ndindex(shape)]
-        before, *after = (table[:, 1] / table[:, 0] for table in self.columns(rows, [(), *every], kind))
-        lost = np.stack([before - each for each in after], axis=1).reshape(len(rows), *shape)
+        lost = each_alone(lambda sets: self.columns(rows, sets, kind), shape, lambda table: table[:, 1] / table[:, 0])
         part = self.pairs.take(rows)
         measure = f"log-odds lost without the head ({kind}, forward pass), {poles[0]} minus {poles[1]}"
         return score_pairs(
-            lost,
-            before,
+            lost.without,
+            lost.before,
             weights=part.weights,
             clusters=part.clusters,
             names=poles,

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from fairhead.errors import InputError
 from fairhead.locate.effects import Evaluation
 
-Rank = Literal["gap", "concept", "bias"]
-RANKS: tuple[str, ...] = ("gap", "concept", "bias")
+Rank = Literal["gap", "concept", "bias", "effect"]
+RANKS: tuple[str, ...] = get_args(Rank)
 OTHER_HALF = (
     "The heads were chosen on other rows than the choosing half of this run: some of those reported on here may have "
     "been used for the choice. With the data, limit and seed of that run, the halves are the same."
@@ -27,9 +27,10 @@ class LocatePlan:
         count: heads to choose at most.
         per_layer: of one layer at most; None for a quarter of its heads, so that enough are left as controls.
         rank: "gap" (part in the gap of the class evidence), "concept" (how well a head tells the groups apart along
-            the concept) or "bias" (that, times its coupling with the class evidence).
+            the concept), "bias" (that, times its coupling with the class evidence) or "effect" (what the gap of the
+            class evidence loses when the head alone is edited in a true forward pass).
         alpha: false discovery rate of the choice.
-        kinds: edits whose effect is estimated.
+        kinds: edits whose effect is estimated. The first is that of single heads and curves.
         draws: control sets, unless all are fewer.
         positive: the class whose evidence is looked at; None for the one with the largest gap of selection rates in
             the choosing half (of two classes, the last).

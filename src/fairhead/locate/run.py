@@ -4,7 +4,7 @@ Heads are chosen on one half of the images; every figure that is reported comes 
 (TextSpan) and the images at the ends of its axis, which know no groups and no labels, are of all images.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.errors import InputError, did_you_mean
+from fairhead.locate.alone import effect_map
 from fairhead.locate.concepts import Concept
 from fairhead.locate.edits import HeadEdits
-from fairhead.locate.effects import Curves, DirectEffect, Evaluation, curves
+from fairhead.locate.effects import Curves, DirectEffect, Edited, Evaluation, curves
 from fairhead.locate.features import Features
 from fairhead.locate.measures import Measure, Separation, coupling, separation
 from fairhead.locate.moments import Array
@@ -24,6 +25,8 @@ from fairhead.locate.studies import Study, study, writing
 from fairhead.locate.tasks import Task
 from fairhead.locate.textspan import HeadTexts, Pool, text_spans
 
+# Rows, edits and their kind -> logits [n, C] of these rows with each of several sets of heads edited.
+Forward = Callable[[NDArray[np.intp], HeadEdits, str], Edited]
 _LEAST = 4  # rows of a label that each group needs in each half to be compared within that label
 
 
@@ -48,6 +51,7 @@ class Located:
         other_map: parts of the embedding and the MLPs, [1, M].
         separation: Cohen's d and AUC along the concept.
         coupling: correlation with the class evidence.
+        effect_map: what the gap loses without each head alone, in forward passes; None unless ranked by it.
         ranked: the chosen heads, best first.
         studies: effects of editing them, one a kind; empty where none was chosen.
         curves: the dose–response curves of the first kind; None where none was chosen.
@@ -82,6 +86,7 @@ class Located:
     choosing: NDArray[np.bool_]
     notes: tuple[str, ...]
     chosen_here: bool = True
+    effect_map: HeadMap | None = None
     noun: str = "images"
     target: str = ""
 
@@ -101,8 +106,11 @@ def locate(
     choosing: NDArray[np.bool_] | None = None,
     heads: Sequence[Head] | None = None,
     plan: LocatePlan | None = None,
+    forward: Forward | None = None,
 ) -> Located:
     """Find the heads that carry a gap and say what happens without them, all from stored features.
+
+    Only to rank heads by their effect are forward passes made.
 
     Args:
         features: of the model on n images.
@@ -113,9 +121,10 @@ def locate(
         choosing: rows to choose heads on, [n] bool; None splits in halves.
         heads: those to test, best first, where they are known; None chooses them.
         plan: how.
+        forward: true forward passes over some rows (`forward_passes`), where heads are ranked by their effect.
 
     Raises:
-        InputError: a group is absent from a half, or nothing can be compared.
+        InputError: a group is absent from a half, nothing can be compared, or forward passes are needed.
 
     Example:
         >>> from fairhead.locate.concepts import concept_from_images
@@ -159,9 +168,30 @@ def locate(
             coupling(concept_parts[rows], evidence_parts[rows], part.labels, **how),
         )
 
-    chooser = scored(choosing & compared_rows)
-    ranked = _choose(plan, *chooser) if heads is None else tuple(Head(*head) for head in heads)
-    if heads is None and plan.rank == "gap" and not chooser[0].has_total:
+    learning = choosing & compared_rows
+    edits = HeadEdits.learn(
+        features.take(learning), evaluation.groups[learning], evaluation.labels[learning], evaluation.poles
+    )
+    if edits.shrinkage > 0.2:
+        notes.append(
+            f"{edits.n} {evaluation.noun} are few for heads of {edits.means.shape[-1]} dimensions: the covariances "
+            f"behind the projections were shrunk by up to {100 * edits.shrinkage:.0f} %."
+        )
+
+    def lost(half: NDArray[np.bool_]) -> HeadMap | None:
+        """What the gap loses without each head, on the rows of a half that can be compared."""
+        if plan.rank != "effect" or heads is not None:
+            return None
+        if forward is None:
+            raise InputError("heads can be ranked by their effect only with forward passes (--forward)")
+        rows = np.flatnonzero(half & compared_rows)
+        edited = forward(rows, edits, plan.kinds[0])
+        part = evaluation.take(rows)
+        return effect_map(edited, features.shape, part, positive, level=plan.level, kind=plan.kinds[0])
+
+    chooser = scored(learning)
+    ranked = _choose(plan, *chooser, lost(choosing)) if heads is None else tuple(Head(*head) for head in heads)
+    if heads is None and plan.rank in ("gap", "effect") and not chooser[0].has_total:
         notes.append(
             "In the choosing half the gap of the evidence as a whole cannot be told from 0 "
             f"({chooser[0].total:.3f} logits, {chooser[0].total_low:.3f} to {chooser[0].total_high:.3f}): which "
@@ -179,15 +209,7 @@ def locate(
         names=part.poles,
         level=plan.level,
     )
-    learning = choosing & compared_rows
-    edits = HeadEdits.learn(
-        features.take(learning), evaluation.groups[learning], evaluation.labels[learning], evaluation.poles
-    )
-    if edits.shrinkage > 0.2:
-        notes.append(
-            f"{edits.n} {evaluation.noun} are few for heads of {edits.means.shape[-1]} dimensions: the covariances "
-            f"behind the projections were shrunk by up to {100 * edits.shrinkage:.0f} %."
-        )
+    alone = lost(reporting)
     kept, judged = features.take(reporting), evaluation.take(reporting)
     studies: list[Study] = []
     dose = None
@@ -223,6 +245,7 @@ def locate(
         noun=evaluation.noun,
         target=evaluation.target,
         chosen_here=heads is None,
+        effect_map=None if alone is None else alone.marking(tuple(sorted(ranked))),
     )
 
 
@@ -264,10 +287,13 @@ def _positive(plan: LocatePlan, evaluation: Evaluation, logits: Array) -> int:
     return int(np.argmax(np.abs(rates[0] - rates[1])))
 
 
-def _choose(plan: LocatePlan, head_map: HeadMap, apart: Separation, coupled: Measure) -> tuple[Head, ...]:
+def _choose(
+    plan: LocatePlan, head_map: HeadMap, apart: Separation, coupled: Measure, alone: HeadMap | None
+) -> tuple[Head, ...]:
     per_layer = plan.per_layer or max(1, head_map.gap.shape[1] // 4)
-    if plan.rank == "gap":
-        rank, p = head_map.gap * np.sign(head_map.total), head_map.p_adjusted
+    if plan.rank in ("gap", "effect"):
+        part = head_map if alone is None else alone
+        rank, p = part.gap * np.sign(part.total), part.p_adjusted
     else:
         rank, p = np.abs(apart.d.value), apart.d.p_adjusted
         if plan.rank == "bias":

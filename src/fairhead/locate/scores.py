@@ -149,6 +149,7 @@ def score_heads(
     clusters: NDArray[np.integer] | None = None,
     names: tuple[str, str] = ("1", "0"),
     level: float = 0.95,
+    measure: str | None = None,
 ) -> HeadMap:
     """Score each head by how far apart it puts two groups of the same label.
 
@@ -163,6 +164,7 @@ def score_heads(
         clusters: rows with one number belong together, [n]; None if all rows are independent.
         names: the two groups' names, that of group 1 first.
         level: of the intervals.
+        measure: what the evidence is, in words; None for a head's own part.
 
     Raises:
         InputError: a group has no rows of some label, or there are not two groups.
@@ -186,7 +188,8 @@ def score_heads(
     weight = np.where(groups == 1, 1.0, -1.0) / (counts[cell] * cells.n_labels)
     gap = weight @ flat
     within = np.sqrt((centred**2).sum(0) / (n - len(counts)))
-    return _head_map(gap, weight[:, None] * centred, within, clusters, evidence.shape[1:], names, level)
+    found = _head_map(gap, weight[:, None] * centred, within, clusters, evidence.shape[1:], names, level)
+    return replace(found, measure=measure)
 
 
 def score_pairs(

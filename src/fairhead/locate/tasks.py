@@ -97,6 +97,16 @@ class Task:
         return np.asarray(np.einsum("nhd,hcd->nhc", moved, through, optimize=True))
 
 
+def evidence_of(logits: NDArray[np.floating], positive: int) -> NDArray[np.float64]:
+    """Evidence for one class in logits [n, C]: against the other, or against the mean of the others; [n].
+
+    Example:
+        >>> evidence_of(np.array([[1.0, 4.0, 3.0]]), positive=1).tolist()
+        [2.0]
+    """
+    return np.asarray(logits[:, positive] - np.delete(logits, positive, axis=1).mean(1), dtype=np.float64)
+
+
 def task_from_texts(
     words: Mapping[str, Sequence[str]], templates: Sequence[str], text: TextSide, scale: float = 100.0
 ) -> Task:

@@ -48,6 +48,7 @@ def to_dict(located: Located, evaluation: Evaluation, provenance: Mapping[str, A
         "choosing_sha256": half_sha256(evaluation.ids, located.choosing),
         "selected": [list(head) for head in located.ranked],
         "gap": located.head_map.to_dict(),
+        "single_heads": None if located.effect_map is None else located.effect_map.to_dict(),
         "other_terms": located.other_map.to_dict(),
         "separation": located.separation.d.to_dict(),
         "auc": located.separation.auc.to_dict(),
@@ -243,6 +244,7 @@ def _sections(
             "text": rest,
             **located.head_map.to_dict(),
         },
+        *_single_heads(located),
         {
             "kind": "headmap",
             "title": f"How well each head tells {first} from {second} along the concept",
@@ -274,6 +276,18 @@ def _sections(
     return sections
 
 
+def _single_heads(located: Located) -> list[dict[str, Any]]:
+    if located.effect_map is None:
+        return []
+    lost, direct = located.effect_map.gap.ravel(), located.head_map.gap.ravel()
+    alike = float(np.corrcoef(lost, direct)[0, 1]) if lost.std() and direct.std() else float("nan")
+    text = "Each head alone was edited in a true forward pass; heads were ranked by what the gap then lost."
+    if not np.isnan(alike):
+        text += f" Over all heads this and the direct part above correlate by {_signed(alike, 2)}."
+    title = f"What the gap of the evidence for {located.evidence} loses without each head"
+    return [{"kind": "headmap", "title": title, "text": text, **located.effect_map.to_dict()}]
+
+
 def _study_sections(study: Study) -> list[dict[str, Any]]:
     title = _words(study).capitalize()
     sections: list[dict[str, Any]] = [
@@ -295,13 +309,15 @@ def _study_sections(study: Study) -> list[dict[str, Any]]:
 
 def _card(located: Located, head: Head, images: Images | None) -> dict[str, Any]:
     gap, d, auc, coupled = located.head_map, located.separation.d, located.separation.auc, located.coupling
+    lost = located.effect_map
 
     def fact(name: str, value: float, low: float, high: float) -> dict[str, str]:
         figure, *ends = (f"{x:.2f}".replace("-", "−") for x in (value, low, high))
         return {"name": name, "figure": figure, "note": " to ".join(ends)}
 
     facts = [
-        fact("Part in the gap, logits", gap.gap[head], gap.low[head], gap.high[head]),
+        fact("Direct part in the gap, logits", gap.gap[head], gap.low[head], gap.high[head]),
+        *([] if lost is None else [fact("Lost without it, logits", lost.gap[head], lost.low[head], lost.high[head])]),
         fact("Cohen's d", d.value[head], d.low[head], d.high[head]),
         fact("AUC", auc.value[head], auc.low[head], auc.high[head]),
         fact("Coupling with the evidence", coupled.value[head], coupled.low[head], coupled.high[head]),
