@@ -1,6 +1,9 @@
 """Steps that are recorded once and replayed: the same results as steps run one by one, or no replay at all."""
 
+import gc
 import logging
+import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -117,24 +120,67 @@ def test_three_steps_are_too_few_to_be_replayed(tapes):
     assert [tape.recordings for tape in tapes] == [0, 0]
 
 
-def test_a_text_model_with_padding_and_dropout_is_replayed(tapes):
-    def build():
-        torch.manual_seed(0)
-        small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
-        return BertForSequenceClassification(BertConfig(**small, vocab_size=20, hidden_dropout_prob=0.3))
+def tiny_bert(dropout=0.0):
+    torch.manual_seed(0)
+    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    return BertForSequenceClassification(BertConfig(**small, vocab_size=20, hidden_dropout_prob=dropout))
 
-    labels = torch.arange(48) % 2
-    words = torch.randint(2, 20, (48, 7), generator=torch.Generator().manual_seed(0))
+
+def padded_texts(rows=48):
+    labels = torch.arange(rows) % 2
+    words = torch.randint(2, 20, (rows, 7), generator=torch.Generator().manual_seed(0))
     mask = (torch.arange(7) < 3 + labels[:, None]).long()
-    data = Examples({"input_ids": words, "attention_mask": mask}, labels)
+    return Examples({"input_ids": words, "attention_mask": mask}, labels)
+
+
+def test_a_text_model_with_padding_and_dropout_is_replayed(tapes):
+    data = padded_texts()
 
     def train(plan):
-        model = build()
+        model = tiny_bert(dropout=0.3)
         return fit(model, data, data, plan), model
 
     (replayed, model), (plain, twin) = replayed_and_not(train, tapes)
     assert replayed.history == plain.history  # new dropout in every replay, and the same as without
     assert torch.equal(weights(model), weights(twin))
+
+
+@pytest.mark.parametrize("rows", [8, 16, 24, 32, 40])
+def test_dam_on_padded_text_is_replayed_however_few_steps_an_epoch_has(rows, tapes, caplog):
+    # An evaluation between two steps leaves its own mask in the model.
+    data = padded_texts(rows)
+
+    def train(plan):
+        return run(method("dam"), tiny_bert, data, data, replace(plan, epochs=8))
+
+    replayed, plain = replayed_and_not(train, tapes)
+    assert replayed.fit.replayed
+    assert not caplog.messages
+    assert replayed.fit.history == plain.fit.history
+    assert torch.equal(weights(replayed.model), weights(plain.model))
+
+
+@pytest.mark.parametrize("name", ["erm", "dam", "lff"])
+def test_recordings_go_with_the_training_that_made_them(name, monkeypatch):
+    # A recording holds all the memory of a step: it must not wait for garbage to be collected.
+    alive = []
+
+    def recorder_for(device):
+        tape = Tape()
+        alive.append(weakref.ref(tape))
+        return tape
+
+    monkeypatch.setattr(loop, "recorder_for", recorder_for)
+    data = pictures()
+    gc.collect()
+    gc.disable()
+    try:
+        trained = run(method(name), tiny_vit, data, data, PLAN)
+        assert trained.fit.replayed
+        assert [tape() for tape in alive] == [None] * len(alive)
+        assert len(alive) == 2
+    finally:
+        gc.enable()
 
 
 def test_the_learning_rate_of_a_replay_is_that_of_its_step():

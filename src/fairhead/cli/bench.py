@@ -128,7 +128,12 @@ def bench_command(
             except KeyboardInterrupt:
                 interrupted = True
                 typer.echo("fairhead: interrupted; the same command goes on from here", err=True)
-    table = table_of(plan, Store(out), _command(grid, asked))
+    try:
+        table = table_of(plan, Store(out), _command(grid, asked))
+    except InputError:
+        if interrupted:  # before anything that a table could show
+            raise typer.Exit(130) from None
+        raise
     page = write_table(table, out)
     typer.echo(markdown(table))
     typer.echo(f"table: {page}", err=True)

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -282,9 +283,13 @@ class Predicting:
     def __init__(
         self, model: nn.Module, batch_size: int = 512, precision: Literal["no", "bf16"] = "no", replay: bool = False
     ) -> None:
-        self._model, self._batch_size, self._precision = model, batch_size, precision
+        self._model, self._batch_size = model, batch_size
         self._device = next(model.parameters()).device
-        self._probabilities = Recorded(self._of_batch, recorder_for(self._device) if replay else None, model)
+        # A function apart, not a method: a recording that led back to its owner would keep its memory until some
+        # later collection of garbage.
+        self._probabilities = Recorded(
+            partial(_probabilities, model, precision), recorder_for(self._device) if replay else None, model
+        )
 
     @torch.no_grad()
     def __call__(self, examples: Examples) -> Tensor:
@@ -295,10 +300,12 @@ class Predicting:
         batches = in_order(examples, self._batch_size, self._device, full=full)
         return torch.cat([self._probabilities(batch) for batch in batches])[: len(examples)].cpu()
 
-    def _of_batch(self, batch: Batch) -> Tensor:
-        with autocast(self._device, self._precision):
-            logits = self._model(**batch.inputs).logits
-        return logits.float().softmax(-1)
+
+def _probabilities(model: nn.Module, precision: str, batch: Batch) -> Tensor:
+    """[B, C]."""
+    with autocast(batch.labels.device, precision):
+        logits = model(**batch.inputs).logits
+    return logits.float().softmax(-1)
 
 
 def _placed(examples: Examples, device: torch.device, plan: TrainingPlan) -> Examples:

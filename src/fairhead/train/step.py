@@ -170,12 +170,13 @@ class Recorded:
         self._result: Tensor | None = None
         self._state: _State | None = None  # what the recording took for granted
         self._calls = 0
+        self._replayed = False
         self.as_it_is: str | None = "this device cannot record" if recorder is None else _foreign_hook(model)
 
     @property
     def replays(self) -> bool:
-        """Whether a recording is there: a few calls are too few for one."""
-        return self._result is not None
+        """Whether calls are replayed: a few are too few for that."""
+        return self._replayed
 
     def __call__(self, batch: Batch) -> Tensor:
         """The function of this batch."""
@@ -197,10 +198,12 @@ class Recorded:
             value, self.as_it_is = self._recorder.waits(call)
             return value
         if self._result is None:
+            # Run once more, then record at once: an evaluation in between may have left its own tensors in the model.
+            value = self._recorder.warm_up(call)
             self._result = self._recorded(self._recorder, call)
-        if self._result is None:
-            return self._function(batch)
+            return value
         self._recorder.replay()
+        self._replayed = True
         return self._result.clone()
 
     def look_again(self) -> None:
@@ -209,6 +212,7 @@ class Recorded:
         if changed is not None:
             self.as_it_is = f"{changed} was changed after the step had been recorded"
             self._result = self._state = None
+            self._replayed = False
 
     def _recorded(self, recorder: Recorder, call: Callable[[], Tensor]) -> Tensor | None:
         state = _State(self._model, self._loss)
