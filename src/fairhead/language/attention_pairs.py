@@ -11,6 +11,7 @@ from fairhead.errors import InputError
 from fairhead.heads import tap
 from fairhead.language.alignment import Slots, slots
 from fairhead.language.attention_gap import NO_SPAN, Array, PairGaps, SentencePair, TokenGaps
+from fairhead.language.reading import stack
 from fairhead.language.results import TOO_LONG
 from fairhead.language.scorer import Scorer
 from fairhead.language.scores import Progress
@@ -82,7 +83,7 @@ def read_gaps(
                 size = min(_MOST_PAIRS, max(1, most // (2 * n_heads * longest**2)))
                 batch, order = order[:size], order[size:]
                 encoded = [found[i] for i in batch]
-                ids, mask = _padded([e.first for e in encoded] + [e.second for e in encoded])
+                ids, mask = stack([e.first for e in encoded] + [e.second for e in encoded])
                 model(input_ids=ids.to(scorer.device), attention_mask=mask.to(scorer.device), use_cache=False)
                 by_layer = [_column_gaps(weights, encoded, average) for weights in reading]
                 reading.clear()
@@ -122,19 +123,11 @@ def _comparable(
     return found, {reason: tuple(names) for reason, names in left_out.items()}
 
 
-def _padded(sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Tokens and mask, [N, T] each, padded on the right."""
-    lengths = torch.tensor([len(tokens) for tokens in sequences])
-    rows = [torch.tensor(tokens) for tokens in sequences]
-    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    return ids, (torch.arange(ids.shape[1]) < lengths[:, None]).long()
-
-
 def _column_gaps(weights: Tensor, encoded: Sequence[_Encoded], average: Average) -> _Gaps:
     """From attention of first, then second sentences [2B, H, T, T] to gaps of their M shared places."""
     shared = [e.slots for e in encoded]
-    first, real = _padded([s.first for s in shared])
-    second, _ = _padded([s.second for s in shared])
+    first, real = stack([s.first for s in shared])
+    second, _ = stack([s.second for s in shared])
     maps = []
     for half, places in zip(weights.float().chunk(2), (first, second), strict=True):
         at = places.to(weights.device)

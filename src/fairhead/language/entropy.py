@@ -14,6 +14,7 @@ from torch import Tensor
 from fairhead.errors import InputError
 from fairhead.heads import tap
 from fairhead.language.perplexity import Document
+from fairhead.language.reading import stack
 from fairhead.language.scorer import Scorer
 from fairhead.language.scores import Progress
 from fairhead.language.tables import ItemTable
@@ -61,7 +62,7 @@ def table(
                 # The longest of the next ones decides how many fit.
                 fits = max(1, most // (len(names) * len(tokens[order[min(len(order), 64) - 1]]) ** 2))
                 batch, order = order[: min(fits, 64)], order[min(fits, 64) :]
-                ids, mask = _padded([tokens[i] for i in batch])
+                ids, mask = stack([tokens[i] for i in batch])
                 model(input_ids=ids.to(scorer.device), attention_mask=mask.to(scorer.device), use_cache=False)
                 # [B, all heads]
                 entropies = torch.cat([_mean_entropy(weights, mask) for weights in reading], dim=1)
@@ -83,17 +84,6 @@ def table(
         {**dict(zip(names, values.T, strict=True)), "rows": [len(tokens[i]) - 1 for i in kept]},
         left_out={"fewer than two tokens": short} if short else None,
     )
-
-
-def _padded(sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Tokens and mask, [B, T] each, padded on the right."""
-    width = max(map(len, sequences))
-    ids = torch.zeros(len(sequences), width, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for i, tokens in enumerate(sequences):
-        ids[i, : len(tokens)] = torch.tensor(tokens)
-        mask[i, : len(tokens)] = 1
-    return ids, mask
 
 
 def _mean_entropy(weights: Tensor, mask: Tensor) -> Tensor:

@@ -1,10 +1,9 @@
 """How rows are handed to a model, and the trial that tells which way it can take them."""
 
 import itertools
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from fairhead.errors import UnsupportedModel
 from fairhead.language.packing import Row, TokenSequence, followed, pack
+from fairhead.language.reading import at_vocabulary, send, stack
 
 # Two ways to compute the same differ by rounding; a token that sees what it should not differs as contexts do.
 _ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-6}
@@ -41,25 +41,22 @@ class Layout:
         inputs = self.inputs([row for row, _ in trimmed])
         width = inputs["input_ids"].shape[1]
         chosen = torch.from_numpy(np.concatenate([a + i * width for i, (_, a) in enumerate(trimmed)]))
-        return Ready(self.model, inputs, chosen.to(inputs["input_ids"].device))
+        return Ready(self.model, inputs, send(chosen, inputs["input_ids"].device))
 
     def inputs(self, rows: Sequence[Row]) -> dict[str, Tensor]:
         """What the model is called with, tokens [B, T] among it."""
         weight = next(self.model.parameters())
-        width = max(len(row.tokens) for row in rows)
-        ids = send(_stack([row.tokens for row in rows], width, 0), weight.device)
+        ids, real = stack([row.tokens for row in rows], weight.device)
         if not self.tree:
-            mask = _stack([np.ones(len(row.tokens), dtype=np.int64) for row in rows], width, 0)
-            return {"input_ids": ids, "attention_mask": send(mask, weight.device)}
+            return {"input_ids": ids, "attention_mask": real}
         # Padding sees itself alone: a row of a softmax without a single entry would be NaN.
-        here = torch.arange(width, device=weight.device)
-        end = send(_stack([row.end for row in rows], width, 0), weight.device)
-        end = torch.maximum(end, here + 1)
+        here = torch.arange(ids.shape[1], device=weight.device)
+        end = torch.maximum(stack([row.end for row in rows], weight.device).ids, here + 1)
         # [B, query, key]: the query lies in the subtree of the key.
         seen = (here[None, None, :] <= here[None, :, None]) & (here[None, :, None] < end[:, None, :])
         mask = torch.zeros(seen.shape, dtype=weight.dtype, device=weight.device)
         mask.masked_fill_(~seen, torch.finfo(weight.dtype).min)
-        depth = send(_stack([row.depth for row in rows], width, 0), weight.device)
+        depth = stack([row.depth for row in rows], weight.device).ids
         return {"input_ids": ids, "attention_mask": mask[:, None], "position_ids": depth}
 
 
@@ -78,14 +75,9 @@ class Ready(NamedTuple):
 
     def logits(self) -> Tensor:
         """Next-token logits there, [P, V]."""
-        with _only(self.model, self.positions):
+        with at_vocabulary(self.model, self.positions):
             logits: Tensor = self.model(**self.inputs, use_cache=False).logits
         return logits[0]
-
-
-def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor on a device. A GPU is not waited for: from ordinary memory it would first finish what it has to do."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def _needed(row: Row, at: NDArray[np.int64]) -> tuple[Row, NDArray[np.int64]]:
@@ -96,31 +88,6 @@ def _needed(row: Row, at: NDArray[np.int64]) -> tuple[Row, NDArray[np.int64]]:
     parent = np.where(row.parent >= 0, before[row.parent], -1)
     kept = Row(row.tokens[needed], row.depth[needed], parent[needed], before[row.end[needed]], row.paths)
     return kept, before[at]
-
-
-def _stack(arrays: Sequence[NDArray[np.int64]], width: int, fill: int) -> Tensor:
-    padded = np.full((len(arrays), width), fill, dtype=np.int64)
-    for row, array in zip(padded, arrays, strict=True):
-        row[: len(array)] = array
-    return torch.from_numpy(padded)
-
-
-@contextmanager
-def _only(model: Any, positions: Tensor) -> Iterator[None]:
-    """Let only these positions of the flattened batch reach the vocabulary: [B, T, H] becomes [1, P, H] there.
-
-    A hook on the output layer leaves whatever the model does to its logits afterwards (soft caps, scales) in place.
-    """
-
-    def choose(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        hidden = inputs[0]
-        return (hidden.reshape(-1, hidden.shape[-1])[positions][None], *inputs[1:])
-
-    hook = model.get_output_embeddings().register_forward_pre_hook(choose)
-    try:
-        yield
-    finally:
-        hook.remove()
 
 
 def reads_trees(model: nn.Module, vocabulary: int, context: int) -> bool:

@@ -15,11 +15,11 @@ from torch.nn.functional import cross_entropy
 
 from fairhead.data.stereoset import StereoSetItem
 from fairhead.errors import InputError
+from fairhead.language.reading import Sentences, stack
 from fairhead.language.results import TOO_LONG
 from fairhead.language.swaps import read_swaps
 from fairhead.language.tokens import start_token
 from fairhead.mitigate.language_trainer import Prepared
-from fairhead.mitigate.triplets import Sentences, stack
 from fairhead.mitigate.tuning import Parts
 
 NOTHING_TO_SWAP = "no word of the swap lists"

@@ -25,6 +25,7 @@ from torch.nn.functional import log_softmax, normalize, relu
 from fairhead.data.stereoset import StereoSetItem
 from fairhead.errors import InputError, did_you_mean
 from fairhead.heads import Reading, tap
+from fairhead.language.reading import at_vocabulary
 from fairhead.mitigate.klaad_batch import Batch, Example, batch_of, example_of, layouts_of, tree_of
 from fairhead.mitigate.language_trainer import Prepared
 from fairhead.mitigate.triplets import encode_triplets
@@ -140,7 +141,7 @@ def losses(model: nn.Module, batch: Batch, config: KLAAD, weights: Reading | Non
     """
     # Where nothing is predicted, nothing goes through the vocabulary.
     predicting = batch.predicting if config.ce_weight else batch.predicting[:0]
-    with _at_vocabulary(model, predicting) as seen:
+    with at_vocabulary(model, predicting) as seen:
         logits = model(**batch.inputs, use_cache=False).logits[0].float()
     parts: dict[str, Tensor] = {}
     if config.ce_weight:
@@ -226,19 +227,3 @@ def triplet_loss(stereotype: Tensor, anti: Tensor, unrelated: Tensor, margin: fl
     """
     near, far = (stereotype - anti).square().sum(-1), (stereotype - unrelated).square().sum(-1)
     return relu(near - far + margin).mean()
-
-
-@contextmanager
-def _at_vocabulary(model: Any, positions: Tensor) -> Iterator[list[Tensor]]:
-    """Catch the final hidden states [N, T, D], and let only some of the flattened positions reach the vocabulary."""
-    seen: list[Tensor] = []
-
-    def choose(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        seen.append(inputs[0])
-        return (inputs[0].flatten(0, 1)[positions][None], *inputs[1:])
-
-    hook = model.get_output_embeddings().register_forward_pre_hook(choose)
-    try:
-        yield seen
-    finally:
-        hook.remove()

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from fairhead.language.alignment import Alignment, align, align_by_position
 from fairhead.language.packing import Ints, Row, TokenSequence, pack, plain_row
+from fairhead.language.reading import send, stack
 from fairhead.language.scorer import context_length
-from fairhead.language.trial import Layout, reads_trees, send
-from fairhead.mitigate.triplets import TokenTriplet, stack
+from fairhead.language.trial import Layout, reads_trees
+from fairhead.mitigate.triplets import TokenTriplet
 
 
 class Example(NamedTuple):

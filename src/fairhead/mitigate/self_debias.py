@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers import LogitsProcessor
 
 from fairhead.errors import InputError, UnsupportedModel
+from fairhead.language.reading import final_states
 from fairhead.language.scorer import quiet, refuse_other_than_causal
 from fairhead.language.tokens import start_token
 
@@ -235,19 +236,8 @@ class _AtDecoding(LogitsProcessor):
 
 
 def _states(base: Any, given: Mapping[str, Any]) -> Tensor:
-    """What the output layer reads: [B, T, D]; nothing goes through the vocabulary."""
-    seen: list[Tensor] = []
-
-    def catch(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        seen.append(inputs[0])
-        return (inputs[0][:, :0], *inputs[1:])
-
-    hook = base.get_output_embeddings().register_forward_pre_hook(catch)
-    try:
-        base(**{name: value for name, value in given.items() if value is not None}, use_cache=False)
-    finally:
-        hook.remove()
-    return seen[0]
+    """What the output layer reads of what is given at all: [B, T, D]."""
+    return final_states(base, {name: value for name, value in given.items() if value is not None})
 
 
 def save_settings(settings: SelfDebias, folder: Path) -> None:

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from fairhead.data.stereoset import StereoSetItem
 from fairhead.errors import InputError, UnsupportedModel
+from fairhead.language.reading import final_states, stack
 from fairhead.language.scorer import context_length, quiet, refuse_other_than_causal
 from fairhead.language.swaps import Swaps
 from fairhead.language.tokens import start_token
-from fairhead.mitigate.triplets import stack
 
 
 @dataclass(frozen=True)
@@ -122,15 +122,5 @@ def _pooled(model: Any, sentences: Sequence[Sequence[int]]) -> Tensor:
     """Mean over tokens of the states that the output layer reads: [N, D]."""
     device = next(model.parameters()).device
     batch = stack(sentences, device)
-    seen: list[Tensor] = []
-
-    def catch(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        seen.append(inputs[0])
-        return (inputs[0][:, :0], *inputs[1:])  # nothing goes through the vocabulary
-
-    hook = model.get_output_embeddings().register_forward_pre_hook(catch)
-    try:
-        model(input_ids=batch.ids, attention_mask=batch.mask, use_cache=False)
-    finally:
-        hook.remove()
-    return (seen[0].float() * batch.mask[..., None]).sum(1) / batch.mask.sum(1, keepdim=True)
+    states = final_states(model, {"input_ids": batch.ids, "attention_mask": batch.mask})
+    return (states.float() * batch.mask[..., None]).sum(1) / batch.mask.sum(1, keepdim=True)

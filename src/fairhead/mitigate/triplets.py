@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fairhead.data.stereoset import StereoSetItem, TripletSplit, read_stereoset, split_by_target
 from fairhead.errors import InputError
+from fairhead.language.reading import Sentences, stack
 from fairhead.language.results import TOO_LONG
 from fairhead.language.tokens import start_token
 
@@ -31,18 +31,6 @@ class EncodedTriplets(NamedTuple):
 
     triplets: tuple[TokenTriplet, ...]
     left_out: Mapping[str, tuple[str, ...]]
-
-
-class Sentences(NamedTuple):
-    """A batch of sentences, padded on the right.
-
-    Attributes:
-        ids: tokens, [N, T].
-        mask: 1 for tokens, 0 for padding, [N, T].
-    """
-
-    ids: Tensor
-    mask: Tensor
 
 
 @dataclass(frozen=True)
@@ -137,22 +125,6 @@ def encode_triplets(items: Iterable[StereoSetItem], tokenizer: Any, context: int
         else:
             kept.append(TokenTriplet(item.id, *((lead, *ids) for ids in three)))
     return EncodedTriplets(tuple(kept), {TOO_LONG: tuple(too_long)} if too_long else {})
-
-
-def stack(sentences: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> Sentences:
-    """Pad token sequences to one length: [N, T]. What stands in the padding does not matter; the mask hides it.
-
-    Example:
-        >>> stack([[1, 2, 3], [4]]).mask.tolist()
-        [[1, 1, 1], [1, 0, 0]]
-    """
-    width = max(map(len, sentences))
-    ids = np.zeros((len(sentences), width), dtype=np.int64)
-    mask = np.zeros_like(ids)
-    for i, tokens in enumerate(sentences):
-        ids[i, : len(tokens)] = tokens
-        mask[i, : len(tokens)] = 1
-    return Sentences(torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device))
 
 
 def stack_triplets(triplets: Sequence[TokenTriplet], device: torch.device | str = "cpu") -> Sentences:
