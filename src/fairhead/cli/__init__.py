@@ -1,5 +1,6 @@
 """The command line: one file a command. Commands import what they need when they run, so `--help` is quick."""
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -79,6 +80,9 @@ app.command("attention", epilog=ATTENTION_EPILOG)(attention_command)
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; errors of the user's making are one line on stderr and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what it cannot encode is escaped, not an error
+            stream.reconfigure(errors="backslashreplace")
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         # Not standalone: errors of usage would come in a box of several lines. The arguments go into provenance.

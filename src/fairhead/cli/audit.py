@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fairhead import __version__
-from fairhead.cli.output import check_output, command_line, write_json
+from fairhead.cli.output import check_output, command_line, terminal, write_json
 from fairhead.errors import InputError
 
 if TYPE_CHECKING:
@@ -306,12 +306,10 @@ def _show(
     names: tuple[str, str],
     level: float,
 ) -> None:
-    from rich.console import Console
-
     from fairhead.cli.tables import show_audit, show_comparison
     from fairhead.cli.verdicts import audit_verdicts, comparison_verdicts
 
-    console = Console()
+    console = terminal()
     rows = audit.provenance["audit"]["n"]
     show_audit(console, audit, audit_verdicts(audit, level), _what(records, path, rows), level)
     if comparison is not None:

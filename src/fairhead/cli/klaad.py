@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fairhead.cli.output import write_json
+from fairhead.cli.output import terminal, write_json
 from fairhead.errors import FairheadError, InputError
 
 if TYPE_CHECKING:
@@ -226,10 +226,9 @@ def _layers(text: str) -> tuple[int, ...]:
 def _show(records: "Mapping[str, TrainingRecord]", out: Path) -> None:
     """Losses on the terms that were held out, before and after."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console = terminal()
     first = next(iter(records.values()))
     held = first.results["held_out"]
     table = Table(box=box.SIMPLE_HEAD)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fairhead import __version__
-from fairhead.cli.output import check_output, command_line, write_json
+from fairhead.cli.output import check_output, command_line, terminal, write_json
 from fairhead.errors import FairheadError, InputError
 
 if TYPE_CHECKING:
@@ -248,8 +248,7 @@ def _progress(what: str) -> "Iterator[Progress | None]":
 
 
 def _show(result: "BenchmarkResult", level: float) -> None:
-    from rich.console import Console
 
     from fairhead.cli.lm_table import show_benchmark
 
-    show_benchmark(Console(), result, level)
+    show_benchmark(terminal(), result, level)

@@ -8,7 +8,7 @@ import typer
 
 from fairhead import __version__
 from fairhead.cli.lm import Kind, check_numbers, load_model, require_torch
-from fairhead.cli.output import check_output, command_line, write_json
+from fairhead.cli.output import check_output, command_line, terminal, write_json
 from fairhead.errors import InputError
 
 if TYPE_CHECKING:
@@ -127,12 +127,11 @@ def _pairs(data: str, limit: int | None, seed: int) -> "list[SentencePair]":
 
 def _show(gap: "AttentionGap", level: float) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     from fairhead.language.attention_report import verdict
 
-    console = Console()
+    console = terminal()
     for sentence in verdict(gap):
         console.print(f"- {sentence['text']}", highlight=False, markup=False)
     table = Table(box=box.SIMPLE_HEAD, caption=f"with intervals at {level:.0%}", caption_justify="left")

@@ -7,7 +7,7 @@ import typer
 
 from fairhead import __version__
 from fairhead.cli.lm import Kind, check_numbers, load_model, option, require_torch
-from fairhead.cli.output import check_output, command_line, write_json
+from fairhead.cli.output import check_output, command_line, terminal, write_json
 from fairhead.cli.progress import progress
 from fairhead.errors import InputError
 
@@ -129,11 +129,9 @@ def bold_command(
     if json_path is not None:
         write_json(result.to_dict(), json_path)
     if json_path != "-":
-        from rich.console import Console
-
         from fairhead.cli.lm_bold_table import show_bold
 
-        show_bold(Console(), result, level)
+        show_bold(terminal(), result, level)
 
 
 def _gauges(lexicons: Path | None) -> "list[Gauge]":

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fairhead.cli.lm import check_numbers, option
-from fairhead.cli.output import check_output, command_line, write_json
+from fairhead.cli.output import check_output, command_line, terminal, write_json
 from fairhead.errors import InputError
 
 if TYPE_CHECKING:
@@ -110,14 +110,13 @@ def _page_around(path: Path) -> tuple[str, str]:
 
 def _show(found: "BeforeAfter") -> None:
     from rich import box
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
     from fairhead.language.before_after_report import as_figures, named, verdict
     from fairhead.report.changes_view import written
 
-    console = Console()
+    console = terminal()
     marks = {"good": "[green]✓[/]", "bad": "[red]![/]", "unclear": "[yellow]?[/]", "note": "[blue]i[/]"}
     for sentence in verdict(found):
         console.print(f"{marks[sentence['tone']]} {escape(sentence['text'])}", highlight=False)

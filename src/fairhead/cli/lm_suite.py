@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fairhead.cli.lm import Inter, Kind, Prompt, check_numbers, load_model, option, require_torch
-from fairhead.cli.output import command_line
+from fairhead.cli.output import command_line, terminal
 from fairhead.errors import InputError
 
 if TYPE_CHECKING:
@@ -128,10 +128,9 @@ def suite_command(
 
 
 def _show(suite: "Suite") -> None:
-    from rich.console import Console
     from rich.markup import escape
 
-    console = Console()
+    console = terminal()
     console.print(f"[bold]{escape(suite.model)}[/] in {escape(str(suite.folder))}", highlight=False)
     for name, facts in suite.done.items():
         left_out = "; ".join(f"left out: {n:,} ({escape(reason)})" for reason, n in facts["left_out"].items())

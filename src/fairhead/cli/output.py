@@ -1,12 +1,20 @@
 """What every command does with its output."""
 
+import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from fairhead.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# What steers a terminal, or turns the order of letters around; line ends and tabs do no harm.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def check_output(path: str | None) -> None:
@@ -19,6 +27,18 @@ def check_output(path: str | None) -> None:
         raise InputError(f"{path} cannot be written: there is no folder {Path(path).parent}")
 
 
+def terminal() -> "Console":
+    """A console on which no string from data can move the cursor, change colours or ring the bell."""
+    from rich.console import Console
+
+    class Terminal(Console):
+        def render_str(self, text: str, **options: Any) -> Any:
+            shown = _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+            return super().render_str(shown, **options)
+
+    return Terminal()
+
+
 def command_line(context: typer.Context) -> str:
     """What was typed, for provenance."""
     import shlex
@@ -28,13 +48,21 @@ def command_line(context: typer.Context) -> str:
 
 def write_json(content: Mapping[str, Any], path: str) -> None:
     """Write JSON to a file, or to standard output for "-"."""
-    import json
-
-    text = json.dumps(content, ensure_ascii=False, allow_nan=False, indent=1)
     if path == "-":
-        typer.echo(text)
+        typer.echo(_json(content, sys.stdout.encoding or "ascii"))
         return
     from fairhead.records.write import output_errors
 
     with output_errors(Path(path)):
-        Path(path).write_text(text + "\n", encoding="utf-8")
+        Path(path).write_text(_json(content, "utf-8") + "\n", encoding="utf-8")
+
+
+def _json(content: Mapping[str, Any], encoding: str) -> str:
+    import json
+
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False, indent=1)
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:  # an old terminal, or half a surrogate pair: JSON has escapes for all of it
+        return json.dumps(content, allow_nan=False, indent=1)
+    return text

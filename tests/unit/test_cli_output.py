@@ -1,0 +1,47 @@
+"""Strings from data on their way out: to terminals, pipes of any encoding, and JSON."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from fairhead.cli import main
+
+HOSTILE = ["\x1b[31mred\x07", "\u202egnp.exe", "[bold]x[/]", "Zoë – ŷ", "\ud800", "nul\0"]
+ARGUMENTS = ["--label", "y", "--pred", "yhat", "--group", "race", "--n-boot", "100"]
+
+
+@pytest.fixture
+def answers(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    rows = [{"y": i % 2, "yhat": i // 2 % 2, "race": HOSTILE[i // 4 % len(HOSTILE)]} for i in range(960)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def ran(answers, encoding, *arguments):
+    command = [sys.executable, "-m", "fairhead", "audit", str(answers), *ARGUMENTS, *arguments]
+    environment = {"PYTHONIOENCODING": encoding, "COLUMNS": "160", "PATH": ""}
+    return subprocess.run(command, capture_output=True, check=True, env=environment).stdout
+
+
+def test_strings_from_data_do_not_steer_the_terminal(answers):
+    shown = ran(answers, "utf-8").decode()
+    assert not {"\x1b", "\x07", "\0", "\u202e"} & set(shown)
+    for written in [r"\x1b[31mred\x07", r"\u202egnp.exe", "[bold]x[/]", "Zoë – ŷ", r"\ud800", r"nul\x00"]:
+        assert written in shown
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "ascii"])
+def test_json_is_json_in_every_encoding(answers, encoding):
+    found = json.loads(ran(answers, encoding, "--json", "-").decode(encoding))
+    assert {group["group"] for group in found["by_group"]} == set(HOSTILE)
+    assert b"accuracy" in ran(answers, encoding)  # the table, too
+
+
+def test_json_files_and_pages_hold_any_string(answers, tmp_path):
+    main(["audit", str(answers), *ARGUMENTS, "--json", str(tmp_path / "a.json"), "--html", str(tmp_path / "page.html")])
+    found = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
+    assert {group["group"] for group in found["by_group"]} == set(HOSTILE)
+    assert "Zoë – ŷ" in (tmp_path / "page.html").read_text(encoding="utf-8")
