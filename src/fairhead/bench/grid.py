@@ -16,6 +16,7 @@ PLAN_FIELDS = (
     "precision",
     "data_on_device",
     "replay",
+    "compile",
 )
 SELECTIONS = ("accuracy", "worst_class")
 PARTS = ("train", "validation", "test")

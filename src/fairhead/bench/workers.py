@@ -117,6 +117,8 @@ def _serve(pipe: Connection, workplace: Workplace, running: Any) -> None:
     """In a worker: run one cell after the other until the pipe ends."""
     # Ctrl-C is for the parent, which ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Each worker compiles for itself; with as many helpers as cores, each, they would wait for each other.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, (os.cpu_count() or 1) // workplace.jobs)))
     import torch
 
     if workplace.device == "cpu":

@@ -19,6 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Sampler
 
 from fairhead.errors import FairheadError, InputError
+from fairhead.settings import Count, NotNegative, Positive, Share, WholeNumber, check_settings
+from fairhead.train.compiled import CompiledLayers
 from fairhead.train.examples import Batch, Batches, Examples, check_classes, check_inputs, in_order
 from fairhead.train.selection import Selection, accuracy, check_selection, score_of, worst_accuracy
 from fairhead.train.step import Loss, Recorded, Step, autocast, optimizer_of, recorder_for, say_once, set_rate
@@ -55,6 +57,8 @@ class TrainingPlan:
             time (see `fairhead.train.step`). The results are the same; set it to False for a model that does
             something in Python at every step, such as skipping layers by chance, and for a loss that reads a variable
             of its surroundings which changes (attributes of the loss may change between epochs).
+        compile: fuse what layers do between their matrix products, on a GPU (see `fairhead.train.compiled`). Some ten
+            seconds, once in a process; results differ by rounding.
 
     Example:
         >>> from fairhead.train import TrainingPlan
@@ -62,23 +66,22 @@ class TrainingPlan:
         'cosine'
     """
 
-    epochs: int = 20
-    batch_size: int = 64
-    learning_rate: float = 1e-3
-    weight_decay: float = 0.05
+    epochs: Count = 20
+    batch_size: Count = 64
+    learning_rate: Positive = 1e-3
+    weight_decay: NotNegative = 0.05
     schedule: Literal["cosine", "constant"] = "cosine"
-    warmup: float = 0.05
-    max_grad_norm: float | None = 1.0
+    warmup: Share = 0.05
+    max_grad_norm: Positive | None = 1.0
     precision: Literal["no", "bf16"] = "no"
-    seed: int = 0
+    seed: WholeNumber = 0
     device: str | None = None
     data_on_device: bool | None = None
     replay: bool = True
+    compile: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("epochs", 1), ("batch_size", 1)):
-            if getattr(self, name) < least:
-                raise InputError(f"a plan needs {name} of at least {least}; found {getattr(self, name)}")
+        check_settings(TrainingPlan, vars(self), "the plan")
 
     def rate(self, step: int, steps: int) -> float:
         """The share of `learning_rate` that step `step` of `steps` uses.
@@ -203,8 +206,11 @@ def fit(
     trained = _parallel(model) if processes.num_processes > 1 else model
     optimizer = optimizer_of(model, plan.learning_rate, plan.weight_decay)
     replays = plan.replay and processes.num_processes == 1
+    layers = CompiledLayers(model, device) if plan.compile else None
+    if layers is not None and layers.as_they_are is not None and device.type == "cuda":
+        say_once(f"layers are not compiled: {layers.as_they_are}")
     step = Recorded(
-        Step(trained, optimizer, loss, max_grad_norm=plan.max_grad_norm, precision=plan.precision),
+        Step(trained, optimizer, loss, max_grad_norm=plan.max_grad_norm, precision=plan.precision, layers=layers),
         recorder_for(device) if replays else None,
         model,
         loss,
@@ -225,7 +231,7 @@ def fit(
             losses.append(step(batch))
             done += 1
         if replays and device.type == "cuda" and step.as_it_is is not None:
-            say_once(step.as_it_is)
+            say_once(f"training steps are not replayed: {step.as_it_is}; they take several times longer")
         # Looked at once an epoch: asking for the value at every step would stall an accelerator.
         epoch_losses = torch.stack(losses).float()
         finite = epoch_losses.isfinite()

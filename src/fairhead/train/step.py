@@ -125,15 +125,20 @@ class Step:
         *,
         max_grad_norm: float | None = None,
         precision: str = "no",
+        layers: contextlib.AbstractContextManager[object] | None = None,
     ) -> None:
-        """`loss` is the model's own where none is given; see `TrainingPlan` for the rest."""
+        """`loss` is the model's own where none is given; `layers` is how the model's layers run while it reads a batch.
+
+        See `TrainingPlan` for the rest.
+        """
         self.model, self.optimizer, self.loss = model, optimizer, loss
         self.max_grad_norm, self.precision = max_grad_norm, precision
+        self._layers = contextlib.nullcontext() if layers is None else layers
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
 
     def __call__(self, batch: Batch) -> Tensor:
         """Train on one batch and return its loss, a scalar without gradients."""
-        with autocast(batch.labels.device, self.precision):
+        with autocast(batch.labels.device, self.precision), self._layers:
             if self.loss is None:
                 value: Tensor = self.model(**batch.inputs, labels=batch.labels).loss
             else:
@@ -257,9 +262,9 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 
 
 @functools.cache
-def say_once(reason: str) -> None:
-    """Tell the user, the first time, that steps run as they are."""
-    logging.getLogger("fairhead").warning("training steps are not replayed: %s; they take several times longer", reason)
+def say_once(what: str) -> None:
+    """Tell the user, the first time."""
+    logging.getLogger("fairhead").warning(what)
 
 
 @contextlib.contextmanager
