@@ -11,10 +11,10 @@ from scipy import stats
 from transformers import ViTConfig, ViTForImageClassification
 from typer.testing import CliRunner
 
-from fairhead.attention.assumption import check_assumption
-from fairhead.attention.reading import look, read_rows
 from fairhead.cli import app
 from fairhead.errors import InputError
+from fairhead.locate.assumption import check_assumption
+from fairhead.locate.looking import look, read_rows
 from fairhead.mitigate import DAM, attach, save
 from fairhead.mitigate.theory import Mixture, exact_gap
 

@@ -2,17 +2,14 @@
 
 import json
 import os
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
-
-import jinja2
-from markupsafe import Markup
 
 from fairhead.bench.frontier import draw
 from fairhead.bench.results import SIGNIFICANCE, Block, Line, Table, is_better
 from fairhead.errors import InputError
 from fairhead.report import wording
+from fairhead.report.page import environment
 
 _MINUS = wording.MINUS
 _NAMES = {"accuracy": "accuracy", "worst_group_accuracy": "worst group"}
@@ -261,14 +258,6 @@ def _notes(table: Table) -> list[str]:
 
 def html(table: Table) -> str:
     """The table as one page that needs no network and no other file."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("fairhead.bench"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    style = files("fairhead.report").joinpath("templates/style.css").read_text("utf-8")
     functions: dict[str, Any] = {
         "points": points,
         "figure_text": figure_text,
@@ -277,14 +266,12 @@ def html(table: Table) -> str:
         "look": look,
         "cost_text": cost_text,
         "p_value": wording.p_value,
-        "plain": wording.plain_value,
         "metric_title": metric_title,
         "heading": _heading,
         "search_caption": search_caption,
         "search_texts": search_texts,
         "search_head": SEARCH_HEAD,
         "draw": draw,
-        "style": Markup(style),
         "notes": _notes(table),
     }
-    return environment.get_template("table.html").render(table=table, **functions)
+    return environment("fairhead.bench").get_template("table.html").render(table=table, **functions)

@@ -11,9 +11,9 @@ from fairhead.cli.output import check_output, command_line
 from fairhead.errors import FairheadError, InputError
 
 if TYPE_CHECKING:
-    from fairhead.attention.assumption import Side
-    from fairhead.attention.page import Picture
-    from fairhead.attention.reading import Rows, Seen
+    from fairhead.locate.assumption import Side
+    from fairhead.locate.looking import Rows, Seen
+    from fairhead.report.attention_page import Picture
 
 EPILOG = """
 **What is written**: one self-contained page and its JSON twin.
@@ -72,13 +72,13 @@ def attention_command(
         raise InputError(f"--out is {str(out)!r}; give a path that ends in .html")
     check_output(str(out))
     chosen = tuple(_dimension(text) for text in dimension or [])
-    from fairhead.attention.assumption import check_assumption
-    from fairhead.attention.page import page
-    from fairhead.attention.reading import look, read_rows
     from fairhead.cli.bench import device_of
     from fairhead.cli.mitigate import pairs
     from fairhead.cli.output import write_json
     from fairhead.cli.progress import progress
+    from fairhead.locate.assumption import check_assumption
+    from fairhead.locate.looking import look, read_rows
+    from fairhead.report.attention_page import page
 
     rows = read_rows(data, group, pairs(data_option, "--data-option"), part, limit, seed)
     two = _two_groups(rows, groups)
@@ -186,8 +186,8 @@ def _pictures(
     """The pictures asked for by id, or the first of either group in turn."""
     import numpy as np
 
-    from fairhead.attention.page import Map, Picture
     from fairhead.data import Images
+    from fairhead.report.attention_page import Map, Picture
 
     images = rows.examples.inputs
     if not isinstance(images, Images) or any(s.patch_grid is None for s in seen.values()):

@@ -36,9 +36,16 @@ _VIEWS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
 
 
 @cache
-def _environment() -> jinja2.Environment:
+def environment(package: str = "fairhead.report") -> jinja2.Environment:
+    """Templates of a package, which may build on those of the report (base.html), with its style and filters.
+
+    Example:
+        >>> "base.html" in environment().list_templates()
+        True
+    """
+    loaders = [jinja2.PackageLoader(name) for name in dict.fromkeys((package, "fairhead.report"))]
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("fairhead.report"),
+        loader=jinja2.ChoiceLoader(loaders),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -74,7 +81,7 @@ def render(report: Mapping[str, Any]) -> str:
         True
     """
     plain = checked(report)
-    return _environment().get_template("page.html").render(report=plain, definitions=definitions(plain["sections"]))
+    return environment().get_template("page.html").render(report=plain, definitions=definitions(plain["sections"]))
 
 
 def write(report: Mapping[str, Any], path: str | os.PathLike[str]) -> None:

@@ -3,19 +3,19 @@
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from io import BytesIO
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jinja2
 import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 from PIL import Image
 
-from fairhead.attention.assumption import Assumption, Dimension
-from fairhead.report import wording
+from fairhead.report.page import environment
 from fairhead.report.svg import Axis, drawing, element
+
+if TYPE_CHECKING:  # a report imports nothing that needs torch
+    from fairhead.locate.assumption import Assumption, Dimension
 
 Array = NDArray[np.float64]
 _TOP, _BOTTOM, _HEIGHT = 8, 130, 168
@@ -48,7 +48,7 @@ class Picture:
 
 def page(
     title: str,
-    assumptions: Mapping[str, Assumption],
+    assumptions: "Mapping[str, Assumption]",
     pictures: Sequence[Picture],
     notes: Sequence[str],
     provenance: Mapping[str, Any],
@@ -62,29 +62,23 @@ def page(
         notes: what to know about both.
         provenance: command, versions and the like.
     """
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("fairhead.attention"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    style = files("fairhead.report").joinpath("templates/style.css").read_text("utf-8")
-    return environment.get_template("attention.html").render(
-        title=title,
-        assumptions=assumptions,
-        pictures=pictures,
-        notes=notes,
-        provenance=provenance,
-        histogram=histogram,
-        overlay=overlay,
-        photo=photo,
-        plain=wording.plain_value,
-        style=Markup(style),
+    return (
+        environment()
+        .get_template("attention.html")
+        .render(
+            title=title,
+            assumptions=assumptions,
+            pictures=pictures,
+            notes=notes,
+            provenance=provenance,
+            histogram=histogram,
+            overlay=overlay,
+            photo=photo,
+        )
     )
 
 
-def histogram(dimension: Dimension, names: tuple[str, str]) -> Markup:
+def histogram(dimension: "Dimension", names: tuple[str, str]) -> Markup:
     """Both groups' densities over one axis, with the normal curve of each group's own mean and deviation."""
     edges = np.array(dimension.edges)
     width = np.diff(edges)
