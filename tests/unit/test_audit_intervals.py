@@ -331,7 +331,8 @@ def test_the_end_of_an_interval_is_where_its_test_turns(spread):
         width = found.high - np.ptp(hat)
         return np.mean(shown >= np.ptp(hat)) + np.mean(shown < theta - width) > 0.05
 
-    found = intervals.gap(hat, star, lambda r: np.ptp(r, axis=-1), lambda t: intervals.narrow(hat, np.ptp(hat) - t))
+    around = intervals.Truths(lambda t: intervals.narrow(hat, np.ptp(hat) - t))
+    found = intervals.gap(hat, star, lambda r: np.ptp(r, axis=-1), around)
     if found.low > 0:
         tenth = (found.high - np.ptp(hat)) / 10
         assert kept(found.low + tenth)

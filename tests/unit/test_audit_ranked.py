@@ -4,9 +4,10 @@ import os
 
 import numpy as np
 import pytest
+from scipy.stats import binom
 from sklearn.metrics import brier_score_loss, roc_auc_score
 
-from fairhead.audit import ranked, scores
+from fairhead.audit import draws, ranked, scores
 from fairhead.audit.counts import sample_of_table, tabulate
 
 
@@ -122,3 +123,27 @@ def test_a_table_is_the_sample_of_its_rows():
     one, other = sample_of_table(table), tabulate([key], [(2, 3)])
     first, second = (sample.bootstrap(100, np.random.default_rng(0))[0] for sample in (one, other))
     np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize(("n", "share"), [(1000, 0.12), (1000, 0.5), (10**6, 1e-4), (10**6, 1 - 1e-4), (60, 0.3)])
+def test_drawn_counts_have_the_binomial_distribution(n, share):
+    """Of SciPy: all quantiles to the Monte-Carlo error of 200 000 draws, and two moments."""
+    size = 200_000
+    drawn = draws.multinomial(n, np.array([share, 1 - share]), size, np.random.default_rng(5))
+    assert (drawn.sum(axis=0) == n).all()
+    assert (drawn == np.rint(drawn)).all()
+    assert drawn.min() >= 0
+    exact = binom(n, share)
+    values = np.unique(drawn[0])
+    found = np.searchsorted(np.sort(drawn[0]), values, side="right") / size
+    assert np.abs(found - exact.cdf(values)).max() < 1.63 / np.sqrt(size)  # Kolmogorov's 99 %
+    assert drawn[0].mean() == pytest.approx(exact.mean(), abs=4 * exact.std() / np.sqrt(size))
+    assert drawn[0].std() == pytest.approx(exact.std(), rel=4 / np.sqrt(2 * size))
+
+
+def test_drawn_counts_of_many_units_vary_together_as_a_multinomial_does():
+    share = np.array([0.3, 0.002, 0.25, 0.0008, 0.2, 0.1472, 0.1])
+    drawn = draws.multinomial(5000, share, 100_000, np.random.default_rng(6))
+    expected = 5000 * (np.diag(share) - np.outer(share, share))
+    scale = np.sqrt(np.outer(np.diag(expected), np.diag(expected)))
+    assert (np.abs(np.cov(drawn) - expected) / scale).max() < 5 / np.sqrt(100_000)

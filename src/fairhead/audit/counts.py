@@ -14,6 +14,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from fairhead.audit.draws import multinomial
 from fairhead.errors import InputError
 
 Ints = NDArray[np.int64]
@@ -22,7 +23,7 @@ Floats = NDArray[np.float64]
 _CHUNK = 1 << 18  # rows keyed at a time: the keys of a chunk stay in cache, and memory does not grow with the file
 _BLOCK = 1 << 23  # numbers drawn at a time
 _STREAMS = 4  # of random numbers, which threads draw from
-_WORTH_THREADS = 1 << 15  # numbers; drawing fewer takes less than starting a thread
+_WORTH_THREADS = 1 << 17  # numbers; drawing fewer takes less than starting a thread
 _DENSE = 1 << 22  # with more cells than this, only those that occur are listed
 _MOST_NUMBERS = 1 << 28  # replicates × cells held at once: 2 GB
 _WEIGHT_STRATA = 16  # weights of one cell are resampled in so many strata of equal size
@@ -44,12 +45,11 @@ class Content:
     value: Floats | None
     rows: Ints
 
-    def total(self, draws: Ints) -> Floats:
-        """Sum cells over drawn units: draws [B, U] to counts [B, *cells]."""
+    def total(self, drawn: Floats) -> Floats:
+        """Sum cells over drawn units: [U, B] to counts [B, *cells]."""
         # The replicate axis is kept contiguous in memory though it comes first: reductions over groups are then quick.
-        drawn = np.ascontiguousarray(draws.T, dtype=np.float64)
         if self.value is None and len(np.unique(self.cell)) == len(self.cell):
-            counts = np.zeros((self.rows.size, len(draws)))
+            counts = np.zeros((self.rows.size, drawn.shape[1]))
             counts[self.cell] = drawn[self.unit]
         else:
             from scipy.sparse import csr_array  # here: it takes longer to import than most audits to run
@@ -57,7 +57,7 @@ class Content:
             value = np.ones(len(self.unit)) if self.value is None else self.value
             matrix = csr_array((value, (self.cell, self.unit)), shape=(self.rows.size, len(drawn)))
             counts = np.asarray(matrix @ drawn)
-        return counts.reshape(*self.rows.shape, len(draws)).transpose(-1, *range(self.rows.ndim))
+        return counts.reshape(*self.rows.shape, drawn.shape[1]).transpose(-1, *range(self.rows.ndim))
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Sample:
 
     def observed(self) -> list[Floats]:
         """The (weighted) counts of the sample itself, one array [*cells] a table."""
-        return [content.total(self.multiplicity[None])[0] for content in self.contents]
+        return [content.total(self.multiplicity[:, None].astype(np.float64))[0] for content in self.contents]
 
     def bootstrap(self, n_boot: int, rng: np.random.Generator) -> list[Floats]:
         """Counts of resampled units: one array [n_boot, *cells] a table.
@@ -92,14 +92,14 @@ class Sample:
         share, n_units = self.multiplicity / n, len(self.multiplicity)
         unit_of = np.repeat(np.arange(n_units), self.multiplicity) if n < 4 * n_units else None
 
-        def draw(size: int, rng: np.random.Generator) -> list[Ints]:
+        def draw(size: int, rng: np.random.Generator) -> Floats:
             if unit_of is None:
-                drawn = rng.multinomial(n, share, size=size)
-            else:  # nearly every unit occurs once: drawing them one by one is quicker
-                picked = unit_of[rng.integers(n, size=(size, n))]
-                picked += np.arange(size)[:, None] * n_units
-                drawn = np.bincount(picked.ravel(), minlength=size * n_units).reshape(size, n_units)
-            return [drawn] * len(self.contents)
+                return multinomial(n, share, size, rng)
+            # Nearly every unit occurs once: drawing them one by one is quicker.
+            picked = unit_of[rng.integers(n, size=(size, n))] * size
+            picked += np.arange(size)[:, None]
+            drawn = np.bincount(picked.ravel(), minlength=size * n_units).reshape(n_units, size)
+            return drawn.astype(np.float64)
 
         return self._blocks(n_boot, draw, rng)
 
@@ -120,18 +120,18 @@ class Sample:
 
         once, often = moved & (self.multiplicity == 1), moved & (self.multiplicity > 1)
 
-        def draw(size: int, rng: np.random.Generator) -> list[Ints]:
-            drawn = np.zeros((size, len(moved)), dtype=np.int64)
-            drawn[:, once] = rng.integers(2, size=(size, int(once.sum())), dtype=np.int8)  # much quicker than binomial
-            drawn[:, often] = rng.binomial(self.multiplicity[often], 0.5, size=(size, int(often.sum())))
-            return [drawn, drawn]
+        def draw(size: int, rng: np.random.Generator) -> Floats:
+            drawn = np.zeros((len(moved), size))
+            drawn[once] = rng.integers(2, size=(int(once.sum()), size), dtype=np.int8)  # much quicker than binomial
+            drawn[often] = rng.binomial(self.multiplicity[often, None], 0.5, size=(int(often.sum()), size))
+            return drawn
 
         out, into = self._blocks(n_perm, draw, rng)
         observed_first, observed_second = self.observed()
         return [observed_first + into - out, observed_second + out - into]
 
     def _blocks(
-        self, n_boot: int, draw: Callable[[int, np.random.Generator], list[Ints]], rng: np.random.Generator
+        self, n_boot: int, draw: Callable[[int, np.random.Generator], Floats], rng: np.random.Generator
     ) -> list[Floats]:
         cells = max(content.rows.size for content in self.contents)
         if n_boot * cells > _MOST_NUMBERS:
@@ -147,10 +147,11 @@ class Sample:
         most = max(1, _BLOCK // (n_units * len(streams)))
 
         def stream(share: int, rng: np.random.Generator) -> list[list[Floats]]:
-            sizes = [min(most, share - start) for start in range(0, share, most)]
-            return [
-                [content.total(d) for content, d in zip(self.contents, draw(size, rng), strict=True)] for size in sizes
-            ]
+            blocks = []
+            for start in range(0, share, most):
+                drawn = draw(min(most, share - start), rng)
+                blocks.append([content.total(drawn) for content in self.contents])
+            return blocks
 
         if len(streams) == 1:
             blocks = stream(n_boot, rng)

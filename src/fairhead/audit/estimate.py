@@ -12,6 +12,7 @@ from fairhead.audit.catalogue import Metric
 from fairhead.audit.rates import Rates, stretch
 from fairhead.audit.reduction import Multiclass, Reduction
 from fairhead.audit.results import Estimate
+from fairhead.audit.truths import truths
 
 Array = NDArray[np.float64]
 
@@ -48,6 +49,7 @@ class Stack:
         star: shape [B, R, C, G].
         rows: shape [R, C, G].
         independent: rows or clusters, shape [R, C, G].
+        se: standard errors, shape [R, C, G].
         kept: replicates without an empty cell, shape [B before leaving out].
         excluded: the reason for each cell left out.
     """
@@ -56,6 +58,7 @@ class Stack:
     star: Array
     rows: NDArray[np.int64]
     independent: NDArray[np.int64]
+    se: Array
     kept: NDArray[np.bool_]
     excluded: tuple[str, ...]
 
@@ -84,7 +87,8 @@ class Stack:
             star = star[kept]
         if not usable.all():
             hat, star = np.where(usable, hat, np.nan), np.where(usable, star, np.nan)
-        return cls(hat, star, rows, independent, kept, tuple(dict.fromkeys(excluded)))
+        se = np.stack([r.se for r in rates]) if kept.all() or not len(star) else np.std(star, axis=0)
+        return cls(hat, star, rows, independent, se, kept, tuple(dict.fromkeys(excluded)))
 
     def reduction(self, metric: Metric, rules: Rules) -> Reduction:
         """The metric as a function of these rates."""
@@ -172,18 +176,18 @@ def estimate(
 
 
 def _interval(reduction: Reduction, parts: Stack, level: float) -> intervals.Interval:
-    parts = _widened(parts, level)
-    hat, star = parts.hat, parts.star
+    wide = stretch(parts.independent, level)
     match reduction.metric.compare:
         case "minimum":
-            kept = ~np.isnan(hat)
-            return _within_unit(intervals.minimum(hat[kept], star[:, kept], level))
+            return _lowest(parts, wide, level)
         case "spread" | "to_overall":
-            return _within_unit(intervals.gap(hat, star, reduction, reduction.towards(hat, star), level))
-        case "ratio" if (reduction.multiclass == "max" or hat.shape[1] == 1) and np.nanmin(hat) > 0:
-            return _ratio(reduction, parts, level)
+            error = (parts.hat - parts.star) * wide
+            around = truths(reduction, parts.hat, parts.se * wide, level)
+            return _within_unit(intervals.gap_of_errors(parts.hat, error, reduction, around, level))
+        case "ratio" if (reduction.multiclass == "max" or parts.hat.shape[1] == 1) and np.nanmin(parts.hat) > 0:
+            return _ratio(reduction, _widened(parts, wide), level)
         case _:
-            values = reduction(star)
+            values = reduction(_widened(parts, wide).star)
             return intervals.percentile(values[~np.isnan(values)], level)
 
 
@@ -197,15 +201,33 @@ def _sum_interval(parts: Stack, rates: Rates, level: float) -> intervals.Interva
     return _within_unit(intervals.spread_of_sums(rates.widened_terms(level), rates.sum_intervals, level))
 
 
-def _widened(parts: Stack, level: float) -> Stack:
-    return replace(parts, star=parts.hat + (parts.star - parts.hat) * stretch(parts.independent, level))
+def _lowest(parts: Stack, wide: Array, level: float) -> intervals.Interval:
+    """The interval of the lowest rate, as that of angles.
+
+    The noise of a rate depends on the rate, and is lopsided near 1; that of the angle arcsin √rate hardly is. What is
+    left of it is evened out by turning every other error around.
+    """
+    kept = ~np.isnan(parts.hat)
+    hat = np.arcsin(np.sqrt(parts.hat[kept]))
+    error = (hat - np.arcsin(np.sqrt(parts.star[:, kept]))) * wide[kept]
+    error[::2] *= -1
+    found = intervals.minimum_of_errors(hat, error, level)
+    low, high = (float(np.sin(min(max(angle, 0.0), np.pi / 2)) ** 2) for angle in (found.low, found.high))
+    worst = int(np.argmin(hat))
+    return found._replace(low=low, high=high, se=float(parts.se[kept][worst] * wide[kept][worst]))
+
+
+def _widened(parts: Stack, wide: Array) -> Stack:
+    return replace(parts, star=parts.hat + (parts.star - parts.hat) * wide)
 
 
 def _ratio(reduction: Reduction, parts: Stack, level: float) -> intervals.Interval:
     """The interval of a ratio, as that of a gap of logarithms."""
     # A replicate without a single hit would be infinitely far away; half a hit is as far as the data can tell.
-    log_hat, log_star = np.log(parts.hat), np.log(np.maximum(parts.star, 0.5 / np.maximum(parts.rows, 1)))
-    gap = intervals.gap(log_hat, log_star, reduction.gap_of_logarithms, reduction.towards(log_hat, log_star), level)
+    hat = np.log(parts.hat)
+    error = hat - np.log(np.maximum(parts.star, 0.5 / np.maximum(parts.rows, 1)))
+    around = truths(reduction, hat, np.std(error, axis=0), level, logarithms=True)
+    gap = intervals.gap_of_errors(hat, error, reduction.gap_of_logarithms, around, level)
     value = float(reduction(parts.hat))
     null = None if gap.null is None else float(np.exp(-gap.null))
     return intervals.Interval(float(np.exp(-gap.high)), float(np.exp(-gap.low)), gap.se * value, null, gap.method)

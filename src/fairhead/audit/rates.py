@@ -35,6 +35,11 @@ class Rates:
     clusters: NDArray[np.int64] | None = None
     terms: "Terms | None" = None
 
+    @cached_property
+    def se(self) -> Array:
+        """Standard errors, shape [C, G]."""
+        return np.asarray(np.std(self.star, axis=0))
+
     @property
     def independent(self) -> NDArray[np.int64]:
         """How many independent observations there are at most: rows or clusters, shape [C, G]."""
