@@ -214,6 +214,12 @@ def test_mistakes_are_found_before_anything_runs(grid_of, tmp_path):
         (GRID.replace("model: vit-2x2", "model: vit"), "there is no backbone 'vit'"),
         (GRID.replace("model: vit-2x2", "model: path:nowhere"), "backbone path:nowhere has no setting 'width'"),
         (GRID.replace("width: 16", "widht: 16"), "Did you mean 'width'"),
+        (GRID.replace("epochs: 2", "epochs: 1.5"), "epochs is 1.5; expected a whole number of at least 1"),
+        (GRID.replace("learning_rate: 1e-2", "learning_rate: -1"), "learning_rate is -1; expected a number above 0"),
+        (
+            GRID.replace("[erm, dam]", "[erm, {method: dam, options: {momentum: 2}}]"),
+            "momentum is 2; expected a number",
+        ),
     ]:
         with pytest.raises(InputError, match=message):
             run_grid(grid_of(text=text), tmp_path / "out")

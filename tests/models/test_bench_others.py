@@ -162,9 +162,9 @@ def test_mistakes_are_found_before_any_work(faces, tmp_path):
         check_others(a_cell(faces, "kd", teacher="vit-12"))
     with pytest.raises(InputError, match="fresh weights"):
         Recipe("vit-2x2", ("0", "1"), TINY).build_trunk("image")
-    with pytest.raises(InputError, match="features names a model"):
+    with pytest.raises(InputError, match="features is 3; expected text or a function or nothing"):
         method("clusters", features=3)
-    with pytest.raises(InputError, match="share between 0 and 1"):
+    with pytest.raises(InputError, match="share is 2; expected a number from 0 to 1"):
         method("kd", share=2)
 
 

@@ -11,7 +11,8 @@ from torch.nn.utils import parameters_to_vector
 from transformers import ViTConfig, ViTForImageClassification
 
 from fairhead.errors import InputError
-from fairhead.mitigate import METHODS, Trained, method, run
+from fairhead.mitigate import DAM, METHODS, Trained, attach, method, run
+from fairhead.mitigate.jtt import JTT
 from fairhead.mitigate.references import METHODS_WITH_ATTRIBUTES, method_with_attributes, run_with_attributes
 from fairhead.train import Examples, TrainingPlan, predict
 
@@ -98,8 +99,14 @@ def test_names_and_options_that_are_not_known_are_told():
         method("erm", lr=1)
     assert method("clusters", counts=[2, 3]).counts == (2, 3)
     for bad in ({"name": "dro", "form": "cvr"}, {"name": "dro", "alpha": 0.0}, {"name": "jtt", "upweight": 0}):
-        with pytest.raises(InputError, match=r"DRO|JTT"):
+        with pytest.raises(InputError, match=r"(form|alpha|upweight) is .*; expected"):
             method(**bad)
+    # From Python too, where the method is used.
+    train, _ = pictures()
+    with pytest.raises(InputError, match="JTT: upweight is 0; expected a whole number of at least 1"):
+        run(JTT(upweight=0), build_vit, train, train, QUICK)
+    with pytest.raises(InputError, match="DAM: momentum is 3; expected a number from 0 to 1"):
+        attach(build_vit(), DAM(momentum=3))
 
 
 @pytest.mark.parametrize("name", METHODS_WITH_ATTRIBUTES)

@@ -107,7 +107,8 @@ def test_cells_that_nobody_falls_in_do_not_count():
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"), [({"epochs": 0}, "epochs of at least 1; found 0"), ({"batch_size": 0}, "batch_size")]
+    ("settings", "message"),
+    [({"epochs": 0}, "epochs is 0; expected a whole number of at least 1"), ({"batch_size": 0}, "batch_size")],
 )
 def test_plans_that_cannot_be_are_refused(settings, message):
     with pytest.raises(InputError, match=message):

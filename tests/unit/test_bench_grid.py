@@ -57,6 +57,12 @@ def test_plans_of_data_and_backbones_come_before_the_grid_s_and_the_command_s_be
     assert all(cell.plan["epochs"] == 1 for cell in grid_of(changes=["epochs=1"]).cells())
 
 
+def test_a_bare_no_of_yaml_is_a_precision(grid_of):
+    for changes in (["precision=no"], ["precision='no'"]):
+        assert grid_of(changes=changes).cells()[0].plan["precision"] == "no"
+    assert grid_of(GOOD.replace("epochs: 30", "precision: no, epochs: 30")).plan["precision"] == "no"
+
+
 def test_options_of_a_method_may_depend_on_the_data(grid_of):
     options = {c.name: c.settings()["method"]["options"] for c in grid_of().cells()}
     assert options["natural/vit-8x8/dam-4/0"] == {"values": 4}

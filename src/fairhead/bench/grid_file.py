@@ -290,8 +290,10 @@ def expanded(text: str, where: str, environment: Mapping[str, str] | None = None
 def _plan(value: Any, where: str) -> dict[str, Any]:
     found = mapping(value, where, PLAN_FIELDS)
     for name, number in found.items():
+        if name == "precision" and number is False:  # what YAML takes a bare no for
+            found[name] = "no"
         # YAML reads 1e-4 as text: it wants a point there.
-        if isinstance(number, str) and name not in ("schedule", "precision"):
+        elif isinstance(number, str) and name not in ("schedule", "precision"):
             try:
                 found[name] = float(number)
             except ValueError:

@@ -73,6 +73,7 @@ def check(cells: Sequence[Cell]) -> None:
     from fairhead.bench.backbones import Recipe
     from fairhead.bench.effective import method_of
     from fairhead.bench.others import check_others
+    from fairhead.train import TrainingPlan
 
     seen = set()
     for cell in cells:
@@ -80,5 +81,6 @@ def check(cells: Sequence[Cell]) -> None:
         if key not in seen:
             seen.add(key)
             method_of(cell)
+            TrainingPlan(**cell.plan)
             check_others(cell)
             Recipe(cell.backbone.model, ("0", "1"), cell.backbone.settings).check()

@@ -13,6 +13,7 @@ from fairhead.mitigate.head import features_of, find_head, set_head
 from fairhead.mitigate.job import Job
 from fairhead.mitigate.losses import row_losses
 from fairhead.mitigate.priors import Choice, Prior, Uniform
+from fairhead.settings import Count, NotNegative, Positive, Share
 from fairhead.train.selection import score_of
 
 # Steps between two looks at the validation set.
@@ -38,11 +39,11 @@ class AFR:
         10
     """
 
-    held_out: float = 0.2
-    gamma: float = 4.0
-    penalty: float = 0.0
-    steps: int = 500
-    learning_rate: float = 0.01
+    held_out: Share = 0.2
+    gamma: NotNegative = 4.0
+    penalty: NotNegative = 0.0
+    steps: Count = 500
+    learning_rate: Positive = 0.01
 
     priors: ClassVar[Mapping[str, Prior]] = {"gamma": Uniform(4, 20), "penalty": Choice((0.0, 0.1, 0.2, 0.3, 0.4))}
 

@@ -11,6 +11,7 @@ from fairhead.mitigate.job import Job
 from fairhead.mitigate.losses import row_losses
 from fairhead.mitigate.pair import PairOutput, fresh_pair
 from fairhead.mitigate.priors import Choice, Prior
+from fairhead.settings import WholeNumber
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class ARL:
         250
     """
 
-    pretrain: int = 250
+    pretrain: WholeNumber = 250
     adversary_loss: Literal["plain", "weighted"] = "plain"
     uses_label: bool = True
 

@@ -10,6 +10,7 @@ from torch import nn
 from fairhead.errors import InputError, did_you_mean
 from fairhead.mitigate.dam import DAM
 from fairhead.mitigate.encoder_layer import EncoderLayer
+from fairhead.settings import check_config
 
 Attachable = DAM | EncoderLayer
 
@@ -38,7 +39,7 @@ def attach(model: Model, method: Attachable) -> Model:
 
     Raises:
         UnsupportedModel: the family cannot carry the method.
-        InputError: a method is attached already.
+        InputError: a method is attached already, or a setting of this one is out of its range.
 
     Example:
         >>> from transformers import ViTConfig, ViTForImageClassification
@@ -50,6 +51,7 @@ def attach(model: Model, method: Attachable) -> Model:
     """
     if method_of(model) is not None:
         raise InputError(f"this {type(model).__name__} carries {method_of(model)} already: start from a fresh model")
+    check_config(method)
     method.attach(model)
     model.__dict__[_METHOD] = method
     return model

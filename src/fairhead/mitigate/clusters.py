@@ -2,19 +2,19 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import WeightedRandomSampler
 
-from fairhead.errors import InputError
 from fairhead.mitigate.clustering import kmeans, nearest
 from fairhead.mitigate.group_dro import cell_numbers
 from fairhead.mitigate.head import features_of, find_head
 from fairhead.mitigate.job import Job
 from fairhead.mitigate.priors import LogUniform, Prior
+from fairhead.settings import Positive, Range, WholeNumber
 from fairhead.train import Examples, Fit, Selection
 from fairhead.train.selection import worst_accuracy
 
@@ -41,18 +41,12 @@ class Clusters:
         (8,)
     """
 
-    counts: tuple[int, ...] = (4, 8, 16)
-    least: int = 20
-    cap: float = 20.0
+    counts: tuple[Annotated[int, Range(2)], ...] = (4, 8, 16)
+    least: WholeNumber = 20
+    cap: Positive = 20.0
     features: str | Callable[[Examples], Tensor] | None = None
 
     priors: ClassVar[Mapping[str, Prior]] = {"cap": LogUniform(0.5, 1.5)}
-
-    def __post_init__(self) -> None:
-        if not self.counts or min(self.counts) < 2:
-            raise InputError(f"counts must name at least one number of clusters, each 2 or more; found {self.counts}")
-        if self.features is not None and not isinstance(self.features, str) and not callable(self.features):
-            raise InputError(f"features names a model, such as path:FOLDER; found {self.features!r}")
 
     def train(self, job: Job) -> nn.Module:
         """One training for each number of clusters, and plain training where features are not given."""

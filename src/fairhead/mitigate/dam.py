@@ -29,6 +29,7 @@ from fairhead.mitigate.distributed import gathered
 from fairhead.mitigate.encoder_layer import EncoderLayer, argument, freeze_backbone
 from fairhead.mitigate.priors import Choice, LogUniform, Prior
 from fairhead.mitigate.standardise import RunningStandardise
+from fairhead.settings import Count, NotNegative, Positive, Share
 from fairhead.train.first_token import all_tokens
 
 if TYPE_CHECKING:
@@ -79,17 +80,17 @@ class DAM:
     stats_axes: Literal["batch", "batch_token"] = "batch"
     running: Literal["std", "var"] = "std"
     detach_stats: bool = False
-    momentum: float = 0.1
-    eps: float = 1e-5
-    temperature: float = 1.0
-    values: int = 2
+    momentum: Share = 0.1
+    eps: NotNegative = 1e-5
+    temperature: Positive = 1.0
+    values: Count = 2
     pick: Literal["mean", "per_head"] = "mean"
     first_token: Literal["out", "in", "shifted"] = "out"
     mask_padding: bool = True
-    alignment_weight: float = 1.0
-    alignment_temperature: float = 0.07
-    hidden: int = 512
-    width: int = 128
+    alignment_weight: NotNegative = 1.0
+    alignment_temperature: Positive = 0.07
+    hidden: Count = 512
+    width: Count = 128
 
     @property
     def priors(self) -> dict[str, Prior]:
@@ -154,8 +155,7 @@ class DAMParts(nn.Module):
 
     def __init__(self, config: DAM, tap: Tap) -> None:
         super().__init__()
-        self.config = config
-        (self.site,) = tap.sites
+        self.config, (self.site,) = config, tap.sites
         self.mask: Tensor | None = None  # of the batch that is under way, [B, T]
         heads, head_dim = self.site.n_heads, self.site.head_dim
         key_heads = getattr(self.site.module.config, "num_key_value_heads", None) or heads

@@ -8,10 +8,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fairhead.errors import InputError
 from fairhead.mitigate.job import Job
 from fairhead.mitigate.losses import row_losses
 from fairhead.mitigate.priors import LogUniform, Prior, Uniform
+from fairhead.settings import NotNegative, Positive, PositiveShare
 
 
 @dataclass(frozen=True)
@@ -33,20 +33,14 @@ class DRO:
     """
 
     form: Literal["fixed", "chi2", "cvar"] = "fixed"
-    eta: float = 0.25
-    power: float = 1.5
-    alpha: float = 0.2
+    eta: NotNegative = 0.25
+    power: Positive = 1.5
+    alpha: PositiveShare = 0.2
 
     @property
     def priors(self) -> Mapping[str, Prior]:
         """What a search varies: the one number that the form has."""
         return {"eta": Uniform(0.05, 0.5)} if self.form == "fixed" else {"alpha": LogUniform(-2, 0)}
-
-    def __post_init__(self) -> None:
-        if self.form not in ("fixed", "chi2", "cvar"):
-            raise InputError(f"DRO has no form {self.form!r}; expected fixed, chi2 or cvar")
-        if not 0 < self.alpha <= 1:
-            raise InputError(f"DRO's alpha is a share of the rows, above 0 and at most 1; found {self.alpha}")
 
     def train(self, job: Job) -> nn.Module:
         """One stage with the robust loss."""

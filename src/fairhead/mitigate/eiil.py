@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fairhead.mitigate.group_dro import GroupLoss, balanced, cell_numbers
 from fairhead.mitigate.job import Job
 from fairhead.mitigate.priors import Choice, LogUniform, Prior
+from fairhead.settings import Count, NotNegative
 from fairhead.train.selection import last_epoch
 
 
@@ -28,8 +29,8 @@ class EIIL:
         1
     """
 
-    first_epochs: int = 1
-    step_size: float = 0.01
+    first_epochs: Count = 1
+    step_size: NotNegative = 0.01
     balance: bool = True
 
     priors: ClassVar[Mapping[str, Prior]] = {"first_epochs": Choice((1, 2)), "step_size": LogUniform(-3, -1)}

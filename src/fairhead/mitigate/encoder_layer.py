@@ -12,6 +12,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads import Site, find_sites
+from fairhead.settings import Count
 from fairhead.train.first_token import all_tokens
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class EncoderLayer:
         ['classifier', 'encoder_layer']
     """
 
-    heads: int | None = None
+    heads: Count | None = None
     activation: Literal["gelu", "relu"] = "gelu"
     masked: bool = True
     freeze: bool = False

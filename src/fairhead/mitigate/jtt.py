@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import SubsetRandomSampler
 
-from fairhead.errors import InputError
 from fairhead.mitigate.job import Job
 from fairhead.mitigate.priors import LogUniform, Prior, ShareOfEpochs
+from fairhead.settings import Count
 from fairhead.train.selection import last_epoch
 
 
@@ -28,19 +28,13 @@ class JTT:
         20
     """
 
-    first_epochs: int = 1
-    upweight: int = 50
+    first_epochs: Count = 1
+    upweight: Count = 50
 
     priors: ClassVar[Mapping[str, Prior]] = {
         "first_epochs": ShareOfEpochs(0.2, 0.8),
         "upweight": LogUniform(0, 2.5, whole=True),
     }
-
-    def __post_init__(self) -> None:
-        if self.upweight < 1 or self.first_epochs < 1:
-            raise InputError(
-                f"JTT needs first_epochs and upweight of at least 1; found {self.first_epochs} and {self.upweight}"
-            )
 
     def train(self, job: Job) -> nn.Module:
         """Two stages. The second has more steps: that is the method's cost."""

@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 from fairhead.errors import InputError
 from fairhead.mitigate.job import Job
 from fairhead.mitigate.priors import Choice, LogUniform, Prior
+from fairhead.settings import Count, Positive, Share
 from fairhead.train.selection import last_epoch
 
 
@@ -31,19 +32,15 @@ class KD:
         0.7
     """
 
-    share: float = 1.0
-    temperature: float = 1.0
-    teacher_epochs: int | None = None
+    share: Share = 1.0
+    temperature: Positive = 1.0
+    teacher_epochs: Count | None = None
     teacher: str | None = None
     build_teacher: Callable[[], nn.Module] | None = field(default=None, compare=False)
 
     priors: ClassVar[Mapping[str, Prior]] = {"share": Choice((0.3, 0.7, 1.0)), "temperature": LogUniform(0, 0.6)}
 
     def __post_init__(self) -> None:
-        if not 0 <= self.share <= 1 or self.temperature <= 0:
-            raise InputError(
-                f"KD needs a share between 0 and 1 and a temperature above 0; found {self.share} and {self.temperature}"
-            )
         if self.teacher is not None and self.build_teacher is not None:
             raise InputError("KD has one teacher: give its name (teacher) or what builds it (build_teacher)")
 

@@ -11,6 +11,7 @@ from fairhead.mitigate.job import Job
 from fairhead.mitigate.losses import row_losses
 from fairhead.mitigate.pair import PairOutput, fresh_pair
 from fairhead.mitigate.priors import Prior, Uniform
+from fairhead.settings import PositiveShare, Share
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,8 @@ class LfF:
         0.7
     """
 
-    q: float = 0.7
-    memory: float = 0.7
+    q: PositiveShare = 0.7
+    memory: Share = 0.7
 
     priors: ClassVar[Mapping[str, Prior]] = {"q": Uniform(0.05, 0.95)}
 

@@ -22,6 +22,7 @@ from fairhead.mitigate.lff import LfF
 from fairhead.mitigate.scaling import ClassScaling
 from fairhead.mitigate.spare import SPARE
 from fairhead.mitigate.xrm import XRM
+from fairhead.settings import check_config, check_settings
 from fairhead.train import Epoch, Examples, Selection, TrainingPlan
 
 # Name -> settings. None of these is ever given a group; see `references` for those that are.
@@ -74,6 +75,7 @@ def configured(methods: Mapping[str, Any], name: str, options: Mapping[str, Any]
                 f"method {name!r} has no option {option!r}; it takes: {', '.join(known) or 'none'}."
                 f"{did_you_mean(option, known)}"
             )
+    check_settings(type(methods[name]), options, f"method {name!r}")
     # Lists come from YAML and JSON; settings are hashable.
     values = {option: tuple(value) if isinstance(value, list) else value for option, value in options.items()}
     return replace(methods[name], **values)
@@ -132,6 +134,7 @@ def run(
 
 def run_job(config: Method, job: Job) -> Trained:
     """Train, and put together what came of it."""
+    check_config(config)
     model = config.train(job)
     assert job.last_fit is not None, f"{type(config).__name__} trained nothing through the loop"
     return Trained(model.eval(), job.last_fit, tuple(job.stages), config)

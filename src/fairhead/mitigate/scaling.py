@@ -1,13 +1,14 @@
 """Class-specific scaling: plain training, then factors on the class probabilities (arXiv 2412.15311)."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
-from fairhead.errors import InputError
 from fairhead.mitigate.head import find_head, set_head
 from fairhead.mitigate.job import Job
+from fairhead.settings import Count, Range
 
 
 @dataclass(frozen=True)
@@ -28,13 +29,9 @@ class ClassScaling:
         201
     """
 
-    largest: float = 100.0
-    steps: int = 201
-    rounds: int = 3
-
-    def __post_init__(self) -> None:
-        if self.largest <= 1 or self.steps < 2:
-            raise InputError(f"scaling needs largest > 1 and steps > 1; found {self.largest} and {self.steps}")
+    largest: Annotated[float, Range(1, above=True)] = 100.0
+    steps: Annotated[int, Range(2)] = 201
+    rounds: Count = 3
 
     def train(self, job: Job) -> nn.Module:
         """Plain training and a sweep."""

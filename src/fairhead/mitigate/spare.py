@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from fairhead.mitigate.clustering import kmeans, silhouette
 from fairhead.mitigate.group_dro import balanced, cell_numbers
 from fairhead.mitigate.job import Job
 from fairhead.mitigate.priors import Choice, Prior
+from fairhead.settings import Count, NotNegative, Range
 from fairhead.train.selection import last_epoch
 
 
@@ -29,9 +30,9 @@ class SPARE:
         1
     """
 
-    early_epochs: int = 1
-    most: int = 5
-    power: float = 1.0
+    early_epochs: Count = 1
+    most: Annotated[int, Range(2)] = 5
+    power: NotNegative = 1.0
 
     priors: ClassVar[Mapping[str, Prior]] = {"early_epochs": Choice((1, 2)), "power": Choice((1.0, 2.0, 3.0))}
 

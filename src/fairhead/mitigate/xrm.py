@@ -12,6 +12,7 @@ from fairhead.mitigate.job import Job
 from fairhead.mitigate.losses import row_losses
 from fairhead.mitigate.pair import Pair, PairOutput, fresh_pair
 from fairhead.mitigate.priors import LogUniform, Prior
+from fairhead.settings import Count, NotNegative
 from fairhead.train import Examples
 from fairhead.train.selection import last_epoch, worst_of_cells
 
@@ -33,8 +34,8 @@ class XRM:
         True
     """
 
-    twin_epochs: int | None = None
-    step_size: float = 0.01
+    twin_epochs: Count | None = None
+    step_size: NotNegative = 0.01
     balance: bool = True
     select_by_environments: bool = True
 

@@ -18,6 +18,7 @@ from fairhead.mitigate.head import features_of, find_head, set_head
 from fairhead.mitigate.job import Job
 from fairhead.mitigate.priors import ListOf, LogUniform, Prior
 from fairhead.mitigate.references.job import with_attributes
+from fairhead.settings import Count, Positive
 
 Array = NDArray[np.float64]
 
@@ -38,8 +39,8 @@ class DFR:
 
     uses_attributes: ClassVar[bool] = True
 
-    strengths: tuple[float, ...] = (1.0, 0.7, 0.3, 0.1, 0.07, 0.03, 0.01)
-    subsets: int = 20
+    strengths: tuple[Positive, ...] = (1.0, 0.7, 0.3, 0.1, 0.07, 0.03, 0.01)
+    subsets: Count = 20
 
     priors: ClassVar[Mapping[str, Prior]] = {"strengths": ListOf(LogUniform(-2, 0.5))}
 

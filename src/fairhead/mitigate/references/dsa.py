@@ -18,6 +18,7 @@ from fairhead.mitigate.job import Job
 from fairhead.mitigate.losses import row_losses
 from fairhead.mitigate.priors import LogUniform, Prior
 from fairhead.mitigate.references.job import JobWithAttributes, with_attributes
+from fairhead.settings import Count, NotNegative, WholeNumber
 from fairhead.train import Examples
 
 _TEMPERATURE = 3.0  # of the attention rows that are compared
@@ -51,21 +52,14 @@ class DSA:
 
     uses_attributes: ClassVar[bool] = True
 
-    weight: float = 1.0
-    patches: int = 1
-    layer: int = 3
-    attack_steps: int = 20
-    attack_attention: float = 0.002
-    group_epochs: int | None = None
+    weight: NotNegative = 1.0
+    patches: Count = 1
+    layer: WholeNumber = 3
+    attack_steps: Count = 20
+    attack_attention: NotNegative = 0.002
+    group_epochs: Count | None = None
 
     priors: ClassVar[Mapping[str, Prior]] = {"weight": LogUniform(-1, 1)}
-
-    def __post_init__(self) -> None:
-        if self.patches < 1 or self.attack_steps < 1 or self.layer < 0:
-            raise InputError(
-                "DSA needs patches and attack_steps of at least 1 and a layer from 0; "
-                f"found {self.patches}, {self.attack_steps} and {self.layer}"
-            )
 
     def train(self, job: Job) -> nn.Module:
         """Two models, and the attack on the first."""

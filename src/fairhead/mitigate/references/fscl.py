@@ -13,6 +13,7 @@ from fairhead.mitigate.job import Job
 from fairhead.mitigate.losses import row_losses
 from fairhead.mitigate.priors import LogUniform, Prior
 from fairhead.mitigate.references.job import with_attributes
+from fairhead.settings import Count, NotNegative, Positive
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,10 @@ class FSCL:
 
     uses_attributes: ClassVar[bool] = True
 
-    weight: float = 1.0
-    temperature: float = 0.1
+    weight: NotNegative = 1.0
+    temperature: Positive = 0.1
     even_groups: bool = True
-    width: int = 128
+    width: Count = 128
 
     priors: ClassVar[Mapping[str, Prior]] = {"weight": LogUniform(-1, 1), "temperature": LogUniform(-1.2, -0.5)}
 

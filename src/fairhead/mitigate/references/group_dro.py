@@ -10,6 +10,7 @@ from fairhead.mitigate.group_dro import GroupLoss, balanced, cell_numbers
 from fairhead.mitigate.job import Job
 from fairhead.mitigate.priors import LogUniform, Prior
 from fairhead.mitigate.references.job import with_attributes
+from fairhead.settings import NotNegative
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,8 @@ class GroupDRO:
 
     uses_attributes: ClassVar[bool] = True
 
-    step_size: float = 0.01
-    adjustment: float = 0.0
+    step_size: NotNegative = 0.01
+    adjustment: NotNegative = 0.0
     balance: bool = True
 
     priors: ClassVar[Mapping[str, Prior]] = {"step_size": LogUniform(-3, -1)}

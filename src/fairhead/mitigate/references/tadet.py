@@ -13,6 +13,7 @@ from fairhead.mitigate.job import Job
 from fairhead.mitigate.losses import row_losses
 from fairhead.mitigate.priors import LogUniform, Prior
 from fairhead.mitigate.references.job import with_attributes
+from fairhead.settings import NotNegative
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,8 @@ class TADeT:
     uses_attributes: ClassVar[bool] = True
 
     layer: int = -1
-    adversary: float = 1.0
-    alignment: float = 1.0
+    adversary: NotNegative = 1.0
+    alignment: NotNegative = 1.0
 
     priors: ClassVar[Mapping[str, Prior]] = {"adversary": LogUniform(-1, 1), "alignment": LogUniform(-1, 1)}
 

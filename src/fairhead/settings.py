@@ -1,0 +1,105 @@
+"""Ranges of settings, written as their types: `momentum: Share = 0.1`; `check_settings` holds values to them."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+
+from fairhead.errors import InputError
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers from `low` (or above it, where `above` says so) to `high`."""
+
+    low: float
+    high: float = math.inf
+    above: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        return (self.low < value if self.above else self.low <= value) and value <= self.high
+
+    def __str__(self) -> str:
+        if self.high == math.inf:
+            return f"above {self.low:g}" if self.above else f"of at least {self.low:g}"
+        return f"above {self.low:g}, up to {self.high:g}" if self.above else f"from {self.low:g} to {self.high:g}"
+
+
+Count = Annotated[int, Range(1)]
+WholeNumber = Annotated[int, Range(0)]
+Positive = Annotated[float, Range(0, above=True)]
+NotNegative = Annotated[float, Range(0)]
+Share = Annotated[float, Range(0, 1)]
+PositiveShare = Annotated[float, Range(0, 1, above=True)]
+
+
+def check_settings(kind: type, values: Mapping[str, Any], what: str) -> None:
+    """Hold the values of a dataclass's fields to the types that it declares for them.
+
+    Args:
+        kind: the dataclass.
+        values: field name -> value; names that it does not declare are left alone.
+        what: whose settings they are, for the message.
+
+    Raises:
+        InputError: naming the setting, what was found and what was expected.
+
+    Example:
+        >>> @dataclass
+        ... class Settings:
+        ...     momentum: Share = 0.1
+        >>> check_settings(Settings, {"momentum": 0.5}, "example")
+        >>> check_settings(Settings, {"momentum": 2}, "example")
+        Traceback (most recent call last):
+        fairhead.errors.InputError: example: momentum is 2; expected a number from 0 to 1
+    """
+    hints = get_type_hints(kind, include_extras=True)
+    for name, value in values.items():
+        hint = hints.get(name, Any)
+        if get_origin(hint) is not ClassVar and not _fits(value, hint):
+            raise InputError(f"{what}: {name} is {value!r}; expected {_expected(hint)}")
+
+
+def check_config(config: Any) -> None:
+    """`check_settings` of all that a dataclass holds; anything else is its author's own concern."""
+    if is_dataclass(config):
+        values = {setting.name: getattr(config, setting.name) for setting in fields(config)}
+        check_settings(type(config), values, type(config).__name__)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        ranges = [extra for extra in arguments[1:] if isinstance(extra, Range)]
+        return _fits(value, arguments[0]) and all(value in within for within in ranges)
+    if origin in (Union, UnionType):
+        return any(_fits(value, one) for one in arguments)
+    if origin is Literal:
+        return value in arguments
+    if origin is tuple and arguments[1:] == (...,):
+        return isinstance(value, tuple | list) and len(value) > 0 and all(_fits(one, arguments[0]) for one in value)
+    if hint is float:
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    if hint is int:
+        return isinstance(value, Integral) and not isinstance(value, bool)
+    if hint in (bool, str, NoneType):
+        return isinstance(value, hint)
+    # A function, or something else that no file or command line can give.
+    return callable(value) if origin is not None else True
+
+
+def _expected(hint: Any) -> str:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        ranges = " and ".join(str(extra) for extra in arguments[1:] if isinstance(extra, Range))
+        return f"{_expected(arguments[0])} {ranges}"
+    if origin in (Union, UnionType):
+        return " or ".join(dict.fromkeys(_expected(one) for one in arguments))
+    if origin is Literal:
+        return " or ".join(str(one) for one in arguments)
+    if origin is tuple:
+        return f"a list, each entry {_expected(arguments[0])}"
+    names = {float: "a number", int: "a whole number", bool: "true or false", str: "text", NoneType: "nothing"}
+    return names.get(hint, "a function")
