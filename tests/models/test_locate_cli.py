@@ -157,12 +157,18 @@ def test_age_leaves_out_those_between_its_poles(clip, faces, capsys) -> None:
         (["locate", "--features", "/proc/none"], "cannot be a folder for features"),
         (["locate", "--text-adapter", "x.npz"], "are given together"),
         (["locate", "--prompts", "missing.yaml"], "cannot be read as YAML"),
+        (["locate", "--rank", "effect"], "add --forward"),
         (["locate", "--class", "40-49"], "there is no class '40-49'"),
         (["locate", "--texts", "missing.npz"], "cannot be read as an .npz file"),
         (["ablate"], "one of them"),
         (["ablate", "--heads", "11.4"], "write them as L11H4"),
         (["ablate", "--heads", "L9H0"], "the model has 2 layers of 4 heads"),
+        (["locate", "--task", "gender"], "concept and task are both 'gender'"),
+        (["locate", "--device", "cuda:99"], "device 'cuda:99' cannot be used"),
+        (["locate", "--texts", __file__], "it is no archive of arrays"),
         (["ablate", "--from", "missing.json"], "is not a head map"),
+        (["ablate", "--from", __file__], "nor other JSON"),
+        (["ablate", "--heads", "L0H0", "--kind", "resample", "--batch-size", "1"], "other rows in every batch"),
         (["ablate", "--heads", "L0H0", "--kind", "resample", "--save", "x"], "needs other images"),
     ],
 )
@@ -176,6 +182,52 @@ def test_mistakes_get_one_line(clip, faces, capsys, arguments, message) -> None:
     lines = capsys.readouterr().err.strip().splitlines()
     assert message in lines[-1]
     assert lines[-1].startswith("fairhead: error:")
+
+
+@pytest.mark.parametrize("selected", [None, [[1.5, 0]], [[-1, 0]], [[0]], 3])
+def test_head_maps_that_name_no_heads(clip, faces, capsys, tmp_path, selected) -> None:
+    (tmp_path / "headmap.json").write_text(json.dumps([] if selected is None else {"selected": selected}))
+    with pytest.raises(SystemExit):
+        main(["ablate", "--model", str(clip), *common(faces), "--from", str(tmp_path / "headmap.json")])
+    assert "no list “selected” of [layer, head]" in capsys.readouterr().err
+
+
+def test_a_language_model_has_no_images(faces, capsys, tmp_path) -> None:
+    hf.LlamaForCausalLM(
+        hf.LlamaConfig(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+    ).save_pretrained(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["locate", "--model", str(tmp_path), *common(faces)])
+    assert "holds a LlamaForCausalLM, which reads input_ids and no images" in capsys.readouterr().err
+
+
+def test_a_row_left_over_still_has_others_to_be_resampled_from(clip, faces, capsys) -> None:
+    quick = ["--n-boot", "100", "--draws", "3", "--limit", "130", "--batch-size", "65", "--json", "-"]
+    main(["ablate", "--model", str(clip), *common(faces), "--heads", "L0H0", "--kind", "resample", *quick])
+    content = json.loads(capsys.readouterr().out)
+    assert content["n"]["reporting"] == 66
+    assert content["effects"][-1]["way"] == "forward"
+
+
+def test_a_stopped_save_leaves_no_model(clip, faces, tmp_path, monkeypatch) -> None:
+    """Weights are written beside and moved: what lay in the folder stays whole until then."""
+    target = tmp_path / "edited"
+    (target).mkdir()
+    (target / "config.json").write_text("of an earlier model")
+    quick = ["--n-boot", "100", "--draws", "3", "--heads", "L0H0", "--kind", "zero", "--save", str(target)]
+
+    def fail(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(hf.CLIPImageProcessorPil, "save_pretrained", fail)
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        main(["ablate", "--model", str(clip), *common(faces), *quick])
+    assert [file.name for file in target.iterdir() if file.is_file()] == ["config.json"]
+    assert (target / "config.json").read_text() == "of an earlier model"
+    monkeypatch.undo()
+    main(["ablate", "--model", str(clip), *common(faces), *quick])
+    assert hf.CLIPModel.from_pretrained(target).config.projection_dim == 16
+    assert not (target / "saving").exists()
 
 
 def test_images_that_cannot_be_read_are_named(clip, faces, capsys, tmp_path) -> None:

@@ -119,7 +119,10 @@ def test_heads_that_are_named_are_not_said_to_be_chosen(located, folder, crows, 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["locate", "--task", "gender"], "--task is not for pairs of texts"),
+        (["locate", "--task", "gender"], "--task has no meaning for pairs of texts"),
+        (["locate", "--class", "yes"], "--class has no meaning for pairs of texts"),
+        (["locate", "--batch-size", "8"], "--batch-size has no meaning for pairs of texts"),
+        (["ablate", "--heads", "L0H0", "--tokens", "all"], "--tokens has no meaning for pairs of texts"),
         (["locate", "--concept", "gendre"], "Did you mean 'gender'?"),
         (["locate", "--data", "crows:"], "named as name:path"),
         (["locate", "--data", "crows:nowhere"], "nowhere"),

@@ -100,14 +100,15 @@ def ablate_command(
     where, chosen_on = _heads(heads, chosen)
     if save is not None and kind is Edit.resample:
         raise InputError("--save cannot hold --kind resample, which needs other images; use mean, zero or project")
+    if kind is Edit.resample and batch_size < 2:
+        raise InputError(f"--kind resample needs other rows in every batch; --batch-size is {batch_size}")
     need_torch()
     check_folder(out)
     check_folder(save)
     if is_pairs(data):
-        image_options = (task, prompts, text_adapter, text_encoder)
         pair_run = PairRun(model, data, concept, limit, device, features, out, json_path, save)
         how = PairOptions(len(where), "gap", True, draws, n_boot, seed, tf32, (kind.value,))
-        locate_in_pairs(context, pair_run, how, image_options, where, chosen_on)
+        locate_in_pairs(context, pair_run, how, where, chosen_on)
         return
     from fairhead.locate.forward import SessionPasses, edits_everywhere, with_forward
     from fairhead.locate.plan import OTHER_HALF, LocatePlan, half_sha256, halves_of
@@ -172,9 +173,18 @@ def _heads(text: str | None, path: str | None) -> _Named:
     assert path is not None
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
-        pairs = tuple((int(layer), int(head)) for layer, head in content["selected"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} is not a head map of fairhead locate: {error}") from None
+    except OSError as error:
+        raise InputError(f"{path} is not a head map of fairhead locate: {error.strerror or error}") from None
+    except ValueError as error:
+        raise InputError(f"{path} is not a head map of fairhead locate, nor other JSON: {error}") from None
+    selected = content.get("selected") if isinstance(content, dict) else None
+    if not isinstance(selected, list) or not all(map(_is_head, selected)):
+        raise InputError(f"{path} is not a head map of fairhead locate: it has no list “selected” of [layer, head]")
+    pairs = tuple((layer, head) for layer, head in selected)
     if not pairs:
         raise InputError(f"no head was chosen in {path}, so there is none to edit")
     return _Named(pairs, content.get("choosing_sha256"))
+
+
+def _is_head(found: object) -> bool:
+    return isinstance(found, list) and len(found) == 2 and all(type(number) is int and number >= 0 for number in found)

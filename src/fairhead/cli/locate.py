@@ -139,10 +139,9 @@ def locate_command(
     need_torch()
     check_folder(out)
     if is_pairs(data):
-        image_options = (task, prompts, text_adapter, text_encoder, texts, evidence)
         pair_run = PairRun(model, data, concept, limit, device, features, out, json_path)
         how = PairOptions(heads, rank.value, forward, draws, n_boot, seed, tf32)
-        locate_in_pairs(context, pair_run, how, image_options)
+        locate_in_pairs(context, pair_run, how)
         return
     from fairhead.locate.forward import SessionPasses, edits_everywhere, with_forward
     from fairhead.locate.plan import LocatePlan, halves_of

@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     from fairhead.locate.language import LocatedPairs, PairPlan
 
 _PAIRS = ("crows", "crows_pairs", "crows-pairs", "stereoset")
-# What only images and labelled texts need, in the order in which the commands pass it on.
-_NOT_FOR_PAIRS = ("--task", "--prompts", "--text-adapter", "--text-encoder", "--texts", "--class")
+# Options of images and labelled texts alone.
+_NOT_FOR_PAIRS = {
+    *("task", "prompts", "text_adapter", "text_encoder", "calibrate", "texts", "concept_from", "orthogonal"),
+    *("evidence", "tokens", "batch_size", "images"),
+}
 
 
 @dataclass(frozen=True)
@@ -75,14 +78,14 @@ def locate_in_pairs(
     context: typer.Context,
     run: PairRun,
     options: PairOptions,
-    not_for_pairs: Sequence[str | None],
     heads: Sequence[tuple[int, int]] | None = None,
     chosen_on: str | None = None,
 ) -> None:
     """Find heads, or test those that are given; `chosen_on` is a hash of the pairs that these were chosen on."""
-    for flag, value in zip(_NOT_FOR_PAIRS, not_for_pairs, strict=False):
-        if value is not None:
-            raise InputError(f"{flag} is not for pairs of texts (crows, stereoset), which bring their own")
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name in _NOT_FOR_PAIRS and source is not None and source.name == "COMMANDLINE":
+            raise InputError(f"{parameter.opts[0]} has no meaning for pairs of texts (crows, stereoset): leave it out")
     from fairhead.locate.language import PairPlan
     from fairhead.locate.pair_studies import Statistics
 

@@ -9,6 +9,7 @@ import transformers
 from safetensors import SafetensorError
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from fairhead.devices import device_named
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.language.scorer import Scorer
 from fairhead.language.tokens import Start
@@ -69,7 +70,7 @@ def load_model(path: str | os.PathLike[str], *, device: str = "auto", dtype: DTy
     if not (folder / "config.json").is_file():
         found = "it has no config.json" if folder.is_dir() else "it is not there"
         raise InputError(f"{path}: a folder with a model (config.json) is expected; {found}")
-    place = _device(device)
+    place = device_named(device)
     kind = _dtype(dtype, place)
     config = _loaded("config.json", folder, transformers.AutoConfig)
     _refuse_other_architectures(folder, config)
@@ -102,18 +103,6 @@ def _refuse_other_architectures(folder: Path, config: Any) -> None:
         raise UnsupportedModel(
             f"{folder}: holds a {named[0]}; a causal language model (such as LlamaForCausalLM) is expected"
         )
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"device {name!r} cannot be used: {reason}") from None
-    return device
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype:

@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fairhead.data import Dataset, read
+from fairhead.devices import device_named
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.locate.concepts import Concept
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.effects import Evaluation
 from fairhead.locate.features import collect
 from fairhead.locate.prompts import Pole, PromptFile, Prompts
-from fairhead.locate.session import ImageModel, Session, Source, even_rows
+from fairhead.locate.session import ImageModel, Session, Source, even_batches, even_rows, loading
 from fairhead.locate.tasks import Task, evidence_of
 
 if TYPE_CHECKING:
@@ -213,17 +214,12 @@ class TextModel(ImageModel):
         if not (path / "config.json").is_file():
             raise InputError(f"{folder} is not the folder of a model: it has no config.json")
         self.folder = path
-        name = "cuda" if device == "auto" and torch.cuda.is_available() else "cpu" if device == "auto" else device
-        try:
-            self.device = torch.device(name)
+        self.device = device_named(device)
+        with loading(folder, "a text classifier"):
             self.model, found = transformers.AutoModelForSequenceClassification.from_pretrained(
                 path, dtype=torch.float32, local_files_only=True, output_loading_info=True
             )
             self.processor: Any = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
-        except (OSError, ValueError, RuntimeError) as error:
-            raise InputError(
-                f"{folder} cannot be loaded as a text classifier: {' '.join(str(error).split())}"
-            ) from None
         missing = sorted(found["missing_keys"])
         if missing:  # they would be random numbers
             raise InputError(
@@ -235,8 +231,8 @@ class TextModel(ImageModel):
     def batches(self, images: Any, size: int, start: int = 0) -> Iterator[Mapping[str, Tensor]]:
         """The model's inputs, batch by batch; texts are cut where the model's context ends."""
         longest = min(_MOST_TOKENS, getattr(self.model.config, "max_position_embeddings", _MOST_TOKENS))
-        for first in range(start, len(images), size):
-            texts = list(images.texts[first : first + size])
+        for rows in even_batches(start, len(images), size):
+            texts = list(images.texts[rows.start : rows.stop])
             encoded = self.processor(texts, padding=True, truncation=True, max_length=longest, return_tensors="pt")
             yield {name: tensor.to(self.device) for name, tensor in encoded.items()}
 

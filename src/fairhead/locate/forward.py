@@ -1,7 +1,8 @@
 """True forward passes of a session: the chosen heads edited over the reporting half, beside the direct effects."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,13 +39,15 @@ class SessionPasses:
     everywhere: HeadEdits | None = None
     tf32: bool = False
     progress: Callable[[str, int, int], None] | None = None
+    _rounds: Iterator[int] = field(default_factory=lambda: itertools.count(1), init=False, repr=False)
 
     def __call__(self, rows: NDArray[np.intp], edits: HeadEdits, kind: str) -> Edited:
         """Logits of some rows with each of several sets of heads edited; `edits` are those of the first token."""
+        number = next(self._rounds)
 
         def tell(done: int, sets: int) -> None:
             if self.progress is not None:
-                self.progress(f"forward passes, {sets} sets of heads a row", done, len(rows))
+                self.progress(f"forward passes {number}, {sets} sets of heads a row", done, len(rows))
 
         passes = ForwardPasses(
             self.session.decomposer,

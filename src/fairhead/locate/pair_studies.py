@@ -1,7 +1,8 @@
 """What editing heads does to pairs of texts: every figure before and after, held against random heads."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,6 +91,7 @@ class PairBench:
     how: Statistics
     progress: Progress | None = None
     tf32: bool = False
+    _rounds: Iterator[int] = field(default_factory=lambda: itertools.count(1), init=False, repr=False)
 
     def columns(self, rows: Rows, sets: Sequence[Sequence[Head]], kind: str) -> list[Array]:
         """What each pair adds to the figures (`pair_figures.columns`) with each set of heads edited."""
@@ -97,9 +99,11 @@ class PairBench:
         tokens = np.array([len(text.tokens) - text.scored_from for text in texts])
         part = self.pairs.take(rows)
 
+        number = next(self._rounds)
+
         def tell(done: int, runs: int) -> None:
             if self.progress is not None:
-                self.progress(f"forward passes, {runs} sets of heads a text ({kind})", done, len(texts))
+                self.progress(f"forward passes {number}, {runs} sets of heads a text ({kind})", done, len(texts))
 
         passes = TextPasses(self.scorer, texts, self.edits, kind, tell)
         with matmul_precision(self.tf32):

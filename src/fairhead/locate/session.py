@@ -1,10 +1,12 @@
 """From a model folder and a data set to features, groups, a concept and a task: what the commands share."""
 
 import hashlib
+import itertools
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fairhead.data import Dataset, Images, read
+from fairhead.devices import device_named
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.locate.concepts import Concept, concept_from_images, concept_from_texts
 from fairhead.locate.decompose import Decomposer
@@ -73,6 +76,15 @@ class Source:
     seed: int = 0
 
 
+@contextmanager
+def loading(folder: str, what: str) -> Iterator[None]:
+    """Say in one line that a folder cannot be loaded."""
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise InputError(f"{folder} cannot be loaded as {what}: {' '.join(str(error).split())}") from None
+
+
 class ImageModel:
     """A loaded image model with its processor."""
 
@@ -81,25 +93,23 @@ class ImageModel:
         if not (path / "config.json").is_file():
             raise InputError(f"{folder} is not the folder of a model: it has no config.json")
         self.folder = path
-        name = "cuda" if device == "auto" and torch.cuda.is_available() else "cpu" if device == "auto" else device
-        try:
-            self.device = torch.device(name)
+        self.device = device_named(device)
+        with loading(folder, "an image model"):
             config = transformers.AutoConfig.from_pretrained(path)
             kind = getattr(transformers, (config.architectures or ["AutoModel"])[0], transformers.AutoModel)
+        reads = getattr(kind, "main_input_name", "pixel_values")
+        if reads != "pixel_values" and not hasattr(config, "vision_config"):
+            raise InputError(f"{folder} holds a {kind.__name__}, which reads {reads} and no images")
+        with loading(folder, "an image model"):
             self.model: nn.Module = kind.from_pretrained(path, dtype=torch.float32).eval().to(self.device)
             self.processor: Any = transformers.AutoImageProcessor.from_pretrained(path, backend="pil")
-        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-            raise InputError(f"{folder} cannot be loaded as an image model: {' '.join(str(error).split())}") from None
-        reads = getattr(self.model, "main_input_name", "pixel_values")
-        if reads != "pixel_values" and not hasattr(self.model, "vision_model"):
-            raise InputError(f"{folder} holds a {type(self.model).__name__}, which reads {reads} and no images")
         self.model.requires_grad_(False)
 
     def batches(self, images: Images, size: int, start: int = 0) -> Iterator[Mapping[str, Tensor]]:
         """The model's inputs, batch by batch; the next ones are decoded in threads meanwhile."""
 
-        def prepare(first: int) -> Tensor:
-            pictures = [images[i] for i in range(first, min(first + size, len(images)))]
+        def prepare(rows: range) -> Tensor:
+            pictures = [images[i] for i in rows]
             pixels: Tensor = self.processor(pictures, return_tensors="pt")["pixel_values"]
             return pixels
 
@@ -107,8 +117,8 @@ class ImageModel:
         pool = ThreadPoolExecutor(workers)
         try:
             waiting: deque[Future[Tensor]] = deque()
-            for first in range(start, len(images), size):
-                waiting.append(pool.submit(prepare, first))
+            for rows in even_batches(start, len(images), size):
+                waiting.append(pool.submit(prepare, rows))
                 if len(waiting) > workers:
                     yield {"pixel_values": waiting.popleft().result().to(self.device)}
             while waiting:
@@ -124,6 +134,18 @@ class ImageModel:
                 while chunk := handle.read(1 << 22):
                     digest.update(chunk)
         return digest.hexdigest()
+
+
+def even_batches(start: int, end: int, size: int) -> list[range]:
+    """Rows from start to end in batches of at most `size`, none much smaller: resampling needs two rows in each.
+
+    Example:
+        >>> even_batches(0, 9, 4)
+        [range(0, 3), range(3, 6), range(6, 9)]
+    """
+    count = -(-(end - start) // size)
+    bounds = np.linspace(start, end, count + 1).round().astype(int).tolist()
+    return [range(*pair) for pair in itertools.pairwise(bounds)]
 
 
 @dataclass(frozen=True)
@@ -283,6 +305,10 @@ def _rows(source: Source, prompts: Prompts) -> tuple[Dataset, Evaluation, NDArra
     if not path:
         raise InputError(f"a data set is named as name:path, such as fairface:FairFace.zip; found {source.data!r}")
     column = COLUMNS.get((name, source.concept), source.concept)
+    if column == source.task:
+        raise InputError(
+            f"concept and task are both {column!r}: within a class of it there is one group, so there is no gap to find"
+        )
     data = read(name, path, target=source.task, groups=(column,))
     if not isinstance(data, Dataset) or not isinstance(data.all.inputs, Images):
         raise InputError(

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -177,7 +178,9 @@ def _arrays(path: str | os.PathLike[str], names: tuple[str, ...]) -> Mapping[str
             if lacking:
                 raise InputError(f"{path} has no array {lacking[0]!r}; it has {', '.join(file)}")
             return {name: file[name] for name in names}
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"{path} cannot be read as an .npz file: {error}") from None
+        # What numpy says of any other file is advice to unpickle it.
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is no archive of arrays"
+        raise InputError(f"{path} cannot be read as an .npz file: {reason}") from None
