@@ -80,6 +80,12 @@ def test_locate_writes_map_report_and_records(located) -> None:
     assert {(e["kind"], e["way"]) for e in content["effects"]} == {
         ("mean", "direct"), ("zero", "direct"), ("resample", "direct"), ("project", "direct"), ("mean", "forward"),
     }  # fmt: skip
+    # The first point of the curve is the model as it is, the last all heads edited: what the study itself says.
+    forward = {m["metric"]: m for m in content["effects"][-1]["metrics"]}
+    added = content["forward_curves"]["added"]
+    assert [len(point["heads"]) for point in added] == list(range(len(content["selected"]) + 1))
+    assert added[0]["accuracy"] == pytest.approx(forward["accuracy"]["before"])
+    assert added[-1]["accuracy"] == pytest.approx(forward["accuracy"]["after"])
     assert content["texts"][0]["texts"]
     page = (located / "report.html").read_text()
     assert "data:image/jpeg;base64," in page

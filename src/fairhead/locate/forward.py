@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.locate.edits import HeadEdits
-from fairhead.locate.effects import Edited
+from fairhead.locate.effects import Edited, curves
 from fairhead.locate.moments import Array
 from fairhead.locate.passes import ForwardPasses, matmul_precision
 from fairhead.locate.plan import LocatePlan
@@ -92,7 +92,8 @@ def with_forward(passes: SessionPasses, located: Located, plan: LocatePlan, kind
             f"Forward passes ran in TF32: {moved} of {len(rows)} predictions of the model as it is differ from those "
             "in float32.",
         )
-    return replace(located, studies=(*located.studies, forward), notes=notes)
+    dose = curves(edited, located.ranked, judged)
+    return replace(located, studies=(*located.studies, forward), forward_curves=dose, notes=notes)
 
 
 def edits_everywhere(session: Session, choosing: NDArray[np.bool_]) -> HeadEdits:

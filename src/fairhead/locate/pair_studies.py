@@ -13,7 +13,7 @@ from fairhead.language.scorer import Scorer
 from fairhead.locate.ablation import Ablation
 from fairhead.locate.alone import each_alone
 from fairhead.locate.controls import Controls
-from fairhead.locate.effects import CurvePoint, Curves
+from fairhead.locate.effects import CurvePoint, Curves, curve_sets
 from fairhead.locate.log_odds import PairTerms
 from fairhead.locate.moments import Array
 from fairhead.locate.pair_figures import columns, figure_names, figures, paired_differences, read_of
@@ -112,9 +112,7 @@ class PairBench:
 
     def forward(self, rows: Rows, ranked: Sequence[Head], controls: Controls, kind: str) -> tuple[PairStudy, Curves]:
         """The chosen heads and the controls edited in true forward passes, and the curves of the chosen ones."""
-        added = [tuple(ranked[:k]) for k in range(len(ranked) + 1)]
-        alone = [(head,) for head in ranked]
-        left_out = [tuple(h for h in ranked if h != head) for head in ranked] if len(ranked) > 1 else []
+        added, alone, left_out = curve_sets(ranked)
         steps = [*added, *alone, *left_out]
         found = self.columns(rows, [*steps, *controls.sets], kind)
         part = self.pairs.take(rows)

@@ -52,6 +52,7 @@ class Located:
         separation: Cohen's d and AUC along the concept.
         coupling: correlation with the class evidence.
         effect_map: what the gap loses without each head alone, in forward passes; None unless ranked by it.
+        forward_curves: the dose–response curves of forward passes; None without those.
         ranked: the chosen heads, best first.
         studies: effects of editing them, one a kind; empty where none was chosen.
         curves: the dose–response curves of the first kind; None where none was chosen.
@@ -87,6 +88,7 @@ class Located:
     notes: tuple[str, ...]
     chosen_here: bool = True
     effect_map: HeadMap | None = None
+    forward_curves: Curves | None = None
     noun: str = "images"
     target: str = ""
 

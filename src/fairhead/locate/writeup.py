@@ -12,7 +12,7 @@ from fairhead import __version__
 from fairhead.audit.results import Difference
 from fairhead.data import Images
 from fairhead.locate.ablation import Ablation
-from fairhead.locate.effects import Evaluation
+from fairhead.locate.effects import Curves, Evaluation
 from fairhead.locate.plan import half_sha256
 from fairhead.locate.run import Located
 from fairhead.locate.scores import Head
@@ -55,6 +55,7 @@ def to_dict(located: Located, evaluation: Evaluation, provenance: Mapping[str, A
         "coupling": located.coupling.to_dict(),
         "effects": [_study(s) for s in located.studies],
         "curves": None if located.curves is None else located.curves.to_dict(),
+        "forward_curves": None if located.forward_curves is None else located.forward_curves.to_dict(),
         "texts": [span.to_dict() for span in located.spans],
         "extremes": [
             {
@@ -271,8 +272,8 @@ def _sections(
     for study in located.studies:
         if study is located.studies[0] or study.way == "forward":
             sections += _study_sections(study)
-    if located.curves is not None:
-        sections.append(_curve_section(located))
+    ways = (("direct effect alone", located.curves), ("true forward passes", located.forward_curves))
+    sections += [_curve_section(found, way) for way, found in ways if found is not None]
     return sections
 
 
@@ -336,22 +337,21 @@ def _card(located: Located, head: Head, images: Images | None) -> dict[str, Any]
     return card
 
 
-def _curve_section(located: Located) -> dict[str, Any]:
-    assert located.curves is not None
+def _curve_section(found: Curves, way: str) -> dict[str, Any]:
     panels = []
-    for metric in located.curves.metrics:
+    for metric in found.metrics:
         points = [
             {
                 "name": "no head" if not p.heads else f"+ {head_name(*p.heads[-1])}",
                 "value": None if np.isnan(p.figures[metric]) else p.figures[metric],
             }
-            for p in located.curves.added
+            for p in found.added
         ]
         panels.append({"metric": metric, "points": points})
     return {
         "kind": "curve",
-        "title": "Dose and response",
-        "text": "Heads are changed one after the other, in the order of their rank (direct effect).",
+        "title": f"Dose and response ({way})",
+        "text": "Heads are changed one after the other, in the order of their rank.",
         "panels": panels,
     }
 
