@@ -72,7 +72,7 @@ def effect_map(
         >>> noise = np.random.default_rng(0).normal(size=80)
         >>> def edited(sets):  # without head 1 of layer 0 the group has no say
         ...     return [np.stack([noise, 4.0 * groups * ((0, 1) not in heads)], axis=1) for heads in sets]
-        >>> effect_map(edited, (1, 2), rows, positive=1).gap.tolist()
+        >>> effect_map(edited, (1, 2), rows, positive=1).gap.round(6).tolist()
         [[0.0, 4.0]]
     """
     lost = each_alone(edited, shape, lambda logits: evidence_of(logits, positive))
