@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads.sites import Site, output_weight
-from fairhead.heads.tokens import CheckedTokens, put, take, take_copy
+from fairhead.heads.tokens import CheckedTokens, check_range, put, take, take_copy
 
 
 class Transform(Protocol):
@@ -27,10 +27,15 @@ class Transform(Protocol):
 HeadEdit = Callable[[Tensor, Site], Tensor]
 
 
+# Outputs that a reading of one token may hold back, to copy the rows of many layers at once.
+_HELD_BYTES = 64 * 2**20
+
+
 class Reading:
     """What one `read` has seen: `reading[layer]` is the tensor of the latest forward pass.
 
-    With `keep="all"`, `reading.calls(layer)` has one tensor a forward pass, as generation makes many.
+    With `keep="all"`, `reading.calls(layer)` has one tensor a forward pass, as generation makes many. Tensors of
+    several layers may share memory; `clone` one to keep it without the others.
     """
 
     def __init__(self, what: str, tokens: CheckedTokens, keep: str, layers: list[int]) -> None:
@@ -39,12 +44,14 @@ class Reading:
         self.layers = layers
         self._keep = keep
         self._calls: dict[int, list[Tensor]] = {layer: [] for layer in layers}
+        self._held: dict[int, Tensor] = {}  # layer -> outputs [B, T, H, d] whose row has not been copied yet
+        self._held_bytes = 0
 
     def __getitem__(self, layer: int) -> Tensor:
-        layer = layer if layer in self._calls else self._from_the_end(layer)
-        if not self._calls[layer]:
+        calls = self._calls_of(layer)
+        if not calls:
             raise LookupError(f"{self.what!r} of layer {layer} has not been seen: no forward pass has reached it")
-        return self._calls[layer][-1]
+        return calls[-1]
 
     def __iter__(self) -> Iterator[Tensor]:
         return (self[layer] for layer in self.layers)
@@ -54,7 +61,7 @@ class Reading:
 
     def calls(self, layer: int) -> list[Tensor]:
         """Tensors of every forward pass so far (of the latest alone, unless `keep="all"`)."""
-        return list(self._calls[layer if layer in self._calls else self._from_the_end(layer)])
+        return list(self._calls_of(layer))
 
     def stack(self) -> Tensor:
         """The latest tensors of all read layers, shape [layers, ...]."""
@@ -62,19 +69,44 @@ class Reading:
 
     def clear(self) -> None:
         """Forget what was seen, to free its memory."""
+        self._held, self._held_bytes = {}, 0
         for calls in self._calls.values():
             calls.clear()
 
-    def _from_the_end(self, layer: int) -> int:
-        if -len(self.layers) <= layer < 0:
-            return self.layers[layer]
-        raise KeyError(f"layer {layer} is not among the layers read: {self.layers}")
+    def _calls_of(self, layer: int) -> list[Tensor]:
+        if self._held:
+            self._copy_rows()
+        if layer not in self._calls:
+            if not -len(self.layers) <= layer < 0:
+                raise KeyError(f"layer {layer} is not among the layers read: {self.layers}")
+            layer = self.layers[layer]
+        return self._calls[layer]
 
     def _see(self, layer: int, tensor: Tensor) -> None:
         if self._keep == "last":
             self._calls[layer] = [tensor]
         else:
             self._calls[layer].append(tensor)
+
+    def _see_row(self, layer: int, output: Tensor) -> None:
+        """See one token of output [B, T, H, d], later: rows of all layers in one copy, not in one a layer.
+
+        A small model on a fast device waits for Python and for the launch of each kernel.
+        """
+        if layer in self._held:
+            self._copy_rows()
+        self._held[layer] = output
+        self._held_bytes += output.nbytes
+        if layer == self.layers[-1] or self._held_bytes > _HELD_BYTES:
+            self._copy_rows()
+
+    def _copy_rows(self) -> None:
+        held, self._held, self._held_bytes = self._held, {}, 0
+        rows = [take(output, self.tokens) for output in held.values()]
+        alike = len({(row.shape, row.dtype, row.device) for row in rows}) == 1
+        copies = torch.stack(rows).unbind() if alike else [row.clone() for row in rows]
+        for layer, row in zip(held, copies, strict=True):
+            self._see(layer, row)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,11 +190,21 @@ class Requests:
             output = edit(output, site)
         return output
 
-    def read(self, what: str, x: Tensor, axis: int = 1) -> None:
-        """Show x, its tokens on `axis`, to the readings of `what`: outputs [B, T, H, d], or q, k, v [B, H, T, d]."""
+    def read(self, what: str, x: Tensor) -> None:
+        """Show q, k or v, x of shape [B, H, T, d], to the readings of it."""
         for site, reading in self.readings.get(what, ()):
             site.require_gradients()
-            reading._see(site.layer, take_copy(x, reading.tokens, axis))
+            reading._see(site.layer, take_copy(x, reading.tokens, axis=2))
+
+    def read_output(self, output: Tensor) -> None:
+        """Show head outputs [B, T, H, d] to the readings of outputs."""
+        for site, reading in self.readings.get("output", ()):
+            site.require_gradients()
+            if isinstance(reading.tokens, int) and not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
+                check_range(reading.tokens, output.shape[0], output.shape[1])
+                reading._see_row(site.layer, output)
+            else:
+                reading._see(site.layer, take_copy(output, reading.tokens))
 
     def read_weights(self, get: Callable[[CheckedTokens], Tensor]) -> None:
         """Show `get(rows)` to the readings of weights; it builds no other rows."""

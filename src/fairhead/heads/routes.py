@@ -65,7 +65,7 @@ def _tapped_attention(
     if requests.edits:
         output = requests.edit(output)
     if requests.readings and not is_recomputing():
-        requests.read("output", output)
+        requests.read_output(output)
         if "weights" in requests.readings:
             requests.read_weights(partial(_weights_of, module, tapped, query, key, attention_mask, weights, kwargs))
         _read_inputs(requests, query, key, value)
@@ -77,9 +77,9 @@ AttentionInterface.register(_NAME, _tapped_attention)
 
 def _read_inputs(requests: Requests, query: Tensor, key: Tensor, value: Tensor) -> None:
     """Show q [B, H, T, d], k and v [B, H_kv, T, d]."""
-    requests.read("q", query, axis=2)
-    requests.read("k", key, axis=2)
-    requests.read("v", value, axis=2)
+    requests.read("q", query)
+    requests.read("k", key)
+    requests.read("v", value)
 
 
 def _weights_of(
@@ -193,7 +193,7 @@ def _attend(
     if requests.edits:
         output = requests.edit(output.transpose(1, 2)).transpose(1, 2)
     if requests.readings and not is_recomputing():
-        requests.read("output", output.transpose(1, 2))
+        requests.read_output(output.transpose(1, 2))
         requests.read_weights(partial(_undropped_weights, module, weights))
         _read_inputs(requests, query, key, value)
     return output, weights
@@ -220,7 +220,7 @@ def _edit_at_projection(module: nn.Module, site: Site, _: nn.Module, args: tuple
         output = requests.edit(output)
     joined = output.flatten(-2)
     if requests.readings and not is_recomputing():
-        requests.read("output", output)
+        requests.read_output(output)
         requests.read_contribution(joined)
     return (joined, *args[1:]) if requests.edits else args
 
@@ -228,7 +228,7 @@ def _edit_at_projection(module: nn.Module, site: Site, _: nn.Module, args: tuple
 def _after_value(module: nn.Module, site: Site, _: nn.Module, __: tuple[Any, ...], values: Tensor) -> None:
     requests = _requests_of(module)
     if "v" in requests.readings and not is_recomputing():
-        requests.read("v", values.unflatten(-1, (-1, site.head_dim)).transpose(1, 2), axis=2)
+        requests.read("v", values.unflatten(-1, (-1, site.head_dim)).transpose(1, 2))
 
 
 def _ask_for_weights(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
