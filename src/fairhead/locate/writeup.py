@@ -171,7 +171,8 @@ def _effect_line(study: Study) -> dict[str, str]:
         f"{_words(study).capitalize()} changes {names[metric]} from {change.a:.3f} to {change.b:.3f} "
         f"({_interval(change)}, corrected p {_p(change.p_adjusted)}). "
         f"Of {len(ablation.controls)} control sets of the same layers, "
-        f"{round(ablation.percentile * len(ablation.controls))} lower it as much (p {_p(ablation.p_controls)})."
+        f"{round(ablation.percentile * len(ablation.controls))} "
+        f"{'lower it as much' if change.value <= 0 else 'raise it less, or lower it'} (p {_p(ablation.p_controls)})."
     )
     if ablation.accuracy is not None and ablation.accuracy.value is not None:
         text += (
