@@ -137,6 +137,14 @@ def test_a_nan_stops_with_its_step_and_keeps_the_last_good_weights():
     assert not torch.equal(seen["weight"], fresh.model.norm.weight)
 
 
+def test_a_model_that_was_damaged_before_is_called_so():
+    run = trainer()
+    with torch.no_grad():
+        run.model.model.norm.weight.fill_(torch.nan)
+    with pytest.raises(TrainingDiverged, match=r"step 1 of .*nan.*Are the model's weights damaged\?"):
+        run.train(SPLIT)
+
+
 def test_a_rate_that_is_far_too_high_is_noticed():
     with pytest.raises(TrainingDiverged, match="Lower the learning rate"):
         trainer(plan=TuningPlan(epochs=5, batch_size=1, learning_rate=1e30, warmup=0)).train(SPLIT)

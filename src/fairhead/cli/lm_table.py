@@ -51,7 +51,9 @@ def show_benchmark(console: Console, result: BenchmarkResult, level: float) -> N
         cells = [_figure(found.get(metric)) for metric in metrics]
         table.add_row(escape(group or "all"), *cells, f"{max(e.n for e in found.values()):,}")
     console.print(table)
-    for reason in list(dict.fromkeys(e.undefined for e in result.estimates if e.undefined))[:5]:
+    # How many there are is in the table: the reason is then the same for all of them.
+    reasons = (e.undefined.removeprefix(f"{e.n} items; ") for e in result.estimates if e.undefined)
+    for reason in list(dict.fromkeys(reasons))[:5]:
         console.print(f"[dim]–: {escape(reason)}[/]", highlight=False)
     for reason, names in result.left_out.items():
         console.print(f"Left out: {len(names):,} ({escape(reason)}); the first is {escape(names[0])}", highlight=False)

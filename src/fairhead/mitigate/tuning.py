@@ -197,9 +197,11 @@ def tune(
                 for name, weight in named.items():
                     weight.copy_(kept[name])
             found = dict(zip((*parts, "gradient norm"), values, strict=True))
+            seen = f"step {step + 1} of {steps}: {', '.join(f'{name} {value:g}' for name, value in found.items())}"
+            if step == 0:
+                raise TrainingDiverged(f"{seen}; nothing was trained yet. Are the model's weights damaged?")
             raise TrainingDiverged(
-                f"step {step + 1} of {steps}: {', '.join(f'{name} {value:g}' for name, value in found.items())}; the "
-                f"model is back at its weights after step {good}. Lower the learning rate (now "
+                f"{seen}; the model is back at its weights after step {good}. Lower the learning rate (now "
                 f"{plan.learning_rate:g}), or compute in 32 bit"
             )
         if step % _KEEP_EVERY == 0:
