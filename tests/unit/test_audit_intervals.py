@@ -65,6 +65,11 @@ TRUTHS = {
     "two groups, one of them small": table([9, 1], 0.4, [0.8, 0.75], [0.2, 0.25]),
     "four groups, even": table([1] * 4, 0.4, 0.8, 0.2),
     "four groups, gaps": table([4, 3, 2, 1], [0.5, 0.4, 0.4, 0.3], [0.9, 0.8, 0.85, 0.7], [0.1, 0.2, 0.15, 0.3]),
+    "four groups, two and two": table([1] * 4, 0.4, [0.6, 0.6, 0.8, 0.8], 0.1),
+    "four groups, far apart in one rate": table([1] * 4, 0.4, [0.5, 0.65, 0.8, 0.9], 0.1),
+    "three groups, the small one lowest": table([10, 10, 1], 0.4, [0.8, 0.8, 0.7], 0.2),
+    "eight groups, even": table([1] * 8, 0.4, 0.8, 0.2),
+    "eight groups, one lower": table([1] * 8, 0.4, [0.65] + [0.8] * 7, 0.2),
 }
 HEADLINE = ["DP", "EOp", "EOd", "impact_ratio", "worst_group_accuracy", "group_balanced_accuracy"]
 
@@ -80,10 +85,16 @@ def test_intervals_cover_a_known_truth(truth):
 @pytest.mark.parametrize("n", [1000, 4000])
 @pytest.mark.parametrize("truth", TRUTHS)
 def test_intervals_cover_a_known_truth_closely(truth, n):
+    """93 to 97 %, and room for the Monte-Carlo error of 3000 repeats (two standard errors).
+
+    Two kinds of truth are further off. Where a group has fewer than 60 rows of a label, replicates are stretched as
+    t is, which is too much of a good thing for extremes. And a mean of two gaps, one of which is none, between groups
+    that are alike two by two: nobody can tell from the rates alone that the second gap is none.
+    """
+    few = n * TRUTHS[truth].sum(axis=-1).min() < 60
     for name, share in coverage(TRUTHS[truth], n, HEADLINE, repeats=3000).items():
-        # The worst group among nearly equal ones is covered more often than promised.
-        most = 0.985 if name == "worst_group_accuracy" else 0.97
-        assert 0.93 - 0.008 <= share <= most + 0.008, name
+        least = 0.91 if (truth, name) == ("four groups, two and two", "EOd") else 0.93
+        assert least - 0.008 <= share <= (0.985 if few else 0.97) + 0.008, name
 
 
 def test_the_percentile_interval_of_a_folded_gap_would_fail():

@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from fairhead.audit import intervals, metrics
 from fairhead.audit.catalogue import Metric
-from fairhead.audit.estimate import Rules
+from fairhead.audit.estimate import Rules, in_short
 from fairhead.audit.rates import Tables
 from fairhead.audit.results import Estimate
 
@@ -28,7 +28,7 @@ def association_estimate(metric: Metric, tables: Tables, rules: Rules, name: str
         detail |= {"n_undefined": len(short), "excluded": short}
     value = float(association_value(metric.name, tables.counts[usable], n))
     if usable.sum() < 2 or np.isnan(value):
-        reason = "; ".join(short) if usable.sum() < 2 else "all rows have the same prediction or the same label"
+        reason = in_short(short) if usable.sum() < 2 else "all rows have the same prediction or the same label"
         return Estimate(metric.name, name, None, None, None, n, metric.ideal, reason, detail=detail)
     star = tables.star[:, usable]
     if metric.name == "cramers_v_excess":

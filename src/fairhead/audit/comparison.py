@@ -11,7 +11,16 @@ from fairhead.audit.join import join
 from fairhead.audit.paired import Pair
 from fairhead.audit.reduction import Multiclass
 from fairhead.audit.results import Comparison, Difference
-from fairhead.audit.run import MIN_CELL, View, audit, choose_metrics, group_columns, one_group, privileged_group
+from fairhead.audit.run import (
+    MIN_CELL,
+    View,
+    audit,
+    choose_metrics,
+    group_columns,
+    one_group,
+    privileged_group,
+    with_weight,
+)
 from fairhead.errors import InputError
 from fairhead.records import Column, Records
 
@@ -84,6 +93,8 @@ def compare(
         "privileged": privileged,
     }
     audits = audit(joined.a, **options), audit(joined.b, **options)
+    n_rows = len(joined.a)
+    joined = joined._replace(a=with_weight(joined.a), b=with_weight(joined.b))
     first, second = View.of(joined.a, positive), View.of(joined.b, positive)
     binary_scores = all(view.scores is not None and view.scores.ndim == 1 for view in (first, second))
     chosen = choose_metrics(metrics, has_scores=first.scores is not None and second.scores is not None)
@@ -107,7 +118,7 @@ def compare(
     provenance = {
         "a": dict(a.provenance),
         "b": dict(b.provenance),
-        "n": len(joined.a),
+        "n": n_rows,
         "joined_on": "id" if a.id is not None else "row order",
         "only_in_a": joined.only_in_a,
         "only_in_b": joined.only_in_b,

@@ -19,6 +19,8 @@ Array = NDArray[np.float64]
 # Fewer rows (or clusters) than this in a denominator: the figure stands, marked as unstable.
 STABLE_ROWS = 30
 NO_REPLICATE = "every replicate left a cell empty; too few rows for so many groups and classes"
+# Of many reasons for one figure, this many are shown; `detail["excluded"]` has them all.
+_REASONS = 3
 # Replicates in which a cell was empty are left out; above this share the estimate says so.
 _MENTION_LOST = 0.02
 
@@ -65,29 +67,36 @@ class Stack:
     @classmethod
     def of(cls, metric: Metric, rates: Sequence[Rates], groups: Sequence[str], min_cell: int) -> "Stack":
         """Stack rates and take out the cells with too few rows."""
-        rows = np.stack([r.rows for r in rates])
-        hat = np.stack([r.hat for r in rates])
-        independent = np.stack([r.independent for r in rates])
-        usable = np.stack([r.enough(min_cell) for r in rates]) & ~np.isnan(hat)
-        excluded = [
-            rates[kind].shortage(int(c), int(g), groups[g], min_cell)
-            for kind, c, g in zip(*np.nonzero(~usable), strict=True)
-        ]
-        if metric.compare not in ("minimum", "mean"):
+        rows, hat, independent, se, enough = (
+            _stacked(parts)
+            for parts in zip(*((r.rows, r.hat, r.independent, r.se, r.enough(min_cell)) for r in rates), strict=True)
+        )
+        # Replicates stay contiguous in memory, as `Content.total` has them: reductions over groups are then quick.
+        star = _stacked([r.star.transpose(1, 2, 0) for r in rates]).transpose(3, 0, 1, 2)
+        kept = np.ones(len(star), dtype=bool)
+        usable = enough & ~np.isnan(hat)
+        complete = bool(usable.all())
+        excluded = (
+            []
+            if complete
+            else [
+                rates[kind].shortage(int(c), int(g), groups[g], min_cell)
+                for kind, c, g in zip(*np.nonzero(~usable), strict=True)
+            ]
+        )
+        if not complete and metric.compare not in ("minimum", "mean"):
             # A rate that only one group has says nothing about a gap: left out, never 0.
             compared = usable[..., :-1] if metric.compare == "to_overall" else usable
             usable &= compared.sum(axis=-1, keepdims=True) >= 2
         if metric.compare == "ratio":
             # Nor has a rate that is 0 in every group a ratio: a class that is never predicted takes no part.
             usable &= np.max(hat, axis=-1, keepdims=True, where=usable, initial=0.0) > 0
-        # Replicates stay contiguous in memory, as `Content.total` has them: reductions over groups are then quick.
-        star = np.stack([r.star.transpose(1, 2, 0) for r in rates]).transpose(3, 0, 1, 2)
-        kept: NDArray[np.bool_] = np.asarray(~(np.isnan(star) & usable).any(axis=(1, 2, 3)))
-        if not kept.all():
+        if any(r.has_empty for r in rates):
+            kept = np.asarray(~(np.isnan(star) & usable).any(axis=(1, 2, 3)))
             star = star[kept]
+            se = np.std(star, axis=0) if len(star) else se
         if not usable.all():
             hat, star = np.where(usable, hat, np.nan), np.where(usable, star, np.nan)
-        se = np.stack([r.se for r in rates]) if kept.all() or not len(star) else np.std(star, axis=0)
         return cls(hat, star, rows, independent, se, kept, tuple(dict.fromkeys(excluded)))
 
     def reduction(self, metric: Metric, rules: Rules) -> Reduction:
@@ -105,10 +114,26 @@ class Stack:
         if not np.isnan(reduction(self.hat)):
             return None if len(self.star) else NO_REPLICATE
         if self.excluded:
-            return "; ".join(self.excluded)
+            return in_short(self.excluded)
         if reduction.metric.compare in ("ratio", "signed_ratio"):
             return "no row of the groups compared is predicted positive, so a ratio of their rates has no value"
         return "fewer than two groups can be compared"
+
+
+def in_short(reasons: Sequence[str]) -> str:
+    """Several reasons in one line; of many the first.
+
+    Example:
+        >>> in_short(["a has 1 row", "b has 2 rows", "c has 1 row", "d has 1 row", "e has 3 rows"])
+        'a has 1 row; b has 2 rows; c has 1 row; and 2 more like these'
+    """
+    if len(reasons) <= _REASONS + 1:
+        return "; ".join(reasons)
+    return "; ".join([*reasons[:_REASONS], f"and {len(reasons) - _REASONS} more like these"])
+
+
+def _stacked(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    return parts[0][None] if len(parts) == 1 else np.stack(parts)
 
 
 def estimate(

@@ -65,14 +65,16 @@ def percentile(star: Array, level: float = 0.95) -> Interval:
     return Interval(float(low), float(high), float(np.std(star)), None, "percentile")
 
 
-def quantiles(values: Array, shares: Sequence[float]) -> Array:
+def quantiles(values: Array, shares: Sequence[float], complete: bool = False) -> Array:
     """`np.quantile` over the last axis, [..., B] to [shares, ...], without what it costs for few values.
+
+    `complete` says that no value is NaN.
 
     Example:
         >>> quantiles(np.array([[4.0, 1.0, 2.0]]), [0.0, 0.75]).tolist()
         [[1.0], [3.0]]
     """
-    if not values.shape[-1] or np.isnan(values).any():  # its answers and its errors
+    if not values.shape[-1] or (not complete and np.isnan(values).any()):  # its answers and its errors
         return np.asarray(np.quantile(values, shares, axis=-1))
     place = np.asarray(shares) * (values.shape[-1] - 1)
     below = place.astype(np.intp)

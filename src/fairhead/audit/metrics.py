@@ -129,8 +129,11 @@ def association(table: Array) -> Array:
         >>> float((association(np.array([[2.0, 0.0], [0.0, 2.0]])) ** 2).sum())
         1.0
     """
-    total = table.sum(axis=(-1, -2), keepdims=True)
-    expected = divide(table.sum(axis=-1, keepdims=True) * table.sum(axis=-2, keepdims=True), total)
+    of_row, of_column = table.sum(axis=-1, keepdims=True), table.sum(axis=-2, keepdims=True)
+    total = of_row.sum(axis=-2, keepdims=True)
+    expected = divide(of_row * of_column, total)
+    if np.min(expected, initial=1.0) > 0:
+        return _classes_first((table - expected) / np.sqrt(expected * total))
     deviation = np.where(expected > 0, (table - expected) / np.sqrt(np.where(expected > 0, expected * total, 1)), 0.0)
     return _classes_first(deviation)
 

@@ -68,6 +68,11 @@ class Ranked:
         return None
 
     @cached_property
+    def _counted(self) -> list[list[Entries]]:
+        """Entries of the group columns that were counted so far."""
+        return []
+
+    @cached_property
     def _order(self) -> NDArray[np.intp]:
         return np.argsort(self.score)
 
@@ -75,11 +80,21 @@ class Ranked:
         """The distinct scores of each group; `group` has the shape [n]."""
         found = self._decimals
         if found is not None and 2 * n_groups * len(found.values) <= 4 * len(self.score):
+            if n_groups == 1 and self._counted:  # all rows: those of any column's groups
+                some = self._counted[0]
+                return [
+                    Entries(
+                        found.values, np.sum([e.mass for e in some], axis=0), np.sum([e.rows for e in some], axis=0)
+                    )
+                ]
             shape = (n_groups, 2, len(found.values))
             key = cell_numbers([group, self.hit.view(np.int8), found.codes], shape)
             rows = count_cells(key, n_groups * 2 * len(found.values)).reshape(shape)
             mass = rows if self.weight is None else np.bincount(key, self.weight, rows.size).reshape(shape)
-            return [Entries(found.values, m.astype(np.float64), r) for m, r in zip(mass, rows, strict=True)]
+            self._counted.append(
+                [Entries(found.values, m.astype(np.float64), r) for m, r in zip(mass, rows, strict=True)]
+            )
+            return self._counted[-1]
         by_score = group[self._order]
         positions = np.argsort(by_score, kind="stable")
         of_groups = np.split(positions, np.cumsum(np.bincount(by_score, minlength=n_groups))[:-1])

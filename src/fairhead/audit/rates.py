@@ -38,9 +38,15 @@ class Rates:
     @cached_property
     def se(self) -> Array:
         """Standard errors, shape [C, G]."""
-        return np.asarray(np.std(self.star, axis=0))
+        off = (self.star - self.hat).transpose(1, 2, 0)
+        return np.asarray(np.sqrt(np.maximum(np.vecdot(off, off) / len(self.star) - off.mean(axis=-1) ** 2, 0.0)))
 
-    @property
+    @cached_property
+    def has_empty(self) -> bool:
+        """Whether a replicate left a cell empty: a rate without a value."""
+        return bool(np.isnan(self.star).any())
+
+    @cached_property
     def independent(self) -> NDArray[np.int64]:
         """How many independent observations there are at most: rows or clusters, shape [C, G]."""
         return self.rows if self.clusters is None else np.minimum(self.rows, self.clusters)
@@ -53,7 +59,8 @@ class Rates:
         """What the rate of a class in a group rests on, in words: whichever is fewer, rows or clusters."""
         if self.clusters is not None and self.clusters[g] < self.rows[c, g]:
             return f"rows of {self.clusters[g]} cluster{'' if self.clusters[g] == 1 else 's'}"
-        return f"{self.rows[c, g]} {self.need(c)}"
+        rows = int(self.rows[c, g])
+        return f"{rows} {self.need(c).replace('rows', 'row', 1) if rows == 1 else self.need(c)}"
 
     def shortage(self, c: int, g: int, group: str, min_cell: int) -> str:
         """Why the rate of a class in a group is undefined."""

@@ -34,6 +34,8 @@ class Reduction:
         match self.metric.compare:
             case "minimum":
                 return np.fmin.reduce(rates, axis=(-1, -2, -3))
+            case "mean" if rates.shape[-3:] == (1, 1, 1):
+                return rates[..., 0, 0, 0]
             case "mean":
                 every = (-1, -2, -3)
                 return metrics.divide(np.nansum(rates, axis=every), (~np.isnan(rates)).sum(axis=every))

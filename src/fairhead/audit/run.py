@@ -76,6 +76,7 @@ def audit(
         (0.25, ('m', 'f'), True)
     """
     _check_options(n_boot, seed, level, min_cell, multiclass)
+    n_rows, records = len(records), with_weight(records)
     view = View.of(records, positive)
     columns = group_columns(records, group_by, intersections)
     chosen = choose_metrics(metrics, has_scores=view.scores is not None)
@@ -85,13 +86,15 @@ def audit(
     ]
     overall = Part(view, None, one_group(len(records)), draws, finer=parts[0] if parts else None)
     rules = Rules(level, min_cell, multiclass, overall.tables.prevalence)
-    estimates = [overall.estimate(m, rules) for m in chosen if m.overall]
+    estimates: list[Estimate] = []
     by_group: list[GroupRow] = []
     for part in parts:
         estimates += [part.estimate(m, rules) for m in chosen if not m.overall]
         by_group += part.by_group(rules)
+    # Shown first, made last: what was counted by group need only be added up.
+    estimates = [overall.estimate(m, rules) for m in chosen if m.overall] + estimates
     options = {
-        "n": len(records),
+        "n": n_rows,
         "n_boot": n_boot,
         "seed": seed,
         "level": level,
@@ -236,13 +239,9 @@ class Part:
                 found |= self._named(name, self.scores.rates(name))
         ends = rates_ends(found, rules.level)
         sizes = self.tables.rows.sum(axis=(-1, -2))
+        figures = {name: self._rate_estimates(name, rates, ends[name], rules) for name, rates in found.items()}
         return [
-            GroupRow(
-                self.name,
-                group,
-                int(sizes[g]),
-                {name: self._rate_estimate(name, found[name], ends[name], g, rules) for name in found},
-            )
+            GroupRow(self.name, group, int(sizes[g]), {name: of_groups[g] for name, of_groups in figures.items()})
             for g, group in enumerate(self.tables.groups)
         ]
 
@@ -261,13 +260,17 @@ class Part:
             return {name: rates}
         return {f"{name}[{label}]": rates.of_class(c) for c, label in enumerate(self.view.classes)}
 
-    def _rate_estimate(self, name: str, rates: Rates, ends: NDArray[np.float64], g: int, rules: Rules) -> Estimate:
-        n, value = int(rates.rows[0, g]), float(rates.hat[0, g])
-        if not rates.enough(rules.min_cell)[0, g] or np.isnan(value):
-            why = rates.shortage(0, g, self.tables.groups[g], rules.min_cell)
-            return Estimate(name, self.name, None, None, None, n, None, why)
-        low, high = min(float(ends[0, g]), value), max(float(ends[1, g]), value)
-        return Estimate(name, self.name, value, low, high, n, None)
+    def _rate_estimates(self, name: str, rates: Rates, ends: NDArray[np.float64], rules: Rules) -> list[Estimate]:
+        """One rate of each group, with its ends [2, G]."""
+        n, values, enough = rates.rows[0].tolist(), rates.hat[0].tolist(), rates.enough(rules.min_cell)[0].tolist()
+        found = []
+        for g, (value, low, high) in enumerate(zip(values, *ends.tolist(), strict=True)):
+            if enough[g] and value == value:  # not NaN
+                found.append(Estimate(name, self.name, value, min(low, value), max(high, value), n[g], None))
+            else:
+                why = rates.shortage(0, g, self.tables.groups[g], rules.min_cell)
+                found.append(Estimate(name, self.name, None, None, None, n[g], None, why))
+        return found
 
 
 def tables_for(metric: Metric, tables: Tables, privileged: int | None) -> Tables:
@@ -295,11 +298,11 @@ def rates_ends(rates: Mapping[str, Rates], level: float) -> dict[str, NDArray[np
         stars[name] = star
     tails = [(1 - level) / 2, (1 + level) / 2]
     every = np.concatenate(list(stars.values()))
-    if np.isnan(every).any():
+    if any(rates[name].has_empty for name in stars):
         every = np.where(np.isnan(every).all(axis=-1, keepdims=True), 0.0, every)
         found = np.nanquantile(every, tails, axis=-1)
     else:
-        found = intervals.quantiles(every, tails)
+        found = intervals.quantiles(every, tails, complete=True)
     widths = [len(star) for star in stars.values()]
     return ends | dict(zip(stars, np.split(found, np.cumsum(widths)[:-1], axis=-1), strict=True))
 
@@ -353,6 +356,12 @@ def choose_metrics(names: Sequence[str] | str | None, has_scores: bool) -> list[
             raise InputError(f"Metric {name!r} needs scores, and the records have none.")
         chosen.append(METRICS[name])
     return chosen
+
+
+def with_weight(records: Records) -> Records:
+    """The rows whose weight is not 0: no figure rests on the others, so they are not counted either."""
+    weight = records.weight
+    return records if weight is None or (weight > 0).all() else records.take(weight > 0)
 
 
 def one_group(n: int) -> Column:

@@ -9,11 +9,6 @@ apart than their standard errors say. A handful of rates at a time, so this is p
 from collections.abc import Sequence
 from math import hypot, isnan, sqrt
 
-import numpy as np
-from numpy.typing import NDArray
-
-Array = NDArray[np.float64]
-
 # Rates within so many standard errors of the extreme one may be the extreme one.
 _NEAR = 3.0
 # Rates count as different where Cochran's Q is above its mean by so many of its standard deviations.
@@ -107,25 +102,24 @@ def even(rates: Sequence[float], se: Sequence[float]) -> float | None:
     return level[0] if len(level) > 1 and level[0] == level[-1] and min(level) == max(level) else None
 
 
-def reach(rates: Array, se: Array, z: float) -> float:
-    """How much further than the largest gap, in its standard errors times z, the gap of any two of the groups reaches.
+def reach(rates: Sequence[float], se: Sequence[float], z: float) -> float:
+    """How far above the largest gap, in its standard errors times z, the upper ends of all gaps between groups reach.
 
     1 where all are equally noisy; more where a small group could be the highest or the lowest as well.
 
     Example:
-        >>> reach(np.array([0.5, 0.6]), np.array([0.02, 0.02]), 1.96)
+        >>> reach([0.5, 0.6], [0.02, 0.02], 1.96)
         1.0
-        >>> round(reach(np.array([0.5, 0.58, 0.6]), np.array([0.02, 0.1, 0.02]), 1.96), 2)
+        >>> round(reach([0.5, 0.58, 0.6], [0.02, 0.1, 0.02], 1.96), 2)
         3.24
     """
-    known = ~np.isnan(rates)
-    rates, se = rates[known], se[known]
-    high, low = int(rates.argmax()), int(rates.argmin())
-    own = z * hypot(se[high], se[low])
-    if own <= 0:
+    known = [(rate, s) for rate, s in zip(rates, se, strict=True) if not isnan(rate)]
+    (low, low_se), (high, high_se) = min(known), max(known)
+    own = z * hypot(low_se, high_se)
+    if own <= 0 or max(s for _, s in known) <= min(low_se, high_se):
         return 1.0
-    # Those that can: enough of them.
-    highest, lowest = (np.argsort(sign * rates - z * se)[:_CANDIDATES] for sign in (-1.0, 1.0))
-    ends = np.subtract.outer(rates[highest], rates[lowest]) + z * np.hypot.outer(se[highest], se[lowest])
-    ends[np.equal.outer(highest, lowest)] = 0.0  # a group and itself
-    return max(1.0, (float(ends.max()) - float(rates[high] - rates[low])) / own)
+    # Those that can be an end; enough of them.
+    highest = sorted(known, key=lambda one: one[0] + z * one[1])[-_CANDIDATES:]
+    lowest = sorted(known, key=lambda one: one[0] - z * one[1])[:_CANDIDATES]
+    end = max(a - b + z * hypot(s, t) for a, s in highest for b, t in lowest if (a, s) != (b, t))
+    return max(1.0, (end - (high - low)) / own)

@@ -1,7 +1,8 @@
 """What the true rates behind an observed gap may be: near the observed ones, with nearly equal ones taken for equal."""
 
+from bisect import bisect_left
 from collections.abc import Callable
-from math import hypot, sqrt
+from math import hypot, isnan, sqrt
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -107,34 +108,45 @@ def _together(pool: list[_Row]) -> list[list[float]]:
 
 def _narrowed(together: Array, pools: list[list[_Row]], to_overall: bool) -> Callable[[float], Array]:
     """From θ to rates in which no pool has a larger mean gap; the gaps of a pool give way in proportion to noise."""
-    centre = together[..., -1:]
-    deviation = np.abs(together[..., :-1] - centre) if to_overall else together
-    gap = np.fmax.reduce(deviation, axis=-1) - (0.0 if to_overall else np.fmin.reduce(deviation, axis=-1))
-    noise = np.ones(gap.shape)
-    for row in (row for pool in pools for row in pool):
-        known = [s * s for rate, s in zip(row.rates, row.se, strict=True) if rate == rate]
-        noise[row.place] = sum(known) / len(known)
-    lines = [_give_way([(float(gap[r.place]), float(noise[r.place]), r.share) for r in pool]) for pool in pools]
+    parts: list[tuple[_Line, list[tuple[tuple[int, int], float, Array, float, float]]]] = []
+    for pool in pools:
+        rows = []
+        for row in pool:
+            rates = together[row.place]
+            low, high = float(np.fmin.reduce(rates)), float(np.fmax.reduce(rates))
+            if to_overall:  # as far below all rows as above
+                centre = float(rates[-1])
+                high = centre + max(high - centre, centre - low)
+                low = centre - (high - centre)
+            known = [s * s for rate, s in zip(row.rates, row.se, strict=True) if rate == rate]
+            rows.append((row.place, sum(known) / len(known), rates, low, high))
+        scale = 0.5 if to_overall else 1.0  # of a gap to the distance of both bounds
+        gaps = [(scale * (r[4] - r[3]), r[1], row.share) for r, row in zip(rows, pool, strict=True)]
+        parts.append((_give_way(gaps), [(place, noise / scale, *rest) for place, noise, *rest in rows]))
 
     def at(theta: float) -> Array:
-        cut = np.zeros(gap.shape)
-        for pool, line in zip(pools, lines, strict=True):
-            step = float(np.interp(theta, line.values, line.steps))
-            for row in pool:
-                cut[row.place] = step * noise[row.place]
-        if not to_overall:
-            return intervals.narrow(together, cut)
-        most = np.maximum(gap - cut, 0.0)[..., None]
-        return np.concatenate([centre + np.clip(together[..., :-1] - centre, -most, most), centre], axis=-1)
+        found = together.copy()
+        for line, rows in parts:
+            step = line.step(theta)
+            for place, noise, rates, low, high in rows:
+                cut = min(step * noise, high - low) / 2
+                np.minimum(np.maximum(rates, low + cut), high - cut, out=found[place])
+        return found
 
     return at
 
 
 class _Line(NamedTuple):
-    """A broken line by its knots, values ascending."""
+    """A broken line by its knots, values ascending and steps descending to 0."""
 
     values: list[float]
     steps: list[float]
+
+    def step(self, value: float) -> float:
+        """Where the line has this value."""
+        at = min(max(bisect_left(self.values, value), 1), len(self.values) - 1)
+        (v, w), (s, t) = self.values[at - 1 : at + 1], self.steps[at - 1 : at + 1]
+        return s if w <= v else s + (t - s) * min(max((value - v) / (w - v), 0.0), 1.0)
 
 
 def _give_way(gaps: list[tuple[float, float, float]]) -> _Line:
@@ -151,16 +163,16 @@ def _reach(hat: Array, pools: list[list[_Row]], level: float, to_overall: bool) 
     for pool in pools:
         value, own, furthest = 0.0, 0.0, 0.0
         for row in pool:
-            rates, se = np.array(row.rates), np.array(row.se)
+            known = [(rate, s) for rate, s in zip(row.rates, row.se, strict=True) if not isnan(rate)]
             if to_overall:
-                away = np.abs(rates - hat[row.place][-1])
-                worst = int(np.nanargmax(away))
-                gap, noise = float(away[worst]), float(se[worst])
-                factor = (float(np.nanmax(away + z * se)) - gap) / (z * noise)
+                overall = float(hat[row.place][-1])
+                away = [(abs(rate - overall), s) for rate, s in known]
+                gap, noise = max(away)
+                factor = (max(distance + z * s for distance, s in away) - gap) / (z * noise)
             else:
-                high, low = int(np.nanargmax(rates)), int(np.nanargmin(rates))
-                gap, noise = float(rates[high] - rates[low]), hypot(se[high], se[low])
-                factor = ties.reach(rates, se, z)
+                (low, low_se), (high, high_se) = min(known), max(known)
+                gap, noise = high - low, hypot(low_se, high_se)
+                factor = ties.reach(row.rates, row.se, z)
             value += row.share * gap
             own += (row.share * noise) ** 2
             furthest += (row.share * noise * factor) ** 2

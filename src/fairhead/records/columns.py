@@ -208,7 +208,10 @@ def as_floats(values: Any, name: str, before: int = 0) -> NDArray[np.float64]:
     bad &= np.array([not isinstance(v, str) or v.strip().lower() not in _NOT_A_NUMBER | _NO_ANSWER for v in values])
     if bad.any():
         row = int(bad.argmax())
-        raise InputError(f"{name} holds {values[row]!r} in row {before + row + 1:,}; numbers are expected")
+        hint = ""
+        if isinstance(values[row], str) and re.fullmatch(r"\s*-?\d*,\d+\s*", values[row]):
+            hint = f", with a decimal point: {values[row].strip().replace(',', '.')}"
+        raise InputError(f"{name} holds {values[row]!r} in row {before + row + 1:,}; numbers are expected{hint}")
     return numbers
 
 

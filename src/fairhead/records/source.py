@@ -11,6 +11,9 @@ from fairhead.records import Layout
 
 PACKED = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma"}
 
+# How packed files begin, and what their names should end in.
+_MARKS = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\0": ".xz"}
+
 # Values of some rows by column: what `Encoder.add` and `as_floats` take.
 Chunk = Mapping[str, Any]
 
@@ -50,6 +53,11 @@ def check_text(file: Path, name: str) -> bytes:
         head = handle.read(1 << 16)
     if not head.strip():
         raise InputError(f"{name} is empty; a header and at least one row are expected")
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise InputError(f"{name} is UTF-16 text; save it as UTF-8")
+    for mark, suffix in _MARKS.items():
+        if head.startswith(mark):
+            raise InputError(f"{name} is packed; unpack it, or let its name end in {suffix}")
     if b"\0" in head:
         raise InputError(f"{name} is not text (it holds NUL bytes); CSV, TSV or JSONL as UTF-8 is expected")
     return bytes(head)
