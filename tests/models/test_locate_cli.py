@@ -274,6 +274,7 @@ def test_prompts_that_say_nothing(clip, faces, capsys, tmp_path, text, message) 
 
 def refused(capsys, arguments) -> str:
     """The one line that a command leaves with."""
+    capsys.readouterr()  # what saving the model told
     with pytest.raises(SystemExit) as left:
         main(arguments)
     assert left.value.code == 2
@@ -319,6 +320,11 @@ def test_a_model_that_pools_all_tokens_has_no_first_one(faces, capsys, tmp_path)
     main([*ablate, "--tokens", "all", "--json", "-"])
     content = json.loads(capsys.readouterr().out)
     assert content["effects"][-1]["way"] == "forward"
+    # Taken out alone, they are edited at every token too: there is no first one.
+    main(["locate", "--model", str(tmp_path), *options, "--forward", "--rank", "effect", "--json", "-"])
+    by_effect = json.loads(capsys.readouterr().out)
+    assert np.array(by_effect["single_heads"]["values"]).shape == np.array(by_effect["gap"]["values"]).shape
+    assert by_effect["single_heads"]["selected"] == sorted(by_effect["selected"])
 
 
 def test_calibration_is_asked_for(clip, faces, capsys) -> None:

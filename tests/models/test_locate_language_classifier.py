@@ -131,6 +131,14 @@ def test_the_planted_head_is_found_and_its_ablation_closes_the_gap(located) -> N
     assert "texts" in page
 
 
+def test_it_is_found_by_what_is_lost_without_it(planted, posts, capsys) -> None:
+    by_effect = ["--forward", "--rank", "effect", "--heads", "1", "--draws", "5", "--json", "-"]
+    main(["locate", "--model", str(planted), *common(posts), *by_effect])
+    content = json.loads(capsys.readouterr().out)
+    assert content["selected"] == [list(PLANTED)]
+    assert np.array(content["single_heads"]["share"])[PLANTED] > 0.9
+
+
 def test_a_classifier_without_a_planted_head_has_no_gap_to_close(posts, tmp_path, capsys) -> None:
     saved(bert(), tmp_path)
     main(["locate", "--model", str(tmp_path), *common(posts), "--draws", "20", "--json", "-"])

@@ -34,7 +34,7 @@ from fairhead.records import Records
 from fairhead.report import write
 from fairhead.train import Epoch, Fit, TrainingPlan, fit, predict
 
-_BATCH = 512  # pictures at a time
+_BATCH = 128  # pictures at a time
 # The tables that a run may write.
 _RECORDS = ("plain", "dam", "plain-half", "plain-half-heads-ablated")
 
