@@ -27,6 +27,7 @@ class Transform(Protocol):
 HeadEdit = Callable[[Tensor, Site], Tensor]
 
 
+_INSIDE = frozenset({"q", "k", "v", "weights"})
 # Outputs that a reading of one token may hold back, to copy the rows of many layers at once.
 _HELD_BYTES = 64 * 2**20
 
@@ -142,11 +143,13 @@ class Requests:
         edits: of head outputs.
         readings: whom to show what, by what it is; nothing has an empty list. Reading one token of every layer must
             cost next to nothing where a model waits for Python, so a pass looks up no more than it needs.
+        reads_inside: whether some of them are of q, k, v or weights.
     """
 
     transforms: list[tuple[Site, Transform]] = field(default_factory=list)
     edits: list[tuple[Site, Edit]] = field(default_factory=list)
     readings: dict[str, list[tuple[Site, Reading]]] = field(default_factory=dict)
+    reads_inside: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.transforms or self.edits or self.readings)
@@ -154,6 +157,7 @@ class Requests:
     def add_reading(self, site: Site, reading: Reading) -> None:
         """Show `reading` what it asks for from now on."""
         self.readings.setdefault(reading.what, []).append((site, reading))
+        self.reads_inside = not _INSIDE.isdisjoint(self.readings)
 
     def remove(self, site: Site) -> None:
         """Drop what was asked through `site`."""
@@ -161,6 +165,7 @@ class Requests:
         self.edits = [request for request in self.edits if request[0] is not site]
         kept = {what: [request for request in asked if request[0] is not site] for what, asked in self.readings.items()}
         self.readings = {what: asked for what, asked in kept.items() if asked}
+        self.reads_inside = not _INSIDE.isdisjoint(self.readings)
 
     def transform(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Pass q [B, H, T, d] and k through every transform, the outermost tap's first."""

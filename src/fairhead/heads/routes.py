@@ -66,9 +66,9 @@ def _tapped_attention(
         output = requests.edit(output)
     if requests.readings and not is_recomputing():
         requests.read_output(output)
-        if "weights" in requests.readings:
+        if requests.reads_inside:
             requests.read_weights(partial(_weights_of, module, tapped, query, key, attention_mask, weights, kwargs))
-        _read_inputs(requests, query, key, value)
+            _read_inputs(requests, query, key, value)
     return output, weights
 
 
