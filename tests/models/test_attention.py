@@ -210,12 +210,20 @@ def test_two_models_side_by_side_from_the_command_line(faces, models, tmp_path):
         (["--picture", "nobody"], "there is no row 'nobody'"),
         (["--part", "tst"], "tst"),
         (["--out", "maps.txt"], "ends in .html"),
+        (["--limit", "-3"], "--limit is -3; at least 1 is expected"),
+        (["--pictures", "-1"], "--pictures is -1; at least 0 is expected"),
     ],
 )
 def test_mistakes_are_named(faces, models, tmp_path, arguments, message):
     given = ["--model", str(models / "plain"), "--data", f"utkface:{faces}", "--device", "cpu", "--part", "train"]
     with pytest.raises(ValueError, match=message):
         run(*given, "--out", tmp_path / "maps.html", *arguments)
+
+
+def test_a_model_is_not_held_against_itself(faces, models, tmp_path):
+    given = ["--model", models / "plain", "--against", models / "dam" / ".." / "plain", "--data", f"utkface:{faces}"]
+    with pytest.raises(ValueError, match="the model itself"):
+        run(*given, "--out", tmp_path / "maps.html")
 
 
 def test_a_folder_without_a_model_is_named(faces, tmp_path):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fairhead.cli.locate_options import check_numbers
 from fairhead.cli.output import check_output, command_line
 from fairhead.errors import FairheadError, InputError
 
@@ -71,6 +72,9 @@ def attention_command(
     if out.suffix.lower() != ".html":
         raise InputError(f"--out is {str(out)!r}; give a path that ends in .html")
     check_output(str(out))
+    check_numbers({"--limit": limit, "--pictures": pictures, "--max-length": max_length, "--seed": seed})
+    if against is not None and against.resolve() == model.resolve():
+        raise InputError(f"--against is {str(against)!r}, the model itself: give another one, or leave it out")
     chosen = tuple(_dimension(text) for text in dimension or [])
     from fairhead.cli.bench import device_of
     from fairhead.cli.mitigate import pairs

@@ -64,7 +64,7 @@ ShowImages = Annotated[bool, option("--images/--no-images", "Show images in the 
 def check_numbers(values: "dict[str, int | None]") -> None:
     """Refuse counts below 1, seeds below 0, and too few replicates for an interval."""
     for flag, value in values.items():
-        least = {"--seed": 0, "--n-boot": 100}.get(flag, 1)
+        least = {"--seed": 0, "--pictures": 0, "--n-boot": 100}.get(flag, 1)
         if value is not None and value < least:
             raise InputError(f"{flag} is {value}; at least {least} is expected")
 
