@@ -234,7 +234,7 @@ def _notes(table: Table) -> list[str]:
         "models, other test rows).",
         "Differences are paired on seeds and test rows; their interval holds both kinds of chance, training and test.",
         "Bold: the best method without groups, where its difference from every other one can be told from noise "
-        "(5 %, Holm).",
+        "(5 %, Bonferroni).",
         "s: wall seconds of training, all stages; MiB: peak memory "
         f"({next((line.cost.mib_of for b in table.blocks for line in b.lines if line.cost), 'not known')}).",
     ]
