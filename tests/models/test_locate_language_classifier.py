@@ -14,6 +14,10 @@ from fairhead.cli import main
 from fairhead.errors import UnsupportedModel
 from fairhead.locate import Decomposer, collect
 from fairhead.locate.classifier import PooledTask, text_classifier_task
+from fairhead.locate.edits import HeadEdits
+from fairhead.locate.forward import SessionPasses
+from fairhead.locate.plan import halves_of
+from fairhead.locate.session import Source, open_session
 
 MODELS = {
     "BERT": (hf.BertForSequenceClassification, hf.BertConfig(**TEXT, num_labels=3)),
@@ -137,6 +141,19 @@ def test_it_is_found_by_what_is_lost_without_it(planted, posts, capsys) -> None:
     content = json.loads(capsys.readouterr().out)
     assert content["selected"] == [list(PLANTED)]
     assert np.array(content["single_heads"]["share"])[PLANTED] > 0.9
+
+
+def test_passes_read_texts_by_length_and_give_them_in_their_own_order(planted, posts) -> None:
+    source = Source(str(planted), f"hatexplain:{posts}", "Women", "toxic", batch_size=16, device="cpu")
+    session = open_session(source)
+    choosing = halves_of(session.evaluation)
+    task, rows = session.task(choosing), np.flatnonzero(~choosing)
+    lengths = [len(session.images.texts[row]) for row in rows]
+    assert len(set(lengths)) > 1
+    assert np.diff(np.array(lengths)[session.reading_order(rows)]).min() >= 0
+    edits = HeadEdits.learn(session.features, session.evaluation.groups, session.evaluation.labels)
+    (plain,) = SessionPasses(session, task)(rows, edits, "mean")([()])
+    np.testing.assert_allclose(plain, task.logits(session.features.output[rows]), atol=1e-4)
 
 
 def test_a_classifier_without_a_planted_head_has_no_gap_to_close(posts, tmp_path, capsys) -> None:

@@ -241,6 +241,11 @@ class TextModel(ImageModel):
 class TextSession(Session):
     """A session over labelled texts: the classes are the classifier's, the concept is learned from the rows."""
 
+    def reading_order(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Texts of like length together, so that a batch has little padding."""
+        texts: Any = self.images
+        return np.argsort([len(texts.texts[row]) for row in rows], kind="stable")
+
     def task(self, choosing: NDArray[np.bool_]) -> Task:
         """The model's own classes, in the order of the data's."""
         found, classes = text_classifier_task(self.model.model), self.evaluation.classes

@@ -49,9 +49,12 @@ class SessionPasses:
             if self.progress is not None:
                 self.progress(f"forward passes {number}, {sets} sets of heads a row", done, len(rows))
 
+        # Whose output a resampled row gets must not depend on how long it is.
+        order = np.arange(len(rows)) if kind == "resample" else self.session.reading_order(rows)
+        place = np.argsort(order, kind="stable")
         passes = ForwardPasses(
             self.session.decomposer,
-            lambda: self.session.batches(rows),
+            lambda: self.session.batches(rows[order]),
             self.task,
             self.everywhere or edits,
             kind,
@@ -61,7 +64,7 @@ class SessionPasses:
 
         def edited(sets: Sequence[Sequence[tuple[int, int]]]) -> list[Array]:
             with matmul_precision(self.tf32):
-                return passes(sets)
+                return [logits[place] for logits in passes(sets)]
 
         return edited
 
