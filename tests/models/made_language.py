@@ -7,6 +7,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 
 from fairhead.data.crows_pairs import CrowsPair
+from fairhead.data.stereoset import StereoSetItem, Triplet
 from fairhead.language.scorer import Scorer
 from fairhead.locate.pairs import pairs_of
 
@@ -106,3 +107,17 @@ def scorer(model):
 
 def text_pairs(**options):
     return pairs_of(pairs(**options))
+
+
+def stereoset_items(n=24):
+    """StereoSet items of both kinds about eight terms."""
+    found = []
+    for i in range(n):
+        group, other = GROUPS[i % 2], GROUPS[1 - i % 2]
+        trait, against = TRAITS[i % 2], TRAITS[1 - i % 2]
+        sentences = Triplet(
+            f"the {group} are {trait}", f"the {group} are {against}", f"the {other} word{i % 20} word3 are the"
+        )
+        kind = ("intrasentence", "intersentence")[i % 3 == 0]
+        found.append(StereoSetItem(str(i), kind, f"term{i % 8}", ("gender", "race")[i % 2], "word1 are", sentences))
+    return found

@@ -1,0 +1,245 @@
+"""Losses and weights of the methods against values worked out by hand, brute force and SciPy."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import LinearConstraint, NonlinearConstraint, minimize
+from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
+
+from fairhead.mitigate import method
+from fairhead.mitigate.arl import _AdversarialLoss
+from fairhead.mitigate.dro import chi2_weights, cvar_weights
+from fairhead.mitigate.eiil import environments, scale_gradients
+from fairhead.mitigate.group_dro import GroupLoss, balanced
+from fairhead.mitigate.kd import _DistillationLoss
+from fairhead.mitigate.lff import FailureLoss
+from fairhead.mitigate.pair import PairOutput
+from fairhead.mitigate.xrm import TwinLoss
+
+LOSSES = st.lists(st.floats(0, 10), min_size=2, max_size=8).map(lambda x: torch.tensor(x, dtype=torch.float64))
+
+
+def output(logits):
+    return SimpleNamespace(logits=logits)
+
+
+def some_logits(rows=6, classes=3, seed=0):
+    return torch.randn(rows, classes, generator=torch.Generator().manual_seed(seed), requires_grad=True)
+
+
+# DRO
+
+
+@settings(max_examples=40, deadline=None)
+@given(LOSSES, st.floats(0.15, 0.95))
+def test_chi2_weights_are_the_worst_in_the_ball(losses, alpha):
+    n, radius = len(losses), (1 / alpha - 1) ** 2
+    weights = chi2_weights(losses, alpha)
+    assert weights.min() >= 0
+    assert weights.sum().item() == pytest.approx(1)
+    assert ((n * weights - 1) ** 2).mean().item() / 2 <= radius * (1 + 1e-6) + 1e-9
+    ball = NonlinearConstraint(lambda w: ((n * w - 1) ** 2).mean() / 2, -np.inf, radius)
+    found = minimize(
+        lambda w: -w @ losses.numpy(),
+        np.full(n, 1 / n),
+        jac=lambda w: -losses.numpy(),
+        bounds=[(0, 1)] * n,
+        constraints=[ball, LinearConstraint(np.ones(n), 1, 1)],
+        method="SLSQP",
+        options={"maxiter": 500},
+    )
+    # SciPy's point may stop short of the edge of the ball; nothing feasible is worse than ours.
+    assert (weights @ losses).item() >= -found.fun - 1e-5
+
+
+def test_chi2_reaches_the_dual_optimum():
+    losses = torch.tensor([0.1, 0.2, 0.9, 2.0, 0.4], dtype=torch.float64)
+    for alpha in (0.3, 0.5, 0.8):
+        scale = math.sqrt(2 * (1 / alpha - 1) ** 2 + 1)
+        etas = np.linspace(-50, 2, 200_001)
+        dual = (scale * np.sqrt((np.maximum(losses.numpy()[:, None] - etas, 0) ** 2).mean(0)) + etas).min()
+        assert (chi2_weights(losses, alpha) @ losses).item() == pytest.approx(dual, rel=1e-6)
+
+
+@given(LOSSES, st.floats(0.05, 1.0))
+def test_cvar_is_the_dual_of_rockafellar_and_uryasev(losses, alpha):
+    # CVaR = min over η of η + mean(max(ℓ − η, 0)) / α; the minimum is at one of the losses.
+    dual = min((eta + (losses - eta).clamp(min=0).mean() / alpha).item() for eta in losses)
+    assert (cvar_weights(losses, alpha) @ losses).item() == pytest.approx(dual, rel=1e-9, abs=1e-9)
+
+
+def test_fixed_dro_by_hand():
+    logits = torch.tensor([[0.0, 0.0], [5.0, 0.0]])
+    value = method("dro", eta=0.25, power=2.0).loss(output(logits), torch.tensor([0, 0]), torch.arange(2))
+    assert value.item() == pytest.approx((math.log(2) - 0.25) ** 2 / 2)  # the second loss lies below η
+
+
+def test_the_robust_gradient_is_the_weighted_one():
+    logits, labels = some_logits(), torch.tensor([0, 1, 2, 0, 1, 2])
+    config = method("dro_cvar", alpha=0.5)
+    (robust,) = torch.autograd.grad(config.loss(output(logits), labels, torch.arange(6)), logits)
+    losses = cross_entropy(logits, labels, reduction="none")
+    (worst,) = torch.autograd.grad(losses.topk(3).values.mean(), logits)
+    torch.testing.assert_close(robust, worst)
+
+
+# ARL, KD, LfF
+
+
+def test_arl_goes_down_for_the_learner_and_up_for_the_adversary():
+    learner, scores, labels = some_logits(), some_logits(seed=1), torch.tensor([0, 1, 2, 0, 1, 2])
+    loss = _AdversarialLoss(method("arl", pretrain=0))
+    value = loss(PairOutput(learner, scores), labels, torch.arange(6))
+    losses = cross_entropy(learner, labels, reduction="none")
+    chance = scores.gather(1, labels[:, None])[:, 0].sigmoid()
+    weights = 1 + chance / chance.mean()
+    assert value.item() == pytest.approx((weights * losses).mean().item())
+    found = torch.autograd.grad(value, [learner, scores])
+    torch.testing.assert_close(found[0], torch.autograd.grad((weights.detach() * losses).mean(), learner)[0])
+    torch.testing.assert_close(found[1], -torch.autograd.grad((weights * losses.detach()).mean(), scores)[0])
+
+
+def test_arl_waits_for_its_adversary():
+    learner, scores, labels = some_logits(), some_logits(seed=1), torch.tensor([0, 1, 2, 0, 1, 2])
+    loss = _AdversarialLoss(method("arl", pretrain=1))
+    first = loss(PairOutput(learner, scores), labels, torch.arange(6))
+    assert first.item() == pytest.approx(cross_entropy(learner, labels).item())
+    assert torch.autograd.grad(first, scores)[0].abs().max() == 0
+    second = loss(PairOutput(learner, scores), labels, torch.arange(6))
+    assert torch.autograd.grad(second, scores)[0].abs().max() > 0
+
+
+def test_distillation_is_the_divergence_from_the_teacher():
+    student, teacher, labels = some_logits(), some_logits(seed=1).detach(), torch.tensor([0, 1, 2, 0, 1, 2])
+    rows = torch.tensor([5, 3, 1, 0, 2, 4])
+    everyone = torch.empty_like(teacher)
+    everyone[rows] = teacher
+    for share, temperature in ((1.0, 1.0), (0.3, 1.0), (1.0, 3.0)):
+        loss = _DistillationLoss(softmax(everyone, -1), share, temperature)
+        (found,) = torch.autograd.grad(loss(output(student), labels, rows), student)
+        softened = softmax(teacher / temperature, -1)
+        target = kl_div(log_softmax(student / temperature, -1), softened, reduction="batchmean") * temperature**2
+        (expected,) = torch.autograd.grad(share * target + (1 - share) * cross_entropy(student, labels), student)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_lff_by_hand_over_two_visits():
+    labels = torch.tensor([0, 0, 1])
+    loss = FailureLoss(labels, q=0.7, memory=0.7)
+
+    def ce(logits, rows):
+        return cross_entropy(logits, labels[rows], reduction="none").detach()
+
+    own1, biased1 = some_logits(3, 2, seed=1), some_logits(3, 2, seed=2)
+    rows = torch.arange(3)
+    loss(PairOutput(own1, biased1), labels, rows)
+    own_memory, biased_memory = ce(own1, rows), ce(biased1, rows)  # the first visit overwrites
+
+    rows = torch.tensor([2, 0])
+    own2, biased2 = some_logits(2, 2, seed=3), some_logits(2, 2, seed=4)
+    value = loss(PairOutput(own2, biased2), labels[rows], rows)
+    own_memory[rows] = 0.7 * own_memory[rows] + 0.3 * ce(own2, rows)
+    biased_memory[rows] = 0.7 * biased_memory[rows] + 0.3 * ce(biased2, rows)
+    expected = 0.0
+    for place, row in enumerate(rows.tolist()):
+        mates = labels == labels[row]
+        own = own_memory[row] / own_memory[mates].max()
+        biased = biased_memory[row] / biased_memory[mates].max()
+        p = softmax(biased2, -1)[place, labels[row]]
+        expected += biased / (biased + own) * ce(own2, rows)[place] / 2
+        expected += 0.7 * p**0.7 * ce(biased2, rows)[place] / 2
+    assert value.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_lff_clings_by_generalised_cross_entropy():
+    labels, q = torch.tensor([0, 1, 0]), 0.7
+    own, biased = some_logits(3, 2), some_logits(3, 2, seed=1)
+    value = FailureLoss(labels, q=q)(PairOutput(own, biased), labels, torch.arange(3))
+    (found,) = torch.autograd.grad(value, biased)
+    p = softmax(biased, -1).gather(1, labels[:, None])[:, 0]
+    # d/dθ (1 − p^q)/q = p^q dCE: the published loss without its factor q.
+    (expected,) = torch.autograd.grad(((1 - p**q) / q).mean() * q, biased)
+    torch.testing.assert_close(found, expected)
+
+
+# Groups: GroupDRO, EIIL, XRM
+
+
+def test_group_weights_by_hand():
+    groups, labels = torch.tensor([0, 0, 1, 2]), torch.tensor([0, 0, 1, 1])
+    loss = GroupLoss(groups, step_size=0.5, adjustment=2.0)
+    logits = torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 0.0]])
+    value = loss(output(logits), labels[:3], torch.arange(3))  # group 2 is not in the batch
+    each = cross_entropy(logits, labels[:3], reduction="none")
+    means = [each[:2].mean().item(), each[2].item()]
+    raw = [math.exp(0.5 * (means[0] + 2 / math.sqrt(2))), math.exp(0.5 * (means[1] + 2)), 1.0]
+    q = [part / sum(raw) for part in raw]
+    assert loss.q.tolist() == pytest.approx(q, rel=1e-5)
+    assert value.item() == pytest.approx(q[0] * means[0] + q[1] * means[1], rel=1e-5)
+
+
+def test_balanced_draws_come_from_every_cell_alike():
+    cells = torch.tensor([0] * 900 + [1] * 90 + [2] * 10)
+    drawn = torch.bincount(cells[list(balanced(cells, torch.Generator().manual_seed(0)))])
+    assert drawn.sum() == 1000
+    assert drawn.tolist() == pytest.approx([333.3] * 3, abs=5 * math.sqrt(1000 * 2 / 9))
+
+
+def test_scale_gradients_are_autograds():
+    logits, labels = some_logits().detach(), torch.tensor([0, 1, 2, 0, 1, 2])
+    expected = []
+    for row in range(6):
+        w = torch.ones((), requires_grad=True)
+        expected.append(torch.autograd.grad(cross_entropy(w * logits[row], labels[row]), w)[0])
+    torch.testing.assert_close(scale_gradients(logits, labels), torch.stack(expected))
+    torch.testing.assert_close(scale_gradients(logits + 7.0, labels), torch.stack(expected), rtol=1e-4, atol=1e-5)
+
+
+def test_environments_are_where_gradient_ascent_goes():
+    """The published search: soft assignments, Adam, the IRMv1 penalty of both environments."""
+    logits, labels = some_logits(60, 2).detach() * 2, torch.arange(60) % 2
+    torch.manual_seed(0)
+    soft = torch.randn(60, requires_grad=True)
+    optimizer = torch.optim.Adam([soft], lr=0.05)
+    for _ in range(2000):
+        penalty = 0.0
+        for share in (soft.sigmoid(), 1 - soft.sigmoid()):
+            w = torch.ones((), requires_grad=True)
+            risk = (share * cross_entropy(w * logits, labels, reduction="none")).mean()
+            penalty = penalty + torch.autograd.grad(risk, w, create_graph=True)[0] ** 2
+        optimizer.zero_grad()
+        (-penalty).backward()
+        optimizer.step()
+    hard, exact = (soft > 0).long(), environments(logits, labels)
+    assert torch.equal(hard, exact) or torch.equal(hard, 1 - exact)
+
+
+def test_twins_learn_their_own_half_and_classes_count_alike():
+    labels = torch.tensor([0, 0, 0, 1, 1, 0])
+    loss = TwinLoss(labels, torch.Generator().manual_seed(0))
+    loss.first_half = torch.tensor([True, True, True, True, False, False])
+    first, second = some_logits(6, 2), some_logits(6, 2, seed=1)
+    value = loss(PairOutput(first, second), labels, torch.arange(6))
+    by_first, by_second = (cross_entropy(x, labels, reduction="none") for x in (first, second))
+    expected = (by_first[:3].mean() + by_first[3]) / 2 + (by_second[4] + by_second[5]) / 2
+    assert value.item() == pytest.approx(expected.item(), rel=1e-5)
+    gradients = torch.autograd.grad(value, [first, second])
+    assert gradients[0][4:].abs().max() == 0
+    assert gradients[1][:4].abs().max() == 0
+
+
+def test_twins_turn_labels_as_often_as_the_other_is_sure():
+    n = 20_000
+    labels = torch.zeros(n, dtype=torch.long)
+    loss = TwinLoss(labels, torch.Generator().manual_seed(0))
+    loss.first_half = torch.ones(n, dtype=torch.bool)
+    torch.manual_seed(0)
+    sure = torch.tensor([0.2, 0.8]).log().expand(n, 2)  # the second twin, held out, says 1 with 0.8
+    loss(PairOutput(torch.zeros(n, 2), sure), labels, torch.arange(n))
+    assert loss.labels.double().mean().item() == pytest.approx((0.8 - 0.5) * 2, abs=5 * math.sqrt(0.24 / n))
+    assert labels.sum() == 0  # the true labels are left alone
