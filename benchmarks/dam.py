@@ -4,8 +4,9 @@
 
 Steps of plain training (ERM), of DAM, and of a straightforward eager DAM that builds all attention weights in every
 layer take turns in one process: forward, backward, clipping and AdamW. ERM and DAM run as `fairhead.train.fit` runs
-them, recorded and replayed on a GPU; the eager DAM runs as it is written, and once more replayed like the others. Then
-an epoch of last-encoder training from cached features is held against one that runs the whole model in every step.
+them, recorded and replayed on a GPU, and once more with compiled layers (`TrainingPlan(compile=True)`); the eager DAM
+runs as it is written, and once more replayed like the others. Then an epoch of last-encoder training from cached
+features is held against one that runs the whole model in every step.
 
 On a CPU seconds are processor time of this process: wall time would tell what else the machine has to do.
 """
@@ -25,6 +26,7 @@ from transformers import ViTConfig, ViTForImageClassification
 from fairhead.mitigate import DAM, attach
 from fairhead.mitigate.dam import most_attended, supervised_contrastive
 from fairhead.train import Examples
+from fairhead.train.compiled import CompiledLayers
 from fairhead.train.examples import Batch, Batches
 from fairhead.train.features import frozen_features, last_encoder
 from fairhead.train.step import Recorded, Step, optimizer_of, recorder_for
@@ -94,8 +96,11 @@ class EagerDAM(nn.Module):
 class Peer:
     """A training step of a model on one batch, as the loop makes it; `as_it_is` keeps it from being replayed."""
 
-    def __init__(self, model: nn.Module, batch: Batch, device: str, *, as_it_is: bool = False) -> None:
+    def __init__(
+        self, model: nn.Module, batch: Batch, device: str, *, as_it_is: bool = False, compiled: bool = False
+    ) -> None:
         self.model = model.to(device).train()
+        self.layers = CompiledLayers(self.model, torch.device(device)) if compiled else None
         self.batch = batch
         self.precision = "bf16" if device == "cuda" else "no"
         recorder = None if as_it_is else recorder_for(torch.device(device))
@@ -103,7 +108,7 @@ class Peer:
 
     def _plain(self) -> Step:
         optimizer = optimizer_of(self.model, 1e-4, 0.05)
-        return Step(self.model, optimizer, max_grad_norm=1.0, precision=self.precision)
+        return Step(self.model, optimizer, max_grad_norm=1.0, precision=self.precision, layers=self.layers)
 
     def __call__(self) -> None:
         """One step, to its end."""
@@ -159,6 +164,9 @@ def steps(size: Size, device: str, repeats: int) -> None:
         if device == "cuda":
             peers["ERM, step by step"] = Peer(ViTForImageClassification(size.config), batch, device, as_it_is=True)
             peers["eager, replayed"] = Peer(EagerDAM(size.config), batch, device)
+            peers["ERM, compiled"] = Peer(ViTForImageClassification(size.config), batch, device, compiled=True)
+            dam = attach(ViTForImageClassification(size.config), DAM())
+            peers["DAM, compiled"] = Peer(dam, batch, device, compiled=True)
     seconds = medians(peers, device, repeats)
     print(f"{size.name}, batch {size.batch}: ERM step {seconds['ERM'] * 1e3:.2f} ms")
     print(f"  DAM step                 {seconds['DAM'] / seconds['ERM']:.3f} times ERM")
@@ -166,6 +174,11 @@ def steps(size: Size, device: str, repeats: int) -> None:
     if device == "cuda":
         print(f"    replayed as well       {seconds['eager, replayed'] / seconds['DAM']:.2f} times DAM")
         print(f"  ERM step by step         {seconds['ERM, step by step'] / seconds['ERM']:.2f} times ERM replayed")
+        erm, dam_step = seconds["ERM, compiled"], seconds["DAM, compiled"]
+        print(
+            f"  with compiled layers     ERM {erm / seconds['ERM']:.2f} times ERM, DAM {dam_step / erm:.3f} times that"
+        )
+        print(f"    eager DAM              {seconds['eager'] / dam_step:.2f} times compiled DAM")
     peaks = {name: peers[name].peak_mib() for name in ("ERM", "DAM", "eager")}
     if peaks["ERM"] and peaks["DAM"] and peaks["eager"]:
         print(
