@@ -126,6 +126,13 @@ def test_a_folder_that_holds_another_model_is_left_alone(model, data, capsys):
     assert "was not trained here" in failure(capsys, model, data, model)
 
 
+def test_a_file_where_the_folder_should_be_is_told_before_training(model, data, tmp_path, capsys):
+    (tmp_path / "file").write_text("not a folder")
+    told = failure(capsys, model, data, tmp_path / "file")
+    assert "cannot be a folder to write to: File exists" in told
+    assert (tmp_path / "file").read_text() == "not a folder"
+
+
 def test_grids_that_come_along_can_be_read_and_make_sense():
     for name in GRIDS:
         runs = read_grid(name)

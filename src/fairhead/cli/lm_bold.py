@@ -93,6 +93,7 @@ def bold_command(
     from fairhead.language.generations import Sampling
     from fairhead.language.resampling import Resampling
     from fairhead.language.run import sample
+    from fairhead.language.training_record import made_folder
 
     sampling = Sampling(max_new_tokens, temperature, top_k, top_p, seed, batch_size)
     items: list[BoldPrompt] = list(read_bold(data, domains=domain or None))
@@ -103,6 +104,8 @@ def bold_command(
     where: str | None
     if score_only is not None:
         found, settings, where = _stored(score_only, items)
+        if out is not None:
+            made_folder(out)
     else:
         assert model is not None
         found, settings, where = _generated(model, device, dtype.value, items, sampling, out)
@@ -124,7 +127,6 @@ def bold_command(
     made = {**origin, **settings, "items": len(items), **statistics, "generations": where}
     result = replace(bold.figures(table, how), provenance=made)
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
         table.write(out / "bold.items.jsonl", settings)
     if json_path is not None:
         write_json(result.to_dict(), json_path)

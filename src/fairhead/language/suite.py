@@ -21,7 +21,7 @@ from fairhead.language.run import measures_of
 from fairhead.language.scores import Progress
 from fairhead.language.tables import ItemTable, StoredItems, read_items
 from fairhead.language.training_record import FILE as TRAINING_FILE
-from fairhead.language.training_record import TrainingRecord
+from fairhead.language.training_record import TrainingRecord, made_folder
 
 SCHEMA = "fairhead.suite/1"
 FILE = "suite.json"
@@ -266,10 +266,7 @@ def digest(items: Sequence[Any]) -> str:
 
 
 def _opened(out: Path, model: str, settings: Mapping[str, Any], options: SuiteOptions) -> Suite:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{out} cannot be written: {error.strerror or error}") from None
+    made_folder(out)
     training = None
     if Path(model, TRAINING_FILE).is_file():
         training = {k: v for k, v in asdict(TrainingRecord.read(model)).items() if k in _OF_TRAINING}

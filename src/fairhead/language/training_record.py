@@ -82,6 +82,19 @@ class TrainingRecord:
         return cls(**values)
 
 
+def made_folder(path: str | os.PathLike[str]) -> Path:
+    """A folder to write into, made where it is not there.
+
+    Raises:
+        InputError: it cannot be; better said before hours of work than after them.
+    """
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{path} cannot be a folder to write to: {error.strerror or error}") from None
+    return Path(path)
+
+
 def without_training_targets(
     items: Iterable[StereoSetItem], folder: str | os.PathLike[str]
 ) -> tuple[StereoSetItem, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 from fairhead.errors import InputError
 from fairhead.language.load import LoadedModel, load_model
 from fairhead.language.swaps import read_swaps
-from fairhead.language.training_record import FILE, TrainingRecord
+from fairhead.language.training_record import FILE, TrainingRecord, made_folder
 from fairhead.mitigate.bias_unlearn import BiasUnlearn
 from fairhead.mitigate.cda import CDA
 from fairhead.mitigate.klaad import KLAAD
@@ -89,11 +89,7 @@ def _fresh(out: str | os.PathLike[str]) -> Path:
     folder = Path(out)
     if (folder / FILE).is_file() or (folder / "config.json").is_file():
         raise InputError(f"{folder} holds a model already: choose another folder")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{folder} cannot be written: {error.strerror or error}") from None
-    return folder
+    return made_folder(folder)
 
 
 def _save(loaded: LoadedModel, folder: Path, record: TrainingRecord) -> None:

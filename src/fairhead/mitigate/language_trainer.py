@@ -20,7 +20,7 @@ from fairhead.data.stereoset import StereoSetItem, TripletSplit
 from fairhead.errors import InputError
 from fairhead.language.load import load_model
 from fairhead.language.scorer import context_length, refuse_other_than_causal
-from fairhead.language.training_record import FILE, TrainingRecord
+from fairhead.language.training_record import FILE, TrainingRecord, made_folder
 from fairhead.mitigate.triplets import TripletData, shuffled_batches, targets
 from fairhead.mitigate.tuning import (
     OnStep,
@@ -248,10 +248,10 @@ def train_folder(
         InputError: `out` holds another model; anything that training itself refuses.
     """
     data.read()  # a mistake there should not wait for the model
+    folder = Path(out)
     loaded = load_model(model, device=device, dtype="float32")
     chosen = method(loaded.model.config.model_type)
     trainer = LanguageTrainer(loaded.model, loaded.tokenizer, chosen, plan or TuningPlan(), name, str(model))
-    folder = Path(out)
     if (folder / FILE).is_file():
         found = TrainingRecord.read(folder)
         identity = as_json(trainer.identity(data))
@@ -261,7 +261,7 @@ def train_folder(
         return found
     if (folder / "config.json").is_file():
         raise InputError(f"{folder} holds a model that was not trained here: choose another folder")
-    trainer.train(data, folder, on_step)
+    trainer.train(data, made_folder(folder), on_step)
     trainer.save(folder, adapter=adapter)
     assert trainer.record is not None
     return trainer.record
