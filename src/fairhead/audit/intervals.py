@@ -90,10 +90,12 @@ class Truths(NamedTuple):
 
     Attributes:
         at: from θ below the observed gap to rates whose gap is θ.
-        reach: the half-width above, times the noise of the groups that make the gap.
+        signed: from errors of the rates, shape [B, ...], to those of the signed gap between the groups that make it.
+        reach: the half-width above, times the noise of these groups.
     """
 
     at: Callable[[float], Array]
+    signed: Callable[[Array], Array] | None = None
     reach: float = 1.0
 
 
@@ -130,7 +132,10 @@ def gap_of_errors(hat: Array, error: Array, reduce: Reduce, truths: Truths | Non
         high = float(quantiles(null, [level])[0])
         return Interval(0.0, high, float(np.std(null)), float(np.mean(null)), "inversion")
     # Far from 0 only the groups that make the gap count, with their signs: what is left is the signed gap's own noise.
-    far = reduce(_FAR * hat + error) - _FAR * observed
+    if truths is None or truths.signed is None:
+        far = reduce(_FAR * hat + error) - _FAR * observed
+    else:
+        far = truths.signed(error)
     lowest, highest = quantiles(far, [alpha / 2, 1 - alpha / 2]).tolist()
     se = float(np.std(far))
     width = -lowest * (1.0 if truths is None else truths.reach)

@@ -5,6 +5,8 @@ through. Rates come back as [..., C, G], one class against the rest and groups l
 which the functions that compare groups leave out. For a binary task take class 1: `selection_rate(counts)[..., 1, :]`.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,6 +30,58 @@ def _classes_first(counts: Array) -> Array:
     return counts.swapaxes(-1, -2)
 
 
+class Margins(NamedTuple):
+    """What all rates are quotients of, each [..., C, G] but for the last.
+
+    Attributes:
+        true: rows of each class.
+        predicted: rows predicted to be of each class.
+        hits: rows that are both.
+        total: all rows of a group, shape [..., 1, G].
+    """
+
+    true: Array
+    predicted: Array
+    hits: Array
+    total: Array
+
+    @classmethod
+    def of(cls, counts: Array) -> "Margins":
+        """From counts [..., G, C, C]."""
+        true = _classes_first(counts.sum(axis=-1))
+        predicted = _classes_first(counts.sum(axis=-2))
+        return cls(true, predicted, _classes_first(_hits(counts)), true.sum(axis=-2, keepdims=True))
+
+    def of_classes(self, classes: slice) -> "Margins":
+        """Some of the classes, each against all others."""
+        true, predicted, hits = (part[..., classes, :] for part in self[:3])
+        return Margins(true, predicted, hits, self.total)
+
+    def base_rate(self) -> Array:
+        """P(y = c | g)."""
+        return divide(self.true, self.total)
+
+    def selection_rate(self) -> Array:
+        """P(ŷ = c | g)."""
+        return divide(self.predicted, self.total)
+
+    def true_positive_rate(self) -> Array:
+        """P(ŷ = c | y = c, g)."""
+        return divide(self.hits, self.true)
+
+    def false_positive_rate(self) -> Array:
+        """P(ŷ = c | y ≠ c, g)."""
+        return divide(self.predicted - self.hits, self.total - self.true)
+
+    def precision(self) -> Array:
+        """P(y = c | ŷ = c, g)."""
+        return divide(self.hits, self.predicted)
+
+    def accuracy(self) -> Array:
+        """P(ŷ = y | g), shape [..., 1, G], of the margins of all classes."""
+        return divide(self.hits.sum(axis=-2, keepdims=True), self.total)
+
+
 def base_rate(counts: Array) -> Array:
     """P(y = c | g), shape [..., C, G].
 
@@ -35,8 +89,7 @@ def base_rate(counts: Array) -> Array:
         >>> base_rate(np.array([[[3, 1], [0, 4]], [[1, 1], [1, 1]]]))[1].tolist()
         [0.5, 0.5]
     """
-    true = counts.sum(axis=-1)
-    return _classes_first(divide(true, true.sum(axis=-1, keepdims=True)))
+    return Margins.of(counts).base_rate()
 
 
 def selection_rate(counts: Array) -> Array:
@@ -46,8 +99,7 @@ def selection_rate(counts: Array) -> Array:
         >>> selection_rate(np.array([[[3, 1], [0, 4]], [[1, 1], [1, 1]]]))[1].tolist()
         [0.625, 0.5]
     """
-    predicted = counts.sum(axis=-2)
-    return _classes_first(divide(predicted, predicted.sum(axis=-1, keepdims=True)))
+    return Margins.of(counts).selection_rate()
 
 
 def true_positive_rate(counts: Array) -> Array:
@@ -57,7 +109,7 @@ def true_positive_rate(counts: Array) -> Array:
         >>> true_positive_rate(np.array([[[3, 1], [0, 4]], [[1, 1], [1, 1]]]))[1].tolist()
         [1.0, 0.5]
     """
-    return _classes_first(divide(_hits(counts), counts.sum(axis=-1)))
+    return Margins.of(counts).true_positive_rate()
 
 
 def false_positive_rate(counts: Array) -> Array:
@@ -67,9 +119,7 @@ def false_positive_rate(counts: Array) -> Array:
         >>> false_positive_rate(np.array([[[3, 1], [0, 4]], [[1, 1], [1, 1]]]))[1].tolist()
         [0.25, 0.5]
     """
-    true = counts.sum(axis=-1)
-    wrongly = counts.sum(axis=-2) - _hits(counts)
-    return _classes_first(divide(wrongly, true.sum(axis=-1, keepdims=True) - true))
+    return Margins.of(counts).false_positive_rate()
 
 
 def precision(counts: Array) -> Array:
@@ -79,7 +129,7 @@ def precision(counts: Array) -> Array:
         >>> precision(np.array([[[3, 1], [0, 4]], [[1, 1], [1, 1]]]))[1].tolist()
         [0.8, 0.5]
     """
-    return _classes_first(divide(_hits(counts), counts.sum(axis=-2)))
+    return Margins.of(counts).precision()
 
 
 def accuracy(counts: Array) -> Array:
@@ -89,7 +139,7 @@ def accuracy(counts: Array) -> Array:
         >>> accuracy(np.array([[[3, 1], [0, 4]], [[1, 1], [1, 1]]])).tolist()
         [0.875, 0.5]
     """
-    return divide(_hits(counts).sum(axis=-1), counts.sum(axis=(-1, -2)))
+    return Margins.of(counts).accuracy()[..., 0, :]
 
 
 def spread(rates: Array) -> Array:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import isnan
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -38,13 +39,15 @@ class Rates:
     @cached_property
     def se(self) -> Array:
         """Standard errors, shape [C, G]."""
-        off = (self.star - self.hat).transpose(1, 2, 0)
-        return np.asarray(np.sqrt(np.maximum(np.vecdot(off, off) / len(self.star) - off.mean(axis=-1) ** 2, 0.0)))
+        star = self.star.transpose(1, 2, 0)
+        variance = np.vecdot(star, star) / len(self.star) - star.mean(axis=-1) ** 2
+        # Of rates between 0 and 1, rounding leaves 1e-16; what is no more than that is 0.
+        return np.sqrt(np.where(variance > 1e-15, variance, 0.0))
 
     @cached_property
     def has_empty(self) -> bool:
         """Whether a replicate left a cell empty: a rate without a value."""
-        return bool(np.isnan(self.star).any())
+        return isnan(self.star.sum())  # quicker than looking at each
 
     @cached_property
     def independent(self) -> NDArray[np.int64]:
@@ -109,10 +112,6 @@ class Terms(NamedTuple):
     star: Array
 
 
-def _accuracy(counts: Array) -> Array:
-    return metrics.accuracy(counts)[..., None, :]
-
-
 def _rows(counts: Counts) -> Counts:
     true = counts.sum(axis=-1)
     return np.broadcast_to(true.sum(axis=-1), (true.shape[-1], true.shape[-2]))
@@ -132,22 +131,22 @@ def _rows_predicted(counts: Counts) -> Counts:
 
 @dataclass(frozen=True)
 class Kind:
-    """How a rate is computed from counts, which rows it needs, and over which classes it runs."""
+    """How a rate is computed from margins, which rows it needs, and over which classes it runs."""
 
-    rate: Callable[[Array], Array]
+    rate: Callable[[metrics.Margins], Array]
     rows: Callable[[Counts], Counts]
     need: str
     classes: str = "positive"
 
 
 RATES = {
-    "base_rate": Kind(metrics.base_rate, _rows, "rows"),
-    "selection_rate": Kind(metrics.selection_rate, _rows, "rows"),
-    "TPR": Kind(metrics.true_positive_rate, _rows_of_class, "rows with label {}"),
-    "FPR": Kind(metrics.false_positive_rate, _rows_of_other_classes, "rows with a label other than {}"),
-    "precision": Kind(metrics.precision, _rows_predicted, "rows with prediction {}"),
-    "recall": Kind(metrics.true_positive_rate, _rows_of_class, "rows with label {}", "all"),
-    "accuracy": Kind(_accuracy, lambda counts: _rows(counts)[:1], "rows", "none"),
+    "base_rate": Kind(metrics.Margins.base_rate, _rows, "rows"),
+    "selection_rate": Kind(metrics.Margins.selection_rate, _rows, "rows"),
+    "TPR": Kind(metrics.Margins.true_positive_rate, _rows_of_class, "rows with label {}"),
+    "FPR": Kind(metrics.Margins.false_positive_rate, _rows_of_other_classes, "rows with a label other than {}"),
+    "precision": Kind(metrics.Margins.precision, _rows_predicted, "rows with prediction {}"),
+    "recall": Kind(metrics.Margins.true_positive_rate, _rows_of_class, "rows with label {}", "all"),
+    "accuracy": Kind(metrics.Margins.accuracy, lambda counts: _rows(counts)[:1], "rows", "none"),
 }
 
 
@@ -190,9 +189,14 @@ class Tables:
             return ("",)
         return self.classes[1:] if classes == "positive" and len(self.classes) == 2 else self.classes
 
+    @cached_property
+    def _margins(self) -> tuple[metrics.Margins, metrics.Margins]:
+        """Of the counts and of their replicates."""
+        return metrics.Margins.of(self.counts), metrics.Margins.of(self.star)
+
     def _rates(self, kind: Kind) -> Rates:
         chosen = slice(1, 2) if kind.classes == "positive" and len(self.classes) == 2 else slice(None)
-        hat, star = kind.rate(self.counts)[chosen], kind.rate(self.star)[:, chosen]
+        hat, star = (kind.rate(m if kind.classes == "none" else m.of_classes(chosen)) for m in self._margins)
         names = self.classes[1:] if chosen.start else self.classes
         rows = kind.rows(self.rows)[chosen]
         rates = Rates(hat, star, rows, lambda c: kind.need.format(names[c]), self.clusters)

@@ -64,7 +64,8 @@ def truths(reduction: Reduction, hat: Array, se: Array, level: float, logarithms
         value = float(reduce(between))
         return between * (theta / value) if value > 0 else between
 
-    return intervals.Truths(at, _reach(hat, pools, level, to_overall))
+    signed = _signed(hat, pools, to_overall) if exact else None
+    return intervals.Truths(at, signed, _reach(hat, pools, level, to_overall))
 
 
 def _is_mean_of_largest(reduction: Reduction, hat: Array) -> bool:
@@ -154,6 +155,35 @@ def _give_way(gaps: list[tuple[float, float, float]]) -> _Line:
     steps = sorted([0.0, *(gap / noise for gap, noise, _ in gaps)], reverse=True)
     values = [sum(share * max(0.0, gap - step * noise) for gap, noise, share in gaps) for step in steps]
     return _Line(values, steps)
+
+
+def _signed(hat: Array, pools: list[list[_Row]], to_overall: bool) -> Callable[[Array], Array]:
+    """The mean over the largest pool of highest minus lowest, or of the one furthest from all rows minus these."""
+    ends: list[list[tuple[_Row, int, int]]] = []
+    values = []
+    for pool in pools:
+        of_pool, value = [], 0.0
+        for row in pool:
+            known = [(rate, g) for g, rate in enumerate(row.rates) if not isnan(rate)]
+            high, low = max(known), min(known)
+            if to_overall:
+                overall = (float(hat[row.place][-1]), hat.shape[-1] - 1)
+                above = high[0] - overall[0] >= overall[0] - low[0]
+                high, low = (high, overall) if above else (overall, low)
+            of_pool.append((row, high[1], low[1]))
+            value += row.share * (high[0] - low[0])
+        ends.append(of_pool)
+        values.append(value)
+    made_by = ends[values.index(max(values))]
+
+    def signed(error: Array) -> Array:
+        found = np.zeros(len(error))
+        for row, high, low in made_by:
+            of_groups = error[:, row.place[0], row.place[1]]
+            found += row.share * (of_groups[:, high] - of_groups[:, low])
+        return found
+
+    return signed
 
 
 def _reach(hat: Array, pools: list[list[_Row]], level: float, to_overall: bool) -> float:
