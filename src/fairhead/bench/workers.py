@@ -109,6 +109,9 @@ class _Worker:
 
     def end(self) -> None:
         self.pipe.close()
+        if self.cell is None:
+            # It leaves by itself when its pipe ends, and takes with it what it has started (compilers).
+            self.process.join(10)
         self.process.terminate()
         self.process.join()
 
