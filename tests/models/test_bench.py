@@ -24,6 +24,7 @@ from fairhead.bench.store import Store
 from fairhead.bench.table import table_of
 from fairhead.bench.tasks import read_task
 from fairhead.bench.workers import Workplace
+from fairhead.cli.bench import device_of
 from fairhead.errors import InputError, UnsupportedModel
 
 
@@ -132,7 +133,7 @@ def test_a_finished_grid_is_not_run_again_but_a_changed_one_is(finished, faces, 
     assert run_grid(grid, out, Workplace()) == (4, 0, 0)
     (tmp_path / "grid.yaml").write_text(GRID)
     changed = read_grid(tmp_path / "grid.yaml", ["epochs=1"], {"FACES": str(faces)})
-    with pytest.raises(InputError, match="no cell of 'Made faces' is done"):
+    with pytest.raises(InputError, match=r"no cell of 'Made faces' is done; .* has 4 results .* with other settings"):
         table_of(changed, Store(out))
 
 
@@ -232,6 +233,33 @@ def test_data_and_groups_that_are_not_there_are_said_in_the_row(grid_of, tmp_pat
     assert "Did you mean 'white'" in Store(tmp_path / "out").rows()[0]["error"]
 
 
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("vit-2x3", {"width": 16}, "width is 16; expected a multiple of 3, its heads"),
+        ("vit-2x2", {"image_size": 10, "patch_size": 4}, "image_size is 10; expected a multiple of 4, its patch_size"),
+        ("vit-2x2", {"width": "abc"}, "width is 'abc'; expected a whole number of at least 1"),
+        ("vit-2x2", {"mlp": 0}, "mlp is 0; expected a whole number"),
+        ("vit-0x2", {}, "needs at least one layer and one head"),
+    ],
+)
+def test_a_fresh_model_that_cannot_be_is_refused(name, settings, message):
+    with pytest.raises(InputError, match=message):
+        Recipe(name, ("0", "1"), settings).check()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_devices_that_are_not_there_are_refused():
+    assert device_of("auto") == device_of("cpu") == "cpu"
+    for device, message in [
+        ("cuda", "sees no GPU here"),
+        ("gpu", "'gpu'; expected cpu, cuda"),
+        ("xla", "no xla device"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            device_of(device)
+
+
 def test_a_fresh_vision_model_refuses_texts():
     with pytest.raises(UnsupportedModel, match="reads pictures"):
         Recipe("vit-2x2", ("a", "b")).build("text", 0)
@@ -284,6 +312,7 @@ def test_a_run_that_was_killed_goes_on_and_loses_only_the_cell_in_flight(tmp_pat
     _, said = second.communicate(timeout=240)
     assert second.returncode == 0, said
     assert f"{len(before)} were done before" in said
+    assert f"{len(before) + 1} of 4 faces/tiny/" in said  # the count goes on too
     after = {row["cell"]: row for row in Store(out).rows()}
     assert len(after) == 4
     # What was done before the kill is what is there now, byte for byte.

@@ -133,6 +133,26 @@ def test_a_group_given_to_training_is_refused(faces, tmp_path):
         mitigate("dam", *given, "--option", "values")
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--epochs", 0], "epochs is 0; expected a whole number of at least 1"),
+        (["--lr", "nan"], "learning_rate is nan"),
+        (["--data", "faces"], "--data is 'faces'; expected reader:path"),
+        (["--limit", 0], "--limit is 0; at least 1 is needed"),
+        (["--option", "values=0"], "values is 0; expected a whole number of at least 1"),
+        (["--model", "vit-2x3"], "width is 16; expected a multiple of 3"),
+        (["--against", "erm2"], "no method 'erm2'"),
+        (["--against", "group_dro"], "group_dro trains with the sensitive attribute"),
+        (["--against", "dam"], "--against dam is the method itself"),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_read_or_trained(given, message, tmp_path):
+    # There are no data at all where it is told to look.
+    with pytest.raises(ValueError, match=message):
+        mitigate("dam", "--data", f"utkface:{tmp_path / 'nowhere'}", *MODEL, "--device", "cpu", *given)
+
+
 def test_the_last_good_epoch_of_a_run_that_diverged_is_kept(faces, tmp_path, monkeypatch):
     # A learning rate that grows out of hand after the first epoch: NaN at some later step.
     from fairhead.train import TrainingDiverged, loop

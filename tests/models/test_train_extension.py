@@ -108,7 +108,12 @@ def test_cells_that_nobody_falls_in_do_not_count():
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"epochs": 0}, "epochs is 0; expected a whole number of at least 1"), ({"batch_size": 0}, "batch_size")],
+    [
+        ({"epochs": 0}, "epochs is 0; expected a whole number of at least 1"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"learning_rate": float("nan")}, "learning_rate is nan; expected a number above 0"),
+        ({"precision": "fp16"}, "precision is 'fp16'; expected no or bf16"),
+    ],
 )
 def test_plans_that_cannot_be_are_refused(settings, message):
     with pytest.raises(InputError, match=message):

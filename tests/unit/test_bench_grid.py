@@ -140,6 +140,7 @@ def test_a_search_is_read_and_changed_on_the_command_line(grid_of):
         ("methods=dma-4", "Did you mean 'dam-4'"),
         ("seeds=a", "expected whole numbers"),
         ("limit=-3", "expected whole numbers"),
+        ("limit=0", "limit is 0; at least 1 row is needed"),
         ("search=0", "search.configs is 0; at least 1"),
         ("search=many", "search is text; expected a mapping"),
         ("search.seeds=0", "seed 0 is one of the grid and one of its search"),

@@ -71,10 +71,26 @@ class Recipe:
                 )
         if self.folder and not (self.folder / "config.json").is_file():
             raise InputError(f"{self.folder} has no config.json: expected the folder of a pretrained model")
-        if not self.folder and not _FRESH.fullmatch(self.name):
+        for setting, value in self.settings.items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InputError(f"backbone {self.name}: {setting} is {value!r}; expected a whole number of at least 1")
+        if not self.folder:
+            self._check_fresh()
+
+    def _check_fresh(self) -> None:
+        shape, settings = _FRESH.fullmatch(self.name), self.all_settings()
+        if not shape:
             raise InputError(
                 f"there is no backbone {self.name!r}; give vit-<layers>x<heads>, such as vit-8x8, or path:FOLDER"
             )
+        if int(shape[1]) < 1 or int(shape[2]) < 1:
+            raise InputError(f"backbone {self.name} needs at least one layer and one head")
+        divisors = {"width": (int(shape[2]), "its heads"), "image_size": (settings["patch_size"], "its patch_size")}
+        for setting, (divisor, whose) in divisors.items():
+            if settings[setting] % divisor:
+                raise InputError(
+                    f"backbone {self.name}: {setting} is {settings[setting]}; expected a multiple of {divisor}, {whose}"
+                )
 
     def all_settings(self) -> dict[str, Any]:
         """The settings, with the defaults of a fresh model."""

@@ -157,7 +157,10 @@ def _search(value: Any, where: str, before: Search | None) -> Search | None:
 
 
 def _limit(value: Any, where: str) -> int | None:
-    return None if value is None else whole_numbers([value], where)[0]
+    limit = None if value is None else whole_numbers([value], where)[0]
+    if limit == 0:
+        raise InputError(f"{where} is 0; at least 1 row is needed")
+    return limit
 
 
 def _backbone(entry: Any, where: str) -> Backbone:

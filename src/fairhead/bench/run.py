@@ -18,7 +18,11 @@ class Outcome(NamedTuple):
 
 
 def run_grid(
-    grid: Grid, out: Path | str, workplace: Workplace | None = None, on_news: Callable[[News], None] | None = None
+    grid: Grid,
+    out: Path | str,
+    workplace: Workplace | None = None,
+    on_news: Callable[[News], None] | None = None,
+    on_before: Callable[[int], None] | None = None,
 ) -> Outcome:
     """Run every cell of a grid that has no result yet in `out`.
 
@@ -30,6 +34,7 @@ def run_grid(
         out: folder of the results.
         workplace: device, cells at once, and cache.
         on_news: called as cells go on and end.
+        on_before: called with how many cells were done before; for the trials of a search and for what follows them.
 
     Raises:
         InputError: a method, option or model of the grid does not exist, or the folder cannot be written. A cell that
@@ -39,12 +44,18 @@ def run_grid(
 
     workplace = workplace or Workplace()
     store = Store(out)
-    tried = _run(trial_cells(grid), store, workplace, on_news)
-    finals = _run(final_cells(grid, store), store, workplace, on_news)
+    tried = _run(trial_cells(grid), store, workplace, on_news, on_before)
+    finals = _run(final_cells(grid, store), store, workplace, on_news, on_before)
     return Outcome(*(a + b for a, b in zip(tried, finals, strict=True)))
 
 
-def _run(cells: Sequence[Cell], store: Store, workplace: Workplace, on_news: Callable[[News], None] | None) -> Outcome:
+def _run(
+    cells: Sequence[Cell],
+    store: Store,
+    workplace: Workplace,
+    on_news: Callable[[News], None] | None,
+    on_before: Callable[[int], None] | None,
+) -> Outcome:
     """Run those of the cells that have no result yet."""
     from fairhead.bench.effective import fingerprint
 
@@ -54,6 +65,8 @@ def _run(cells: Sequence[Cell], store: Store, workplace: Workplace, on_news: Cal
     }
     todo = [cell for cell in cells if (cell.name, fingerprint(cell)) not in known]
     check(todo)
+    if on_before is not None:
+        on_before(len(cells) - len(todo))
     failed = 0
     for news in run_cells(todo, workplace):
         if news.row is not None:

@@ -12,6 +12,7 @@ from fairhead.audit import Audit, Comparison, audit, compare
 from fairhead.bench.backbones import Recipe
 from fairhead.bench.cell import Done, Tell, run_cell
 from fairhead.bench.grid import Cell, Method
+from fairhead.bench.run import check
 from fairhead.bench.tasks import tokenizer_of
 from fairhead.errors import InputError
 from fairhead.mitigate import attach, save
@@ -53,6 +54,8 @@ def mitigate(
         InputError: the folder cannot be written, or data, model or method cannot be had as asked for.
         TrainingDiverged: the loss was not finite; `model/` has the last good epoch, if there was one.
     """
+    cells = [cell] if against is None else [cell, replace(cell, method=Method(against, against))]
+    check(cells)  # the second as well before the first is trained
     out = Path(out)
     try:
         (out / "model").mkdir(parents=True, exist_ok=True)
@@ -71,7 +74,7 @@ def mitigate(
     columns = list(done.records.groups)
     found, comparison = audit(done.records, group_by=columns), None
     if against is not None:
-        other = run_cell(replace(cell, method=Method(against, against)), device, cache, tell)
+        other = run_cell(cells[1], device, cache, tell)
         other.records.save(out / f"records-{against}.csv")
         comparison = compare(other.records, done.records, group_by=columns)
     content = found.to_dict() if comparison is None else {**found.to_dict(), "comparison": comparison.to_dict()}

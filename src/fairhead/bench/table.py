@@ -35,8 +35,7 @@ def table_of(grid: Grid, store: Store, command: str = "") -> Table:
     rows = plan.rows
     if not any(row["status"] == "done" for row in rows):
         errors = [f"{row['cell']}: {row['error']}" for row in rows if row["status"] == "failed"]
-        untried = "; its search is not finished" if grid.search and len(plan.choices) < len(grid.methods) else ""
-        raise InputError(f"no cell of {grid.title!r} is done{'; ' + errors[0] if errors else untried}")
+        raise InputError(f"no cell of {grid.title!r} is done{'; ' + errors[0] if errors else _why_none(grid, store)}")
     blocks = []
     for data in grid.data:
         for backbone in grid.backbones:
@@ -60,6 +59,15 @@ def table_of(grid: Grid, store: Store, command: str = "") -> Table:
         "devices": list(dict.fromkeys(made["device"] for made in made_with)),
     }
     return Table(grid.title, grid.about, grid.baseline, grid.metrics, tuple(blocks), grid.reported, provenance)
+
+
+def _why_none(grid: Grid, store: Store) -> str:
+    """What there is instead of a finished cell, if anything."""
+    names = {cell.name for cell in grid.cells()}
+    others = sum(row["cell"] in names for row in store.rows())
+    if others:
+        return f"; {store.folder} has {others} results of its cells with other settings or other defaults"
+    return "; its search is not finished" if grid.search and store.rows() else ""
 
 
 class _Plan(NamedTuple):

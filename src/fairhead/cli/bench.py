@@ -121,7 +121,7 @@ def bench_command(
         with progress() as shown:
             report = _Report(shown, plan.size)
             try:
-                outcome = run_grid(plan, out, workplace, report)
+                outcome = run_grid(plan, out, workplace, report, report.before)
                 typer.echo(
                     f"{outcome.done} cells done, {outcome.failed} failed, {outcome.before} were done before", err=True
                 )
@@ -149,6 +149,10 @@ class _Report:
         self._cells = cells
         self._ended = 0
 
+    def before(self, cells: int) -> None:
+        """So many cells need not run again."""
+        self._ended += cells
+
     def __call__(self, news: "News") -> None:
         name = news.cell.name
         if news.row is None:
@@ -174,7 +178,7 @@ def _grid_file(grid: str) -> Path:
     from importlib.resources import files
 
     path = Path(grid)
-    if path.suffix in (".yaml", ".yml") or path.exists():
+    if path.suffix in (".yaml", ".yml") or path.is_file():
         return path
     shipped = Path(str(files("fairhead.bench") / f"{grid}.yaml"))
     if not shipped.exists():
@@ -212,6 +216,14 @@ def device_of(device: str) -> str:
 
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise InputError(f"--device is {device}, and PyTorch sees no GPU here: use --device cpu")
+    try:
+        kind, number = torch.device(device).type, torch.device(device).index
+    except RuntimeError:
+        raise InputError(f"--device is {device!r}; expected cpu, cuda, cuda:1, ... or auto") from None
+    here = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if here is None or here.type != kind:
+        what = "no GPU" if kind == "cuda" else f"no {kind} device"
+        raise InputError(f"--device is {device}, and PyTorch sees {what} here: use --device cpu")
+    if number is not None and number >= torch.accelerator.device_count():
+        raise InputError(f"--device is {device}, and there are {torch.accelerator.device_count()}, counted from 0")
     return device

@@ -137,6 +137,13 @@ def mitigate_command(
     options = pairs(option, "--option")
     _refuse_groups(options)
     reader_options = pairs(data_option, "--data-option")
+    if not all(data.partition(":")):
+        raise InputError(f"--data is {data!r}; expected reader:path, such as utkface:UTKFace.zip")
+    for flag, number in (("--limit", limit), ("--max-length", max_length)):
+        if number is not None and number < 1:
+            raise InputError(f"{flag} is {number}; at least 1 is needed")
+    if against == method and not options:
+        raise InputError(f"--against {against} is the method itself: name another, or give it options of its own")
     names = tuple(part.strip() for part in parts.split(","))
     if len(names) != 3:
         raise InputError(f"--parts is {parts!r}; expected three names, those of train, validation and test")
