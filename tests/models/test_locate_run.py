@@ -18,9 +18,10 @@ from fairhead.locate.measures import separation
 from fairhead.locate.passes import ForwardPasses
 from fairhead.locate.plan import LocatePlan, halves_of
 from fairhead.locate.run import locate
+from fairhead.locate.sentences import outcome
 from fairhead.locate.studies import study, writing
 from fairhead.locate.textspan import Pool
-from fairhead.locate.writeup import outcome, report_of, to_dict, verdict
+from fairhead.locate.writeup import report_of, to_dict, verdict
 from fairhead.report import render
 
 RELAYED = Head(0, 2)
@@ -117,6 +118,7 @@ def test_a_head_that_acts_through_later_layers_is_found_by_its_effect_alone() ->
     np.testing.assert_allclose(found.effect_map.gap[RELAYED], own.gap[0, 0], rtol=1e-6)
     directly = locate(features, rows, task, concept, plan=replace(by_effect, rank="gap"))
     assert RELAYED not in directly.ranked
+    assert "Taken out alone in a true forward pass, 1 of them lower it there" in verdict(found)[0]["text"]
     page = render(report_of(found, rows, {}))
     assert "loses without each head" in page
     content = json.loads(json.dumps(to_dict(found, rows, {}), allow_nan=False))

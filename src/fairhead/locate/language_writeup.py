@@ -6,17 +6,16 @@ from dataclasses import asdict
 from typing import Any
 
 from fairhead import __version__
-from fairhead.audit.results import Difference
 from fairhead.locate.language import LocatedPairs
 from fairhead.locate.pair_studies import PairStudy
 from fairhead.locate.pairs import TextPairs
 from fairhead.locate.plan import half_sha256
 from fairhead.locate.scores import Head
-from fairhead.locate.writeup import SCHEMA, finite, outcome
+from fairhead.locate.sentences import ALPHA, among_controls, curve_section, finite, interval, line, outcome, signed
+from fairhead.locate.writeup import SCHEMA
 from fairhead.report.contract import SCHEMA as REPORT_SCHEMA
 from fairhead.report.wording import head_name, p_value
 
-_ALPHA = 0.05
 _BENCHMARKS = {"crows_pairs": "CrowS-Pairs", "stereoset": "StereoSet"}
 LIMITS = (
     "A head's direct part is the slope of the log-odds in what the head itself writes to the last layer; what it does "
@@ -80,24 +79,26 @@ def verdict(located: LocatedPairs) -> list[dict[str, str]]:
     first, second = located.poles
     whole = located.head_map
     opening = (
-        f"The log-odds of {first} against {second} are {whole.total:+.3f} nats on average ({whole.n} pairs, 95 % "
-        f"interval {whole.total_low:+.3f} to {whole.total_high:+.3f})"
+        f"The log-odds of {first} against {second} are {signed(whole.total)} nats on average ({whole.n} pairs, 95 % "
+        f"interval {signed(whole.total_low)} to {signed(whole.total_high)})"
         + ("" if whole.has_total else ", which cannot be told from 0")
     )
     if not located.ranked:
         text = f"{opening}. No head carries a part of that which can be told from chance after correction."
-        return [_line("unclear", text)]
+        return [line("unclear", text)]
     names = ", ".join(head_name(*head) for head in located.ranked)
-    part = sum(whole.gap[head] for head in located.ranked)
-    sure = [head_name(*head) for head in located.ranked if whole.p_adjusted[head] <= _ALPHA and whole.gap[head] > 0]
+    ranking = located.effect_map or whole
+    part = sum(ranking.gap[head] for head in located.ranked)
+    what = "their direct part is" if located.effect_map is None else "what is lost without each alone adds up to"
+    sure = [head_name(*head) for head in located.ranked if ranking.p_adjusted[head] <= ALPHA and ranking.gap[head] > 0]
     origin, half = ("chosen on one half of the pairs", "other") if located.chosen_here else ("named", "reporting")
     text = (
         f"{opening}. {len(located.ranked)} of {whole.gap.size} heads ({names}) were {origin}. "
-        f"In the {half} half their direct part is {part:+.3f} nats; "
+        f"In the {half} half {what} {signed(part)} nats; "
         + (f"{', '.join(sure)} alone can be told from chance there." if sure else "none can be told from chance there.")
     )
     shown = [study for study in located.studies if study is located.studies[0] or study.way == "forward"]
-    return [_line("note", text), *(_effect_line(study) for study in shown)]
+    return [line("note", text), *(_effect_line(study) for study in shown)]
 
 
 def _effect_line(study: PairStudy) -> dict[str, str]:
@@ -106,19 +107,19 @@ def _effect_line(study: PairStudy) -> dict[str, str]:
     assert change.a is not None
     assert change.b is not None
     text = (
-        f"{words(study).capitalize()} changes the mean log-odds from {change.a:+.3f} to {change.b:+.3f} nats "
-        f"({_interval(change)}). Of {len(ablation.controls)} control sets of the same layers, "
-        f"{round(ablation.percentile * len(ablation.controls))} lower it as much (p {_p(ablation.p_controls)})."
+        f"{words(study).capitalize()} changes the mean log-odds from {signed(change.a)} to {signed(change.b)} nats "
+        f"({interval(change)}). {among_controls(ablation)}"
     )
     cost = False
     if study.way == "forward":
         damage = study["nll"].change
         assert damage.value is not None
         cost = damage.low is not None and damage.low > 0
-        text += f" A token of the texts loses {damage.value:+.3f} nats of likelihood ({_interval(damage)})."
+        how = "less" if damage.value > 0 else "more"
+        text += f" The texts become {how} likely: {signed(-damage.value)} nats a token ({interval(damage, -1)})."
     found = outcome(ablation)
     modest = found.tone == "good" and (cost or study.way == "direct")
-    return _line("note" if modest else found.tone, text + found.sentence)
+    return line("note" if modest else found.tone, text + found.sentence)
 
 
 def words(study: PairStudy) -> str:
@@ -165,7 +166,7 @@ def _sections(located: LocatedPairs, pairs: TextPairs) -> list[dict[str, Any]]:
                 {"kind": "ablation", "title": f"{title}: {a.change.metric}", **a.to_dict()} for a in study.ablations
             ]
     if located.curves is not None:
-        sections.append(_curve_section(located))
+        sections.append(curve_section(located.curves, "true forward passes"))
     return sections
 
 
@@ -201,31 +202,3 @@ def _shown(row: int, pairs: TextPairs) -> str:
 
 def _named(rows: Sequence[int], pairs: TextPairs) -> list[dict[str, str]]:
     return [{"id": pairs.ids[row], "texts": _shown(row, pairs)} for row in rows]
-
-
-def _curve_section(located: LocatedPairs) -> dict[str, Any]:
-    assert located.curves is not None
-    panels = [
-        {
-            "metric": metric,
-            "points": [
-                {"name": f"+ {head_name(*p.heads[-1])}" if p.heads else "no head", "value": finite(p.figures[metric])}
-                for p in located.curves.added
-            ],
-        }
-        for metric in located.curves.metrics
-    ]
-    text = "Heads are changed one after the other, in the order of their rank (true forward passes)."
-    return {"kind": "curve", "title": "Dose and response", "text": text, "panels": panels}
-
-
-def _interval(change: Difference) -> str:
-    return f"95 % interval {change.low:+.3f} to {change.high:+.3f}"
-
-
-def _p(p: float) -> str:
-    return "< 0.001" if p < 0.001 else f"= {p:.3f}"
-
-
-def _line(tone: str, text: str) -> dict[str, str]:
-    return {"text": text, "tone": tone}

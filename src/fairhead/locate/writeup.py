@@ -4,24 +4,32 @@ import base64
 import io
 import platform
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from fairhead import __version__
-from fairhead.audit.results import Difference
 from fairhead.data import Images
-from fairhead.locate.ablation import Ablation
-from fairhead.locate.effects import Curves, Evaluation
+from fairhead.locate.effects import Evaluation
 from fairhead.locate.plan import half_sha256
 from fairhead.locate.run import Located
 from fairhead.locate.scores import Head
+from fairhead.locate.sentences import (
+    ALPHA,
+    among_controls,
+    curve_section,
+    finite,
+    interval,
+    line,
+    outcome,
+    p_text,
+    signed,
+)
 from fairhead.locate.studies import Study
 from fairhead.report.contract import SCHEMA as REPORT_SCHEMA
 from fairhead.report.wording import head_name, metric_name, p_value
 
 SCHEMA = "fairhead.headmap/1"
-_ALPHA = 0.05
 _SHOWN = ("cramers_v", "DP", "EOd")
 STAND_IN = (
     "The text side here is a stand-in (a sentence encoder with a linear map), not the model's own text tower. What is "
@@ -71,15 +79,6 @@ def to_dict(located: Located, evaluation: Evaluation, provenance: Mapping[str, A
     return plain
 
 
-def finite(value: Any) -> Any:
-    """None for NaN, which is not JSON: a figure that has no value, such as V where all predictions are the same."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and np.isnan(value) else value
-
-
 def _study(study: Study) -> dict[str, Any]:
     cells = [{"label": c.label, "group": c.group, **vars(c.change)} for c in study.by_cell]
     return {
@@ -125,16 +124,16 @@ def report_of(
 def verdict(located: Located) -> list[dict[str, str]]:
     """Sentences with their tone, each decided by intervals and controls."""
     if not located.ranked:
-        return [_line("unclear", "No head carries a part of the gap that can be told from chance.")]
+        return [line("unclear", "No head carries a part of the gap that can be told from chance.")]
     names = ", ".join(head_name(*head) for head in located.ranked)
     auc = located.separation.auc
     best = max(located.ranked, key=lambda head: abs(auc.value[head] - 0.5))
     chosen = f"were chosen on one half of the {located.noun}" if located.chosen_here else "were named"
     lines = [
-        _line(
+        line(
             "note",
-            f"{len(located.ranked)} of {located.head_map.gap.size} heads ({names}) {chosen}. {_part(located)} "
-            f"Along {located.concept.name}, {head_name(*best)} tells the groups apart best of them, with an AUC of "
+            f"{len(located.ranked)} of {located.head_map.gap.size} heads ({names}) {chosen}. "
+            f"{_part(located)}{_alone(located)} Along {located.concept.name}, {head_name(*best)} tells the groups apart best of them, with an AUC of "
             f"{auc.value[best]:.2f} ({auc.low[best]:.2f} to {auc.high[best]:.2f}; 0.5 is not at all).",
         )
     ]
@@ -145,7 +144,7 @@ def verdict(located: Located) -> list[dict[str, str]]:
 def _part(located: Located) -> str:
     """The chosen heads' part in the gap; as a share where the whole can be told from 0."""
     gap = located.head_map
-    whole = f"{_signed(gap.total)} logits, 95 % interval {_signed(gap.total_low)} to {_signed(gap.total_high)}"
+    whole = f"{signed(gap.total)} logits, 95 % interval {signed(gap.total_low)} to {signed(gap.total_high)}"
     other = "the other half" if located.chosen_here else "the reporting half"
     part = sum(float(gap.gap[head]) for head in located.ranked)
     if gap.has_total:
@@ -154,67 +153,41 @@ def _part(located: Located) -> str:
             f"{located.evidence} ({whole})."
         )
     return (
-        f"In {other} they add {_signed(part)} logits to the gap in the evidence for {located.evidence}, which as a "
+        f"In {other} they add {signed(part)} logits to the gap in the evidence for {located.evidence}, which as a "
         f"whole cannot be told from 0 ({whole})."
     )
+
+
+def _alone(located: Located) -> str:
+    """How many of the chosen heads lower the gap on their own, where that was asked."""
+    lost = located.effect_map
+    if lost is None:
+        return ""
+    side = np.sign(lost.total)
+    sure = [head for head in located.ranked if lost.p_adjusted[head] <= ALPHA and side * lost.gap[head] > 0]
+    return f" Taken out alone in a true forward pass, {len(sure)} of them lower it there by more than chance."
 
 
 def _effect_line(study: Study) -> dict[str, str]:
     metric = next((m for m in _SHOWN if any(a.change.metric == m for a in study.ablations)), None)
     if metric is None:
-        return _line("unclear", f"The effect of {_words(study)} is undefined: too few rows.")
+        return line("unclear", f"The effect of {_words(study)} is undefined: too few rows.")
     ablation = study[metric]
     change = ablation.change
     assert change.value is not None
     names = {"cramers_v": "Cramér's V of prediction and group", "DP": "DP", "EOd": "EOd"}
     text = (
         f"{_words(study).capitalize()} changes {names[metric]} from {change.a:.3f} to {change.b:.3f} "
-        f"({_interval(change)}, corrected p {_p(change.p_adjusted)}). "
-        f"Of {len(ablation.controls)} control sets of the same layers, "
-        f"{round(ablation.percentile * len(ablation.controls))} "
-        f"{'lower it as much' if change.value <= 0 else 'raise it less, or lower it'} (p {_p(ablation.p_controls)})."
+        f"({interval(change)}, corrected p {p_text(change.p_adjusted)}). " + among_controls(ablation)
     )
     if ablation.accuracy is not None and ablation.accuracy.value is not None:
         text += (
-            f" Accuracy changes by {_signed(100 * ablation.accuracy.value, 1)} points "
-            f"({_interval(ablation.accuracy, 100, 1)})."
+            f" Accuracy changes by {signed(100 * ablation.accuracy.value, 1)} points "
+            f"({interval(ablation.accuracy, 100, 1)})."
         )
     cost = ablation.accuracy is not None and ablation.accuracy.high is not None and ablation.accuracy.high < 0
     found = outcome(ablation)
-    return _line("note" if cost and found.tone == "good" else found.tone, text + found.sentence)
-
-
-class Outcome(NamedTuple):
-    """What an edit did to a gap: a sentence (empty, or with a blank before it) and its tone, whatever else it cost."""
-
-    sentence: str
-    tone: str
-
-
-def outcome(ablation: Ablation) -> Outcome:
-    """Judge the effect on a gap whose ideal is 0, by its interval, its corrected p and the controls.
-
-    Example:
-        >>> wider = Difference("DP", "sex", 0.05, 0.16, 0.11, 0.05, 0.17, n=500, p=0.001, p_adjusted=0.004)
-        >>> outcome(Ablation((Head(2, 1),), wider, controls=(0.0, 0.01), exhaustive=True))
-        Outcome(sentence=' The gap is wider than before.', tone='bad')
-    """
-    change = ablation.change
-    if change.a is None or change.b is None or change.low is None or change.high is None:
-        return Outcome("", "unclear")
-    p = 1.0 if change.p_adjusted is None else change.p_adjusted
-    if change.low <= 0 <= change.high or p >= _ALPHA:
-        return Outcome(" That change cannot be told from chance in this sample.", "unclear")
-    if abs(change.b) > abs(change.a):
-        side = ", on the other side" if change.a * change.b < 0 else ""
-        return Outcome(f" The gap is wider than before{side}.", "bad")
-    if change.low > 0:  # nearer to 0 from below: controls are asked who lowers the figure
-        return Outcome("", "note")
-    if ablation.p_controls <= _ALPHA:
-        return Outcome("", "good")
-    if ablation.percentile == 0:
-        return Outcome(" No control does as much, but there are too few of them to rule out chance.", "note")
-    return Outcome(" So the effect is not special to the chosen heads.", "unclear")
+    return line("note" if cost and found.tone == "good" else found.tone, text + found.sentence)
 
 
 def _words(study: Study) -> str:
@@ -234,8 +207,8 @@ def _sections(
     whole = located.head_map.total
     of_heads, of_others = float(located.head_map.gap.sum()), float(located.other_map.gap.sum())
     rest = (
-        f"The whole gap is {_signed(whole)} logits: {_signed(of_heads)} from all heads together, {_signed(of_others)} "
-        f"from the embedding and the MLPs, {_signed(whole - of_heads - of_others)} from biases, which the norms scale "
+        f"The whole gap is {signed(whole)} logits: {signed(of_heads)} from all heads together, {signed(of_others)} "
+        f"from the embedding and the MLPs, {signed(whole - of_heads - of_others)} from biases, which the norms scale "
         "differently from row to row."
     )
     sections: list[dict[str, Any]] = [
@@ -274,7 +247,7 @@ def _sections(
         if study is located.studies[0] or study.way == "forward":
             sections += _study_sections(study)
     ways = (("direct effect alone", located.curves), ("true forward passes", located.forward_curves))
-    sections += [_curve_section(found, way) for way, found in ways if found is not None]
+    sections += [curve_section(found, way) for way, found in ways if found is not None]
     return sections
 
 
@@ -285,7 +258,7 @@ def _single_heads(located: Located) -> list[dict[str, Any]]:
     alike = float(np.corrcoef(lost, direct)[0, 1]) if lost.std() and direct.std() else float("nan")
     text = "Each head alone was edited in a true forward pass; heads were ranked by what the gap then lost."
     if not np.isnan(alike):
-        text += f" Over all heads this and the direct part above correlate by {_signed(alike, 2)}."
+        text += f" Over all heads this and the direct part above correlate by {signed(alike, 2)}."
     title = f"What the gap of the evidence for {located.evidence} loses without each head"
     return [{"kind": "headmap", "title": title, "text": text, **located.effect_map.to_dict()}]
 
@@ -338,25 +311,6 @@ def _card(located: Located, head: Head, images: Images | None) -> dict[str, Any]
     return card
 
 
-def _curve_section(found: Curves, way: str) -> dict[str, Any]:
-    panels = []
-    for metric in found.metrics:
-        points = [
-            {
-                "name": "no head" if not p.heads else f"+ {head_name(*p.heads[-1])}",
-                "value": None if np.isnan(p.figures[metric]) else p.figures[metric],
-            }
-            for p in found.added
-        ]
-        panels.append({"metric": metric, "points": points})
-    return {
-        "kind": "curve",
-        "title": f"Dose and response ({way})",
-        "text": "Heads are changed one after the other, in the order of their rank.",
-        "panels": panels,
-    }
-
-
 def _what_was_done(located: Located, notes: tuple[str, ...]) -> str:
     n = int(located.choosing.sum()), int((~located.choosing).sum())
     origin = f"chosen on {n[0]} {located.noun}" if located.chosen_here else "named"
@@ -379,25 +333,3 @@ def _picture(images: Images, row: int) -> str:
     file = io.BytesIO()
     picture.save(file, "JPEG", quality=80)
     return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
-
-
-def _interval(change: Difference, factor: float = 1, digits: int = 3) -> str:
-    if change.low is None or change.high is None:
-        return "no interval"
-    low, high = (_signed(factor * end, digits) for end in (change.low, change.high))
-    return f"95 % interval {low} to {high}"
-
-
-def _signed(value: float, digits: int = 3) -> str:
-    text = f"{value:+.{digits}f}"
-    return text.replace("-", "−") if float(text) else text[1:]
-
-
-def _p(p: float | None) -> str:
-    if p is None:
-        return "unknown"
-    return "< 0.001" if p < 0.001 else f"= {p:.3f}"
-
-
-def _line(tone: str, text: str) -> dict[str, str]:
-    return {"text": text, "tone": tone}
