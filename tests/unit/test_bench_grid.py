@@ -128,6 +128,8 @@ def test_a_search_is_read_and_changed_on_the_command_line(grid_of):
     assert grid_of(GOOD + "search: 12\nselection: accuracy\n").selection == "accuracy"
     changed = grid_of(GOOD + "search: {configs: 12, seeds: [5, 6]}\n", ["search=3", "search.with_groups=true"])
     assert changed.search == Search(3, 0, (5, 6), with_groups=True)
+    # A baseline may be left out of a part of the grid.
+    assert grid_of(changes=["baseline=erm", "methods=dam-4"]).baseline == "erm"
     # Results without a search are what they were.
     assert grid_of(changes=["search=3"]).cells()[0].plan == grid_of().cells()[0].plan
 
@@ -141,6 +143,9 @@ def test_a_search_is_read_and_changed_on_the_command_line(grid_of):
         ("seeds=a", "expected whole numbers"),
         ("limit=-3", "expected whole numbers"),
         ("limit=0", "limit is 0; at least 1 row is needed"),
+        ("metrics=EOd,acuracy", "metrics has 'acuracy'.*Did you mean 'accuracy'"),
+        ("n_boot=3", "n_boot is 3; at least 100"),
+        ("baseline=emr", "baseline is 'emr'; expected one of its methods: erm, dam-4, group_dro. Did you mean 'erm'"),
         ("search=0", "search.configs is 0; at least 1"),
         ("search=many", "search is text; expected a mapping"),
         ("search.seeds=0", "seed 0 is one of the grid and one of its search"),

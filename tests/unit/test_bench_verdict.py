@@ -7,7 +7,7 @@ from fairhead.bench.results import Line
 from fairhead.bench.verdict import finding, verdict
 
 
-def a_line(method, gap=None, accuracy=None, uses_groups=False, seeds=(0, 1), undefined=None):
+def a_line(method, gap=None, accuracy=None, uses_groups=False, seeds=(0, 1), undefined=None, mde=0.03, remark=""):
     """A method beside erm, which has EOd 20 % and accuracy 80 %; `gap`, `accuracy`: (difference, corrected p)."""
     told = {m: change for m, change in (("EOd", gap), ("accuracy", accuracy)) if change is not None}
     values = {m: base + told.get(m, (0.0,))[0] for m, base in (("EOd", 0.2), ("accuracy", 0.8))}
@@ -15,11 +15,11 @@ def a_line(method, gap=None, accuracy=None, uses_groups=False, seeds=(0, 1), und
     if undefined is not None:
         figures["EOd"] = SeedFigure("EOd", {}, None, None, None, None, 100, undefined)
     differences = {
-        m: SeedDifference(m, "erm", method, dict.fromkeys(seeds, d), d, 0.01, 0.005, d, d, p, 0.03)
+        m: SeedDifference(m, "erm", method, dict.fromkeys(seeds, d), d, 0.01, 0.005, d, d, p, mde)
         for m, (d, p) in told.items()
     }
     p_adjusted = {m: p for m, (_, p) in told.items()}
-    return Line(method, uses_groups, seeds, figures, differences, p_adjusted, frozenset(), None, {})
+    return Line(method, uses_groups, seeds, figures, differences, p_adjusted, frozenset(), None, {}, remark)
 
 
 ERM = a_line("erm")
@@ -35,6 +35,20 @@ def test_nothing_can_be_told_apart():
     assert finding(lines, "EOd", "erm") == (
         "EOd: none of 2 methods can be told from erm; differences below about 3.0 points would be missed."
     )
+
+
+def test_a_sample_that_could_tell_nothing_is_said_to_be_one():
+    said = finding([ERM, a_line("dam", (-0.01, 0.9), mde=1.26)], "EOd", "erm")
+    assert said == "EOd: dam cannot be told from erm; with these seeds and rows no difference at all could be told."
+
+
+def test_what_was_chosen_with_groups_is_said_apart():
+    chosen = a_line("jtt chosen with groups", (-0.1, 0.01), uses_groups=True, remark="chosen with groups")
+    said = verdict([ERM, a_line("jtt", (0.0, 1.0)), chosen], "erm")
+    assert said.endswith(
+        "Trained or chosen with the groups: jtt chosen with groups −10.0 points (accuracy not compared)."
+    )
+    assert "jtt chosen with groups −10.0 points (chosen with groups)" in finding([ERM, chosen], "EOd", "erm")
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from typing import Any
 
 import yaml
 
+from fairhead.audit import METRICS as KNOWN
 from fairhead.bench.grid import METRICS, PARTS, PLAN_FIELDS, SELECTIONS, Backbone, Data, Grid, Method, Search
 from fairhead.bench.values import list_of, mapping, name_of, one_of, text_of, whole_numbers
 from fairhead.errors import InputError, did_you_mean
@@ -67,7 +68,9 @@ def read_grid(path: Path | str, changes: Sequence[str] = (), environment: Mappin
     top = mapping(content, str(path), known, needed=("title", "data", "backbones", "methods", "seeds"))
     lookup = os.environ if environment is None else environment
     asked = _parsed(changes, known)
-    grid = _changed(_grid(top, str(path)), asked, lookup)
+    written = _grid(top, str(path))
+    grid = _changed(written, asked, lookup)
+    _check_table(grid, written, str(path), "baseline" in top or "baseline" in asked)
     if grid.search is None:
         return grid
     shared = sorted({*grid.search.seeds} & {*grid.seeds})
@@ -109,6 +112,23 @@ def _grid(top: Mapping[str, Any], where: str) -> Grid:
         if twice:
             raise InputError(f"{where}: {what} has {twice[0]!r} twice; give each a name of its own")
     return grid
+
+
+def _check_table(grid: Grid, written: Grid, where: str, says_baseline: bool) -> None:
+    """Refuse what the table could not show, before anything runs."""
+    for metric in grid.metrics:
+        if metric not in KNOWN:
+            raise InputError(
+                f"{where}: metrics has {metric!r}; known: {', '.join(KNOWN)}.{did_you_mean(str(metric), list(KNOWN))}"
+            )
+    if grid.n_boot < 100:
+        raise InputError(f"{where}: n_boot is {grid.n_boot}; at least 100 replicates are needed for an interval")
+    names = [method.name for method in written.methods]
+    if says_baseline and grid.baseline not in names:
+        raise InputError(
+            f"{where}: baseline is {grid.baseline!r}; expected one of its methods: {', '.join(names)}."
+            f"{did_you_mean(grid.baseline, names)}"
+        )
 
 
 def _data(entry: Any, where: str, limit: int | None) -> Data:
@@ -217,6 +237,8 @@ def _changed(grid: Grid, changes: Mapping[str, Any], environment: Mapping[str, s
             grid = replace(grid, selection=one_of(value, "--set selection", SELECTIONS))
         elif key == "metrics":
             grid = replace(grid, metrics=tuple(value if isinstance(value, list) else [value]))
+        elif key == "baseline":
+            grid = replace(grid, baseline=str(value))
         else:
             grid = replace(grid, **{key: value})
     # Only what is still in the grid needs its variables. Options keep theirs: results are known by what was written.

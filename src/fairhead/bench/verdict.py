@@ -95,6 +95,8 @@ def _missed(lines: Sequence[Line], metric: str) -> str:
     known = [100 * mde for line in lines if (mde := line.differences[metric].mde) is not None]
     if not known:
         return "their answers are the same everywhere"
+    if max(known) >= 100:
+        return "with these seeds and rows no difference at all could be told"
     return f"differences below about {max(known):.1f} points would be missed"
 
 
