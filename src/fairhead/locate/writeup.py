@@ -133,7 +133,8 @@ def verdict(located: Located) -> list[dict[str, str]]:
         line(
             "note",
             f"{len(located.ranked)} of {located.head_map.gap.size} heads ({names}) {chosen}. "
-            f"{_part(located)}{_alone(located)} Along {located.concept.name}, {head_name(*best)} tells the groups apart best of them, with an AUC of "
+            f"{_part(located)}{_alone(located)} Along {located.concept.name}, {head_name(*best)} tells the groups "
+            f"apart best of them, with an AUC of "
             f"{auc.value[best]:.2f} ({auc.low[best]:.2f} to {auc.high[best]:.2f}; 0.5 is not at all).",
         )
     ]
