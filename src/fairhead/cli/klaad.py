@@ -241,6 +241,8 @@ def _show(records: "Mapping[str, TrainingRecord]", out: Path) -> None:
             table.add_row(name or "after", *(f"{value:.4g}" for value in record.results["held_out"]["after"].values()))
         console.print(f"Losses on {held['items']} items whose terms were held out:", highlight=False)
         console.print(table)
+    else:
+        console.print("No term was held out: nothing is known of terms that were not trained on.", highlight=False)
     for name, record in records.items():
         done = record.results
         left = sum(len(ids) for ids in done["left_out"].values())
