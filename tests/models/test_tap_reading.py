@@ -108,6 +108,23 @@ def test_rows_are_there_whenever_they_are_asked_for(monkeypatch: pytest.MonkeyPa
     assert all(torch.equal(row, expected[0]) for row in every.calls(0))
 
 
+def test_a_row_of_a_pass_that_failed_does_not_take_the_place_of_a_later_one() -> None:
+    model, batch = vit(), VIT.inputs()
+
+    def fail(*_: object) -> None:
+        raise RuntimeError
+
+    with fairhead.tap(model) as heads:
+        reading = heads.read("output", tokens=2)
+        hook = heads.sites[1].module.register_forward_pre_hook(fail)
+        with torch.no_grad(), pytest.raises(RuntimeError):
+            model(pixel_values=2 * batch["pixel_values"])
+        hook.remove()
+        model(**batch)
+    assert torch.equal(reading.stack(), outputs(model)[:, :, 2])
+    assert reading[0].requires_grad
+
+
 def test_rows_of_towers_with_different_heads() -> None:
     family = FAMILIES["CLIP"]
     model = of("CLIPModel", "CLIPConfig", **TOWERS | {"vision_config": VIT_SETTINGS | {"num_attention_heads": 2}})(

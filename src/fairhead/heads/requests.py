@@ -84,6 +84,8 @@ class Reading:
         return self._calls[layer]
 
     def _see(self, layer: int, tensor: Tensor) -> None:
+        if layer in self._held:  # of a pass before, which did not come to its end
+            self._copy_rows()
         if self._keep == "last":
             self._calls[layer] = [tensor]
         else:
