@@ -13,7 +13,7 @@ from fairhead.language.alignment import Slots, slots
 from fairhead.language.attention_gap import NO_SPAN, Array, PairGaps, SentencePair, TokenGaps
 from fairhead.language.reading import stack
 from fairhead.language.results import TOO_LONG
-from fairhead.language.scorer import Scorer
+from fairhead.language.scorer import Scorer, quiet
 from fairhead.language.scores import Progress
 
 # Attention weights held at once: 128 MB in float32 on a processor, 2 GB elsewhere.
@@ -69,31 +69,26 @@ def read_gaps(
     order = sorted(found, key=lambda i: max(len(found[i].first), len(found[i].second)))
     gaps: dict[int, list[_Gaps]] = {}
     model = scorer.attending
-    was_training = model.training
-    model.eval()
-    try:
-        with tap(model) as heads, torch.inference_mode():
-            reading = heads.read("weights")
-            n_heads = sum(site.n_heads for site in heads.sites)
-            most = _MOST_WEIGHTS.get(torch.device(scorer.device or "cpu").type, 1 << 29)
-            while order:
-                # The longest of the next ones decides how many fit.
-                last = found[order[min(len(order), _MOST_PAIRS) - 1]]
-                longest = max(len(last.first), len(last.second))
-                size = min(_MOST_PAIRS, max(1, most // (2 * n_heads * longest**2)))
-                batch, order = order[:size], order[size:]
-                encoded = [found[i] for i in batch]
-                ids, mask = stack([e.first for e in encoded] + [e.second for e in encoded])
-                model(input_ids=ids.to(scorer.device), attention_mask=mask.to(scorer.device), use_cache=False)
-                by_layer = [_column_gaps(weights, encoded, average) for weights in reading]
-                reading.clear()
-                for row, i in enumerate(batch):
-                    n = len(found[i].slots.first)
-                    gaps[i] = [_Gaps(heads[row, :, :n], mean[row, :n]) for heads, mean in by_layer]
-                if progress is not None:
-                    progress(len(gaps), len(found))
-    finally:
-        model.train(was_training)
+    with quiet(model), tap(model) as heads:
+        reading = heads.read("weights")
+        n_heads = sum(site.n_heads for site in heads.sites)
+        most = _MOST_WEIGHTS.get(torch.device(scorer.device or "cpu").type, 1 << 29)
+        while order:
+            # The longest of the next ones decides how many fit.
+            last = found[order[min(len(order), _MOST_PAIRS) - 1]]
+            longest = max(len(last.first), len(last.second))
+            size = min(_MOST_PAIRS, max(1, most // (2 * n_heads * longest**2)))
+            batch, order = order[:size], order[size:]
+            encoded = [found[i] for i in batch]
+            ids, mask = stack([e.first for e in encoded] + [e.second for e in encoded])
+            model(input_ids=ids.to(scorer.device), attention_mask=mask.to(scorer.device), use_cache=False)
+            by_layer = [_column_gaps(weights, encoded, average) for weights in reading]
+            reading.clear()
+            for row, i in enumerate(batch):
+                n = len(found[i].slots.first)
+                gaps[i] = [_Gaps(heads[row, :, :n], mean[row, :n]) for heads, mean in by_layer]
+            if progress is not None:
+                progress(len(gaps), len(found))
     kept = sorted(found)
     tokens = tuple(_token_gaps(scorer.tokenizer, found[i], gaps[i], pairs[i].id) for i in kept)
     return PairGaps.of([pairs[i] for i in kept], tokens, [[layer.heads for layer in gaps[i]] for i in kept], left_out)

@@ -15,7 +15,7 @@ from fairhead.errors import InputError
 from fairhead.heads import tap
 from fairhead.language.perplexity import Document
 from fairhead.language.reading import stack
-from fairhead.language.scorer import Scorer
+from fairhead.language.scorer import Scorer, quiet
 from fairhead.language.scores import Progress
 from fairhead.language.tables import ItemTable
 
@@ -50,28 +50,23 @@ def table(
         raise InputError("there is no text of at least two tokens to read attention on")
     found: dict[int, Tensor] = {}
     model = scorer.attending
-    was_training = model.training
-    model.eval()
-    try:
-        with tap(model) as heads, torch.inference_mode():
-            reading = heads.read("weights")
-            names = [f"L{site.layer}H{head}" for site in heads.sites for head in range(site.n_heads)]
-            place = torch.device(scorer.device or "cpu").type
-            most = _MOST_WEIGHTS.get(place, 1 << 29)
-            while order:
-                # The longest of the next ones decides how many fit.
-                fits = max(1, most // (len(names) * len(tokens[order[min(len(order), 64) - 1]]) ** 2))
-                batch, order = order[: min(fits, 64)], order[min(fits, 64) :]
-                ids, mask = stack([tokens[i] for i in batch])
-                model(input_ids=ids.to(scorer.device), attention_mask=mask.to(scorer.device), use_cache=False)
-                # [B, all heads]
-                entropies = torch.cat([_mean_entropy(weights, mask) for weights in reading], dim=1)
-                reading.clear()
-                found |= dict(zip(batch, entropies.double().cpu(), strict=True))
-                if progress is not None:
-                    progress(len(found), len(documents) - len(short))
-    finally:
-        model.train(was_training)
+    with quiet(model), tap(model) as heads:
+        reading = heads.read("weights")
+        names = [f"L{site.layer}H{head}" for site in heads.sites for head in range(site.n_heads)]
+        place = torch.device(scorer.device or "cpu").type
+        most = _MOST_WEIGHTS.get(place, 1 << 29)
+        while order:
+            # The longest of the next ones decides how many fit.
+            fits = max(1, most // (len(names) * len(tokens[order[min(len(order), 64) - 1]]) ** 2))
+            batch, order = order[: min(fits, 64)], order[min(fits, 64) :]
+            ids, mask = stack([tokens[i] for i in batch])
+            model(input_ids=ids.to(scorer.device), attention_mask=mask.to(scorer.device), use_cache=False)
+            # [B, all heads]
+            entropies = torch.cat([_mean_entropy(weights, mask) for weights in reading], dim=1)
+            reading.clear()
+            found |= dict(zip(batch, entropies.double().cpu(), strict=True))
+            if progress is not None:
+                progress(len(found), len(documents) - len(short))
     kept = [i for i in range(len(documents)) if i in found]
     values = torch.stack([found[i] for i in kept]).numpy()
     if not np.isfinite(values).all():
