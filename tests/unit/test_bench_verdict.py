@@ -48,7 +48,7 @@ def test_what_was_chosen_with_groups_is_said_apart():
     assert said.endswith(
         "Trained or chosen with the groups: jtt chosen with groups −10.0 points (accuracy not compared)."
     )
-    assert "jtt chosen with groups −10.0 points (chosen with groups)" in finding([ERM, chosen], "EOd", "erm")
+    assert finding([ERM, chosen], "EOd", "erm") == "EOd: jtt chosen with groups −10.0 points against erm."
 
 
 @pytest.mark.parametrize(

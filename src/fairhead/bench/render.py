@@ -207,7 +207,7 @@ def _search_markdown(block: Block) -> str:
 
 
 def _method(line: Line) -> str:
-    return f"{line.method} ({line.remark})" if line.remark == "trains with groups" else line.method
+    return f"{line.method}{line.aside}"
 
 
 def _row(cells: list[str]) -> str:

@@ -96,6 +96,11 @@ class Line:
     remark: str = ""
     search: Choice | None = None
 
+    @property
+    def aside(self) -> str:
+        """The remark in brackets, unless the name says it already."""
+        return f" ({self.remark})" if self.remark and self.remark not in self.method else ""
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return {

@@ -82,10 +82,7 @@ def finding(lines: Sequence[Line], metric: str, baseline: str) -> str:
     if not told:
         who = f"{tested[0].method} cannot" if len(tested) == 1 else f"none of {len(tested)} methods can"
         return f"{name}: {who} be told from {baseline}; {_missed(tested, metric)}."
-    said = [
-        f"{line.method} {_points(_change(line, metric))} points{f' ({line.remark})' if line.remark else ''}"
-        for line in told
-    ]
+    said = [f"{line.method} {_points(_change(line, metric))} points{line.aside}" for line in told]
     rest = [line for line in tested if line not in told]
     others = f"; the other {len(rest)} cannot be told from it, and {_missed(rest, metric)}" if rest else ""
     return f"{name}: {', '.join(said)} against {baseline}{others}."
