@@ -17,6 +17,8 @@ _BEYOND = 1.0
 _BEYOND_EVEN = 2.0
 # A rate without noise, beside others, counts as having this share of the largest.
 _NO_NOISE = 1e-4
+# Whether a group is noisier than others: by so much.
+_NOISIER = 1.1
 # Groups at each end that a gap may reach to.
 _CANDIDATES = 32
 
@@ -116,7 +118,7 @@ def reach(rates: Sequence[float], se: Sequence[float], z: float) -> float:
     known = [(rate, s) for rate, s in zip(rates, se, strict=True) if not isnan(rate)]
     (low, low_se), (high, high_se) = min(known), max(known)
     own = z * hypot(low_se, high_se)
-    if own <= 0 or max(s for _, s in known) <= min(low_se, high_se):
+    if own <= 0 or max([s for _, s in known]) <= _NOISIER * min(low_se, high_se):
         return 1.0
     # Those that can be an end; enough of them.
     highest = sorted(known, key=lambda one: one[0] + z * one[1])[-_CANDIDATES:]
