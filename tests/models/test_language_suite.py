@@ -101,6 +101,12 @@ def test_a_folder_holds_what_was_there_and_says_what_was_not(runs, capsys):
     assert result["n"] == 20
 
 
+@pytest.mark.parametrize(("documents", "limit", "expected"), [("3", "5", 3), ("5", "3", 3)])
+def test_documents_and_limit_both_hold(base, data, tmp_path, documents, limit, expected, capsys):
+    run(base, data, tmp_path / "few", "--only", "perplexity", "--documents", documents, "--limit", limit)
+    assert json.loads((tmp_path / "few" / "perplexity.json").read_text())["n"] == expected
+
+
 def test_what_is_there_is_not_computed_again(runs, base, data, capsys):
     tables = sorted((runs / "base").glob("*.items.jsonl"))
     before = [(file, file.stat().st_mtime_ns) for file in tables]

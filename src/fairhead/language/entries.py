@@ -132,7 +132,7 @@ def _documents(path: Path, options: SuiteOptions) -> Sequence[Document]:
             raise InputError(f"{path} has no Wikipedia texts; give a text file for perplexity and attention entropy")
     else:
         everything = text_documents(Path(options.text))
-    wanted = options.documents if options.limit is None else options.limit
+    wanted = min(options.documents, options.documents if options.limit is None else options.limit)
     return sample(everything, wanted, options.seed)
 
 
