@@ -361,4 +361,4 @@ def test_examples_in_the_docstrings(module):
 def test_every_file_of_the_folder_that_needs_torch_says_so():
     folder = Path(importlib.import_module("fairhead.language").__file__).parent
     with_torch = {file.stem for file in folder.glob("*.py") if "\nimport torch" in file.read_text()}
-    assert with_torch == {"attention_pairs", "entropy", "generation", "load", "scorer", "trial"}
+    assert with_torch == {"attention_pairs", "entropy", "generation", "load", "reading", "scorer", "trial"}
