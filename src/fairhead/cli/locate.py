@@ -20,7 +20,7 @@ from fairhead.cli.locate_options import (
     option,
     source_of,
 )
-from fairhead.cli.output import check_output, command_line, write_json
+from fairhead.cli.output import check_output, command_line, terminal, write_json
 from fairhead.errors import InputError
 
 if TYPE_CHECKING:
@@ -213,10 +213,8 @@ def finish(
     if json_path is not None:
         write_json(content, json_path)
     if json_path != "-":
-        from rich.console import Console
-
         from fairhead.cli.locate_table import show_located
 
-        show_located(Console(), found, notes)
+        show_located(terminal(), found, notes)
         if out is not None:
             typer.echo(f"\nreport: {out / 'report.html'}")

@@ -9,7 +9,7 @@ import typer
 
 from fairhead import __version__
 from fairhead.cli.locate_options import check_heads, write_model
-from fairhead.cli.output import command_line, write_json
+from fairhead.cli.output import command_line, terminal, write_json
 from fairhead.errors import InputError
 
 if TYPE_CHECKING:
@@ -164,9 +164,7 @@ def _finish(run: PairRun, found: "LocatedPairs", pairs: Any, provenance: dict[st
     if run.json_path is not None:
         write_json(content, run.json_path)
     if run.json_path != "-":
-        from rich.console import Console
-
-        show_pairs(Console(), found)
+        show_pairs(terminal(), found)
         if run.out is not None:
             typer.echo(f"\nreport: {run.out / 'report.html'}")
 
