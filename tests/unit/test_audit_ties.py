@@ -88,3 +88,17 @@ def test_intervals_cover_closely_whatever_ties_there_are(shape):
     found = covered(*SHAPES[shape], repeats=6000)
     assert (found >= 0.92 - 0.007).all()  # 92 % with two clusters of four; 93 % otherwise
     assert (found <= 0.97 + 0.007).all()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_upper_end_reaches_as_far_as_that_of_any_two_groups(seed):
+    rng = np.random.default_rng(seed)
+    rates, se = rng.uniform(0.4, 0.6, 6), rng.uniform(0.01, 0.1, 6)
+    high, low = rates.argmax(), rates.argmin()
+    own = 1.96 * np.hypot(se[high], se[low])
+    ends = [rates[a] - rates[b] + 1.96 * np.hypot(se[a], se[b]) for a in range(6) for b in range(6) if a != b]
+    expected = (max(ends) - np.ptp(rates)) / own
+    # Only one end at a time is moved, and then both: that finds nearly all.
+    found = ties.reach(rates.tolist(), se.tolist(), 1.96)
+    assert 1 <= found <= expected + 1e-12
+    assert found > 0.9 * expected

@@ -19,8 +19,6 @@ _BEYOND_EVEN = 2.0
 _NO_NOISE = 1e-4
 # Whether a group is noisier than others: by so much.
 _NOISIER = 1.1
-# Groups at each end that a gap may reach to.
-_CANDIDATES = 32
 
 
 def shrink(rates: Sequence[float], se: Sequence[float], beyond: float = _BEYOND) -> list[float]:
@@ -35,19 +33,28 @@ def shrink(rates: Sequence[float], se: Sequence[float], beyond: float = _BEYOND)
     n = len(rates)
     if n < 2:
         return list(rates)
-    least = max(se) * _NO_NOISE
-    se = [max(s, least) for s in se]
-    weights = [1 / s**2 for s in se]
-    total = sum(weights)
-    mean = sum(w * rate for w, rate in zip(weights, rates, strict=True)) / total
-    q = sum(w * (rate - mean) ** 2 for w, rate in zip(weights, rates, strict=True))
+    weights = _weights(se)
+    mean, q = _cochran(rates, weights)
     excess = q - (n - 1) - beyond * sqrt(2 * (n - 1))
     if excess <= 0:
         return [mean] * n
-    between = excess / (total - sum(w * w for w in weights) / total)
-    weights = [1 / (s**2 + between) for s in se]
-    mean = sum(w * rate for w, rate in zip(weights, rates, strict=True)) / sum(weights)
-    return [mean + (rate - mean) * between / (between + s**2) for rate, s in zip(rates, se, strict=True)]
+    total = sum(weights)
+    between = excess / (total - sum([w * w for w in weights]) / total)
+    noise = [1 / w for w in weights]
+    weights = [1 / (v + between) for v in noise]
+    mean = sum([w * rate for w, rate in zip(weights, rates, strict=True)]) / sum(weights)
+    return [mean + (rate - mean) * between / (between + v) for rate, v in zip(rates, noise, strict=True)]
+
+
+def _weights(se: Sequence[float]) -> list[float]:
+    least = max(se) * _NO_NOISE
+    return [1 / max(s, least) ** 2 for s in se]
+
+
+def _cochran(rates: Sequence[float], weights: Sequence[float]) -> tuple[float, float]:
+    """The weighted mean, and Cochran's Q: how far the rates are from it."""
+    mean = sum([w * rate for w, rate in zip(weights, rates, strict=True)]) / sum(weights)
+    return mean, sum([w * (rate - mean) ** 2 for w, rate in zip(weights, rates, strict=True)])
 
 
 def tied_ends(rates: Sequence[float], se: Sequence[float]) -> list[float]:
@@ -100,8 +107,11 @@ def even(rates: Sequence[float], se: Sequence[float]) -> float | None:
         (0.8, None)
     """
     known = [g for g, rate in enumerate(rates) if not isnan(rate)]
-    level = shrink([rates[g] for g in known], [se[g] for g in known], _BEYOND_EVEN)
-    return level[0] if len(level) > 1 and level[0] == level[-1] and min(level) == max(level) else None
+    free = len(known) - 1
+    if free < 1:
+        return None
+    mean, q = _cochran([rates[g] for g in known], _weights([se[g] for g in known]))
+    return mean if q <= free + _BEYOND_EVEN * sqrt(2 * free) else None
 
 
 def reach(rates: Sequence[float], se: Sequence[float], z: float) -> float:
@@ -120,8 +130,10 @@ def reach(rates: Sequence[float], se: Sequence[float], z: float) -> float:
     own = z * hypot(low_se, high_se)
     if own <= 0 or max([s for _, s in known]) <= _NOISIER * min(low_se, high_se):
         return 1.0
-    # Those that can be an end; enough of them.
-    highest = sorted(known, key=lambda one: one[0] + z * one[1])[-_CANDIDATES:]
-    lowest = sorted(known, key=lambda one: one[0] - z * one[1])[:_CANDIDATES]
-    end = max(a - b + z * hypot(s, t) for a, s in highest for b, t in lowest if (a, s) != (b, t))
+    # One end at a time, and both of the furthest.
+    far_high = max([(a - low + z * hypot(s, low_se), a, s) for a, s in known if (a, s) != (low, low_se)])
+    far_low = max([(high - b + z * hypot(s, high_se), b, s) for b, s in known if (b, s) != (high, high_se)])
+    end = max(far_high[0], far_low[0])
+    if far_high[1:] != far_low[1:]:
+        end = max(end, far_high[1] - far_low[1] + z * hypot(far_high[2], far_low[2]))
     return max(1.0, (end - (high - low)) / own)
