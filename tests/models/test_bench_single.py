@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -144,6 +145,7 @@ def test_a_group_given_to_training_is_refused(faces, tmp_path):
         (["--model", "vit-2x3"], "width is 16; expected a multiple of 3"),
         (["--against", "erm2"], "no method 'erm2'"),
         (["--against", "group_dro"], "group_dro trains with the sensitive attribute"),
+        (["--selection", "worst_group"], "looks at the groups of validation rows: say which column"),
         (["--against", "dam"], "--against dam is the method itself"),
     ],
 )
@@ -151,6 +153,29 @@ def test_mistakes_are_found_before_anything_is_read_or_trained(given, message, t
     # There are no data at all where it is told to look.
     with pytest.raises(ValueError, match=message):
         mitigate("dam", "--data", f"utkface:{tmp_path / 'nowhere'}", *MODEL, "--device", "cpu", *given)
+
+
+def test_an_epoch_can_be_chosen_with_groups_and_is_flagged(faces, tmp_path):
+    plan = {"epochs": 4, "batch_size": 32, "learning_rate": 3e-3}
+    plain = run_cell(replace(a_cell(faces), plan=plan), "cpu", tmp_path)
+    flagged = Method("erm by groups", "erm", uses_groups=True, selection="worst_group")
+    done = run_cell(replace(a_cell(faces), plan=plan, method=flagged), "cpu", tmp_path)
+    # The same training; another rule for the epoch.
+    assert [epoch[:2] for epoch in done.row["history"]] == [epoch[:2] for epoch in plain.row["history"]]
+    assert done.row["settings"]["selection"] == "worst_group"
+    assert plain.row["settings"]["selection"] == "accuracy"
+    validation = done.task.validation
+    right = predict(done.trained.model, validation).argmax(-1) == validation.labels
+    cells = 2 * validation.labels + done.task.groups("validation")
+    worst = min(right[cells == cell].double().mean().item() for cell in cells.unique())
+    assert done.trained.fit.best.score == worst == max(score for *_, score in done.row["history"])
+    assert flagged.remark == "epoch chosen with groups"
+    out = tmp_path / "out"
+    mitigate(
+        "erm", "--data", f"utkface:{faces}", *MODEL, "--epochs", 1, "--batch-size", 32, "--selection", "worst_group",
+        "--reference-group", "white", "--against", "erm", "--out", out, "--cache", tmp_path, "--device", "cpu",
+    )  # fmt: skip
+    assert "was chosen by the groups of the validation rows" in (out / "report.html").read_text(encoding="utf-8")
 
 
 def test_the_last_good_epoch_of_a_run_that_diverged_is_kept(faces, tmp_path, monkeypatch):

@@ -86,6 +86,25 @@ def test_references_are_chosen_apart_from_the_methods_or_left_out(grid_of):
         grid_of(changes=["methods="])
 
 
+def test_an_epoch_chosen_with_groups_is_a_reference(grid_of):
+    text = GOOD.replace("references: [group_dro]", "references: [group_dro, {method: erm, selection: worst_group}]")
+    grid = grid_of(text)
+    remarks = {method.name: method.remark for method in grid.methods}
+    assert remarks == {
+        "erm": "",
+        "dam-4": "",
+        "group_dro": "trains with groups",
+        "erm epoch chosen with groups": "epoch chosen with groups",
+    }
+    assert [c.settings()["selection"] for c in grid.cells()[:4]] == ["accuracy"] * 3 + ["worst_group"]
+    with pytest.raises(
+        InputError, match=r"methods\[0\].selection: worst_group needs groups; list this method under ref"
+    ):
+        grid_of(GOOD.replace("[erm,", "[{method: erm, selection: worst_group},"))
+    with pytest.raises(InputError, match="selection is 'accuracy'; expected one of worst_group"):
+        grid_of(GOOD.replace("[group_dro]", "[{method: erm, selection: accuracy}]"))
+
+
 def test_a_variable_is_needed_only_by_what_is_left_in_the_grid(grid_of):
     assert grid_of().data[0].read == "utkface:data/u.zip"
     with pytest.raises(InputError, match="variable M is not set"):

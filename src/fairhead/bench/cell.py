@@ -194,13 +194,13 @@ def _train(
     on_epoch: Callable[[Epoch], None],
     others: Callable[[str], Other],
 ) -> Trained:
-    train, validation, selection = parts["train"], parts["validation"], cell.selection
+    train, validation, selection = parts["train"], parts["validation"], cell.method.selection or cell.selection
     if not cell.method.uses_groups:
         return run(config, build_model, train, validation, plan, selection, on_epoch, others)
     from fairhead.mitigate.references import run_with_attributes
 
     groups = task.groups("train"), task.groups("validation")
-    return run_with_attributes(config, build_model, train, validation, *groups, plan, selection, on_epoch)
+    return run_with_attributes(config, build_model, train, validation, *groups, plan, selection, on_epoch, others)
 
 
 def _built(recipe: Recipe, kind: str, seed: int) -> nn.Module:

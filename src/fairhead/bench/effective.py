@@ -36,7 +36,7 @@ def method_of(cell: Cell) -> Any:
     from fairhead.mitigate.references import METHODS_WITH_ATTRIBUTES, method_with_attributes
 
     wanted, options = cell.method.method, cell.settings()["method"]["options"]
-    if cell.method.uses_groups:
+    if cell.method.uses_groups and (cell.method.selection is None or wanted in METHODS_WITH_ATTRIBUTES):
         return method_with_attributes(wanted, **options)
     if wanted in METHODS_WITH_ATTRIBUTES:
         raise InputError(

@@ -82,7 +82,8 @@ class Method:
         method: its name in the registry.
         options: its settings where they differ from the registered ones.
         data_options: settings for single data sets: data name -> options.
-        uses_groups: a reference that trains with groups.
+        uses_groups: a reference that trains with groups, or whose epoch is chosen with them.
+        selection: "worst_group" for a reference whose epoch is chosen with groups; None for the grid's own rule.
         chosen_with_groups: its hyper-parameters were chosen with groups.
     """
 
@@ -92,6 +93,14 @@ class Method:
     data_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     uses_groups: bool = False
     chosen_with_groups: bool = False
+    selection: str | None = None
+
+    @property
+    def remark(self) -> str:
+        """How it uses groups; empty where it does not."""
+        if self.uses_groups:
+            return "epoch chosen with groups" if self.selection else "trains with groups"
+        return "chosen with groups" if self.chosen_with_groups else ""
 
 
 @dataclass(frozen=True)
@@ -150,7 +159,7 @@ class Cell:
             "method": {"name": self.method.method, "options": options},
             "seed": self.seed,
             "plan": dict(self.plan),
-            "selection": self.selection,
+            "selection": self.method.selection or self.selection,
             **({} if self.trial is None else {"answers": "validation"}),
         }
 

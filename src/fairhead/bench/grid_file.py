@@ -10,7 +10,7 @@ data:
     split_by_seed: true                                   # another split for each seed
 backbones: [vit-8x8]           # or path:FOLDER, or {name, model, train: last_encoder, plan}
 methods: [erm, dam]            # or {name, method, options}; none of them sees a group
-references: [group_dro]        # methods that do see groups, shown apart
+references: [group_dro]        # methods that do see groups, shown apart; {method: erm, selection: worst_group} too
 seeds: [0, 1, 2]
 plan: {epochs: 30, batch_size: 256}                       # of `TrainingPlan`; data and backbones may have their own
 search: {configs: 10, seed: 0, seeds: [1000]}             # of hyper-parameters, before the seeds are run; see `search`
@@ -200,15 +200,22 @@ def _backbone(entry: Any, where: str) -> Backbone:
 def _method(entry: Any, where: str, uses_groups: bool) -> Method:
     if isinstance(entry, str):
         entry = {"method": entry}
-    known = ("name", "method", "options", "data_options")
+    known = ("name", "method", "options", "data_options", "selection")
     found = mapping(entry, where, known, needed=("method",))
     method = text_of(found["method"], f"{where}.method")
+    selection = found.get("selection")
+    if selection is not None:
+        one_of(selection, f"{where}.selection", ("worst_group",))
+        if not uses_groups:
+            raise InputError(f"{where}.selection: {selection} needs groups; list this method under references")
+    name = method if selection is None else f"{method} epoch chosen with groups"
     return Method(
-        name=name_of(found.get("name", method), f"{where}.name"),
+        name=name_of(found.get("name", name), f"{where}.name"),
         method=method,
         options=mapping(found.get("options", {}), f"{where}.options"),
         data_options=mapping(found.get("data_options", {}), f"{where}.data_options"),
         uses_groups=uses_groups,
+        selection=selection,
     )
 
 

@@ -159,7 +159,10 @@ def report_of(
         "text": "One training run: the intervals cover the choice of test rows, not the luck of the seed. "
         "fairhead bench runs several seeds.",
     }
-    attributes = {"tone": "note", "text": f"{name} saw the groups while training: what could be reached with them."}
+    how = f"{name} saw the groups while training"
+    if cell.method.selection:
+        how = f"The epoch of {name} was chosen by the groups of the validation rows"
+    attributes = {"tone": "note", "text": f"{how}: what could be reached with them."}
     return {
         "schema": "fairhead.report/1",
         "title": f"{name} on {cell.data.name}",

@@ -150,9 +150,8 @@ def _line(method: Method, rows: Sequence[Mapping[str, Any]], pool: SeedPool, gri
     failed = {row["seed"]: row["error"] for row in own if row["status"] == "failed"}
     seeds = tuple(sorted(row["seed"] for row in done))
     cost = _cost(done) if done else None
-    uses_groups = method.uses_groups or method.chosen_with_groups
-    remark = "trains with groups" if method.uses_groups else "chosen with groups" if uses_groups else ""
-    return Line(name, uses_groups, seeds, figures, differences, {}, frozenset(), cost, failed, remark)
+    uses_groups = bool(method.remark)
+    return Line(name, uses_groups, seeds, figures, differences, {}, frozenset(), cost, failed, method.remark)
 
 
 def _cost(rows: Sequence[Mapping[str, Any]]) -> Cost:

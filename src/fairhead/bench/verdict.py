@@ -47,7 +47,7 @@ def verdict(lines: Sequence[Line], baseline: str) -> str:
             said.append(f"Of these, accuracy differs beyond noise: {changes} points.")
     told = [line for line in references if _told(line, gap)]
     if told:
-        how = "Trained" if all(line.remark != "chosen with groups" for line in told) else "Trained or chosen"
+        how = "Trained or chosen" if any("chosen" in line.remark for line in told) else "Trained"
         said.append(f"{how} with the groups: {_listed(told, gap)}.")
     elif references:
         names = " and ".join(line.method for line in references)

@@ -53,10 +53,11 @@ class Train(enum.StrEnum):
 
 
 class Selection(enum.StrEnum):
-    """What the epoch is chosen by, on validation rows and without groups."""
+    """What the epoch is chosen by, on validation rows; the last one looks at their groups."""
 
     accuracy = "accuracy"
     worst_class = "worst_class"
+    worst_group = "worst_group"
 
 
 class Precision(enum.StrEnum):
@@ -105,7 +106,12 @@ def mitigate_command(
     ] = Train.all,
     reference_group: Annotated[
         str | None,
-        _option("--reference-group", "For the references only: the group column they train with.", _MODEL, "COLUMN"),
+        _option(
+            "--reference-group",
+            "For the references, and for --selection worst_group: the group column they look at.",
+            _MODEL,
+            "COLUMN",
+        ),
     ] = None,
     against: Annotated[
         str | None, _option("--against", "Train this method too, and compare pairwise.", _MODEL, "METHOD")
@@ -116,7 +122,12 @@ def mitigate_command(
     weight_decay: Annotated[float, _option("--weight-decay", "AdamW's.", _TRAINING, "RATE")] = 0.05,
     precision: Annotated[Precision, _option("--precision", "no: 32 bit; bf16: autocast.", _TRAINING)] = Precision.no,
     selection: Annotated[
-        Selection, _option("--selection", "What the epoch is chosen by; never the test rows.", _TRAINING)
+        Selection,
+        _option(
+            "--selection",
+            "What the epoch is chosen by; never the test rows. worst_group needs --reference-group, and is flagged.",
+            _TRAINING,
+        ),
     ] = Selection.accuracy,
     seed: Annotated[
         int, _option("--seed", "Of weights, batches and (where it is random) the split.", _TRAINING, "N")
@@ -142,7 +153,8 @@ def mitigate_command(
     for flag, number in (("--limit", limit), ("--max-length", max_length)):
         if number is not None and number < 1:
             raise InputError(f"{flag} is {number}; at least 1 is needed")
-    if against == method and not options:
+    by_group = selection is Selection.worst_group
+    if against == method and not options and not by_group:
         raise InputError(f"--against {against} is the method itself: name another, or give it options of its own")
     names = tuple(part.strip() for part in parts.split(","))
     if len(names) != 3:
@@ -159,7 +171,13 @@ def mitigate_command(
             limit=limit,
         ),
         backbone=Backbone(Path(model).name, model, train.value, pairs(model_option, "--model-option")),
-        method=Method(method, method, options, uses_groups=_uses_groups(method, reference_group)),
+        method=Method(
+            method,
+            method,
+            options,
+            uses_groups=_uses_groups(method, reference_group, by_group),
+            selection="worst_group" if by_group else None,
+        ),
         seed=seed,
         plan={
             "epochs": epochs,
@@ -168,7 +186,7 @@ def mitigate_command(
             "weight_decay": weight_decay,
             "precision": precision.value,
         },
-        selection=selection.value,
+        selection="accuracy" if by_group else selection.value,
     )
     from fairhead.bench.single import mitigate, report_of
     from fairhead.cli.bench import device_of
@@ -222,8 +240,8 @@ def _refuse_groups(options: Mapping[str, Any]) -> None:
             )
 
 
-def _uses_groups(method: str, reference_group: str | None) -> bool:
-    """Whether a method is a reference; a group given to any other is refused."""
+def _uses_groups(method: str, reference_group: str | None, by_group: bool) -> bool:
+    """Whether a run looks at groups, in training or to choose its epoch; a group given to any other is refused."""
     from fairhead.mitigate import METHODS
     from fairhead.mitigate.references import METHODS_WITH_ATTRIBUTES
 
@@ -237,6 +255,13 @@ def _uses_groups(method: str, reference_group: str | None) -> bool:
     if method not in METHODS:
         known = [*METHODS, *METHODS_WITH_ATTRIBUTES]
         raise InputError(f"no method {method!r}; known: {', '.join(known)}.{did_you_mean(method, known)}")
+    if by_group:
+        if reference_group is None:
+            raise InputError(
+                "--selection worst_group looks at the groups of validation rows: say which column with "
+                "--reference-group, or choose by worst_class, which needs none"
+            )
+        return True
     if reference_group is not None:
         raise InputError(
             f"{method} never sees a group, and --reference-group {reference_group} would give it one: leave it out. "

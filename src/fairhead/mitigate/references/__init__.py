@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fairhead.errors import InputError
 from fairhead.mitigate.group_dro import cell_numbers
-from fairhead.mitigate.job import Method, Trained
+from fairhead.mitigate.job import Method, Other, Trained
 from fairhead.mitigate.references.dfr import DFR as DFR
 from fairhead.mitigate.references.dsa import DSA as DSA
 from fairhead.mitigate.references.fscl import FSCL as FSCL
@@ -47,6 +47,7 @@ def run_with_attributes(
     plan: TrainingPlan | None = None,
     selection: Selection = "accuracy",
     on_epoch: Callable[[Epoch], None] | None = None,
+    others: Callable[[str], Other] | None = None,
 ) -> Trained:
     """Train with the attribute in view. Any method may be run so, to select its epoch by groups.
 
@@ -60,6 +61,7 @@ def run_with_attributes(
         plan: as in `run`.
         selection: as in `run`, or "worst_group": the lowest accuracy of a (class, group) cell of the validation set.
         on_epoch: as in `run`.
+        others: as in `run`.
     """
     groups = [_groups(train, groups_train, "training"), _groups(validation, groups_validation, "validation")]
     if selection == "worst_group":
@@ -71,6 +73,7 @@ def run_with_attributes(
         plan or TrainingPlan(),
         selection,
         on_epoch,
+        others=others,
         groups_train=groups[0],
         groups_validation=groups[1],
     )
