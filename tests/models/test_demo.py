@@ -16,8 +16,9 @@ from fairhead.audit import Audit, Comparison, Difference, Estimate
 from fairhead.cli import app, main
 from fairhead.demo import DemoPlan, run_demo
 from fairhead.demo.digits import shaded_digits
-from fairhead.demo.writeup import _in_words, _plain_line, _trade
+from fairhead.demo.writeup import _ablation_line, _in_words, _plain_line, _trade
 from fairhead.errors import InputError
+from fairhead.locate import Ablation, Head
 from fairhead.mitigate import load
 from fairhead.records import Records
 from fairhead.report.contract import checked
@@ -219,3 +220,25 @@ def test_a_smaller_gap_at_the_price_of_accuracy_is_not_praised():
     smaller = difference("EOd", -0.1, 0.02)
     assert _trade("DAM attention", smaller, difference("accuracy", -0.03, 0.01))[0] == "note"
     assert _trade("DAM attention", smaller, difference("accuracy", -0.01, 0.02))[0] == "good"
+
+
+@pytest.mark.parametrize(
+    ("value", "controls", "tone", "words"),
+    [
+        (-0.1, [0.0] * 40, "good", "0 lower EOd as much (p = 0.024)"),
+        (-0.1, [-0.2] * 40, "unclear", "So the effect is not special to the chosen heads."),
+        (-0.1, [0.0] * 3, "note", "too few of them to rule out chance"),
+        (0.1, [0.0] * 40, "bad", "40 raise EOd less, or lower it"),
+        (0.1, [0.2] * 40, "bad", "0 raise EOd less, or lower it"),
+        (-0.01, [-0.2] * 40, "unclear", "no difference that can be told from chance"),
+    ],
+)
+def test_words_on_the_heads_follow_the_interval_and_the_controls(value, controls, tone, words):
+    accuracy = difference("accuracy", 0.0, 0.02)
+    heads = Ablation(
+        (Head(0, 1),), difference("EOd", value, 0.02), tuple(controls), True, accuracy, tuple(0.0 for _ in controls)
+    )
+    line = _ablation_line(heads)
+    assert line["tone"] == tone
+    assert words in line["text"]
+    assert ("not special" in line["text"]) == ("not special" in words)

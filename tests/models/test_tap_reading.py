@@ -125,6 +125,32 @@ def test_a_row_of_a_pass_that_failed_does_not_take_the_place_of_a_later_one() ->
     assert reading[0].requires_grad
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+@pytest.mark.parametrize(("family", "after"), [("ViT", "attention, at W_O"), ("BERT", "the module")])
+def test_a_hook_that_changes_head_outputs_in_place_does_not_change_what_was_read(
+    mode: type, family: str, after: str
+) -> None:
+    model, batch = FAMILIES[family].build("sdpa"), FAMILIES[family].inputs()
+
+    def before_projection(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+        args[0][:, 0] = 0
+
+    def after_module(_: nn.Module, __: object, out: tuple[Tensor, ...]) -> None:
+        out[0][:, 0] = 0
+
+    with mode(), fairhead.tap(model) as heads:
+        for site in heads.sites:
+            if after == "the module":
+                site.module.register_forward_hook(after_module)
+            else:
+                site.projection.register_forward_pre_hook(before_projection)
+        row, rows = heads.read("output", tokens=0), heads.read("output", tokens=slice(0, 1))
+        model(**batch)
+    for one, several in zip(row, rows, strict=True):
+        assert one.abs().max() > 0
+        assert torch.equal(one, several[:, 0])
+
+
 def test_rows_of_towers_with_different_heads() -> None:
     family = FAMILIES["CLIP"]
     model = of("CLIPModel", "CLIPConfig", **TOWERS | {"vision_config": VIT_SETTINGS | {"num_attention_heads": 2}})(

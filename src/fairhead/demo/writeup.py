@@ -16,6 +16,7 @@ from fairhead import __version__
 from fairhead.audit import Comparison, Difference
 from fairhead.demo.digits import ShadedDigits
 from fairhead.locate import Ablation, HeadMap
+from fairhead.locate.sentences import outcome
 from fairhead.report.contract import SCHEMA
 from fairhead.train import Fit
 
@@ -111,29 +112,31 @@ def _dam_lines(comparison: Comparison) -> list[dict[str, str]]:
 
 def _heads_line(head_map: HeadMap) -> dict[str, str]:
     names = ", ".join(f"L{layer}H{head}" for layer, head in head_map.selected)
-    share = sum(head_map.share[head] for head in head_map.selected)
-    return _line(
-        "note",
+    text = (
         f"{len(head_map.selected)} of {head_map.gap.size} heads ({names}) were chosen on one half "
-        f"of the test digits: taken out alone, each lowers the background's effect on the logits there. In the other "
-        f"half, what they write themselves makes up {_points(share)} % of it.",
+        f"of the test digits: taken out alone, each lowers the background's effect on the logits there."
     )
+    if head_map.has_total:
+        share = sum(head_map.share[head] for head in head_map.selected)
+        text += f" In the other half, what they write themselves makes up {_points(share)} % of it."
+    return _line("note", text)
 
 
 def _ablation_line(ablation: Ablation) -> dict[str, str]:
     assert ablation.accuracy is not None
     what = "Replacing what they tell the first token by its mean"
     tone, text = _trade(what, ablation.change, ablation.accuracy)
-    lower = round(ablation.percentile * len(ablation.controls))
+    as_low = round(ablation.percentile * len(ablation.controls))
+    as_much = "raise EOd less, or lower it" if ablation.effect > 0 else "lower EOd as much"
     which = "all there are" if ablation.exhaustive else "drawn at random"
     text += (
-        f" Of {len(ablation.controls)} other sets of as many heads in the same layers ({which}), {lower} lower EOd as "
-        f"much (p = {ablation.p_controls:.3f}); the median change of accuracy under them is "
+        f" Of {len(ablation.controls)} other sets of as many heads in the same layers ({which}), {as_low} {as_much} "
+        f"(p = {ablation.p_controls:.3f}); the median change of accuracy under them is "
         f"{_points(float(np.median(ablation.control_accuracy)), sign=True)} points."
     )
-    if ablation.p_controls > _ALPHA:
-        tone = "unclear"
-        text += " So the effect is not special to the chosen heads."
+    found = outcome(ablation)
+    if tone in ("good", "note") and found.tone != "good":  # EOd falls, but as far with other heads, for all we know
+        return _line(found.tone, text + found.sentence)
     return _line(tone, text)
 
 

@@ -94,7 +94,8 @@ class Reading:
     def _see_row(self, layer: int, output: Tensor) -> None:
         """See one token of output [B, T, H, d], later: rows of all layers in one copy, not in one a layer.
 
-        A small model on a fast device waits for Python and for the launch of each kernel.
+        A small model on a fast device waits for Python and for the launch of each kernel. Until then nobody may change
+        `output` in place.
         """
         if layer in self._held:
             self._copy_rows()
@@ -207,7 +208,8 @@ class Requests:
         """Show head outputs [B, T, H, d] to the readings of outputs."""
         for site, reading in self.readings.get("output", ()):
             site.require_gradients()
-            if isinstance(reading.tokens, int) and not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
+            now = torch.is_grad_enabled() or torch.compiler.is_compiling() or site.passes_hooks()
+            if isinstance(reading.tokens, int) and not now:
                 check_range(reading.tokens, output.shape[0], output.shape[1])
                 reading._see_row(site.layer, output)
             else:

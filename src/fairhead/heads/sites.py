@@ -104,6 +104,10 @@ class Site:
                 + f"; what it can do: {', '.join(sorted(self.route.can)) or 'nothing'}"
             )
 
+    def passes_hooks(self) -> bool:
+        """Whether hooks get the head outputs on their way to W_O, and might change them in place."""
+        return bool(self.module._forward_hooks or self.projection._forward_pre_hooks)
+
     def require_gradients(self) -> None:
         """Raise `UnsupportedModel` in the forward pass of a re-entrant checkpoint, which records no gradients."""
         if torch.is_grad_enabled() or not self.module.training or not getattr(self.block, "gradient_checkpointing", 0):
