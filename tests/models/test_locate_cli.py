@@ -87,7 +87,9 @@ def test_locate_writes_map_report_and_records(located) -> None:
     assert added[0]["accuracy"] == pytest.approx(forward["accuracy"]["before"])
     assert added[-1]["accuracy"] == pytest.approx(forward["accuracy"]["after"])
     assert content["texts"][0]["texts"]
+    assert content["notes"][-1].startswith("Forward passes edit heads at the first token alone")
     page = (located / "report.html").read_text()
+    assert "at the first token alone" in page
     assert "data:image/jpeg;base64," in page
     assert len((located / "records.csv").read_text().splitlines()) == content["n"]["reporting"] + 1
 
@@ -320,11 +322,13 @@ def test_a_model_that_pools_all_tokens_has_no_first_one(faces, capsys, tmp_path)
     main([*ablate, "--tokens", "all", "--json", "-"])
     content = json.loads(capsys.readouterr().out)
     assert content["effects"][-1]["way"] == "forward"
+    assert content["notes"][-1] == "Forward passes edit heads at every token."
     # Taken out alone, they are edited at every token too: there is no first one.
     main(["locate", "--model", str(tmp_path), *options, "--forward", "--rank", "effect", "--json", "-"])
     by_effect = json.loads(capsys.readouterr().out)
     assert np.array(by_effect["single_heads"]["values"]).shape == np.array(by_effect["gap"]["values"]).shape
     assert by_effect["single_heads"]["selected"] == sorted(by_effect["selected"])
+    assert by_effect["notes"][-1] == "Forward passes edit heads at every token."
 
 
 def test_calibration_is_asked_for(clip, faces, capsys) -> None:

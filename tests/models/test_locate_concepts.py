@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.locate.concepts import concept_from_images, concept_from_texts
 from fairhead.locate.prompts import CONCEPTS, Pole, Prompts, class_words, concept_prompts, read_prompts
-from fairhead.locate.tasks import Task, fit_logistic, task_from_images, task_from_texts
+from fairhead.locate.tasks import Task, evidence_of, fit_logistic, task_from_images, task_from_texts
 from fairhead.locate.texts import AdaptedText, ClipText, TextTable
 
 WORDS = [
@@ -252,6 +252,9 @@ def test_calibration_of_many_classes_meets_their_shares() -> None:
     rng = np.random.default_rng(1)
     output, labels = rng.normal(size=(1000, 6)), rng.choice(5, 1000, p=[0.4, 0.3, 0.2, 0.1, 0.0])
     task = Task(tuple("abcde"), rng.normal(size=(5, 6)), rng.normal(size=5) * 3, "prompts")
-    found = np.bincount(task.calibrated(output, labels).logits(output).argmax(1), minlength=5)
+    shifted = task.calibrated(output, labels)
+    found = np.bincount(shifted.logits(output).argmax(1), minlength=5)
     assert np.abs(found - np.bincount(labels, minlength=5)).max() <= 3
     assert found[4] == 0  # a class that does not occur is not chosen
+    evidence = evidence_of(shifted.logits(output), 1)  # nor does it take the evidence for another away
+    np.testing.assert_allclose(evidence - evidence.mean(), task.total(output - output.mean(0), 1), atol=1e-8)

@@ -125,6 +125,33 @@ def test_a_head_that_acts_through_later_layers_is_found_by_its_effect_alone() ->
     assert np.array(content["single_heads"]["values"]).argmax() == np.ravel_multi_index(RELAYED, (LAYERS, HEADS))
 
 
+def test_heads_are_ranked_by_their_effect_on_one_half_and_reported_on_the_other(found) -> None:
+    """One head makes the gap of the choosing rows and another that of the reporting rows."""
+    _, _, _, features, evaluation, located = found
+    here, there = Head(0, 1), Head(1, 3)
+    noise = np.random.default_rng(0).normal(size=(len(evaluation), 2))
+
+    def forward(rows, edits, kind):
+        assert len({bool(located.choosing[row]) for row in rows}) == 1
+        own = here if located.choosing[rows[0]] else there
+        gap = 3.0 * evaluation.groups[rows]
+
+        def edited(sets):
+            return [noise[rows] + np.stack([0 * gap, gap * (own not in heads)], axis=1) for heads in sets]
+
+        return edited
+
+    plan = replace(PLAN, rank="effect", kinds=("mean",))
+    again = locate(
+        features, evaluation, located.task, located.concept, choosing=located.choosing, plan=plan, forward=forward
+    )
+    assert again.ranked == (here,)
+    assert again.effect_map is not None
+    assert again.effect_map.gap[here] == pytest.approx(0, abs=1e-9)
+    assert again.effect_map.gap[there] == pytest.approx(3)
+    assert "0 of them lower it there by more than chance" in verdict(again)[0]["text"]
+
+
 def test_heads_cannot_be_ranked_by_their_effect_without_passes(found) -> None:
     _, _, _, features, evaluation, located = found
     with pytest.raises(InputError, match="only with forward passes"):

@@ -68,24 +68,34 @@ class SessionPasses:
 
         return edited
 
+    @property
+    def place(self) -> str:
+        """Where heads are edited, in a sentence."""
+        if self.everywhere is None:
+            return "Forward passes edit heads at the first token alone: what they write at others stays as it is."
+        return "Forward passes edit heads at every token."
+
 
 def with_forward(passes: SessionPasses, located: Located, plan: LocatePlan, kind: str = "mean") -> Located:
     """The same findings with the effect of true forward passes beside the direct effects.
 
     Args:
         passes: of the session that `located` was found in.
-        located: the chosen heads; without any, it is returned as it is.
+        located: the chosen heads; without any there are no effects to add.
         plan: draws, replicates and seed.
         kind: of edit.
     """
-    if not located.ranked:
+    if not located.ranked and located.effect_map is None:  # no pass was made, and none is needed
         return located
     session = passes.session
     rows = np.flatnonzero(~located.choosing)
     edited = passes(rows, located.edits, kind)
-    judged = session.evaluation.take(rows)
-    forward = study(edited, located.ranked, judged, writing(session.features), plan, kind, "forward")
-    notes = located.notes
+    notes = (*located.notes, passes.place)
+    if located.ranked:
+        judged = session.evaluation.take(rows)
+        forward = study(edited, located.ranked, judged, writing(session.features), plan, kind, "forward")
+        dose = curves(edited, located.ranked, judged)
+        located = replace(located, studies=(*located.studies, forward), forward_curves=dose)
     if passes.tf32:
         (plain,) = edited([()])
         exact = located.task.logits(session.features.output[rows])
@@ -95,8 +105,7 @@ def with_forward(passes: SessionPasses, located: Located, plan: LocatePlan, kind
             f"Forward passes ran in TF32: {moved} of {len(rows)} predictions of the model as it is differ from those "
             "in float32.",
         )
-    dose = curves(edited, located.ranked, judged)
-    return replace(located, studies=(*located.studies, forward), forward_curves=dose, notes=notes)
+    return replace(located, notes=notes)
 
 
 def edits_everywhere(session: Session, choosing: NDArray[np.bool_]) -> HeadEdits:

@@ -160,7 +160,7 @@ class ForwardPasses(Sweep):
         edits: what is put in a head's place.
         kind: of edit.
         tokens: 0 for the first token, None for all.
-        progress: called with the rows done times the sets, batch after batch.
+        progress: called with (rows done, sets), batch after batch.
 
     Raises:
         InputError: the first token is to be edited of a model that has none.

@@ -124,7 +124,12 @@ def report_of(
 def verdict(located: Located) -> list[dict[str, str]]:
     """Sentences with their tone, each decided by intervals and controls."""
     if not located.ranked:
-        return [line("unclear", "No head carries a part of the gap that can be told from chance.")]
+        what = (
+            "No head carries a part of the gap that can be told from chance"
+            if located.effect_map is None
+            else "No head, taken out alone in a true forward pass, lowers the gap by more than chance"
+        )
+        return [line("unclear", f"{what} in the half that heads are chosen on.")]
     names = ", ".join(head_name(*head) for head in located.ranked)
     auc = located.separation.auc
     best = max(located.ranked, key=lambda head: abs(auc.value[head] - 0.5))
