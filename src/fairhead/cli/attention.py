@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fairhead.cli.locate_options import check_numbers
-from fairhead.cli.output import check_output, command_line
+from fairhead.cli.output import check_output, command_line, harmless
 from fairhead.errors import FairheadError, InputError
 
 if TYPE_CHECKING:
@@ -127,11 +127,10 @@ def attention_command(
     }
     write_json(twin, str(out.with_suffix(".json")))
     for name, result in found.items():
-        typer.echo(
-            f"{name}: {rows.column}, {names[0]} and {names[1]}, {int(kept.sum())} rows, layer {seen[name].layer}"
-        )
+        what = f"{rows.column}, {names[0]} and {names[1]}, {int(kept.sum())} rows, layer {seen[name].layer}"
+        typer.echo(harmless(f"{name}: {what}"))
         for sentence in result.sentences():
-            typer.echo(f"- {sentence}")
+            typer.echo(harmless(f"- {sentence}"))
     typer.echo(f"\npage: {out}")
 
 

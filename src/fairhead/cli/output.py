@@ -27,14 +27,23 @@ def check_output(path: str | None) -> None:
         raise InputError(f"{path} cannot be written: there is no folder {Path(path).parent}")
 
 
+def harmless(text: str) -> str:
+    r"""A string from data as it may be shown: what would steer a terminal is written out.
+
+    Example:
+        >>> harmless("a group\x1b[2J")
+        'a group\\x1b[2J'
+    """
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
 def terminal() -> "Console":
     """A console on which no string from data can move the cursor, change colours or ring the bell."""
     from rich.console import Console
 
     class Terminal(Console):
         def render_str(self, text: str, **options: Any) -> Any:
-            shown = _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
-            return super().render_str(shown, **options)
+            return super().render_str(harmless(text), **options)
 
     return Terminal()
 
