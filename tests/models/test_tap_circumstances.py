@@ -130,6 +130,25 @@ def test_rows_read_during_generation_are_those_of_one_long_pass(build, settings:
         torch.testing.assert_close(step[:1], whole[-1][:, position], atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("what", ["k", "v"])
+def test_keys_and_values_of_a_step_are_not_written_over_by_the_next(what: str) -> None:
+    """A static cache is one tensor that every step writes into."""
+    model = of("LlamaForCausalLM", "LlamaConfig", **GROUPED)("sdpa")
+    prompt = {name: tensor[:1] for name, tensor in text().items()}
+    settings = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False, "disable_compile": True}
+    with fairhead.tap(model) as heads:
+        reading = heads.read(what, keep="all")
+        model.generate(**prompt, **settings)
+        growing = reading.calls(0)
+        reading.clear()
+        model.generate(**prompt, **settings, cache_implementation="static")
+    assert len(growing) == 3
+    for step, seen in zip(growing, reading.calls(0), strict=True):
+        length = step.shape[2]
+        torch.testing.assert_close(seen[:, :, :length], step, atol=1e-6, rtol=1e-5)
+        assert not seen[:, :, length:].any()  # nothing of later steps
+
+
 def test_cross_attention_and_its_cache() -> None:
     """The second step of a decoder reads cross-attention from the cache; the rows must be those of a full pass."""
     model = of("T5ForConditionalGeneration", "T5Config", d_model=32, d_kv=8, d_ff=40, num_layers=2, num_heads=4,

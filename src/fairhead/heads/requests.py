@@ -202,7 +202,10 @@ class Requests:
         """Show q, k or v, x of shape [B, H, T, d], to the readings of it."""
         for site, reading in self.readings.get(what, ()):
             site.require_gradients()
-            reading._see(site.layer, take_copy(x, reading.tokens, axis=2))
+            seen = take_copy(x, reading.tokens, axis=2)
+            if reading.tokens is None and reading._keep == "all" and what != "q":
+                seen = seen.clone()  # a static cache goes on writing into the same k and v
+            reading._see(site.layer, seen)
 
     def read_output(self, output: Tensor) -> None:
         """Show head outputs [B, T, H, d] to the readings of outputs."""
