@@ -331,6 +331,18 @@ def test_a_model_that_pools_all_tokens_has_no_first_one(faces, capsys, tmp_path)
     assert by_effect["notes"][-1] == "Forward passes edit heads at every token."
 
 
+@pytest.mark.parametrize("gpu", [False, True])
+def test_tf32_is_noted_where_there_is_any(clip, faces, capsys, monkeypatch, gpu) -> None:
+    monkeypatch.setattr("fairhead.locate.forward.has_tf32", lambda device: gpu)  # a processor multiplies as before
+    options = [*common(faces), "--n-boot", "100", "--draws", "3", "--heads", "L1H0", "--tf32", "--json", "-"]
+    main(["ablate", "--model", str(clip), *options])
+    content = json.loads(capsys.readouterr().out)
+    noted = [note for note in content["notes"] if "TF32" in note]
+    said = f"Forward passes ran in TF32: 0 of {content['n']['reporting']} predictions of the model as it is differ"
+    assert [note.startswith(said) for note in noted] == [True] * gpu
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
 def test_calibration_is_asked_for(clip, faces, capsys) -> None:
     options = [*common(faces), "--n-boot", "100", "--draws", "3", "--calibrate", "--json", "-"]
     main(["locate", "--model", str(clip), *options])

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 
 import numpy as np
 import pytest
@@ -68,6 +69,17 @@ def test_locate_finds_the_planted_head_in_crows_pairs(located) -> None:
     }  # fmt: skip
     assert content["provenance"]["weights"]
     assert "L1H2" in (located / "report.html").read_text()
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_tf32_is_noted_where_there_is_any(folder, crows, capsys, monkeypatch, gpu) -> None:
+    monkeypatch.setattr("fairhead.locate.pair_studies.has_tf32", lambda device: gpu)  # a processor multiplies as before
+    options = ["--data", f"crows:{crows}", "--heads", "L1H2", "--draws", "3", "--n-boot", "100", "--json", "-"]
+    main(["ablate", "--model", str(folder), *options, "--tf32"])
+    noted = [note for note in json.loads(capsys.readouterr().out)["notes"] if "TF32" in note]
+    assert len(noted) == gpu
+    for note in noted:  # sums in another order, no more
+        assert float(re.search(r"by (\S+) nats a pair on average", note)[1]) < 1e-4
 
 
 def test_stereoset_has_lms_for_damage(folder, stereoset, capsys) -> None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fairhead.locate.edits import HeadEdits
 from fairhead.locate.effects import Edited, curves
 from fairhead.locate.moments import Array
-from fairhead.locate.passes import ForwardPasses, matmul_precision
+from fairhead.locate.passes import ForwardPasses, has_tf32, matmul_precision
 from fairhead.locate.plan import LocatePlan
 from fairhead.locate.run import Located
 from fairhead.locate.session import Session, shared_labels
@@ -63,10 +63,15 @@ class SessionPasses:
         )
 
         def edited(sets: Sequence[Sequence[tuple[int, int]]]) -> list[Array]:
-            with matmul_precision(self.tf32):
+            with matmul_precision(self.in_tf32):
                 return [logits[place] for logits in passes(sets)]
 
         return edited
+
+    @property
+    def in_tf32(self) -> bool:
+        """Whether it was asked for and can be."""
+        return self.tf32 and has_tf32(self.session.model.device)
 
     @property
     def place(self) -> str:
@@ -96,7 +101,7 @@ def with_forward(passes: SessionPasses, located: Located, plan: LocatePlan, kind
         forward = study(edited, located.ranked, judged, writing(session.features), plan, kind, "forward")
         dose = curves(edited, located.ranked, judged)
         located = replace(located, studies=(*located.studies, forward), forward_curves=dose)
-    if passes.tf32:
+    if passes.in_tf32:
         (plain,) = edited([()])
         exact = located.task.logits(session.features.output[rows])
         moved = int((plain.argmax(1) != exact.argmax(1)).sum())

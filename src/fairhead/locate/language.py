@@ -256,7 +256,7 @@ def locate_pairs(
 
 def _notes(plan: PairPlan, bench: PairBench, report: NDArray[np.intp], kept: PairTerms) -> tuple[str, ...]:
     notes = [f"{len(report)} reported pairs are few: expect wide intervals."] if len(report) < _FEW else []
-    if plan.tf32 and plan.forward:
+    if bench.in_tf32 and plan.forward:
         (plain,) = bench.columns(report, [()], plan.kinds[0])
         off = np.abs(plain[:, 1] / plain[:, 0] - kept.log_odds)
         notes.append(

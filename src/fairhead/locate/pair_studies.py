@@ -18,7 +18,7 @@ from fairhead.locate.log_odds import PairTerms
 from fairhead.locate.moments import Array
 from fairhead.locate.pair_figures import columns, figure_names, figures, paired_differences, read_of
 from fairhead.locate.pairs import TextPairs
-from fairhead.locate.passes import matmul_precision
+from fairhead.locate.passes import has_tf32, matmul_precision
 from fairhead.locate.scores import Head, HeadMap, score_pairs
 from fairhead.locate.text_passes import TextEdits, TextPasses
 
@@ -93,6 +93,11 @@ class PairBench:
     tf32: bool = False
     _rounds: Iterator[int] = field(default_factory=lambda: itertools.count(1), init=False, repr=False)
 
+    @property
+    def in_tf32(self) -> bool:
+        """Whether it was asked for and can be."""
+        return self.tf32 and has_tf32(next(self.scorer.model.parameters()).device)
+
     def columns(self, rows: Rows, sets: Sequence[Sequence[Head]], kind: str) -> list[Array]:
         """What each pair adds to the figures (`pair_figures.columns`) with each set of heads edited."""
         texts = texts_of(self.sequences, self.pairs, rows)
@@ -106,7 +111,7 @@ class PairBench:
                 self.progress(f"forward passes {number}, {runs} sets of heads a text ({kind})", done, len(texts))
 
         passes = TextPasses(self.scorer, texts, self.edits, kind, tell)
-        with matmul_precision(self.tf32):
+        with matmul_precision(self.in_tf32):
             read = passes(sets)
         return [columns(part, read_of(part, found, tokens), self.sign) for found in read]
 

@@ -42,6 +42,16 @@ def matmul_precision(tf32: bool) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
+def has_tf32(device: torch.device) -> bool:
+    """Whether TF32 can be asked for on a device: GPUs alone have it, so elsewhere nothing is said to run in it.
+
+    Example:
+        >>> has_tf32(torch.device("cpu"))
+        False
+    """
+    return device.type == "cuda"
+
+
 class Sweep(ABC):
     """What is read of a model with each of many sets of heads edited; a set that was run is not run again.
 
