@@ -100,8 +100,10 @@ def ablate_command(
     where, chosen_on = _heads(heads, chosen)
     if save is not None and kind is Edit.resample:
         raise InputError("--save cannot hold --kind resample, which needs other images; use mean, zero or project")
-    if kind is Edit.resample and batch_size < 2:
-        raise InputError(f"--kind resample needs other rows in every batch; --batch-size is {batch_size}")
+    if kind is Edit.resample and batch_size < 3:  # an odd number of rows in batches of 2 leaves one by itself
+        raise InputError(
+            f"--kind resample needs other rows in every batch; --batch-size is {batch_size}, at least 3 is expected"
+        )
     need_torch()
     check_folder(out)
     check_folder(save)

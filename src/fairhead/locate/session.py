@@ -137,7 +137,7 @@ class ImageModel:
 
 
 def even_batches(start: int, end: int, size: int) -> list[range]:
-    """Rows from start to end in batches of at most `size`, none much smaller: resampling needs two rows in each.
+    """Rows from start to end in batches of at most `size`, none much smaller: of 3 and more, each has at least two.
 
     Example:
         >>> even_batches(0, 9, 4)
