@@ -17,6 +17,7 @@ from fairhead.locate.assumption import check_assumption
 from fairhead.locate.looking import look, read_rows
 from fairhead.mitigate import DAM, attach, save
 from fairhead.mitigate.theory import Mixture, exact_gap
+from fairhead.report.attention_page import histogram
 
 N = 6000
 
@@ -111,6 +112,10 @@ def test_constant_dimensions_are_counted_and_left_out():
     found = check_assumption(q, k, second, ("a", "b"))
     assert found.q.constant == 1
     assert ("q", 0, 0) not in [(d.side, d.head, d.index) for d in found.chosen]
+    asked = check_assumption(q, k, second, ("a", "b"), chosen=(("q", 0, 0),)).chosen[0]
+    drawn = histogram(asked, ("a", "b"))
+    assert drawn.count("<rect") == 2  # one bar a group, and no curve that is not a number
+    assert "nan" not in drawn
     with pytest.raises(InputError, match="b has 5 rows; at least 20"):
         check_assumption(q[:50], k[:50], np.arange(50) < 5, ("a", "b"))
     with pytest.raises(InputError, match="no dimension 3 of head 0 of q: the layer has 2 heads of 3 dimensions"):

@@ -87,6 +87,8 @@ def histogram(dimension: "Dimension", names: tuple[str, str]) -> Markup:
     grid = np.linspace(edges[0], edges[-1], 64)
     curves = [
         np.exp(-(((grid - shape.mean) / shape.sd) ** 2) / 2) / (shape.sd * np.sqrt(2 * np.pi))
+        if shape.sd > 0
+        else np.zeros_like(grid)  # a dimension that never varies has no normal curve
         for shape in dimension.groups
     ]
     top = max(float(x.max()) for x in (*densities, *curves))
