@@ -1,6 +1,7 @@
 """Compiled layers: the same training, and nothing left behind. The compiler that CUDA needs is not asked for here."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -59,7 +60,8 @@ def seen(monkeypatch):
     torch._dynamo.reset()
     monkeypatch.setattr(compiled, "_BACKEND", traced)
     monkeypatch.setattr(compiled, "_cannot_compile", lambda device: None)
-    yield graphs
+    with torch._dynamo.config.patch(recompile_limit=8):  # as PyTorch has it
+        yield graphs
     torch._dynamo.reset()
 
 
@@ -77,6 +79,43 @@ def test_training_with_compiled_layers_is_the_same_training(kind, seen):
     for name, weights in model.state_dict().items():
         torch.testing.assert_close(weights, twin.state_dict()[name], msg=name)
     assert all("forward" not in vars(layer) for layer in repeated_layers(model))
+
+
+def test_methods_that_follow_each_other_in_one_process_are_all_compiled(seen):
+    """However few variants of a layer PyTorch would keep, each is compiled, and trained as it is without."""
+    one, data = TrainingPlan(epochs=1, batch_size=8, device="cpu"), pictures()
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for method in (None, DAM(), DAM(absolute=False)):
+            before, histories = len(seen), []
+            for plan in (one, replace(one, compile=True)):
+                model = tiny_vit() if method is None else attach(tiny_vit(), method)
+                histories.append(fit(model, data, data, plan).history)
+            assert histories[0] == histories[1]
+            assert len(seen) > before
+    assert len(seen) > 2
+
+
+def test_a_hook_in_one_of_the_layers_is_not_left_out(seen):
+    def history(plan, hooked):
+        model = tiny_vit()
+        if hooked:
+            repeated_layers(model)[1].mlp.register_forward_hook(lambda module, args, output: 0 * output)
+        return fit(model, pictures(), pictures(), plan).history
+
+    assert history(PLAN, hooked=True) != history(PLAN, hooked=False)
+    for hooked in (True, False, True):
+        assert history(ON, hooked) == history(PLAN, hooked)
+    assert len(seen) == 2
+
+
+def test_layers_that_are_computed_again_on_the_way_back_are_not_compiled(seen):
+    model = tiny_vit()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    reason = CompiledLayers(model, torch.device("cpu")).as_they_are
+    assert reason is not None
+    assert "gradient checkpointing" in reason
+    fit(model, pictures(), pictures(), ON)
+    assert not seen
 
 
 def test_both_networks_of_a_pair_are_compiled(seen):

@@ -14,6 +14,9 @@ import torch
 from torch import Tensor, nn
 
 _BACKEND = "inductor"
+# Variants of one kind of layer that a process keeps: shapes, precisions, and methods that work inside of it. A grid has
+# more than PyTorch's eight, after which it would run those to come uncompiled: at another cost, and without an error.
+_VARIANTS = 64
 
 
 class CompiledLayers(AbstractContextManager["CompiledLayers"]):
@@ -31,7 +34,7 @@ class CompiledLayers(AbstractContextManager["CompiledLayers"]):
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self.as_they_are = _cannot_compile(device)
+        self.as_they_are = _computed_twice(model) or _cannot_compile(device)
         self._layers = repeated_layers(model) if self.as_they_are is None else []
         # Shapes of a training set are few and fixed: code for any shape would be slower.
         self._forwards: list[Callable[..., Any]] = [
@@ -39,6 +42,10 @@ class CompiledLayers(AbstractContextManager["CompiledLayers"]):
         ]
 
     def __enter__(self) -> "CompiledLayers":
+        if self._layers:
+            # Otherwise code that was made for a layer without hooks serves one that has them, and leaves them out.
+            self._rules = torch._dynamo.config.patch(skip_nnmodule_hook_guards=False, recompile_limit=_VARIANTS)
+            self._rules.__enter__()
         for layer, forward in zip(self._layers, self._forwards, strict=True):
             layer.forward = forward
         return self
@@ -46,6 +53,8 @@ class CompiledLayers(AbstractContextManager["CompiledLayers"]):
     def __exit__(self, *_: object) -> None:
         for layer in self._layers:
             del layer.forward  # the class has its own
+        if self._layers:
+            self._rules.__exit__(None, None, None)
 
 
 def repeated_layers(model: nn.Module) -> list[nn.Module]:
@@ -54,6 +63,14 @@ def repeated_layers(model: nn.Module) -> list[nn.Module]:
     alike = [found for found in lists if len(found) > 1 and len({type(layer) for layer in found}) == 1]
     # A forward of its own, put there by somebody else, is left alone.
     return [layer for found in alike for layer in found if "forward" not in vars(layer)]
+
+
+def _computed_twice(model: nn.Module) -> str | None:
+    """Gradient checkpointing runs layers again on the way back, out of the block: as they are, with other dropout."""
+    found = any(getattr(module, "gradient_checkpointing", False) is True for module in model.modules())
+    return (
+        "gradient checkpointing computes them twice, and the second time they would not be compiled" if found else None
+    )
 
 
 @functools.cache

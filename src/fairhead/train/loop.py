@@ -58,7 +58,8 @@ class TrainingPlan:
             something in Python at every step, such as skipping layers by chance, and for a loss that reads a variable
             of its surroundings which changes (attributes of the loss may change between epochs).
         compile: fuse what layers do between their matrix products, on a GPU (see `fairhead.train.compiled`). Some ten
-            seconds, once in a process; results differ by rounding.
+            seconds, once in a process for each kind of layer; results differ by rounding, and where there is dropout,
+            as those of another seed do: compiled code draws other numbers.
 
     Example:
         >>> from fairhead.train import TrainingPlan
