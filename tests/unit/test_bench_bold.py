@@ -1,9 +1,10 @@
 """Bold type agrees with the p-values that stand in the same table."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 from fairhead.audit.comparison import adjust
-from fairhead.audit.seeds import SeedFigure
+from fairhead.audit.seeds import SeedDifference, SeedFigure
 from fairhead.bench.results import Line
 from fairhead.bench.table import _best
 
@@ -30,3 +31,14 @@ def test_no_bold_where_the_table_calls_the_difference_from_the_baseline_noise():
     assert max(adjust(list(p.values()), "holm")) < 0.05  # of the best against each: all told apart
     assert adjust([0.0157, 0.9, 0.9, 0.9, 0.9, 0.9], "holm")[0] > 0.05  # of each against erm: not
     assert _best(*lines_and_pool(gaps, p), "EOd") is None
+
+
+def test_references_count_in_bold_as_they_do_in_the_p_values_beside_it():
+    p = {"erm": 0.03, "dam": 0.03}
+    lines, pool = lines_and_pool({"erm": 0.2, "dam": 0.1}, p)
+    difference = SeedDifference("EOd", "erm", "dam", {}, -0.1, 0.04, 0.04, -0.19, -0.01, 0.03, 0.1)
+    erm, dam = lines[0], replace(lines[1], differences={"EOd": difference})
+    assert _best([erm, dam], pool, "EOd") == "dam"
+    reference = replace(dam, method="group_dro", uses_groups=True)
+    assert adjust([0.03, 0.9], "holm")[0] > 0.05  # dam's, beside a reference that does nothing
+    assert _best([erm, dam, reference], pool, "EOd") is None

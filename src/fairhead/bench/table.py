@@ -187,8 +187,9 @@ def _corrected(lines: Sequence[Line], metrics: Sequence[str]) -> list[Line]:
 def _best(lines: Sequence[Line], pool: SeedPool, metric: str) -> str | None:
     """The best method without groups, where it can be told from every other one.
 
-    Each of these p counts as often as there are others (Bonferroni): Holm's would set a method in bold whose difference
-    from the baseline, corrected among those of all methods, is called noise in the same table.
+    Each of these p counts as often as there are others, or as methods that were held against the baseline where those
+    are more, as with references (Bonferroni): Holm's would set a method in bold whose difference from the baseline,
+    corrected among those of all methods, is called noise in the same table.
     """
     means = {
         line.method: line.figures[metric].mean
@@ -201,7 +202,8 @@ def _best(lines: Sequence[Line], pool: SeedPool, metric: str) -> str | None:
     against = [pool.difference(ordered[0], other, metric).p for other in ordered[1:]]
     if any(p is None for p in against):
         return None
-    return ordered[0] if all((p or 0.0) * len(against) < SIGNIFICANCE for p in against) else None
+    tests = max(len(against), sum(metric in line.differences for line in lines))
+    return ordered[0] if all((p or 0.0) * tests < SIGNIFICANCE for p in against) else None
 
 
 def _badness(metric: str, value: float | None) -> float:
