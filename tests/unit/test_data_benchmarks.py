@@ -31,10 +31,18 @@ def test_stereoset_items_must_have_one_sentence_of_each_label(tmp_path):
     wrong = _stereoset("wrong")
     wrong["sentences"][0]["gold_label"] = "stereotype"
     (tmp_path / "dev.json").write_text(json.dumps({"data": {"intersentence": [wrong, _stereoset(), 3]}}))
-    with pytest.raises(InputError, match=r"dev\.json: id-wrong is not as published: .*gold labels"):
+    with pytest.raises(InputError) as told:
         read("stereoset", tmp_path)
+    assert str(told.value) == (
+        f"{tmp_path}: dev.json: id-wrong is not as published: the gold labels of its sentences are stereotype, "
+        "stereotype, anti-stereotype; expected one each of stereotype, anti-stereotype, unrelated: mend or remove it "
+        '(in Python and in grids, on_error="skip" goes on without it)'
+    )
     items = read("stereoset", tmp_path, on_error="skip")
     assert items.skipped == {"not as published": ("id-wrong", "intersentence 2")}
+    (tmp_path / "dev.json").write_text(json.dumps({"data": {"intersentence": [{"id": "bare"}]}}))
+    with pytest.raises(InputError, match="bare is not as published: it has no 'sentences': mend or remove it"):
+        read("stereoset", tmp_path)
     (tmp_path / "dev.json").write_text("{}")
     with pytest.raises(InputError, match=r"StereoSet has lists data\.intrasentence"):
         read("stereoset", tmp_path)

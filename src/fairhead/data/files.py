@@ -52,12 +52,18 @@ class Skips:
     def error(self, reason: str, name: str, message: str) -> None:
         """Raise `message`, or count the name under `reason` where errors are to be skipped."""
         if self.on_error == "raise":
-            raise InputError(f'{message} (on_error="skip" goes on without it)')
+            hint = 'mend or remove it (in Python and in grids, on_error="skip" goes on without it)'
+            raise InputError(f"{message}: {hint}")
         self.drop(reason, name)
 
     def malformed(self, where: str, key: str, problem: Exception) -> None:
         """As `error`, for an item that lacks what its authors promise."""
-        self.error("not as published", key, f"{where}: {key} is not as published: {problem!r}")
+        what = repr(problem)
+        if isinstance(problem, KeyError):
+            what = f"it has no {problem}"
+        elif isinstance(problem, ValueError) and str(problem):
+            what = str(problem)
+        self.error("not as published", key, f"{where}: {key} is not as published: {what}")
 
     def found(self) -> dict[str, tuple[str, ...]]:
         """Reason -> names, as a data set reports it."""

@@ -100,7 +100,8 @@ def read_stereoset(path: str | os.PathLike[str], *, on_error: str = "raise") -> 
 def _item(kind: str, entry: dict[str, Any]) -> StereoSetItem:
     by_label = {s["gold_label"]: text_field(s, "sentence") for s in entry["sentences"]}
     if len(entry["sentences"]) != 3 or set(by_label) != set(GOLD_LABELS):
-        raise ValueError(f"gold labels are {[s['gold_label'] for s in entry['sentences']]}, expected {GOLD_LABELS}")
+        found = ", ".join(str(s["gold_label"]) for s in entry["sentences"]) or "none"
+        raise ValueError(f"the gold labels of its sentences are {found}; expected one each of {', '.join(GOLD_LABELS)}")
     sentences = Triplet(*(by_label[label] for label in GOLD_LABELS))
     key, target, bias_type, context = (text_field(entry, k) for k in ("id", "target", "bias_type", "context"))
     return StereoSetItem(key, kind, target, bias_type, context, sentences)
