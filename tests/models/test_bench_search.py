@@ -225,6 +225,25 @@ def test_the_score_is_the_mean_over_the_search_s_seeds(grid_of, tmp_path):
     assert (found.config, found.score) == (2, 0.8)
 
 
+def test_what_a_search_cannot_choose_is_named_and_trials_that_diverged_are_taken_in(grid_of, tmp_path):
+    grid, store = grid_of("search.seeds=7"), Store(tmp_path / "out")
+    for cell in trial_cells(grid):
+        settle(store, cell, *((15, 15) if cell.method.name == "erm" else (None, None)))
+    for cell in final_cells(grid, store):
+        made = {"made_with": {"device": "cpu"}, "rows": {"test": 80}, "stages": [], "classes": ["0", "1"]}
+        cost = {"seconds": 1.0, "energy_wh": None, "gpu_allocated_mib": None, "peak_rss_mib": 1.0, "shared_by": 1}
+        store.add({**row_of(cell, "done"), **made, "group": "white", "cost": cost}, answers(15, 15))
+    table = table_of(grid, store)
+    assert [line.method for line in table.blocks[0].lines] == ["erm"]
+    said = "Not shown, as trials are missing or all have failed: faces/tiny/jtt."
+    assert said in markdown(table)
+    assert said in html(table)
+    other = Store(tmp_path / "other")
+    assert other.take_in(store) == len(store.rows()) == 10
+    assert other.take_in(store) == 0
+    assert choices(grid, other) == choices(grid, store)
+
+
 def test_a_searched_grid_from_end_to_end(faces, tmp_path):
     text = SEARCHED.replace("configs: 3, seeds: [7, 8]", "configs: 2, seeds: [7]")
     (tmp_path / "grid.yaml").write_text(text)

@@ -241,9 +241,13 @@ def _notes(table: Table) -> list[str]:
     if any(line.search for block in table.blocks for line in block.lines):
         notes.append(
             "Each method was tried with the same number of random configurations (and the settings of the grid) on "
-            "seeds of their own; test rows took no part. Where the split follows the seed, those splits are other "
-            "ones of the same data."
+            "seeds of their own; no trial looked at the test rows of its split. Where the split follows the seed, that "
+            "is another split of the same data: rows that test a method here may have helped to choose its "
+            "configuration, though never to train it."
         )
+    undecided = table.provenance.get("search", {}).get("undecided")
+    if undecided:
+        notes.append(f"Not shown, as trials are missing or all have failed: {', '.join(undecided)}.")
     if table.provenance.get("search", {}).get("with_groups"):
         notes.append(
             "Chosen with groups: the configuration with the best worst (class, group) accuracy on the validation rows, "

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fairhead.bench.grid import Cell, Grid
-from fairhead.bench.store import Store
+from fairhead.bench.store import Store, has_result
 from fairhead.bench.workers import News, Workplace, run_cells
 
 
@@ -59,10 +59,7 @@ def _run(
     """Run those of the cells that have no result yet."""
     from fairhead.bench.effective import fingerprint
 
-    # A loss that is not finite is the result of a trial, and would be again.
-    known = {
-        (row["cell"], row["fingerprint"]) for row in store.rows() if row["status"] == "done" or row.get("diverged")
-    }
+    known = {(row["cell"], row["fingerprint"]) for row in store.rows() if has_result(row)}
     todo = [cell for cell in cells if (cell.name, fingerprint(cell)) not in known]
     check(todo)
     if on_before is not None:

@@ -2,8 +2,9 @@
 
 Each method is tried with the grid's own settings and with `configs` random ones: learning rate and weight decay (the
 same draws for every method) and the options that the method declares priors for. Trials run on seeds of their own and
-never look at a test row. The configuration with the best validation score, by the grid's selection, is what the grid's
-seeds are then run with.
+never look at a test row of their split. The configuration with the best validation score, by the grid's selection, is
+what the grid's seeds are then run with. Where the split follows the seed, trials have another split of the same data
+than results: a row that tests a result may have had its part in the choice, which the table says.
 """
 
 import random

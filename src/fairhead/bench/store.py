@@ -86,10 +86,10 @@ class Store:
 
     def take_in(self, other: "Store") -> int:
         """Copy the finished cells of another folder that are not here yet; return how many."""
-        here = {(row["cell"], row["fingerprint"]) for row in self.rows() if row["status"] == "done"}
-        new = [row for row in other.rows() if row["status"] == "done" and (row["cell"], row["fingerprint"]) not in here]
+        here = {(row["cell"], row["fingerprint"]) for row in self.rows() if has_result(row)}
+        new = [row for row in other.rows() if has_result(row) and (row["cell"], row["fingerprint"]) not in here]
         for row in new:
-            self.add(row, other.records(row))
+            self.add(row, other.records(row) if row["status"] == "done" else None)
         return len(new)
 
     def _add_member(self, name: str, text: str) -> None:
@@ -128,6 +128,16 @@ class Store:
                 continue
             if isinstance(row, dict) and "cell" in row:
                 yield row
+
+
+def has_result(row: Mapping[str, Any]) -> bool:
+    """Whether a row's cell need not run again: a loss that is not finite is the result of a trial, and would be again.
+
+    Example:
+        >>> has_result({"status": "done"}), has_result({"status": "failed"})
+        (True, False)
+    """
+    return row["status"] == "done" or bool(row.get("diverged"))
 
 
 def _member(row: Mapping[str, Any]) -> str:

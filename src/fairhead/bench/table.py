@@ -54,7 +54,7 @@ def table_of(grid: Grid, store: Store, command: str = "") -> Table:
         "selection": f"{'epoch and configuration' if grid.search else 'epoch'} by validation "
         f"{'worst-class accuracy' if grid.selection == 'worst_class' else grid.selection}",
         "n_boot": grid.n_boot,
-        **({} if grid.search is None else {"search": asdict(grid.search)}),
+        **({} if grid.search is None else {"search": {**asdict(grid.search), "undecided": list(plan.undecided)}}),
         "made_with": {name: " and ".join(dict.fromkeys(made[name] for made in made_with)) for name in made_with[0]},
         "devices": list(dict.fromkeys(made["device"] for made in made_with)),
     }
@@ -71,11 +71,19 @@ def _why_none(grid: Grid, store: Store) -> str:
 
 
 class _Plan(NamedTuple):
-    """What the table of a grid is made of: cells, their rows, and what a search chose for (data, backbone, name)."""
+    """What the table of a grid is made of.
+
+    Attributes:
+        cells: what it shows.
+        rows: those of them that have ended.
+        choices: what a search chose for (data, backbone, name).
+        undecided: where it chose nothing, as data/backbone/method.
+    """
 
     cells: Sequence[Cell]
     rows: Sequence[Mapping[str, Any]]
     choices: Mapping[tuple[str, str, str], Choice]
+    undecided: Sequence[str] = ()
 
 
 def _plan(grid: Grid, store: Store) -> _Plan:
@@ -106,7 +114,8 @@ def _plan(grid: Grid, store: Store) -> _Plan:
         for place, both in found.items()
         for choice in both
     }
-    return _Plan(cells, rows, by_name)
+    asked = {(c.data.name, c.backbone.name, c.method.name): None for c in grid.cells()} if grid.search else {}
+    return _Plan(cells, rows, by_name, ["/".join(place) for place in asked if place not in found])
 
 
 def _block(grid: Grid, store: Store, rows: Sequence[Mapping[str, Any]], plan: _Plan) -> Block:
