@@ -88,13 +88,16 @@ def test_scores_are_compared_pairwise():
 
 
 def test_a_paired_auc_is_not_too_sure_where_all_positives_share_a_bin():
-    """Against DeLong's standard error of the difference: at least that, and not much more."""
+    """Against DeLong's standard error of the difference: hardly less (4 %), and not much more.
+
+    With 20 000 replicates the width is known to half a percent; with 2000 the seed would decide.
+    """
     rng = np.random.default_rng(3)
     n = 40_000
     y = (np.arange(n) < 80).astype(int)
     first, second = (np.where(y == 1, 0.94 + 0.06 * rng.random(n), rng.random(n)) for _ in range(2))
     a, b = (Records.from_arrays(label=y, scores=s) for s in (first, second))
-    found = fairhead.compare(a, b, metrics=["AUC"], n_boot=2000).differences[0]
+    found = fairhead.compare(a, b, metrics=["AUC"], n_boot=20_000, n_perm=500).differences[0]
     wins = [s[y == 1][:, None] > s[y == 0] for s in (first, second)]
     apart = wins[1].astype(float) - wins[0]
     se = np.sqrt(apart.mean(axis=1).var() / 80 + apart.mean(axis=0).var() / (n - 80))

@@ -308,6 +308,25 @@ def test_a_rate_of_one_is_not_certain():
     assert 0.9 < found["accuracy"].low < found["accuracy"].high == 1
 
 
+def test_a_weighted_rate_of_one_is_not_certain_though_sums_are_rounded():
+    """False positives are a difference of sums of weights: their rate can be 1 - 1e-16."""
+    rng = np.random.default_rng(0)
+    y, group = np.tile([0, 1], 200), np.arange(400) // 200
+    p = np.where((y == 1) & (rng.random(400) < 0.3), 0, 1)
+    for _ in range(20):
+        weight = rng.uniform(0.5, 2, 400)
+        records = Records.from_arrays(y, p, groups={"g": group}, weight=weight)
+        for row in fairhead.audit(records, metrics=["FPR_gap"], n_boot=100).by_group:
+            assert row.rates["FPR"].value == pytest.approx(1, abs=1e-12)
+            assert 0.95 < row.rates["FPR"].low < 0.99
+
+
+def test_doubts_about_two_rates_of_one_are_independent():
+    tables = make_tables(np.array([[[20, 0], [0, 20]], [[20, 0], [0, 20]]]), np.ones((4000, 2, 2, 2)))
+    tpr, fpr = (tables.rates(name).star[:, 0, 0] for name in ("TPR", "FPR"))
+    assert abs(np.corrcoef(tpr, fpr)[0, 1]) < 5 / np.sqrt(4000)
+
+
 def test_a_perfect_auc_of_few_rows_is_not_certain():
     y = np.tile([0, 1], 24)
     records = Records.from_arrays(y, scores=0.1 + 0.8 * y, groups={"g": np.arange(48) // 24})

@@ -4,7 +4,7 @@ import os
 
 import numpy as np
 import pytest
-from scipy.stats import binom
+from scipy.stats import binom, norm
 from sklearn.metrics import brier_score_loss, roc_auc_score
 
 from fairhead.audit import draws, ranked, scores
@@ -125,7 +125,7 @@ def test_a_table_is_the_sample_of_its_rows():
     np.testing.assert_array_equal(first, second)
 
 
-@pytest.mark.parametrize(("n", "share"), [(1000, 0.12), (1000, 0.5), (10**6, 1e-4), (10**6, 1 - 1e-4), (60, 0.3)])
+@pytest.mark.parametrize(("n", "share"), [(1000, 0.12), (1000, 0.5), (10**6, 1.2e-4), (10**6, 1 - 1.2e-4), (60, 0.3)])
 def test_drawn_counts_have_the_binomial_distribution(n, share):
     """Of SciPy: all quantiles to the Monte-Carlo error of 200 000 draws, and two moments."""
     size = 200_000
@@ -139,6 +139,33 @@ def test_drawn_counts_have_the_binomial_distribution(n, share):
     assert np.abs(found - exact.cdf(values)).max() < 1.63 / np.sqrt(size)  # Kolmogorov's 99 %
     assert drawn[0].mean() == pytest.approx(exact.mean(), abs=4 * exact.std() / np.sqrt(size))
     assert drawn[0].std() == pytest.approx(exact.std(), rel=4 / np.sqrt(2 * size))
+
+
+class EveryQuantile:
+    """Normal numbers, one for each quantile: what is made of them has its distribution without Monte-Carlo error."""
+
+    def standard_normal(self, shape):
+        assert shape[0] == 1
+        return norm.ppf((np.arange(shape[1]) + 0.5) / shape[1])[None]
+
+
+@pytest.mark.parametrize(("n", "share"), [(1000, 0.12), (401, 0.5), (10**6, 1.01e-4), (10**6, 1 - 1.01e-4)])
+def test_counts_made_from_normal_numbers_are_binomial_to_a_thousandth(n, share):
+    size = 100_000
+    drawn = draws.multinomial(n, np.array([share, 1 - share]), size, EveryQuantile())[0]
+    values = np.unique(drawn)
+    found = np.searchsorted(np.sort(drawn), values, side="right") / size
+    assert np.abs(found - binom(n, share).cdf(values)).max() < 1e-3
+
+
+def test_equal_units_are_drawn_in_order():
+    """Sorting that is not stable orders them as the processor likes, and a seed would give other figures there."""
+    share = np.full(1000, 1 / 1000)
+    drawn = draws.multinomial(10**6, share, 5, np.random.default_rng(0))
+    left, z = np.full(5, 1e6), np.random.default_rng(0).standard_normal((1, 5))[0]
+    part = 1 / 1000
+    first = np.rint(left * part + np.sqrt(left * part * (1 - part)) * z + (1 - 2 * part) / 6 * (z * z - 1))
+    np.testing.assert_array_equal(drawn[0], first)
 
 
 def test_drawn_counts_of_many_units_vary_together_as_a_multinomial_does():

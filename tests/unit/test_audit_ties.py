@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+import fairhead
 from fairhead.audit import METRICS, intervals, ties
 from fairhead.audit.reduction import Reduction
 from fairhead.audit.truths import truths
+from fairhead.records import Records
 
 
 def test_shrinking_is_that_of_a_meta_analysis():
@@ -102,3 +104,33 @@ def test_the_upper_end_reaches_as_far_as_that_of_any_two_groups(seed):
     found = ties.reach(rates.tolist(), se.tolist(), 1.96)
     assert 1 <= found <= expected + 1e-12
     assert found > 0.9 * expected
+
+
+def rows_with_a_rare_class():
+    """The TPR of class 2 has too few rows; its FPR is far from even."""
+    rng = np.random.default_rng(0)
+    group, y = rng.integers(3, size=6000), rng.integers(2, size=6000)
+    p = np.where(rng.random(6000) < 0.9, y, 1 - y)
+    p = np.where(rng.random(6000) < np.array([0.02, 0.2, 0.45])[group], 2, p)
+    y[:6] = 2
+    return Records.from_arrays(y, p, groups={"g": group})
+
+
+@pytest.mark.parametrize("multiclass", ["max", "mean", "weighted"])
+@pytest.mark.parametrize(
+    "name", ["EOd", "fairlearn.equalized_odds_difference", "fairlearn.equalized_odds_difference_to_overall"]
+)
+def test_a_class_that_lacks_one_of_two_rates_has_no_say_in_the_interval(name, multiclass):
+    found = fairhead.audit(rows_with_a_rare_class(), metrics=[name], multiclass=multiclass)[name]
+    assert "with label 2" in found.detail["excluded"][0]
+    # Both of its ends are about as far away as two standard errors: no gap here is near another.
+    below, above = found.value - found.low, found.high - found.value
+    assert 0.5 < below / above < 2
+    assert above == pytest.approx(1.96 * found.detail["se"], rel=0.3)
+
+
+def test_a_ratio_and_its_interval_are_of_the_same_classes():
+    found = fairhead.audit(rows_with_a_rare_class(), metrics=["fairlearn.equalized_odds_ratio"])
+    ratio = found["fairlearn.equalized_odds_ratio"]
+    assert ratio.low < ratio.value < ratio.high
+    assert ratio.low > 0.3

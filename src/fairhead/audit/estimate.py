@@ -91,6 +91,9 @@ class Stack:
         if metric.compare == "ratio":
             # Nor has a rate that is 0 in every group a ratio: a class that is never predicted takes no part.
             usable &= np.max(hat, axis=-1, keepdims=True, where=usable, initial=0.0) > 0
+        if len(rates) > 1 and metric.compare not in ("minimum", "mean"):
+            # A figure made of several rates needs them all: a class without one takes no part with the others either.
+            usable &= usable.any(axis=-1, keepdims=True).all(axis=0, keepdims=True)
         if any(r.has_empty for r in rates):
             kept = np.asarray(~(np.isnan(star) & usable).any(axis=(1, 2, 3)))
             star = star[kept]

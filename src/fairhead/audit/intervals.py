@@ -6,9 +6,10 @@ refuse: rates with a gap of θ, plus the bootstrap's own errors, would often eno
 from 0, and without near-ties between groups, it is the percentile interval of the gap.
 
 Which rates with a gap of θ? Those near the observed ones, with nearly equal rates taken for equal (`ties`). The largest
-and the lowest of several are not regular: no interval covers 95 % whatever the true rates are (Hirano and Porter 2012).
-These cover 93 to 97 % in most cases, down to 92 % with two clusters of equal rates and up to 98 % and more where one
-group is lower than many by about its standard error, or where a small, noisy group could be the extreme one as well.
+and the lowest of several are not smooth, and of such figures no estimate has the right quantiles whatever the true
+rates are (Hirano and Porter 2012): an interval covers more than 95 % here or less there. These cover 93 to 97 % in most
+cases, down to 92 % with two clusters of equal rates and up to 98 % and more where one group is lower than many by about
+its standard error, or where a small, noisy group could be the extreme one as well.
 
 A gap is any function f of group rates that is homogeneous, f(c·rates) = c·f(rates), and blind to a common shift.
 """

@@ -15,6 +15,9 @@ from fairhead.audit import intervals, metrics
 Array = NDArray[np.float64]
 Counts = NDArray[Any]  # whole numbers of rows, or sums of weights
 
+# A rate this close to 0 or 1 is 0 or 1.
+_ROUNDED = 1e-12
+
 
 @dataclass(frozen=True)
 class Rates:
@@ -179,7 +182,7 @@ class Tables:
     def rates(self, name: str) -> Rates:
         """The rate called `name` for all groups."""
         if name not in self._cache:
-            self._cache[name] = self._rates(RATES[name])
+            self._cache[name] = self._rates(name, RATES[name])
         return self._cache[name]
 
     def class_names(self, name: str) -> tuple[str, ...]:
@@ -194,13 +197,13 @@ class Tables:
         """Of the counts and of their replicates."""
         return metrics.Margins.of(self.counts), metrics.Margins.of(self.star)
 
-    def _rates(self, kind: Kind) -> Rates:
+    def _rates(self, name: str, kind: Kind) -> Rates:
         chosen = slice(1, 2) if kind.classes == "positive" and len(self.classes) == 2 else slice(None)
         hat, star = (kind.rate(m if kind.classes == "none" else m.of_classes(chosen)) for m in self._margins)
         names = self.classes[1:] if chosen.start else self.classes
         rows = kind.rows(self.rows)[chosen]
         rates = Rates(hat, star, rows, lambda c: kind.need.format(names[c]), self.clusters)
-        return rates if self.settled else replace(rates, star=unsettle(hat, star, rates.independent))
+        return rates if self.settled else replace(rates, star=unsettle(rates, name))
 
     @property
     def prevalence(self) -> Array:
@@ -246,17 +249,24 @@ def stretch(n: NDArray[np.int64], level: float) -> Array:
     return np.asarray(np.sqrt(n / (n - 1)) * (1 + (z2 + 1) / (4 * (n - 1))))
 
 
-def unsettle(hat: Array, star: Array, n: NDArray[np.int64]) -> Array:
-    """Give rates of exactly 0 or 1 the spread of Jeffreys' posterior of n: a bootstrap of 10 hits in 10 knows no doubt.
+def unsettle(rates: Rates, name: str) -> Array:
+    """Give rates of 0 or 1 the spread of Jeffreys' posterior of n: a bootstrap of 10 hits in 10 knows no doubt.
 
-    Shapes: hat and n [C, G], star [B, C, G].
+    Args:
+        rates: as the bootstrap has them.
+        name: of the rate; the doubts about rates of different names are independent of each other.
+
+    Returns:
+        Their replicates, shape [B, C, G].
     """
-    settled = ((hat == 0) | (hat == 1)) & (n > 0)
+    hat, star, n = rates.hat, rates.star, rates.independent
+    # Differences of sums of weights are rounded: a rate of 1 can be 1 - 1e-16.
+    settled = ((hat < _ROUNDED) | (hat > 1 - _ROUNDED)) & (n > 0)
     if not settled.any():
         return star
     star = star.copy(order="K")
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(list(name.encode()))
     for c, g in zip(*np.nonzero(settled), strict=True):
         doubt = rng.beta(0.5, n[c, g] + 0.5, size=len(star))
-        star[:, c, g] = doubt if hat[c, g] == 0 else 1 - doubt
+        star[:, c, g] = doubt if hat[c, g] < 0.5 else 1 - doubt
     return star

@@ -155,7 +155,7 @@ class ScoreTables:
             rows.append(table.rows.sum(axis=-1).min(axis=-1))
         need = "rows in the smaller of its two classes"
         rates = Rates(np.stack(hats), np.stack(stars, axis=1), np.stack(rows), lambda c: need, self._clusters)
-        return replace(rates, star=unsettle(rates.hat, rates.star, rates.independent))
+        return replace(rates, star=unsettle(rates, "AUC"))
 
     @cached_property
     def _brier(self) -> Rates:
