@@ -18,6 +18,7 @@ from torch import nn
 from fairhead.bench import search
 from fairhead.bench.cell import run_cell, run_trial
 from fairhead.bench.effective import fingerprint, row_of
+from fairhead.bench.grid import TRAIN_WITH_GROUPS
 from fairhead.bench.grid_file import read_grid
 from fairhead.bench.render import html, markdown
 from fairhead.bench.run import run_grid
@@ -85,6 +86,10 @@ def test_draws_spread_over_their_prior():
 def test_readers_of_pictures_are_known():
     with_pictures = {name for name in READERS if hasattr(import_module(f"fairhead.data.{name}"), "Images")}
     assert with_pictures == set(search.PICTURES)
+
+
+def test_methods_that_train_with_groups_are_known():
+    assert set(METHODS_WITH_ATTRIBUTES) == set(TRAIN_WITH_GROUPS)
 
 
 def test_every_method_has_the_same_number_of_trials_and_the_same_learning_rates(grid_of):

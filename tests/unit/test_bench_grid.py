@@ -87,7 +87,10 @@ def test_references_are_chosen_apart_from_the_methods_or_left_out(grid_of):
 
 
 def test_an_epoch_chosen_with_groups_is_a_reference(grid_of):
-    text = GOOD.replace("references: [group_dro]", "references: [group_dro, {method: erm, selection: worst_group}]")
+    both = "{name: both, method: dfr, selection: worst_group}"
+    text = GOOD.replace(
+        "references: [group_dro]", f"references: [group_dro, {{method: erm, selection: worst_group}}, {both}]"
+    )
     grid = grid_of(text)
     remarks = {method.name: method.remark for method in grid.methods}
     assert remarks == {
@@ -95,6 +98,7 @@ def test_an_epoch_chosen_with_groups_is_a_reference(grid_of):
         "dam-4": "",
         "group_dro": "trains with groups",
         "erm epoch chosen with groups": "epoch chosen with groups",
+        "both": "trains with groups, epoch chosen with groups",
     }
     assert [c.settings()["selection"] for c in grid.cells()[:4]] == ["accuracy"] * 3 + ["worst_group"]
     with pytest.raises(

@@ -49,6 +49,9 @@ def test_what_was_chosen_with_groups_is_said_apart():
         "Trained or chosen with the groups: jtt chosen with groups −10.0 points (accuracy not compared)."
     )
     assert finding([ERM, chosen], "EOd", "erm") == "EOd: jtt chosen with groups −10.0 points against erm."
+    vague = a_line("jtt chosen with groups", (-0.1, 0.9), uses_groups=True, remark="chosen with groups")
+    said = verdict([ERM, vague], "erm")
+    assert "Even trained or chosen with the groups (jtt chosen with groups), EOd cannot be told" in said
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ PLAN_FIELDS = (
 SELECTIONS = ("accuracy", "worst_class")
 PARTS = ("train", "validation", "test")
 METRICS = ("DP", "EOp", "EOd", "accuracy", "worst_group_accuracy")
+# Methods that train with groups, by their names in `fairhead.mitigate.references`.
+TRAIN_WITH_GROUPS = ("group_dro", "dfr", "fscl", "tadet", "dsa")
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,9 @@ class Method:
     def remark(self) -> str:
         """How it uses groups; empty where it does not."""
         if self.uses_groups:
-            return "epoch chosen with groups" if self.selection else "trains with groups"
+            trains = self.selection is None or self.method in TRAIN_WITH_GROUPS
+            said = ["trains with groups"] if trains else []
+            return ", ".join([*said, "epoch chosen with groups"] if self.selection else said)
         return "chosen with groups" if self.chosen_with_groups else ""
 
 

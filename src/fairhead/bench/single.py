@@ -11,7 +11,7 @@ from torch import nn
 from fairhead.audit import Audit, Comparison, audit, compare
 from fairhead.bench.backbones import Recipe
 from fairhead.bench.cell import Done, Tell, run_cell
-from fairhead.bench.grid import Cell, Method
+from fairhead.bench.grid import TRAIN_WITH_GROUPS, Cell, Method
 from fairhead.bench.run import check
 from fairhead.bench.tasks import tokenizer_of
 from fairhead.errors import InputError
@@ -159,10 +159,12 @@ def report_of(
         "text": "One training run: the intervals cover the choice of test rows, not the luck of the seed. "
         "fairhead bench runs several seeds.",
     }
-    how = f"{name} saw the groups while training"
-    if cell.method.selection:
-        how = f"The epoch of {name} was chosen by the groups of the validation rows"
-    attributes = {"tone": "note", "text": f"{how}: what could be reached with them."}
+    how = []
+    if cell.method.selection is None or cell.method.method in TRAIN_WITH_GROUPS:
+        how.append(f"{name} saw the groups while training")
+    if cell.method.selection is not None:
+        how.append(f"The epoch of {name} was chosen by the groups of the validation rows")
+    attributes = {"tone": "note", "text": f"{'. '.join(how)}: what could be reached with them."}
     return {
         "schema": "fairhead.report/1",
         "title": f"{name} on {cell.data.name}",

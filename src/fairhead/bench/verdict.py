@@ -46,12 +46,12 @@ def verdict(lines: Sequence[Line], baseline: str) -> str:
             changes = ", ".join(f"{line.method} {_points(_change(line, 'accuracy'))}" for line in cost)
             said.append(f"Of these, accuracy differs beyond noise: {changes} points.")
     told = [line for line in references if _told(line, gap)]
+    how = "trained or chosen" if any("chosen" in line.remark for line in told or references) else "trained"
     if told:
-        how = "Trained or chosen" if any("chosen" in line.remark for line in told) else "Trained"
-        said.append(f"{how} with the groups: {_listed(told, gap)}.")
+        said.append(f"{how.capitalize()} with the groups: {_listed(told, gap)}.")
     elif references:
         names = " and ".join(line.method for line in references)
-        said.append(f"Even trained with the groups ({names}), {gap} cannot be told from that of {baseline}.")
+        said.append(f"Even {how} with the groups ({names}), {gap} cannot be told from that of {baseline}.")
     return " ".join(said)
 
 
