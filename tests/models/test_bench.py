@@ -24,7 +24,7 @@ from fairhead.bench.store import Store
 from fairhead.bench.table import table_of
 from fairhead.bench.tasks import read_task
 from fairhead.bench.workers import Workplace
-from fairhead.cli.bench import device_of
+from fairhead.devices import device_named
 from fairhead.errors import InputError, UnsupportedModel
 
 
@@ -250,14 +250,14 @@ def test_a_fresh_model_that_cannot_be_is_refused(name, settings, message):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_devices_that_are_not_there_are_refused():
-    assert device_of("auto") == device_of("cpu") == "cpu"
+    assert device_named("auto") == device_named("cpu") == torch.device("cpu")
     for device, message in [
         ("cuda", "sees no GPU here"),
         ("gpu", "'gpu'; expected cpu, cuda"),
         ("xla", "no xla device"),
     ]:
         with pytest.raises(InputError, match=message):
-            device_of(device)
+            device_named(device)
 
 
 def test_a_fresh_vision_model_refuses_texts():

@@ -114,7 +114,7 @@ def test_a_grid_trains_each_run_and_shows_them_side_by_side(model, data, tmp_pat
         (("--held-out", "1"), "held_out is a share"),
         (("--bias-type", "age"), "no items of bias type 'age'"),
         (("--grid", "nowhere.yaml"), "the grid nowhere.yaml cannot be read"),
-        (("--device", "tpu7"), "device 'tpu7' cannot be used"),
+        (("--device", "tpu7"), "the device is 'tpu7'; expected cpu"),
     ],
 )
 def test_mistakes_are_one_line(model, data, tmp_path, capsys, options, message):

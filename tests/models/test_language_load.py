@@ -86,7 +86,7 @@ def test_perplexity_windows_and_empty_texts(folder):
 def test_what_cannot_be_loaded_is_named(folder, tmp_path):
     with pytest.raises(InputError, match=r"no config\.json"):
         load_scorer(tmp_path)
-    with pytest.raises(InputError, match="device 'nowhere' cannot be used"):
+    with pytest.raises(InputError, match="the device is 'nowhere'; expected cpu"):
         load_scorer(folder, device="nowhere")
     with pytest.raises(InputError, match="dtype 'int8' is not known"):
         load_scorer(folder, device="cpu", dtype="int8")

@@ -172,7 +172,7 @@ def test_age_leaves_out_those_between_its_poles(clip, faces, capsys) -> None:
         (["ablate", "--heads", "11.4"], "write them as L11H4"),
         (["ablate", "--heads", "L9H0"], "the model has 2 layers of 4 heads"),
         (["locate", "--task", "gender"], "concept and task are both 'gender'"),
-        (["locate", "--device", "cuda:99"], "device 'cuda:99' cannot be used"),
+        (["locate", "--device", "cuda:99"], "the device is cuda:99, and PyTorch sees no GPU"),
         (["locate", "--texts", __file__], "it is no archive of arrays"),
         (["ablate", "--from", "missing.json"], "is not a head map"),
         (["ablate", "--from", __file__], "nor other JSON"),

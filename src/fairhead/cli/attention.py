@@ -76,10 +76,10 @@ def attention_command(
     if against is not None and against.resolve() == model.resolve():
         raise InputError(f"--against is {str(against)!r}, the model itself: give another one, or leave it out")
     chosen = tuple(_dimension(text) for text in dimension or [])
-    from fairhead.cli.bench import device_of
     from fairhead.cli.mitigate import pairs
     from fairhead.cli.output import write_json
     from fairhead.cli.progress import progress
+    from fairhead.devices import device_named
     from fairhead.locate.assumption import check_assumption
     from fairhead.locate.looking import look, read_rows
     from fairhead.report.attention_page import page
@@ -94,7 +94,7 @@ def attention_command(
             def tell(done: int, total: int, name: str = name) -> None:
                 shown.tell(name, done, total)
 
-            seen[name] = look(folder, rows.examples, layer, token, device_of(device), max_length, tell)
+            seen[name] = look(folder, rows.examples, layer, token, str(device_named(device)), max_length, tell)
     kept = (rows.groups == two[0]) | (rows.groups == two[1])
     second = rows.groups[kept] == two[1]
     names = rows.names[two[0]], rows.names[two[1]]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fairhead.cli.output import harmless
 from fairhead.errors import FairheadError, InputError
 
 if TYPE_CHECKING:
@@ -114,10 +115,11 @@ def bench_command(
     if not table_only:
         from fairhead.bench.run import run_grid
         from fairhead.bench.workers import Workplace
+        from fairhead.devices import device_named
 
         # `timeout` and schedulers end a run so: what is done should still become a table.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        workplace = Workplace(device_of(device), jobs, cache)
+        workplace = Workplace(str(device_named(device)), jobs, cache)
         with progress() as shown:
             report = _Report(shown, plan.size)
             try:
@@ -135,7 +137,7 @@ def bench_command(
             raise typer.Exit(130) from None
         raise
     page = write_table(table, out)
-    typer.echo(markdown(table))
+    typer.echo(harmless(markdown(table)))
     typer.echo(f"table: {page}", err=True)
     if interrupted:
         raise typer.Exit(130)
@@ -202,28 +204,3 @@ def _list_grids() -> None:
 
     for file in _shipped():
         typer.echo(f"{file.stem:<20} {yaml.safe_load(file.read_text(encoding='utf-8'))['title']}")
-
-
-def device_of(device: str) -> str:
-    """The device that --device means here.
-
-    Raises:
-        InputError: there is no such device.
-    """
-    if device == "cpu":
-        return device
-    import torch
-
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        kind, number = torch.device(device).type, torch.device(device).index
-    except RuntimeError:
-        raise InputError(f"--device is {device!r}; expected cpu, cuda, cuda:1, ... or auto") from None
-    here = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if here is None or here.type != kind:
-        what = "no GPU" if kind == "cuda" else f"no {kind} device"
-        raise InputError(f"--device is {device}, and PyTorch sees {what} here: use --device cpu")
-    if number is not None and number >= torch.accelerator.device_count():
-        raise InputError(f"--device is {device}, and there are {torch.accelerator.device_count()}, counted from 0")
-    return device

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fairhead.cli.output import command_line
+from fairhead.cli.output import command_line, harmless
 from fairhead.errors import FairheadError, InputError, did_you_mean
 
 # What an option of a method would be called that wanted a group.
@@ -189,19 +189,19 @@ def mitigate_command(
         selection="accuracy" if by_group else selection.value,
     )
     from fairhead.bench.single import mitigate, report_of
-    from fairhead.cli.bench import device_of
     from fairhead.cli.progress import progress
     from fairhead.cli.verdicts import audit_verdicts, comparison_verdicts
+    from fairhead.devices import device_named
     from fairhead.report import write
 
     with progress() as shown:
-        single = mitigate(cell, out, against, device_of(device), cache, shown.tell)
+        single = mitigate(cell, out, against, str(device_named(device)), cache, shown.tell)
     compared = [] if single.comparison is None else comparison_verdicts(single.comparison)
     verdicts = [verdict._asdict() for verdict in (*compared, *audit_verdicts(single.audit, 0.95))]
     report = report_of(single, cell, against, verdicts, command_line(context))
     write(report, out / "report.html")
     for sentence in report["verdict"]:
-        typer.echo(f"- {sentence['text']}")
+        typer.echo(harmless(f"- {sentence['text']}"))
     typer.echo(f"\nmodel: {out / 'model'}\nreport: {out / 'report.html'}")
 
 
