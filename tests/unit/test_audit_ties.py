@@ -73,6 +73,7 @@ SHAPES = {
     "eight, four and four": ([0] * 4 + [4] * 4, [1] * 8),
     "eight, all apart": (np.arange(8) * 4, [1] * 8),
     "three, the noisy one lowest": ([2, 2, 0], [1, 1, 3]),
+    "thirty, even": ([0] * 30, [1] * 30),
 }
 
 
@@ -84,11 +85,17 @@ def test_intervals_cover_whatever_ties_there_are(shape):
     assert (found <= 0.99).all()
 
 
+def test_a_gap_reaches_as_far_as_a_noisy_group_may_be():
+    """The group that makes the true gap is often seen between the others; by their noise alone 85 % are covered."""
+    assert covered([0, 1, 3], [0.3, 0.3, 2], repeats=400)[1] >= 0.92
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_intervals_cover_closely_whatever_ties_there_are(shape):
     found = covered(*SHAPES[shape], repeats=6000)
-    assert (found >= 0.92 - 0.007).all()  # 92 % with two clusters of four; 93 % otherwise
+    least = 0.92 if shape == "eight, four and four" else 0.93
+    assert (found >= least - 0.007).all()
     assert (found <= 0.97 + 0.007).all()
 
 
