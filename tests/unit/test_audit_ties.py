@@ -90,6 +90,16 @@ def test_a_gap_reaches_as_far_as_a_noisy_group_may_be():
     assert covered([0, 1, 3], [0.3, 0.3, 2], repeats=400)[1] >= 0.92
 
 
+@pytest.mark.parametrize(
+    ("figure", "rule", "shape"), [(0, "tied_lowest", "thirty, even"), (1, "tied_ends", "eight, four and four")]
+)
+def test_taking_equal_rates_for_equal_covers_more(monkeypatch, figure, rule, shape):
+    """On the same samples 2 to 4 % more of them."""
+    together = covered(*SHAPES[shape], repeats=600)[figure]
+    monkeypatch.setattr(ties, rule, lambda rates, se: list(rates))
+    assert together >= covered(*SHAPES[shape], repeats=600)[figure] + 0.01
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_intervals_cover_closely_whatever_ties_there_are(shape):
