@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 OUT ?= demo
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test test-slow check format bench clean
 
 demo: .venv/.demo
 	$(BIN)/fairhead demo --out $(OUT)
@@ -19,6 +19,11 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto
 test: .venv/.dev
 	$(PYTEST) tests/unit -m "not slow" --doctest-modules $(TORCH_FREE)
 	$(PYTEST) tests/models tests/real -m "not slow" --doctest-modules $(WITH_TORCH)
+
+# How often intervals cover the truth, and other simulations: half an hour.
+test-slow: .venv/.dev
+	$(PYTEST) tests/unit -m slow
+	$(PYTEST) tests/models tests/real -m slow
 
 check: .venv/.dev
 	$(BIN)/ruff check .

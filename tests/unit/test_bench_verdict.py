@@ -30,10 +30,11 @@ def test_nothing_can_be_told_apart():
     lines = [ERM, *(a_line(name, (-0.01, 0.6), (0.0, 1.0)) for name in ("dam", "jtt"))]
     assert verdict(lines, "erm") == (
         f"{START} None of the methods without groups can be told from erm in EOd; differences below about 3.0 points "
-        "would be missed."
+        "would be missed even in a single comparison."
     )
     assert finding(lines, "EOd", "erm") == (
-        "EOd: none of 2 methods can be told from erm; differences below about 3.0 points would be missed."
+        "EOd: none of 2 methods can be told from erm; differences below about 3.0 points would be missed even "
+        "in a single comparison."
     )
 
 

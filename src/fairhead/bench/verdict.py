@@ -94,7 +94,7 @@ def _missed(lines: Sequence[Line], metric: str) -> str:
         return "their answers are the same everywhere"
     if max(known) >= 100:
         return "with these seeds and rows no difference at all could be told"
-    return f"differences below about {max(known):.1f} points would be missed"
+    return f"differences below about {max(known):.1f} points would be missed even in a single comparison"
 
 
 def _p(line: Line, metric: str) -> float | None:
