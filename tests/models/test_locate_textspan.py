@@ -27,9 +27,8 @@ def test_moments_choose_the_texts_that_rows_choose(seed, n, d, width) -> None:
     expected = span_of_rows(z @ head_map.T, texts, m=6, rank=d)
     found = span_of_moments(z.mean(0), np.cov(z.T, bias=True).reshape(d, d), head_map, texts, m=6)
     assert found.rank == expected.rank == (sizes > 1e-6).sum()
-    steps = min(
-        len(expected.chosen), min(n - 1, found.rank)
-    )
+    # Later picks explain nothing: rounding chooses among them.
+    steps = min(len(expected.chosen), n - 1, found.rank)
     assert found.chosen[:steps].tolist() == expected.chosen[:steps].tolist()
     np.testing.assert_allclose(found.share[:steps], expected.share[:steps], rtol=1e-6, atol=1e-9)
 
