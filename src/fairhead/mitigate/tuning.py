@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from fairhead.errors import InputError
 from fairhead.mitigate.triplets import shuffled_batches
 from fairhead.train.loop import TrainingDiverged
+from fairhead.train.step import autocast
 
 E = TypeVar("E")
 # The parts of a batch's loss by name; "loss" is what is made small, the others are for the record.
@@ -185,7 +186,7 @@ def tune(
             batches = shuffled_batches(lengths, plan.batch_size, plan.seed, epoch=step // per_epoch)
         for group in optimizer.param_groups:
             group["lr"] = plan.learning_rate * plan.rate(step, steps)
-        with _autocast(device, plan.precision):
+        with autocast(device, plan.precision):
             parts = loss([examples[i] for i in batches[step % per_epoch]])
         optimizer.zero_grad()
         parts["loss"].backward()
@@ -326,7 +327,3 @@ def as_json(identity: Mapping[str, Any]) -> dict[str, Any]:
     plain: dict[str, Any] = json.loads(json.dumps(identity))
     plain["plan"].pop("checkpoint_minutes", None)
     return plain
-
-
-def _autocast(device: torch.device, precision: str) -> torch.autocast:
-    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
