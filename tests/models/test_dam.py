@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 from threading import Lock
 
 import pytest
@@ -11,6 +12,7 @@ from transformers import BertConfig, BertForSequenceClassification, ViTConfig, V
 
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.mitigate import DAM, attach, load, save
+from fairhead.mitigate.attach import method_of
 from fairhead.mitigate.dam import most_attended, supervised_contrastive
 
 WIDTH, HEADS, TOKENS = 16, 4, 5
@@ -183,6 +185,63 @@ def test_an_unchanged_trainer_trains_it(tmp_path):
     assert (model.dam.k.mean != 0).all()
 
 
+@pytest.mark.parametrize(
+    "dam",
+    [DAM(momentum=0.5), DAM(append=True), DAM(normalise=False, alignment_weight=0)],
+    ids=["in place", "appended", "without weights"],
+)
+def test_what_a_trainer_or_the_model_itself_saves_comes_back_with_the_method(dam, tmp_path):
+    from transformers import Trainer, TrainingArguments
+
+    model = attach(tiny_vit(), dam)
+    rows = [{"pixel_values": image, "labels": number % 2} for number, image in enumerate(images(16))]
+    arguments = TrainingArguments(
+        tmp_path / "run", max_steps=2, per_device_train_batch_size=8, report_to="none", use_cpu=True, save_steps=2
+    )
+    trainer = Trainer(model, arguments, train_dataset=rows)
+    trainer.train()
+    trainer.save_model(tmp_path / "trainer")
+    model.save_pretrained(tmp_path / "model")
+    model.save_pretrained(tmp_path / "shards", max_shard_size="2KB")
+    wanted = model.eval()(images()).logits
+    for folder in ("trainer", "run/checkpoint-2", "model", "shards"):
+        again = load(tmp_path / folder)
+        assert method_of(again) == dam
+        torch.testing.assert_close(again(images()).logits, wanted, rtol=0, atol=0)
+
+
+def test_a_folder_that_lacks_a_part_of_the_method_is_told(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    model = attach(tiny_vit(), DAM())
+    model.save_pretrained(tmp_path / "noteless")
+    file = tmp_path / "noteless" / "model.safetensors"
+    kept = {key: tensor for key, tensor in load_file(file).items() if not key.startswith("fairhead")}
+    save_file(kept, file, metadata={"format": "pt"})
+    with pytest.raises(InputError, match=r"has weights of a method \('dam.* and not its settings"):
+        load(tmp_path / "noteless")
+    save(model, tmp_path / "saved")
+    (tmp_path / "saved" / "fairhead.json").write_text("{")
+    with pytest.raises(InputError, match="does not name a method and its settings"):
+        load(tmp_path / "saved")
+    (tmp_path / "saved" / "fairhead.json").write_text('{"method": "dam", "settings": {"valeus": 2}}')
+    with pytest.raises(InputError, match="a setting 'valeus' that 'dam' has not"):
+        load(tmp_path / "saved")
+    (tmp_path / "saved" / "fairhead.safetensors").unlink()
+    with pytest.raises(InputError, match=r"fairhead\.safetensors is not: copy the folder again"):
+        load(tmp_path / "saved")
+
+
+@pytest.mark.parametrize("named", ["null", '["NoSuchModel"]'])
+def test_a_model_of_a_class_that_is_not_known_is_told(named, tmp_path):
+    save(tiny_vit(), tmp_path)
+    config = tmp_path / "config.json"
+    text = re.sub(r'"architectures": \[[^]]*\]', f'"architectures": {named}', config.read_text())
+    config.write_text(text)
+    with pytest.raises(InputError, match="as the model's class, which transformers lacks"):
+        load(tmp_path)
+
+
 def test_gradients_match_finite_differences():
     model = attach(tiny_vit(), DAM()).double().train()
     weight = model.vit.layers[-1].attention.k_proj.weight
@@ -267,7 +326,8 @@ def test_a_saved_model_comes_back_with_the_same_outputs(tmp_path):
 def test_what_is_switched_off_leaves_no_trace():
     model = attach(tiny_vit(), DAM(normalise=False, absolute=False, alignment_weight=0)).train()
     torch.testing.assert_close(model(images()).logits, tiny_vit().train()(images()).logits, rtol=0, atol=0)
-    assert model.state_dict().keys() == tiny_vit().state_dict().keys()
+    assert [name for name, _ in model.named_parameters()] == [name for name, _ in tiny_vit().named_parameters()]
+    assert [name for name, _ in model.named_buffers()] == [name for name, _ in tiny_vit().named_buffers()]
 
 
 def test_bad_use_is_told(tmp_path):

@@ -1,11 +1,14 @@
 """Putting a method into a model, and keeping such a model on disk (safetensors and JSON)."""
 
 import json
-from dataclasses import asdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from fairhead.errors import InputError, did_you_mean
 from fairhead.mitigate.dam import DAM
@@ -19,7 +22,7 @@ ATTACHABLE: dict[str, type[Attachable]] = {"dam": DAM, "encoder_layer": EncoderL
 
 _METHOD_SETTINGS = "fairhead.json"
 _METHOD_WEIGHTS = "fairhead.safetensors"
-_METHOD = "_fairhead_method"
+_NOTE = "fairhead"  # the child module that says which method a model carries
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -27,8 +30,9 @@ Model = TypeVar("Model", bound=nn.Module)
 def attach(model: Model, method: Attachable) -> Model:
     """Put a method into a Hugging Face model, in place; whatever trains that model then trains the method.
 
-    What the method adds is saved with the model's own weights, and its term is in the model's own loss whenever
-    the model is in training mode and is given labels.
+    What the method adds is saved with the model's own weights, whoever saves them (`save`, `save_pretrained`, a
+    `Trainer`), and `load` gives the model back. The method's term is in the model's own loss whenever the model is in
+    training mode and is given labels.
 
     Args:
         model: a model with a task head.
@@ -47,19 +51,35 @@ def attach(model: Model, method: Attachable) -> Model:
         >>> config = ViTConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=16)
         >>> model = attach(ViTForImageClassification(config), DAM())
         >>> [name for name, _ in model.named_children()]
-        ['vit', 'classifier', 'dam']
+        ['vit', 'classifier', 'dam', 'fairhead']
     """
     if method_of(model) is not None:
         raise InputError(f"this {type(model).__name__} carries {method_of(model)} already: start from a fresh model")
     check_config(method)
     method.attach(model)
-    model.__dict__[_METHOD] = method
+    model.add_module(_NOTE, _Note(method))
     return model
 
 
 def method_of(model: nn.Module) -> Attachable | None:
     """The method that `attach` has put into a model, or None."""
-    return model.__dict__.get(_METHOD)
+    note = model._modules.get(_NOTE)
+    return note.method if isinstance(note, _Note) else None
+
+
+class _Note(nn.Module):
+    """Which method a model carries, kept among its weights: there it travels with whatever saves them."""
+
+    def __init__(self, method: Attachable) -> None:
+        super().__init__()
+        self.method = method
+
+    def get_extra_state(self) -> Tensor:
+        """The settings as bytes of JSON: safetensors keep tensors only."""
+        return torch.frombuffer(bytearray(_as_json(self.method).encode()), dtype=torch.uint8)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Nothing: weights of a run with other settings may be gone on from."""
 
 
 def save(model: Any, folder: Path | str) -> None:
@@ -89,48 +109,113 @@ def save(model: Any, folder: Path | str) -> None:
     if method is None:
         model.save_pretrained(folder)
         return
-    name = _name_of(method)
     weights = model.state_dict()
-    of_method = {key: tensor.contiguous() for key, tensor in weights.items() if key.split(".")[0] in ATTACHABLE}
-    own = {key: tensor for key, tensor in weights.items() if key not in of_method}
+    of_method = {key: tensor.contiguous() for key, tensor in weights.items() if _is_of_method(key)}
+    own = {key: tensor for key, tensor in weights.items() if key not in of_method and key != _NOTE_KEY}
     model.save_pretrained(folder, state_dict=own)
     save_file(of_method, folder / _METHOD_WEIGHTS)
-    text = json.dumps({"method": name, "settings": asdict(method)}, indent=2)
-    (folder / _METHOD_SETTINGS).write_text(text + "\n", encoding="utf-8")
+    (folder / _METHOD_SETTINGS).write_text(_as_json(method) + "\n", encoding="utf-8")
 
 
 def load(folder: Path | str) -> nn.Module:
-    """Read back what `save` wrote: the same outputs, in evaluation mode. See `save` for an example.
+    """Read back a model that `save`, its own `save_pretrained` or a `Trainer` wrote: the same outputs.
+
+    It comes in evaluation mode. See `save` for an example.
 
     Raises:
         InputError: the folder has no model, or names a method that is not known.
     """
     import transformers
-    from safetensors.torch import load_file
 
     folder = Path(folder)
     if not (folder / "config.json").is_file():
         raise InputError(f"{folder} has no config.json: expected a folder that fairhead.mitigate.save has written")
-    (architecture,) = transformers.AutoConfig.from_pretrained(folder).architectures
-    model: nn.Module = getattr(transformers, architecture).from_pretrained(folder)
-    if (folder / _METHOD_SETTINGS).is_file():
-        saved = json.loads((folder / _METHOD_SETTINGS).read_text(encoding="utf-8"))
-        name = saved["method"]
-        if name not in ATTACHABLE:
-            raise InputError(
-                f"{folder / _METHOD_SETTINGS} names the method {name!r}; known: {', '.join(ATTACHABLE)}."
-                + did_you_mean(name, list(ATTACHABLE))
-            )
-        attach(model, ATTACHABLE[name](**saved["settings"]))
-        learnt = load_file(folder / _METHOD_WEIGHTS)
-        own = model.state_dict().keys()
-        expected = {key for key in own if key.split(".")[0] in ATTACHABLE}
-        if expected != learnt.keys():
-            odd = sorted(expected ^ learnt.keys())
-            raise InputError(f"{folder / _METHOD_WEIGHTS} does not belong to its settings: {odd[0]!r} is in one only")
-        model.load_state_dict(learnt, strict=False)
+    named = transformers.AutoConfig.from_pretrained(folder).architectures or ["no class"]
+    kind = getattr(transformers, named[0], None)
+    if kind is None:
+        raise InputError(f"{folder / 'config.json'} names {named[0]} as the model's class, which transformers lacks")
+    kept = _kept_method(folder)
+    with _without_a_word():  # on what `kept` has and the model itself has not
+        model: nn.Module = kind.from_pretrained(folder)
+    if kept is not None:
+        attach(model, kept.method)
+        expected = {key for key in model.state_dict() if _is_of_method(key)}
+        if expected != kept.weights.keys():
+            odd = sorted(expected ^ kept.weights.keys())
+            raise InputError(f"{kept.source} does not belong to its settings: {odd[0]!r} is in one only")
+        model.load_state_dict(kept.weights, strict=False)
     return model.eval()
 
 
-def _name_of(method: Attachable) -> str:
-    return next(name for name, kind in ATTACHABLE.items() if isinstance(method, kind))
+class _Kept(NamedTuple):
+    """A method on disk: its settings, what it has learnt, and the file that says so."""
+
+    method: Attachable
+    weights: dict[str, Tensor]
+    source: Path
+
+
+def _kept_method(folder: Path) -> _Kept | None:
+    """The method beside a model (of `save`), or among its weights (of whatever else saves models)."""
+    from safetensors import safe_open
+    from safetensors.torch import load_file
+
+    apart, learnt = folder / _METHOD_SETTINGS, folder / _METHOD_WEIGHTS
+    if apart.is_file():
+        if not learnt.is_file():
+            raise InputError(f"{apart} is there and {learnt.name} is not: copy the folder again, whole")
+        return _Kept(_from_json(apart.read_text(encoding="utf-8"), apart), load_file(learnt), learnt)
+    weights: dict[str, Tensor] = {}
+    source = folder
+    for file in sorted(folder.glob("model*.safetensors")):
+        with safe_open(file, "pt") as opened:
+            keys: list[str] = opened.keys()
+            ours = [key for key in keys if _is_of_method(key) or key == _NOTE_KEY]
+            weights |= {key: opened.get_tensor(key) for key in ours}
+            source = file if ours else source
+    note = weights.pop(_NOTE_KEY, None)
+    if note is None:
+        if weights:
+            raise InputError(f"{source} has weights of a method ({min(weights)!r}) and not its settings: {_SAVE_ANEW}")
+        return None
+    return _Kept(_from_json(bytes(note.tolist()).decode(), source), weights, source)
+
+
+_NOTE_KEY = f"{_NOTE}._extra_state"
+_SAVE_ANEW = "save the model with fairhead.mitigate.save"
+
+
+def _is_of_method(key: str) -> bool:
+    return key.split(".")[0] in ATTACHABLE
+
+
+def _as_json(method: Attachable) -> str:
+    name = next(name for name, kind in ATTACHABLE.items() if isinstance(method, kind))
+    return json.dumps({"method": name, "settings": asdict(method)}, indent=2)
+
+
+def _from_json(text: str, source: Path) -> Attachable:
+    try:
+        saved = json.loads(text)
+        name, settings = saved["method"], dict(saved["settings"])
+    except (ValueError, TypeError, KeyError):
+        raise InputError(f"{source} does not name a method and its settings: {_SAVE_ANEW}") from None
+    if name not in ATTACHABLE:
+        known = list(ATTACHABLE)
+        raise InputError(f"{source} names the method {name!r}; known: {', '.join(known)}.{did_you_mean(name, known)}")
+    kind = ATTACHABLE[name]
+    for option in settings.keys() - {setting.name for setting in fields(kind)}:
+        raise InputError(f"{source} has a setting {option!r} that {name!r} has not: another version wrote it")
+    return kind(**settings)
+
+
+@contextmanager
+def _without_a_word() -> Iterator[None]:
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
