@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 
@@ -239,6 +240,40 @@ def test_environment_variables(preds, capsys, monkeypatch):
     found = json.loads(capsys.readouterr().out)
     assert found["provenance"]["seed"] == 5
     assert {row["group_by"] for row in found["by_group"]} == {"race", "gender"}
+    # The command in the provenance can be run again as it stands, without these variables.
+    assert shlex.split(found["provenance"]["command"]) == [
+        "FAIRHEAD_AUDIT_LABEL=y",
+        "FAIRHEAD_AUDIT_GROUP=race gender",
+        "FAIRHEAD_AUDIT_PRED=yhat",
+        "FAIRHEAD_AUDIT_SEED=5",
+        "FAIRHEAD_AUDIT_JSON=-",
+        "fairhead",
+        "audit",
+        "preds.csv",
+    ]
+
+
+def test_of_very_many_groups_the_largest_are_shown(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    frame = a_frame()
+    frame["race"] = [f"r{i % 3}" if i % 2 else f"small{i}" for i in range(len(frame))]
+    frame.to_csv("preds.csv", index=False)
+    assert run("audit", "preds.csv", *ARGUMENTS, "--metric", "DP", "--n-boot", 100) == 0
+    out = capsys.readouterr().out
+    shown = [line.split()[0] for line in out.splitlines() if line.startswith(("r0 ", "r1 ", "r2 ", "small"))]
+    assert shown[:3] == ["r0", "r1", "r2"]
+    assert f"and {3 + len(frame) // 2 - len(shown):,} smaller groups" in out
+
+
+def test_intervals_are_not_broken_within_a_number(preds, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run("audit", "preds.csv", *ARGUMENTS, "--group", "gender", "--intersections", "--compare-pred", "new") == 0
+    out = capsys.readouterr().out
+    # A line that ends an interval without opening it has its second end whole.
+    for line in out.splitlines():
+        end = re.search(r"([-–.\d]+)\)", line)
+        if end and "(" not in line[: end.end()]:
+            assert re.fullmatch(r"-?\d+\.\d+", end[1]), line
 
 
 def test_standard_input(preds):

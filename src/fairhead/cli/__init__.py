@@ -33,7 +33,8 @@ app = typer.Typer(
     help=(
         "Find, prove and reduce demographic bias in transformers, at the attention heads where it sits.\n\n"
         "Every option can also be given as an environment variable: `FAIRHEAD_<COMMAND>_<OPTION>`, "
-        "for instance `FAIRHEAD_AUDIT_SEED=1`."
+        "for instance `FAIRHEAD_AUDIT_SEED=1`; for an option that may be given several times, with spaces between: "
+        '`FAIRHEAD_AUDIT_GROUP="race gender"`.'
     ),
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",

@@ -49,10 +49,17 @@ def terminal() -> "Console":
 
 
 def command_line(context: typer.Context) -> str:
-    """What was typed, for provenance."""
+    """What was typed, for provenance, behind the environment variables that were read; a shell can run it again."""
+    import os
     import shlex
 
-    return shlex.join(["fairhead", *(context.obj or [])])
+    variables = []
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        name = str(parameter.envvar or f"{context.auto_envvar_prefix}_{parameter.name}".upper())
+        if source is not None and source.name == "ENVIRONMENT" and name in os.environ:
+            variables.append(f"{name}={shlex.quote(os.environ[name])}")
+    return " ".join([*variables, shlex.join(["fairhead", *(context.obj or [])])])
 
 
 def write_json(content: Mapping[str, Any], path: str) -> None:

@@ -30,6 +30,10 @@ _STACKED_WIDTH = 15
 _GROUP_WIDTH = 20
 # Below this width, names share a column, and the comparison leaves out the minimum detectable effect.
 _NARROW = 80
+# "(0.672–0.909)": narrower, and an interval would be broken within a number.
+_INTERVAL_WIDTH = 13
+# Of more groups the largest are shown; that many seldom are groups of people.
+_MANY_GROUPS = 60
 
 
 def show_audit(console: Console, audit: Audit, verdicts: Iterable[Verdict], what: str, level: float) -> None:
@@ -44,9 +48,11 @@ def show_audit(console: Console, audit: Audit, verdicts: Iterable[Verdict], what
         console.print(f"Overall: {', '.join(overall)}  [dim](n = {audit.estimates[0].n:,})[/]", highlight=False)
     for group_by in dict.fromkeys(row.group_by for row in audit.by_group):
         console.print()
-        rows = [row for row in audit.by_group if row.group_by == group_by]
+        rows, n_hidden = _shown_groups([row for row in audit.by_group if row.group_by == group_by])
         rates = _rate_columns(rows, console.width)
         console.print(_group_table(rows, rates, group_by, percent))
+        if n_hidden:
+            console.print(f"[dim]and {n_hidden:,} smaller groups (all in --json)[/]", highlight=False)
         gaps = [e for e in audit.estimates if e.group_by == group_by]
         console.print()
         console.print(_gap_table(gaps, group_by, percent, console.width < _NARROW))
@@ -73,7 +79,8 @@ def show_comparison(
     if not narrow:
         table.add_column("by", overflow="fold")
     for title in ("A", "B", "B − A", "p adj.") if narrow else ("A", "B", "B − A", "MDE", "p adj."):
-        table.add_column(title, justify="right", overflow="fold", min_width=11 if title == "B − A" else None)
+        wide = (11 if narrow else _INTERVAL_WIDTH) if title == "B − A" else None
+        table.add_column(title, justify="right", overflow="fold", min_width=wide)
     table.add_column("verdict", overflow="fold")
     for d in comparison.differences:
         word = said_of_difference(d)
@@ -162,6 +169,14 @@ def _group_table(rows: Sequence[GroupRow], rates: Sequence[str], group_by: str, 
     return table
 
 
+def _shown_groups(rows: Sequence[GroupRow]) -> tuple[list[GroupRow], int]:
+    """The rows to show, in their order, and how many are left out: the smallest of very many."""
+    if len(rows) <= _MANY_GROUPS:
+        return list(rows), 0
+    largest = sorted(range(len(rows)), key=lambda i: -rows[i].n)[:_MANY_GROUPS]
+    return [rows[i] for i in sorted(largest)], len(rows) - _MANY_GROUPS
+
+
 def _rate_columns(rows: Sequence[GroupRow], width: int) -> list[str]:
     """The rates shown: a few of a binary task, accuracy and the recall of each class of a small multi-class one."""
     left = width - _GROUP_WIDTH
@@ -177,7 +192,7 @@ def _gap_table(gaps: Sequence[Estimate], group_by: str, percent: str, narrow: bo
     """One line a metric: value with interval, between which groups, minimum detectable effect, n, verdict."""
     table = _table(f"{escape(group_by)}: gaps in points (ratios, V and AUC as they are), {percent} intervals")
     table.add_column("metric", overflow="fold", min_width=11)
-    table.add_column("value", justify="right", overflow="fold", min_width=13)
+    table.add_column("value", justify="right", overflow="fold", min_width=_INTERVAL_WIDTH)
     if not narrow:
         table.add_column("groups", overflow="fold")
     table.add_column("MDE", justify="right", no_wrap=True)

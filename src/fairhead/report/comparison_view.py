@@ -64,21 +64,22 @@ def outcome(difference: Figure) -> str:
     """Return "better", "worse" or "changed" where the difference stands beyond chance, else "not clear".
 
     Beyond chance means both: its interval leaves 0 out, and its p-value, adjusted where there is such a one, is
-    below 0.05.
+    below 0.05. A figure that went over its ideal has changed, and no more can be said: the interval is of the change,
+    not of how much nearer it came.
 
     Example:
         >>> d = {"a": 0.2, "b": 0.1, "ideal": 0.0, "low": -0.15, "high": -0.05, "p": 0.001, "p_adjusted": 0.004}
-        >>> outcome(d), outcome({**d, "p_adjusted": 0.2})
-        ('better', 'not clear')
+        >>> outcome(d), outcome({**d, "p_adjusted": 0.2}), outcome({**d, "a": 0.06, "b": -0.04})
+        ('better', 'not clear', 'changed')
     """
     low, high = difference["low"], difference["high"]
     p = difference["p"] if difference["p_adjusted"] is None else difference["p_adjusted"]
     if (p is not None and p >= 0.05) or low is None or high is None or low <= 0 <= high:
         return "not clear"
-    if not better_direction(difference):
+    direction = better_direction(difference)
+    if direction not in ("lower", "higher"):
         return "changed"
-    ideal = difference["ideal"]
-    return "better" if abs(difference["b"] - ideal) < abs(difference["a"] - ideal) else "worse"
+    return "better" if (difference["b"] < difference["a"]) == (direction == "lower") else "worse"
 
 
 def _panel(differences: Sequence[Figure]) -> Panel:
