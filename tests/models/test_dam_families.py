@@ -87,8 +87,10 @@ def test_it_trains_is_copied_and_comes_back_from_disk(family, dam, tmp_path):
     twin.load_state_dict(model.state_dict())
     torch.testing.assert_close(twin.eval()(**batch(family)).logits, before, rtol=0, atol=0)
 
-    save(model, tmp_path)
-    torch.testing.assert_close(load(tmp_path)(**batch(family)).logits, before, rtol=0, atol=0)
+    save(model, tmp_path / "ours")
+    model.save_pretrained(tmp_path / "theirs")
+    for folder in ("ours", "theirs"):
+        torch.testing.assert_close(load(tmp_path / folder)(**batch(family)).logits, before, rtol=0, atol=0)
 
 
 @EVERY
@@ -201,9 +203,9 @@ def test_an_appended_layer_is_the_pre_norm_encoder_of_torch():
     own = layer.attention
     with torch.no_grad():
         for kind in ("weight", "bias"):
-            parts = [getattr(linear, kind) for linear in (own.q_proj, own.k_proj, own.v_proj)]
+            parts = [getattr(linear, kind) for linear in (own.queries, own.keys, own.values)]
             getattr(reference.self_attn, f"in_proj_{kind}").copy_(torch.cat(parts))
-            getattr(reference.self_attn.out_proj, kind).copy_(getattr(own.o_proj, kind))
+            getattr(reference.self_attn.out_proj, kind).copy_(getattr(own.linear_out, kind))
             getattr(reference.linear1, kind).copy_(getattr(layer.feed_forward[0], kind))
             getattr(reference.linear2, kind).copy_(getattr(layer.feed_forward[2], kind))
     pixels = batch("ViT")["pixel_values"]

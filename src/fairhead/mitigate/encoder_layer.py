@@ -137,18 +137,19 @@ class AppendedAttention(nn.Module):
         self.config: Any = PreTrainedConfig()
         self.config._attn_implementation = "sdpa"
         self.head_dim = width // heads
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(width, width) for _ in range(4))
+        # Not q_proj and the like: transformers rewrites those names while it saves a model of some families.
+        self.queries, self.keys, self.values, self.linear_out = (nn.Linear(width, width) for _ in range(4))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Attend within each row of x [B, T, D]."""
         q, k, v = (
             linear(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            for linear in (self.q_proj, self.k_proj, self.v_proj)
+            for linear in (self.queries, self.keys, self.values)
         )
         attend: Any = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
         may_look = None if mask is None else (mask != 0)[:, None, None].expand(-1, 1, x.shape[1], -1)
         output, _ = attend(self, q, k, v, may_look, scaling=self.head_dim**-0.5, dropout=0.0)
-        return self.o_proj(output.flatten(-2))
+        return self.linear_out(output.flatten(-2))
 
 
 def argument(module: nn.Module, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
