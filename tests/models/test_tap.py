@@ -224,6 +224,21 @@ def test_an_edit_holds_through_generation() -> None:
     assert not torch.equal(cached, model.generate(**prompt, **settings))
 
 
+@pytest.mark.parametrize("name", ["Llama", "GPT-Neo", "DeBERTa-v2"])
+def test_edits_and_transforms_may_reckon_in_float32(name: str) -> None:
+    family = FAMILIES[name]
+    model = family.build(family.implementations[0]).to(torch.bfloat16)
+    found = []
+    for dtype in (torch.bfloat16, torch.float32):  # halves and doubles are exact in both
+        with torch.no_grad(), fairhead.tap(model) as heads:
+            heads.edit([(0, 1)], lambda x, site, dtype=dtype: x.to(dtype) * 0.5, tokens=0)
+            if family.q_and_k:
+                heads.transform(lambda q, k, site, dtype=dtype: (q.to(dtype) * 2, k.to(dtype)))
+            found.append(getattr(model(**family.inputs()), family.output))
+    assert torch.equal(*found)
+    assert found[0].dtype == torch.bfloat16
+
+
 def test_bfloat16_and_autocast() -> None:
     model = vit()
     batch = VIT.inputs()
@@ -240,9 +255,10 @@ def test_bfloat16_and_autocast() -> None:
     assert rows[1].isfinite().all()
 
 
-@pytest.mark.parametrize("name", ["ViT", "BERT", "Llama", "GPT-Neo"])
-def test_gradient_checkpointing_is_seen_once_and_edited_twice(name: str) -> None:
-    """The second forward of a checkpoint must be edited as the first was, and must not be read again."""
+@pytest.mark.parametrize("what", ["output", "contribution", "weights", "v"])
+@pytest.mark.parametrize("name", ["ViT", "BERT", "Llama", "GPT-Neo", "DeBERTa-v2"])
+def test_gradient_checkpointing_is_seen_once_and_edited_twice(name: str, what: str) -> None:
+    """The second forward of a checkpoint must be edited as the first was, and must not be shown again."""
     family = FAMILIES[name]
     model = family.build(family.implementations[0]).train()
     for module in model.modules():
@@ -254,9 +270,10 @@ def test_gradient_checkpointing_is_seen_once_and_edited_twice(name: str) -> None
         model.zero_grad()
         with fairhead.tap(model) as heads:
             heads.scale([(0, 1), (1, 2)], 0.5)
-            reading = heads.read("output", keep="all")
+            reading = heads.read(what, keep="all")
+            row = heads.read(what, tokens=0)
             loss = getattr(model(**family.inputs()), family.output).square().mean() + reading[1].square().mean()
-            loss.backward()
+            (loss + row[0].square().mean()).backward()
         return [p.grad.clone() for p in model.parameters() if p.grad is not None], len(reading.calls(0))
 
     plain, _ = gradients()

@@ -84,6 +84,12 @@ class Reading:
         return self._calls[layer]
 
     def _see(self, layer: int, tensor: Tensor) -> None:
+        # The second forward of a checkpoint computes what is read again, because its first one saved tensors for it,
+        # but nobody is shown it: gradients flow through what the first one showed.
+        if not is_recomputing():
+            self._store(layer, tensor)
+
+    def _store(self, layer: int, tensor: Tensor) -> None:
         if layer in self._held:  # of a pass before, which did not come to its end
             self._copy_rows()
         if self._keep == "last":
@@ -110,7 +116,7 @@ class Reading:
         alike = len({(row.shape, row.dtype, row.device) for row in rows}) == 1
         copies = torch.stack(rows).unbind() if alike else [row.clone() for row in rows]
         for layer, row in zip(held, copies, strict=True):
-            self._see(layer, row)
+            self._store(layer, row)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +139,7 @@ class Edit:
                 f"{list(chosen.shape)}"
             )
         after = before.clone()
-        after[..., self.heads, :] = new
+        after[..., self.heads, :] = new.to(after.dtype)  # an edit may reckon in another precision
         return put(output, self.tokens, after)
 
 
@@ -173,7 +179,7 @@ class Requests:
     def transform(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Pass q [B, H, T, d] and k through every transform, the outermost tap's first."""
         for site, function in self.transforms:
-            shapes = q.shape, k.shape
+            shapes, dtype = (q.shape, k.shape), q.dtype
             new = function(q, k, site)
             if not isinstance(new, tuple) or len(new) != 2:
                 raise InputError(
@@ -185,6 +191,7 @@ class Requests:
                     f"a transform of layer {site.layer} returned q and k of shapes {list(q.shape)} and "
                     f"{list(k.shape)}; expected those it was given, {list(shapes[0])} and {list(shapes[1])}"
                 )
+            q, k = q.to(dtype), k.to(dtype)  # a transform may reckon in another precision than v has
         return q, k
 
     def edit(self, output: Tensor) -> Tensor:
@@ -236,6 +243,6 @@ class Requests:
 def is_recomputing() -> bool:
     """Whether this forward is the second one that gradient checkpointing makes, inside the backward pass.
 
-    Readings ignore it, and a transform that keeps running statistics must not count the batch twice.
+    Readings show nothing of it, and a transform that keeps running statistics must not count the batch twice.
     """
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from fairhead.errors import UnsupportedModel
-from fairhead.heads.requests import Requests, is_recomputing
+from fairhead.heads.requests import Requests
 from fairhead.heads.sites import Site, forward_code
 from fairhead.heads.tokens import CheckedTokens
 from fairhead.heads.weights import attention_weights, computed_weights
@@ -64,7 +64,7 @@ def _tapped_attention(
     output, weights = tapped.kernel(module, query, key, value, attention_mask, **kwargs)
     if requests.edits:
         output = requests.edit(output)
-    if requests.readings and not is_recomputing():
+    if requests.readings:
         requests.read_output(output)
         if requests.reads_inside:
             requests.read_weights(partial(_weights_of, module, tapped, query, key, attention_mask, weights, kwargs))
@@ -168,8 +168,7 @@ def _choose_kernel(module: nn.Module, tapped: _Tapped) -> None:
 
 
 def _at_projection(module: nn.Module, _: nn.Module, args: tuple[Any, ...]) -> None:
-    if not is_recomputing():
-        _requests_of(module).read_contribution(args[0])
+    _requests_of(module).read_contribution(args[0])
 
 
 def _by_method(site: Site) -> _Tapped:
@@ -192,7 +191,7 @@ def _attend(
     output, weights = original(query, key, value, *args, **kwargs)  # [B, H, T, d], [B, H, Q, K]
     if requests.edits:
         output = requests.edit(output.transpose(1, 2)).transpose(1, 2)
-    if requests.readings and not is_recomputing():
+    if requests.readings:
         requests.read_output(output.transpose(1, 2))
         requests.read_weights(partial(_undropped_weights, module, weights))
         _read_inputs(requests, query, key, value)
@@ -219,7 +218,7 @@ def _edit_at_projection(module: nn.Module, site: Site, _: nn.Module, args: tuple
     if requests.edits:
         output = requests.edit(output)
     joined = output.flatten(-2)
-    if requests.readings and not is_recomputing():
+    if requests.readings:
         requests.read_output(output)
         requests.read_contribution(joined)
     return (joined, *args[1:]) if requests.edits else args
@@ -227,7 +226,7 @@ def _edit_at_projection(module: nn.Module, site: Site, _: nn.Module, args: tuple
 
 def _after_value(module: nn.Module, site: Site, _: nn.Module, __: tuple[Any, ...], values: Tensor) -> None:
     requests = _requests_of(module)
-    if "v" in requests.readings and not is_recomputing():
+    if "v" in requests.readings:
         requests.read("v", values.unflatten(-1, (-1, site.head_dim)).transpose(1, 2))
 
 
@@ -238,7 +237,7 @@ def _ask_for_weights(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _after_attention(module: nn.Module, _: tuple[Any, ...], outputs: tuple[Tensor, Tensor | None]) -> None:
-    if outputs[1] is not None and not is_recomputing():
+    if outputs[1] is not None:
         _requests_of(module).read_weights(partial(_undropped_weights, module, outputs[1]))
 
 

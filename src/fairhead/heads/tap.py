@@ -27,6 +27,9 @@ class Tap:
     Requests are kept on the model's modules: `copy.deepcopy` copies them with the model, as it copies hooks, and a copy
     made inside the block keeps them. Saving a model saves none of them.
 
+    Gradient checkpointing runs layers a second time in the backward pass: call `backward` inside the block, so that it
+    meets the same requests there.
+
     Layers are numbers, counted over the model's attention modules from 0 (or from -1, backwards); heads are query
     heads. Token positions are those of the call's own queries: a decoding step with a cache has one, number 0.
 
