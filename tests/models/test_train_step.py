@@ -19,7 +19,7 @@ from fairhead.train import Examples, TrainingPlan, fit
 from fairhead.train.examples import Batch, Batches
 from fairhead.train.step import Recorded, Step, optimizer_of, say_once, set_rate
 
-PLAN = TrainingPlan(epochs=4, batch_size=8, learning_rate=3e-3)
+PLAN = TrainingPlan(epochs=4, batch_size=8, learning_rate=3e-3, device="cpu")
 
 
 def tiny_vit(dropout=0.0):
@@ -116,7 +116,7 @@ def test_every_reference_trains_the_same_model_when_its_steps_are_replayed(name,
 
 def test_three_steps_are_too_few_to_be_replayed(tapes):
     data = pictures(24)
-    assert not fit(tiny_vit(), data, data, TrainingPlan(epochs=1, batch_size=8)).replayed
+    assert not fit(tiny_vit(), data, data, replace(PLAN, epochs=1)).replayed
     assert [tape.recordings for tape in tapes] == [0, 0]
 
 

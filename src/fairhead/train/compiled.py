@@ -1,7 +1,8 @@
-"""Layers that repeat, compiled while a model trains: what lies between the matrix products becomes a few kernels.
+"""Layers compiled while a model trains: what lies between the matrix products becomes a few kernels.
 
-One layer is compiled, and all that look like it use the same code: some ten seconds, once in a process. A step of the
-paper's ViT on an H200 then takes three quarters of the time that it takes without.
+Of the layers that repeat, one is compiled, and all that look like it use the same code: some ten seconds, once in a
+process. Pictures are cut into patches by a matrix product, which the convolution that models have there amounts to. A
+step of the paper's ViT on an H200 then takes seven tenths of the time that it takes without.
 """
 
 import functools
@@ -20,7 +21,7 @@ _VARIANTS = 64
 
 
 class CompiledLayers(AbstractContextManager["CompiledLayers"]):
-    """Within the block, the repeated layers of a model run compiled; outside, and afterwards, as they are.
+    """Within the block, repeated layers and patch embeddings run compiled; outside, and afterwards, as they are.
 
     Attributes:
         as_they_are: why they are not compiled; None where they are.
@@ -35,11 +36,13 @@ class CompiledLayers(AbstractContextManager["CompiledLayers"]):
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self.as_they_are = _computed_twice(model) or _cannot_compile(device)
-        self._layers = repeated_layers(model) if self.as_they_are is None else []
+        forwards: list[tuple[nn.Module, Callable[..., Any]]] = []
+        if self.as_they_are is None:
+            forwards += [(layer, layer.forward) for layer in repeated_layers(model)]
+            forwards += [(cut, functools.partial(patches, cut)) for cut in patch_embeddings(model)]
+        self._layers = [layer for layer, _ in forwards]
         # Shapes of a training set are few and fixed: code for any shape would be slower.
-        self._forwards: list[Callable[..., Any]] = [
-            torch.compile(layer.forward, dynamic=False, backend=_BACKEND) for layer in self._layers
-        ]
+        self._forwards = [torch.compile(forward, dynamic=False, backend=_BACKEND) for _, forward in forwards]
 
     def __enter__(self) -> "CompiledLayers":
         if self._layers:
@@ -61,8 +64,43 @@ def repeated_layers(model: nn.Module) -> list[nn.Module]:
     """The members of every list of layers of one kind: the encoders of a model, or of several side by side."""
     lists = [list(found) for found in model.modules() if isinstance(found, nn.ModuleList)]
     alike = [found for found in lists if len(found) > 1 and len({type(layer) for layer in found}) == 1]
-    # A forward of its own, put there by somebody else, is left alone.
-    return [layer for found in alike for layer in found if "forward" not in vars(layer)]
+    return [layer for found in alike for layer in found if _forward_is_its_own(layer)]
+
+
+def patch_embeddings(model: nn.Module) -> list[nn.Conv2d]:
+    """The convolutions whose windows lie side by side."""
+    return [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.Conv2d)
+        and module.stride == module.kernel_size != (1, 1)
+        and (module.dilation, module.groups) == ((1, 1), 1)
+        and module.padding in ((0, 0), "valid")
+        and _forward_is_its_own(module)
+    ]
+
+
+def patches(convolution: nn.Conv2d, pictures: Tensor) -> Tensor:
+    """What such a convolution gives for pictures [B, C, H, W], as one matrix product: [B, D, rows, columns].
+
+    Example:
+        >>> import torch
+        >>> cut = torch.nn.Conv2d(3, 5, kernel_size=4, stride=4)
+        >>> pictures = torch.randn(2, 3, 8, 12)
+        >>> torch.allclose(patches(cut, pictures), cut(pictures), atol=1e-6)
+        True
+    """
+    height, width = convolution.kernel_size
+    rows, columns = pictures.shape[-2] // height, pictures.shape[-1] // width
+    windows = pictures[..., : rows * height, : columns * width].unflatten(-1, (columns, width))
+    windows = windows.unflatten(2, (rows, height)).permute(0, 2, 4, 1, 3, 5)  # [B, rows, columns, C, height, width]
+    found = nn.functional.linear(windows.flatten(3), convolution.weight.flatten(1), convolution.bias)
+    return found.permute(0, 3, 1, 2)
+
+
+def _forward_is_its_own(module: nn.Module) -> bool:
+    """Whether nobody has given this one module another."""
+    return "forward" not in vars(module)
 
 
 def _computed_twice(model: nn.Module) -> str | None:

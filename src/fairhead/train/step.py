@@ -27,8 +27,6 @@ _WARM_UP = 3
 # Hooks of these do their work on the device; what others do in Python would happen once and never again.
 _KNOWN_HOOKS = ("fairhead", "transformers", "torch", "accelerate", "peft")
 _LOSS = "the loss"
-# Looks at values only while nothing is being recorded.
-_ASKS_FIRST = "masking_utils.py"
 
 
 class Recorder(Protocol):
@@ -60,7 +58,7 @@ class CudaRecorder:
         """Run on the stream that will record: autograd remembers which one it saw first."""
         with torch.cuda.device(self._stream.device):  # the current one may be another
             self._stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._stream):
+            with _masks_as_when_recorded(), torch.cuda.stream(self._stream):
                 value = function()
             torch.cuda.current_stream().wait_stream(self._stream)
         return value
@@ -76,7 +74,6 @@ class CudaRecorder:
             finally:
                 torch.cuda.set_sync_debug_mode(before)
         found = [w for w in seen if "synchronizing CUDA operation" in str(w.message)]
-        found = [w for w in found if not w.filename.endswith(_ASKS_FIRST)]
         place = f"{found[0].filename.rpartition('/')[2]}, line {found[0].lineno}" if found else None
         return value, place and f"it waits for a value of the device ({place})"
 
@@ -86,7 +83,7 @@ class CudaRecorder:
             stream, chance = torch.cuda.current_stream(), self._chance.clone_state()
             try:
                 with (
-                    _no_mask_for_no_padding(),
+                    _masks_as_when_recorded(),
                     torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local"),
                 ):
                     return function()
@@ -268,20 +265,22 @@ def say_once(what: str) -> None:
 
 
 @contextlib.contextmanager
-def _no_mask_for_no_padding() -> Iterator[None]:
-    """Let transformers go without a mask where none is given, as it does when nothing is recorded.
+def _masks_as_when_recorded() -> Iterator[None]:
+    """Let transformers decide about masks without looking at them, before a recording as within it.
 
-    Up to 5.17 it builds one of ones while a stream records, and a mask keeps the fast attention kernels away: a
-    replayed ViT-B/16 then takes longer than one run step by step.
+    Where a mask is given it is used: while a stream records, its values cannot be looked at, and layers that were
+    compiled without one would have to be compiled anew in the middle of the recording, which breaks it. Where none is
+    given none is made: up to 5.17 transformers builds one of ones while a stream records, and a mask keeps the fast
+    attention kernels away.
     """
     from transformers import masking_utils
 
-    asked: Any = getattr(masking_utils, "is_tracing", None)
+    changeable: Any = masking_utils
+    asked = getattr(masking_utils, "is_tracing", None)
     if asked is None:
         yield
         return
-    changeable: Any = masking_utils
-    changeable.is_tracing = lambda tensor=None: tensor is not None and asked(tensor)
+    changeable.is_tracing = lambda tensor=None: tensor is not None
     try:
         yield
     finally:
