@@ -132,6 +132,13 @@ def test_a_variable_is_needed_only_by_what_is_left_in_the_grid(grid_of):
         ('read: "utkface:${D}/u.zip", group', "read: u.zip, group", "expected reader:path"),
         ("learning_rate: 1e-4", "learning_rate: fast", "learning_rate is 'fast'; expected a number"),
         ("title: T", "title: [", "is not YAML"),
+        ("split_by_seed: true", "split_by_seed: maybe", r"data\[0\].split_by_seed is 'maybe'; expected true or false"),
+        ("group: white", "group: [white]", r"data\[0\].group is a list; expected text"),
+        (
+            "data_options: {biased",
+            "data_options: {baised",
+            r"'dam-4' has data_options for 'baised'.*Did you mean 'biased'",
+        ),
         ("plan: {epochs: 30,", "selection: test\nplan: {epochs: 30,", "selection is 'test'; expected one of accuracy"),
     ],
 )
@@ -174,6 +181,11 @@ def test_a_search_is_read_and_changed_on_the_command_line(grid_of):
         ("search.seeds=0", "seed 0 is one of the grid and one of its search"),
         ("search.with_groups=maybe", "with_groups is 'maybe'; expected true or false"),
         ("search.config=3", "Did you mean 'search.configs'"),
+        ("n_boot=[", r"--set n_boot is '\[', which cannot be read"),
+        ("plan=5", "--set plan is a number; expected a mapping"),
+        ("plan={epoch: 1}", "Did you mean 'epochs'"),
+        ("metrics=[[EOd]]", "--set metrics is a list; expected text"),
+        ("reported=x", "--set reported is text; expected a mapping"),
     ],
 )
 def test_mistakes_on_the_command_line(grid_of, change, message):

@@ -28,7 +28,7 @@ import yaml
 
 from fairhead.audit import METRICS as KNOWN
 from fairhead.bench.grid import METRICS, PARTS, PLAN_FIELDS, SELECTIONS, Backbone, Data, Grid, Method, Search
-from fairhead.bench.values import list_of, mapping, name_of, one_of, text_of, whole_numbers
+from fairhead.bench.values import list_of, mapping, name_of, one_of, text_of, truth_of, whole_numbers, yaml_of
 from fairhead.errors import InputError, did_you_mean
 
 
@@ -111,6 +111,14 @@ def _grid(top: Mapping[str, Any], where: str) -> Grid:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise InputError(f"{where}: {what} has {twice[0]!r} twice; give each a name of its own")
+    of_data = [data.name for data in grid.data]
+    for method in grid.methods:
+        for name in method.data_options:
+            if name not in of_data:
+                raise InputError(
+                    f"{where}: method {method.name!r} has data_options for {name!r}; its data are {', '.join(of_data)}."
+                    f"{did_you_mean(name, of_data)}"
+                )
     return grid
 
 
@@ -146,8 +154,8 @@ def _data(entry: Any, where: str, limit: int | None) -> Data:
         name=name_of(found.get("name", read.partition(":")[0]), f"{where}.name"),
         read=read,
         options=mapping(found.get("options", {}), f"{where}.options"),
-        group=found.get("group"),
-        split_by_seed=bool(found.get("split_by_seed", False)),
+        group=None if found.get("group") is None else text_of(found["group"], f"{where}.group"),
+        split_by_seed=truth_of(found.get("split_by_seed", False), f"{where}.split_by_seed"),
         parts=parts,
         max_length=whole_numbers([found.get("max_length", Data.max_length)], f"{where}.max_length")[0],
         limit=_limit(found.get("limit", limit), f"{where}.limit"),
@@ -165,9 +173,7 @@ def _search(value: Any, where: str, before: Search | None) -> Search | None:
     if configs < 1:
         raise InputError(f"{where}.configs is {configs}; at least 1 is needed")
     seeds = found.get("seeds", before.seeds)
-    with_groups = found.get("with_groups", before.with_groups)
-    if not isinstance(with_groups, bool):
-        raise InputError(f"{where}.with_groups is {with_groups!r}; expected true or false")
+    with_groups = truth_of(found.get("with_groups", before.with_groups), f"{where}.with_groups")
     return Search(
         configs,
         seed,
@@ -213,7 +219,10 @@ def _method(entry: Any, where: str, uses_groups: bool) -> Method:
         name=name_of(found.get("name", name), f"{where}.name"),
         method=method,
         options=mapping(found.get("options", {}), f"{where}.options"),
-        data_options=mapping(found.get("data_options", {}), f"{where}.data_options"),
+        data_options={
+            name: mapping(options, f"{where}.data_options.{name}")
+            for name, options in mapping(found.get("data_options", {}), f"{where}.data_options").items()
+        },
         uses_groups=uses_groups,
         selection=selection,
     )
@@ -243,11 +252,15 @@ def _changed(grid: Grid, changes: Mapping[str, Any], environment: Mapping[str, s
         elif key == "selection":
             grid = replace(grid, selection=one_of(value, "--set selection", SELECTIONS))
         elif key == "metrics":
-            grid = replace(grid, metrics=tuple(value if isinstance(value, list) else [value]))
-        elif key == "baseline":
-            grid = replace(grid, baseline=str(value))
-        else:
-            grid = replace(grid, **{key: value})
+            names = value if isinstance(value, list) else [value]
+            grid = replace(grid, metrics=tuple(text_of(name, "--set metrics") for name in names))
+        elif key == "plan":
+            grid = replace(grid, plan=_plan(value, "--set plan"))
+        elif key == "reported":
+            grid = replace(grid, reported=mapping(value, "--set reported"))
+        else:  # title, about, baseline
+            words: dict[str, Any] = {key: str(value)}
+            grid = replace(grid, **words)
     # Only what is still in the grid needs its variables. Options keep theirs: results are known by what was written.
     for method in grid.methods:
         for options in (method.options, *method.data_options.values()):
@@ -291,8 +304,12 @@ def _parsed(changes: Sequence[str], known: Sequence[str]) -> dict[str, Any]:
                 f"--set takes key=value, with a key among {', '.join(names)}; found {change!r}."
                 f"{did_you_mean(key, names)}"
             )
-        value = yaml.safe_load(text) if text else None
-        found[key] = [yaml.safe_load(part) for part in text.split(",")] if "," in text else value
+        if key in ("title", "about"):
+            found[key] = text
+        elif "," in text and not text.lstrip().startswith(("[", "{")):
+            found[key] = [yaml_of(part, f"--set {key}") for part in text.split(",")]
+        else:
+            found[key] = yaml_of(text, f"--set {key}")
     return found
 
 

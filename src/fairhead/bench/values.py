@@ -4,6 +4,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import yaml
+
 from fairhead.errors import InputError, did_you_mean
 
 
@@ -34,6 +36,26 @@ def text_of(value: Any, where: str) -> str:
     if not isinstance(value, str):
         raise InputError(f"{where} is {_kind(value)}; expected text")
     return value
+
+
+def truth_of(value: Any, where: str) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise InputError(f"{where} is {value!r}; expected true or false")
+    return value
+
+
+def yaml_of(text: str, where: str) -> Any:
+    """What a value on the command line stands for; nothing where it is empty.
+
+    Example:
+        >>> yaml_of("[2, 3]", "--option counts"), yaml_of("", "--set references")
+        ([2, 3], None)
+    """
+    try:
+        return yaml.safe_load(text) if text else None
+    except yaml.YAMLError:
+        raise InputError(f"{where} is {text!r}, which cannot be read: is a bracket or a quote missing?") from None
 
 
 def name_of(value: Any, where: str) -> str:

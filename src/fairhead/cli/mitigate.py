@@ -215,14 +215,14 @@ def pairs(given: Sequence[str] | None, flag: str) -> dict[str, Any]:
         >>> pairs(["values=4", "lr=1e-4", "counts=[2, 3]"], "--option")
         {'values': 4, 'lr': 0.0001, 'counts': [2, 3]}
     """
-    import yaml
+    from fairhead.bench.values import yaml_of
 
     found = {}
     for pair in given or []:
         key, equals, text = pair.partition("=")
         if not equals or not key:
             raise InputError(f"{flag} takes key=value; found {pair!r}")
-        value = yaml.safe_load(text) if text else None
+        value = yaml_of(text, f"{flag} {key}")
         # YAML wants a point in 1e-4 to take it for a number.
         if isinstance(value, str):
             with suppress(ValueError):
