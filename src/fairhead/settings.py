@@ -1,9 +1,10 @@
 """Ranges of settings, written as their types: `momentum: Share = 0.1`; `check_settings` holds values to them."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from numbers import Integral, Real
+from os import PathLike
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -35,11 +36,11 @@ Share = Annotated[float, Range(0, 1)]
 PositiveShare = Annotated[float, Range(0, 1, above=True)]
 
 
-def check_settings(kind: type, values: Mapping[str, Any], what: str) -> None:
-    """Hold the values of a dataclass's fields to the types that it declares for them.
+def check_settings(kind: type | Callable[..., Any], values: Mapping[str, Any], what: str) -> None:
+    """Hold the values of a dataclass's fields, or of a function's arguments, to the types that it declares for them.
 
     Args:
-        kind: the dataclass.
+        kind: the dataclass or the function.
         values: field name -> value; names that it does not declare are left alone.
         what: whose settings they are, for the message.
 
@@ -80,14 +81,23 @@ def _fits(value: Any, hint: Any) -> bool:
         return value in arguments
     if origin is tuple and arguments[1:] == (...,):
         return isinstance(value, tuple | list) and len(value) > 0 and all(_fits(one, arguments[0]) for one in value)
+    if origin is Mapping:
+        return isinstance(value, Mapping) and all(
+            _fits(key, arguments[0]) and _fits(one, arguments[1]) for key, one in value.items()
+        )
+    if origin is Sequence:  # one name stands for a list of one, as readers take it
+        if isinstance(value, str):
+            return arguments[0] is str
+        several = isinstance(value, Collection) and not isinstance(value, Mapping | bytes)
+        return several and all(_fits(one, arguments[0]) for one in value)
     if hint is float:
         return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
     if hint is int:
         return isinstance(value, Integral) and not isinstance(value, bool)
     if hint in (bool, str, NoneType):
         return isinstance(value, hint)
-    # A function, or something else that no file or command line can give.
-    return callable(value) if origin is not None else True
+    # A path, a function, or something else that no file or command line can give.
+    return isinstance(value, origin) if isinstance(origin, type) else True
 
 
 def _expected(hint: Any) -> str:
@@ -99,7 +109,9 @@ def _expected(hint: Any) -> str:
         return " or ".join(dict.fromkeys(_expected(one) for one in arguments))
     if origin is Literal:
         return " or ".join(str(one) for one in arguments)
-    if origin is tuple:
+    if origin is Mapping:
+        return f"names, each with {_expected(arguments[1])}"
+    if origin in (tuple, Sequence):
         return f"a list, each entry {_expected(arguments[0])}"
     names = {float: "a number", int: "a whole number", bool: "true or false", str: "text", NoneType: "nothing"}
-    return names.get(hint, "a function")
+    return names.get(hint, "a path" if origin is PathLike else "a function")

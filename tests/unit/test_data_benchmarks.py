@@ -225,6 +225,17 @@ def test_bold_pairs_prompts_with_their_sentences(tmp_path):
         read("bold", tmp_path)
 
 
+def test_bold_goes_on_without_a_domain_whose_file_is_cut_off(tmp_path):
+    whole = json.dumps({"American_actors": {"A_B": ["He is "]}})
+    (tmp_path / "gender_prompt.json").write_text(whole)
+    (tmp_path / "race_prompt.json").write_text(whole[:-5])
+    with pytest.raises(InputError, match=r"race_prompt\.json: is not complete JSON"):
+        read("bold", tmp_path)
+    found = read("bold", tmp_path, on_error="skip")
+    assert [prompt.domain for prompt in found] == ["gender"]
+    assert found.skipped == {"not complete JSON": ("race",)}
+
+
 def test_winobias_marks_occupation_and_pronouns(tmp_path):
     file = tmp_path / "pro_stereotyped_type2.txt.test"
     file.write_text("1 The clerk told [the CEO] that [he] lost [his] key.\n2 The clerk told the CEO [his] name.\n")

@@ -75,6 +75,8 @@ def test_read_finds_readers_and_checks_options(tmp_path):
         read("stereosets", tmp_path)
     with pytest.raises(InputError, match=r"has no option 'bias'.*Did you mean 'bias_rate'"):
         read("utkface", tmp_path, bias=0.9)
+    with pytest.raises(InputError, match="reading utkface: bias_rate is 'high'; expected a number or nothing"):
+        read("utkface", tmp_path, bias_rate="high")
     with pytest.raises(InputError, match="name:path"):
         read_spec("utkface")
 

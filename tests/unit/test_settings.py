@@ -1,7 +1,9 @@
 """Settings are held to the types and ranges that they declare."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -39,6 +41,10 @@ class Settings:
     name: str = ""
     several: tuple[Annotated[int, Range(2)], ...] = (2,)
     build: Callable[[], int] | None = None
+    names: Sequence[str] = ()
+    bins: Sequence[int] = ()
+    shares: Mapping[str, float] | None = None
+    path: str | PathLike[str] = ""
 
 
 def holds(**values):
@@ -70,6 +76,11 @@ def holds(**values):
         {"several": [2, 3]},
         {"build": None},
         {"build": lambda: 1},
+        {"names": "one"},
+        {"names": np.array(["a", "b"])},
+        {"bins": range(3)},
+        {"shares": {"train": 1}},
+        {"path": Path("x")},
         {"not_declared": object()},
     ],
 )
@@ -98,6 +109,12 @@ def test_what_is_within_its_range_is_taken(values):
         ({"several": []}, "several is"),
         ({"several": 2}, "several is 2; expected a list"),
         ({"build": 3}, "build is 3; expected a function or nothing"),
+        ({"names": None}, "names is None; expected a list, each entry text"),
+        ({"names": ["a", 1]}, "expected a list, each entry text"),
+        ({"bins": "12"}, "bins is '12'; expected a list, each entry a whole number"),
+        ({"bins": 5}, "bins is 5; expected a list"),
+        ({"shares": {"train": "all"}}, "expected names, each with a number or nothing"),
+        ({"path": 3}, "path is 3; expected text or a path"),
     ],
 )
 def test_what_is_not_is_refused_with_what_was_expected(values, message):

@@ -13,6 +13,7 @@ from typing import Any
 from fairhead.data.dataset import Attributes, Benchmark, Dataset, Examples, TextPair
 from fairhead.data.images import Images
 from fairhead.errors import InputError, did_you_mean
+from fairhead.settings import check_settings
 
 __all__ = ["READERS", "Attributes", "Benchmark", "Dataset", "Examples", "Images", "TextPair", "read", "read_spec"]
 
@@ -58,6 +59,7 @@ def read(name: str, path: str | os.PathLike[str], **options: Any) -> Dataset | B
             raise InputError(
                 f"{name} has no option {option!r}; it has {', '.join(known)}.{did_you_mean(option, known)}"
             )
+    check_settings(reader, options, f"reading {name}")
     return reader(path, **options)
 
 

@@ -41,7 +41,7 @@ def read_bold(
     Args:
         path: a folder or zip archive, or one `*_prompt.json` file.
         domains: those to read; None reads all that are there.
-        on_error: "raise", or "skip" to leave out entities that are broken.
+        on_error: "raise", or "skip" to leave out domains whose file is broken, and entities that are.
 
     Example:
         >>> import json, pathlib, tempfile
@@ -59,8 +59,14 @@ def read_bold(
         name = source.find(f"{domain}_prompt.json", "BOLD")
         wiki = f"{domain}_wiki.json"
         with_wikipedia = source.is_archive or not source.is_file
-        sentences = source.json(source.find(wiki, "BOLD")) if with_wikipedia and source.matching(wiki) else None
-        published = source.json(name)
+        try:
+            sentences = source.json(source.find(wiki, "BOLD")) if with_wikipedia and source.matching(wiki) else None
+            published = source.json(name)
+        except InputError:
+            if on_error == "raise":
+                raise
+            skips.drop("not complete JSON", domain)
+            continue
         if not isinstance(published, dict) or not all(isinstance(g, dict) for g in published.values()):
             raise InputError(f"{source.where(name)}: BOLD has {{group: {{entity: [text]}}}} here")
         for group, entities in published.items():
