@@ -7,16 +7,24 @@ import pytest
 import torch
 from made_faces import make_faces
 from shortcut import PLAN, build_model, shortcut
-from transformers import BertConfig, BertModel, CLIPVisionConfig, CLIPVisionModelWithProjection
+from transformers import (
+    BertConfig,
+    BertModel,
+    CLIPVisionConfig,
+    CLIPVisionModelWithProjection,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from fairhead.bench.backbones import Recipe
 from fairhead.bench.cell import run_cell
 from fairhead.bench.grid import Backbone, Cell, Data, Method
 from fairhead.bench.grid_file import read_grid
 from fairhead.bench.others import check_others, others_of, pooled
+from fairhead.bench.single import whole_model
 from fairhead.bench.tasks import read_task
-from fairhead.errors import InputError
-from fairhead.mitigate import method, run
+from fairhead.errors import InputError, UnsupportedModel
+from fairhead.mitigate import load, method, run, save
 from fairhead.mitigate.job import Other
 from fairhead.train.meters import Meter
 
@@ -185,3 +193,24 @@ seeds: [0]
     monkeypatch.setenv("MODELS", str(clip))
     other = others_for(cell, tmp_path)("path:${MODELS}")
     assert other.features(other.validation).shape == (16, 6)
+
+
+@pytest.mark.parametrize("train", ["all", "last_encoder"])
+def test_an_image_tower_without_its_other_half_is_a_backbone(faces, clip, train, tmp_path):
+    cell = replace(a_cell(faces, "dam"), backbone=Backbone("clip", f"path:{clip}", train))
+    done = run_cell(cell, cache=tmp_path)
+    whole = whole_model(done, cell, Recipe(f"path:{clip}", done.task.classes))
+    assert type(whole).__name__ == "CLIPForImageClassification"
+    pretrained = CLIPVisionModelWithProjection.from_pretrained(clip).vision_model.encoder.layers[0]
+    moved = not torch.equal(whole.vision_model.encoder.layers[0].mlp.fc1.weight, pretrained.mlp.fc1.weight)
+    assert moved == (train == "all")  # it began with the folder's weights, and those that are frozen still are
+    save(whole.eval(), tmp_path / "model")
+    pictures = done.task.test.inputs["pixel_values"][:4] / 255
+    torch.testing.assert_close(load(tmp_path / "model")(pictures).logits, whole(pictures).logits, rtol=0, atol=0)
+
+
+def test_a_language_model_that_cannot_pad_is_named(tmp_path):
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(**shape, vocab_size=9)).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match="is a llama model without a padding token"):
+        Recipe(f"path:{tmp_path}", ("no", "yes")).build("text", seed=0)

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import BertConfig, BertForSequenceClassification, ViTConfig, ViTForImageClassification
 
 from fairhead.errors import InputError, UnsupportedModel
-from fairhead.mitigate import DAM, attach, load, save
+from fairhead.mitigate import DAM, EncoderLayer, attach, load, save
 from fairhead.mitigate.attach import method_of
 from fairhead.mitigate.dam import most_attended, supervised_contrastive
 
@@ -346,18 +346,26 @@ def test_bad_use_is_told(tmp_path):
 
 
 def test_grouped_queries_are_refused_by_name():
-    from transformers import LlamaConfig, LlamaForSequenceClassification
+    from transformers import EuroBertConfig, EuroBertForSequenceClassification
 
-    config = LlamaConfig(
-        vocab_size=10,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=16,
-    )
-    with pytest.raises(UnsupportedModel, match="LlamaAttention groups 4 query heads over 2 key heads"):
-        attach(LlamaForSequenceClassification(config), DAM())
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 16}
+    config = EuroBertConfig(**shape, vocab_size=10, num_key_value_heads=2, mask_token_id=1, pad_token_id=0)
+    with pytest.raises(UnsupportedModel, match="EuroBertAttention groups 4 query heads over 2 key heads"):
+        attach(EuroBertForSequenceClassification(config), DAM())
+
+
+@pytest.mark.parametrize("method", [DAM(), DAM(append=True), EncoderLayer()], ids=["dam", "appended", "layer"])
+@pytest.mark.parametrize("family", ["GPT2", "Llama", "T5"])
+def test_a_family_without_an_encoder_is_named(family, method):
+    import transformers
+
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4}
+    shape |= {"vocab_size": 10, "bos_token_id": 1, "eos_token_id": 2}
+    shape |= {"num_layers": 1, "num_heads": 4, "d_kv": 4, "d_ff": 16} if family == "T5" else {}
+    config = getattr(transformers, f"{family}Config")(**shape)
+    model = getattr(transformers, f"{family}ForSequenceClassification")(config)
+    with pytest.raises(UnsupportedModel, match=f"{family}ForSequenceClassification is no encoder.*RoBERTa"):
+        attach(model, method)
 
 
 def test_an_evaluation_that_was_recorded_leaves_nothing_that_cannot_be_copied():

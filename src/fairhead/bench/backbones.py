@@ -20,6 +20,9 @@ _FRESH_SETTINGS = {"width": 768, "mlp": 768, "image_size": 64, "patch_size": 16}
 # Families of two towers, and the class of the one that sees.
 _TOWERS = {"clip": "CLIPVisionModelWithProjection", "siglip": "SiglipVisionModel"}
 
+# The tower that sees, kept without the other, and the family that it is of.
+_TOWERS_ALONE = {"clip_vision_model": "CLIP", "siglip_vision_model": "Siglip"}
+
 
 @dataclass(frozen=True)
 class Pictures:
@@ -174,19 +177,33 @@ class Recipe:
     def _pretrained(self, kind: str, labels: Mapping[str, Any]) -> Any:
         import transformers
 
+        assert self.folder is not None
         classes = {"image": "AutoModelForImageClassification", "text": "AutoModelForSequenceClassification"}
-        auto = getattr(transformers, classes[kind])
+        auto: Any = getattr(transformers, classes[kind])
+        settings: dict[str, Any] = dict(labels)
+        family = str(_json(self.folder / "config.json").get("model_type"))
+        if kind == "image" and family in _TOWERS_ALONE:
+            # A tower on its own: the family's classifier wants it inside a configuration of both.
+            name = _TOWERS_ALONE[family]
+            auto = getattr(transformers, f"{name}ForImageClassification")
+            tower = getattr(transformers, f"{name}VisionConfig").from_pretrained(self.folder)
+            both = getattr(transformers, f"{name}Config")
+            settings = {"config": both(vision_config=tower.to_dict(), **labels)}
         with quietly():
             try:
-                model = auto.from_pretrained(self.folder, dtype=torch.float32, local_files_only=True, **labels)
+                model = auto.from_pretrained(self.folder, dtype=torch.float32, local_files_only=True, **settings)
             except ValueError as error:
                 if "Unrecognized configuration class" not in str(error):
                     raise
-                family = _json(self.folder / "config.json").get("model_type") if self.folder else None
                 raise UnsupportedModel(
                     f"{self.folder} is a {family} model, which transformers has no {kind} classifier for; "
                     "give an encoder such as ViT or DINOv2 for pictures, BERT or RoBERTa for texts"
                 ) from None
+        if kind == "text" and model.config.pad_token_id is None:
+            raise UnsupportedModel(
+                f"{self.folder} is a {family} model without a padding token, which batches of texts need: give an "
+                "encoder such as BERT or RoBERTa, or set pad_token_id in its config.json"
+            )
         return normalising(model, self.pictures()) if kind == "image" else model
 
 

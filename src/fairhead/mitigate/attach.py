@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fairhead.errors import InputError, did_you_mean
+from fairhead.errors import InputError, UnsupportedModel, did_you_mean
+from fairhead.heads import find_sites
 from fairhead.mitigate.dam import DAM
 from fairhead.mitigate.encoder_layer import EncoderLayer
 from fairhead.settings import check_config
@@ -56,6 +57,7 @@ def attach(model: Model, method: Attachable) -> Model:
     if method_of(model) is not None:
         raise InputError(f"this {type(model).__name__} carries {method_of(model)} already: start from a fresh model")
     check_config(method)
+    _require_encoder(model)
     method.attach(model)
     model.add_module(_NOTE, _Note(method))
     return model
@@ -65,6 +67,17 @@ def method_of(model: nn.Module) -> Attachable | None:
     """The method that `attach` has put into a model, or None."""
     note = model._modules.get(_NOTE)
     return note.method if isinstance(note, _Note) else None
+
+
+def _require_encoder(model: nn.Module) -> None:
+    """Refuse decoders by name: their first token, which DAM reads, sees nothing but itself."""
+    for site in find_sites(model):
+        if getattr(site.module, "is_causal", False) or getattr(site.module, "is_decoder", False):
+            raise UnsupportedModel(
+                f"{type(model).__name__} is no encoder: tokens of {site.family} see only those before them, and the "
+                "first one, which DAM reads, only itself. Give an encoder: ViT, DINOv2, CLIP vision, BERT, RoBERTa, "
+                "DistilBERT or ModernBERT"
+            )
 
 
 class _Note(nn.Module):
