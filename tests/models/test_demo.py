@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
-from typer.testing import CliRunner
 
 import fairhead
 from fairhead.audit import Audit, Comparison, Difference, Estimate
-from fairhead.cli import app, main
+from fairhead.cli import main
 from fairhead.demo import DemoPlan, run_demo
 from fairhead.demo.digits import shaded_digits
 from fairhead.demo.writeup import _ablation_line, _in_words, _plain_line, _trade
@@ -116,6 +115,7 @@ def test_the_report_is_valid_and_its_figures_come_from_the_records(two_runs):
     out = folder / "a"
     report = json.loads((out / "report.json").read_text())
     checked(report)
+    assert "command" not in report["provenance"]  # it was no command that made it
     assert found.report == out / "report.html"
     assert found.verdict == tuple(line["text"] for line in report["verdict"])
     assert all(text in (out / "report.html").read_text() for text in ("Plain training", "DAM attention"))
@@ -169,19 +169,22 @@ def test_a_folder_that_cannot_be_written_to_is_told_before_the_work(tmp_path, mo
     assert not told
 
 
-def test_the_command_prints_the_verdict_and_the_place(tmp_path, monkeypatch):
+def test_the_command_prints_the_verdict_and_the_place(tmp_path, monkeypatch, capsys):
     import fairhead.demo
 
-    def tiny_run(out, plan, tell):
-        return run_demo(out, replace(TINY, seed=plan.seed), tell)
+    def tiny_run(out, plan, tell, command):
+        return run_demo(out, replace(TINY, seed=plan.seed), tell, command)
 
     monkeypatch.setattr(fairhead.demo, "run_demo", tiny_run)
-    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "out"), "--seed", "2"])
-    assert result.exit_code == 0, result.output
-    assert "- Plain training:" in result.stdout
-    assert result.stdout.endswith(f"report: {tmp_path / 'out' / 'report.html'}\n")
-    assert "plain training: 2 of 2" in result.stderr
-    assert json.loads((tmp_path / "out" / "report.json").read_text())["provenance"]["seed"] == 2
+    monkeypatch.setenv("FAIRHEAD_DEMO_SEED", "2")
+    main(["demo", "--out", str(tmp_path / "out")])
+    out, err = capsys.readouterr()
+    assert "- Plain training:" in out
+    assert out.endswith(f"report: {tmp_path / 'out' / 'report.html'}\n")
+    assert "plain training: 2 of 2" in err
+    provenance = json.loads((tmp_path / "out" / "report.json").read_text())["provenance"]
+    assert provenance["seed"] == 2
+    assert provenance["command"] == f"FAIRHEAD_DEMO_SEED=2 fairhead demo --out {tmp_path / 'out'}"
 
 
 def test_an_interrupted_run_says_so_and_writes_no_report(tmp_path, monkeypatch, capsys):

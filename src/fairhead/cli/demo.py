@@ -8,12 +8,14 @@ from typing import Annotated
 
 import typer
 
+from fairhead.cli.output import command_line
 from fairhead.errors import FairheadError
 
 _NEEDS = ("torch", "transformers", "accelerate", "sklearn")
 
 
 def demo(
+    context: typer.Context,
     out: Annotated[Path, typer.Option(help="Folder for report, records and models.")] = Path("fairhead-demo"),
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the data, the training and the resampling.")] = 0,
 ) -> None:
@@ -29,7 +31,7 @@ def demo(
     from fairhead.demo import DemoPlan, run_demo
 
     with _progress() as tell:
-        found = run_demo(out, DemoPlan(seed=seed), tell)
+        found = run_demo(out, DemoPlan(seed=seed), tell, command_line(context))
     for sentence in found.verdict:
         typer.echo(f"- {sentence}")
     typer.echo(f"\nreport: {found.report}")

@@ -75,13 +75,16 @@ class Demo:
     verdict: tuple[str, ...]
 
 
-def run_demo(out: Path | str, plan: DemoPlan | None = None, tell: Tell | None = None) -> Demo:
+def run_demo(
+    out: Path | str, plan: DemoPlan | None = None, tell: Tell | None = None, command: str | None = None
+) -> Demo:
     """Run the demo and write report.html, report.json, records/ and models/ to a folder.
 
     Args:
         out: the folder; made where it is missing.
         plan: what to do.
         tell: called as the work goes on.
+        command: the command line that asked for it, for the report's provenance.
 
     Returns:
         Where the report is, and what it says.
@@ -121,7 +124,7 @@ def run_demo(out: Path | str, plan: DemoPlan | None = None, tell: Tell | None = 
         _save_model(model, out / "models" / name)
     _save_records({**records, **located.records}, out / "records")
     findings = Findings(plain_fit, dam_fit, comparison, located.head_map, located.ablations)
-    report = report_of(findings, plan.seed, digits, seconds)
+    report = report_of(findings, plan.seed, digits, seconds, command)
     write(report, out / "report.html")
     return Demo(out / "report.html", tuple(line["text"] for line in report["verdict"]))
 

@@ -2,8 +2,6 @@
 
 import hashlib
 import platform
-import shlex
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -45,7 +43,9 @@ class Findings:
     ablations: tuple[Ablation, ...]
 
 
-def report_of(findings: Findings, seed: int, digits: ShadedDigits, seconds: Mapping[str, float]) -> dict[str, Any]:
+def report_of(
+    findings: Findings, seed: int, digits: ShadedDigits, seconds: Mapping[str, float], command: str | None = None
+) -> dict[str, Any]:
     """The report as `fairhead.report` takes it."""
     return {
         "schema": SCHEMA,
@@ -63,7 +63,7 @@ def report_of(findings: Findings, seed: int, digits: ShadedDigits, seconds: Mapp
             "transformers": transformers.__version__,
             "python": platform.python_version(),
             "machine": f"{platform.system()} {platform.machine()}",
-            "command": shlex.join(["fairhead", *sys.argv[1:]]),
+            **({} if command is None else {"command": command}),
             "seed": seed,
             "data": "scikit-learn digits, 1797 pictures of 8 × 8",
             "test set sha256": _hash(digits),
