@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 import numpy as np
@@ -22,7 +23,7 @@ Floats = NDArray[np.float64]
 
 _CHUNK = 1 << 18  # rows keyed at a time: the keys of a chunk stay in cache, and memory does not grow with the file
 _BLOCK = 1 << 23  # numbers drawn at a time
-_STREAMS = 4  # of random numbers, which threads draw from
+_STREAMS = 2  # of random numbers, which threads draw from
 _WORTH_THREADS = 1 << 17  # numbers; drawing fewer takes less than starting a thread
 _DENSE = 1 << 22  # with more cells than this, only those that occur are listed
 _MOST_NUMBERS = 1 << 28  # replicates × cells held at once: 2 GB
@@ -45,12 +46,20 @@ class Content:
     value: Floats | None
     rows: Ints
 
+    @cached_property
+    def _is_a_cell_each(self) -> bool:
+        """Whether each unit adds 1 to a cell of its own, in the order of cells."""
+        in_order = np.array_equal(self.unit, np.arange(len(self.unit))) and bool((np.diff(self.cell) > 0).all())
+        return self.value is None and in_order
+
     def total(self, drawn: Floats) -> Floats:
         """Sum cells over drawn units: [U, B] to counts [B, *cells]."""
         # The replicate axis is kept contiguous in memory though it comes first: reductions over groups are then quick.
-        if self.value is None and len(np.unique(self.cell)) == len(self.cell):
-            counts = np.zeros((self.rows.size, drawn.shape[1]))
-            counts[self.cell] = drawn[self.unit]
+        if self._is_a_cell_each:
+            counts = drawn
+            if len(drawn) < self.rows.size:
+                counts = np.zeros((self.rows.size, drawn.shape[1]))
+                counts[self.cell] = drawn
         else:
             from scipy.sparse import csr_array  # here: it takes longer to import than most audits to run
 

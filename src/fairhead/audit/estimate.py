@@ -226,7 +226,7 @@ def _sum_interval(parts: Stack, rates: Rates, level: float) -> intervals.Interva
         rates = rates.of_groups(usable, parts.kept)
     if rates.hat.shape[1] == 1:
         return _within_unit(rates.sum_intervals(level)[0])
-    return _within_unit(intervals.spread_of_sums(rates.widened_terms(level), rates.sum_intervals, level))
+    return _within_unit(intervals.spread_of_sums(rates.errors_of_terms(level), rates.sum_intervals, level))
 
 
 def _lowest(parts: Stack, wide: Array, level: float) -> intervals.Interval:

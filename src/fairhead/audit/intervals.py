@@ -16,13 +16,14 @@ A gap is any function f of group rates that is homogeneous, f(c·rates) = c·f(r
 
 from collections.abc import Callable, Sequence
 from itertools import permutations
+from math import isnan, sqrt
 from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit import ties
+from fairhead.audit import metrics, ties
 
 Array = NDArray[np.float64]
 Reduce = Callable[[Array], Array]
@@ -63,7 +64,7 @@ def percentile(star: Array, level: float = 0.95) -> Interval:
         (5.0, 95.0)
     """
     low, high = quantiles(star, _tails(level))
-    return Interval(float(low), float(high), float(np.std(star)), None, "percentile")
+    return Interval(float(low), float(high), _std(star), None, "percentile")
 
 
 def quantiles(values: Array, shares: Sequence[float], complete: bool = False) -> Array:
@@ -93,11 +94,13 @@ class Truths(NamedTuple):
         at: from θ below the observed gap to rates whose gap is θ.
         signed: from errors of the rates, shape [B, ...], to those of the signed gap between the groups that make it.
         reach: the half-width above, times the noise of these groups.
+        shown: from θ to the gaps that these rates and the errors make, shape [B], where there is a quicker way.
     """
 
     at: Callable[[float], Array]
     signed: Callable[[Array], Array] | None = None
     reach: float = 1.0
+    shown: Callable[[float], Array] | None = None
 
 
 def gap(hat: Array, star: Array, reduce: Reduce, truths: Truths | None = None, level: float = 0.95) -> Interval:
@@ -131,21 +134,23 @@ def gap_of_errors(hat: Array, error: Array, reduce: Reduce, truths: Truths | Non
     null = reduce(error)
     if observed == 0:
         high = float(quantiles(null, [level])[0])
-        return Interval(0.0, high, float(np.std(null)), float(np.mean(null)), "inversion")
+        return Interval(0.0, high, _std(null), float(np.mean(null)), "inversion")
     # Far from 0 only the groups that make the gap count, with their signs: what is left is the signed gap's own noise.
     if truths is None or truths.signed is None:
         far = reduce(_FAR * hat + error) - _FAR * observed
     else:
         far = truths.signed(error)
     lowest, highest = quantiles(far, [alpha / 2, 1 - alpha / 2]).tolist()
-    se = float(np.std(far))
+    se = _std(far)
     width = -lowest * (1.0 if truths is None else truths.reach)
     low = 0.0
     if np.count_nonzero(null >= observed) <= alpha * len(null):
 
         def p_value(theta: float) -> float:
-            centre = hat * (theta / observed) if truths is None else truths.at(theta)
-            shown = reduce(centre + error)
+            if truths is not None and truths.shown is not None:
+                shown = truths.shown(theta)
+            else:
+                shown = reduce((hat * (theta / observed) if truths is None else truths.at(theta)) + error)
             return float(np.count_nonzero(shown >= observed) + np.count_nonzero(shown < theta - width)) / len(shown)
 
         low = _end(p_value, alpha, observed - highest, 0.0, observed, se) if se > 0 else observed
@@ -166,12 +171,34 @@ def absolute_sum(hat: Array, star: Array, level: float = 0.95) -> Interval:
         >>> interval.low, 0.1 < interval.null < 0.14
         (0.0, True)
     """
-    lost = np.isnan(star).any(axis=-1)
-    if lost.any():
-        star = star[~lost]
-    if not len(star):
+    return absolute_sum_of_errors(hat, hat - star, level)
+
+
+def absolute_sum_of_errors(hat: Array, error: Array, level: float) -> Interval:
+    """`absolute_sum`, from errors hat − star."""
+    most = np.abs(error).max(axis=0, initial=0.0)
+    if isnan(most.sum()):
+        error = error[~np.isnan(error).any(axis=-1)]
+        most = np.abs(error).max(axis=0, initial=0.0)
+    if not len(error):
         return Interval(np.nan, np.nan, np.nan, None, "inversion")
-    return gap(hat, star, lambda terms: np.abs(terms).sum(axis=-1), level=level)
+    size, sign = np.abs(hat), np.sign(hat)
+    observed = float(size.sum())
+
+    def folded(scale: float) -> Array:
+        """Σ|scale·hat + error|: terms whose sign no error turns only add up."""
+        straight = scale * size > most
+        found = error @ (sign * straight) + scale * float(size[straight].sum())
+        if not straight.all():
+            found += np.abs(scale * hat[~straight] + error[:, ~straight]).sum(axis=-1)
+        return found
+
+    truths = Truths(
+        at=lambda theta: hat * (theta / observed),
+        signed=lambda _: folded(_FAR) - _FAR * observed,
+        shown=lambda theta: folded(theta / observed),
+    )
+    return gap_of_errors(hat, error, lambda terms: np.abs(terms).sum(axis=-1), truths, level)
 
 
 def spread_of_sums(terms: tuple[Array, Array], own: Callable[[float], list[Interval]], level: float = 0.95) -> Interval:
@@ -182,18 +209,18 @@ def spread_of_sums(terms: tuple[Array, Array], own: Callable[[float], list[Inter
     largest difference. Its lower end is corrected (Bonferroni) for the number of pairs that could have been it.
 
     Args:
-        terms: observed, shape [K, G], and replicates, shape [B, K, G].
+        terms: observed, shape [K, G], and their errors, shape [B, K, G].
         own: each group's own interval, as `absolute_sum` makes it, at a level.
         level: confidence level.
 
     Example:
         >>> noise = np.random.default_rng(0).normal(0, [0.01, 0.05], (2001, 15, 2))
-        >>> terms = (noise[0], noise[0] + noise[1:])
-        >>> own = lambda level: [absolute_sum(noise[0][:, g], terms[1][..., g], level) for g in range(2)]
+        >>> terms = (noise[0], noise[1:])
+        >>> own = lambda level: [absolute_sum_of_errors(noise[0][:, g], noise[1:, :, g], level) for g in range(2)]
         >>> spread_of_sums(terms, own).low
         0.0
     """
-    hat, star = terms
+    hat, error = terms
     n_groups = hat.shape[1]
     sums = np.abs(hat).sum(axis=0)
     pairs = n_groups * (n_groups - 1) // 2
@@ -206,7 +233,7 @@ def spread_of_sums(terms: tuple[Array, Array], own: Callable[[float], list[Inter
     low = max(0.0, *(d.low for d in differences(strict)))
     high = max(d.high for d in differences(every))
     se = float(np.hypot(every[int(sums.argmax())].se, every[int(sums.argmin())].se))
-    by_chance = np.ptp(np.abs(hat - star).sum(axis=-2), axis=-1)
+    by_chance = metrics.spread(np.abs(error).sum(axis=-2))
     return Interval(low, high, se, float(np.nanmean(by_chance)), "inversion")
 
 
@@ -343,6 +370,12 @@ def minimum_detectable(se: float, level: float = 0.95, power: float = 0.8) -> fl
     """
     normal = NormalDist()
     return (normal.inv_cdf((1 + level) / 2) + normal.inv_cdf(power)) * se
+
+
+def _std(values: Array) -> float:
+    """`np.std` of shape [B], without what it costs for few values."""
+    centred = values - values.mean()
+    return sqrt(float(centred @ centred) / len(centred))
 
 
 def _tails(level: float) -> list[float]:

@@ -86,18 +86,19 @@ class Rates:
         star = self.star[replicates][..., groups]
         return Rates(self.hat[:, groups], star, self.rows[:, groups], self.need, clusters, terms)
 
-    def widened_terms(self, level: float) -> "Terms":
-        """The terms, with replicates stretched for the few rows or clusters there are."""
+    def errors_of_terms(self, level: float) -> "Terms":
+        """The terms, with errors hat − star for replicates, stretched for the few rows or clusters there are."""
         assert self.terms is not None
         hat, star = self.terms
-        return Terms(hat, hat + (star - hat) * stretch(self.independent[0], level))
+        return Terms(hat, (hat - star) * stretch(self.independent[0], level))
 
     def sum_intervals(self, level: float) -> list[intervals.Interval]:
         """The interval of each group's sum of absolute values."""
         if level not in self._sum_intervals:
-            hat, star = self.widened_terms(level)
-            groups = range(hat.shape[1])
-            self._sum_intervals[level] = [intervals.absolute_sum(hat[:, g], star[..., g], level) for g in groups]
+            hat, error = self.errors_of_terms(level)
+            self._sum_intervals[level] = [
+                intervals.absolute_sum_of_errors(hat[:, g], error[..., g], level) for g in range(hat.shape[1])
+            ]
         return self._sum_intervals[level]
 
     @cached_property

@@ -253,10 +253,14 @@ def binned_auc(up: Array, down: Array) -> Array:
         >>> binned_auc(np.array([0.0, 2.0]), np.array([1.0, 1.0])).item()
         0.75
     """
-    below = np.cumsum(down, axis=-1) - down / 2
-    pairs = up.sum(axis=-1) * down.sum(axis=-1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(pairs > 0, (up * below).sum(axis=-1) / pairs, np.nan)
+    # Bin by bin: replicates, which lie together in memory, are the innermost loop then.
+    below, won = np.zeros_like(down[..., 0]), np.zeros_like(down[..., 0])
+    for k in range(down.shape[-1]):
+        half = down[..., k] / 2
+        below += half
+        won += up[..., k] * below
+        below += half
+    return divide(won, up.sum(axis=-1) * below)
 
 
 def bins_of_sorted(values: Array, bins: int) -> NDArray[np.int8]:
