@@ -199,7 +199,7 @@ seeds: [0]
 def test_an_image_tower_without_its_other_half_is_a_backbone(faces, clip, train, tmp_path):
     cell = replace(a_cell(faces, "dam"), backbone=Backbone("clip", f"path:{clip}", train))
     done = run_cell(cell, cache=tmp_path)
-    whole = whole_model(done, cell, Recipe(f"path:{clip}", done.task.classes))
+    whole = whole_model(done.trained.model, "image", cell, Recipe(f"path:{clip}", done.task.classes))
     assert type(whole).__name__ == "CLIPForImageClassification"
     pretrained = CLIPVisionModelWithProjection.from_pretrained(clip).vision_model.encoder.layers[0]
     moved = not torch.equal(whole.vision_model.encoder.layers[0].mlp.fc1.weight, pretrained.mlp.fc1.weight)

@@ -10,7 +10,7 @@ from torch import nn
 
 from fairhead.audit import Audit, Comparison, audit, compare
 from fairhead.bench.backbones import Recipe
-from fairhead.bench.cell import Done, Tell, run_cell
+from fairhead.bench.cell import Tell, run_cell
 from fairhead.bench.grid import TRAIN_WITH_GROUPS, Cell, Method
 from fairhead.bench.run import check
 from fairhead.bench.tasks import tokenizer_of
@@ -64,12 +64,11 @@ def mitigate(
     try:
         done = run_cell(cell, device, cache, tell)
     except TrainingDiverged as diverged:
-        if cell.backbone.train == "last_encoder" or not hasattr(diverged.model, "save_pretrained"):
+        if not _keep_last_good(diverged.model, cell, out / "model"):
             raise
-        save(diverged.model, out / "model")
         raise TrainingDiverged(f"{diverged}. That epoch is kept in {out / 'model'}") from None
     done.records.save(out / "records.csv")
-    save_model(done, cell, out / "model")
+    save_model(done.trained.model, done.task.kind, done.task.classes, cell, out / "model")
     (out / "run.json").write_text(json.dumps(done.row, indent=1, default=str) + "\n", encoding="utf-8")
     columns = list(done.records.groups)
     found, comparison = audit(done.records, group_by=columns), None
@@ -84,19 +83,41 @@ def mitigate(
     return Single(done.row, found, comparison)
 
 
-def save_model(done: Done, cell: Cell, folder: Path) -> None:
-    """Write the model to a folder that `fairhead.load` gives back, with what makes its inputs ready."""
+def _keep_last_good(model: nn.Module | None, cell: Cell, folder: Path) -> bool:
+    """Write the classifier inside a model whose training diverged: of two networks the one that predicts."""
+    inside = () if model is None else model.modules()
+    classifier: Any = next((part for part in inside if hasattr(part, "save_pretrained")), None)
+    if classifier is None:
+        return False
+    kind = "image" if classifier.main_input_name == "pixel_values" else "text"
+    try:
+        save_model(classifier, kind, tuple(classifier.config.id2label.values()), cell, folder)
+    except RuntimeError:  # the last layer of another model, such as a larger teacher: it has no place in this one
+        return False
+    return True
+
+
+def save_model(model: nn.Module, kind: str, classes: tuple[str, ...], cell: Cell, folder: Path) -> None:
+    """Write a trained model to a folder that `fairhead.load` gives back, with what makes its inputs ready.
+
+    Args:
+        model: as training left it: after last-encoder training, the last encoder alone.
+        kind: "image" or "text".
+        classes: names of the classes.
+        cell: what it was trained as.
+        folder: where to.
+    """
     from transformers.utils import logging
 
-    recipe = Recipe(cell.backbone.model, done.task.classes, cell.backbone.settings)
+    recipe = Recipe(cell.backbone.model, classes, cell.backbone.settings)
     shows_bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        save(whole_model(done, cell, recipe), folder)
+        save(whole_model(model, kind, cell, recipe), folder)
     finally:
         if shows_bars:
             logging.enable_progress_bar()
-    if done.task.kind == "text":
+    if kind == "text":
         assert recipe.folder is not None
         tokenizer_of(str(recipe.folder)).save_pretrained(folder)
         return
@@ -115,12 +136,12 @@ def save_model(done: Done, cell: Cell, folder: Path) -> None:
     (folder / "preprocessor_config.json").write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
 
 
-def whole_model(done: Done, cell: Cell, recipe: Recipe) -> nn.Module:
+def whole_model(trained: nn.Module, kind: str, cell: Cell, recipe: Recipe) -> nn.Module:
     """The trained model; after last-encoder training, with its frozen part before it again."""
-    trained = done.trained.model.cpu()
+    trained = trained.cpu()
     if cell.backbone.train != "last_encoder":
         return trained
-    whole: nn.Module = recipe.build(done.task.kind, cell.seed)
+    whole: nn.Module = recipe.build(kind, cell.seed)
     put_back(whole, trained)
     method = method_of(trained)
     if method is not None:
