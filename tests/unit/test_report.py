@@ -121,6 +121,20 @@ def test_strings_from_data_change_nothing_but_text(build: Any) -> None:
     assert HOSTILE in hostile.visible()
 
 
+def test_names_do_not_turn_the_words_around_them() -> None:
+    """A right-to-left override in a group's name would else run on to the end of the sentence."""
+    shown = render(with_strings(example(), "\u202eegnaro\u2066 עברית"))
+    assert not re.search("[\u202a-\u202e\u2066-\u2069]", shown)
+    assert r"\u202eegnaro\u2066 עברית" in shown
+
+
+def test_what_is_empty_has_no_line_in_the_provenance() -> None:
+    page = Page(render({**example(), "provenance": {"a_file": {}, "seed": 0, "options": {"level": 0.95}}}))
+    entries = [data.strip() for tag, data in page.texts if tag == "dt"]
+    assert "a file" not in entries
+    assert {"seed", "options", "level"} <= set(entries)
+
+
 def test_an_audit_of_records_is_shown_whole() -> None:
     """Every figure of the audit's own making, with intersections, scores and a group too small, is on the page."""
     rng = np.random.default_rng(0)

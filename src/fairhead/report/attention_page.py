@@ -11,7 +11,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 from PIL import Image
 
-from fairhead.report.page import environment
+from fairhead.report.page import environment, in_reading_order
 from fairhead.report.svg import Axis, drawing, element
 
 if TYPE_CHECKING:  # a report imports nothing that needs torch
@@ -62,10 +62,9 @@ def page(
         notes: what to know about both.
         provenance: command, versions and the like.
     """
-    return (
-        environment()
-        .get_template("attention.html")
-        .render(
+    page = environment().get_template("attention.html")
+    return in_reading_order(
+        page.render(
             title=title,
             assumptions=assumptions,
             pictures=pictures,

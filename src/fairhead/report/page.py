@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.resources import files
@@ -33,6 +34,9 @@ _VIEWS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "spillover": spillover_view,
     "attention_gap": attention_gap_view,
 }
+
+# Overrides, embeddings and isolates of the direction of writing. Letters of right-to-left scripts need none of them.
+_TURNS = re.compile("[\u202a-\u202e\u2066-\u2069]")
 
 
 @cache
@@ -81,7 +85,18 @@ def render(report: Mapping[str, Any]) -> str:
         True
     """
     plain = checked(report)
-    return environment().get_template("page.html").render(report=plain, definitions=definitions(plain["sections"]))
+    page = environment().get_template("page.html")
+    return in_reading_order(page.render(report=plain, definitions=definitions(plain["sections"])))
+
+
+def in_reading_order(page: str) -> str:
+    r"""A page on which no name from data turns the words around it: characters that would do so are written out.
+
+    Example:
+        >>> in_reading_order("by \u202eegnaro: 3 points")
+        'by \\u202eegnaro: 3 points'
+    """
+    return _TURNS.sub(lambda found: found[0].encode("unicode_escape").decode(), page)
 
 
 def write(report: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
