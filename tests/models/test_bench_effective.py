@@ -56,6 +56,17 @@ def test_a_changed_default_is_another_result(monkeypatch):
     )
 
 
+def test_results_from_before_a_setting_came_are_known_and_its_use_is_another_result():
+    arl = replace(CELL, method=Method("arl", "arl"))
+    assert effective.effective(arl)["method"]["options"] == {
+        "pretrain": 250,
+        "adversary_loss": "plain",
+        "uses_label": True,
+    }
+    assert fingerprint(replace(arl, method=Method("arl", "arl", {"adversary": None}))) == fingerprint(arl)
+    assert fingerprint(replace(arl, method=Method("arl", "arl", {"adversary": "vit-6x8"}))) != fingerprint(arl)
+
+
 def test_how_a_step_is_run_counts_only_where_the_grid_says_so():
     assert "replay" not in effective.effective(CELL)["plan"]
     assert fingerprint(replace(CELL, plan={"epochs": 1, "replay": False})) != fingerprint(CELL)

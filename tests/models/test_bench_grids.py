@@ -39,6 +39,22 @@ def test_all_seven_methods_of_table_1_are_in_the_utkface_grid():
     assert names == list(content["reported"].popitem()[1])
 
 
+def test_figure_2_sweeps_what_the_paper_sweeps():
+    (file,) = (f for f in SHIPPED if f.stem == "tradeoff")
+    swept = {"dam": "values", "kd": "share", "dro": "eta", "arl": "adversary", "jtt": "upweight"}
+    found = {name: [] for name in swept}
+    for entry in read_grid(file, [], WHERE).methods:
+        if entry.method != "erm":
+            found[entry.method].append(entry.options[swept[entry.method]])
+    assert found == {
+        "dam": [2, 4, 6],
+        "kd": [0.3, 0.7, 1.0],
+        "dro": [0.1, 0.3, 0.5],
+        "arl": ["vit-2x8", "vit-4x8", "vit-6x8"],
+        "jtt": [20, 50, 100],
+    }
+
+
 def test_results_are_known_wherever_the_data_lie():
     elsewhere = {"FAIRHEAD_DATA": "/mnt/data", "FAIRHEAD_MODELS": "/mnt/models"}
     for file in SHIPPED:

@@ -26,6 +26,7 @@ from fairhead.bench.tasks import read_task
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.mitigate import load, method, run, save
 from fairhead.mitigate.job import Other
+from fairhead.mitigate.pair import Pair
 from fairhead.train.meters import Meter
 
 TINY = {"width": 16, "mlp": 16, "image_size": 8, "patch_size": 4}
@@ -110,6 +111,34 @@ def test_a_teacher_may_be_larger_than_the_student(faces, tmp_path, train):
     ]
     assert done.trained.model.config.num_hidden_layers == (1 if train == "last_encoder" else 2)
     assert done.row["settings"]["method"]["options"]["teacher"] == "vit-3x2"
+
+
+def test_an_adversary_may_be_smaller_than_the_learner(faces, clip, tmp_path, monkeypatch):
+    equal, small = a_cell(faces, "arl", pretrain=0), a_cell(faces, "arl", pretrain=0, adversary="vit-1x2")
+    trained, layers = [], []
+    monkeypatch.setattr(Pair, "forward", noting(layers, Pair.forward))
+    for cell in (equal, small):
+        trained.append(run_cell(cell, "cpu", tmp_path).trained.model)
+    half = len(layers) // 2
+    assert (set(layers[:half]), set(layers[half:])) == ({2}, {1})
+    assert [len(model.vit.layers) for model in trained] == [2, 2]
+    assert not torch.equal(*(model.classifier.weight for model in trained))  # other weights on the rows
+    frozen = replace(small, backbone=replace(small.backbone, train="last_encoder"))
+    for cell in (frozen, a_cell(faces, "arl", adversary=f"path:{clip}")):
+        with pytest.raises(InputError, match="both must read the same inputs"):
+            run_cell(cell, "cpu", tmp_path)
+    with pytest.raises(InputError, match="there is no backbone 'vit6'"):
+        check_others(a_cell(faces, "arl", adversary="vit6"))
+
+
+def noting(layers, forward):
+    """A forward of pairs that notes how many layers the second network has."""
+
+    def look(pair, **inputs):
+        layers.append(len(pair.second.vit.layers))
+        return forward(pair, **inputs)
+
+    return look
 
 
 def test_frozen_features_are_the_model_s_own_embedding_of_the_same_rows(faces, clip, tmp_path):

@@ -8,7 +8,7 @@ import hashlib
 import inspect
 import json
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import Field, fields
 from typing import Any
 
 from fairhead.bench.backbones import Recipe
@@ -61,8 +61,7 @@ def effective(cell: Cell) -> dict[str, Any]:
     """
     found = cell.settings()
     config, backbone = method_of(cell), found["backbone"]
-    # Compared ones only: what builds a model in Python cannot come from a grid.
-    options = {setting.name: getattr(config, setting.name) for setting in fields(config) if setting.compare}
+    options = {setting.name: getattr(config, setting.name) for setting in fields(config) if _counts(setting, config)}
     plan = {f.name: f.default for f in fields(TrainingPlan) if f.name in PLAN_FIELDS and f.name not in _SAME_RESULT}
     full = {
         **found,
@@ -76,6 +75,12 @@ def effective(cell: Cell) -> dict[str, Any]:
         json.dumps(full, default=lambda x: dict(x) if isinstance(x, Mapping) else str(x))
     )
     return ready
+
+
+def _counts(setting: Field[Any], config: Any) -> bool:
+    """Compared ones only, as what builds a model in Python cannot come from a grid; later ones where they are used."""
+    unused = setting.metadata.get("added_later", False) and getattr(config, setting.name) == setting.default
+    return setting.compare and not unused
 
 
 def fingerprint(cell: Cell) -> str:

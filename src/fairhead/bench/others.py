@@ -1,4 +1,4 @@
-"""Models beside the one that a cell trains: a larger teacher, or a frozen one whose features a method looks at."""
+"""Models beside the one that a cell trains: a teacher, an adversary, or a frozen one whose features a method reads."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from fairhead.mitigate.job import Other
 from fairhead.train import Examples
 
 # Options of methods that name a model.
-NAMING = ("teacher", "features")
+NAMING = ("teacher", "features", "adversary")
 
 
 def check_others(cell: Cell) -> None:

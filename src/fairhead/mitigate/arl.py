@@ -1,13 +1,14 @@
 """ARL: an adversary looks for regions where the learner errs and puts weight on them (Lahoti et al., 2020)."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from fairhead.mitigate.job import Job
+from fairhead.errors import InputError
+from fairhead.mitigate.job import ADDED_LATER, Job
 from fairhead.mitigate.losses import row_losses
 from fairhead.mitigate.pair import PairOutput, fresh_pair
 from fairhead.mitigate.priors import Choice, Prior
@@ -18,13 +19,14 @@ from fairhead.settings import WholeNumber
 class ARL:
     """Adversarially reweighted learning with a second network as the adversary.
 
-    The adversary has the learner's architecture; its score of a row is the output for the row's own class, so it sees
-    inputs and label.
+    The adversary's score of a row is its output for the row's own class, so it sees inputs and label.
 
     Attributes:
         pretrain: steps with equal weights before the adversary has a say.
         adversary_loss: what the adversary raises: "plain" losses, or losses already "weighted" (the DAM release).
         uses_label: whether the adversary knows the label; otherwise the output for class 0 is its score.
+        adversary: the name of another model, usually a smaller one that takes the same inputs, such as "vit-6x8" (the
+            DAM paper's); by default the adversary is built like the learner.
 
     Example:
         >>> from fairhead.mitigate import method
@@ -35,14 +37,25 @@ class ARL:
     pretrain: WholeNumber = 250
     adversary_loss: Literal["plain", "weighted"] = "plain"
     uses_label: bool = True
+    adversary: str | None = field(default=None, metadata=ADDED_LATER)
 
     priors: ClassVar[Mapping[str, Prior]] = {"pretrain": Choice((0, 50, 250, 1000))}
 
     def train(self, job: Job) -> nn.Module:
         """One stage with both networks."""
-        pair = fresh_pair(job)
+        pair = fresh_pair(job, None if self.adversary is None else self._smaller(job, self.adversary))
         job.fit("training with an adversary", pair, loss=_AdversarialLoss(self))
         return pair.first
+
+    def _smaller(self, job: Job, name: str) -> Callable[[], nn.Module]:
+        other = job.other(name)
+        theirs, ours = ({key: list(x.shape[1:]) for key, x in part.inputs.items()} for part in (other.train, job.train))
+        if theirs != ours:
+            raise InputError(
+                f"ARL's adversary {name!r} takes {theirs} and the learner {ours}: both must read the same inputs, so "
+                "train all of the learner, and give an adversary for pictures of its size or with its tokenizer"
+            )
+        return other.build_model
 
 
 class _AdversarialLoss:

@@ -13,6 +13,10 @@ from torch.utils.data import Sampler
 from fairhead.errors import InputError
 from fairhead.train import Epoch, Examples, Fit, Loss, Selection, TrainingPlan, fit, predict
 
+# Metadata of a setting that came after results had been kept: those without it stay what they were, and are known by
+# the settings that they had. Its default must do what the method did before.
+ADDED_LATER = {"added_later": True}
+
 
 class Stage(NamedTuple):
     """One part of a method's work: its name, wall time, and optimizer steps through the loop."""

@@ -1,5 +1,6 @@
 """Two separate networks that are trained together, seen by the loop as one model."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -40,9 +41,9 @@ class Pair(nn.Module):
         return PairOutput(self.first(**inputs).logits, second)
 
 
-def fresh_pair(job: Job) -> Pair:
-    """Two new networks that share nothing."""
-    pair = Pair(job.build_model(), job.build_model())
+def fresh_pair(job: Job, build_second: Callable[[], nn.Module] | None = None) -> Pair:
+    """Two new networks that share nothing; the second is built like the first unless `build_second` says how."""
+    pair = Pair(job.build_model(), (build_second or job.build_model)())
     check_inputs(pair.first, job.train)  # the pair takes anything: what the networks take must be asked of them
     shared = {id(p) for p in pair.first.parameters()} & {id(p) for p in pair.second.parameters()}
     assert not shared, "build_model must give a fresh model each time"
