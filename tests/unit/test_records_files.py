@@ -124,6 +124,19 @@ def test_csv_is_what_pandas_reads(tmp_path, monkeypatch, write, block):
     pd.testing.assert_frame_equal(records.to_frame(), expected, check_dtype=False)
 
 
+@pytest.mark.parametrize("block", [200, 1 << 22])
+@pytest.mark.parametrize("line", ['1,0,"x, y"', '1,0,"x\ny"'])
+def test_a_file_whose_first_quotation_mark_comes_late_is_read_anew(tmp_path, monkeypatch, block, line):
+    """After blocks that were read as plain lines: the mark may hold a separator or a line end."""
+    monkeypatch.setattr(csv_files, "BLOCK", block)
+    path = tmp_path / "preds.csv"
+    path.write_text("y,yhat,g\n" + "1,1,a\n0,1,b\n" * 10_000 + f"{line}\n0,0,a\n")
+    records = Records.read(path, label="y", prediction="yhat", groups="g")
+    frame = pd.read_csv(path)
+    assert records.groups["g"].values().tolist() == frame["g"].tolist()
+    assert records.prediction.values().tolist() == frame["yhat"].tolist()
+
+
 @pytest.mark.parametrize(("packing", "suffix"), [(gzip, "gz"), (bz2, "bz2"), (lzma, "xz")])
 def test_packed_csv(tmp_path, packing, suffix):
     path = tmp_path / f"preds.csv.{suffix}"

@@ -1,5 +1,8 @@
 """Cramér's V between group and prediction, with intervals."""
 
+from dataclasses import replace
+from math import sqrt
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,21 +33,14 @@ def association_estimate(metric: Metric, tables: Tables, rules: Rules, name: str
     if usable.sum() < 2 or np.isnan(value):
         reason = in_short(short) if usable.sum() < 2 else "all rows have the same prediction or the same label"
         return Estimate(metric.name, name, None, None, None, n, metric.ideal, reason, detail=detail)
-    star = tables.star[:, usable]
+    if not usable.all():
+        tables = replace(tables, counts=tables.counts[usable], star=tables.star[:, usable])
     if metric.name == "cramers_v_excess":
-        replicates = association_value(metric.name, star, n)
+        by_label = metrics.cramers_v(tables.star.sum(axis=-1))
+        replicates = metrics.length(tables.association, tables.predicted) - by_label
         interval = intervals.percentile(replicates[~np.isnan(replicates)], rules.level)
     else:
-        by_prediction = tables.counts[usable].sum(axis=-2)
-        degrees = min(int((by_prediction.sum(axis=-2) > 0).sum()), int(usable.sum())) - 1
-
-        def length(deviation: Array) -> Array:
-            return np.sqrt((deviation**2).sum(axis=(-1, -2)) / degrees)
-
-        interval = intervals.gap(
-            metrics.association(by_prediction), metrics.association(star.sum(axis=-2)), length, level=rules.level
-        )
-        interval = interval._replace(high=min(interval.high, 1.0))
+        interval = _length_interval(tables, rules.level)
     detail |= {"se": interval.se, "interval": interval.method}
     if interval.null is not None:
         detail["expected_if_even"] = interval.null
@@ -59,6 +55,31 @@ def association_estimate(metric: Metric, tables: Tables, rules: Rules, name: str
         mde=intervals.minimum_detectable(interval.se, rules.level),
         detail=detail,
     )
+
+
+def _length_interval(tables: Tables, level: float) -> intervals.Interval:
+    """The interval of V, which is the length of all deviations from independence; these may be scaled, θ to V."""
+    by_prediction = tables.counts.sum(axis=-2)
+    hat = metrics.association(by_prediction)
+    degrees = min(int((by_prediction.sum(axis=-2) > 0).sum()), len(by_prediction)) - 1
+    error = hat - tables.association
+    # |c·hat + error|² is a square in c.
+    square, along, across = float((hat**2).sum()), (error * hat).sum(axis=(-1, -2)), (error**2).sum(axis=(-1, -2))
+    observed = sqrt(square / degrees)
+
+    def shown(theta: float) -> Array:
+        scale = theta / observed
+        return np.sqrt(np.maximum(scale * scale * square + 2 * scale * along + across, 0.0) / degrees)
+
+    around = intervals.Truths(
+        at=lambda theta: hat * (theta / observed),
+        signed=lambda _: along / (observed * degrees),
+        shown=shown,
+    )
+    found = intervals.gap_of_errors(
+        hat, error, lambda rates: np.sqrt((rates**2).sum(axis=(-1, -2)) / degrees), around, level
+    )
+    return found._replace(high=min(found.high, 1.0))
 
 
 def enough_rows(tables: Tables, min_cell: int) -> NDArray[np.bool_]:

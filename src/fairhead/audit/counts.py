@@ -6,11 +6,12 @@ costs the same for a thousand rows and for ten million.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +22,13 @@ from fairhead.errors import InputError
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-_CHUNK = 1 << 18  # rows keyed at a time: the keys of a chunk stay in cache, and memory does not grow with the file
+_CHUNK = 1 << 17  # rows keyed at a time: the keys of a chunk stay in cache, and memory does not grow with the file
+_MOST_THREADS = 4  # that count rows
+_WORTH_COUNTING = 16  # chunks; fewer are counted before threads have started
 _BLOCK = 1 << 23  # numbers drawn at a time
 _STREAMS = 2  # of random numbers, which threads draw from
 _WORTH_THREADS = 1 << 17  # numbers; drawing fewer takes less than starting a thread
-_DENSE = 1 << 22  # with more cells than this, only those that occur are listed
+MOST_CELLS = 1 << 22  # with more than these, only those that occur are listed
 _MOST_NUMBERS = 1 << 28  # replicates × cells held at once: 2 GB
 _WEIGHT_STRATA = 16  # weights of one cell are resampled in so many strata of equal size
 
@@ -183,8 +186,9 @@ def cell_numbers(codes: Sequence[NDArray[np.integer]], sizes: Sequence[int]) -> 
         >>> cell_numbers([np.array([0, 1]), np.array([2, 1])], (2, 3)).tolist()
         [2, 4]
     """
-    n = len(codes[0])
-    key: NDArray[np.integer] = np.empty(n, dtype=np.int32 if prod(sizes) < 1 << 31 else np.int64)
+    n, n_cells = len(codes[0]), prod(sizes)
+    small = np.int16 if n_cells < 1 << 15 else np.int32 if n_cells < 1 << 31 else np.int64
+    key: NDArray[np.integer] = np.empty(n, dtype=small)
     for start in range(0, n, _CHUNK):
         part = slice(start, start + _CHUNK)
         number = codes[0][part].astype(key.dtype)
@@ -258,27 +262,44 @@ def _content(entries: _Entries, cell: NDArray[np.integer], shape: tuple[int, ...
 
 def _plain_rows(key: NDArray[np.integer], n_cells: int) -> _Entries:
     """Each cell that occurs is a unit."""
-    if n_cells > _DENSE:
+    if n_cells > MOST_CELLS:
         cells, multiplicity = np.unique(key, return_counts=True)
     else:
-        total = count_cells(key, n_cells)
+        total = count_rows([key], (n_cells,))
         cells = np.flatnonzero(total)
         multiplicity = total[cells]
     return _Entries(multiplicity, np.arange(len(cells)), cells.astype(np.int64), None, multiplicity)
 
 
-def count_cells(key: NDArray[np.integer], n_cells: int) -> Ints:
-    """Rows in each cell, shape [n_cells], from flat cell numbers of shape [n].
+def count_rows(codes: Sequence[NDArray[np.integer]], sizes: tuple[int, ...]) -> Ints:
+    """Rows in each cell, of the shape `sizes`, from the codes of several columns, each [n].
 
     Example:
-        >>> count_cells(np.array([2, 0, 2]), 3).tolist()
-        [1, 0, 2]
+        >>> count_rows([np.array([0, 1, 1]), np.array([2, 1, 1])], (2, 3)).tolist()
+        [[0, 0, 1], [0, 2, 0]]
     """
-    total = np.zeros(n_cells, dtype=np.int64)
-    step = max(_CHUNK, 4 * n_cells)
-    for start in range(0, len(key), step):
-        total += np.bincount(key[start : start + step], minlength=n_cells)
-    return total
+    n_cells = prod(sizes)
+
+    def count(rows: slice) -> Ints:
+        return np.bincount(cell_numbers([column[rows] for column in codes], sizes), minlength=n_cells)
+
+    return sum(over_chunks(count, len(codes[0]), 4 * n_cells), np.zeros(n_cells, dtype=np.int64)).reshape(sizes)
+
+
+def over_chunks(work: Callable[[slice], Any], n: int, at_least: int = 0) -> Iterator[Any]:
+    """What `work` makes of some of n rows at a time, in order; of many rows by several threads.
+
+    Example:
+        >>> list(over_chunks(lambda rows: rows.stop, 5))
+        [5]
+    """
+    step = max(_CHUNK, at_least)
+    chunks = [slice(start, min(start + step, n)) for start in range(0, n, step)]
+    if len(chunks) < _WORTH_COUNTING:
+        yield from map(work, chunks)
+    else:
+        with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as pool:
+            yield from pool.map(work, chunks)
 
 
 def sample_of_table(rows: NDArray[np.integer]) -> Sample:

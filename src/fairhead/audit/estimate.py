@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from fairhead.audit import intervals
 from fairhead.audit.catalogue import Metric
-from fairhead.audit.rates import Rates, stretch
+from fairhead.audit.rates import Rates
 from fairhead.audit.reduction import Multiclass, Reduction
 from fairhead.audit.results import Estimate
 from fairhead.audit.truths import truths
@@ -47,33 +48,30 @@ class Stack:
     """The rates of a metric, stacked, with unusable cells as NaN.
 
     Attributes:
+        rates: what is stacked.
         hat: shape [R, C, G].
-        star: shape [B, R, C, G].
+        usable: which cells take part, shape [R, C, G].
         rows: shape [R, C, G].
         independent: rows or clusters, shape [R, C, G].
-        se: standard errors, shape [R, C, G].
         kept: replicates without an empty cell, shape [B before leaving out].
         excluded: the reason for each cell left out.
     """
 
+    rates: tuple[Rates, ...]
     hat: Array
-    star: Array
+    usable: NDArray[np.bool_]
     rows: NDArray[np.int64]
     independent: NDArray[np.int64]
-    se: Array
     kept: NDArray[np.bool_]
     excluded: tuple[str, ...]
 
     @classmethod
     def of(cls, metric: Metric, rates: Sequence[Rates], groups: Sequence[str], min_cell: int) -> "Stack":
         """Stack rates and take out the cells with too few rows."""
-        rows, hat, independent, se, enough = (
+        rows, hat, independent, enough = (
             _stacked(parts)
-            for parts in zip(*((r.rows, r.hat, r.independent, r.se, r.enough(min_cell)) for r in rates), strict=True)
+            for parts in zip(*((r.rows, r.hat, r.independent, r.enough(min_cell)) for r in rates), strict=True)
         )
-        # Replicates stay contiguous in memory, as `Content.total` has them: reductions over groups are then quick.
-        star = _stacked([r.star.transpose(1, 2, 0) for r in rates]).transpose(3, 0, 1, 2)
-        kept = np.ones(len(star), dtype=bool)
         usable = enough & ~np.isnan(hat)
         complete = bool(usable.all())
         excluded = (
@@ -91,16 +89,40 @@ class Stack:
         if metric.compare == "ratio":
             # Nor has a rate that is 0 in every group a ratio: a class that is never predicted takes no part.
             usable &= np.max(hat, axis=-1, keepdims=True, where=usable, initial=0.0) > 0
-        if len(rates) > 1 and metric.compare not in ("minimum", "mean"):
-            # A figure made of several rates needs them all: a class without one takes no part with the others either.
-            usable &= usable.any(axis=-1, keepdims=True).all(axis=0, keepdims=True)
-        if any(r.has_empty for r in rates):
-            kept = np.asarray(~(np.isnan(star) & usable).any(axis=(1, 2, 3)))
-            star = star[kept]
-            se = np.std(star, axis=0) if len(star) else se
         if not usable.all():
-            hat, star = np.where(usable, hat, np.nan), np.where(usable, star, np.nan)
-        return cls(hat, star, rows, independent, se, kept, tuple(dict.fromkeys(excluded)))
+            if len(rates) > 1 and metric.compare not in ("minimum", "mean"):
+                # A figure made of several rates needs them all: a class without one takes no part with the others.
+                usable &= usable.any(axis=-1, keepdims=True).all(axis=0, keepdims=True)
+            hat = np.where(usable, hat, np.nan)
+        kept = np.ones(len(rates[0].star), dtype=bool)
+        if any(r.has_empty for r in rates):
+            kept = np.asarray(~(np.isnan(_replicates([r.star for r in rates])) & usable).any(axis=(1, 2, 3)))
+        return cls(tuple(rates), hat, usable, rows, independent, kept, tuple(dict.fromkeys(excluded)))
+
+    @cached_property
+    def star(self) -> Array:
+        """The replicates that are kept, shape [B, R, C, G]."""
+        star = _replicates([r.star for r in self.rates])
+        if not self.kept.all():
+            star = star[self.kept]
+        return star if self.usable.all() else np.where(self.usable, star, np.nan)
+
+    def wide(self, level: float) -> Array:
+        """How far to stretch the replicates, shape [R, C, G]."""
+        return _stacked([r.wide(level) for r in self.rates])
+
+    def errors(self, level: float) -> Array:
+        """Errors hat − star, stretched for the few rows or clusters there are, shape [B, R, C, G]."""
+        if self.usable.all() and self.kept.all():
+            return _replicates([r.errors(level) for r in self.rates])
+        return (self.hat - self.star) * self.wide(level)
+
+    @cached_property
+    def se(self) -> Array:
+        """Standard errors of the rates, shape [R, C, G]."""
+        if self.kept.all() or not self.kept.any():
+            return _stacked([r.se for r in self.rates])
+        return np.asarray(np.std(self.star, axis=0))
 
     def reduction(self, metric: Metric, rules: Rules) -> Reduction:
         """The metric as a function of these rates."""
@@ -115,7 +137,7 @@ class Stack:
     def why_undefined(self, reduction: Reduction) -> str | None:
         """The reason why there is no figure, or None."""
         if not np.isnan(reduction(self.hat)):
-            return None if len(self.star) else NO_REPLICATE
+            return None if self.kept.any() else NO_REPLICATE
         if self.excluded:
             return in_short(self.excluded)
         if reduction.metric.compare in ("ratio", "signed_ratio"):
@@ -137,6 +159,12 @@ def in_short(reasons: Sequence[str]) -> str:
 
 def _stacked(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
     return parts[0][None] if len(parts) == 1 else np.stack(parts)
+
+
+def _replicates(parts: Sequence[Array]) -> Array:
+    """Stack R arrays [B, C, G] to [B, R, C, G]."""
+    # Replicates stay contiguous in memory, as `Content.total` has them: reductions over groups are then quick.
+    return _stacked([part.transpose(1, 2, 0) for part in parts]).transpose(3, 0, 1, 2)
 
 
 def estimate(
@@ -171,7 +199,7 @@ def estimate(
     thin = _thin(rates, parts, groups)
     if thin:
         detail["unstable"] = thin
-    lost = 1 - float(np.mean(parts.kept))
+    lost = 1 - np.count_nonzero(parts.kept) / len(parts.kept)
     if lost > _MENTION_LOST:
         detail["replicates_without_a_value"] = lost
     value = float(reduction(parts.hat))
@@ -204,18 +232,17 @@ def estimate(
 
 
 def _interval(reduction: Reduction, parts: Stack, level: float) -> intervals.Interval:
-    wide = stretch(parts.independent, level)
+    wide = parts.wide(level)
     match reduction.metric.compare:
         case "minimum":
             return _lowest(parts, wide, level)
         case "spread" | "to_overall":
-            error = (parts.hat - parts.star) * wide
             around = truths(reduction, parts.hat, parts.se * wide, level)
-            return _within_unit(intervals.gap_of_errors(parts.hat, error, reduction, around, level))
+            return _within_unit(intervals.gap_of_errors(parts.hat, parts.errors(level), reduction, around, level))
         case "ratio" if (reduction.multiclass == "max" or parts.hat.shape[1] == 1) and np.nanmin(parts.hat) > 0:
-            return _ratio(reduction, _widened(parts, wide), level)
+            return _ratio(reduction, parts, level)
         case _:
-            values = reduction(_widened(parts, wide).star)
+            values = reduction(parts.hat - parts.errors(level))
             return intervals.percentile(values[~np.isnan(values)], level)
 
 
@@ -245,15 +272,11 @@ def _lowest(parts: Stack, wide: Array, level: float) -> intervals.Interval:
     return found._replace(low=low, high=high, se=float(parts.se[kept][worst] * wide[kept][worst]))
 
 
-def _widened(parts: Stack, wide: Array) -> Stack:
-    return replace(parts, star=parts.hat + (parts.star - parts.hat) * wide)
-
-
 def _ratio(reduction: Reduction, parts: Stack, level: float) -> intervals.Interval:
     """The interval of a ratio, as that of a gap of logarithms."""
     # A replicate without a single hit would be infinitely far away; half a hit is as far as the data can tell.
     hat = np.log(parts.hat)
-    error = hat - np.log(np.maximum(parts.star, 0.5 / np.maximum(parts.rows, 1)))
+    error = hat - np.log(np.maximum(parts.hat - parts.errors(level), 0.5 / np.maximum(parts.rows, 1)))
     around = truths(reduction, hat, np.std(error, axis=0), level, logarithms=True)
     gap = intervals.gap_of_errors(hat, error, reduction.gap_of_logarithms, around, level)
     value = float(reduction(parts.hat))

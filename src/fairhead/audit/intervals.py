@@ -78,13 +78,14 @@ def quantiles(values: Array, shares: Sequence[float], complete: bool = False) ->
     """
     if not values.shape[-1] or (not complete and np.isnan(values).any()):  # its answers and its errors
         return np.asarray(np.quantile(values, shares, axis=-1))
-    place = np.asarray(shares) * (values.shape[-1] - 1)
-    below = place.astype(np.intp)
-    above = np.minimum(below + 1, values.shape[-1] - 1)
-    ranked = np.partition(values, sorted({*below.tolist(), *above.tolist()}), axis=-1)
-    low = ranked[..., below]
-    found = low + (ranked[..., above] - low) * (place - below)
-    return found.transpose(-1, *range(found.ndim - 1))
+    last = values.shape[-1] - 1
+    places = [share * last for share in shares]
+    ranked = np.partition(values, sorted({min(int(p) + i, last) for p in places for i in (0, 1)}), axis=-1)
+    found = []
+    for place in places:
+        low, high = ranked[..., int(place)], ranked[..., min(int(place) + 1, last)]
+        found.append(low + (high - low) * (place - int(place)))
+    return np.array(found)
 
 
 class Truths(NamedTuple):
@@ -154,7 +155,7 @@ def gap_of_errors(hat: Array, error: Array, reduce: Reduce, truths: Truths | Non
             return float(np.count_nonzero(shown >= observed) + np.count_nonzero(shown < theta - width)) / len(shown)
 
         low = _end(p_value, alpha, observed - highest, 0.0, observed, se) if se > 0 else observed
-    return Interval(low, observed + max(width, 0.0), se, float(np.mean(null)), "inversion")
+    return Interval(low, observed + max(width, 0.0), se, float(null.sum()) / len(null), "inversion")
 
 
 def absolute_sum(hat: Array, star: Array, level: float = 0.95) -> Interval:
@@ -374,7 +375,7 @@ def minimum_detectable(se: float, level: float = 0.95, power: float = 0.8) -> fl
 
 def _std(values: Array) -> float:
     """`np.std` of shape [B], without what it costs for few values."""
-    centred = values - values.mean()
+    centred = values - values.sum() / len(values)
     return sqrt(float(centred @ centred) / len(centred))
 
 

@@ -180,11 +180,12 @@ def association(table: Array) -> Array:
         1.0
     """
     of_row, of_column = table.sum(axis=-1, keepdims=True), table.sum(axis=-2, keepdims=True)
-    total = of_row.sum(axis=-2, keepdims=True)
-    expected = divide(of_row * of_column, total)
-    if np.min(expected, initial=1.0) > 0:
-        return _classes_first((table - expected) / np.sqrt(expected * total))
-    deviation = np.where(expected > 0, (table - expected) / np.sqrt(np.where(expected > 0, expected * total, 1)), 0.0)
+    product = of_row * of_column
+    deviation = table - divide(product, of_row.sum(axis=-2, keepdims=True))
+    if np.min(product, initial=1.0) > 0:
+        deviation /= np.sqrt(product)
+    else:
+        deviation = np.where(product > 0, deviation / np.sqrt(np.where(product > 0, product, 1)), 0.0)
     return _classes_first(deviation)
 
 
@@ -195,9 +196,13 @@ def cramers_v(table: Array) -> Array:
         >>> cramers_v(np.array([[10.0, 0.0], [0.0, 10.0]])).item()
         1.0
     """
+    return length(association(table), table)
+
+
+def length(deviation: Array, table: Array) -> Array:
+    """Cramér's V from deviations [..., C, G] of a table [..., G, C], as `association` has them."""
     rows, columns = _filled(table)
-    phi2 = (association(table) ** 2).sum(axis=(-1, -2))
-    return np.sqrt(divide(phi2, np.minimum(rows, columns) - 1.0))
+    return np.sqrt(divide((deviation**2).sum(axis=(-1, -2)), np.minimum(rows, columns) - 1.0))
 
 
 def cramers_v_corrected(table: Array, n: Array | float | None = None) -> Array:

@@ -5,13 +5,13 @@ scores with the rows above each label, and a shorter one of bins. Scores of few 
 """
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit.counts import cell_numbers, count_cells
+from fairhead.audit.counts import cell_numbers, count_rows, over_chunks
 
 Array = NDArray[np.float64]
 Codes = NDArray[np.integer]
@@ -61,11 +61,19 @@ class Ranked:
         n = len(self.score)
         for scale in (10**d for d in _DECIMALS if 4 * 10**d <= n):
             some = self.score[:: max(1, n // 1000)]
-            if (np.rint(some * scale) / scale == some).all() and self.score.min() >= 0 and self.score.max() <= 1:
-                whole = np.rint(self.score * scale)
-                if (whole / scale == self.score).all():
-                    return _Decimals(whole.astype(np.int32), np.arange(scale + 1) / scale)
+            if (np.rint(some * scale) / scale == some).all():
+                codes = list(over_chunks(partial(self._codes, scale), n))
+                if all(part is not None for part in codes):
+                    return _Decimals(np.concatenate(codes), np.arange(scale + 1) / scale)
         return None
+
+    def _codes(self, scale: int, rows: slice) -> Codes | None:
+        """Scores of some rows as whole numbers, where they are k / scale, from 0 to 1."""
+        score = self.score[rows]
+        whole = np.rint(score * scale)
+        if whole.min() < 0 or whole.max() > scale or not (whole / scale == score).all():
+            return None
+        return whole.astype(np.int32)
 
     @cached_property
     def _counted(self) -> list[list[Entries]]:
@@ -88,9 +96,10 @@ class Ranked:
                     )
                 ]
             shape = (n_groups, 2, len(found.values))
-            key = cell_numbers([group, self.hit.view(np.int8), found.codes], shape)
-            rows = count_cells(key, n_groups * 2 * len(found.values)).reshape(shape)
-            mass = rows if self.weight is None else np.bincount(key, self.weight, rows.size).reshape(shape)
+            columns = [group, self.hit.view(np.int8), found.codes]
+            rows = mass = count_rows(columns, shape)
+            if self.weight is not None:
+                mass = np.bincount(cell_numbers(columns, shape), self.weight, rows.size).reshape(shape)
             self._counted.append(
                 [Entries(found.values, m.astype(np.float64), r) for m, r in zip(mass, rows, strict=True)]
             )

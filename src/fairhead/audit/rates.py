@@ -57,6 +57,26 @@ class Rates:
         """How many independent observations there are at most: rows or clusters, shape [C, G]."""
         return self.rows if self.clusters is None else np.minimum(self.rows, self.clusters)
 
+    def errors(self, level: float) -> Array:
+        """Errors hat − star, stretched for the few rows or clusters there are, shape [B, C, G]."""
+        if level not in self._errors:
+            self._errors[level] = (self.hat - self.star) * self.wide(level)
+        return self._errors[level]
+
+    def wide(self, level: float) -> Array:
+        """How far to stretch the replicates, shape [C, G]."""
+        if level not in self._wide:
+            self._wide[level] = stretch(self.independent, level)
+        return self._wide[level]
+
+    @cached_property
+    def _wide(self) -> dict[float, Array]:
+        return {}
+
+    @cached_property
+    def _errors(self) -> dict[float, Array]:
+        return {}
+
     def enough(self, min_cell: int) -> NDArray[np.bool_]:
         """Where there are enough observations, shape [C, G]; a single cluster never is, drawn again it is the same."""
         return np.asarray(self.independent >= (min_cell if self.clusters is None else max(min_cell, 2)))
@@ -90,7 +110,7 @@ class Rates:
         """The terms, with errors hat − star for replicates, stretched for the few rows or clusters there are."""
         assert self.terms is not None
         hat, star = self.terms
-        return Terms(hat, (hat - star) * stretch(self.independent[0], level))
+        return Terms(hat, (hat - star) * self.wide(level)[0])
 
     def sum_intervals(self, level: float) -> list[intervals.Interval]:
         """The interval of each group's sum of absolute values."""
@@ -197,6 +217,16 @@ class Tables:
     def _margins(self) -> tuple[metrics.Margins, metrics.Margins]:
         """Of the counts and of their replicates."""
         return metrics.Margins.of(self.counts), metrics.Margins.of(self.star)
+
+    @cached_property
+    def predicted(self) -> Array:
+        """Rows of each group predicted to be of each class, in replicates, shape [B, G, C]."""
+        return self.star.sum(axis=-2)
+
+    @cached_property
+    def association(self) -> Array:
+        """How far these are from independent of the groups, as `metrics.association` has it, shape [B, C, G]."""
+        return metrics.association(self.predicted)
 
     def _rates(self, name: str, kind: Kind) -> Rates:
         chosen = slice(1, 2) if kind.classes == "positive" and len(self.classes) == 2 else slice(None)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,9 @@ from numpy.typing import NDArray
 from fairhead.audit import intervals
 from fairhead.audit.association import association_estimate
 from fairhead.audit.catalogue import DEFAULT, METRICS, Metric
-from fairhead.audit.counts import cell_numbers, clusters_in, tabulate
+from fairhead.audit.counts import MOST_CELLS, cell_numbers, clusters_in, count_rows, sample_of_table, tabulate
 from fairhead.audit.estimate import Rules, estimate
-from fairhead.audit.rates import RATES, Rates, Tables, stretch
+from fairhead.audit.rates import RATES, Rates, Tables
 from fairhead.audit.reduction import Multiclass
 from fairhead.audit.results import Audit, Estimate, GroupRow
 from fairhead.audit.scores import Scores, ScoreTables
@@ -206,8 +207,11 @@ class Part:
         if self.finer is not None:
             return replace(self.finer.tables.all_rows, clusters=clusters)
         shape = (len(self.column.levels), n_classes, n_classes)
-        key = cell_numbers([self.column.codes, view.label, view.prediction], shape)
-        sample = tabulate([key], [shape], view.weight, view.cluster)
+        columns = [self.column.codes, view.label, view.prediction]
+        if view.weight is None and view.cluster is None and prod(shape) <= MOST_CELLS:
+            sample = sample_of_table(count_rows(columns, shape))
+        else:
+            sample = tabulate([cell_numbers(columns, shape)], [shape], view.weight, view.cluster)
         star = sample.bootstrap(self.draws.n_boot, np.random.default_rng(self.draws.seed))[0]
         groups = tuple(str(level) for level in self.column.levels)
         return Tables(groups, view.classes, sample.observed()[0], star, sample.contents[0].rows, clusters=clusters)
@@ -293,7 +297,7 @@ def rates_ends(rates: Mapping[str, Rates], level: float) -> dict[str, NDArray[np
         star = np.moveaxis(rate.star[:, 0], 0, -1)
         if rate.clusters is not None:  # which may be few, however many rows
             hat = rate.hat[0][:, None]
-            wide = hat + (star - hat) * stretch(rate.independent[0], level)[:, None]
+            wide = hat + (star - hat) * rate.wide(level)[0][:, None]
             star = np.clip(wide, 0.0, np.maximum(hat, 1.0))
         stars[name] = star
     tails = [(1 - level) / 2, (1 + level) / 2]

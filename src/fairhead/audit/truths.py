@@ -2,6 +2,8 @@
 
 from bisect import bisect_left
 from collections.abc import Callable
+from functools import cache
+from itertools import product
 from math import hypot, isnan, sqrt
 from statistics import NormalDist
 from typing import NamedTuple
@@ -47,25 +49,30 @@ def truths(reduction: Reduction, hat: Array, se: Array, level: float, logarithms
     reduce = reduction.gap_of_logarithms if logarithms else reduction
     to_overall = reduction.metric.compare == "to_overall"
     pools = _pools(reduction, hat, np.maximum(se, _NO_NOISE), to_overall)
-    together = hat.copy()
-    for pool in pools:
-        for row, rates in zip(pool, _together(pool), strict=True):
-            together[row.place][: len(rates)] = rates
-    observed, least = float(reduce(hat)), float(reduce(together))
     exact = len(pools) == 1 or not _is_mean_of_largest(reduction, hat)
-    narrowed = _narrowed(together, pools, to_overall) if exact else None
 
-    def at(theta: float) -> Array:
-        if theta < least:
-            return together * (theta / least) if narrowed is None else narrowed(theta)
-        if observed <= least:
-            return together
-        between = together + (hat - together) * min(1.0, (theta - least) / (observed - least))
-        value = float(reduce(between))
-        return between * (theta / value) if value > 0 else between
+    @cache  # where noise alone explains the gap, nobody asks
+    def path() -> Callable[[float], Array]:
+        together = hat.copy()
+        for pool in pools:
+            for row, rates in zip(pool, _together(pool), strict=True):
+                together[row.place][: len(rates)] = rates
+        observed, least = float(reduce(hat)), float(reduce(together))
+        narrowed = _narrowed(together, pools, to_overall) if exact else None
+
+        def at(theta: float) -> Array:
+            if theta < least:
+                return together * (theta / least) if narrowed is None else narrowed(theta)
+            if observed <= least:
+                return together
+            between = together + (hat - together) * min(1.0, (theta - least) / (observed - least))
+            value = float(reduce(between))
+            return between * (theta / value) if value > 0 else between
+
+        return at
 
     signed = _signed(hat, pools, to_overall) if exact else None
-    return intervals.Truths(at, signed, _reach(hat, pools, level, to_overall))
+    return intervals.Truths(lambda theta: path()(theta), signed, _reach(hat, pools, level, to_overall))
 
 
 def _is_mean_of_largest(reduction: Reduction, hat: Array) -> bool:
@@ -84,10 +91,11 @@ def _pools(reduction: Reduction, hat: Array, se: Array, to_overall: bool) -> lis
         weights = np.where(np.isnan(hat).all(axis=(0, 2)), 0.0, weights)
         share = share * weights / weights.sum()
     pools: dict[tuple[int, int], list[_Row]] = {}
-    for r, c in np.ndindex(kinds, classes):
-        if np.isnan(hat[r, c]).all() or share[r, c] == 0:
+    rates, noise, shares = hat[..., :n_groups].tolist(), se[..., :n_groups].tolist(), share.tolist()
+    for r, c in product(range(kinds), range(classes)):
+        if shares[r][c] == 0 or all(map(isnan, rates[r][c])):
             continue
-        row = _Row((r, c), float(share[r, c]), hat[r, c, :n_groups].tolist(), se[r, c, :n_groups].tolist())
+        row = _Row((r, c), shares[r][c], rates[r][c], noise[r][c])
         pools.setdefault((0 if mean_of_kinds else r, 0 if mean_of_classes else c), []).append(row)
     return list(pools.values())
 

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import mmap
 import os
 import re
 from collections import deque
@@ -19,7 +18,7 @@ import pandas as pd
 from fairhead.errors import InputError
 from fairhead.records import Layout
 from fairhead.records.plain_lines import split_lines
-from fairhead.records.source import CHUNK, PACKED, Chunk, Source, check_text, open_binary
+from fairhead.records.source import CHUNK, PACKED, Chunk, NotPlain, Source, check_text, open_binary
 
 # Bytes that one thread parses at a time.
 BLOCK = 1 << 20
@@ -45,21 +44,29 @@ class _Header(NamedTuple):
 
 def csv_source(file: Path, name: str, separator: str | None = None) -> Source:
     """CSV and TSV: a header, then rows. Unless it is given, the header tells whether , ; tab or | separates."""
-    header = _read_header(file, name, separator)
-    plain = _is_plain(file)
+    head = check_text(file, name)
+    header = _read_header(file, name, head, separator)
+    # Neither packed nor with a quotation mark, so that every line end ends a row: as far as the beginning shows.
+    plain = file.suffix.lower() not in PACKED and b'"' not in head and b"\n" in head
 
-    def chunks(layout: Layout, as_text: Collection[str]) -> Iterator[Chunk]:
+    def chunks(layout: Layout, as_text: Collection[str], plain: bool) -> Iterator[Chunk]:
         place = {wanted: header.columns.index(wanted) for wanted in layout.columns}
         options = partial(_options, header, layout, place, as_text)
         found = _parallel(file, name, header, layout, place, options) if plain else _serial(file, options())
         for columns in found:
             yield {wanted: columns[j] for wanted, j in place.items()}
 
-    return Source(name, header.columns, chunks, text_only=True)
+    return Source(
+        name,
+        header.columns,
+        partial(chunks, plain=plain),
+        text_only=True,
+        with_care=partial(chunks, plain=False),
+    )
 
 
-def _read_header(file: Path, name: str, separator: str | None) -> _Header:
-    first_line = check_text(file, name).lstrip().partition(b"\n")[0]
+def _read_header(file: Path, name: str, head: bytes, separator: str | None) -> _Header:
+    first_line = head.lstrip().partition(b"\n")[0]
     sign = separator or max(",;\t|", key=lambda sign: first_line.count(sign.encode()))
     with io.TextIOWrapper(open_binary(file), encoding="utf-8-sig", newline="") as text:
         lines = list(islice((row for row in csv.reader(text, delimiter=sign) if row), 100))
@@ -93,14 +100,6 @@ def _options(header: _Header, layout: Layout, place: dict[str, int], as_text: Co
     }
 
 
-def _is_plain(file: Path) -> bool:
-    """Whether a text file is neither packed nor holds a quotation mark, so that every line end ends a row."""
-    if file.suffix.lower() in PACKED:
-        return False
-    with file.open("rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return content.find(b'"') < 0 and content.find(b"\n") >= 0
-
-
 def _serial(file: Path, options: dict[str, Any]) -> Iterator[_Columns]:
     """All columns, since pandas minds lines that are too long only if it is not told to skip some."""
     with pd.read_csv(file, header=0, chunksize=CHUNK // 4, **options) as reader:
@@ -117,6 +116,8 @@ def _parallel(
     simple = set(place.values()) == numbers | classes and not numbers & classes
 
     def parse(block: _Block) -> _Columns:
+        if b'"' in block.text:
+            raise NotPlain
         if simple and (found := split_lines(block.text, sign, width, classes, numbers, _NO_NUMBER_BYTES)):
             return found
         # Told which columns to read, pandas no longer minds lines that are too long; so count. If the numbers do not

@@ -29,7 +29,7 @@ from fairhead.records import Layout
 from fairhead.records.build import Parts
 from fairhead.records.columns import Coded, Encoder, as_floats
 from fairhead.records.csv_files import csv_source, ragged
-from fairhead.records.source import CHUNK, PACKED, Chunk, Source, check_text, open_binary
+from fairhead.records.source import CHUNK, PACKED, Chunk, NotPlain, Source, check_text, open_binary
 
 FORMATS = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 FORMATS |= {".parquet": "parquet", ".pq": "parquet"}
@@ -49,14 +49,18 @@ def collect(source: Source, layout: Layout, as_text: Collection[str] = ()) -> Pa
         # A column of ids that is part number, part text: dealt with below.
         warnings.simplefilter("ignore", pd.errors.DtypeWarning)
         rows = 0
-        for chunk in source.chunks(layout, as_text):
-            for name, encoder in encoders.items():
-                encoder.add(chunk[name])
-            for name, values in numbers.items():
-                values.append(as_floats(chunk[name], f"column {name!r}", before=rows))
-            for name, values in ids.items():
-                values.append(np.asarray(chunk[name]))
-            rows += len(chunk[layout.label])
+        try:
+            for chunk in source.chunks(layout, as_text):
+                for name, encoder in encoders.items():
+                    encoder.add(chunk[name])
+                for name, values in numbers.items():
+                    values.append(as_floats(chunk[name], f"column {name!r}", before=rows))
+                for name, values in ids.items():
+                    values.append(np.asarray(chunk[name]))
+                rows += len(chunk[layout.label])
+        except NotPlain:
+            assert source.with_care is not None
+            return collect(replace(source, chunks=source.with_care), layout, as_text)
     if source.text_only:
         # A column that looked like numbers at first and is text after all: "007" must not have become 7 on the way.
         mixed = {name for name, chunks in ids.items() if not {values.dtype.kind for values in chunks} <= {"i", "u"}}
@@ -69,7 +73,7 @@ def collect(source: Source, layout: Layout, as_text: Collection[str] = ()) -> Pa
     return Parts(
         label=coded[layout.label],
         prediction=None if layout.prediction is None else coded[layout.prediction],
-        scores=np.column_stack([found[name] for name in layout.score]) if layout.score else None,
+        scores=_side_by_side([found[name] for name in layout.score]) if layout.score else None,
         groups={name: coded[name] for name in layout.groups},
         id=None if layout.id is None else keys[layout.id],
         cluster=None if layout.cluster is None else _coded(keys[layout.cluster], layout.cluster),
@@ -82,6 +86,11 @@ def _joined(chunks: list[NDArray[Any]], empty: type) -> NDArray[Any]:
         # numpy would make floats of these, which cannot tell large integers apart.
         chunks = [chunk.astype(object) for chunk in chunks]
     return np.concatenate(chunks) if chunks else np.zeros(0, dtype=empty)
+
+
+def _side_by_side(columns: list[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Columns of shape [n] as [n, k]; one of them is not copied."""
+    return columns[0][:, None] if len(columns) == 1 else np.column_stack(columns)
 
 
 def _coded(values: NDArray[Any], name: str) -> Coded:

@@ -70,18 +70,21 @@ def split_lines(
     if not lines.isascii():
         lines.decode("utf-8")  # an error here is one about the file
     text = np.frombuffer(lines + _PAD, dtype=np.uint8)
-    signs = np.flatnonzero((text == separator[0]) | (text == _NEWLINE))
-    if len(signs) % width:
+    newline = text == _NEWLINE
+    n_lines = np.count_nonzero(newline)
+    signs = np.flatnonzero(newline | (text == separator[0]))
+    if len(signs) != n_lines * width:
         return None
-    ends = signs.reshape(-1, width)
+    ends = signs.reshape(n_lines, width)
+    last = np.ascontiguousarray(ends[:, -1])
+    if not newline[last].all():
+        return None
     n_returns = np.count_nonzero(text == _RETURN) if b"\r" in lines else 0
-    if np.count_nonzero(text == _NEWLINE) != len(ends) or not (text[ends[:, -1]] == _NEWLINE).all():
-        return None
-    if n_returns and (n_returns != len(ends) or not (text[ends[:, -1] - 1] == _RETURN).all()):
+    if n_returns and (n_returns != n_lines or not (text[last - 1] == _RETURN).all()):
         return None
 
     def fields(column: int) -> Fields:
-        start = ends[:, column - 1] + 1 if column else np.concatenate([[0], ends[:-1, -1] + 1])
+        start = ends[:, column - 1] + 1 if column else np.concatenate([[0], last[:-1] + 1])
         length = ends[:, column] - start
         return Fields(start, length - 1 if n_returns and column == width - 1 else length)
 

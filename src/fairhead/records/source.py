@@ -21,6 +21,10 @@ Chunk = Mapping[str, Any]
 CHUNK = 1 << 18
 
 
+class NotPlain(Exception):
+    """A file is not as plain as it began: it has to be read anew, with care."""
+
+
 @dataclass(frozen=True)
 class Source:
     """A table that can be walked through in chunks.
@@ -32,6 +36,7 @@ class Source:
             parsed as numbers.
         text_only: whether the format cannot tell numbers from text.
         provenance: makes the entries that say where the rows came from.
+        with_care: `chunks` for a file with which these raise `NotPlain`.
     """
 
     name: str
@@ -39,6 +44,7 @@ class Source:
     chunks: Callable[[Layout, Collection[str]], Iterator[Chunk]]
     text_only: bool = False
     provenance: Callable[[], Mapping[str, Any]] = dict
+    with_care: Callable[[Layout, Collection[str]], Iterator[Chunk]] | None = None
 
 
 def open_binary(file: Path) -> Any:
