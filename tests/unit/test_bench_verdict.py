@@ -70,6 +70,14 @@ def test_a_smaller_gap_comes_with_its_price(accuracy, price):
     assert "jtt cannot be told from erm in EOd" in said
 
 
+@pytest.mark.parametrize(("commonest", "named"), [(0.45, False), (0.51, True), (None, False)])
+def test_a_method_that_knows_nothing_is_named(commonest, named):
+    lines = [ERM, a_line("lff", (-0.15, 0.001), (-0.3, 0.001))]  # right in half of the cases
+    said = verdict(lines, "erm", commonest)
+    words = "Not shown to be more often right than the commonest class on its own (51.0 %): lff. "
+    assert (words in said) is named
+
+
 def test_a_larger_gap_and_a_loss_of_accuracy_alone_are_said_too():
     lines = [ERM, a_line("lff", (0.1, 0.01), (-0.2, 0.01)), a_line("jtt", (-0.01, 0.9), (-0.04, 0.01))]
     said = verdict(lines, "erm")

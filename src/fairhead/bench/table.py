@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fairhead.audit import METRICS
 from fairhead.audit.comparison import adjust
 from fairhead.audit.seeds import SeedPool
@@ -18,6 +20,7 @@ from fairhead.bench.results import SIGNIFICANCE, Block, Choice, Cost, Line, Tabl
 from fairhead.bench.store import Store
 from fairhead.bench.verdict import finding, verdict
 from fairhead.errors import InputError
+from fairhead.records import Records
 
 
 def table_of(grid: Grid, store: Store, command: str = "") -> Table:
@@ -144,9 +147,16 @@ def _block(grid: Grid, store: Store, rows: Sequence[Mapping[str, Any]], plan: _P
         n=n,
         lines=tuple(lines),
         frontier=frontier({line.method: line.figures for line in lines if line.figures}, grid.baseline),
-        verdict=verdict(lines, grid.baseline),
+        verdict=verdict(
+            lines, grid.baseline, _commonest([records for seeds in runs.values() for records in seeds.values()])
+        ),
         findings=tuple(finding(lines, metric, grid.baseline) for metric in grid.metrics),
     )
+
+
+def _commonest(runs: Sequence[Records]) -> float:
+    """Share of the commonest class, averaged over the test rows of all runs."""
+    return float(np.mean([np.bincount(records.label.codes).max() / len(records) for records in runs]))
 
 
 def _line(method: Method, rows: Sequence[Mapping[str, Any]], pool: SeedPool, grid: Grid) -> Line:

@@ -10,12 +10,13 @@ _GAPS = ("EOd", "EOp", "DP")
 _NAMES = {"worst_group_accuracy": "worst-group accuracy"}
 
 
-def verdict(lines: Sequence[Line], baseline: str) -> str:
+def verdict(lines: Sequence[Line], baseline: str, commonest: float | None = None) -> str:
     """A few sentences on one block: how large the gap is, which methods change it beyond noise, and at what price.
 
     Args:
         lines: all methods.
         baseline: the one that the others are held against.
+        commonest: share of the test rows that have the commonest class: the accuracy of an answer without a model.
     """
     plain = next((line for line in lines if line.method == baseline and line.figures), None)
     if plain is None:
@@ -52,7 +53,19 @@ def verdict(lines: Sequence[Line], baseline: str) -> str:
     elif references:
         names = " and ".join(line.method for line in references)
         said.append(f"Even {how} with the groups ({names}), {gap} cannot be told from that of {baseline}.")
-    return " ".join(said)
+    return " ".join([*said, *_no_better_than_a_guess(lines, commonest)])
+
+
+def _no_better_than_a_guess(lines: Sequence[Line], commonest: float | None) -> list[str]:
+    """A sentence on the methods whose small gaps may be those of answers that tell nothing, if there are any."""
+    low = {line.method: line.figures["accuracy"].low for line in lines if "accuracy" in line.figures}
+    names = [] if commonest is None else [name for name, end in low.items() if end is not None and end <= commonest]
+    if commonest is None or not names:
+        return []
+    return [
+        f"Not shown to be more often right than the commonest class on its own ({100 * commonest:.1f} %): "
+        f"{', '.join(names)}. A small gap is no merit there."
+    ]
 
 
 def _listed(lines: Sequence[Line], gap: str) -> str:
