@@ -1,9 +1,10 @@
 """The frontier of fairness and accuracy (DAM, Figure 2): which methods no other one beats in both."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
@@ -15,6 +16,8 @@ _ACCURACY_BELOW = 0.05
 _GAP_AT_MOST = 0.5
 _HEIGHT = 340
 _TOP, _BOTTOM = 14, 300  # of the plot inside the drawing, in pixels
+# The width is the reader's; names are placed as for this one, between a phone's and a screen's. Pixels a letter.
+_WIDTH, _LETTER = 700, 7
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,8 @@ def draw(found: Frontier) -> Markup:
         left, right = across.at(a.accuracy), across.at(b.accuracy)
         parts.append(element("line", x1=left, x2=left, y1=y(a.gap), y2=y(b.gap), class_="mde"))
         parts.append(element("line", x1=left, x2=right, y1=y(b.gap), y2=y(b.gap), class_="mde"))
-    for point in found.points:
+    places = _places([(across.fraction(p.accuracy), y(p.gap), p.method) for p in found.points])
+    for point, place in zip(found.points, places, strict=True):
         x, middle = across.at(point.accuracy), y(point.gap)
         low, high = across.at(point.accuracy_low), across.at(point.accuracy_high)
         inside = [
@@ -142,10 +146,68 @@ def draw(found: Frontier) -> Markup:
             element("circle", cx=x, cy=middle, r=5, class_="dot"),
         ]
         parts.append(element("g", *inside, class_="row clear" if point.on_front else "row vague"))
-        anchor = "end" if across.fraction(point.accuracy) > 80 else "start"
-        shift = -8 if anchor == "end" else 8
-        parts.append(element("text", point.method, x=x, y=middle - 8, dx=shift, text_anchor=anchor, class_="name"))
+        name = element("text", point.method, x=place.across, y=place.down, text_anchor=place.anchor, class_="name")
+        leader = element("line", x2=place.across, y2=place.down - 4, class_="leader")
+        inside = [leader, name] if place in _APART else [name]
+        parts.append(element("svg", *inside, x=x, y=middle, overflow="visible"))  # from the point on, in pixels
     return drawing(f"Accuracy and {found.metric} of every method", parts, height=_HEIGHT, class_="frontier")
+
+
+class _Place(NamedTuple):
+    """Where a name stands, seen from its point: pixels, and the end of the text that they lead to."""
+
+    across: int
+    down: int
+    anchor: str
+
+
+# Beside the point first; then further off, with a line that leads there.
+_BESIDE, _APART = (
+    [_Place(side * across, down, "start" if side > 0 else "end") for down in downs for side in (1, -1)]
+    for across, downs in ((8, (-8, 17)), (16, (-26, 35, -42, 51, -58, 67)))
+)
+
+
+def _places(points: Sequence[tuple[float, float, str]]) -> list[_Place]:
+    """Where names of points (percent of the width, pixels from the top, name) hide nothing, if possible."""
+    dots = [(x * _WIDTH / 100, y) for x, y, _ in points]
+    taken, found = [_Box(x - 6, y - 6, x + 6, y + 6) for x, y in dots], []
+    for dot, (_, _, name) in zip(dots, points, strict=True):
+        places = [place for place in _BESIDE if _is_nearest(dot, place, dots)] + _APART
+        boxes = [(place, _box(*dot, name, place)) for place in places]
+        inside = [(place, box) for place, box in boxes if box.left >= 0 and box.right <= _WIDTH]
+        free = [both for both in inside if not any(both[1].meets(other) for other in taken)]
+        place, box = (free or inside or boxes)[0]
+        taken.append(box)
+        found.append(place)
+    return found
+
+
+def _is_nearest(dot: tuple[float, float], place: _Place, dots: Sequence[tuple[float, float]]) -> bool:
+    """Whether a name at this place would be taken for that of its own point: others are twice as far off."""
+    start = (dot[0] + place.across, dot[1] + place.down)
+    return all(math.dist(start, other) >= 2 * math.dist(start, dot) for other in dots if other != dot)
+
+
+class _Box(NamedTuple):
+    """A rectangle in pixels."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def meets(self, other: "_Box") -> bool:
+        return (
+            self.left < other.right and other.left < self.right and self.top < other.bottom and other.top < self.bottom
+        )
+
+
+def _box(x: float, y: float, name: str, place: _Place) -> _Box:
+    """About what a name covers."""
+    width = _LETTER * len(name)
+    left = x + place.across - (width if place.anchor == "end" else 0)
+    return _Box(left, y + place.down - 11, left + width, y + place.down + 3)
 
 
 def _percent(value: float) -> str:
