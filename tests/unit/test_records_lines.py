@@ -44,6 +44,13 @@ def test_fields_are_those_that_python_reads(rows, end):
     np.testing.assert_array_equal(found[1], expected)
 
 
+@pytest.mark.parametrize("letters", ["1", "01", "fm", "m", "abc", "09"])
+def test_columns_of_single_letters_keep_their_values(letters):
+    column = [letters[i * i % len(letters)] for i in range(50)]
+    found = split_lines("".join(f"{letter},x\n" for letter in column).encode(), b",", 2, [0], [], MISSING)
+    assert values(found[0]) == column
+
+
 def test_every_float_is_rounded_as_python_rounds_it():
     rng = np.random.default_rng(0)
     every = np.concatenate([rng.random(20_000), rng.random(20_000) ** 2, rng.random(20_000).round(6), [0.0, 1.0]])

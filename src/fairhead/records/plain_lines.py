@@ -127,8 +127,9 @@ def _classes(text: Bytes, fields: Fields) -> Factored | None:
 
 def _single_bytes(byte: Bytes) -> Factored:
     low, high = int(byte.min()), int(byte.max())
-    if high - low <= 1:  # 0 and 1, most often
-        return Factored((byte - np.uint8(low)).view(np.int8), [chr(low), chr(high)][: high - low + 1])
+    above = byte != low
+    if np.array_equal(above, byte == high) or low == high:  # 0 and 1, most often
+        return Factored(above.view(np.int8), [chr(low), chr(high)] if low < high else [chr(low)])
     seen = np.flatnonzero(np.bincount(byte, minlength=256))
     code = np.zeros(256, dtype=np.int16)
     code[seen] = np.arange(len(seen))
