@@ -64,6 +64,7 @@ class RunningStandardise(nn.Module):
             mean, deviation = found.mean, (found.variance + self.eps).sqrt()
             if found.known is not None:
                 self._make_room(mean)
+                self._check_tokens(mean)
                 mean = torch.where(found.known, mean, self.mean)
                 deviation = torch.where(found.known, deviation, self.deviation)
             if not is_recomputing():
