@@ -206,6 +206,15 @@ def test_compare_two_columns_and_two_files(preds, capsys):
     assert "B has a smaller gap than A in DP by race" in (preds.parent / "r.html").read_text()
 
 
+def test_a_comparison_without_a_defined_gap_says_why(preds, capsys):
+    a_frame(12).to_csv("few.csv", index=False)
+    assert run("audit", "few.csv", *ARGUMENTS, "--compare-pred", "new", "--n-boot", 100) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert re.search(
+        r"A = yhat, B = new No difference in DP, EOp or EOd is defined: \w+ has \d rows?; at least 10", out
+    )
+
+
 def test_compare_columns_with_rows_dropped(preds, capsys):
     frame = a_frame().astype({"yhat": object, "new": object})
     frame.loc[3, "yhat"] = None

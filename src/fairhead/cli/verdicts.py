@@ -116,8 +116,11 @@ def said_of_difference(difference: Difference) -> str:
 def comparison_verdicts(comparison: Comparison) -> list[Verdict]:
     """One sentence on the headline gaps of two sets of predictions."""
     words: dict[str, list[str]] = {}
-    for d in comparison.differences:
-        if d.metric in HEADLINE and d.value is not None and d.group_by is not None:
+    asked = [d for d in comparison.differences if d.metric in HEADLINE and d.group_by is not None]
+    if asked and all(d.value is None for d in asked):
+        return [Verdict(f"No difference in {_any_of(HEADLINE)} is defined: {asked[0].undefined}.", "unclear")]
+    for d in asked:
+        if d.value is not None:
             change = "" if d.low is None or d.high is None else f", {100 * d.low:+.1f} to {100 * d.high:+.1f}"
             text = f"{d.metric} by {d.group_by} ({100 * d.value:+.1f} points{change})"
             words.setdefault(said_of_difference(d), []).append(text)
