@@ -323,6 +323,20 @@ def test_a_saved_model_comes_back_with_the_same_outputs(tmp_path):
     torch.testing.assert_close(plain.classifier.weight, model.classifier.weight, rtol=0, atol=0)
 
 
+def test_a_folder_that_had_another_model_gives_back_the_later_one(tmp_path):
+    earlier, later = (attach(tiny_vit(), DAM(momentum=share)).train() for share in (0.1, 0.5))
+    for model in (earlier, later):
+        model(images())
+        model.eval()
+    save(earlier, tmp_path)
+    later.save_pretrained(tmp_path)
+    torch.testing.assert_close(load(tmp_path)(images()).logits, later(images()).logits, rtol=0, atol=0)
+    save(earlier, tmp_path)
+    torch.testing.assert_close(load(tmp_path)(images()).logits, earlier(images()).logits, rtol=0, atol=0)
+    save(tiny_vit(), tmp_path)
+    assert method_of(load(tmp_path)) is None
+
+
 def test_what_is_switched_off_leaves_no_trace():
     model = attach(tiny_vit(), DAM(normalise=False, absolute=False, alignment_weight=0)).train()
     torch.testing.assert_close(model(images()).logits, tiny_vit().train()(images()).logits, rtol=0, atol=0)

@@ -118,6 +118,8 @@ def save(model: Any, folder: Path | str) -> None:
     from safetensors.torch import save_file
 
     folder = Path(folder)
+    for name in (_METHOD_SETTINGS, _METHOD_WEIGHTS):  # of another model that was kept here before
+        (folder / name).unlink(missing_ok=True)
     method = method_of(model)
     if method is None:
         model.save_pretrained(folder)
@@ -173,11 +175,6 @@ def _kept_method(folder: Path) -> _Kept | None:
     from safetensors import safe_open
     from safetensors.torch import load_file
 
-    apart, learnt = folder / _METHOD_SETTINGS, folder / _METHOD_WEIGHTS
-    if apart.is_file():
-        if not learnt.is_file():
-            raise InputError(f"{apart} is there and {learnt.name} is not: copy the folder again, whole")
-        return _Kept(_from_json(apart.read_text(encoding="utf-8"), apart), load_file(learnt), learnt)
     weights: dict[str, Tensor] = {}
     source = folder
     for file in sorted(folder.glob("model*.safetensors")):
@@ -187,11 +184,16 @@ def _kept_method(folder: Path) -> _Kept | None:
             weights |= {key: opened.get_tensor(key) for key in ours}
             source = file if ours else source
     note = weights.pop(_NOTE_KEY, None)
-    if note is None:
-        if weights:
-            raise InputError(f"{source} has weights of a method ({min(weights)!r}) and not its settings: {_SAVE_ANEW}")
+    if note is not None:  # first: whoever wrote these weights may have left older files of `save` beside them
+        return _Kept(_from_json(bytes(note.tolist()).decode(), source), weights, source)
+    if weights:
+        raise InputError(f"{source} has weights of a method ({min(weights)!r}) and not its settings: {_SAVE_ANEW}")
+    apart, learnt = folder / _METHOD_SETTINGS, folder / _METHOD_WEIGHTS
+    if not apart.is_file():
         return None
-    return _Kept(_from_json(bytes(note.tolist()).decode(), source), weights, source)
+    if not learnt.is_file():
+        raise InputError(f"{apart} is there and {learnt.name} is not: copy the folder again, whole")
+    return _Kept(_from_json(apart.read_text(encoding="utf-8"), apart), load_file(learnt), learnt)
 
 
 _NOTE_KEY = f"{_NOTE}._extra_state"
