@@ -284,6 +284,17 @@ def test_a_new_row_has_its_own_records_and_not_those_of_a_lost_one(tmp_path):
     assert store.records(a_row("d/b/dam/0")).scores.tolist() == some_records(seed=2).scores.tolist()
 
 
+def test_a_folder_has_one_writer_at_a_time_and_readers_as_they_like(tmp_path):
+    a, b = Store(tmp_path / "a"), Store(tmp_path / "b")
+    b.add(a_row(), some_records())
+    with a.alone():
+        with pytest.raises(InputError, match=r"another run is writing to .*a'.*--take-in"):
+            Store(tmp_path / "a").take_in(b)
+        a.add(a_row("d/b/dam/0"), some_records())
+        assert [row["cell"] for row in Store(tmp_path / "a").rows()] == ["d/b/dam/0"]
+    assert a.take_in(b) == 1
+
+
 def test_results_of_several_folders_are_put_together(tmp_path):
     here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
     here.add(a_row(), some_records())

@@ -37,15 +37,16 @@ def run_grid(
         on_before: called with how many cells were done before; for the trials of a search and for what follows them.
 
     Raises:
-        InputError: a method, option or model of the grid does not exist, or the folder cannot be written. A cell that
-            fails is no error: its row says why.
+        InputError: a method, option or model of the grid does not exist, or the folder cannot be written or is being
+            written by another run. A cell that fails is no error: its row says why.
     """
     from fairhead.bench.search import final_cells, trial_cells
 
     workplace = workplace or Workplace()
     store = Store(out)
-    tried = _run(trial_cells(grid), store, workplace, on_news, on_before)
-    finals = _run(final_cells(grid, store), store, workplace, on_news, on_before)
+    with store.alone():
+        tried = _run(trial_cells(grid), store, workplace, on_news, on_before)
+        finals = _run(final_cells(grid, store), store, workplace, on_news, on_before)
     return Outcome(*(a + b for a, b in zip(tried, finals, strict=True)))
 
 

@@ -8,7 +8,8 @@ import json
 import os
 import shutil
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,33 @@ class Store:
             raise InputError(f"cannot write to {str(folder)!r}: {error.strerror}; give another folder") from error
         self._rows = self.folder / "results.jsonl"
         self._archive = self.folder / "records.zip"
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other runs from writing here at the same time: each would lose what the other adds.
+
+        Raises:
+            InputError: another run does so now. The system lets go when that ends, however it ends.
+        """
+        try:
+            import fcntl
+        except ModuleNotFoundError:  # Windows: nobody keeps watch
+            yield
+            return
+        folder = os.open(self.folder, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(
+                    f"another run is writing to {str(self.folder)!r}: wait for it, or give another folder and put both "
+                    "together with --take-in"
+                ) from None
+            except OSError:  # a file system without locks
+                pass
+            yield
+        finally:
+            os.close(folder)
 
     def add(self, row: Mapping[str, Any], records: Records | None = None) -> None:
         """Keep the result of one cell; records first, then the line that vouches for them."""
@@ -86,10 +114,11 @@ class Store:
 
     def take_in(self, other: "Store") -> int:
         """Copy the finished cells of another folder that are not here yet; return how many."""
-        here = {(row["cell"], row["fingerprint"]) for row in self.rows() if has_result(row)}
-        new = [row for row in other.rows() if has_result(row) and (row["cell"], row["fingerprint"]) not in here]
-        for row in new:
-            self.add(row, other.records(row) if row["status"] == "done" else None)
+        with self.alone():
+            here = {(row["cell"], row["fingerprint"]) for row in self.rows() if has_result(row)}
+            new = [row for row in other.rows() if has_result(row) and (row["cell"], row["fingerprint"]) not in here]
+            for row in new:
+                self.add(row, other.records(row) if row["status"] == "done" else None)
         return len(new)
 
     def _add_member(self, name: str, text: str) -> None:
