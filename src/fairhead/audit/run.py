@@ -21,6 +21,7 @@ from fairhead.audit.results import Audit, Estimate, GroupRow
 from fairhead.audit.scores import Scores, ScoreTables
 from fairhead.errors import InputError, did_you_mean
 from fairhead.records import Column, Records
+from fairhead.records.memory import keep_freed_memory
 
 MIN_CELL = 10
 
@@ -77,6 +78,7 @@ def audit(
         (0.25, ('m', 'f'), True)
     """
     _check_options(n_boot, seed, level, min_cell, multiclass)
+    keep_freed_memory()
     n_rows, records = len(records), with_weight(records)
     view = View.of(records, positive)
     columns = group_columns(records, group_by, intersections)

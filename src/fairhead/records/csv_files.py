@@ -17,6 +17,7 @@ import pandas as pd
 
 from fairhead.errors import InputError
 from fairhead.records import Layout
+from fairhead.records.memory import keep_freed_memory
 from fairhead.records.plain_lines import split_lines
 from fairhead.records.source import CHUNK, PACKED, Chunk, NotPlain, Source, check_text, open_binary
 
@@ -128,9 +129,7 @@ def _parallel(
         text = io.BytesIO(block.text)
         return pd.read_csv(text, header=None, usecols=sorted(place.values()), low_memory=False, **options())
 
-    # glibc learns from this that memory of such sizes comes and goes, and keeps it from block to block. Otherwise half
-    # of the time would be spent on getting fresh pages from the system.
-    np.empty(31 << 20, dtype=np.uint8)
+    keep_freed_memory()
     threads = min(MAX_THREADS, os.cpu_count() or 1)
     with ThreadPoolExecutor(threads) as pool:
         waiting: deque[Future[_Columns]] = deque()
