@@ -1,12 +1,16 @@
 """Strings from data on their way out: to terminals, pipes of any encoding, and JSON."""
 
+import io
 import json
 import subprocess
 import sys
 
 import pytest
+from rich.console import Console
+from rich.progress import Progress as Bars
 
 from fairhead.cli import main
+from fairhead.cli.progress import Progress, _columns
 
 HOSTILE = ["\x1b[31mred\x07", "\u202egnp.exe", "[bold]x[/]", "Zoë – ŷ", "\ud800", "nul\0"]
 ARGUMENTS = ["--label", "y", "--pred", "yhat", "--group", "race", "--n-boot", "100"]
@@ -45,3 +49,18 @@ def test_json_files_and_pages_hold_any_string(answers, tmp_path):
     found = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
     assert {group["group"] for group in found["by_group"]} == set(HOSTILE)
     assert "Zoë – ŷ" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_progress_keeps_its_figures_on_a_narrow_terminal(width):
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    bars = Bars(*_columns(), console=console)
+    stages = Progress(bars)
+    stages.tell("plain training", 12, 30, "loss 0.026, validation accuracy 0.967")
+    stages.tell("ablating heads and controls", 315, 630, "227 sets of heads a picture")
+    console.print(bars.make_tasks_table(bars.tasks))
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) == 2
+    assert max(map(len, lines)) <= width
+    for line, words in zip(lines, (["plain training", "12/30"], ["heads and controls", "315/630"]), strict=True):
+        assert all(word in line for word in [*words, "0:00:0"]), line

@@ -1,7 +1,5 @@
 """`fairhead demo`: the whole story on small data, in about a minute."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +7,7 @@ from typing import Annotated
 import typer
 
 from fairhead.cli.output import command_line
+from fairhead.cli.progress import progress
 from fairhead.errors import FairheadError
 
 _NEEDS = ("torch", "transformers", "accelerate", "sklearn")
@@ -30,43 +29,8 @@ def demo(
         raise FairheadError(f'the demo needs {", ".join(missing)}, not installed here: pip install "fairhead[demo]"')
     from fairhead.demo import DemoPlan, run_demo
 
-    with _progress() as tell:
-        found = run_demo(out, DemoPlan(seed=seed), tell, command_line(context))
+    with progress() as stages:
+        found = run_demo(out, DemoPlan(seed=seed), stages.tell, command_line(context))
     for sentence in found.verdict:
         typer.echo(f"- {sentence}")
     typer.echo(f"\nreport: {found.report}")
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, int, int, str], None]]:
-    """Bars on a terminal, plain lines elsewhere; both on stderr, so that stdout has the verdict alone."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield _tell_in_lines
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
-    with Progress(*columns, console=console) as bars:
-        stages: dict[str, TaskID] = {}
-
-        def tell(stage: str, done: int, total: int, note: str) -> None:
-            if stage not in stages:
-                stages[stage] = bars.add_task(stage, total=total, note=note)
-            bars.update(stages[stage], completed=done, note=note)
-
-        yield tell
-
-
-def _tell_in_lines(stage: str, done: int, total: int, note: str) -> None:
-    # Four lines a stage at most.
-    if done and done * 4 // total > (done - 1) * 4 // total:
-        typer.echo(f"{stage}: {done} of {total}{', ' if note else ''}{note}", err=True)

@@ -56,15 +56,26 @@ def progress() -> Iterator[Progress]:
     if not console.is_terminal:
         yield Progress()
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
 
-    columns = (
+    with Bars(*_columns(), console=console) as bars:
+        yield Progress(bars)
+
+
+def _columns() -> list[Any]:
+    """What a stage shows; where the terminal is narrow, the bar and the note give way, not the figures."""
+    from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+    from rich.table import Column
+    from rich.text import Text
+
+    class Note(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text(task.fields["note"], no_wrap=True, overflow="ellipsis")
+
+    return [
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
-    with Bars(*columns, console=console) as bars:
-        yield Progress(bars)
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        TimeElapsedColumn(table_column=Column(no_wrap=True)),
+        Note(),
+    ]
