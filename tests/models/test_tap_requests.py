@@ -18,8 +18,8 @@ def vit() -> nn.Module:
 @pytest.mark.parametrize(
     ("name", "what", "words"),
     [
-        ("DeBERTa-v2", "q", "DisentangledSelfAttention .* cannot read 'q'; what it can do: contribution, edit"),
-        ("MPNet", "weights", "MPNetSelfAttention .* cannot read 'weights'"),
+        ("DeBERTa-v2", "q", "DisentangledSelfAttention of deberta-v2 .* cannot read 'q'; what it can do: contribution"),
+        ("MPNet", "weights", "MPNetSelfAttention of mpnet .* cannot read 'weights'"),
     ],
 )
 def test_what_a_family_cannot_do_is_named(name: str, what: str, words: str) -> None:

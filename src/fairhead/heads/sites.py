@@ -83,6 +83,7 @@ class Site:
         projection: the output projection, whose input is the concatenation of the heads.
         route: how its heads are reached.
         block: the module around it that gradient checkpointing runs twice, if there is one.
+        model_type: what transformers calls the family ("deberta-v2"), where a config says it.
     """
 
     layer: int
@@ -94,12 +95,14 @@ class Site:
     projection: nn.Module
     route: Route
     block: Any = None
+    model_type: str | None = None
 
     def require(self, ability: str, verb: str) -> None:
         """Raise `UnsupportedModel` unless this layer can do it."""
         if ability not in self.route.can:
             raise UnsupportedModel(
-                f"{self.family} (layer {self.layer}, {self.name}) cannot {verb}"
+                f"{self.family}{f' of {self.model_type}' if self.model_type else ''} "
+                f"(layer {self.layer}, {self.name}) cannot {verb}"
                 + (f": {self.route.why}" if self.route.why else "")
                 + f"; what it can do: {', '.join(sorted(self.route.can)) or 'nothing'}"
             )
@@ -147,7 +150,8 @@ def find_sites(model: nn.Module) -> list[Site]:
                 f"which is not a whole number of heads of {head_dim}"
             )
         family, block = type(module).__name__, _checkpointed_block(modules, name)
-        sites.append(Site(len(sites), name, family, n_heads, head_dim, module, projection, route, block))
+        known_as = _model_type(modules, name)
+        sites.append(Site(len(sites), name, family, n_heads, head_dim, module, projection, route, block, known_as))
     if not sites:
         attention = sorted({type(m).__name__ for m in modules.values() if "attention" in type(m).__name__.lower()})
         raise UnsupportedModel(
@@ -234,6 +238,15 @@ def _checkpointed_block(modules: dict[str, nn.Module], name: str) -> nn.Module |
         if hasattr(modules[name], "gradient_checkpointing"):
             return modules[name]
     return None
+
+
+def _model_type(modules: dict[str, nn.Module], name: str) -> str | None:
+    """What the nearest config around a module says."""
+    while True:
+        found = getattr(getattr(modules[name], "config", None), "model_type", None)
+        if found or not name:
+            return str(found) if found else None
+        name = name.rpartition(".")[0]
 
 
 def _head_dim_of(module: nn.Module) -> int:
