@@ -15,7 +15,7 @@ from torch.utils.data import SubsetRandomSampler
 from transformers import ViTConfig, ViTForImageClassification
 
 from fairhead.errors import InputError
-from fairhead.mitigate import DAM, attach
+from fairhead.mitigate import DAM, attach, method, run
 from fairhead.train import Examples, TrainingPlan, fit, predict
 from fairhead.train.selection import last_epoch, worst_accuracy
 
@@ -120,8 +120,12 @@ def test_plans_that_cannot_be_are_refused(settings, message):
         TrainingPlan(**settings)
 
 
+# Their losses look at a batch as a whole, or remember what they saw: a share of it is not enough.
+OF_WHOLE_BATCHES = {"dro_cvar": {}, "dro_chi2": {}, "arl": {"pretrain": 0}, "lff": {}, "eiil": {"step_size": 0.5}}
+
+
 def in_process(rank, processes, port, folder):
-    """Train a DAM model as one of several processes, as torchrun would start it."""
+    """Train with several methods as one of several processes, as torchrun would start it."""
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -133,14 +137,22 @@ def in_process(rank, processes, port, folder):
     warnings.simplefilter("error")  # what is raised here fails the test
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    shape = {"image_size": 4, "patch_size": 2, "num_channels": 1, "hidden_size": 16, "intermediate_size": 16}
-    model = ViTForImageClassification(ViTConfig(num_hidden_layers=2, num_attention_heads=4, **shape))
     data = Examples({"pixel_values": torch.randn(32, 1, 4, 4)}, torch.arange(32) % 2)
-    done = fit(attach(model, DAM()), data, data, TrainingPlan(epochs=2, batch_size=8, weight_decay=0.0))
+    model, plan = tiny_vit(), TrainingPlan(epochs=2, batch_size=8, weight_decay=0.0)
+    done = fit(attach(model, DAM()), data, data, plan)
     found = {"weights": model.state_dict(), "losses": [epoch.loss for epoch in done.history]}
+    for name, options in OF_WHOLE_BATCHES.items():
+        trained = run(method(name, **options), tiny_vit, data, data, plan)
+        found["weights"] |= {f"{name}: {key}": tensor for key, tensor in trained.model.state_dict().items()}
     torch.save(found, f"{folder}/{processes}-{rank}.pt")
     if processes > 1:
         torch.distributed.destroy_process_group()
+
+
+def tiny_vit():
+    torch.manual_seed(0)
+    shape = {"image_size": 4, "patch_size": 2, "num_channels": 1, "hidden_size": 16, "intermediate_size": 16}
+    return ViTForImageClassification(ViTConfig(num_hidden_layers=2, num_attention_heads=4, **shape))
 
 
 def test_two_processes_train_the_model_of_one(tmp_path):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fairhead.errors import InputError
+from fairhead.mitigate.distributed import gathered
 from fairhead.mitigate.job import ADDED_LATER, Job
 from fairhead.mitigate.losses import row_losses
 from fairhead.mitigate.pair import PairOutput, fresh_pair
@@ -64,10 +65,10 @@ class _AdversarialLoss:
         self.steps = torch.zeros(())  # a tensor: a step that is recorded and replayed must count as well
 
     def __call__(self, output: PairOutput, labels: Tensor, rows: Tensor) -> Tensor:
-        losses = row_losses(output.logits, labels)
+        losses = gathered(row_losses(output.logits, labels))
         assert output.second is not None
         asked = labels if self.config.uses_label else torch.zeros_like(labels)
-        weights = adversarial_weights(output.second.float().gather(1, asked[:, None])[:, 0])
+        weights = adversarial_weights(gathered(output.second.float().gather(1, asked[:, None])[:, 0]))
         self.steps = self.steps.to(rows.device)
         self.steps += 1
         weights = torch.where(self.steps <= self.config.pretrain, torch.ones_like(weights), weights)

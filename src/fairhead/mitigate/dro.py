@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from fairhead.mitigate.distributed import gathered
 from fairhead.mitigate.job import Job
 from fairhead.mitigate.losses import row_losses
 from fairhead.mitigate.priors import LogUniform, Prior, Uniform
@@ -50,7 +51,7 @@ class DRO:
 
     def loss(self, output: Any, labels: Tensor, rows: Tensor) -> Tensor:
         """The robust loss of a batch."""
-        losses = row_losses(output.logits, labels)
+        losses = gathered(row_losses(output.logits, labels))  # the worst rows of the batch, not of a share of it
         if self.form == "fixed":
             return (losses - self.eta).clamp(min=0).pow(self.power).mean()
         weights = chi2_weights if self.form == "chi2" else cvar_weights

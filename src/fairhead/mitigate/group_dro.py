@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import WeightedRandomSampler
 
+from fairhead.mitigate.distributed import gathered
 from fairhead.mitigate.losses import row_losses
 
 
@@ -41,8 +42,7 @@ class GroupLoss:
             self.groups, self.adjustment, self.q = (
                 tensor.to(rows.device) for tensor in (self.groups, self.adjustment, self.q)
             )
-        losses = row_losses(output.logits, labels)
-        group = self.groups[rows]
+        losses, group = gathered(row_losses(output.logits, labels)), gathered(self.groups[rows])
         counts = torch.zeros_like(self.q).index_add(0, group, torch.ones_like(losses))
         means = torch.zeros_like(self.q).index_add(0, group, losses) / counts.clamp(min=1)
         with torch.no_grad():

@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from fairhead.mitigate.distributed import gathered
 from fairhead.mitigate.job import Job
 from fairhead.mitigate.losses import row_losses
 from fairhead.mitigate.pair import PairOutput, fresh_pair
@@ -62,7 +63,10 @@ class FailureLoss:
         """The loss of a batch; the running losses of its rows move with it."""
         assert output.second is not None
         self.labels, self.running = self.labels.to(rows.device), self.running.to(rows.device)
-        losses = torch.stack([row_losses(output.logits, labels), row_losses(output.second, labels)])  # [2, B]
+        own_losses, biased_losses = (row_losses(logits, labels) for logits in (output.logits, output.second))
+        # Rows come to another process in the next epoch, and their running losses must be there.
+        losses = torch.stack([gathered(own_losses), gathered(biased_losses)])  # [2, B]
+        labels, rows = gathered(labels), gathered(rows)
         with torch.no_grad():
             before = self.running[:, rows]
             # The first visit has no past.
