@@ -235,6 +235,9 @@ def fit(
             say_once(f"training steps are not replayed: {step.as_it_is}; they take several times longer")
         # Looked at once an epoch: asking for the value at every step would stall an accelerator.
         epoch_losses = torch.stack(losses).float()
+        if processes.num_processes > 1:  # each saw its share of the batches; all stop where one has to
+            torch.distributed.all_reduce(epoch_losses)
+            epoch_losses /= processes.num_processes
         finite = epoch_losses.isfinite()
         if not finite.all():
             model.load_state_dict(kept)
