@@ -274,6 +274,11 @@ def test_what_cannot_be_compared_is_refused():
         join(a, b.take(np.arange(19)))
     with pytest.raises(InputError, match=r"1 of 20 joined rows have another label"):
         join(a, replace(b, label=Column(np.r_[1 - b.label.codes[:1], b.label.codes[1:]], (0, 1))))
+    swapped = {"g": Column(np.r_[1 - b.groups["g"].codes[:2], b.groups["g"].codes[2:]], ("f", "m"))}
+    with pytest.raises(InputError, match=r"2 of 20 joined rows have another g in b than in a; the first has row 1"):
+        join(a, replace(b, groups=swapped))
+    in_other_order = {"g": Column(1 - b.groups["g"].codes, ("m", "f"))}
+    assert join(a, replace(b, groups=in_other_order)).b.groups == a.groups
     with pytest.raises(InputError, match="'holm' or 'bh'"):
         fairhead.compare(a, b, correction="none")
 

@@ -64,3 +64,11 @@ def test_progress_keeps_its_figures_on_a_narrow_terminal(width):
     assert max(map(len, lines)) <= width
     for line, words in zip(lines, (["plain training", "12/30"], ["heads and controls", "315/630"]), strict=True):
         assert all(word in line for word in [*words, "0:00:0"]), line
+
+
+def test_a_worst_group_says_what_it_goes_without(tmp_path):
+    """All of the few rows of class y are wrong; too few to count, and more than nothing."""
+    lines = [f"{label},n,{group}" for group in "fm" for label in "n" * 30 + "y" * 6]
+    (tmp_path / "preds.csv").write_text("\n".join(["y,yhat,race", *lines]))
+    shown = ran(tmp_path / "preds.csv", "utf-8", "--metric", "worst_group_accuracy").decode()
+    assert "without 2 cells of too few rows" in shown

@@ -163,6 +163,29 @@ def test_parquet_types(tmp_path):
     assert records.groups["race"].values().tolist() == a_frame().race.tolist()
 
 
+def test_parquet_columns_that_pandas_had_as_an_index_or_with_gaps(tmp_path):
+    pytest.importorskip("pyarrow")
+    frame = a_frame().astype({"y": "Int64"})
+    frame.loc[3, "y"] = pd.NA
+    frame.set_index("race").to_parquet(tmp_path / "preds.parquet")
+    with pytest.raises(InputError, match=r"label 'y' 1 \(first in row 4\)"):
+        Records.read(tmp_path / "preds.parquet", **COLUMNS)
+    records = Records.read(tmp_path / "preds.parquet", drop_missing=True, **COLUMNS)
+    assert records.groups["race"].values().tolist() == a_frame().race.drop(3).tolist()
+    assert records.label.values().tolist() == a_frame().y.drop(3).tolist()
+
+
+def test_a_damaged_parquet_file(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    a_frame()[["y", "yhat", "race", "sex"]].to_parquet(tmp_path / "preds.parquet")
+    page = parquet.read_metadata(tmp_path / "preds.parquet").row_group(0).column(0).data_page_offset
+    content = bytearray((tmp_path / "preds.parquet").read_bytes())
+    content[page : page + 30] = b"\xff" * 30
+    (tmp_path / "preds.parquet").write_bytes(bytes(content))
+    with pytest.raises(InputError, match=r"preds.parquet (is a damaged Parquet file|cannot be read)"):
+        Records.read(tmp_path / "preds.parquet", **COLUMNS)
+
+
 def test_parquet_without_pyarrow(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
@@ -262,6 +285,7 @@ GOOD = rows("1,1,a", "0,0,b")
         ("p.csv", rows("1,1,a,b", "0,0,b,c", header="y,yhat,g,g"), "2 columns called 'g'"),
         ("p.csv", rows("1,1,a", "0,0,"), r"column 'g' 1 \(first in row 2\)"),
         ("p.csv", rows("1,1,a", "0,0,b") + "\0", "not text"),
+        ("p.csv", rows("1,1,a", f"0,0,{'b' * 140_000}"), "p.csv: field larger than field limit"),
         ("p.jsonl", '{"y": 1, "yhat": 1, "g": "a"}\n{"y": 0,', "line 2 is not JSON"),
         ("p.jsonl", '{"y": 1, "yhat": 1, "g": "a"}\n[1]', "line 2 is not a JSON object"),
         ("p.jsonl", '{"y": 1, "yhat": 1, "g": ["a"]}\n', "column 'g' holds lists"),

@@ -241,6 +241,8 @@ def _interval(reduction: Reduction, parts: Stack, level: float) -> intervals.Int
             return _within_unit(intervals.gap_of_errors(parts.hat, parts.errors(level), reduction, around, level))
         case "ratio" if (reduction.multiclass == "max" or parts.hat.shape[1] == 1) and np.nanmin(parts.hat) > 0:
             return _ratio(reduction, parts, level)
+        case "ratio" if reduction.multiclass != "max" and parts.hat.shape[1] > 1:
+            return _mean_of_ratios(reduction, parts, wide, level)
         case _:
             values = reduction(parts.hat - parts.errors(level))
             return intervals.percentile(values[~np.isnan(values)], level)
@@ -282,6 +284,17 @@ def _ratio(reduction: Reduction, parts: Stack, level: float) -> intervals.Interv
     value = float(reduction(parts.hat))
     null = None if gap.null is None else float(np.exp(-gap.null))
     return intervals.Interval(float(np.exp(-gap.high)), float(np.exp(-gap.low)), gap.se * value, null, gap.method)
+
+
+def _mean_of_ratios(reduction: Reduction, parts: Stack, wide: Array, level: float) -> intervals.Interval:
+    """The interval of a mean of ratios over classes: 1 less a mean gap, of rates as shares of the highest."""
+    highest = np.fmax.reduce(parts.hat, axis=-1)[..., None]
+    hat, error = parts.hat / highest, parts.errors(level) / highest
+    lack = replace(reduction, metric=replace(reduction.metric, compare="spread"))
+    around = truths(lack, hat, parts.se * wide / highest, level)
+    gap = _within_unit(intervals.gap_of_errors(hat, error, lack, around, level))
+    null = None if gap.null is None else 1 - gap.null
+    return intervals.Interval(1 - gap.high, 1 - gap.low, gap.se, null, gap.method)
 
 
 def _within_unit(interval: intervals.Interval) -> intervals.Interval:

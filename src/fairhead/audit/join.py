@@ -47,14 +47,27 @@ def join(a: Records, b: Records) -> Joined:
         a, b = a.take(in_a[in_order]), b.take(in_b[in_order])
     classes = _all_classes(a, b)
     a, b = _with_classes(a, classes), _with_classes(b, classes)
-    different = np.flatnonzero(a.label.codes != b.label.codes)
+    _refuse_differences(a, "label", a.label.codes != b.label.codes)
+    for name in a.groups.keys() & b.groups.keys():
+        _refuse_differences(a, name, _differ(a.groups[name], b.groups[name]))
+    return Joined(a, replace(b, groups=a.groups, cluster=a.cluster, weight=a.weight), only_in_a, only_in_b)
+
+
+def _refuse_differences(a: Records, column: str, differ: NDArray[np.bool_]) -> None:
+    different = np.flatnonzero(differ)
     if len(different):
         which = f"row {different[0] + 1}" if a.id is None else f"id {a.id[different[0]]}"
         raise InputError(
-            f"{len(different)} of {len(a)} joined rows have another label in b than in a; the first has {which}. "
-            "Both must be predictions for the same labels."
+            f"{len(different)} of {len(a)} joined rows have another {column} in b than in a; the first has {which}. "
+            "Both must be predictions for the same rows, with the same labels and groups."
         )
-    return Joined(a, replace(b, groups=a.groups, cluster=a.cluster, weight=a.weight), only_in_a, only_in_b)
+
+
+def _differ(a: Column, b: Column) -> NDArray[np.bool_]:
+    """Rows with another value, [n]; 7 is "7"."""
+    number = {str(level): code for code, level in enumerate(a.levels)}
+    codes = np.array([number.get(str(level), -1) for level in b.levels], dtype=np.int64)
+    return np.asarray(a.codes != codes[b.codes])
 
 
 def _comparable(a: NDArray[Any], b: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:

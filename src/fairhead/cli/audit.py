@@ -118,7 +118,14 @@ def audit_command(
         bool, _option("--intersections", "Also audit combinations of the groups.", _STATISTICS)
     ] = False,
     metric: Annotated[
-        list[str] | None, _option("--metric", 'A metric, several times if need be, or "all".', _STATISTICS, "NAME")
+        list[str] | None,
+        _option(
+            "--metric",
+            "A metric, several times if need be: DP, EOp, EOd, impact_ratio, accuracy, worst_group_accuracy, ... "
+            '("all" computes and explains each of them).',
+            _STATISTICS,
+            "NAME",
+        ),
     ] = None,
     multiclass: Annotated[
         Multiclass,
@@ -277,7 +284,17 @@ def _report(
     ]
     if comparison is not None:
         question = f"Are the predictions {names[1]} (B) more even by {by} than {names[0]} (A)?"
-        verdicts = comparison_verdicts(comparison) + verdicts
+        both = (f"A, {names[0]}", verdicts), (f"B, {names[1]}", audit_verdicts(comparison.b, level))
+        alone = [verdict._replace(text=f"{name}: {verdict.text}") for name, found in both for verdict in found]
+        verdicts = comparison_verdicts(comparison) + alone
+        sections.append(
+            {
+                "kind": "audit",
+                "title": f"Audit of {names[1]}",
+                "name": names[1],
+                "audit": comparison.b.to_dict(),
+            }
+        )
         sections.insert(
             0,
             {

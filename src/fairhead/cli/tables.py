@@ -9,7 +9,7 @@ from rich.table import Table
 
 from fairhead.audit.catalogue import METRICS
 from fairhead.audit.results import Audit, Comparison, Estimate, GroupRow
-from fairhead.cli.verdicts import Verdict, between, said, said_of_difference
+from fairhead.cli.verdicts import Verdict, between, left_out, said, said_of_difference
 from fairhead.report.wording import is_share, p_value
 
 _STYLES = {"good": "green", "bad": "bold red", "unclear": "yellow", "note": "none"}
@@ -207,7 +207,7 @@ def _gap_table(gaps: Sequence[Estimate], group_by: str, percent: str, narrow: bo
             *([] if narrow else [groups]),
             "" if gap.mde is None else _number(gap.metric, gap.mde),
             f"{gap.n:,}",
-            f"[{style}]{word}[/]" if style else escape(word),
+            ", ".join(part for part in (f"[{style}]{word}[/]" if style else escape(word), left_out(gap)) if part),
         )
     return table
 

@@ -44,6 +44,17 @@ def said(estimate: Estimate) -> str:
     return "smaller than 0" if estimate.high < 0 else "cannot be told from 0"
 
 
+def left_out(estimate: Estimate) -> str:
+    """What a figure goes without, if anything: a worst group may be among them.
+
+    Example:
+        >>> left_out(Estimate("worst_group_accuracy", "race", 1.0, 0.9, 1.0, 60, ideal=1.0, detail={"excluded": ["a"]}))
+        'without 1 cell of too few rows'
+    """
+    n = 0 if estimate.undefined is not None else len(estimate.detail.get("excluded", ()))
+    return f"without {n} cell{'s' if n > 1 else ''} of too few rows" if n else ""
+
+
 def points(value: float) -> str:
     """A difference of two shares, for people.
 

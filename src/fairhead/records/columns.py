@@ -112,7 +112,7 @@ class Encoder:
 
 def _factorize(values: Any, name: str) -> tuple[NDArray[np.integer], Any]:
     """Codes of shape [n], −1 where missing, and the distinct values they stand for."""
-    if values.dtype.kind in "iu" and len(values):
+    if isinstance(values.dtype, np.dtype) and values.dtype.kind in "iu" and len(values):  # pandas' own may hold NA
         numbers = np.asarray(values)
         low, high = int(numbers.min()), int(numbers.max())
         if high - low < 256:

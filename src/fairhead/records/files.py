@@ -1,5 +1,6 @@
 """Reading files of records: CSV, TSV, JSONL and Parquet, in chunks, and only the columns that are needed."""
 
+import csv
 import hashlib
 import json
 import lzma
@@ -169,6 +170,8 @@ def _file_errors(name: str) -> Iterator[None]:
         raise InputError(f"{name}: no permission to read it") from None
     except UnicodeDecodeError as error:
         raise InputError(f"{name} is not UTF-8 text ({error.reason}); save it as UTF-8") from None
+    except csv.Error as error:
+        raise InputError(f"{name}: {error}") from None
     except pd.errors.ParserError as error:
         raise InputError(f"{name}: {_parser_message(str(error))}") from None
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
@@ -221,10 +224,13 @@ def _parquet(file: Path, name: str) -> Source:
         raise InputError(f"{name} is not a Parquet file: {str(error).partition('.')[0]}") from None
 
     def chunks(layout: Layout, as_text: Collection[str]) -> Iterator[Chunk]:
-        with pq.ParquetFile(file) as opened:
-            for batch in opened.iter_batches(batch_size=CHUNK, columns=list(layout.columns)):
-                frame = batch.to_pandas()
-                yield {column: frame[column] for column in layout.columns}
+        try:
+            with pq.ParquetFile(file) as opened:
+                for batch in opened.iter_batches(batch_size=CHUNK, columns=list(layout.columns)):
+                    frame = batch.replace_schema_metadata().to_pandas()  # what pandas had as an index is a column here
+                    yield {column: frame[column] for column in layout.columns}
+        except pa.ArrowException as error:
+            raise InputError(f"{name} is a damaged Parquet file: {error}") from None
 
     return Source(name, columns, chunks)
 
