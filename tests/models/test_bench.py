@@ -24,6 +24,7 @@ from fairhead.bench.store import Store
 from fairhead.bench.table import table_of
 from fairhead.bench.tasks import read_task
 from fairhead.bench.workers import Workplace
+from fairhead.cli import main
 from fairhead.devices import device_named
 from fairhead.errors import InputError, UnsupportedModel
 
@@ -195,7 +196,7 @@ def test_the_page_is_whole_and_needs_nothing_else(finished):
     json.loads(json.dumps(table.to_dict(), allow_nan=False))
 
 
-def test_a_cell_that_fails_is_recorded_and_does_not_stop_the_others(grid_of, tmp_path, cache):
+def test_a_cell_that_fails_is_recorded_and_does_not_stop_the_others(grid_of, tmp_path, cache, faces, monkeypatch):
     # More values than there are tokens: DAM refuses that when it meets the first batch.
     text = GRID.replace("methods: [erm, dam]", "methods: [{name: bad, method: dam, options: {values: 40}}, erm]")
     outcome = run_grid(grid_of("seeds=0", text=text), tmp_path / "out", Workplace("cpu", 1, cache))
@@ -206,6 +207,11 @@ def test_a_cell_that_fails_is_recorded_and_does_not_stop_the_others(grid_of, tmp
     assert good["status"] == "done"
     table = table_of(grid_of("seeds=0", text=text), Store(tmp_path / "out"))
     assert "aligns 40 values" in markdown(table)
+    monkeypatch.setenv("FACES", str(faces))
+    command = ["bench", str(tmp_path / "grid.yaml"), "--out", str(tmp_path / "out"), "--set", "seeds=0"]
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--device", "cpu", "--cache", str(cache)])  # the bad one fails again
+    assert ended.value.code == 1
 
 
 def test_mistakes_are_found_before_anything_runs(grid_of, tmp_path):
@@ -215,6 +221,8 @@ def test_mistakes_are_found_before_anything_runs(grid_of, tmp_path):
         (GRID.replace("model: vit-2x2", "model: vit"), "there is no backbone 'vit'"),
         (GRID.replace("model: vit-2x2", "model: path:nowhere"), "backbone path:nowhere has no setting 'width'"),
         (GRID.replace("width: 16", "widht: 16"), "Did you mean 'width'"),
+        (GRID.replace("utkface:${FACES}", "utkfaces:${FACES}"), "Did you mean 'utkface'"),
+        (GRID.replace("utkface:${FACES}", "utkface:${FACES}/nowhere"), "nowhere, where utkface should be"),
         (GRID.replace("epochs: 2", "epochs: 1.5"), "epochs is 1.5; expected a whole number of at least 1"),
         (GRID.replace("learning_rate: 1e-2", "learning_rate: -1"), "learning_rate is -1; expected a number above 0"),
         (

@@ -356,7 +356,7 @@ def test_bad_use_is_told(tmp_path):
     with pytest.raises(InputError, match="5 token positions but this batch has 10"):
         model.dam.k(torch.zeros(2, HEADS, 10, 4))
     with pytest.raises(
-        InputError, match="5 token positions but this batch has 10: pad to one length, or use stats_axes"
+        InputError, match="5 token positions but this batch has 10: pad to the length it was trained with"
     ):
         model.dam.k(torch.zeros(2, HEADS, 10, 4), torch.ones(2, 10))  # padded to the longest text of another batch
     with pytest.raises(InputError, match=r"no config\.json"):

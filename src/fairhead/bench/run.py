@@ -69,14 +69,14 @@ def _run(
     for news in run_cells(todo, workplace):
         if news.row is not None:
             store.add(news.row, news.records)
-            failed += news.row["status"] == "failed"
+            failed += not has_result(news.row)
         if on_news is not None:
             on_news(news)
     return Outcome(len(cells) - len(todo), len(todo) - failed, failed)
 
 
 def check(cells: Sequence[Cell]) -> None:
-    """Refuse, before any work, methods and models that do not exist. Data are read in the cells.
+    """Refuse, before any work, methods, models and data that do not exist. Data are read in the cells.
 
     Raises:
         InputError: saying which.
@@ -84,6 +84,7 @@ def check(cells: Sequence[Cell]) -> None:
     from fairhead.bench.backbones import Recipe
     from fairhead.bench.effective import method_of
     from fairhead.bench.others import check_others
+    from fairhead.data import check_spec
     from fairhead.train import TrainingPlan
 
     seen = set()
@@ -91,6 +92,7 @@ def check(cells: Sequence[Cell]) -> None:
         key = (cell.method.name, cell.data.name, cell.backbone.name, cell.trial)
         if key not in seen:
             seen.add(key)
+            check_spec(cell.data.read)
             method_of(cell)
             TrainingPlan(**cell.plan)
             check_others(cell)

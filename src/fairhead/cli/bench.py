@@ -21,7 +21,7 @@ of every cell, from which all figures are recomputed), `table.md`, `table.html`,
 shows in words and the command that made it.
 
 A run that was killed goes on where it stopped when the same command is given again; at most the cells in flight are
-lost. A cell that fails is recorded with its error and does not stop the others.
+lost. A cell that fails is recorded with its error and does not stop the others; the command then ends with code 1.
 
 **Examples**
 
@@ -111,7 +111,7 @@ def bench_command(
         if not (folder / "results.jsonl").is_file():
             raise InputError(f"{folder} has no results.jsonl: expected the folder of another run")
         typer.echo(f"{Store(out).take_in(Store(folder))} cells taken in from {folder}", err=True)
-    interrupted = False
+    interrupted, failed = False, 0
     if not table_only:
         from fairhead.bench.run import run_grid
         from fairhead.bench.workers import Workplace
@@ -124,9 +124,8 @@ def bench_command(
             report = _Report(shown, plan.size)
             try:
                 outcome = run_grid(plan, out, workplace, report, report.before)
-                typer.echo(
-                    f"{outcome.done} cells done, {outcome.failed} failed, {outcome.before} were done before", err=True
-                )
+                failed = outcome.failed
+                typer.echo(f"{outcome.done} cells done, {failed} failed, {outcome.before} were done before", err=True)
             except KeyboardInterrupt:
                 interrupted = True
                 typer.echo("fairhead: interrupted; the same command goes on from here", err=True)
@@ -139,8 +138,8 @@ def bench_command(
     page = write_table(table, out)
     typer.echo(harmless(markdown(table)))
     typer.echo(f"table: {page}", err=True)
-    if interrupted:
-        raise typer.Exit(130)
+    if interrupted or failed:
+        raise typer.Exit(130 if interrupted else 1)
 
 
 class _Report:

@@ -8,6 +8,7 @@ import inspect
 import os
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from fairhead.data.dataset import Attributes, Benchmark, Dataset, Examples, TextPair
@@ -15,7 +16,18 @@ from fairhead.data.images import Images
 from fairhead.errors import InputError, did_you_mean
 from fairhead.settings import check_settings
 
-__all__ = ["READERS", "Attributes", "Benchmark", "Dataset", "Examples", "Images", "TextPair", "read", "read_spec"]
+__all__ = [
+    "READERS",
+    "Attributes",
+    "Benchmark",
+    "Dataset",
+    "Examples",
+    "Images",
+    "TextPair",
+    "check_spec",
+    "read",
+    "read_spec",
+]
 
 # Every reader is the function read_<name> of the module <name>.
 READERS = (
@@ -72,10 +84,30 @@ def read_spec(spec: str, **options: Any) -> Dataset | Benchmark[Any]:
             ...
         fairhead.errors.InputError: a data set is named as name:path, such as utkface:UTKFace.zip; found 'dev.json'
     """
+    name, path = _name_and_path(spec)
+    return read(name, path, **options)
+
+
+def check_spec(spec: str) -> None:
+    """Refuse a data set without a reader, or at a place where nothing is, before work that will need it.
+
+    Example:
+        >>> check_spec("utkface:nowhere.zip")
+        Traceback (most recent call last):
+            ...
+        fairhead.errors.InputError: there is no nowhere.zip, where utkface should be
+    """
+    name, path = _name_and_path(spec)
+    reader_named(name)
+    if not Path(path).exists():
+        raise InputError(f"there is no {path}, where {name} should be")
+
+
+def _name_and_path(spec: str) -> tuple[str, str]:
     name, colon, path = spec.partition(":")
     if not colon or not path:
         raise InputError(f"a data set is named as name:path, such as utkface:UTKFace.zip; found {spec!r}")
-    return read(name, path, **options)
+    return name, path
 
 
 def reader_named(name: str) -> Callable[..., Dataset | Benchmark[Any]]:

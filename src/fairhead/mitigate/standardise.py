@@ -136,7 +136,7 @@ class RunningStandardise(nn.Module):
         if self.mean.shape[1] not in (1, x.shape[-2]):
             raise InputError(
                 f"DAM has statistics for {self.mean.shape[1]} token positions but this batch has {x.shape[-2]}: "
-                'pad to one length, or use stats_axes="batch_token"'
+                'pad to the length it was trained with (max_length), or train with stats_axes="batch_token"'
             )
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
