@@ -1,5 +1,7 @@
 """What is said of a table, where the right words are known."""
 
+from dataclasses import replace
+
 import pytest
 
 from fairhead.audit.seeds import SeedDifference, SeedFigure
@@ -36,6 +38,14 @@ def test_nothing_can_be_told_apart():
         "EOd: none of 2 methods can be told from erm; differences below about 3.0 points would be missed even "
         "in a single comparison."
     )
+
+
+def test_cells_that_a_figure_goes_without_are_named():
+    few = "m has 5 rows with label y; at least 10 are needed"
+    line = a_line("dam", (-0.01, 0.9))
+    line = replace(line, figures={**line.figures, "EOd": replace(line.figures["EOd"], excluded=(few,))})
+    assert finding([ERM, line], "EOd", "erm").endswith(f"in a single comparison. Left out: {few}.")
+    assert "Left out" not in finding([ERM, line], "accuracy", "erm")
 
 
 def test_a_sample_that_could_tell_nothing_is_said_to_be_one():

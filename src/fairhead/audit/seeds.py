@@ -45,6 +45,7 @@ class SeedFigure:
         high: upper end.
         n: test rows, averaged over seeds.
         undefined: why there is no value, or None.
+        excluded: cells with too few rows, which some seed goes without, each with its reason.
     """
 
     metric: str
@@ -55,6 +56,7 @@ class SeedFigure:
     high: float | None
     n: int
     undefined: str | None = None
+    excluded: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -152,7 +154,8 @@ class SeedPool:
         low, high = self._test_interval(list(drawn.values()))
         by_seed = {seed: d.value for seed, d in drawn.items()}
         mean, sd = float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else None
-        return SeedFigure(metric, by_seed, mean, sd, min(low, mean), max(high, mean), n)
+        excluded = tuple(dict.fromkeys(reason for d in drawn.values() for reason in d.stack.excluded))
+        return SeedFigure(metric, by_seed, mean, sd, min(low, mean), max(high, mean), n, excluded=excluded)
 
     def difference(self, a: str, b: str, metric: str) -> SeedDifference:
         """One metric of two methods, pairwise: same seeds, same test rows."""

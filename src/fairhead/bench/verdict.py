@@ -90,15 +90,22 @@ def finding(lines: Sequence[Line], metric: str, baseline: str) -> str:
         why = f"undefined ({reasons[0]})" if reasons else f"fewer than two seeds in common with {baseline}"
         return f"{name}: {why}."
     told = [line for line in tested if _told(line, metric)]
+    without = _without(lines, metric)
     if all(line.differences[metric].mde is None for line in tested):
-        return f"{name}: the same answers as {baseline} everywhere."
+        return f"{name}: the same answers as {baseline} everywhere.{without}"
     if not told:
         who = f"{tested[0].method} cannot" if len(tested) == 1 else f"none of {len(tested)} methods can"
-        return f"{name}: {who} be told from {baseline}; {_missed(tested, metric)}."
+        return f"{name}: {who} be told from {baseline}; {_missed(tested, metric)}.{without}"
     said = [f"{line.method} {_points(_change(line, metric))} points{line.aside}" for line in told]
     rest = [line for line in tested if line not in told]
     others = f"; the other {len(rest)} cannot be told from it, and {_missed(rest, metric)}" if rest else ""
-    return f"{name}: {', '.join(said)} against {baseline}{others}."
+    return f"{name}: {', '.join(said)} against {baseline}{others}.{without}"
+
+
+def _without(lines: Sequence[Line], metric: str) -> str:
+    """A sentence on the cells that a figure goes without, if there are any: the worst group may be among them."""
+    reasons = {r: None for line in lines if metric in line.figures for r in line.figures[metric].excluded}
+    return f" Left out: {'; '.join(reasons)}." if reasons else ""
 
 
 def _missed(lines: Sequence[Line], metric: str) -> str:
