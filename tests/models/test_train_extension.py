@@ -16,6 +16,7 @@ from transformers import ViTConfig, ViTForImageClassification
 
 from fairhead.errors import InputError
 from fairhead.mitigate import DAM, attach, method, run
+from fairhead.mitigate.distributed import gathered
 from fairhead.train import Examples, TrainingPlan, fit, predict
 from fairhead.train.selection import last_epoch, worst_accuracy
 
@@ -144,9 +145,17 @@ def in_process(rank, processes, port, folder):
     for name, options in OF_WHOLE_BATCHES.items():
         trained = run(method(name, **options), tiny_vit, data, data, plan)
         found["weights"] |= {f"{name}: {key}": tensor for key, tensor in trained.model.state_dict().items()}
+    check_gradient_of_a_sum(rank, processes)
     torch.save(found, f"{folder}/{processes}-{rank}.pt")
     if processes > 1:
         torch.distributed.destroy_process_group()
+
+
+def check_gradient_of_a_sum(rank, processes):
+    """Autograd gives both terms one and the same gradient, which gathering must not change."""
+    x, weight = torch.ones(2, requires_grad=True), torch.arange(2.0 * processes)
+    ((gathered(x) + gathered(2 * x)) * weight).sum().backward()
+    torch.testing.assert_close(x.grad, processes * 3 * weight[2 * rank : 2 * rank + 2])
 
 
 def tiny_vit():
