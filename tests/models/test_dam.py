@@ -230,6 +230,11 @@ def test_a_folder_that_lacks_a_part_of_the_method_is_told(tmp_path):
     (tmp_path / "saved" / "fairhead.safetensors").unlink()
     with pytest.raises(InputError, match=r"fairhead\.safetensors is not: copy the folder again"):
         load(tmp_path / "saved")
+    save(attach(tiny_vit(), EncoderLayer()), tmp_path / "renamed")  # as an earlier version named them
+    file = tmp_path / "renamed" / "fairhead.safetensors"
+    save_file({key.replace("queries", "q_proj"): tensor for key, tensor in load_file(file).items()}, file)
+    with pytest.raises(InputError, match=r"attention\.q.*another version of fairhead wrote them"):
+        load(tmp_path / "renamed")
 
 
 @pytest.mark.parametrize("named", ["null", '["NoSuchModel"]'])

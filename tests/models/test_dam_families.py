@@ -308,3 +308,18 @@ def test_two_processes_have_the_statistics_and_gradients_of_one(tmp_path):
         for name in ("mean", "deviation", "gradient", "projection"):
             torch.testing.assert_close(half[name], one[name], rtol=1e-4, atol=1e-6)
     torch.testing.assert_close((halves[0]["loss"] + halves[1]["loss"]) / 2, one["loss"])
+
+
+def test_random_weights_in_place_of_missing_ones_are_told(tmp_path, caplog):
+    from safetensors.torch import load_file, save_file
+
+    attach(build("ViT"), DAM()).save_pretrained(tmp_path)
+    load(tmp_path)
+    assert not caplog.messages  # what the method has and the model has not is no news
+    kept = load_file(tmp_path / "model.safetensors")
+    del kept["classifier.weight"]
+    save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    load(tmp_path)
+    assert caplog.messages == [
+        f"{tmp_path} lacks weights of ViTForImageClassification (1, such as classifier.weight): random ones"
+    ]

@@ -15,6 +15,7 @@ from fairhead.heads import find_sites
 from fairhead.mitigate.dam import DAM
 from fairhead.mitigate.encoder_layer import EncoderLayer
 from fairhead.settings import check_config
+from fairhead.train.step import say_once
 
 Attachable = DAM | EncoderLayer
 
@@ -135,7 +136,7 @@ def save(model: Any, folder: Path | str) -> None:
 def load(folder: Path | str) -> nn.Module:
     """Read back a model that `save`, its own `save_pretrained` or a `Trainer` wrote: the same outputs.
 
-    It comes in evaluation mode. See `save` for an example.
+    It comes in evaluation mode. See `save` for an example. The `from_pretrained` of transformers leaves the method out.
 
     Raises:
         InputError: the folder has no model, or names a method that is not known.
@@ -151,13 +152,22 @@ def load(folder: Path | str) -> nn.Module:
         raise InputError(f"{folder / 'config.json'} names {named[0]} as the model's class, which transformers lacks")
     kept = _kept_method(folder)
     with _without_a_word():  # on what `kept` has and the model itself has not
-        model: nn.Module = kind.from_pretrained(folder)
+        found = kind.from_pretrained(folder, output_loading_info=True)
+    model: nn.Module = found[0]
+    missing: list[str] = sorted(found[1]["missing_keys"])
+    if missing:
+        say_once(
+            f"{folder} lacks weights of {type(model).__name__} ({len(missing)}, such as {missing[0]}): random ones"
+        )
     if kept is not None:
         attach(model, kept.method)
         expected = {key for key in model.state_dict() if _is_of_method(key)}
         if expected != kept.weights.keys():
             odd = sorted(expected ^ kept.weights.keys())
-            raise InputError(f"{kept.source} does not belong to its settings: {odd[0]!r} is in one only")
+            raise InputError(
+                f"{kept.source} does not belong to its settings: {odd[0]!r} is in one only. Files of two models are "
+                "mixed there, or another version of fairhead wrote them: train and save the model anew"
+            )
         model.load_state_dict(kept.weights, strict=False)
     return model.eval()
 
