@@ -131,6 +131,15 @@ def test_an_adversary_may_be_smaller_than_the_learner(faces, clip, tmp_path, mon
         check_others(a_cell(faces, "arl", adversary="vit6"))
 
 
+def test_an_adversary_with_another_tokenizer_is_refused_though_its_texts_are_as_long():
+    data = shortcut(n=64)
+    train, validation = data.train, data.validation
+    turned = replace(train, inputs={name: tensor.flip(0) for name, tensor in train.inputs.items()})
+    other = Other(build_model, lambda examples: examples.labels, turned, validation)
+    with pytest.raises(InputError, match="both must read the same inputs"):
+        run(method("arl", adversary="other"), build_model, train, validation, PLAN, others=lambda name: other)
+
+
 def noting(layers, forward):
     """A forward of pairs that notes how many layers the second network has."""
 

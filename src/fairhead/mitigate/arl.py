@@ -50,11 +50,14 @@ class ARL:
 
     def _smaller(self, job: Job, name: str) -> Callable[[], nn.Module]:
         other = job.other(name)
-        theirs, ours = ({key: list(x.shape[1:]) for key, x in part.inputs.items()} for part in (other.train, job.train))
-        if theirs != ours:
+        theirs, ours = other.train.inputs, job.train.inputs
+        # By what is in them: tokens of another vocabulary have the same shape.
+        if theirs.keys() != ours.keys() or not all(torch.equal(theirs[key], ours[key]) for key in ours):
+            shapes = [{key: list(x.shape[1:]) for key, x in part.items()} for part in (theirs, ours)]
             raise InputError(
-                f"ARL's adversary {name!r} takes {theirs} and the learner {ours}: both must read the same inputs, so "
-                "train all of the learner, and give an adversary for pictures of its size or with its tokenizer"
+                f"ARL's adversary {name!r} takes {shapes[0]} and the learner {shapes[1]}, not the same rows: both must "
+                "read the same inputs, so train all of the learner, and give an adversary for pictures of its size or "
+                "with its tokenizer"
             )
         return other.build_model
 
