@@ -180,6 +180,22 @@ def test_other_convolutions_are_left_alone(other):
     assert patch_embeddings(nn.Sequential(nn.Conv2d(3, 6, **{"kernel_size": 4, "stride": 4, **other}))) == []
 
 
+def test_a_convolution_of_another_kind_is_left_alone():
+    class Standardised(nn.Conv2d):
+        def _conv_forward(self, pictures, weight, bias):
+            return super()._conv_forward(pictures, weight - weight.mean(), bias)
+
+    class Padded(nn.Conv2d):
+        def forward(self, pictures):
+            return super().forward(nn.functional.pad(pictures, (1, 1, 1, 1)))
+
+    class Renamed(nn.Conv2d):
+        pass
+
+    kinds = [kind(3, 6, 4, stride=4) for kind in (Standardised, Padded, Renamed)]
+    assert patch_embeddings(nn.Sequential(*kinds)) == kinds[2:]
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_gpu_replays_compiled_layers_with_other_dropout_at_every_step(padded):

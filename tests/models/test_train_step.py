@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import threading
 import weakref
 from dataclasses import replace
 
@@ -17,7 +18,7 @@ from fairhead.mitigate.references import METHODS_WITH_ATTRIBUTES, method_with_at
 from fairhead.mitigate.registry import METHODS
 from fairhead.train import Examples, TrainingPlan, fit
 from fairhead.train.examples import Batch, Batches
-from fairhead.train.step import Recorded, Step, optimizer_of, say_once, set_rate
+from fairhead.train.step import Recorded, Step, _masks_as_when_recorded, optimizer_of, say_once, set_rate
 
 PLAN = TrainingPlan(epochs=4, batch_size=8, learning_rate=3e-3, device="cpu")
 
@@ -323,3 +324,24 @@ def test_batches_of_another_shape_run_as_they_are():
         x = torch.randn(rows, 2)
         assert torch.equal(doubled(Batch({"x": x}, torch.zeros(rows), torch.arange(rows))), 2 * x)
     assert doubled.as_it_is is None
+
+
+def test_threads_that_record_at_the_same_time_leave_transformers_as_it_was():
+    from transformers import masking_utils
+
+    before, inside, leave = masking_utils.is_tracing, threading.Event(), threading.Event()
+
+    def other():
+        with _masks_as_when_recorded():
+            inside.set()
+            leave.wait(5)
+
+    thread = threading.Thread(target=other)
+    with _masks_as_when_recorded():
+        assert masking_utils.is_tracing is not before
+        thread.start()
+        assert not inside.wait(0.2)  # it has to wait for this one
+    leave.set()
+    thread.join()
+    assert inside.is_set()
+    assert masking_utils.is_tracing is before

@@ -73,6 +73,7 @@ def patch_embeddings(model: nn.Module) -> list[nn.Conv2d]:
         module
         for module in model.modules()
         if isinstance(module, nn.Conv2d)
+        and _convolves_plainly(module)
         and module.stride == module.kernel_size != (1, 1)
         and (module.dilation, module.groups) == ((1, 1), 1)
         and module.padding in ((0, 0), "valid")
@@ -96,6 +97,12 @@ def patches(convolution: nn.Conv2d, pictures: Tensor) -> Tensor:
     windows = windows.unflatten(2, (rows, height)).permute(0, 2, 4, 1, 3, 5)  # [B, rows, columns, C, height, width]
     found = nn.functional.linear(windows.flatten(3), convolution.weight.flatten(1), convolution.bias)
     return found.permute(0, 3, 1, 2)
+
+
+def _convolves_plainly(module: nn.Conv2d) -> bool:
+    """Whether its class does what nn.Conv2d does: others standardise or quantise weights, or pad."""
+    own, plain = type(module), nn.Conv2d
+    return own.forward is plain.forward and own._conv_forward is plain._conv_forward
 
 
 def _forward_is_its_own(module: nn.Module) -> bool:

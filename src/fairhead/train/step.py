@@ -10,6 +10,7 @@ itself whether that holds, and runs the step as it is where it does not.
 import contextlib
 import functools
 import logging
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -27,6 +28,7 @@ _WARM_UP = 3
 # Hooks of these do their work on the device; what others do in Python would happen once and never again.
 _KNOWN_HOOKS = ("fairhead", "transformers", "torch", "accelerate", "peft")
 _LOSS = "the loss"
+_CHANGING_MASKS = threading.RLock()
 
 
 class Recorder(Protocol):
@@ -271,20 +273,21 @@ def _masks_as_when_recorded() -> Iterator[None]:
     Where a mask is given it is used: while a stream records, its values cannot be looked at, and layers that were
     compiled without one would have to be compiled anew in the middle of the recording, which breaks it. Where none is
     given none is made: up to 5.17 transformers builds one of ones while a stream records, and a mask keeps the fast
-    attention kernels away.
+    attention kernels away. One thread at a time: of two that took turns, one would leave its change behind.
     """
     from transformers import masking_utils
 
     changeable: Any = masking_utils
-    asked = getattr(masking_utils, "is_tracing", None)
-    if asked is None:
-        yield
-        return
-    changeable.is_tracing = lambda tensor=None: tensor is not None
-    try:
-        yield
-    finally:
-        changeable.is_tracing = asked
+    with _CHANGING_MASKS:
+        asked = getattr(masking_utils, "is_tracing", None)
+        if asked is None:
+            yield
+            return
+        changeable.is_tracing = lambda tensor=None: tensor is not None
+        try:
+            yield
+        finally:
+            changeable.is_tracing = asked
 
 
 def _tensors(batch: Batch) -> list[Tensor]:
