@@ -2,7 +2,7 @@
 
 from itertools import combinations
 
-from fairhead.bench.frontier import _APART, _WIDTH, _box, _places
+from fairhead.bench.frontier import _APART, _BOTTOM, _TOP, _WIDTH, _box, _places
 
 
 def test_names_of_crowded_points_stand_apart_and_inside():
@@ -19,3 +19,10 @@ def test_names_of_crowded_points_stand_apart_and_inside():
     assert all(box.left >= 0 and box.right <= _WIDTH for box in boxes)
     assert places[4] not in _APART  # alone: beside its point
     assert any(place in _APART for place in places)
+
+
+def test_a_name_at_the_upper_edge_or_above_the_axis_is_not_cut_off():
+    points = [(50.0, float(_TOP), "erm"), (20.0, float(_BOTTOM), "dam")]
+    upper, lower = (_box(x * _WIDTH / 100, y, name, p) for (x, y, name), p in zip(points, _places(points), strict=True))
+    assert upper.top >= 0
+    assert lower.bottom <= _BOTTOM

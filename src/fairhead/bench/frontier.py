@@ -175,7 +175,7 @@ def _places(points: Sequence[tuple[float, float, str]]) -> list[_Place]:
     for dot, (_, _, name) in zip(dots, points, strict=True):
         places = [place for place in _BESIDE if _is_nearest(dot, place, dots)] + _APART
         boxes = [(place, _box(*dot, name, place)) for place in places]
-        inside = [(place, box) for place, box in boxes if box.left >= 0 and box.right <= _WIDTH]
+        inside = [(place, box) for place, box in boxes if box.within(_Box(0, 0, _WIDTH, _BOTTOM))]
         free = [both for both in inside if not any(both[1].meets(other) for other in taken)]
         place, box = (free or inside or boxes)[0]
         taken.append(box)
@@ -200,6 +200,14 @@ class _Box(NamedTuple):
     def meets(self, other: "_Box") -> bool:
         return (
             self.left < other.right and other.left < self.right and self.top < other.bottom and other.top < self.bottom
+        )
+
+    def within(self, other: "_Box") -> bool:
+        return (
+            other.left <= self.left
+            and self.right <= other.right
+            and other.top <= self.top
+            and self.bottom <= other.bottom
         )
 
 

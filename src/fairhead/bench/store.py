@@ -38,7 +38,7 @@ class Store:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(f"cannot write to {str(folder)!r}: {error.strerror}; give another folder") from error
+            raise _unwritable(self.folder, error) from error
         self._rows = self.folder / "results.jsonl"
         self._archive = self.folder / "records.zip"
 
@@ -47,17 +47,22 @@ class Store:
         """Keep other runs from writing here at the same time: each would lose what the other adds.
 
         Raises:
-            InputError: another run does so now. The system lets go when that ends, however it ends.
+            InputError: another run does so now (the system lets go when that ends, however it ends), or the folder
+                cannot be written.
         """
         try:
             import fcntl
         except ModuleNotFoundError:  # Windows: nobody keeps watch
             yield
             return
-        folder = os.open(self.folder, os.O_RDONLY)
+        # The file that is written last, never the folder: network file systems lock files that are open for writing.
         try:
+            file = self._rows.open("ab")
+        except OSError as error:
+            raise _unwritable(self.folder, error) from error
+        with file:
             try:
-                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise InputError(
                     f"another run is writing to {str(self.folder)!r}: wait for it, or give another folder and put both "
@@ -66,8 +71,6 @@ class Store:
             except OSError:  # a file system without locks
                 pass
             yield
-        finally:
-            os.close(folder)
 
     def add(self, row: Mapping[str, Any], records: Records | None = None) -> None:
         """Keep the result of one cell; records first, then the line that vouches for them."""
@@ -157,6 +160,10 @@ class Store:
                 continue
             if isinstance(row, dict) and "cell" in row:
                 yield row
+
+
+def _unwritable(folder: Path, error: OSError) -> InputError:
+    return InputError(f"cannot write to {str(folder)!r}: {error.strerror}; give another folder")
 
 
 def has_result(row: Mapping[str, Any]) -> bool:
