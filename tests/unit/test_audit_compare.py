@@ -275,10 +275,21 @@ def test_what_cannot_be_compared_is_refused():
     with pytest.raises(InputError, match=r"1 of 20 joined rows have another label"):
         join(a, replace(b, label=Column(np.r_[1 - b.label.codes[:1], b.label.codes[1:]], (0, 1))))
     swapped = {"g": Column(np.r_[1 - b.groups["g"].codes[:2], b.groups["g"].codes[2:]], ("f", "m"))}
-    with pytest.raises(InputError, match=r"2 of 20 joined rows have another g in b than in a; the first has row 1"):
+    with pytest.raises(
+        InputError, match=r"2 of 20 joined rows have another group 'g' in b than in a; the first has row 1"
+    ):
         join(a, replace(b, groups=swapped))
     in_other_order = {"g": Column(1 - b.groups["g"].codes, ("m", "f"))}
     assert join(a, replace(b, groups=in_other_order)).b.groups == a.groups
+    people, halves = Column(np.arange(20), tuple(range(20))), Column(np.arange(20) // 10, (0, 1))
+    with pytest.raises(InputError, match=r"19 of 20 joined rows have another cluster"):
+        join(replace(a, cluster=people), replace(b, cluster=Column(np.arange(20) // 20, (0,))))
+    assert join(replace(a, cluster=halves), b).b.cluster == halves
+    with pytest.raises(
+        InputError, match=r"10 of 20 joined rows have another weight in b than in a; the first has row 11"
+    ):
+        join(replace(a, weight=np.ones(20)), replace(b, weight=1.0 + halves.codes))
+    assert join(replace(a, weight=np.full(20, 1 / 3)), replace(b, weight=np.full(20, 0.3333333))).b.weight[0] == 1 / 3
     with pytest.raises(InputError, match="'holm' or 'bh'"):
         fairhead.compare(a, b, correction="none")
 

@@ -111,6 +111,24 @@ def test_ratios_of_several_classes_reach_1_where_groups_are_even(multiclass):
     assert np.mean(held) > 0.8
 
 
+@pytest.mark.parametrize("metric", ["impact_ratio", "fairlearn.equal_opportunity_ratio"])
+def test_noise_of_a_mean_of_ratios_is_its_own_where_groups_differ(metric):
+    """That of the gap of rates, as shares of the highest, would be half as much again; and no ratio is below 0."""
+    rng = np.random.default_rng(0)
+    answers = np.array([[[0.7, 0.2, 0.1], [0.15, 0.7, 0.15], [0.1, 0.3, 0.6]]] * 2)
+    answers[1] = 0.3 * answers[1] + [0.7, 0.0, 0.0]
+    found = []
+    for _ in range(60):
+        label, group = rng.integers(3, size=1500), rng.integers(2, size=1500)
+        prediction = (rng.random((1500, 1)) > answers[group, label].cumsum(axis=1)).sum(axis=1)
+        records = Records.from_arrays(label, prediction, groups={"g": group})
+        found.append(fairhead.audit(records, metrics=[metric], multiclass="mean", n_boot=300)[metric])
+    noise = np.std([estimate.value for estimate in found])
+    assert np.mean([estimate.detail["se"] for estimate in found]) == pytest.approx(noise, rel=0.25)
+    few = fairhead.audit(records.take(slice(80)), metrics=[metric], multiclass="mean", n_boot=300, min_cell=2)[metric]
+    assert 0 < few.detail["expected_if_even"] < 1
+
+
 def test_the_percentile_interval_of_a_folded_gap_would_fail():
     """Why gaps have intervals of their own: this is what is avoided."""
     rng = np.random.default_rng(0)

@@ -24,6 +24,8 @@ NO_REPLICATE = "every replicate left a cell empty; too few rows for so many grou
 _REASONS = 3
 # Replicates in which a cell was empty are left out; above this share the estimate says so.
 _MENTION_LOST = 0.02
+# Of errors: so small that ratios are straight lines in them.
+_TINY = 1e-6
 
 
 @dataclass(frozen=True)
@@ -287,13 +289,30 @@ def _ratio(reduction: Reduction, parts: Stack, level: float) -> intervals.Interv
 
 
 def _mean_of_ratios(reduction: Reduction, parts: Stack, wide: Array, level: float) -> intervals.Interval:
-    """The interval of a mean of ratios over classes: 1 less a mean gap, of rates as shares of the highest."""
+    """The interval of a mean of ratios over classes: 1 less a mean gap, of rates as shares of the highest.
+
+    Whether the groups may be even is asked of that gap. Where they are not, the noise of the highest rate counts for
+    less in a ratio than in a gap: what true rates would show is reckoned from ratios.
+    """
     highest = np.fmax.reduce(parts.hat, axis=-1)[..., None]
     hat, error = parts.hat / highest, parts.errors(level) / highest
     lack = replace(reduction, metric=replace(reduction.metric, compare="spread"))
     around = truths(lack, hat, parts.se * wide / highest, level)
-    gap = _within_unit(intervals.gap_of_errors(hat, error, lack, around, level))
-    null = None if gap.null is None else 1 - gap.null
+
+    def ratios(rates: Array) -> Array:
+        """The mean of ratios, [B], where these are the true rates."""
+        return reduction(np.maximum(rates + error, 0.0))
+
+    def shown(theta: float) -> Array:
+        rates = around.at(theta)
+        return 1 - ratios(rates + 1 - np.fmax.reduce(rates, axis=-1)[..., None])
+
+    def signed(error: Array) -> Array:
+        return (reduction(hat) - reduction(hat + _TINY * error)) / _TINY
+
+    gap = intervals.gap_of_errors(hat, error, lack, around._replace(shown=shown, signed=signed), level)
+    gap = _within_unit(gap)
+    null = float(np.nanmean(ratios(np.ones_like(hat))))
     return intervals.Interval(1 - gap.high, 1 - gap.low, gap.se, null, gap.method)
 
 

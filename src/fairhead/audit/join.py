@@ -20,7 +20,9 @@ class Joined(NamedTuple):
 
 
 def join(a: Records, b: Records) -> Joined:
-    """Bring two sets of records to the same rows in the same order, with the same classes and a's groups.
+    """Bring two sets of records to the same rows in the same order, with the same classes.
+
+    Groups, clusters and weights are a's; where b has them too, they must be the same.
 
     Example:
         >>> one = Records(Column(np.array([0, 1]), (0, 1)), id=np.array([7, 8]))
@@ -48,23 +50,29 @@ def join(a: Records, b: Records) -> Joined:
     classes = _all_classes(a, b)
     a, b = _with_classes(a, classes), _with_classes(b, classes)
     _refuse_differences(a, "label", a.label.codes != b.label.codes)
-    for name in a.groups.keys() & b.groups.keys():
-        _refuse_differences(a, name, _differ(a.groups[name], b.groups[name]))
+    for name in [name for name in a.groups if name in b.groups]:
+        _refuse_differences(a, f"group {name!r}", _differ(a.groups[name], b.groups[name]))
+    if a.cluster is not None and b.cluster is not None:
+        _refuse_differences(a, "cluster", _differ(a.cluster, b.cluster))
+    if a.weight is not None and b.weight is not None:
+        _refuse_differences(a, "weight", ~np.isclose(a.weight, b.weight, rtol=1e-6, atol=0.0))
     return Joined(a, replace(b, groups=a.groups, cluster=a.cluster, weight=a.weight), only_in_a, only_in_b)
 
 
-def _refuse_differences(a: Records, column: str, differ: NDArray[np.bool_]) -> None:
+def _refuse_differences(a: Records, what: str, differ: NDArray[np.bool_]) -> None:
     different = np.flatnonzero(differ)
     if len(different):
         which = f"row {different[0] + 1}" if a.id is None else f"id {a.id[different[0]]}"
         raise InputError(
-            f"{len(different)} of {len(a)} joined rows have another {column} in b than in a; the first has {which}. "
-            "Both must be predictions for the same rows, with the same labels and groups."
+            f"{len(different)} of {len(a)} joined rows have another {what} in b than in a; the first has {which}. "
+            "Both must be predictions for the same rows, which have the same labels, groups, clusters and weights."
         )
 
 
 def _differ(a: Column, b: Column) -> NDArray[np.bool_]:
     """Rows with another value, [n]; 7 is "7"."""
+    if a.levels == b.levels:  # of clusters there may be millions
+        return np.asarray(a.codes != b.codes)
     number = {str(level): code for code, level in enumerate(a.levels)}
     codes = np.array([number.get(str(level), -1) for level in b.levels], dtype=np.int64)
     return np.asarray(a.codes != codes[b.codes])
