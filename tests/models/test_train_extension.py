@@ -17,6 +17,9 @@ from transformers import ViTConfig, ViTForImageClassification
 from fairhead.errors import InputError
 from fairhead.mitigate import DAM, attach, method, run
 from fairhead.mitigate.distributed import gathered
+from fairhead.mitigate.pair import PairOutput
+from fairhead.mitigate.references import method_with_attributes, run_with_attributes
+from fairhead.mitigate.xrm import TwinLoss
 from fairhead.train import Examples, TrainingPlan, fit, predict
 from fairhead.train.selection import last_epoch, worst_accuracy
 
@@ -145,7 +148,12 @@ def in_process(rank, processes, port, folder):
     for name, options in OF_WHOLE_BATCHES.items():
         trained = run(method(name, **options), tiny_vit, data, data, plan)
         found["weights"] |= {f"{name}: {key}": tensor for key, tensor in trained.model.state_dict().items()}
+    for name in ("fscl", "tadet", "dsa"):
+        groups = torch.arange(32) // 2 % 2
+        trained = run_with_attributes(method_with_attributes(name), tiny_vit, data, data, groups, groups, plan)
+        found["weights"] |= {f"{name}: {key}": tensor for key, tensor in trained.model.state_dict().items()}
     check_gradient_of_a_sum(rank, processes)
+    found["twins"] = turned_labels(rank, processes)
     torch.save(found, f"{folder}/{processes}-{rank}.pt")
     if processes > 1:
         torch.distributed.destroy_process_group()
@@ -156,6 +164,15 @@ def check_gradient_of_a_sum(rank, processes):
     x, weight = torch.ones(2, requires_grad=True), torch.arange(2.0 * processes)
     ((gathered(x) + gathered(2 * x)) * weight).sum().backward()
     torch.testing.assert_close(x.grad, processes * 3 * weight[2 * rank : 2 * rank + 2])
+
+
+def turned_labels(rank, processes):
+    """XRM's loss, and its labels after the twins have been sure of classes 1 and 0 in turn."""
+    loss = TwinLoss(torch.arange(8) // 4, torch.Generator().manual_seed(0))
+    rows = torch.arange(8)[rank::processes]
+    logits = 40 * torch.nn.functional.one_hot((rows + 1) % 2, 2).float()
+    value = loss(PairOutput(logits, logits), loss.labels[rows], rows)
+    return [value.item(), *loss.labels.tolist()]
 
 
 def tiny_vit():
@@ -178,6 +195,7 @@ def test_two_processes_train_the_model_of_one(tmp_path):
             # Attention does not depend on these biases where q and k are centred: their gradient is rounding alone.
             if not name.endswith(("q_proj.bias", "k_proj.bias")):
                 torch.testing.assert_close(half["weights"][name], tensor, rtol=1e-3, atol=1e-4)
+        assert half["twins"] == pytest.approx(one["twins"])
         assert half["losses"] == pytest.approx(one["losses"], rel=1e-4)
 
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from fairhead.mitigate.distributed import gathered
 from fairhead.mitigate.group_dro import GroupLoss, balanced, cell_numbers
 from fairhead.mitigate.job import Job
 from fairhead.mitigate.losses import row_losses
@@ -87,14 +88,18 @@ class TwinLoss:
         """The loss of a batch; some of its labels turn."""
         assert output.second is not None
         self.labels, self.first_half = self.labels.to(rows.device), self.first_half.to(rows.device)
+        rows = gathered(
+            rows
+        )  # labels that turn must have turned in all processes, as classes count in all of the batch
         in_first, now = self.first_half[rows], self.labels[rows]
-        both = torch.stack([output.second, output.logits]).float()
+        both = torch.stack([gathered(logits.float()) for logits in (output.second, output.logits)])
         classes = both.shape[-1]
         learning = torch.where(in_first[:, None], both[1], both[0])
         with torch.no_grad():
             held_out = torch.where(in_first[:, None], both[0], both[1]).softmax(-1).max(-1)
             chance = (held_out.values - 1 / classes) * classes / (classes - 1)
-            flip = torch.rand(len(rows), device=rows.device) < chance
+            draws = gathered(torch.rand(len(rows), device=rows.device))[: len(rows)]  # those of the first process
+            flip = draws < chance
             self.labels[rows] = torch.where(flip, held_out.indices, now)
         # Classes count alike within each half of the batch.
         cell = 2 * now + in_first

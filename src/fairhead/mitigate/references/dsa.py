@@ -3,7 +3,7 @@
 It uses the attribute.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -189,6 +189,14 @@ class _Eyes:
         self._pixels.clear()
 
 
+class _Output(NamedTuple):
+    """A tuple: parallel training takes outputs apart and puts them together, and loses what was added to others."""
+
+    logits: Tensor
+    double: Tensor | None = None
+    attention: Sequence[tuple[Tensor, Tensor]] = ()
+
+
 class _WithDouble(nn.Module):
     """A model that is shown a picture and, while training, its double too."""
 
@@ -197,20 +205,21 @@ class _WithDouble(nn.Module):
         self.model = model
         self.eyes = _Eyes(model, tap)
 
-    def forward(self, pixel_values: Tensor, noise: Tensor | None = None, places: Tensor | None = None) -> Any:
-        output = self.model(pixel_values=pixel_values)
-        if noise is not None and places is not None:
-            weights = self.eyes.weights()
-            double = self.model(pixel_values=pasted(self.eyes.pixels, noise, places))
-            output.double, output.attention = double.logits, list(zip(weights, self.eyes.weights(), strict=True))
-        return output
+    def forward(self, pixel_values: Tensor, noise: Tensor | None = None, places: Tensor | None = None) -> _Output:
+        logits = self.model(pixel_values=pixel_values).logits
+        if noise is None or places is None:
+            return _Output(logits)
+        weights = self.eyes.weights()
+        double = self.model(pixel_values=pasted(self.eyes.pixels, noise, places)).logits
+        return _Output(logits, double, list(zip(weights, self.eyes.weights(), strict=True)))
 
 
 class _Loss:
     def __init__(self, weight: float) -> None:
         self.weight = weight
 
-    def __call__(self, output: Any, labels: Tensor, rows: Tensor) -> Tensor:
+    def __call__(self, output: _Output, labels: Tensor, rows: Tensor) -> Tensor:
+        assert output.double is not None
         apart = torch.stack([attention_divergence(one, other) for one, other in output.attention])
         both = row_losses(output.logits, labels).mean() + row_losses(output.double, labels).mean()
         return both + self.weight * apart.sum()

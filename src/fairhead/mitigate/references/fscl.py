@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from fairhead.mitigate.distributed import gathered
 from fairhead.mitigate.head import find_head
 from fairhead.mitigate.job import Job
 from fairhead.mitigate.losses import row_losses
@@ -57,6 +58,13 @@ class FSCL:
         return model
 
 
+class _Output(NamedTuple):
+    """A tuple: parallel training takes outputs apart and puts them together, and loses what was added to others."""
+
+    logits: Tensor
+    projection: Tensor | None
+
+
 class _Projected(nn.Module):
     """A model with a projection of what goes into its head."""
 
@@ -69,22 +77,22 @@ class _Projected(nn.Module):
         self.seen: list[Tensor] = []
         self.handle = head.register_forward_pre_hook(lambda module, args: self.seen.append(args[0]))
 
-    def forward(self, **inputs: Any) -> Any:
-        output = self.model(**inputs)
-        output.projection = normalize(self.project(self.seen.pop().float()), dim=-1) if self.training else None
+    def forward(self, **inputs: Any) -> _Output:
+        logits = self.model(**inputs).logits
+        projection = normalize(self.project(self.seen.pop().float()), dim=-1) if self.training else None
         self.seen.clear()
-        return output
+        return _Output(logits, projection)
 
 
 class _Loss:
     def __init__(self, config: FSCL, groups: Tensor) -> None:
         self.config, self.groups = config, groups
 
-    def __call__(self, output: Any, labels: Tensor, rows: Tensor) -> Tensor:
+    def __call__(self, output: _Output, labels: Tensor, rows: Tensor) -> Tensor:
+        assert output.projection is not None
         self.groups = self.groups.to(rows.device)
-        contrast = fair_contrastive(
-            output.projection, labels, self.groups[rows], self.config.temperature, self.config.even_groups
-        )
+        z, classes, groups = (gathered(part) for part in (output.projection, labels, self.groups[rows]))
+        contrast = fair_contrastive(z, classes, groups, self.config.temperature, self.config.even_groups)
         return row_losses(output.logits, labels).mean() + self.config.weight * contrast
 
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fairhead.heads import Tap
+from fairhead.mitigate.distributed import gathered
 from fairhead.mitigate.head import find_head
 from fairhead.mitigate.job import Job
 from fairhead.mitigate.losses import row_losses
@@ -50,52 +51,63 @@ class TADeT:
         n_groups = int(job.groups_train.max()) + 1
         steps = job.plan.epochs * (len(job.train) // job.plan.batch_size)
         with Tap(model, layers=self.layer) as tap:
-            watched = _Watched(model, head, tap, n_groups)
+            watched = _Watched(model, head, tap, n_groups, self.adversary, steps)
             try:
-                job.fit("training", watched, loss=_Loss(self, job.groups_train, steps))
+                job.fit("training", watched, loss=_Loss(self, job.groups_train))
             finally:
                 watched.handle.remove()
         return model
 
 
+class _Output(NamedTuple):
+    """A tuple: parallel training takes outputs apart and puts them together, and loses what was added to others."""
+
+    logits: Tensor
+    guesses: Tensor  # of the group, by the adversary
+    queries: Tensor
+
+
 class _Watched(nn.Module):
     """A model with an adversary on what goes into its head, and its first token's queries in view."""
 
-    def __init__(self, model: nn.Module, head: nn.Linear, tap: Tap, n_groups: int) -> None:
+    def __init__(
+        self, model: nn.Module, head: nn.Linear, tap: Tap, n_groups: int, adversary_weight: float, steps: int
+    ) -> None:
         super().__init__()
         self.model = model
+        self.adversary_weight, self.steps = adversary_weight, steps
+        self.step: Tensor
+        self.register_buffer("step", torch.zeros(()))  # a tensor: a recorded and replayed step must count as well
         width = head.in_features
         self.adversary = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, n_groups))
         self.queries = tap.read("q", tokens=0)
         self.seen: list[Tensor] = []
         self.handle = head.register_forward_pre_hook(lambda module, args: self.seen.append(args[0]))
 
-    def forward(self, **inputs: Any) -> Any:
-        output = self.model(**inputs)
-        output.features, output.queries = self.seen[-1], self.queries[self.queries.layers[0]]
-        output.adversary = self.adversary
+    def forward(self, **inputs: Any) -> _Output:
+        logits = self.model(**inputs).logits
+        features, queries = self.seen[-1], self.queries[self.queries.layers[0]]
         self.seen.clear()
         self.queries.clear()
-        return output
+        # The adversary's say grows from 0 to 1 over the run, as in the reference.
+        strength = 2 / (1 + (-10 * self.step / max(1, self.steps)).exp()) - 1
+        if self.training:
+            self.step += 1
+        read = reversed_gradient(features, self.adversary_weight * strength)
+        return _Output(logits, self.adversary(read.float()), queries)
 
 
 class _Loss:
-    def __init__(self, config: TADeT, groups: Tensor, steps: int) -> None:
-        self.config, self.groups, self.steps = config, groups, steps
-        self.step = torch.zeros(())  # a tensor: a step that is recorded and replayed must count as well
+    def __init__(self, config: TADeT, groups: Tensor) -> None:
+        self.config, self.groups = config, groups
 
-    def __call__(self, output: Any, labels: Tensor, rows: Tensor) -> Tensor:
+    def __call__(self, output: _Output, labels: Tensor, rows: Tensor) -> Tensor:
         self.groups = self.groups.to(rows.device)
-        groups = self.groups[rows]
-        # The adversary's say grows from 0 to 1 over the run, as in the reference.
-        self.step = self.step.to(rows.device)
-        strength = 2 / (1 + (-10 * self.step / max(1, self.steps)).exp()) - 1
-        self.step += 1
-        read = reversed_gradient(output.features, self.config.adversary * strength)
+        groups, queries = self.groups[rows], output.queries.flatten(1).float()
         return (
             row_losses(output.logits, labels).mean()
-            + row_losses(output.adversary(read.float()), groups).mean()
-            + self.config.alignment * query_gap(output.queries.flatten(1).float(), labels, groups)
+            + row_losses(output.guesses, groups).mean()
+            + self.config.alignment * query_gap(*(gathered(part) for part in (queries, labels, groups)))
         )
 
 
