@@ -12,6 +12,8 @@ from transformers import (
     BertModel,
     CLIPVisionConfig,
     CLIPVisionModelWithProjection,
+    FunnelConfig,
+    FunnelModel,
     LlamaConfig,
     LlamaForCausalLM,
 )
@@ -252,3 +254,10 @@ def test_a_language_model_that_cannot_pad_is_named(tmp_path):
     LlamaForCausalLM(LlamaConfig(**shape, vocab_size=9)).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel, match="is a llama model without a padding token"):
         Recipe(f"path:{tmp_path}", ("no", "yes")).build("text", seed=0)
+
+
+def test_an_encoder_whose_settings_name_no_padding_token_is_a_backbone(tmp_path):
+    shape = {"d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 16, "block_sizes": [1], "vocab_size": 9}
+    FunnelModel(FunnelConfig(**shape)).save_pretrained(tmp_path)
+    model = Recipe(f"path:{tmp_path}", ("no", "yes")).build("text", seed=0)
+    assert model(input_ids=torch.ones(2, 4, dtype=torch.long)).logits.shape == (2, 2)

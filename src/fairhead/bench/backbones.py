@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -199,7 +199,7 @@ class Recipe:
                     f"{self.folder} is a {family} model, which transformers has no {kind} classifier for; "
                     "give an encoder such as ViT or DINOv2 for pictures, BERT or RoBERTa for texts"
                 ) from None
-        if kind == "text" and model.config.pad_token_id is None:
+        if kind == "text" and family in _language_models() and _padding_token(model) is None:
             raise UnsupportedModel(
                 f"{self.folder} is a {family} model without a padding token, which batches of texts need: give an "
                 "encoder such as BERT or RoBERTa, or set pad_token_id in its config.json"
@@ -272,3 +272,14 @@ class quietly:
         self._logging.set_verbosity(self._level)
         if self._bars:
             self._logging.enable_progress_bar()
+
+
+def _language_models() -> Collection[str]:
+    """Families whose classifiers look for the last token before the padding; encoders read the first, whatever pads."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys()
+
+
+def _padding_token(model: Any) -> int | None:
+    return getattr(model.config.get_text_config(), "pad_token_id", None)
