@@ -19,6 +19,9 @@ from fairhead.settings import PositiveShare, Share
 class LfF:
     """Learning from failure, with two networks that share nothing.
 
+    The biased network is meant to learn the easy rows alone. Where it learns nearly all by heart (few rows, many
+    epochs), their weights vanish, and the predicting network may learn the reverse of the task: mind its accuracy.
+
     Attributes:
         q: of the generalised cross-entropy that makes the second network cling to what it has learnt first.
         memory: share of the past in the running loss of each row (α).
