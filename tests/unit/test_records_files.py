@@ -175,6 +175,18 @@ def test_parquet_columns_that_pandas_had_as_an_index_or_with_gaps(tmp_path):
     assert records.label.values().tolist() == a_frame().y.drop(3).tolist()
 
 
+def test_parquet_keeps_large_whole_numbers_apart_where_some_are_missing(tmp_path):
+    """As floats, which is what pandas makes of them, the first three clusters would be one."""
+    pytest.importorskip("pyarrow")
+    people = pd.array([2**60 + 1, 2**60 + 2, 2**60 + 3, None], dtype="Int64")
+    pd.DataFrame({"y": [0, 1, 0, 1], "yhat": [0, 1, 1, 1], "who": people}).to_parquet(tmp_path / "preds.parquet")
+    some = {"label": "y", "prediction": "yhat", "drop_missing": True}
+    for part in ("cluster", "id"):
+        found = getattr(Records.read(tmp_path / "preds.parquet", **{part: "who"}, **some), part)
+        values = found.values() if part == "cluster" else found
+        assert values.tolist() == [2**60 + 1, 2**60 + 2, 2**60 + 3]
+
+
 def test_a_damaged_parquet_file(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     a_frame()[["y", "yhat", "race", "sex"]].to_parquet(tmp_path / "preds.parquet")

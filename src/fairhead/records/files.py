@@ -227,7 +227,8 @@ def _parquet(file: Path, name: str) -> Source:
         try:
             with pq.ParquetFile(file) as opened:
                 for batch in opened.iter_batches(batch_size=CHUNK, columns=list(layout.columns)):
-                    frame = batch.replace_schema_metadata().to_pandas()  # what pandas had as an index is a column here
+                    # What pandas had as an index is a column here, and whole numbers beside missing ones stay exact.
+                    frame = batch.replace_schema_metadata().to_pandas(integer_object_nulls=True)
                     yield {column: frame[column] for column in layout.columns}
         except pa.ArrowException as error:
             raise InputError(f"{name} is a damaged Parquet file: {error}") from None
