@@ -2,15 +2,20 @@
 
 import io
 import json
+import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from rich.console import Console
 from rich.progress import Progress as Bars
 
+import fairhead
 from fairhead.cli import main
 from fairhead.cli.progress import Progress, _columns
+from fairhead.cli.tables import show_comparison
+from fairhead.records import Records
 
 HOSTILE = ["\x1b[31mred\x07", "\u202egnp.exe", "[bold]x[/]", "Zoë – ŷ", "\ud800", "nul\0"]
 ARGUMENTS = ["--label", "y", "--pred", "yhat", "--group", "race", "--n-boot", "100"]
@@ -64,6 +69,27 @@ def test_progress_keeps_its_figures_on_a_narrow_terminal(width):
     assert max(map(len, lines)) <= width
     for line, words in zip(lines, (["plain training", "12/30"], ["heads and controls", "315/630"]), strict=True):
         assert all(word in line for word in [*words, "0:00:0"]), line
+
+
+def test_no_width_cuts_a_word_of_a_comparison():
+    rng = np.random.default_rng(0)
+    label, group = rng.integers(2, size=600), rng.choice(["a", "b"], size=600)
+    both = [np.where(rng.random(600) < right, label, 1 - label) for right in (0.8, 0.7)]
+    found = fairhead.compare(
+        *(
+            Records.from_arrays(label, prediction, groups={"race": group}, cluster=np.arange(600) // 3)
+            for prediction in both
+        ),
+        n_boot=100,
+        n_perm=500,
+    )
+    for width in range(60, 130):
+        console = Console(file=io.StringIO(), width=width)
+        show_comparison(console, found, [], ("a", "b"), 0.95)
+        shown = set(re.findall(r"\w+", console.file.getvalue()))
+        assert {word for word in shown if word.startswith(("differ", "wors", "sho"))} <= {
+            *("difference", "differs", "worse", "worst", "shown")
+        }, width
 
 
 def test_a_worst_group_says_what_it_goes_without(tmp_path):

@@ -30,6 +30,8 @@ _STACKED_WIDTH = 15
 _GROUP_WIDTH = 20
 # Below this width, names share a column, and the comparison leaves out the minimum detectable effect.
 _NARROW = 80
+# From this width on, a difference and its interval stand on one line.
+_WIDE = 100
 # "(0.672–0.909)": narrower, and an interval would be broken within a number.
 _INTERVAL_WIDTH = 13
 # Of more groups the largest are shown; that many seldom are groups of people.
@@ -79,8 +81,9 @@ def show_comparison(
     if not narrow:
         table.add_column("by", overflow="fold")
     for title in ("A", "B", "B − A", "p adj.") if narrow else ("A", "B", "B − A", "MDE", "p adj."):
-        wide = (11 if narrow else _INTERVAL_WIDTH) if title == "B − A" else None
-        table.add_column(title, justify="right", overflow="fold", min_width=wide)
+        # Just so wide: a least width that other columns do not give way to pushes the last one over the edge.
+        wide = (11 if narrow else _INTERVAL_WIDTH if console.width < _WIDE else 25) if title == "B − A" else None
+        table.add_column(title, justify="right", overflow="fold", width=wide)
     table.add_column("verdict", overflow="fold")
     for d in comparison.differences:
         word = said_of_difference(d)
