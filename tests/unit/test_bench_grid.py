@@ -295,8 +295,8 @@ def test_a_folder_has_one_writer_at_a_time_and_readers_as_they_like(tmp_path):
     assert a.take_in(b) == 1
 
 
-def test_a_folder_whose_results_cannot_be_written_is_refused_at_once(tmp_path):
-    (tmp_path / "results.jsonl").mkdir()
+def test_a_folder_that_cannot_be_written_is_refused_at_once(tmp_path):
+    (tmp_path / ".lock").mkdir()
     with pytest.raises(InputError, match="cannot write to"), Store(tmp_path).alone():
         pass
 

@@ -92,8 +92,11 @@ def check(cells: Sequence[Cell]) -> None:
         key = (cell.method.name, cell.data.name, cell.backbone.name, cell.trial)
         if key not in seen:
             seen.add(key)
-            check_spec(cell.data.read)
             method_of(cell)
             TrainingPlan(**cell.plan)
             check_others(cell)
             Recipe(cell.backbone.model, ("0", "1"), cell.backbone.settings).check()
+    for spec in dict.fromkeys(
+        cell.data.read for cell in cells
+    ):  # last: a wrong setting is told also where there are no data yet
+        check_spec(spec)

@@ -55,9 +55,10 @@ class Store:
         except ModuleNotFoundError:  # Windows: nobody keeps watch
             yield
             return
-        # The file that is written last, never the folder: network file systems lock files that are open for writing.
+        # A file, not the folder: network file systems lock what is open for writing. It stays: removing it would let
+        # two others lock files of the same name.
         try:
-            file = self._rows.open("ab")
+            file = (self.folder / ".lock").open("ab")
         except OSError as error:
             raise _unwritable(self.folder, error) from error
         with file:
