@@ -104,7 +104,7 @@ def test_each_cell_has_a_row_and_records(finished):
         assert row["cost"]["seconds"] > 0
         assert row["cost"]["energy_wh"] is None
         assert row["stages"][0][2] == 2 * (128 // 16)
-    assert sorted(path.name for path in out.iterdir()) == ["grid.yaml", "records.zip", "results.jsonl"]
+    assert sorted(path.name for path in out.iterdir()) == [".lock", "grid.yaml", "records.zip", "results.jsonl"]
 
 
 def test_seeds_have_splits_of_their_own_and_methods_share_them(finished):

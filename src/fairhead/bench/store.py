@@ -1,7 +1,7 @@
 """Results on disk: one line a cell in results.jsonl, its records in records.zip. Imports no torch.
 
-Two files whatever the size of the grid. A line is added when its records are safe, so that whatever kills the run, all
-that is listed is there; the cells in flight are run again.
+Two files whatever the size of the grid (and an empty one, by which writers keep apart). A line is added when its
+records are safe, so that whatever kills the run, all that is listed is there; the cells in flight are run again.
 """
 
 import json
