@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from fairlearn.metrics import MetricFrame, false_positive_rate, selection_rate, true_positive_rate
+from scipy.stats import fisher_exact
 from sklearn.metrics import accuracy_score
 
 import fairhead
@@ -109,6 +110,19 @@ def test_ratios_of_several_classes_reach_1_where_groups_are_even(multiclass):
         assert found.low < found.value <= found.high
         held.append(found.high == 1.0)
     assert np.mean(held) > 0.8
+
+
+@pytest.mark.parametrize(("n", "selected"), [(30, 2), (40, 3), (200, 3), (30, 20), (100, 30), (400, 40)])
+def test_a_group_of_which_nobody_is_selected_may_be_even_where_fishers_test_says_so(n, selected):
+    """The percentiles of its ratio would end below 1 whatever the other group has."""
+    prediction, group = np.arange(2 * n) < selected, np.arange(2 * n) // n
+    records = Records.from_arrays(np.arange(2 * n) % 2, prediction.astype(int), groups={"g": group})
+    found = fairhead.audit(records, metrics=["impact_ratio"])["impact_ratio"]
+    even = fisher_exact([[0, n], [selected, n - selected]]).pvalue
+    assert even > 0.2 or even < 0.001
+    assert (found.value, found.low) == (0.0, 0.0)
+    assert (found.high == 1.0) == (even > 0.2)
+    assert found.mde > 0
 
 
 @pytest.mark.parametrize("metric", ["impact_ratio", "fairlearn.equal_opportunity_ratio"])

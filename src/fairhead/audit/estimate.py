@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fairhead.audit import intervals
 from fairhead.audit.catalogue import Metric
-from fairhead.audit.rates import Rates
+from fairhead.audit.rates import ROUNDED, Rates
 from fairhead.audit.reduction import Multiclass, Reduction
 from fairhead.audit.results import Estimate
 from fairhead.audit.truths import truths
@@ -241,9 +241,9 @@ def _interval(reduction: Reduction, parts: Stack, level: float) -> intervals.Int
         case "spread" | "to_overall":
             around = truths(reduction, parts.hat, parts.se * wide, level)
             return _within_unit(intervals.gap_of_errors(parts.hat, parts.errors(level), reduction, around, level))
-        case "ratio" if (reduction.multiclass == "max" or parts.hat.shape[1] == 1) and np.nanmin(parts.hat) > 0:
+        case "ratio" if reduction.multiclass == "max" or parts.hat.shape[1] == 1:
             return _ratio(reduction, parts, level)
-        case "ratio" if reduction.multiclass != "max" and parts.hat.shape[1] > 1:
+        case "ratio":
             return _mean_of_ratios(reduction, parts, wide, level)
         case _:
             values = reduction(parts.hat - parts.errors(level))
@@ -278,12 +278,13 @@ def _lowest(parts: Stack, wide: Array, level: float) -> intervals.Interval:
 
 def _ratio(reduction: Reduction, parts: Stack, level: float) -> intervals.Interval:
     """The interval of a ratio, as that of a gap of logarithms."""
-    # A replicate without a single hit would be infinitely far away; half a hit is as far as the data can tell.
-    hat = np.log(parts.hat)
-    error = hat - np.log(np.maximum(parts.hat - parts.errors(level), 0.5 / np.maximum(parts.rows, 1)))
+    # Rates without a single hit would be infinitely far away; half a hit is as far as the data can tell.
+    least = 0.5 / np.maximum(parts.rows, 1)
+    hat = np.log(np.where(parts.hat < ROUNDED, least, parts.hat))
+    error = hat - np.log(np.maximum(parts.hat - parts.errors(level), least))
     around = truths(reduction, hat, np.std(error, axis=0), level, logarithms=True)
     gap = intervals.gap_of_errors(hat, error, reduction.gap_of_logarithms, around, level)
-    value = float(reduction(parts.hat))
+    value = float(np.exp(-reduction.gap_of_logarithms(hat)))
     null = None if gap.null is None else float(np.exp(-gap.null))
     return intervals.Interval(float(np.exp(-gap.high)), float(np.exp(-gap.low)), gap.se * value, null, gap.method)
 

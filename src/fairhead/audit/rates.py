@@ -16,7 +16,7 @@ Array = NDArray[np.float64]
 Counts = NDArray[Any]  # whole numbers of rows, or sums of weights
 
 # A rate this close to 0 or 1 is 0 or 1.
-_ROUNDED = 1e-12
+ROUNDED = 1e-12
 
 
 @dataclass(frozen=True)
@@ -292,7 +292,7 @@ def unsettle(rates: Rates, name: str) -> Array:
     """
     hat, star, n = rates.hat, rates.star, rates.independent
     # Differences of sums of weights are rounded: a rate of 1 can be 1 - 1e-16.
-    settled = ((hat < _ROUNDED) | (hat > 1 - _ROUNDED)) & (n > 0)
+    settled = ((hat < ROUNDED) | (hat > 1 - ROUNDED)) & (n > 0)
     if not settled.any():
         return star
     star = star.copy(order="K")
