@@ -112,6 +112,19 @@ def test_ratios_of_several_classes_reach_1_where_groups_are_even(multiclass):
     assert np.mean(held) > 0.8
 
 
+def test_intervals_of_few_rows_do_not_leave_their_scale():
+    """These are stretched, as t stretches the normal: an accuracy of 23 in 24 went up to 100.3 %, a ratio below 0."""
+    label, group = np.arange(24) % 2, np.arange(24) // 12
+    nearly = np.where(np.arange(24) == 0, 1 - label, label)
+    found = fairhead.audit(Records.from_arrays(label, nearly, groups={"g": group}), metrics=["accuracy"])["accuracy"]
+    assert found.value < found.high <= 1.0
+    few = np.isin(np.arange(24), [0, 12, 13, 14]).astype(int)
+    records = Records.from_arrays(label, few, groups={"g": group})
+    name = "aif360.disparate_impact"
+    found = fairhead.audit(records, metrics=[name], privileged={"g": 1})[name]
+    assert 0.0 <= found.low < found.value == pytest.approx(1 / 3)
+
+
 @pytest.mark.parametrize(("n", "selected"), [(30, 2), (40, 3), (200, 3), (30, 20), (100, 30), (400, 40)])
 def test_a_group_of_which_nobody_is_selected_may_be_even_where_fishers_test_says_so(n, selected):
     """The percentiles of its ratio would end below 1 whatever the other group has."""

@@ -247,7 +247,12 @@ def _interval(reduction: Reduction, parts: Stack, level: float) -> intervals.Int
             return _mean_of_ratios(reduction, parts, wide, level)
         case _:
             values = reduction(parts.hat - parts.errors(level))
-            return intervals.percentile(values[~np.isnan(values)], level)
+            found = intervals.percentile(values[~np.isnan(values)], level)
+            # Stretched, replicates may leave the scale: of rates, but for a Brier score of several classes, 0 to 1.
+            metric = reduction.metric
+            endless = metric.compare == "signed_ratio" or "Brier" in metric.rates
+            least, most = -1.0 if metric.compare == "signed" else 0.0, np.inf if endless else 1.0
+            return found._replace(low=max(found.low, least), high=min(found.high, most))
 
 
 def _sum_interval(parts: Stack, rates: Rates, level: float) -> intervals.Interval:
