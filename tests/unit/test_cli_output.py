@@ -97,4 +97,4 @@ def test_a_worst_group_says_what_it_goes_without(tmp_path):
     lines = [f"{label},n,{group}" for group in "fm" for label in "n" * 30 + "y" * 6]
     (tmp_path / "preds.csv").write_text("\n".join(["y,yhat,race", *lines]))
     shown = ran(tmp_path / "preds.csv", "utf-8", "--metric", "worst_group_accuracy").decode()
-    assert "without 2 cells of too few rows" in shown
+    assert "without 2 cells that are too small" in shown

@@ -233,7 +233,7 @@ def test_bold_goes_on_without_a_domain_whose_file_is_cut_off(tmp_path):
         read("bold", tmp_path)
     found = read("bold", tmp_path, on_error="skip")
     assert [prompt.domain for prompt in found] == ["gender"]
-    assert found.skipped == {"not complete JSON": ("race",)}
+    assert found.skipped == {"a file that cannot be read": ("race",)}
 
 
 def test_winobias_marks_occupation_and_pronouns(tmp_path):

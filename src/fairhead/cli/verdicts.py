@@ -49,10 +49,10 @@ def left_out(estimate: Estimate) -> str:
 
     Example:
         >>> left_out(Estimate("worst_group_accuracy", "race", 1.0, 0.9, 1.0, 60, ideal=1.0, detail={"excluded": ["a"]}))
-        'without 1 cell of too few rows'
+        'without 1 cell that is too small'
     """
     n = 0 if estimate.undefined is not None else len(estimate.detail.get("excluded", ()))
-    return f"without {n} cell{'s' if n > 1 else ''} of too few rows" if n else ""
+    return f"without {n} cells that are too small" if n > 1 else "without 1 cell that is too small" if n else ""
 
 
 def points(value: float) -> str:

@@ -65,7 +65,7 @@ def read_bold(
         except InputError:
             if on_error == "raise":
                 raise
-            skips.drop("not complete JSON", domain)
+            skips.drop("a file that cannot be read", domain)
             continue
         if not isinstance(published, dict) or not all(isinstance(g, dict) for g in published.values()):
             raise InputError(f"{source.where(name)}: BOLD has {{group: {{entity: [text]}}}} here")
@@ -75,6 +75,8 @@ def read_bold(
                     prompts += _prompts(domain, group, entity, texts, sentences)
                 except MALFORMED as error:
                     skips.malformed(source.where(name), f"{domain}/{group}/{entity}", error)
+    if not prompts:
+        raise InputError(f"{source.path}: none of BOLD's prompts there can be read ({', '.join(here)})")
     return Benchmark("bold", tuple(prompts), skips.found(), {"data": "bold", "path": str(source.path)})
 
 

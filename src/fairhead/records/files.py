@@ -171,7 +171,7 @@ def _file_errors(name: str) -> Iterator[None]:
     except UnicodeDecodeError as error:
         raise InputError(f"{name} is not UTF-8 text ({error.reason}); save it as UTF-8") from None
     except csv.Error as error:
-        raise InputError(f"{name}: {error}") from None
+        raise InputError(f"{name}: {error}; is a line end or a quotation mark missing?") from None
     except pd.errors.ParserError as error:
         raise InputError(f"{name}: {_parser_message(str(error))}") from None
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
