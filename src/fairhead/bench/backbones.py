@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fairhead.errors import InputError, UnsupportedModel, did_you_mean
+from fairhead.mitigate.attach import quietly
 
 # Layers × heads with fresh weights; the widths are those of the DAM paper's code.
 _FRESH = re.compile(r"vit-(\d+)x(\d+)")
@@ -254,24 +255,6 @@ def _json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read as JSON: {error}") from None
     return found if isinstance(found, dict) else {}
-
-
-class quietly:
-    """Without transformers' list of the weights of the new task head, which are meant to be new."""
-
-    def __enter__(self) -> None:
-        from transformers.utils import logging
-
-        self._logging: Any = logging
-        self._level = logging.get_verbosity()
-        self._bars = logging.is_progress_bar_enabled()
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
-
-    def __exit__(self, *_: object) -> None:
-        self._logging.set_verbosity(self._level)
-        if self._bars:
-            self._logging.enable_progress_bar()
 
 
 def _language_models() -> Collection[str]:

@@ -10,12 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fairhead.bench.backbones import Recipe, normalising, quietly
+from fairhead.bench.backbones import Recipe, normalising
 from fairhead.bench.tasks import tokenizer_of
 from fairhead.data import Dataset, Examples, Images, TextPair, read_spec
 from fairhead.errors import InputError, UnsupportedModel, did_you_mean
 from fairhead.heads import Tap
 from fairhead.mitigate import load
+from fairhead.mitigate.attach import quietly
 
 Array = NDArray[np.float64]
 Progress = Callable[[int, int], None]

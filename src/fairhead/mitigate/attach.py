@@ -151,7 +151,7 @@ def load(folder: Path | str) -> nn.Module:
     if kind is None:
         raise InputError(f"{folder / 'config.json'} names {named[0]} as the model's class, which transformers lacks")
     kept = _kept_method(folder)
-    with _without_a_word():  # on what `kept` has and the model itself has not
+    with quietly():  # on what `kept` has and the model itself has not
         found = kind.from_pretrained(folder, output_loading_info=True)
     model: nn.Module = found[0]
     missing: list[str] = sorted(found[1]["missing_keys"])
@@ -235,12 +235,16 @@ def _from_json(text: str, source: Path) -> Attachable:
 
 
 @contextmanager
-def _without_a_word() -> Iterator[None]:
+def quietly() -> Iterator[None]:
+    """Without transformers' bars, and without its list of weights that are meant to be new, or to be left over."""
     from transformers.utils import logging
 
-    before = logging.get_verbosity()
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
+    logging.disable_progress_bar()
     try:
         yield
     finally:
-        logging.set_verbosity(before)
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
