@@ -1,6 +1,6 @@
 """Readers of published data sets, in the formats their authors publish.
 
-`read("utkface", path)` returns a `Dataset` (images, HateXplain, MultiNLI) or a `Benchmark` (StereoSet, CrowS-Pairs,
+`read("utkface", path)` returns a `Dataset` (images, HateXplain, MultiNLI) or `Items` (StereoSet, CrowS-Pairs,
 BBQ, BOLD, WinoBias). Each reader is one file of this folder, where its options are explained.
 """
 
@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fairhead.data.dataset import Attributes, Benchmark, Dataset, Examples, TextPair
+from fairhead.data.dataset import Attributes, Dataset, Examples, Items, TextPair
 from fairhead.data.images import Images
 from fairhead.errors import InputError, did_you_mean
 from fairhead.settings import check_settings
@@ -19,10 +19,10 @@ from fairhead.settings import check_settings
 __all__ = [
     "READERS",
     "Attributes",
-    "Benchmark",
     "Dataset",
     "Examples",
     "Images",
+    "Items",
     "TextPair",
     "check_spec",
     "read",
@@ -44,7 +44,7 @@ READERS = (
 )
 
 
-def read(name: str, path: str | os.PathLike[str], **options: Any) -> Dataset | Benchmark[Any]:
+def read(name: str, path: str | os.PathLike[str], **options: Any) -> Dataset | Items[Any]:
     """Read a published data set.
 
     Args:
@@ -75,7 +75,7 @@ def read(name: str, path: str | os.PathLike[str], **options: Any) -> Dataset | B
     return reader(path, **options)
 
 
-def read_spec(spec: str, **options: Any) -> Dataset | Benchmark[Any]:
+def read_spec(spec: str, **options: Any) -> Dataset | Items[Any]:
     """Read a data set named on the command line as `name:path`.
 
     Example:
@@ -110,7 +110,7 @@ def _name_and_path(spec: str) -> tuple[str, str]:
     return name, path
 
 
-def reader_named(name: str) -> Callable[..., Dataset | Benchmark[Any]]:
+def reader_named(name: str) -> Callable[..., Dataset | Items[Any]]:
     """The function that reads a data set; its keyword arguments are the options.
 
     Example:
@@ -123,7 +123,5 @@ def reader_named(name: str) -> Callable[..., Dataset | Benchmark[Any]]:
             f"there is no reader for {name!r}; there are {', '.join(READERS)}.{did_you_mean(module, READERS)}"
         )
     # Imported when used: pandas and Pillow take longer to load than many a data set to read.
-    reader: Callable[..., Dataset | Benchmark[Any]] = getattr(
-        import_module(f"fairhead.data.{module}"), f"read_{module}"
-    )
+    reader: Callable[..., Dataset | Items[Any]] = getattr(import_module(f"fairhead.data.{module}"), f"read_{module}")
     return reader

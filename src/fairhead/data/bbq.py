@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from fairhead.data.dataset import Benchmark, choose
+from fairhead.data.dataset import Items, choose
 from fairhead.data.files import MALFORMED, Line, Skips, Source, text_field, texts_field
 from fairhead.errors import InputError
 
@@ -91,7 +91,7 @@ def read_bbq(
     metadata: str | os.PathLike[str] | None = None,
     drop_without_target: bool = True,
     on_error: str = "raise",
-) -> Benchmark[BBQItem]:
+) -> Items[BBQItem]:
     """Read BBQ: one .jsonl file a category.
 
     Args:
@@ -133,7 +133,7 @@ def read_bbq(
             else:
                 items.append(item)
     targets = "derived" if published is None else "additional_metadata.csv"
-    return Benchmark("bbq", tuple(items), skips.found(), {"data": "bbq", "path": str(source.path), "targets": targets})
+    return Items("bbq", tuple(items), skips.found(), {"data": "bbq", "path": str(source.path), "targets": targets})
 
 
 def _category_files(source: Source) -> dict[str, str]:

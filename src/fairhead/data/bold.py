@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fairhead.data.dataset import Benchmark, choose
+from fairhead.data.dataset import Items, choose
 from fairhead.data.files import MALFORMED, Skips, Source
 from fairhead.errors import InputError
 
@@ -35,7 +35,7 @@ class BoldPrompt:
 
 def read_bold(
     path: str | os.PathLike[str], *, domains: Sequence[str] | None = None, on_error: str = "raise"
-) -> Benchmark[BoldPrompt]:
+) -> Items[BoldPrompt]:
     """Read BOLD: `prompts/*_prompt.json`, and `wikipedia/*_wiki.json` where they are there.
 
     Args:
@@ -77,7 +77,7 @@ def read_bold(
                     skips.malformed(source.where(name), f"{domain}/{group}/{entity}", error)
     if not prompts:
         raise InputError(f"{source.path}: none of BOLD's prompts there can be read ({', '.join(here)})")
-    return Benchmark("bold", tuple(prompts), skips.found(), {"data": "bold", "path": str(source.path)})
+    return Items("bold", tuple(prompts), skips.found(), {"data": "bold", "path": str(source.path)})
 
 
 def _prompts(domain: str, group: str, entity: str, texts: Any, sentences: Any) -> list[BoldPrompt]:

@@ -7,7 +7,7 @@ import textwrap
 from dataclasses import dataclass
 from io import StringIO
 
-from fairhead.data.dataset import Benchmark
+from fairhead.data.dataset import Items
 from fairhead.data.files import MALFORMED, Skips, Source
 from fairhead.errors import InputError
 
@@ -43,7 +43,7 @@ class CrowsPair:
         return self.more if self.direction == "stereo" else self.less
 
 
-def read_crows_pairs(path: str | os.PathLike[str], *, on_error: str = "raise") -> Benchmark[CrowsPair]:
+def read_crows_pairs(path: str | os.PathLike[str], *, on_error: str = "raise") -> Items[CrowsPair]:
     r"""Read `crows_pairs_anonymized.csv` (1 508 pairs).
 
     Args:
@@ -76,7 +76,7 @@ def read_crows_pairs(path: str | os.PathLike[str], *, on_error: str = "raise") -
                 skips.malformed(source.where(name), f"line {rows.line_num}", error)
     except csv.Error as error:
         raise InputError(f"{source.where(name)}, after line {rows.line_num}: {error}. Is the file cut off?") from None
-    return Benchmark("crows_pairs", tuple(pairs), skips.found(), {"data": "crows_pairs", "path": str(source.path)})
+    return Items("crows_pairs", tuple(pairs), skips.found(), {"data": "crows_pairs", "path": str(source.path)})
 
 
 def _pair(row: dict[str, str]) -> CrowsPair:

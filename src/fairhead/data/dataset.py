@@ -190,7 +190,7 @@ class Dataset:
 
 
 @dataclass(frozen=True)
-class Benchmark(Sequence[T], Generic[T]):
+class Items(Sequence[T], Generic[T]):
     """The items of a language benchmark.
 
     Attributes:
@@ -200,8 +200,8 @@ class Benchmark(Sequence[T], Generic[T]):
         provenance: where the items came from and which options made them.
 
     Example:
-        >>> benchmark = Benchmark("toy", ("a", "b"))
-        >>> len(benchmark), benchmark[1]
+        >>> items = Items("toy", ("a", "b"))
+        >>> len(items), items[1]
         (2, 'b')
     """
 
@@ -233,7 +233,7 @@ class Benchmark(Sequence[T], Generic[T]):
         return {reason: len(names) for reason, names in self.skipped.items()}
 
 
-def _nothing_left(data: "Dataset | Benchmark[Any]", noun: str) -> InputError:
+def _nothing_left(data: "Dataset | Items[Any]", noun: str) -> InputError:
     where = f"{data.provenance['path']}: " if "path" in data.provenance else ""
     skipped = ", ".join(f"{count} {reason}" for reason, count in data.skipped_counts.items())
     return InputError(f"{where}{data.name} has no {noun} here; left out: {skipped or 'nothing, the files are empty'}")

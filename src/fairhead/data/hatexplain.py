@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fairhead.data.dataset import Attributes, Benchmark, Dataset, Examples, choose, yes_no
+from fairhead.data.dataset import Attributes, Dataset, Examples, Items, choose, yes_no
 from fairhead.data.files import MALFORMED, Skips, Source, texts_field
 from fairhead.errors import InputError
 
@@ -55,7 +55,7 @@ class Post:
         return frozenset(c for c, n in counts.items() if 2 * n > len(self.targets))
 
 
-def read_posts(path: str | os.PathLike[str], *, on_error: str = "raise") -> Benchmark[Post]:
+def read_posts(path: str | os.PathLike[str], *, on_error: str = "raise") -> Items[Post]:
     """Read every post of HateXplain, undecided ones too, with its annotations.
 
     Args:
@@ -93,7 +93,7 @@ def read_posts(path: str | os.PathLike[str], *, on_error: str = "raise") -> Benc
             posts.append(_post(key, post, part_of.get(key)))
         except MALFORMED as error:
             skips.malformed(source.where(name), key, error)
-    return Benchmark("hatexplain", tuple(posts), skips.found(), {"data": "hatexplain", "path": str(source.path)})
+    return Items("hatexplain", tuple(posts), skips.found(), {"data": "hatexplain", "path": str(source.path)})
 
 
 def _post(key: str, post: Mapping[str, Any], split: str | None) -> Post:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from fairhead.data.dataset import Benchmark
+from fairhead.data.dataset import Items
 from fairhead.data.files import MALFORMED, Skips, Source, text_field
 from fairhead.data.splits import split_by_hash
 from fairhead.errors import InputError
@@ -63,7 +63,7 @@ class TripletSplit(NamedTuple):
     held_out: tuple[StereoSetItem, ...]
 
 
-def read_stereoset(path: str | os.PathLike[str], *, on_error: str = "raise") -> Benchmark[StereoSetItem]:
+def read_stereoset(path: str | os.PathLike[str], *, on_error: str = "raise") -> Items[StereoSetItem]:
     """Read StereoSet's `dev.json` (2 106 intrasentence and 2 123 intersentence items).
 
     Args:
@@ -94,7 +94,7 @@ def read_stereoset(path: str | os.PathLike[str], *, on_error: str = "raise") -> 
             except MALFORMED as error:
                 key = entry.get("id") if isinstance(entry, dict) else None
                 skips.malformed(source.where(name), str(key or f"{kind} {number}"), error)
-    return Benchmark("stereoset", tuple(items), skips.found(), {"data": "stereoset", "path": str(source.path)})
+    return Items("stereoset", tuple(items), skips.found(), {"data": "stereoset", "path": str(source.path)})
 
 
 def _item(kind: str, entry: dict[str, Any]) -> StereoSetItem:

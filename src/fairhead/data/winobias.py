@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fairhead.data.dataset import Benchmark
+from fairhead.data.dataset import Items
 from fairhead.data.files import Skips, Source, base_name
 
 _FILE = re.compile(r"(pro|anti)_stereotyped_type([12])\.txt\.(dev|test)")
@@ -44,7 +44,7 @@ class WinoSentence:
     pronouns: tuple[Mention, ...]
 
 
-def read_winobias(path: str | os.PathLike[str], *, on_error: str = "raise") -> Benchmark[WinoSentence]:
+def read_winobias(path: str | os.PathLike[str], *, on_error: str = "raise") -> Items[WinoSentence]:
     """Read WinoBias: `pro_stereotyped_type1.txt.dev` and its seven siblings.
 
     Args:
@@ -80,7 +80,7 @@ def read_winobias(path: str | os.PathLike[str], *, on_error: str = "raise") -> B
                 continue
             key = f"type{kind}/{split}/{number}/{direction}"
             sentences.append(WinoSentence(key, kind, split, direction, text, occupation, pronouns))
-    return Benchmark("winobias", tuple(sentences), skips.found(), {"data": "winobias", "path": str(source.path)})
+    return Items("winobias", tuple(sentences), skips.found(), {"data": "winobias", "path": str(source.path)})
 
 
 class _Unmarked(NamedTuple):

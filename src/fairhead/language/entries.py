@@ -100,10 +100,10 @@ class Entry:
 def _items(name: str) -> Callable[[Path, SuiteOptions], Sequence[Any]]:
     def read_items(path: Path, options: SuiteOptions) -> Sequence[Any]:
         from fairhead.data import read
-        from fairhead.data.dataset import Benchmark
+        from fairhead.data.dataset import Items
 
         published = read(name, path)
-        assert isinstance(published, Benchmark)
+        assert isinstance(published, Items)
         found: Sequence[Any] = published.items
         if name == "stereoset" and options.held_out_of is not None:
             found = without_training_targets(found, options.held_out_of)

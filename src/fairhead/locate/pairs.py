@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from fairhead.data import Benchmark, read
+from fairhead.data import Items, read
 from fairhead.data.crows_pairs import CrowsPair
 from fairhead.data.stereoset import StereoSetItem
 from fairhead.errors import InputError, did_you_mean
@@ -94,7 +94,7 @@ def read_pairs(spec: str, bias_type: str | None = None, limit: int | None = None
     if name.strip().lower() not in _NAMES:
         raise InputError(f"{name!r} has no pairs of texts; there are some in crows and stereoset")
     data = read(_NAMES[name.strip().lower()], path)
-    assert isinstance(data, Benchmark)
+    assert isinstance(data, Items)
     items = list(data)
     if bias_type is not None:
         known = sorted({item.bias_type for item in items})
