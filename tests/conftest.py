@@ -5,10 +5,14 @@ from pathlib import Path
 import pytest
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write-golden", action="store_true", help="write the figures of tests/golden anew")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     tests = Path(__file__).parent
     for item in items:
         # Doctests lie under src/, outside every tier.
         tier = item.path.relative_to(tests).parts[0] if item.path.is_relative_to(tests) else ""
-        if tier in {"unit", "models", "real"}:
+        if tier in {"unit", "models", "golden", "real"}:
             item.add_marker(tier)
