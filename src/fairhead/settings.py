@@ -1,4 +1,8 @@
-"""Ranges of settings, written as their types: `momentum: Share = 0.1`; `check_settings` holds values to them."""
+"""Settings as dataclasses: their types say which values are allowed and how the command line calls them.
+
+`momentum: Share = 0.1` is a number from 0 to 1; `check_settings` holds values to it. `Annotated[Count, Option("--n")]`
+names the option of the command line that sets it, which `fairhead.cli.options` makes of the field.
+"""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -27,6 +31,25 @@ class Range:
             return f"above {self.low:g}" if self.above else f"of at least {self.low:g}"
         return f"above {self.low:g}, up to {self.high:g}" if self.above else f"from {self.low:g} to {self.high:g}"
 
+
+@dataclass(frozen=True)
+class Option:
+    """How the command line offers a setting; its help is the line of the field in the docstring's `Attributes`.
+
+    Attributes:
+        flag: such as "--n-boot"; empty for the field's own name with hyphens.
+        metavar: what stands for its value in the help; None leaves that to the type.
+        panel: heading that it is listed under; None for that of its settings class.
+        shown: False for a setting that only Python has.
+    """
+
+    flag: str = ""
+    metavar: str | None = None
+    panel: str | None = None
+    shown: bool = True
+
+
+PYTHON_ONLY = Option(shown=False)
 
 Count = Annotated[int, Range(1)]
 WholeNumber = Annotated[int, Range(0)]
