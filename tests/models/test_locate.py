@@ -10,7 +10,6 @@ from torch import nn
 from transformers import BertConfig, BertForSequenceClassification, ViTConfig, ViTForImageClassification
 
 import fairhead
-from fairhead.audit.results import Difference
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.locate import (
     Ablation,
@@ -21,6 +20,7 @@ from fairhead.locate import (
     score_heads,
     select_heads,
 )
+from fairhead.stats import Difference
 
 LAYERS, HEADS, WIDTH = 3, 4, 16
 PLANTED = (2, 1)

@@ -9,7 +9,6 @@ import torch
 from scipy import stats
 from test_locate import HEADS, LAYERS, PLANTED, pictures, planted_vit, vit
 
-from fairhead.audit.results import Difference
 from fairhead.errors import InputError
 from fairhead.locate import Ablation, Decomposer, Head, classifier_task, collect, score_heads
 from fairhead.locate.concepts import concept_from_images
@@ -23,6 +22,7 @@ from fairhead.locate.studies import study, writing
 from fairhead.locate.textspan import Pool
 from fairhead.locate.writeup import report_of, to_dict, verdict
 from fairhead.report import render
+from fairhead.stats import Difference
 
 RELAYED = Head(0, 2)
 PLAN = LocatePlan(n_boot=200, draws=50, count=2)

@@ -11,10 +11,10 @@ from scipy.stats import false_discovery_control, permutation_test
 from sklearn.metrics import roc_auc_score
 
 import fairhead
-from fairhead.audit.comparison import adjust
 from fairhead.audit.join import join
 from fairhead.errors import InputError
 from fairhead.records import Column, Records
+from fairhead.stats import adjust
 
 
 def pair(n=400, seed=0, noise=0.15, **more):

@@ -3,10 +3,10 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
-from fairhead.audit.comparison import adjust
 from fairhead.audit.seeds import SeedDifference, SeedFigure
 from fairhead.bench.results import Line
 from fairhead.bench.table import _best
+from fairhead.stats import adjust
 
 
 def lines_and_pool(gaps, p):

@@ -6,8 +6,9 @@ from typing import Any
 
 from fairhead.audit.catalogue import METRICS, Metric
 from fairhead.audit.comparison import compare
-from fairhead.audit.results import Audit, Comparison, Difference, Estimate, GroupRow
+from fairhead.audit.results import Audit, Comparison, GroupRow
 from fairhead.audit.run import audit
+from fairhead.stats import Difference, Estimate
 
 __all__ = [
     "METRICS",

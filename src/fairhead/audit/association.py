@@ -10,7 +10,7 @@ from fairhead.audit import intervals, metrics
 from fairhead.audit.catalogue import Metric
 from fairhead.audit.estimate import Rules, in_short
 from fairhead.audit.rates import Tables
-from fairhead.audit.results import Estimate
+from fairhead.stats import Estimate
 
 Array = NDArray[np.float64]
 

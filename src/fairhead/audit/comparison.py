@@ -2,15 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
-
-import numpy as np
+from typing import Any
 
 from fairhead.audit.estimate import Rules
 from fairhead.audit.join import join
 from fairhead.audit.paired import Pair
 from fairhead.audit.reduction import Multiclass
-from fairhead.audit.results import Comparison, Difference
+from fairhead.audit.results import Comparison
 from fairhead.audit.run import (
     MIN_CELL,
     View,
@@ -23,8 +21,7 @@ from fairhead.audit.run import (
 )
 from fairhead.errors import InputError
 from fairhead.records import Column, Records
-
-Correction = Literal["holm", "bh"]
+from fairhead.stats import Correction, Difference, adjust
 
 
 def compare(
@@ -69,6 +66,7 @@ def compare(
         correction: "holm" (no false finding in the family) or "bh" (share of false findings).
 
     Example:
+        >>> import numpy as np
         >>> from fairhead.records import Column, Records
         >>> label, sex = Column(np.tile([0, 1], 200), (0, 1)), Column(np.arange(400) // 200, ("f", "m"))
         >>> first = Records(label, Column(np.where(np.arange(400) < 300, label.codes, 1), (0, 1)), groups={"sex": sex})
@@ -129,26 +127,3 @@ def compare(
         "correction": correction,
     }
     return Comparison(tuple(differences), *audits, provenance)
-
-
-def adjust(p: Sequence[float | None], correction: Correction) -> list[float | None]:
-    """Correct p-values over a family; those that are None take no part.
-
-    Example:
-        >>> adjust([0.01, 0.04, None], "holm")
-        [0.02, 0.04, None]
-        >>> adjust([0.01, 0.04, None], "bh")
-        [0.02, 0.04, None]
-    """
-    tested = [i for i, value in enumerate(p) if value is not None]
-    values = np.array([p[i] for i in tested], dtype=np.float64)
-    order = np.argsort(values, kind="stable")
-    m = len(values)
-    if correction == "holm":
-        steps = np.maximum.accumulate(values[order] * (m - np.arange(m)))
-    else:
-        steps = np.minimum.accumulate((values[order] * m / np.arange(1, m + 1))[::-1])[::-1]
-    adjusted: list[float | None] = [None] * len(p)
-    for i, step in zip(order, steps, strict=True):
-        adjusted[tested[i]] = float(min(step, 1.0))
-    return adjusted

@@ -12,8 +12,8 @@ from fairhead.audit import intervals
 from fairhead.audit.catalogue import Metric
 from fairhead.audit.rates import ROUNDED, Rates
 from fairhead.audit.reduction import Multiclass, Reduction
-from fairhead.audit.results import Estimate
 from fairhead.audit.truths import truths
+from fairhead.stats import Estimate
 
 Array = NDArray[np.float64]
 

@@ -16,9 +16,10 @@ from fairhead.audit.estimate import NO_REPLICATE, Rules, Stack
 from fairhead.audit.paired_scores import BinnedPair, BinnedScores, pair_scores
 from fairhead.audit.rates import Rates, Tables
 from fairhead.audit.reduction import Reduction
-from fairhead.audit.results import Audit, Difference, Estimate
+from fairhead.audit.results import Audit
 from fairhead.audit.run import View, tables_for
 from fairhead.records import Column
+from fairhead.stats import Difference, Estimate
 
 Array = NDArray[np.float64]
 

@@ -5,42 +5,13 @@ These are plain data. The numbers are made in the other files of this folder, th
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
+
+from fairhead.stats import Difference, Estimate
 
 AUDIT_SCHEMA = "fairhead.audit/1"
 COMPARISON_SCHEMA = "fairhead.comparison/1"
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """One figure with its uncertainty. All values are fractions, not percent.
-
-    Attributes:
-        metric: its name, such as "DP", "EOp", "EOd", "accuracy", "worst_group_accuracy", "impact_ratio".
-        group_by: the group column ("race"), an intersection ("race × gender"), or None for an overall figure.
-        value: the point estimate; None when undefined.
-        low: lower end of the 95 % interval (or of the level asked for); None when undefined.
-        high: upper end.
-        n: number of rows that the figure rests on.
-        ideal: the value of a perfectly even model (0 for gaps, 1 for ratios); None where there is no such value.
-        undefined: why there is no value ("female has 4 rows with label 1; at least 10 are needed"), or None.
-        mde: minimum detectable effect: the smallest gap that a sample of this size would show with 80 % power.
-        groups: the groups that attain the figure, highest first (largest gap between which two, lowest group, ...).
-        detail: anything else worth knowing, JSON-ready (the class that attains a multi-class maximum, a definition).
-    """
-
-    metric: str
-    group_by: str | None
-    value: float | None
-    low: float | None
-    high: float | None
-    n: int
-    ideal: float | None
-    undefined: str | None = None
-    mde: float | None = None
-    groups: tuple[str, ...] = ()
-    detail: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -58,41 +29,6 @@ class GroupRow:
     group: str
     n: int
     rates: Mapping[str, Estimate]
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One metric on two sets of predictions for the same rows, b minus a.
-
-    Attributes:
-        metric: as in `Estimate`.
-        group_by: as in `Estimate`.
-        a: value of the first predictions.
-        b: value of the second.
-        value: b − a; None when undefined.
-        low: lower end of the paired interval of b − a.
-        high: upper end.
-        n: rows in both.
-        p: two-sided paired permutation p-value.
-        p_adjusted: p corrected over the whole family of differences.
-        undefined: why there is no value, or None.
-        mde: the smallest difference that this paired sample would show with 80 % power.
-        ideal: as in `Estimate`: tells whether a smaller or a larger b is better.
-    """
-
-    metric: str
-    group_by: str | None
-    a: float | None
-    b: float | None
-    value: float | None
-    low: float | None
-    high: float | None
-    n: int
-    p: float | None
-    p_adjusted: float | None
-    undefined: str | None = None
-    mde: float | None = None
-    ideal: float | None = None
 
 
 @dataclass(frozen=True)
@@ -165,7 +101,7 @@ class Comparison:
         return {
             "schema": COMPARISON_SCHEMA,
             "provenance": dict(self.provenance),
-            "differences": [asdict(d) for d in self.differences],
+            "differences": [d.to_dict() for d in self.differences],
             "a": self.a.to_dict(),
             "b": self.b.to_dict(),
         }

@@ -17,11 +17,12 @@ from fairhead.audit.counts import MOST_CELLS, cell_numbers, clusters_in, count_r
 from fairhead.audit.estimate import Rules, estimate
 from fairhead.audit.rates import RATES, Rates, Tables
 from fairhead.audit.reduction import Multiclass
-from fairhead.audit.results import Audit, Estimate, GroupRow
+from fairhead.audit.results import Audit, GroupRow
 from fairhead.audit.scores import Scores, ScoreTables
 from fairhead.errors import InputError, did_you_mean
 from fairhead.records import Column, Records
 from fairhead.records.memory import keep_freed_memory
+from fairhead.stats import Estimate
 
 MIN_CELL = 10
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fairhead.audit import METRICS
-from fairhead.audit.comparison import adjust
 from fairhead.audit.seeds import SeedPool
 from fairhead.bench.frontier import frontier
 from fairhead.bench.grid import Cell, Grid, Method
@@ -21,6 +20,7 @@ from fairhead.bench.store import Store
 from fairhead.bench.verdict import finding, verdict
 from fairhead.errors import InputError
 from fairhead.records import Records
+from fairhead.stats import adjust
 
 
 def table_of(grid: Grid, store: Store, command: str = "") -> Table:

@@ -5,8 +5,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fairhead.audit.results import Estimate
 from fairhead.language.results import BenchmarkResult
+from fairhead.stats import Estimate
 
 _SUFFIX = "_disparity"
 

@@ -5,8 +5,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fairhead.audit.results import Estimate
 from fairhead.language.results import BenchmarkResult
+from fairhead.stats import Estimate
 
 # What each column says, and whether it is a share, shown in percent. Metrics that are not here are in JSON only.
 _COLUMNS = {

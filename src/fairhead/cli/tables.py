@@ -8,9 +8,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from fairhead.audit.catalogue import METRICS
-from fairhead.audit.results import Audit, Comparison, Estimate, GroupRow
+from fairhead.audit.results import Audit, Comparison, GroupRow
 from fairhead.cli.verdicts import Verdict, between, left_out, said, said_of_difference
 from fairhead.report.wording import is_share, p_value
+from fairhead.stats import Estimate
 
 _STYLES = {"good": "green", "bad": "bold red", "unclear": "yellow", "note": "none"}
 _METRIC_NAMES = {

@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from fairhead.audit.results import Audit, Comparison, Difference, Estimate
+from fairhead.audit.results import Audit, Comparison
 from fairhead.report.comparison_view import outcome
+from fairhead.stats import Difference, Estimate
 
 FOUR_FIFTHS = 0.8
 

@@ -15,13 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit.comparison import adjust
-from fairhead.audit.results import Estimate
 from fairhead.data.crows_pairs import CrowsPair
 from fairhead.data.stereoset import StereoSetItem
 from fairhead.errors import InputError
 from fairhead.language.resampling import Resampling, cluster_sums, ratio
 from fairhead.language.tables import ItemTable, Measure, evaluate_table, everywhere
+from fairhead.stats import Estimate, adjust
 
 Array = NDArray[np.float64]
 

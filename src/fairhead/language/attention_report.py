@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fairhead.audit.results import Estimate
 from fairhead.language.attention_gap import AttentionGap
+from fairhead.stats import Estimate
 
 _CAREFUL = (
     "Tokens that differ have keys that differ, in any model and for any words, so that attention differs most on them "

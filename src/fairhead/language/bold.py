@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fairhead.audit.comparison import adjust
 from fairhead.data.bold import BoldPrompt
 from fairhead.errors import FairheadError
 from fairhead.language.generations import Generation, Generations, Prompt
@@ -24,6 +23,7 @@ from fairhead.language.lexicons import Lexicon, words_of
 from fairhead.language.resampling import Array, Resampling, cluster_sums, divide, ratio
 from fairhead.language.results import TOO_LONG, BenchmarkResult, crossed, result_of
 from fairhead.language.tables import ItemTable, Measure
+from fairhead.stats import adjust
 
 EMPTY = "empty generation"
 NO_PROMPT = "prompt without a word"

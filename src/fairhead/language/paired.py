@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from fairhead.audit import intervals
-from fairhead.audit.comparison import adjust
 from fairhead.errors import InputError
 from fairhead.language.resampling import Array, Resampling, Statistic, expanded_level
 from fairhead.language.tables import ItemTable, Measure
+from fairhead.stats import adjust
 
 SIGNIFICANT = 0.05
 _FEW_CLUSTERS = 10

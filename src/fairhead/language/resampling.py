@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fairhead.audit import intervals
-from fairhead.audit.results import Estimate
+from fairhead.stats import Estimate
 
 Array = NDArray[np.float64]
 Statistic = Callable[[Array], Array]

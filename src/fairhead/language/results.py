@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-from fairhead.audit.results import Estimate
 from fairhead.language.resampling import Resampling
 from fairhead.language.scores import Score
 from fairhead.language.tables import ItemTable, Measure, evaluate_table
+from fairhead.stats import Estimate
 
 SCHEMA = "fairhead.language/1"
 TOO_LONG = "longer than the model's context"

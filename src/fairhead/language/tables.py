@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fairhead.audit.results import Estimate
 from fairhead.errors import InputError
 from fairhead.language.resampling import Array, Resampling, Statistic, cluster_sums
+from fairhead.stats import Estimate
 
 SCHEMA = "fairhead.items/1"
 

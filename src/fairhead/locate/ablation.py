@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fairhead.audit.results import Difference
 from fairhead.heads import tap
 from fairhead.locate.scores import Head
+from fairhead.stats import Difference
 
 
 @contextmanager

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from scipy import stats
 from scipy.special import ndtr
 
-from fairhead.audit.comparison import adjust
 from fairhead.errors import InputError
 from fairhead.mitigate.theory import Operation, absolute_bound, folded_mean, norm_bound, paper_bound
+from fairhead.stats import adjust
 
 Array = NDArray[np.float64]
 Side = Literal["q", "k"]

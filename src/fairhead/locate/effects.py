@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.audit import compare
-from fairhead.audit.comparison import adjust
-from fairhead.audit.results import Comparison, Difference
+from fairhead.audit.results import Comparison
 from fairhead.audit.tables import table_metrics
 from fairhead.locate.edits import HeadEdits, check_kind
 from fairhead.locate.features import Features
@@ -23,6 +22,7 @@ from fairhead.locate.moments import Array
 from fairhead.locate.scores import Head
 from fairhead.locate.tasks import Task
 from fairhead.records import Column, Records
+from fairhead.stats import Difference, adjust
 
 MEASURED = ("accuracy", "DP", "EOd", "cramers_v", "cramers_v_corrected", "cramers_v_excess", "worst_group_accuracy")
 MIN_CELL = 10  # rows behind a rate, at least

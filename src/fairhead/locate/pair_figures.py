@@ -10,11 +10,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit.comparison import adjust
-from fairhead.audit.results import Difference
 from fairhead.language.paired import change_of_sums
 from fairhead.language.resampling import Resampling, cluster_sums, divide
 from fairhead.locate.pairs import TextPairs
+from fairhead.stats import Difference, adjust
 
 Array = NDArray[np.float64]
 # Columns of the sums over pairs.

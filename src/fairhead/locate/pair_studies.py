@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit.comparison import adjust
 from fairhead.language.packing import TokenSequence
 from fairhead.language.scorer import Scorer
 from fairhead.locate.ablation import Ablation
@@ -21,6 +20,7 @@ from fairhead.locate.pairs import TextPairs
 from fairhead.locate.passes import has_tf32, matmul_precision
 from fairhead.locate.scores import Head, HeadMap, score_pairs
 from fairhead.locate.text_passes import TextEdits, TextPasses
+from fairhead.stats import adjust
 
 _LEAST = 10  # pairs of a category, at least, for a figure of it
 Rows = NDArray[np.intp]

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from fairhead.audit.comparison import adjust
 from fairhead.errors import InputError
+from fairhead.stats import adjust
 
 FloatMap = NDArray[np.float64]
 

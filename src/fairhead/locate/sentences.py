@@ -4,10 +4,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fairhead.audit.results import Difference
 from fairhead.locate.ablation import Ablation
 from fairhead.locate.effects import Curves
 from fairhead.report.wording import head_name
+from fairhead.stats import Difference
 
 ALPHA = 0.05
 

@@ -1,0 +1,231 @@
+"""Figures with their uncertainty, and what may be said of a difference: one vocabulary for every comparison."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, get_args
+
+from fairhead.stats.adjustment import ALPHA
+
+Outcome = Literal["better", "worse", "changed", "not significant", "undefined"]
+OUTCOMES: tuple[str, ...] = get_args(Outcome)
+
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One figure with its uncertainty. All values are fractions, not percent.
+
+    Attributes:
+        metric: its name, such as "DP", "EOp", "EOd", "accuracy", "worst_group_accuracy", "impact_ratio".
+        group_by: the group column ("race"), an intersection ("race × gender"), the category of a benchmark, or None
+            for an overall figure.
+        value: the point estimate; None when undefined.
+        low: lower end of the 95 % interval (or of the level asked for); None when undefined.
+        high: upper end.
+        n: number of rows that the figure rests on.
+        ideal: the value of a perfectly even model (0 for gaps, 1 for ratios); None where there is no such value.
+        undefined: why there is no value ("female has 4 rows with label 1; at least 10 are needed"), or None.
+        mde: minimum detectable effect: the smallest gap that a sample of this size would show with 80 % power.
+        groups: the groups that attain the figure, highest first (largest gap between which two, lowest group, ...).
+        detail: anything else worth knowing, JSON-ready (the class that attains a multi-class maximum, a definition).
+    """
+
+    metric: str
+    group_by: str | None
+    value: float | None
+    low: float | None
+    high: float | None
+    n: int
+    ideal: float | None
+    undefined: str | None = None
+    mde: float | None = None
+    groups: tuple[str, ...] = ()
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Span:
+    """A figure and the ends of its interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One figure of two models on the same rows or items, b minus a.
+
+    Attributes:
+        metric: as in `Estimate`.
+        group_by: as in `Estimate`.
+        a: value of the first model; None when undefined.
+        b: value of the second.
+        value: b − a, or the logarithm of b / a for a `relative` figure; None when undefined.
+        low: lower end of the paired interval of `value`.
+        high: upper end.
+        n: rows or items in both.
+        p: two-sided paired p-value.
+        p_adjusted: p corrected over the family of differences that it was tested in.
+        undefined: why there is no value, or None.
+        mde: the smallest difference that this paired sample would show with 80 % power, were it the only one.
+        ideal: as in `Estimate`: tells whether a smaller or a larger b is better.
+        benchmark: the benchmark that the figure is of, such as "crows_pairs"; None for an audit.
+        clusters: independent clusters in both, where items come in clusters.
+        nearer: by how much the distance to the ideal changed (negative is nearer), where that has its own interval.
+        relative: whether `value`, `low`, `high` and `mde` are logarithms of ratios.
+        note: what to keep in mind, such as few clusters.
+
+    Example:
+        >>> found = Difference("DP", "race", 0.2, 0.1, -0.1, -0.15, -0.05, 900, p=0.001, p_adjusted=0.004, ideal=0.0)
+        >>> found.outcome, found.better_way
+        ('better', 'lower')
+    """
+
+    metric: str
+    group_by: str | None
+    a: float | None
+    b: float | None
+    value: float | None
+    low: float | None
+    high: float | None
+    n: int
+    p: float | None = None
+    p_adjusted: float | None = None
+    undefined: str | None = None
+    mde: float | None = None
+    ideal: float | None = None
+    benchmark: str | None = None
+    clusters: int | None = None
+    nearer: Span | None = None
+    relative: bool = False
+    note: str | None = None
+
+    @property
+    def significant(self) -> bool:
+        """Whether the interval leaves out 0 and the (corrected) p is below `ALPHA`."""
+        return is_significant(vars(self))
+
+    @property
+    def outcome(self) -> Outcome:
+        """What may be said; see `outcome_of`."""
+        return outcome_of(vars(self))
+
+    @property
+    def words(self) -> str:
+        """The outcome as it is written, with p where it is not significant and the reason where it is undefined.
+
+        Example:
+            >>> Difference("DP", "race", 0.2, 0.1, -0.1, -0.25, 0.05, 90, p=0.12, p_adjusted=0.24, ideal=0.0).words
+            'not significant (p = 0.24)'
+        """
+        if self.value is None:
+            return f"undefined: {self.undefined}"
+        p = self.p if self.p_adjusted is None else self.p_adjusted
+        shown = p is not None and self.outcome == "not significant"
+        return f"{self.outcome} ({p_text(p)})" if shown else self.outcome
+
+    @property
+    def better_way(self) -> str:
+        """Which way is better; see `better_way`."""
+        return better_way(vars(self))
+
+    @property
+    def direction(self) -> Literal["nearer", "further"] | None:
+        """Where the figure moved, significant or not: "nearer" to or "further" from its ideal; None where neither."""
+        if self.nearer is not None:
+            moved = self.nearer.value
+        elif self.a is None or self.b is None or self.ideal is None:
+            return None
+        else:
+            moved = abs(self.b - self.ideal) - abs(self.a - self.ideal)
+        return None if abs(moved) < _ROUNDING else "nearer" if moved < 0 else "further"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form; what only figures of benchmarks have is left out of others."""
+        more = () if self.benchmark is not None else ("benchmark", "clusters", "nearer", "relative", "note")
+        return {name: value for name, value in asdict(self).items() if name not in more}
+
+
+def is_significant(figures: Mapping[str, Any]) -> bool:
+    """Whether the interval of a difference leaves out 0, and its p, adjusted where it is, is below `ALPHA`.
+
+    Args:
+        figures: the fields of a `Difference`, as its JSON form has them. Without a p the interval decides.
+    """
+    low, high = figures["low"], figures["high"]
+    p = figures["p"] if figures["p_adjusted"] is None else figures["p_adjusted"]
+    return low is not None and high is not None and not low <= 0 <= high and (p is None or p < ALPHA)
+
+
+def outcome_of(figures: Mapping[str, Any]) -> Outcome:
+    """What may be said of a difference.
+
+    "better" and "worse" are about the distance to the ideal. Where that distance has its own interval (`nearer`), it
+    must leave out 0, too; otherwise both values must lie on one side of the ideal: a figure that jumped over its ideal
+    has changed, and may be as far from it as before.
+
+    Args:
+        figures: the fields of a `Difference`, as its JSON form has them.
+
+    Example:
+        >>> d = {"a": 0.2, "b": 0.1, "value": -0.1, "low": -0.15, "high": -0.05, "p": 0.001, "p_adjusted": 0.004}
+        >>> outcome_of({**d, "ideal": 0.0}), outcome_of({**d, "p_adjusted": 0.2}), outcome_of({**d, "ideal": 0.13})
+        ('better', 'not significant', 'changed')
+    """
+    if figures["value"] is None:
+        return "undefined"
+    if not is_significant(figures):
+        return "not significant"
+    nearer = figures.get("nearer")
+    if isinstance(nearer, Span):
+        if nearer.low <= 0 <= nearer.high:
+            return "changed"
+        return "better" if nearer.value < 0 else "worse"
+    way = better_way(figures)
+    if way not in ("lower", "higher"):
+        return "changed"
+    return "better" if (figures["b"] < figures["a"]) == (way == "lower") else "worse"
+
+
+def better_way(figures: Mapping[str, Any]) -> str:
+    """Which way is better: "lower", "higher", "nearer x" where the ideal lies between, or "" without an ideal.
+
+    Example:
+        >>> better_way({"a": 0.2, "b": 0.1, "ideal": 0.0}), better_way({"a": 0.8, "b": 0.9, "ideal": 1.0})
+        ('lower', 'higher')
+    """
+    a, b, ideal = figures["a"], figures["b"], figures.get("ideal")
+    if ideal is None or a is None or b is None:
+        return ""
+    if min(a, b) < ideal < max(a, b):
+        return f"nearer {ideal:g}"
+    # On the ideal itself the side follows from the scale: gaps grow from 0, ratios fall from 1.
+    return "higher" if min(a, b) < ideal or (a == b == ideal and ideal > 0) else "lower"
+
+
+def p_value(p: float | None) -> str:
+    """Write a p-value; very small ones as a bound, because a permutation test does not resolve them.
+
+    Example:
+        >>> p_value(0.0001), p_value(0.0432), p_value(0.31), p_value(None)
+        ('< 0.001', '0.043', '0.31', '')
+    """
+    if p is None:
+        return ""
+    if p < 0.001:
+        return "< 0.001"
+    return f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
+
+
+def p_text(p: float | None) -> str:
+    """A p-value in a sentence.
+
+    Example:
+        >>> p_text(0.24), p_text(0.0001), p_text(None)
+        ('p = 0.24', 'p < 0.001', 'p unknown')
+    """
+    if p is None:
+        return "p unknown"
+    return f"p {p_value(p)}" if p < 0.001 else f"p = {p_value(p)}"
