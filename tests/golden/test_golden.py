@@ -2,11 +2,12 @@
 
 import json
 
+import cases_language
 import cases_tables
 import pytest
 from figures import EXPECTED, NUMPY, check, differences
 
-CASES = {**cases_tables.CASES}
+CASES = {**cases_tables.CASES, **cases_language.CASES}
 
 
 @pytest.mark.parametrize("name", CASES)
