@@ -13,6 +13,7 @@ from fairhead.bench.run import run_grid
 from fairhead.bench.store import Store
 from fairhead.bench.table import table_of
 from fairhead.bench.workers import Workplace
+from fairhead.data import utkface
 from fairhead.mitigate import registry
 
 CELL = Cell(Data("d", "utkface:x"), Backbone("b", "vit-2x2"), Method("jtt", "jtt"), 0, {"epochs": 1})
@@ -45,7 +46,7 @@ def test_a_changed_default_is_another_result(monkeypatch):
         changed(registry, "METHODS", {**registry.METHODS, "jtt": replace(jtt, upweight=20)}),
         changed(effective, "TrainingPlan", plan),
         changed(backbones, "_FRESH_SETTINGS", {**backbones._FRESH_SETTINGS, "mlp": 3072}),
-        changed(effective, "reader_named", lambda name: lambda path, *, drop_duplicates=False: None),
+        changed(utkface, "read_utkface", lambda path, *, drop_duplicates=False: None),
         changed(effective, "REVISION", effective.REVISION + 1),
     ]
     assert len({before, *found}) == 6

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from dataclasses import fields, replace
-from importlib import import_module
 
 import numpy as np
 import pytest
@@ -26,7 +25,6 @@ from fairhead.bench.search import Place, choices, final_cells, trial_cells
 from fairhead.bench.store import Store
 from fairhead.bench.table import table_of
 from fairhead.bench.workers import Workplace
-from fairhead.data import READERS
 from fairhead.mitigate.priors import PLAN_PRIORS, Choice, ListOf, LogUniform, ShareOfEpochs, Uniform
 from fairhead.mitigate.references import METHODS_WITH_ATTRIBUTES
 from fairhead.mitigate.registry import METHODS
@@ -83,9 +81,23 @@ def test_draws_spread_over_their_prior():
     assert epochs == set(range(2, 9))
 
 
-def test_readers_of_pictures_are_known():
-    with_pictures = {name for name in READERS if hasattr(import_module(f"fairhead.data.{name}"), "Images")}
-    assert with_pictures == set(search.PICTURES)
+def test_a_reader_that_another_package_brings_is_searched_by_its_kind(tmp_path, monkeypatch, grid_of):
+    text = "from fairhead.data import Reader\n"
+    text += "".join(f"{kind} = Reader('my_{kind}', '{kind}', 'made_readers:read')\n" for kind in ("images", "texts"))
+    (tmp_path / "made_readers.py").write_text(text + "def read(path, *, seed=0):\n    raise NotImplementedError\n")
+    (tmp_path / "made-1.dist-info").mkdir()
+    (tmp_path / "made-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: made\nVersion: 1\n")
+    points = "[fairhead.data]\nmy_images = made_readers:images\nmy_texts = made_readers:texts\n"
+    (tmp_path / "made-1.dist-info" / "entry_points.txt").write_text(points)
+    monkeypatch.syspath_prepend(tmp_path)
+    grid = grid_of()
+    rates = {}
+    for kind in ("images", "texts"):
+        data = replace(grid.data[0], read=f"my_{kind}:{tmp_path}", options={})
+        cells = trial_cells(replace(grid, data=(data,), search=replace(grid.search, configs=30)))
+        rates[kind] = [cell.plan["learning_rate"] for cell in cells if cell.trial]
+    # 10^-4 to 10^-2 for pictures, 10^-5.5 to 10^-4 for texts (SubpopBench)
+    assert min(rates["images"]) >= 1e-4 >= max(rates["texts"])
 
 
 def test_methods_that_train_with_groups_are_known():

@@ -139,7 +139,7 @@ def test_a_group_given_to_training_is_refused(faces, tmp_path):
     [
         (["--epochs", 0], "epochs is 0; expected a whole number of at least 1"),
         (["--lr", "nan"], "learning_rate is nan"),
-        (["--data", "faces"], "--data is 'faces'; expected reader:path"),
+        (["--data", "faces"], "named as name:path, such as utkface:UTKFace.zip; found 'faces'"),
         (["--limit", 0], "--limit is 0; at least 1 is needed"),
         (["--option", "values=0"], "values is 0; expected a whole number of at least 1"),
         (["--model", "vit-2x3"], "width is 16; expected a multiple of 3"),

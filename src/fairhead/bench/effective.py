@@ -13,7 +13,7 @@ from typing import Any
 
 from fairhead.bench.backbones import Recipe
 from fairhead.bench.grid import PLAN_FIELDS, Cell
-from fairhead.data import reader_named
+from fairhead.data import parse_spec
 from fairhead.errors import InputError
 from fairhead.mitigate import method
 from fairhead.train import TrainingPlan
@@ -122,5 +122,5 @@ def failed_row(cell: Cell, error: str, trace: str = "") -> dict[str, Any]:
 
 
 def _reader_defaults(cell: Cell) -> dict[str, Any]:
-    parameters = inspect.signature(reader_named(cell.data.read.partition(":")[0])).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty}
+    options = parse_spec(cell.data.read).reader.options
+    return {name: default for name, default in options.items() if default is not inspect.Parameter.empty}

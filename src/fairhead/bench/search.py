@@ -17,11 +17,9 @@ from fairhead.bench.effective import fingerprint, method_of
 from fairhead.bench.grid import Backbone, Cell, Data, Grid, Method, Search
 from fairhead.bench.results import Choice
 from fairhead.bench.store import Store
+from fairhead.data import parse_spec
 from fairhead.mitigate.priors import PLAN_PRIORS, Prior
 from fairhead.train import TrainingPlan
-
-# Readers whose data sets are pictures; all others are texts.
-PICTURES = ("celeba", "fairface", "utkface")
 
 # Rows of a store by cell and fingerprint.
 Rows = Mapping[tuple[str, str], Mapping[str, Any]]
@@ -179,7 +177,7 @@ def _configured(grid: Grid, data: Data, backbone: Backbone, method: Method, seed
 
 def _priors(grid: Grid, data: Data, backbone: Backbone, method: Method) -> dict[str, Prior]:
     """What is searched. What the command sets, or what makes a registered variant of a method, stays as it is."""
-    kind = "image" if data.read.partition(":")[0].strip().lower() in PICTURES else "text"
+    kind = "image" if parse_spec(data.read).reader.kind == "images" else "text"
     plan = {name: prior for name, prior in PLAN_PRIORS[kind].items() if name not in grid.overrides}
     config = method_of(Cell(data, backbone, replace(method, options={}, data_options={}), 0, {}))
     plain = type(config)()

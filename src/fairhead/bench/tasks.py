@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fairhead.bench.backbones import Recipe
 from fairhead.bench.grid import Data
-from fairhead.data import Dataset, Images, TextPair, read_spec
+from fairhead.data import Dataset, Images, TextPair, parse_spec, read_labelled
 from fairhead.data import Examples as Published
 from fairhead.errors import InputError, did_you_mean
 from fairhead.records import Records
@@ -105,10 +105,7 @@ def read_task(
 def _read(spec: str, options: str) -> Dataset:
     import json
 
-    found = read_spec(spec, **json.loads(options))
-    if not isinstance(found, Dataset):
-        raise InputError(f"{spec} is a language benchmark; a grid needs labelled examples: see fairhead lm")
-    return found
+    return read_labelled(spec, **json.loads(options))
 
 
 def _dataset(data: Data, seed: int | None) -> Dataset:
@@ -148,7 +145,7 @@ def _pictures(
         return lambda part: {"pixel_values": _channels_first(_images(part).as_array(size))}
     options = {name: value for name, value in data.options.items() if name not in _CHOOSING}
     every = _dataset(Data(data.name, data.read, options), None).all
-    stat = os.stat(data.read.partition(":")[2])
+    stat = os.stat(parse_spec(data.read).path)
     key = key_of(
         "channels first", str(Path(data.read).resolve()), stat.st_size, stat.st_mtime_ns, size, every.ids.tolist()
     )

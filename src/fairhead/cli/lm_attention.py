@@ -112,15 +112,11 @@ def attention_command(
 
 
 def _pairs(data: str, limit: int | None, seed: int) -> "list[SentencePair]":
-    from fairhead.data import read
+    from fairhead.data import read_items
     from fairhead.language.attention_gap import sentence_pairs
     from fairhead.language.run import sample
 
-    name, _, path = data.partition(":")
-    readers = {"crows": "crows_pairs", "crows_pairs": "crows_pairs", "stereoset": "stereoset"}
-    if name not in readers or not path:
-        raise InputError(f"--data is {data!r}; crows:PATH or stereoset:PATH is expected")
-    items: Any = read(readers[name], path)
+    items: Any = read_items(data, "pairs", "triplets")
     pairs = sentence_pairs(items)
     return pairs if limit is None else sample(pairs, limit, seed)
 

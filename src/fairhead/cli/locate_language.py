@@ -15,7 +15,6 @@ from fairhead.errors import InputError
 if TYPE_CHECKING:
     from fairhead.locate.language import LocatedPairs, PairPlan
 
-_PAIRS = ("crows", "crows_pairs", "crows-pairs", "stereoset")
 # Options of images and labelled texts alone.
 _NOT_FOR_PAIRS = {
     *("task", "prompts", "text_adapter", "text_encoder", "calibrate", "texts", "concept_from", "orthogonal"),
@@ -71,7 +70,9 @@ def is_pairs(spec: str) -> bool:
         >>> is_pairs("crows:pairs.csv"), is_pairs("fairface:FairFace.zip")
         (True, False)
     """
-    return spec.partition(":")[0].strip().lower() in _PAIRS
+    from fairhead.data import parse_spec
+
+    return parse_spec(spec).reader.kind in ("pairs", "triplets")
 
 
 def locate_in_pairs(

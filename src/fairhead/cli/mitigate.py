@@ -148,8 +148,6 @@ def mitigate_command(
     options = pairs(option, "--option")
     _refuse_groups(options)
     reader_options = pairs(data_option, "--data-option")
-    if not all(data.partition(":")):
-        raise InputError(f"--data is {data!r}; expected reader:path, such as utkface:UTKFace.zip")
     for flag, number in (("--limit", limit), ("--max-length", max_length)):
         if number is not None and number < 1:
             raise InputError(f"{flag} is {number}; at least 1 is needed")
@@ -272,8 +270,6 @@ def _uses_groups(method: str, reference_group: str | None, by_group: bool) -> bo
 
 def _splits_by_seed(data: str, options: Mapping[str, Any]) -> bool:
     """Whether the split follows --seed: where the reader draws one at random and no seed was given to it."""
-    import inspect
+    from fairhead.data import parse_spec
 
-    from fairhead.data import reader_named
-
-    return "seed" not in options and "seed" in inspect.signature(reader_named(data.partition(":")[0])).parameters
+    return "seed" not in options and "seed" in parse_spec(data).reader.options

@@ -17,7 +17,7 @@ import transformers
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fairhead.data import Dataset, read
+from fairhead.data import parse_spec, read_labelled
 from fairhead.devices import device_named
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.locate.concepts import Concept
@@ -287,11 +287,10 @@ def open_text_session(
         >>> open_text_session(source).evaluation.poles  # doctest: +SKIP
         ('Women', 'not Women')
     """
-    name, _, path = source.data.partition(":")
+    name = parse_spec(source.data).reader.name
     if source.prompts or source.text_adapter or source.texts:
         raise InputError(f"prompts and text sides are for images; the concept of {name} is learned from its own rows")
-    data = read(name, path, target=source.task, groups=(source.concept,))
-    assert isinstance(data, Dataset)
+    data = read_labelled(source.data, target=source.task, groups=(source.concept,))
     column = data.groups()[source.concept]
     first, second = (str(level) for level in column.levels)
     group = (column.codes == 0).astype(np.intp)  # the first level is the one that has the attribute

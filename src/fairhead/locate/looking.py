@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fairhead.bench.backbones import Recipe, normalising
 from fairhead.bench.tasks import tokenizer_of
-from fairhead.data import Dataset, Examples, Images, TextPair, read_spec
+from fairhead.data import Examples, Images, TextPair, read_labelled
 from fairhead.errors import InputError, UnsupportedModel, did_you_mean
 from fairhead.heads import Tap
 from fairhead.mitigate import load
@@ -53,9 +53,7 @@ def read_rows(
     Raises:
         InputError: the data cannot be read, or have no such part or group.
     """
-    dataset = read_spec(spec, **(options or {}))
-    if not isinstance(dataset, Dataset):
-        raise InputError(f"{spec} is a language benchmark; labelled examples with groups are needed")
+    dataset = read_labelled(spec, **(options or {}))
     columns = list(dataset.attributes.columns)
     name = columns[0] if column is None and columns else column
     if name not in columns:

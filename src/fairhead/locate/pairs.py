@@ -13,15 +13,13 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from fairhead.data import Items, read
+from fairhead.data import read_items
 from fairhead.data.crows_pairs import CrowsPair
 from fairhead.data.stereoset import StereoSetItem
 from fairhead.errors import InputError, did_you_mean
 from fairhead.language import crows_pairs, stereoset
 from fairhead.language.run import sample
 from fairhead.language.scores import Request
-
-_NAMES = {"crows": "crows_pairs", "crows_pairs": "crows_pairs", "crows-pairs": "crows_pairs", "stereoset": "stereoset"}
 
 
 @dataclass(frozen=True)
@@ -83,25 +81,19 @@ def read_pairs(spec: str, bias_type: str | None = None, limit: int | None = None
         seed: of the draw.
 
     Example:
-        >>> read_pairs("crows")
+        >>> read_pairs("bold:BOLD")
         Traceback (most recent call last):
             ...
-        fairhead.errors.InputError: a benchmark is named as name:path, such as crows:CrowS-Pairs.csv; found 'crows'
+        fairhead.errors.InputError: bold has beginnings of texts; pairs of sentences or sentences in threes are needed \
+here: crows_pairs, stereoset
     """
-    name, colon, path = spec.partition(":")
-    if not colon or not path:
-        raise InputError(f"a benchmark is named as name:path, such as crows:CrowS-Pairs.csv; found {spec!r}")
-    if name.strip().lower() not in _NAMES:
-        raise InputError(f"{name!r} has no pairs of texts; there are some in crows and stereoset")
-    data = read(_NAMES[name.strip().lower()], path)
-    assert isinstance(data, Items)
+    data = read_items(spec, "pairs", "triplets")
     items = list(data)
     if bias_type is not None:
         known = sorted({item.bias_type for item in items})
         if bias_type not in known:
-            raise InputError(
-                f"{name} has no pairs about {bias_type!r}; it has {', '.join(known)}.{did_you_mean(bias_type, known)}"
-            )
+            near = did_you_mean(bias_type, known)
+            raise InputError(f"{data.name} has no pairs about {bias_type!r}; it has {', '.join(known)}.{near}")
         items = [item for item in items if item.bias_type == bias_type]
     return pairs_of(items if limit is None else sample(items, limit, seed))
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from fairhead.data import Dataset, Images, read
+from fairhead.data import Dataset, Images, parse_spec, read_labelled
 from fairhead.devices import device_named
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.locate.concepts import Concept, concept_from_images, concept_from_texts
@@ -33,7 +33,6 @@ from fairhead.locate.texts import AdaptedText, ClipText, TextSide, TextTable
 from fairhead.locate.textspan import Pool
 
 Progress = Callable[[int, int], None]
-TEXT_DATA = ("hatexplain",)  # data sets of labelled texts
 _MOST_WORKERS = 16  # threads that decode images; each holds a batch of pixels
 
 
@@ -262,7 +261,7 @@ def open_session(source: Source, features: str | None = None, progress: Progress
         features: a folder for the features; the next run with the same model and images takes them from there.
         progress: called with (images done, images).
     """
-    if source.data.partition(":")[0].strip().lower() in TEXT_DATA:
+    if parse_spec(source.data).reader.kind == "texts":
         from fairhead.locate.classifier import open_text_session
 
         return open_text_session(source, features, progress)
@@ -304,20 +303,13 @@ def open_session(source: Source, features: str | None = None, progress: Progress
 
 
 def _rows(source: Source, prompts: Prompts) -> tuple[Dataset, Evaluation, NDArray[np.intp], list[str]]:
-    name, _, path = source.data.partition(":")
-    name = name.strip().lower()
-    if not path:
-        raise InputError(f"a data set is named as name:path, such as fairface:FairFace.zip; found {source.data!r}")
+    name = parse_spec(source.data, "images", "texts").reader.name
     column = COLUMNS.get((name, source.concept), source.concept)
     if column == source.task:
         raise InputError(
             f"concept and task are both {column!r}: within a class of it there is one group, so there is no gap to find"
         )
-    data = read(name, path, target=source.task, groups=(column,))
-    if not isinstance(data, Dataset) or not isinstance(data.all.inputs, Images):
-        raise InputError(
-            f"{name} has no images; of texts there are hatexplain (a classifier's gap), crows and stereoset (log-odds)"
-        )
+    data = read_labelled(source.data, target=source.task, groups=(column,))
     groups = data.groups()[column]
     pole = np.full(len(groups.levels), -1)
     for number, end in enumerate(prompts.poles):

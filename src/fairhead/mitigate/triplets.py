@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fairhead.data.stereoset import StereoSetItem, TripletSplit, read_stereoset, split_by_target
+from fairhead.data import read_items
+from fairhead.data.stereoset import StereoSetItem, TripletSplit, split_by_target
 from fairhead.errors import InputError
 from fairhead.language.reading import Sentences, stack
 from fairhead.language.results import TOO_LONG
@@ -64,12 +65,10 @@ class TripletData:
             >>> TripletData("crows:crows_pairs.csv").read()
             Traceback (most recent call last):
                 ...
-            fairhead.errors.InputError: triplets are read from stereoset:PATH; found 'crows:crows_pairs.csv'
+            fairhead.errors.InputError: crows_pairs has pairs of sentences; sentences in threes are needed here: \
+stereoset
         """
-        name, _, path = self.source.partition(":")
-        if name != "stereoset" or not path:
-            raise InputError(f"triplets are read from stereoset:PATH; found {self.source!r}")
-        items: list[StereoSetItem] = list(read_stereoset(path))
+        items: list[StereoSetItem] = list(read_items(self.source, "triplets"))
         if self.bias_type is not None:
             known = sorted({item.bias_type for item in items})
             items = [item for item in items if item.bias_type == self.bias_type]

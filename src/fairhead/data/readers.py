@@ -1,0 +1,217 @@
+"""The registry of readers: what can be read as `name:path`, and what *kind* of data it gives.
+
+A reader is one file with one function and one line here. Another package adds one by an entry point of the group
+`fairhead.data` that names a `Reader`.
+"""
+
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fairhead.data.dataset import Dataset, Items
+from fairhead.errors import InputError, did_you_mean
+from fairhead.settings import check_settings
+
+ENTRY_POINTS = "fairhead.data"
+# What a kind gives: labelled examples with groups (`Dataset`), or the items of a language benchmark (`Items`).
+KINDS = {
+    "images": "labelled pictures",
+    "texts": "labelled texts",
+    "pairs": "pairs of sentences",
+    "triplets": "sentences in threes",
+    "questions": "questions with answers",
+    "sentences": "sentences with marked words",
+    "prompts": "beginnings of texts",
+}
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One reader.
+
+    Attributes:
+        name: before the colon of `name:path`.
+        kind: one of `KINDS`.
+        function: where it is, as "module:function"; its keyword arguments are the options. Imported when first used.
+        aliases: other names for it.
+
+    Example:
+        >>> Reader("celeba", "images").options["target"]
+        'Attractive'
+    """
+
+    name: str
+    kind: str
+    function: str = ""
+    aliases: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise InputError(f"reader {self.name!r} is of kind {self.kind!r}; expected one of {', '.join(KINDS)}")
+
+    def load(self) -> Callable[..., Dataset | Items[Any]]:
+        """The function that reads."""
+        # Imported when used: pandas and Pillow take longer to load than many a data set to read.
+        module, _, name = (self.function or f"fairhead.data.{self.name}:read_{self.name}").partition(":")
+        function: Callable[..., Dataset | Items[Any]] = getattr(import_module(module), name)
+        return function
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Its options and their defaults."""
+        parameters = inspect.signature(self.load()).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+    def read(self, path: str | os.PathLike[str], **options: Any) -> Dataset | Items[Any]:
+        """Read a file, folder or archive.
+
+        Raises:
+            InputError: there is no such option, its value makes no sense, or the data are not as expected.
+        """
+        known = list(self.options)
+        for option in options:
+            if option not in known:
+                raise InputError(
+                    f"{self.name} has no option {option!r}; it has {', '.join(known)}.{did_you_mean(option, known)}"
+                )
+        check_settings(self.load(), options, f"reading {self.name}")
+        return self.load()(path, **options)
+
+
+READERS: Mapping[str, Reader] = {
+    reader.name: reader
+    for reader in (
+        Reader("bbq", "questions"),
+        Reader("bold", "prompts"),
+        Reader("celeba", "images"),
+        Reader("crows_pairs", "pairs", aliases=("crows",)),
+        Reader("fairface", "images"),
+        Reader("hatexplain", "texts"),
+        Reader("multinli", "texts"),
+        Reader("stereoset", "triplets"),
+        Reader("utkface", "images"),
+        Reader("winobias", "sentences"),
+    )
+}
+
+
+def reader_named(name: str) -> Reader:
+    """The reader of this name; case and hyphens do not matter.
+
+    Example:
+        >>> reader_named("CrowS-Pairs").name, reader_named("crows").kind
+        ('crows_pairs', 'pairs')
+    """
+    plain = name.strip().lower().replace("-", "_")
+    for reader in READERS.values():
+        if plain in (reader.name, *reader.aliases):
+            return reader
+    added = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    if plain in added:
+        return _added(added[plain])
+    known = [*READERS, *added]
+    raise InputError(f"there is no reader for {name!r}; there are {', '.join(known)}.{did_you_mean(plain, known)}")
+
+
+def _added(point: EntryPoint) -> Reader:
+    """The reader that another package brings."""
+    try:
+        reader = point.load()
+    except (ImportError, AttributeError) as error:
+        raise InputError(f"the reader {point.name!r} cannot be imported from {point.value}: {error}") from error
+    if not isinstance(reader, Reader):
+        raise InputError(
+            f"the entry point {point.name!r} of the group {ENTRY_POINTS} names {point.value}, a "
+            f"{type(reader).__name__}; a fairhead.data.Reader is expected"
+        )
+    return reader
+
+
+class Spec(NamedTuple):
+    """What `name:path` stands for."""
+
+    reader: Reader
+    path: str
+
+
+def parse_spec(spec: str, *kinds: str) -> Spec:
+    """The reader and the path of `name:path`; a reader of none of these kinds is refused, where any are given.
+
+    Example:
+        >>> parse_spec("dev.json")
+        Traceback (most recent call last):
+            ...
+        fairhead.errors.InputError: a data set is named as name:path, such as utkface:UTKFace.zip; found 'dev.json'
+        >>> parse_spec("celeba:CelebA", "pairs", "triplets")
+        Traceback (most recent call last):
+            ...
+        fairhead.errors.InputError: celeba has labelled pictures; pairs of sentences or sentences in threes are needed \
+here: crows_pairs, stereoset
+    """
+    name, colon, path = spec.partition(":")
+    if not colon or not path:
+        raise InputError(f"a data set is named as name:path, such as utkface:UTKFace.zip; found {spec!r}")
+    reader = reader_named(name)
+    if kinds and reader.kind not in kinds:
+        fitting = ", ".join(other.name for other in READERS.values() if other.kind in kinds)
+        wanted = " or ".join(KINDS[kind] for kind in kinds)
+        raise InputError(f"{reader.name} has {KINDS[reader.kind]}; {wanted} are needed here: {fitting}")
+    return Spec(reader, path)
+
+
+def check_spec(spec: str) -> None:
+    """Refuse a data set without a reader, or at a place where nothing is, before work that will need it.
+
+    Example:
+        >>> check_spec("utkface:nowhere.zip")
+        Traceback (most recent call last):
+            ...
+        fairhead.errors.InputError: there is no nowhere.zip, where utkface should be
+    """
+    reader, path = parse_spec(spec)
+    if not Path(path).exists():
+        raise InputError(f"there is no {path}, where {reader.name} should be")
+
+
+def read(name: str, path: str | os.PathLike[str], **options: Any) -> Dataset | Items[Any]:
+    """Read a data set.
+
+    Args:
+        name: one of `READERS`; case and hyphens do not matter ("CrowS-Pairs").
+        path: the file, folder or zip archive as downloaded.
+        options: those of the reader, such as `target`, `groups`, `seed` or `on_error`.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from PIL import Image
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> for i in range(10):
+        ...     Image.new("RGB", (4, 4), (20 * i, 0, 0)).save(folder / f"30_{i % 2}_{i % 5}_2017{i:04}.jpg.chip.jpg")
+        >>> data = read("utkface", folder)
+        >>> train = data.examples("train")  # inputs and labels, no groups
+        >>> groups = data.groups(data.examples("test").ids)  # for the audit
+        >>> train.inputs.as_array(size=4).shape, list(groups)
+        ((8, 4, 4, 3), ['white', 'race'])
+    """
+    return reader_named(name).read(path, **options)
+
+
+def read_labelled(spec: str, **options: Any) -> Dataset:
+    """Read the labelled pictures or texts that `name:path` names."""
+    reader, path = parse_spec(spec, "images", "texts")
+    data = reader.read(path, **options)
+    assert isinstance(data, Dataset)
+    return data
+
+
+def read_items(spec: str, *kinds: str, **options: Any) -> Items[Any]:
+    """Read the items that `name:path` names: pairs, triplets, ..., of one of these kinds."""
+    reader, path = parse_spec(spec, *kinds)
+    items = reader.read(path, **options)
+    assert isinstance(items, Items)
+    return items
