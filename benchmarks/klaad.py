@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from fairhead.language.packing import plain_row
-from fairhead.language.trial import Layout
+from fairhead.language.row_layout import Layout
 from fairhead.mitigate.klaad import KLAAD, attention_divergence, pool, triplet_loss
 from fairhead.mitigate.klaad_batch import batch_of
 from fairhead.mitigate.triplets import TripletData, shuffled_batches

@@ -27,7 +27,8 @@ from transformers.utils import logging as hf_logging
 
 from fairhead.data.bbq import read_bbq
 from fairhead.data.crows_pairs import read_crows_pairs
-from fairhead.language import Request, bbq, crows_pairs
+from fairhead.language import Request
+from fairhead.language.benchmarks import bbq, crows_pairs
 from fairhead.language.scorer import Scorer
 from klaad import compare_steps
 from machine import interleaved_medians, machine

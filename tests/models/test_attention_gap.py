@@ -12,7 +12,8 @@ from fairhead.data.crows_pairs import CrowsPair
 from fairhead.data.stereoset import StereoSetItem, Triplet
 from fairhead.errors import InputError
 from fairhead.language.alignment import align, slots
-from fairhead.language.attention_gap import (
+from fairhead.language.attention_pairs import read_gaps
+from fairhead.language.benchmarks.attention_gap import (
     EQUAL,
     NO_SPAN,
     UNEQUAL,
@@ -23,7 +24,6 @@ from fairhead.language.attention_gap import (
     sentence_pairs,
     table,
 )
-from fairhead.language.attention_pairs import read_gaps
 from fairhead.language.resampling import Resampling
 from fairhead.language.scorer import Scorer
 

@@ -10,7 +10,7 @@ from language_models import FAMILIES, ITEMS, build, item, tokenizer
 
 from fairhead.errors import InputError
 from fairhead.heads import tap
-from fairhead.language.trial import Layout
+from fairhead.language.row_layout import Layout
 from fairhead.mitigate.klaad import KLAAD, attention_divergence, losses, pool, triplet_loss
 from fairhead.mitigate.klaad_batch import batch_of
 

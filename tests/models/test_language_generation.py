@@ -11,7 +11,7 @@ from transformers import TopKLogitsWarper, TopPLogitsWarper
 from fairhead.cli import main
 from fairhead.data.bold import read_bold
 from fairhead.errors import InputError
-from fairhead.language.bold import prompts
+from fairhead.language.benchmarks.bold import prompts
 from fairhead.language.generation import _Draw, generate
 from fairhead.language.generations import GenerationJournal, Prompt, Sampling, read_generations
 from fairhead.language.scorer import Scorer

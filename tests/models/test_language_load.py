@@ -12,7 +12,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from fairhead.cli import main
 from fairhead.errors import InputError, UnsupportedModel
-from fairhead.language import load_scorer, perplexity
+from fairhead.language import load_scorer
+from fairhead.language.benchmarks import perplexity
 from fairhead.language.resampling import Resampling
 
 WORDS = ["<s>", "he", "she", "was", "kind", "cruel", "cried", "the", "nurse", "doctor"]

@@ -13,11 +13,11 @@ from fairhead.cli import main
 from fairhead.data.stereoset import StereoSetItem, Triplet, TripletSplit
 from fairhead.errors import InputError
 from fairhead.language import Request, entropy, load_scorer
-from fairhead.language.attention_gap import SentencePair
 from fairhead.language.attention_pairs import read_gaps
+from fairhead.language.benchmarks.attention_gap import SentencePair
+from fairhead.language.benchmarks.perplexity import Document
 from fairhead.language.generation import generate
 from fairhead.language.generations import Prompt, Sampling
-from fairhead.language.perplexity import Document
 from fairhead.language.scorer import Scorer
 from fairhead.language.swaps import read_swaps
 from fairhead.mitigate.bias_unlearn import BiasUnlearn

@@ -25,7 +25,7 @@ from scipy import stats
 from fairhead.data.crows_pairs import CrowsPair
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads import tap
-from fairhead.language import crows_pairs, stereoset
+from fairhead.language.benchmarks import crows_pairs, stereoset
 from fairhead.language.scorer import Scorer
 from fairhead.locate.language import PairPlan, locate_pairs
 from fairhead.locate.language_writeup import report_of, to_dict, verdict

@@ -3,8 +3,8 @@
 import torch
 
 from fairhead.data.crows_pairs import read_crows_pairs
-from fairhead.language.attention_gap import EQUAL, evaluate, sentence_pairs
 from fairhead.language.attention_pairs import read_gaps
+from fairhead.language.benchmarks.attention_gap import EQUAL, evaluate, sentence_pairs
 from fairhead.language.load import load_model, load_scorer
 from fairhead.language.resampling import Resampling
 from fairhead.mitigate.klaad import KLAAD

@@ -9,7 +9,8 @@ torch = pytest.importorskip("torch")
 
 from fairhead.cli import main  # noqa: E402
 from fairhead.data import read  # noqa: E402
-from fairhead.language import Request, bbq, crows_pairs, load_scorer, perplexity, stereoset, winobias  # noqa: E402
+from fairhead.language import Request, load_scorer  # noqa: E402
+from fairhead.language.benchmarks import bbq, crows_pairs, perplexity, stereoset, winobias  # noqa: E402
 from fairhead.language.run import run_benchmark, sample  # noqa: E402
 
 TOPICS = {"stereoset": stereoset, "crows_pairs": crows_pairs, "bbq": bbq, "winobias": winobias}

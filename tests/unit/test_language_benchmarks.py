@@ -12,7 +12,7 @@ from fairhead.data.crows_pairs import CrowsPair
 from fairhead.data.stereoset import StereoSetItem, Triplet
 from fairhead.data.winobias import Mention, WinoSentence
 from fairhead.errors import InputError
-from fairhead.language import bbq, stereoset, winobias
+from fairhead.language.benchmarks import bbq, stereoset, winobias
 from fairhead.language.resampling import Resampling
 from fairhead.language.results import TOO_LONG
 from fairhead.language.run import run_benchmark, sample
@@ -336,18 +336,18 @@ def test_results_are_json_and_found_by_name():
 
 
 EXAMPLES = (
-    "attention_entropy",
-    "bbq",
-    "crows_pairs",
+    "benchmarks.attention_entropy",
+    "benchmarks.bbq",
+    "benchmarks.crows_pairs",
     "packing",
-    "perplexity",
+    "benchmarks.perplexity",
     "resampling",
     "results",
     "run",
     "scores",
-    "stereoset",
+    "benchmarks.stereoset",
     "tables",
-    "winobias",
+    "benchmarks.winobias",
 )
 
 
@@ -361,4 +361,4 @@ def test_examples_in_the_docstrings(module):
 def test_every_file_of_the_folder_that_needs_torch_says_so():
     folder = Path(importlib.import_module("fairhead.language").__file__).parent
     with_torch = {file.stem for file in folder.glob("*.py") if "\nimport torch" in file.read_text()}
-    assert with_torch == {"attention_pairs", "entropy", "generation", "load", "reading", "scorer", "trial"}
+    assert with_torch == {"attention_pairs", "entropy", "generation", "load", "reading", "row_layout", "scorer"}

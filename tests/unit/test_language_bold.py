@@ -8,7 +8,7 @@ import pytest
 
 from fairhead.data.bold import BoldPrompt
 from fairhead.errors import FairheadError, InputError
-from fairhead.language import bold
+from fairhead.language.benchmarks import bold
 from fairhead.language.generations import Generation, GenerationJournal, Generations, Prompt, read_generations
 from fairhead.language.lexicons import Lexicon, find_lexicons, read_be5, read_gender_vectors, read_vad, weighted
 from fairhead.language.resampling import Resampling

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from fairhead.errors import InputError
-from fairhead.language import winobias
+from fairhead.language.benchmarks import winobias
 from fairhead.language.paired import Change, Span, change, corrected, join
 from fairhead.language.resampling import Resampling, ratio
 from fairhead.language.tables import ItemTable, Measure, read_items

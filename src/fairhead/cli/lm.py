@@ -145,7 +145,7 @@ def lm_command(
     if benchmark is Benchmark.perplexity:
         from dataclasses import replace
 
-        from fairhead.language import perplexity
+        from fairhead.language.benchmarks import perplexity
 
         result = perplexity.evaluate(scorer, items[:limit], window, replace(how, min_items=1))
         result = replace(result, provenance=scorer.settings())
@@ -184,7 +184,7 @@ def check_numbers(n_boot: int, level: float, limit: int | None, seed: int) -> No
 
 def _read(benchmark: Benchmark, path: str, categories: list[str] | None) -> Any:
     if benchmark is Benchmark.perplexity:
-        from fairhead.language.perplexity import split_documents
+        from fairhead.language.benchmarks.perplexity import split_documents
 
         try:
             return split_documents(Path(path).read_text(encoding="utf-8"))

@@ -12,7 +12,7 @@ from fairhead.cli.output import check_output, command_line, terminal, write_json
 from fairhead.errors import InputError
 
 if TYPE_CHECKING:
-    from fairhead.language.attention_gap import AttentionGap, SentencePair
+    from fairhead.language.benchmarks.attention_gap import AttentionGap, SentencePair
 
 EPILOG = """
 The gap of a token is how far apart the attention that it gets is in the two sentences of a pair, averaged over heads
@@ -72,8 +72,8 @@ def attention_command(
     from dataclasses import replace
 
     from fairhead.cli.progress import progress
-    from fairhead.language.attention_gap import evaluate
     from fairhead.language.attention_report import report
+    from fairhead.language.benchmarks.attention_gap import evaluate
     from fairhead.language.resampling import Resampling
 
     pairs = _pairs(data, limit, seed)
@@ -113,7 +113,7 @@ def attention_command(
 
 def _pairs(data: str, limit: int | None, seed: int) -> "list[SentencePair]":
     from fairhead.data import read_items
-    from fairhead.language.attention_gap import sentence_pairs
+    from fairhead.language.benchmarks.attention_gap import sentence_pairs
     from fairhead.language.run import sample
 
     items: Any = read_items(data, "pairs", "triplets")

@@ -13,7 +13,7 @@ from fairhead.errors import InputError
 
 if TYPE_CHECKING:
     from fairhead.data.bold import BoldPrompt
-    from fairhead.language.bold import Gauge
+    from fairhead.language.benchmarks.bold import Gauge
     from fairhead.language.generations import Generations, Sampling
 
 EPILOG = """
@@ -118,7 +118,7 @@ def bold_command(
         gauges = [*gauges, _by_vectors(vectors, found)]
     from dataclasses import replace
 
-    from fairhead.language import bold
+    from fairhead.language.benchmarks import bold
 
     table = bold.table(items, found, gauges)
     how = Resampling(n_boot=n_boot, seed=seed, level=level)
@@ -137,7 +137,7 @@ def bold_command(
 
 
 def _gauges(lexicons: Path | None) -> "list[Gauge]":
-    from fairhead.language import bold
+    from fairhead.language.benchmarks import bold
     from fairhead.language.lexicons import find_lexicons
 
     gauges = [bold.sentiment(), bold.gender_words()]
@@ -147,14 +147,14 @@ def _gauges(lexicons: Path | None) -> "list[Gauge]":
 
 
 def _by_vectors(path: Path, found: "Generations") -> "Gauge":
-    from fairhead.language import bold
+    from fairhead.language.benchmarks import bold
     from fairhead.language.lexicons import read_gender_vectors, words_of
 
     return bold.gender_vectors(read_gender_vectors(path, {w for one in found.values() for w in words_of(one.text)}))
 
 
 def _stored(path: Path, items: "list[BoldPrompt]") -> "tuple[Generations, dict[str, Any], str]":
-    from fairhead.language import bold
+    from fairhead.language.benchmarks import bold
     from fairhead.language.generations import read_generations
 
     stored = read_generations(path)
@@ -170,7 +170,7 @@ def _generated(
     require_torch()
     from contextlib import nullcontext
 
-    from fairhead.language import bold
+    from fairhead.language.benchmarks import bold
     from fairhead.language.generation import generate
     from fairhead.language.generations import GenerationJournal
     from fairhead.language.scores import journal_path

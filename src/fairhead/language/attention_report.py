@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fairhead.language.attention_gap import AttentionGap
+from fairhead.language.benchmarks.attention_gap import AttentionGap
 from fairhead.stats import Estimate
 
 _CAREFUL = (
@@ -17,7 +17,7 @@ def verdict(gap: AttentionGap) -> list[dict[str, str]]:
 
     Example:
         >>> import numpy as np
-        >>> from fairhead.language.attention_gap import PairGaps, SentencePair, TokenGaps, evaluate
+        >>> from fairhead.language.benchmarks.attention_gap import PairGaps, SentencePair, TokenGaps, evaluate
         >>> changed, gaps = np.array([False, True, False, False]), np.array([[[0.0, 0.4, 0.1, 0.1]]])
         >>> tokens = TokenGaps(("a",) * 4, ("b",) * 4, changed, gaps[0], True)
         >>> pairs = [SentencePair(str(i), "", "", ("age",), str(i)) for i in range(12)]

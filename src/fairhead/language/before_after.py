@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from fairhead import __version__
 from fairhead.errors import InputError
-from fairhead.language import attention_entropy
+from fairhead.language.benchmarks import attention_entropy
 from fairhead.language.figures import Figure, axis, by_category, headlines
 from fairhead.language.paired import N_PERM, Change, change, corrected, join
 from fairhead.language.resampling import Resampling

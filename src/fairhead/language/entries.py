@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fairhead.errors import FairheadError, InputError
-from fairhead.language.perplexity import Document, split_documents, wikipedia_documents
+from fairhead.language.benchmarks.perplexity import Document, split_documents, wikipedia_documents
 from fairhead.language.run import sample, scored_table
 from fairhead.language.scores import Journal, Progress, journal_path
 from fairhead.language.tables import ItemTable
@@ -158,7 +158,7 @@ def _some_documents(path: Path, options: SuiteOptions) -> Sequence[Document]:
 
 
 def _perplexity(work: Work) -> ItemTable:
-    from fairhead.language import perplexity
+    from fairhead.language.benchmarks import perplexity
 
     with Journal(journal_path(work.journals, "perplexity", work.settings), work.settings) as journal:
         return perplexity.table(work.scorer, work.items, work.options.window, journal, work.progress)
@@ -171,21 +171,21 @@ def _entropy(work: Work) -> ItemTable:
 
 
 def _pairs(path: Path, options: SuiteOptions) -> Sequence[Any]:
-    from fairhead.language.attention_gap import sentence_pairs
+    from fairhead.language.benchmarks.attention_gap import sentence_pairs
 
     return sentence_pairs(_items("crows_pairs")(path, options))
 
 
 def _attention_gap(work: Work) -> ItemTable:
-    from fairhead.language import attention_gap
     from fairhead.language.attention_pairs import read_gaps
+    from fairhead.language.benchmarks import attention_gap
 
     return attention_gap.table(read_gaps(work.scorer, work.items, progress=work.progress))
 
 
 def _bold(work: Work) -> ItemTable:
     """Continue the prompts, then measure: the former needs a model, the latter only the journal."""
-    from fairhead.language import bold
+    from fairhead.language.benchmarks import bold
     from fairhead.language.generation import generate
     from fairhead.language.generations import GenerationJournal, Sampling
     from fairhead.language.lexicons import find_lexicons

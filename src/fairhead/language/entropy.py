@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fairhead.errors import InputError
 from fairhead.heads import tap
-from fairhead.language.perplexity import Document
+from fairhead.language.benchmarks.perplexity import Document
 from fairhead.language.reading import stack
 from fairhead.language.scorer import Scorer, quiet
 from fairhead.language.scores import Progress

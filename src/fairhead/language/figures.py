@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fairhead.language.bbq import CONDITIONS, condition_of
+from fairhead.language.benchmarks.bbq import CONDITIONS, condition_of
 from fairhead.language.tables import ItemTable
 
 TITLES = {

@@ -105,7 +105,7 @@ def scored_table(
 
     `settings` are those of the scorer, where they are known already: they hold a hash of all weights.
     """
-    benchmark = import_module(f"fairhead.language.{name}")
+    benchmark = import_module(f"fairhead.language.benchmarks.{name}")
     requests: list[Request] = benchmark.requests(items, **options)
     made_with = scorer.settings() if settings is None else settings
     path = None if out is None else journal_path(out, name, made_with)
@@ -127,11 +127,11 @@ def measures_of(table: ItemTable) -> Sequence[Measure]:
     """The figures that can be made of a table: `MEASURES` of the benchmark's module, or its `measures(table)`.
 
     Example:
-        >>> from fairhead.language.crows_pairs import table
+        >>> from fairhead.language.benchmarks.crows_pairs import table
         >>> [measure.metric for measure in measures_of(table([], {}))][:2]
         ['ss', 'mean_abs_difference']
     """
-    module = import_module(f"fairhead.language.{table.benchmark}")
+    module = import_module(f"fairhead.language.benchmarks.{table.benchmark}")
     found: Sequence[Measure] = module.measures(table) if hasattr(module, "measures") else module.MEASURES
     return found
 

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.language.packing import Row, TokenSequence, batches, pack, predicting
+from fairhead.language.row_layout import Layout, Ready, reads_trees
 from fairhead.language.scores import Journal, Progress, Request, Score, Scores
 from fairhead.language.tokens import Encoded, Start, encode, start_token
-from fairhead.language.trial import Layout, Ready, reads_trees
 
 # Tokens a batch by default: enough to keep a processor or a GPU busy.
 _BATCH_TOKENS = {"cpu": 768, "cuda": 16384}

@@ -1,0 +1,1 @@
+"""Language benchmarks, one file each."""
