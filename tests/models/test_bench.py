@@ -19,11 +19,10 @@ from fairhead.bench.backbones import Recipe
 from fairhead.bench.cell import run_cell
 from fairhead.bench.grid_file import read_grid
 from fairhead.bench.render import html, markdown
-from fairhead.bench.run import run_grid
+from fairhead.bench.runner import Workplace, run_grid
 from fairhead.bench.store import Store
 from fairhead.bench.table import table_of
 from fairhead.bench.tasks import read_task
-from fairhead.bench.workers import Workplace
 from fairhead.cli import main
 from fairhead.devices import device_named
 from fairhead.errors import InputError, UnsupportedModel

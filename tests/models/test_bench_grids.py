@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fairhead.bench.effective import fingerprint, method_of
+from fairhead.bench.fingerprint import fingerprint, method_of
 from fairhead.bench.grid_file import read_grid
 from fairhead.data import reader_named
 

@@ -16,15 +16,14 @@ from torch import nn
 
 from fairhead.bench import search
 from fairhead.bench.cell import run_cell, run_trial
-from fairhead.bench.effective import fingerprint, row_of
+from fairhead.bench.fingerprint import fingerprint, row_of
 from fairhead.bench.grid import TRAIN_WITH_GROUPS
 from fairhead.bench.grid_file import read_grid
 from fairhead.bench.render import html, markdown
-from fairhead.bench.run import run_grid
+from fairhead.bench.runner import Workplace, run_grid
 from fairhead.bench.search import Place, choices, final_cells, trial_cells
 from fairhead.bench.store import Store
 from fairhead.bench.table import table_of
-from fairhead.bench.workers import Workplace
 from fairhead.mitigate.priors import PLAN_PRIORS, Choice, ListOf, LogUniform, ShareOfEpochs, Uniform
 from fairhead.mitigate.references import METHODS_WITH_ATTRIBUTES
 from fairhead.mitigate.registry import METHODS

@@ -393,7 +393,7 @@ def test_a_family_without_an_encoder_is_named(family, method):
 
 def test_an_evaluation_that_was_recorded_leaves_nothing_that_cannot_be_copied():
     model = attach(tiny_vit(), DAM(hidden=8, width=4)).eval()
-    model.dam.aside._since = Lock()  # stands in for an event of CUDA, which cannot be copied either
+    model.dam.side_stream._since = Lock()  # stands in for an event of CUDA, which cannot be copied either
     with pytest.raises(TypeError, match="pickle"):
         copy.deepcopy(model)
     model(images())

@@ -1,4 +1,4 @@
-"""Meters against a board whose counters are known."""
+"""Meters against a GPU whose counters are known."""
 
 import os
 import stat
@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from fairhead.train import meters
-from fairhead.train.boards import NvmlBoard, Sample, SmiBoard
+from fairhead.train.gpu_power import NvmlGpu, Sample, SmiGpu
 from fairhead.train.meters import Energy, Meter
 
 MIB = 2**20
 
 
 class FakeNvml:
-    """A board that draws 360 W from the moment it is made, and has a counter that says so."""
+    """A GPU that draws 360 W from the moment it is made, and has a counter that says so."""
 
     class NVMLError(Exception):
         pass
@@ -69,7 +69,7 @@ class FakeNvml:
 
 
 def measured(nvml, seconds=0.3, **options):
-    with Meter(board=NvmlBoard("GPU-1", nvml), **options) as meter:
+    with Meter(gpu=NvmlGpu("GPU-1", nvml), **options) as meter:
         time.sleep(seconds)
     return meter.reading
 
@@ -107,7 +107,7 @@ def test_peaks_are_the_largest_values_seen_and_only_of_this_process():
     assert reading.gpu_allocated_mib is None  # that is PyTorch's to say, and there is no GPU here
 
 
-def test_what_a_board_does_not_say_is_none():
+def test_what_a_gpu_does_not_say_is_none():
     reading = measured(FakeNvml(silent={"energy", "processes", "limit"}))
     assert reading.energy_counter_wh is None
     assert reading.gpu_process_mib is None
@@ -115,7 +115,7 @@ def test_what_a_board_does_not_say_is_none():
     assert reading.energy_wh == reading.energy_power_wh > 0
 
 
-def test_runs_that_share_a_board_are_charged_equal_shares():
+def test_runs_that_share_a_gpu_are_charged_equal_shares():
     alone, shared = measured(FakeNvml()), measured(FakeNvml(), sharers=lambda: 3)
     ratio = (shared.energy_wh / shared.seconds) / (alone.energy_wh / alone.seconds)
     assert ratio == pytest.approx(1 / 3, rel=0.1)
@@ -151,7 +151,7 @@ def test_without_a_gpu_only_the_process_is_known():
 
 def test_the_thread_ends_with_the_block_even_after_an_error():
     before = threading.active_count()
-    with pytest.raises(ZeroDivisionError), Meter(board=NvmlBoard("GPU-1", FakeNvml())) as meter:
+    with pytest.raises(ZeroDivisionError), Meter(gpu=NvmlGpu("GPU-1", FakeNvml())) as meter:
         print(1 / 0)
     assert threading.active_count() == before
     assert meter.reading.energy_wh is not None
@@ -161,22 +161,22 @@ def test_nvidia_smi_stands_in_where_nvml_is_not_installed(tmp_path):
     command = tmp_path / "nvidia-smi"
     command.write_text("#!/bin/sh\nwhile true; do echo '250.50, 40, 1234, [N/A], NVIDIA Fake'; sleep 0.02; done\n")
     command.chmod(command.stat().st_mode | stat.S_IXUSR)
-    board = SmiBoard("GPU-1", str(command))
-    assert board.sample(1) == Sample(watts=250.5, busy=0.4, used_mib=1234.0)
-    assert board.power_limit() is None
-    with Meter(board=board) as meter:
+    gpu = SmiGpu("GPU-1", str(command))
+    assert gpu.sample(1) == Sample(watts=250.5, busy=0.4, used_mib=1234.0)
+    assert gpu.power_limit() is None
+    with Meter(gpu=gpu) as meter:
         time.sleep(0.2)
     assert meter.reading.gpu == "NVIDIA Fake"
     assert meter.reading.energy_counter_wh is None
     assert meter.reading.energy_power_wh == pytest.approx(250.5 * meter.reading.seconds / 3600, rel=0.15)
 
 
-def test_an_nvidia_smi_that_knows_no_board_is_refused(tmp_path):
+def test_an_nvidia_smi_that_knows_no_gpu_is_refused(tmp_path):
     command = tmp_path / "nvidia-smi"
     command.write_text("#!/bin/sh\necho 'No devices were found'\n")
     command.chmod(0o700)
     with pytest.raises(OSError, match="said nothing"):
-        SmiBoard("GPU-1", str(command))
+        SmiGpu("GPU-1", str(command))
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="Linux only")

@@ -19,8 +19,8 @@ from fairhead.errors import InputError, UnsupportedModel
 from fairhead.mitigate.afr import AFR, afr_weights
 from fairhead.mitigate.clustering import kmeans, nearest, silhouette
 from fairhead.mitigate.clusters import independent_weights, without_label, worst_of_all
-from fairhead.mitigate.group_dro import cell_numbers
-from fairhead.mitigate.head import features_of, find_head
+from fairhead.mitigate.last_layer import features_of, find_head
+from fairhead.mitigate.losses import cell_numbers
 from fairhead.mitigate.references.dfr import DFR, even_rows
 from fairhead.mitigate.references.fscl import fair_contrastive
 from fairhead.mitigate.references.tadet import query_gap, reversed_gradient

@@ -15,10 +15,10 @@ from fairhead.mitigate import method
 from fairhead.mitigate.arl import _AdversarialLoss
 from fairhead.mitigate.dro import chi2_weights, cvar_weights
 from fairhead.mitigate.eiil import environments, scale_gradients
-from fairhead.mitigate.group_dro import GroupLoss, balanced
 from fairhead.mitigate.kd import _DistillationLoss
 from fairhead.mitigate.lff import FailureLoss
-from fairhead.mitigate.pair import PairOutput
+from fairhead.mitigate.losses import GroupLoss, balanced
+from fairhead.mitigate.two_networks import PairOutput
 from fairhead.mitigate.xrm import TwinLoss
 
 LOSSES = st.lists(st.floats(0, 10), min_size=2, max_size=8).map(lambda x: torch.tensor(x, dtype=torch.float64))

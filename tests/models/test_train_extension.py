@@ -16,9 +16,9 @@ from transformers import ViTConfig, ViTForImageClassification
 
 from fairhead.errors import InputError
 from fairhead.mitigate import DAM, attach, method, run
-from fairhead.mitigate.distributed import gathered
-from fairhead.mitigate.pair import PairOutput
+from fairhead.mitigate.losses import gathered
 from fairhead.mitigate.references import method_with_attributes, run_with_attributes
+from fairhead.mitigate.two_networks import PairOutput
 from fairhead.mitigate.xrm import TwinLoss
 from fairhead.train import Examples, TrainingPlan, fit, predict
 from fairhead.train.selection import last_epoch, worst_accuracy

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from fairhead import __version__
 from fairhead.audit import audit
+from fairhead.bench.auxiliary_models import auxiliary_models_of
 from fairhead.bench.backbones import Recipe
-from fairhead.bench.effective import effective, failed_row, method_of, row_of
+from fairhead.bench.fingerprint import effective, failed_row, method_of, row_of
 from fairhead.bench.grid import METRICS, SELECTIONS, Cell
-from fairhead.bench.others import others_of
 from fairhead.bench.tasks import Task, read_task
 from fairhead.mitigate import Trained, run
-from fairhead.mitigate.job import Other
+from fairhead.mitigate.training_job import AuxiliaryModel
 from fairhead.records import Records
 from fairhead.train import Epoch, Examples, TrainingDiverged, TrainingPlan, predict
 from fairhead.train.features import frozen_features, last_encoder
@@ -144,7 +144,7 @@ def _prepared(cell: Cell, device: str, cache: Path | None, tell: Tell) -> _Ready
         model = _built(recipe, task.kind, cell.seed)
         return last_encoder(model) if cell.backbone.train == "last_encoder" else model
 
-    others = others_of(cell, task, device, cache, lambda done, total: tell("decoding", done, total, ""))
+    auxiliary = auxiliary_models_of(cell, task, device, cache, lambda done, total: tell("decoding", done, total, ""))
     parts = {"train": task.train, "validation": task.validation}
     if cell.trial is None:
         parts["test"] = task.test
@@ -158,7 +158,7 @@ def _prepared(cell: Cell, device: str, cache: Path | None, tell: Tell) -> _Ready
         tell("training", epoch.number, plan.epochs, note)
 
     def train() -> Trained:
-        return _train(cell, config, build_model, parts, task, plan, on_epoch, others)
+        return _train(cell, config, build_model, parts, task, plan, on_epoch, auxiliary)
 
     return _Ready(task, parts, plan, train, read_seconds, feature_seconds)
 
@@ -192,15 +192,15 @@ def _train(
     task: Task,
     plan: TrainingPlan,
     on_epoch: Callable[[Epoch], None],
-    others: Callable[[str], Other],
+    auxiliary: Callable[[str], AuxiliaryModel],
 ) -> Trained:
     train, validation, selection = parts["train"], parts["validation"], cell.method.selection or cell.selection
     if not cell.method.uses_groups:
-        return run(config, build_model, train, validation, plan, selection, on_epoch, others)
+        return run(config, build_model, train, validation, plan, selection, on_epoch, auxiliary)
     from fairhead.mitigate.references import run_with_attributes
 
     groups = task.groups("train"), task.groups("validation")
-    return run_with_attributes(config, build_model, train, validation, *groups, plan, selection, on_epoch, others)
+    return run_with_attributes(config, build_model, train, validation, *groups, plan, selection, on_epoch, auxiliary)
 
 
 def _built(recipe: Recipe, kind: str, seed: int) -> nn.Module:

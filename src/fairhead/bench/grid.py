@@ -149,7 +149,7 @@ class Cell:
         return f"{self.data.name}/{self.backbone.name}/{self.method.name}/{trial}{self.seed}"
 
     def settings(self) -> dict[str, Any]:
-        """All that the grid says about it, JSON-ready; `fairhead.bench.effective` fills in what it leaves out."""
+        """All that the grid says about it, JSON-ready; `fairhead.bench.fingerprint` fills in what it leaves out."""
         options = {**self.method.options, **self.method.data_options.get(self.data.name, {})}
         data = {name: getattr(self.data, name) for name in ("split_by_seed", "max_length", "limit", "group")}
         data["read"] = self.data.written or self.data.read

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from fairhead.audit import audit
-from fairhead.bench.effective import fingerprint, method_of
+from fairhead.bench.fingerprint import fingerprint, method_of
 from fairhead.bench.grid import Backbone, Cell, Data, Grid, Method, Search
 from fairhead.bench.results import Choice
 from fairhead.bench.store import Store

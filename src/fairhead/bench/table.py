@@ -98,7 +98,7 @@ def _plan(grid: Grid, store: Store) -> _Plan:
         InputError: without PyTorch, what a search has drawn is not known.
     """
     try:
-        from fairhead.bench.effective import fingerprint
+        from fairhead.bench.fingerprint import fingerprint
         from fairhead.bench.search import choices, final_cells, name_of
     except ModuleNotFoundError:
         if grid.search is not None:

@@ -12,7 +12,7 @@ from fairhead.cli.output import harmless
 from fairhead.errors import FairheadError, InputError
 
 if TYPE_CHECKING:
-    from fairhead.bench.workers import News
+    from fairhead.bench.runner import News
     from fairhead.cli.progress import Progress
 
 EPILOG = """
@@ -113,8 +113,7 @@ def bench_command(
         typer.echo(f"{Store(out).take_in(Store(folder))} cells taken in from {folder}", err=True)
     interrupted, failed = False, 0
     if not table_only:
-        from fairhead.bench.run import run_grid
-        from fairhead.bench.workers import Workplace
+        from fairhead.bench.runner import Workplace, run_grid
         from fairhead.devices import device_named
 
         # `timeout` and schedulers end a run so: what is done should still become a table.

@@ -186,7 +186,7 @@ def mitigate_command(
         },
         selection="accuracy" if by_group else selection.value,
     )
-    from fairhead.bench.single import mitigate, report_of
+    from fairhead.bench.one_run import mitigate, report_of
     from fairhead.cli.progress import progress
     from fairhead.cli.verdicts import audit_verdicts, comparison_verdicts
     from fairhead.devices import device_named

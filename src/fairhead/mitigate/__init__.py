@@ -5,14 +5,14 @@ from fairhead.mitigate.attach import load as load
 from fairhead.mitigate.attach import save as save
 from fairhead.mitigate.dam import DAM as DAM
 from fairhead.mitigate.encoder_layer import EncoderLayer as EncoderLayer
-from fairhead.mitigate.job import Job as Job
-from fairhead.mitigate.job import Stage as Stage
-from fairhead.mitigate.job import Trained as Trained
 from fairhead.mitigate.klaad import KLAAD as KLAAD
 from fairhead.mitigate.language_trainer import LanguageTrainer as LanguageTrainer
 from fairhead.mitigate.registry import METHODS as METHODS
 from fairhead.mitigate.registry import method as method
 from fairhead.mitigate.registry import run as run
+from fairhead.mitigate.training_job import Job as Job
+from fairhead.mitigate.training_job import Stage as Stage
+from fairhead.mitigate.training_job import Trained as Trained
 from fairhead.mitigate.triplets import TripletData as TripletData
 
 __all__ = [

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from fairhead.errors import InputError
-from fairhead.mitigate.head import features_of, find_head, set_head
-from fairhead.mitigate.job import Job
+from fairhead.mitigate.last_layer import features_of, find_head, set_head
 from fairhead.mitigate.losses import row_losses
 from fairhead.mitigate.priors import Choice, Prior, Uniform
+from fairhead.mitigate.training_job import Job
 from fairhead.settings import Count, NotNegative, Positive, Share
 from fairhead.train.selection import score_of
 

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from fairhead.errors import InputError
-from fairhead.mitigate.distributed import gathered
-from fairhead.mitigate.job import ADDED_LATER, Job
-from fairhead.mitigate.losses import row_losses
-from fairhead.mitigate.pair import PairOutput, fresh_pair
+from fairhead.mitigate.losses import gathered, row_losses
 from fairhead.mitigate.priors import Choice, Prior
+from fairhead.mitigate.training_job import ADDED_LATER, Job
+from fairhead.mitigate.two_networks import PairOutput, fresh_pair
 from fairhead.settings import WholeNumber
 
 
@@ -49,7 +48,7 @@ class ARL:
         return pair.first
 
     def _smaller(self, job: Job, name: str) -> Callable[[], nn.Module]:
-        other = job.other(name)
+        other = job.auxiliary_model(name)
         theirs, ours = other.train.inputs, job.train.inputs
         # By what is in them: tokens of another vocabulary have the same shape.
         if theirs.keys() != ours.keys() or not all(torch.equal(theirs[key], ours[key]) for key in ours):

@@ -10,10 +10,10 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import WeightedRandomSampler
 
 from fairhead.mitigate.clustering import kmeans, nearest
-from fairhead.mitigate.group_dro import cell_numbers
-from fairhead.mitigate.head import features_of, find_head
-from fairhead.mitigate.job import Job
+from fairhead.mitigate.last_layer import features_of, find_head
+from fairhead.mitigate.losses import cell_numbers
 from fairhead.mitigate.priors import LogUniform, Prior
+from fairhead.mitigate.training_job import Job
 from fairhead.settings import Positive, Range, WholeNumber
 from fairhead.train import Examples, Fit, Selection
 from fairhead.train.selection import worst_accuracy
@@ -74,7 +74,7 @@ class Clusters:
         if callable(self.features):
             get = self.features
         elif self.features is not None:
-            other = job.other(self.features)
+            other = job.auxiliary_model(self.features)
             examples, get = (other.train, other.validation), other.features
         else:
             model = job.build_model()

@@ -24,16 +24,16 @@ from torch.nn.functional import normalize
 
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads import Site, Tap
-from fairhead.mitigate.aside import Aside
-from fairhead.mitigate.distributed import gathered
 from fairhead.mitigate.encoder_layer import EncoderLayer, argument, freeze_backbone
+from fairhead.mitigate.losses import gathered
 from fairhead.mitigate.priors import Choice, LogUniform, Prior
+from fairhead.mitigate.side_stream import SideStream
 from fairhead.mitigate.standardise import RunningStandardise
 from fairhead.settings import Count, NotNegative, Positive, Share
 from fairhead.train.first_token import all_tokens
 
 if TYPE_CHECKING:
-    from fairhead.mitigate.job import Job
+    from fairhead.mitigate.training_job import Job
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class DAM:
             tap.transform(parts.transform)
         model.register_forward_pre_hook(parts.before, with_kwargs=True)
         if self.alignment_weight:
-            parts.site.module.register_forward_hook(parts.aside.mark)
+            parts.site.module.register_forward_hook(parts.side_stream.mark)
             model.register_forward_hook(parts.after, with_kwargs=True)
         return model
 
@@ -168,7 +168,7 @@ class DAMParts(nn.Module):
             settings = (config.stats_axes, config.momentum, config.eps, config.running, config.divide)
             self.q, self.k = (RunningStandardise(heads, head_dim, *settings, detach=config.detach_stats) for _ in "qk")
         if config.alignment_weight:
-            self.aside = Aside()
+            self.side_stream = SideStream()
             self.weights, self.values = tap.read("weights", tokens=0), tap.read("v")
             self.project = nn.Sequential(
                 nn.Linear(config.values * heads * head_dim, config.hidden, bias=False),
@@ -194,12 +194,12 @@ class DAMParts(nn.Module):
         labels = argument(model, "labels", args, kwargs)
         if model.training and labels is not None:
             layer = self.site.layer
-            with self.aside.work():
+            with self.side_stream.work():
                 extra = self.alignment(self.weights[layer], self.values[layer], labels)
             output = _with_added_loss(output, self.config.alignment_weight * extra)
         self.weights.clear()  # all three hold the graph of this batch, which nobody needs any more
         self.values.clear()
-        self.aside.clear()
+        self.side_stream.clear()
         return output
 
     def alignment(self, weights: Tensor, values: Tensor, labels: Tensor) -> Tensor:

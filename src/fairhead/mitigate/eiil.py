@@ -7,9 +7,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fairhead.mitigate.group_dro import GroupLoss, balanced, cell_numbers
-from fairhead.mitigate.job import Job
+from fairhead.mitigate.losses import GroupLoss, balanced, cell_numbers
 from fairhead.mitigate.priors import Choice, LogUniform, Prior
+from fairhead.mitigate.training_job import Job
 from fairhead.settings import Count, NotNegative
 from fairhead.train.selection import last_epoch
 

@@ -16,7 +16,7 @@ from fairhead.settings import Count
 from fairhead.train.first_token import all_tokens
 
 if TYPE_CHECKING:
-    from fairhead.mitigate.job import Job
+    from fairhead.mitigate.training_job import Job
 
 _NAME = "encoder_layer"
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fairhead.mitigate.job import Job
+from fairhead.mitigate.training_job import Job
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import SubsetRandomSampler
 
-from fairhead.mitigate.job import Job
 from fairhead.mitigate.priors import LogUniform, Prior, ShareOfEpochs
+from fairhead.mitigate.training_job import Job
 from fairhead.settings import Count
 from fairhead.train.selection import last_epoch
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fairhead.errors import InputError
-from fairhead.mitigate.job import Job
 from fairhead.mitigate.priors import Choice, LogUniform, Prior
+from fairhead.mitigate.training_job import Job
 from fairhead.settings import Count, Positive, Share
 from fairhead.train.selection import last_epoch
 
@@ -48,7 +48,7 @@ class KD:
         """Two stages; the teacher's probabilities are computed once."""
         build, train, validation = self.build_teacher or job.build_model, job.train, job.validation
         if self.teacher is not None:
-            build, _, train, validation = job.other(self.teacher)
+            build, _, train, validation = job.auxiliary_model(self.teacher)
         teacher = build()
         plan = replace(job.plan, epochs=self.teacher_epochs or job.plan.epochs)
         job.fit("teacher", teacher, train=train, validation=validation, plan=plan, selection=last_epoch())

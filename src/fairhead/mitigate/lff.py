@@ -7,11 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fairhead.mitigate.distributed import gathered
-from fairhead.mitigate.job import Job
-from fairhead.mitigate.losses import row_losses
-from fairhead.mitigate.pair import PairOutput, fresh_pair
+from fairhead.mitigate.losses import gathered, row_losses
 from fairhead.mitigate.priors import Prior, Uniform
+from fairhead.mitigate.training_job import Job
+from fairhead.mitigate.two_networks import PairOutput, fresh_pair
 from fairhead.settings import PositiveShare, Share
 
 

@@ -1,7 +1,12 @@
-"""What the methods' losses are made of."""
+"""What the losses of several methods are made of: row losses, GroupDRO's loss, and batches spread over processes."""
 
+from typing import Any
+
+import torch
 from torch import Tensor
+from torch import distributed as dist
 from torch.nn.functional import cross_entropy
+from torch.utils.data import WeightedRandomSampler
 
 
 def row_losses(logits: Tensor, labels: Tensor) -> Tensor:
@@ -13,3 +18,121 @@ def row_losses(logits: Tensor, labels: Tensor) -> Tensor:
         4.0
     """
     return cross_entropy(logits.float(), labels, reduction="none")
+
+
+class GroupLoss:
+    """GroupDRO's loss (Sagawa et al., 2020): Σ q_g L_g, where q_g grows exponentially with the loss of its group.
+
+    The groups are those that a method has found, or (in `references`) was given.
+
+    Example:
+        >>> import torch
+        >>> from types import SimpleNamespace
+        >>> loss = GroupLoss(torch.tensor([0, 0, 1]), step_size=0.0)      # q stays at ½ each
+        >>> out = SimpleNamespace(logits=torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.0, 100.0]]))
+        >>> round(loss(out, torch.tensor([0, 0, 1]), torch.tensor([0, 1, 2])).exp().item() ** 2, 4)
+        2.0
+    """
+
+    def __init__(self, groups: Tensor, step_size: float = 0.01, adjustment: float = 0.0) -> None:
+        """Start with equal q.
+
+        Args:
+            groups: of each training row, numbered from 0, [n].
+            step_size: how fast q follows the losses (η).
+            adjustment: C of the generalisation adjustment C / √n_g, added to a group's loss when q is updated.
+        """
+        self.groups = groups
+        sizes = torch.bincount(groups)
+        self.adjustment = adjustment / sizes.clamp(min=1).sqrt()
+        self.step_size = step_size
+        self.q = (sizes > 0).float() / (sizes > 0).sum()
+
+    def __call__(self, output: Any, labels: Tensor, rows: Tensor) -> Tensor:
+        """The loss of a batch; q moves with it."""
+        if self.q.device != rows.device:
+            self.groups, self.adjustment, self.q = (
+                tensor.to(rows.device) for tensor in (self.groups, self.adjustment, self.q)
+            )
+        losses, group = gathered(row_losses(output.logits, labels)), gathered(self.groups[rows])
+        counts = torch.zeros_like(self.q).index_add(0, group, torch.ones_like(losses))
+        means = torch.zeros_like(self.q).index_add(0, group, losses) / counts.clamp(min=1)
+        with torch.no_grad():
+            here = counts > 0  # groups that the batch lacks keep their weight
+            # In place: a step that is recorded and replayed knows this tensor and no other.
+            self.q.mul_(torch.where(here, (self.step_size * (means + self.adjustment)).exp(), 1.0))
+            self.q.div_(self.q.sum())
+        return (self.q * means).sum()
+
+
+def balanced(cells: Tensor, generator: torch.Generator, power: float = 1.0) -> WeightedRandomSampler:
+    """As many draws as rows, from every cell alike (or in proportion to size^(1 − power)).
+
+    Args:
+        cells: of each training row, numbered from 0, [n].
+        generator: of the draws.
+        power: 1 for equal shares, 0 for those of the data.
+    """
+    sizes = torch.bincount(cells.cpu()).double()
+    chances = sizes[cells.cpu()].pow(-power)
+    return WeightedRandomSampler(chances.tolist(), len(cells), generator=generator)
+
+
+def cell_numbers(labels: Tensor, parts: Tensor) -> Tensor:
+    """One number for each (class, part) pair that occurs, from 0 and without holes, [n] on the CPU.
+
+    Example:
+        >>> import torch
+        >>> cell_numbers(torch.tensor([0, 0, 1]), torch.tensor([5, 7, 5])).tolist()
+        [0, 1, 2]
+    """
+    labels, parts = labels.cpu().long(), parts.cpu().long()
+    return (labels * (parts.max() + 1) + parts).unique(return_inverse=True)[1]
+
+
+def is_spread() -> bool:
+    """Whether several processes share each batch."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def gathered(x: Tensor) -> Tensor:
+    """The rows of all processes, [processes · B, ...]."""
+    gather: Any = _Gather.apply
+    return gather(x) if is_spread() else x
+
+
+def summed(x: Tensor) -> Tensor:
+    """The sum over all processes."""
+    add: Any = _Sum.apply
+    return add(x) if is_spread() else x
+
+
+class _Sum(torch.autograd.Function):
+    """What depends on the sum, on any process, depends on every process's part."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        total = x.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        total = gradients[0].clone()
+        dist.all_reduce(total)
+        return total
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, x.contiguous())
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        # A copy: the gradient of a sum is one tensor for both of its terms.
+        total = gradients[0].clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total)
+        return total.chunk(dist.get_world_size())[dist.get_rank()]

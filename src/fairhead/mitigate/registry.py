@@ -15,12 +15,12 @@ from fairhead.mitigate.dro import DRO
 from fairhead.mitigate.eiil import EIIL
 from fairhead.mitigate.encoder_layer import EncoderLayer
 from fairhead.mitigate.erm import ERM
-from fairhead.mitigate.job import Job, Method, Other, Trained
 from fairhead.mitigate.jtt import JTT
 from fairhead.mitigate.kd import KD
 from fairhead.mitigate.lff import LfF
 from fairhead.mitigate.scaling import ClassScaling
 from fairhead.mitigate.spare import SPARE
+from fairhead.mitigate.training_job import AuxiliaryModel, Job, Method, Trained
 from fairhead.mitigate.xrm import XRM
 from fairhead.settings import check_config, check_settings
 from fairhead.train import Epoch, Examples, Selection, TrainingPlan
@@ -89,7 +89,7 @@ def run(
     plan: TrainingPlan | None = None,
     selection: Selection = "accuracy",
     on_epoch: Callable[[Epoch], None] | None = None,
-    others: Callable[[str], Other] | None = None,
+    auxiliary: Callable[[str], AuxiliaryModel] | None = None,
 ) -> Trained:
     """Train with one method.
 
@@ -101,7 +101,7 @@ def run(
         plan: how to train.
         selection: "accuracy" or "worst_class"; the first best epoch is kept.
         on_epoch: called after each epoch of each stage.
-        others: gives a model by its name, for methods whose settings name one (a teacher, frozen features).
+        auxiliary: gives a model by its name, for methods whose settings name one (a teacher, frozen features).
 
     Returns:
         The model, the history, and everything that ran to get there.
@@ -128,7 +128,7 @@ def run(
             f"{type(config).__name__} uses the sensitive attribute, and `run` trains without one: "
             "use fairhead.mitigate.references.run_with_attributes, and say so where the result is shown"
         )
-    job = Job(build_model, train, validation, plan or TrainingPlan(), selection, on_epoch, others=others)
+    job = Job(build_model, train, validation, plan or TrainingPlan(), selection, on_epoch, auxiliary=auxiliary)
     return run_job(config, job)
 
 

@@ -6,8 +6,8 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from fairhead.mitigate.head import find_head, set_head
-from fairhead.mitigate.job import Job
+from fairhead.mitigate.last_layer import find_head, set_head
+from fairhead.mitigate.training_job import Job
 from fairhead.settings import Count, Range
 
 

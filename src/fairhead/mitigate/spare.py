@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from fairhead.mitigate.clustering import kmeans, silhouette
-from fairhead.mitigate.group_dro import balanced, cell_numbers
-from fairhead.mitigate.job import Job
+from fairhead.mitigate.losses import balanced, cell_numbers
 from fairhead.mitigate.priors import Choice, Prior
+from fairhead.mitigate.training_job import Job
 from fairhead.settings import Count, NotNegative, Range
 from fairhead.train.selection import last_epoch
 

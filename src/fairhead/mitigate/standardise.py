@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fairhead.errors import InputError
 from fairhead.heads import is_recomputing
-from fairhead.mitigate.distributed import is_spread, summed
+from fairhead.mitigate.losses import is_spread, summed
 
 
 class _Statistics(NamedTuple):

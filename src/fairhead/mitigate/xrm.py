@@ -7,12 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fairhead.mitigate.distributed import gathered
-from fairhead.mitigate.group_dro import GroupLoss, balanced, cell_numbers
-from fairhead.mitigate.job import Job
-from fairhead.mitigate.losses import row_losses
-from fairhead.mitigate.pair import Pair, PairOutput, fresh_pair
+from fairhead.mitigate.losses import GroupLoss, balanced, cell_numbers, gathered, row_losses
 from fairhead.mitigate.priors import LogUniform, Prior
+from fairhead.mitigate.training_job import Job
+from fairhead.mitigate.two_networks import Pair, PairOutput, fresh_pair
 from fairhead.settings import Count, NotNegative
 from fairhead.train import Examples
 from fairhead.train.selection import last_epoch, worst_of_cells

@@ -1,7 +1,7 @@
 """What a run costs: time, memory and energy, each figure with what it is and where it comes from.
 
 A figure that this machine cannot know is None, never an estimate in disguise. Energy comes in three forms, because the
-literature uses all three: the board's own counter (the one to trust), power integrated over time, and DAM's formula
+literature uses all three: the energy counter (the one to trust), power integrated over time, and DAM's formula
 (the share of time in which the GPU was busy × a fixed power), which is a duty cycle and not a measurement of energy.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from fairhead.train.boards import Board, Sample, find_board
+from fairhead.train.gpu_power import Gpu, Sample, find_gpu
 
 _JOULES_PER_WH = 3600.0
 _MIB = 2**20
@@ -32,12 +32,12 @@ class Reading:
         seconds: wall time.
         cpu_seconds: processor time of this process, all threads.
         peak_rss_mib: largest resident memory of this process while metered; elsewhere than on Linux, since it started.
-        gpu: the board's name.
+        gpu: the GPU's name.
         gpu_allocated_mib: peak of what PyTorch's tensors took.
         gpu_reserved_mib: peak of what PyTorch's allocator held.
         gpu_process_mib: peak of what the driver says this process holds, CUDA's own context included.
-        gpu_board_mib: peak of what all processes held on the board.
-        energy_counter_wh: from the board's energy counter (NVML).
+        gpu_board_mib: peak of what all processes held on the GPU.
+        energy_counter_wh: from the GPU's energy counter (NVML).
         energy_power_wh: power draw, sampled at least 10 times a second, trapezoids.
         energy_utilisation_wh: DAM's formula: busy share, sampled every 60 s, × `utilisation_watts`.
         utilisation_watts: the fixed power of that formula.
@@ -75,9 +75,9 @@ class Meter:
 
     Args:
         device: "cuda", "cuda:1", ... to measure a GPU as well; anything else measures the process alone.
-        board: where GPU figures come from; found by itself (NVML, else nvidia-smi) where none is given.
-        utilisation_watts: the fixed power of DAM's formula; by default the board's own power limit. (The paper: 350.)
-        sharers: how many runs use the device at this moment; each is charged an equal share of a board's energy.
+        gpu: where GPU figures come from; found by itself (NVML, else nvidia-smi) where none is given.
+        utilisation_watts: the fixed power of DAM's formula; by default the GPU's own power limit. (The paper: 350.)
+        sharers: how many runs use the device at this moment; each is charged an equal share of its energy.
 
     Example:
         >>> with Meter() as meter:
@@ -89,12 +89,12 @@ class Meter:
     def __init__(
         self,
         device: str = "cpu",
-        board: Board | None = None,
+        gpu: Gpu | None = None,
         utilisation_watts: float | None = None,
         sharers: Callable[[], int] | None = None,
     ) -> None:
         self._device = device
-        self._board = board
+        self._gpu = gpu
         self._watts = utilisation_watts
         self._sharers = sharers or (lambda: 1)
         self._reading: Reading | None = None
@@ -114,17 +114,17 @@ class Meter:
 
             torch.cuda.synchronize(self._device)
             torch.cuda.reset_peak_memory_stats(self._device)
-            if self._board is None:
-                self._board = find_board(self._device)
+            if self._gpu is None:
+                self._gpu = find_gpu(self._device)
         _forget_peak_rss()
         self._shared_by = self._sharers()
         self._started = time.perf_counter()
         self._cpu_started = time.process_time()
-        if self._board is not None:
-            limit = self._board.power_limit() if self._watts is None else self._watts
+        if self._gpu is not None:
+            limit = self._gpu.power_limit() if self._watts is None else self._watts
             self._energy = Energy(limit)
-            self._take(self._board)
-            self._thread = threading.Thread(target=self._sample, args=(self._board,), daemon=True)
+            self._take(self._gpu)
+            self._thread = threading.Thread(target=self._sample, args=(self._gpu,), daemon=True)
             self._thread.start()
         return self
 
@@ -139,13 +139,13 @@ class Meter:
             allocated = torch.cuda.max_memory_allocated(self._device) / _MIB
             reserved = torch.cuda.max_memory_reserved(self._device) / _MIB
         gpu: dict[str, Any] = {}
-        if self._board is not None and self._thread is not None:
+        if self._gpu is not None and self._thread is not None:
             self._stop.set()
             self._thread.join()
-            self._take(self._board)
+            self._take(self._gpu)
             gpu = self._energy.figures()
-            gpu["gpu"] = self._board.name
-            self._board.close()
+            gpu["gpu"] = self._gpu.name
+            self._gpu.close()
         shared_by = max(self._shared_by, self._sharers(), gpu.pop("shared_by", 1))
         self._reading = Reading(
             seconds=time.perf_counter() - self._started,
@@ -157,16 +157,16 @@ class Meter:
             **gpu,
         )
 
-    def _sample(self, board: Board) -> None:
+    def _sample(self, gpu: Gpu) -> None:
         while not self._stop.wait(POWER_EVERY):
-            self._take(board)
+            self._take(gpu)
 
-    def _take(self, board: Board) -> None:
-        self._energy.add(time.perf_counter(), board.sample(os.getpid()), max(1, self._sharers()))
+    def _take(self, gpu: Gpu) -> None:
+        self._energy.add(time.perf_counter(), gpu.sample(os.getpid()), max(1, self._sharers()))
 
 
 class Energy:
-    """Sums that a stream of board samples adds up to.
+    """Sums that a stream of samples adds up to.
 
     Args:
         utilisation_watts: of DAM's formula; None leaves that figure out.
@@ -191,7 +191,7 @@ class Energy:
         self._looked: float | None = None
         self._latest_busy: tuple[float, float, int] | None = None
         self._process: float | None = None
-        self._board_used: float | None = None
+        self._in_use: float | None = None
         self._samples = 0
         self._sharers = 1
 
@@ -199,7 +199,7 @@ class Energy:
         """Take in one sample, `now` in seconds; what was used since the last one is shared between `sharers`."""
         self._sharers = max(self._sharers, sharers)
         self._process = _largest(self._process, sample.process_mib)
-        self._board_used = _largest(self._board_used, sample.used_mib)
+        self._in_use = _largest(self._in_use, sample.used_mib)
         if sample.watts is not None:
             self._samples += 1
         if self._last is not None:
@@ -223,13 +223,13 @@ class Energy:
         self._looked = now
 
     def figures(self) -> dict[str, Any]:
-        """The fields of `Reading` that come from the board; the last, incomplete minute counts by its last sample."""
+        """The fields of `Reading` that come from the GPU; the last, incomplete minute counts by its last sample."""
         if self._latest_busy is not None:
             self._add_busy(*self._latest_busy)
         formula = self._busy_seconds is not None and self._watts is not None
         return {
             "gpu_process_mib": self._process,
-            "gpu_board_mib": self._board_used,
+            "gpu_board_mib": self._in_use,
             "energy_counter_wh": _in_wh(self._counter),
             "energy_power_wh": _in_wh(self._power),
             "energy_utilisation_wh": _in_wh((self._busy_seconds or 0.0) * (self._watts or 0.0)) if formula else None,

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fairhead.errors import InputError
-from fairhead.mitigate.group_dro import cell_numbers
-from fairhead.mitigate.head import features_of, find_head, set_head
-from fairhead.mitigate.job import Job
+from fairhead.mitigate.last_layer import features_of, find_head, set_head
+from fairhead.mitigate.losses import cell_numbers
 from fairhead.mitigate.priors import ListOf, LogUniform, Prior
-from fairhead.mitigate.references.job import with_attributes
+from fairhead.mitigate.references.job_with_groups import with_attributes
+from fairhead.mitigate.training_job import Job
 from fairhead.settings import Count, Positive
 
 Array = NDArray[np.float64]

@@ -13,11 +13,11 @@ from torch.nn.functional import cross_entropy
 
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads import Tap
-from fairhead.mitigate.head import find_head
-from fairhead.mitigate.job import Job
+from fairhead.mitigate.last_layer import find_head
 from fairhead.mitigate.losses import row_losses
 from fairhead.mitigate.priors import LogUniform, Prior
-from fairhead.mitigate.references.job import JobWithAttributes, with_attributes
+from fairhead.mitigate.references.job_with_groups import JobWithAttributes, with_attributes
+from fairhead.mitigate.training_job import Job
 from fairhead.settings import Count, NotNegative, WholeNumber
 from fairhead.train import Examples
 

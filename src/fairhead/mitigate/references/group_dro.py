@@ -6,10 +6,10 @@ from typing import ClassVar
 
 from torch import nn
 
-from fairhead.mitigate.group_dro import GroupLoss, balanced, cell_numbers
-from fairhead.mitigate.job import Job
+from fairhead.mitigate.losses import GroupLoss, balanced, cell_numbers
 from fairhead.mitigate.priors import LogUniform, Prior
-from fairhead.mitigate.references.job import with_attributes
+from fairhead.mitigate.references.job_with_groups import with_attributes
+from fairhead.mitigate.training_job import Job
 from fairhead.settings import NotNegative
 
 

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from fairhead.heads import Tap
-from fairhead.mitigate.distributed import gathered
-from fairhead.mitigate.head import find_head
-from fairhead.mitigate.job import Job
-from fairhead.mitigate.losses import row_losses
+from fairhead.mitigate.last_layer import find_head
+from fairhead.mitigate.losses import gathered, row_losses
 from fairhead.mitigate.priors import LogUniform, Prior
-from fairhead.mitigate.references.job import with_attributes
+from fairhead.mitigate.references.job_with_groups import with_attributes
+from fairhead.mitigate.training_job import Job
 from fairhead.settings import NotNegative
 
 

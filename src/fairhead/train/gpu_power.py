@@ -15,7 +15,7 @@ _PATIENCE = 5.0  # seconds that nvidia-smi is given to answer, and to end
 
 @dataclass(frozen=True)
 class Sample:
-    """One look at a board; None where it does not say.
+    """One sample of a GPU; None where it does not say.
 
     Attributes:
         watts: power draw.
@@ -32,7 +32,7 @@ class Sample:
     process_mib: float | None = None
 
 
-class Board(Protocol):
+class Gpu(Protocol):
     """A GPU that can be looked at."""
 
     name: str
@@ -47,20 +47,20 @@ class Board(Protocol):
         """Stop looking."""
 
 
-def find_board(device: str = "cuda") -> Board | None:
-    """The board behind a torch device, or None where neither NVML nor nvidia-smi knows it."""
+def find_gpu(device: str = "cuda") -> Gpu | None:
+    """The GPU behind a torch device, or None where neither NVML nor nvidia-smi knows it."""
     import torch
 
-    # By its unique name: torch counts only the boards it may see, NVML all of them.
+    # By its unique name: torch counts only the GPUs it may see, NVML all of them.
     uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-    for kind in (NvmlBoard, SmiBoard):
+    for kind in (NvmlGpu, SmiGpu):
         with contextlib.suppress(Exception):  # whatever a missing driver, package or permission raises
             return kind(uuid)
     return None
 
 
-class NvmlBoard:
-    """A board through NVML.
+class NvmlGpu:
+    """A GPU through NVML.
 
     Args:
         uuid: its unique name, "GPU-...".
@@ -75,7 +75,7 @@ class NvmlBoard:
         self.name = name.decode() if isinstance(name, bytes) else str(name)
 
     def sample(self, pid: int) -> Sample:
-        """Look at the board now."""
+        """Look at it now."""
         nvml = self._nvml
         used = self._ask(nvml.nvmlDeviceGetMemoryInfo)
         busy = self._ask(nvml.nvmlDeviceGetUtilizationRates)
@@ -101,7 +101,7 @@ class NvmlBoard:
     def _ask(self, question: Callable[[Any], Any]) -> Any:
         try:
             return question(self._handle)
-        except self._nvml.NVMLError:  # not every board answers everything
+        except self._nvml.NVMLError:  # not every GPU answers everything
             return None
 
 
@@ -109,8 +109,8 @@ def _scaled(value: float | None, factor: float) -> float | None:
     return None if value is None else value * factor
 
 
-class SmiBoard:
-    """A board through one nvidia-smi that goes on printing; it has no energy counter and no memory by process.
+class SmiGpu:
+    """A GPU through one nvidia-smi that goes on printing; it has no energy counter and no memory by process.
 
     Args:
         uuid: its unique name, "GPU-...".
@@ -133,7 +133,7 @@ class SmiBoard:
         self._thread.start()
         if not self._answered.wait(_PATIENCE) or self._latest is None:
             self.close()
-            raise OSError("nvidia-smi said nothing about this board")
+            raise OSError("nvidia-smi said nothing about this GPU")
         self.name = self._latest[4]
 
     def sample(self, pid: int) -> Sample:

@@ -12,7 +12,7 @@ from fairhead.audit import Audit, Comparison, audit, compare
 from fairhead.bench.backbones import Recipe
 from fairhead.bench.cell import Tell, run_cell
 from fairhead.bench.grid import TRAIN_WITH_GROUPS, Cell, Method
-from fairhead.bench.run import check
+from fairhead.bench.runner import check
 from fairhead.bench.tasks import tokenizer_of
 from fairhead.errors import InputError
 from fairhead.mitigate import attach, save
@@ -201,7 +201,7 @@ def _cost_text(row: Mapping[str, Any]) -> str:
     stages = ", ".join(f"{name} ({steps} steps, {seconds:.0f} s)" for name, seconds, steps in row["stages"])
     energy = "energy is not known here"
     if cost["energy_wh"] is not None:
-        source = "the board's counter" if cost["energy_counter_wh"] is not None else "integrated power"
+        source = "the GPU's energy counter" if cost["energy_counter_wh"] is not None else "integrated power"
         energy = f"{cost['energy_wh']:.2f} Wh by {source}"
     memory = cost["gpu_allocated_mib"]
     peak = f"{memory:.0f} MiB of GPU memory" if memory is not None else f"{cost['peak_rss_mib'] or 0:.0f} MiB resident"

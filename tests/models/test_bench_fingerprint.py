@@ -5,14 +5,14 @@ from dataclasses import make_dataclass, replace
 
 from made_faces import GRID, make_faces
 
-from fairhead.bench import backbones, effective
-from fairhead.bench.effective import fingerprint
+from fairhead.bench import backbones
+from fairhead.bench import fingerprint as fingerprints
+from fairhead.bench.fingerprint import fingerprint
 from fairhead.bench.grid import Backbone, Cell, Data, Method
 from fairhead.bench.grid_file import read_grid
-from fairhead.bench.run import run_grid
+from fairhead.bench.runner import Workplace, run_grid
 from fairhead.bench.store import Store
 from fairhead.bench.table import table_of
-from fairhead.bench.workers import Workplace
 from fairhead.data import utkface
 from fairhead.mitigate import registry
 
@@ -28,7 +28,7 @@ def test_what_is_written_out_and_what_is_left_to_a_default_are_the_same_result()
         plan={"epochs": 1, "batch_size": 64, "precision": "no"},
     )
     assert written.settings() != CELL.settings()
-    assert effective.effective(written) == effective.effective(CELL)
+    assert fingerprints.effective(written) == fingerprints.effective(CELL)
     assert fingerprint(written) == fingerprint(CELL)
 
 
@@ -41,13 +41,13 @@ def test_a_changed_default_is_another_result(monkeypatch):
             return fingerprint(CELL)
 
     jtt = registry.METHODS["jtt"]
-    plan = make_dataclass("Plan", [("weight_decay", float, 0.1)], bases=(effective.TrainingPlan,), frozen=True)
+    plan = make_dataclass("Plan", [("weight_decay", float, 0.1)], bases=(fingerprints.TrainingPlan,), frozen=True)
     found = [
         changed(registry, "METHODS", {**registry.METHODS, "jtt": replace(jtt, upweight=20)}),
-        changed(effective, "TrainingPlan", plan),
+        changed(fingerprints, "TrainingPlan", plan),
         changed(backbones, "_FRESH_SETTINGS", {**backbones._FRESH_SETTINGS, "mlp": 3072}),
         changed(utkface, "read_utkface", lambda path, *, drop_duplicates=False: None),
-        changed(effective, "REVISION", effective.REVISION + 1),
+        changed(fingerprints, "REVISION", fingerprints.REVISION + 1),
     ]
     assert len({before, *found}) == 6
     assert fingerprint(CELL) == before
@@ -59,7 +59,7 @@ def test_a_changed_default_is_another_result(monkeypatch):
 
 def test_results_from_before_a_setting_came_are_known_and_its_use_is_another_result():
     arl = replace(CELL, method=Method("arl", "arl"))
-    assert effective.effective(arl)["method"]["options"] == {
+    assert fingerprints.effective(arl)["method"]["options"] == {
         "pretrain": 250,
         "adversary_loss": "plain",
         "uses_label": True,
@@ -69,7 +69,7 @@ def test_results_from_before_a_setting_came_are_known_and_its_use_is_another_res
 
 
 def test_how_a_step_is_run_counts_only_where_the_grid_says_so():
-    assert "replay" not in effective.effective(CELL)["plan"]
+    assert "replay" not in fingerprints.effective(CELL)["plan"]
     assert fingerprint(replace(CELL, plan={"epochs": 1, "replay": False})) != fingerprint(CELL)
 
 
@@ -87,6 +87,6 @@ def test_rows_of_another_default_are_run_again(tmp_path, monkeypatch):
     table = table_of(grid, Store(tmp_path / "out"))
     assert [line.method for line in table.blocks[0].lines] == ["erm"]
     # What is known without PyTorch is what was written.
-    monkeypatch.setitem(sys.modules, "fairhead.bench.effective", None)
+    monkeypatch.setitem(sys.modules, "fairhead.bench.fingerprint", None)
     table = table_of(grid, Store(tmp_path / "out"))
     assert [line.method for line in table.blocks[0].lines] == ["erm", "dam"]

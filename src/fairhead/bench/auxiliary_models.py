@@ -12,14 +12,14 @@ from fairhead.bench.backbones import Recipe
 from fairhead.bench.grid import Cell
 from fairhead.bench.grid_file import expanded
 from fairhead.bench.tasks import Progress, Task, read_task
-from fairhead.mitigate.job import Other
+from fairhead.mitigate.training_job import AuxiliaryModel
 from fairhead.train import Examples
 
 # Options of methods that name a model.
 NAMING = ("teacher", "features", "adversary")
 
 
-def check_others(cell: Cell) -> None:
+def check_auxiliary_models(cell: Cell) -> None:
     """Refuse, before any work, an option that names a model which is not there.
 
     Raises:
@@ -29,7 +29,9 @@ def check_others(cell: Cell) -> None:
         _recipe(cell, name, ("0", "1")).check()
 
 
-def others_of(cell: Cell, task: Task, device: str, cache: Path | None, progress: Progress) -> Callable[[str], Other]:
+def auxiliary_models_of(
+    cell: Cell, task: Task, device: str, cache: Path | None, progress: Progress
+) -> Callable[[str], AuxiliaryModel]:
     """What gives a cell's method other models by their names, with the cell's own rows made ready for them.
 
     Those that its options name are read here, so that decoding their pictures is not counted as training.
@@ -50,7 +52,7 @@ def others_of(cell: Cell, task: Task, device: str, cache: Path | None, progress:
 
     ready = {name: read(name) for name in _named(cell)}
 
-    def named(name: str) -> Other:
+    def named(name: str) -> AuxiliaryModel:
         theirs = ready[name] if name in ready else read(name)
         recipe = _recipe(cell, name, task.classes)
 
@@ -58,7 +60,7 @@ def others_of(cell: Cell, task: Task, device: str, cache: Path | None, progress:
             model: nn.Module = recipe.build(task.kind, cell.seed)
             return model
 
-        return Other(build_model, _Frozen(recipe, task.kind, device), theirs.train, theirs.validation)
+        return AuxiliaryModel(build_model, _Frozen(recipe, task.kind, device), theirs.train, theirs.validation)
 
     return named
 

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor, nn
 
 
-class Aside:
+class SideStream:
     """Lets what depends on an early point of the forward pass begin there, while the pass goes on.
 
     In a step that is being recorded (see `fairhead.train.step`) the work gets a branch of its own, and so does its
     backward pass. Elsewhere nothing changes: it is Python that takes the time there.
 
     Example:
-        >>> aside = Aside()
-        >>> aside.mark(torch.nn.Identity(), (), torch.zeros(1))
-        >>> with aside.work():
+        >>> side_stream = SideStream()
+        >>> side_stream.mark(torch.nn.Identity(), (), torch.zeros(1))
+        >>> with side_stream.work():
         ...     value = torch.ones(2).sum().item()
         >>> value
         2.0

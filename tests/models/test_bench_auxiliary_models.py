@@ -18,17 +18,17 @@ from transformers import (
     LlamaForCausalLM,
 )
 
+from fairhead.bench.auxiliary_models import auxiliary_models_of, check_auxiliary_models, pooled
 from fairhead.bench.backbones import Recipe
 from fairhead.bench.cell import run_cell
 from fairhead.bench.grid import Backbone, Cell, Data, Method
 from fairhead.bench.grid_file import read_grid
-from fairhead.bench.others import check_others, others_of, pooled
-from fairhead.bench.single import whole_model
+from fairhead.bench.one_run import whole_model
 from fairhead.bench.tasks import read_task
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.mitigate import load, method, run, save
-from fairhead.mitigate.job import Other
-from fairhead.mitigate.pair import Pair
+from fairhead.mitigate.training_job import AuxiliaryModel
+from fairhead.mitigate.two_networks import Pair
 from fairhead.train.meters import Meter
 
 TINY = {"width": 16, "mlp": 16, "image_size": 8, "patch_size": 4}
@@ -76,7 +76,7 @@ def task_of(cell, cache):
 
 
 def others_for(cell, cache, progress=nothing):
-    return others_of(cell, task_of(cell, cache), "cpu", cache, progress)
+    return auxiliary_models_of(cell, task_of(cell, cache), "cpu", cache, progress)
 
 
 def test_pictures_for_another_model_are_decoded_before_the_meter_starts(faces, clip, tmp_path, monkeypatch):
@@ -94,9 +94,9 @@ def test_pictures_for_another_model_are_decoded_before_the_meter_starts(faces, c
 def test_a_model_that_takes_the_same_pictures_is_given_the_same_tensors(faces, clip, tmp_path):
     cell = a_cell(faces, "kd", teacher="vit-3x2")
     task = task_of(cell, tmp_path)
-    others = others_of(cell, task, "cpu", tmp_path, nothing)
-    assert others("vit-3x2").train is task.train
-    assert others(f"path:{clip}").train is not task.train
+    auxiliary = auxiliary_models_of(cell, task, "cpu", tmp_path, nothing)
+    assert auxiliary("vit-3x2").train is task.train
+    assert auxiliary(f"path:{clip}").train is not task.train
 
 
 @pytest.mark.parametrize("train", ["all", "last_encoder"])
@@ -130,16 +130,16 @@ def test_an_adversary_may_be_smaller_than_the_learner(faces, clip, tmp_path, mon
         with pytest.raises(InputError, match="both must read the same inputs"):
             run_cell(cell, "cpu", tmp_path)
     with pytest.raises(InputError, match="there is no backbone 'vit6'"):
-        check_others(a_cell(faces, "arl", adversary="vit6"))
+        check_auxiliary_models(a_cell(faces, "arl", adversary="vit6"))
 
 
 def test_an_adversary_with_another_tokenizer_is_refused_though_its_texts_are_as_long():
     data = shortcut(n=64)
     train, validation = data.train, data.validation
     turned = replace(train, inputs={name: tensor.flip(0) for name, tensor in train.inputs.items()})
-    other = Other(build_model, lambda examples: examples.labels, turned, validation)
+    other = AuxiliaryModel(build_model, lambda examples: examples.labels, turned, validation)
     with pytest.raises(InputError, match="both must read the same inputs"):
-        run(method("arl", adversary="other"), build_model, train, validation, PLAN, others=lambda name: other)
+        run(method("arl", adversary="other"), build_model, train, validation, PLAN, auxiliary=lambda name: other)
 
 
 def noting(layers, forward):
@@ -189,14 +189,14 @@ def test_a_name_and_a_function_give_the_same_clusters():
     def features(examples):
         return examples.inputs["x"]
 
-    def others(name):
+    def auxiliary(name):
         assert name == "frozen"
-        return Other(build_model, features, task.train, task.validation)
+        return AuxiliaryModel(build_model, features, task.train, task.validation)
 
     plan = replace(PLAN, epochs=1)
     ways = [
         run(method("clusters", counts=[2], features=given), build_model, task.train, task.validation, plan, **more)
-        for given, more in ((features, {}), ("frozen", {"others": others}))
+        for given, more in ((features, {}), ("frozen", {"auxiliary": auxiliary}))
     ]
     assert ways[0].fit.history == ways[1].fit.history
     with pytest.raises(InputError, match="'frozen' names a model, and this training knows none by name"):
@@ -205,9 +205,9 @@ def test_a_name_and_a_function_give_the_same_clusters():
 
 def test_mistakes_are_found_before_any_work(faces, tmp_path):
     with pytest.raises(InputError, match=r"has no config.json"):
-        check_others(a_cell(faces, "clusters", features=f"path:{tmp_path}"))
+        check_auxiliary_models(a_cell(faces, "clusters", features=f"path:{tmp_path}"))
     with pytest.raises(InputError, match="there is no backbone 'vit-12'"):
-        check_others(a_cell(faces, "kd", teacher="vit-12"))
+        check_auxiliary_models(a_cell(faces, "kd", teacher="vit-12"))
     with pytest.raises(InputError, match="fresh weights"):
         Recipe("vit-2x2", ("0", "1"), TINY).build_trunk("image")
     with pytest.raises(InputError, match="features is 3; expected text or a function or nothing"):

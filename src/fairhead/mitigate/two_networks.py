@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from fairhead.mitigate.job import Job
+from fairhead.mitigate.training_job import Job
 from fairhead.train.examples import check_inputs
 
 

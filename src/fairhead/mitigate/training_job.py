@@ -53,7 +53,7 @@ class Trained:
         return sum(stage.steps for stage in self.stages)
 
 
-class Other(NamedTuple):
+class AuxiliaryModel(NamedTuple):
     """A model beside the one that is trained, and the same rows made ready for it, in the same order.
 
     Attributes:
@@ -89,7 +89,7 @@ class Job:
         on_epoch: called after each epoch of each stage.
         stages: what has run so far.
         last_fit: the latest training.
-        others: gives another model by its name, such as a larger teacher.
+        auxiliary: gives another model by its name, such as a larger teacher.
     """
 
     build_model: Callable[[], nn.Module]
@@ -100,20 +100,20 @@ class Job:
     on_epoch: Callable[[Epoch], None] | None = None
     stages: list[Stage] = field(default_factory=list)
     last_fit: Fit | None = None
-    others: Callable[[str], Other] | None = None
+    auxiliary: Callable[[str], AuxiliaryModel] | None = None
 
-    def other(self, name: str) -> Other:
+    def auxiliary_model(self, name: str) -> AuxiliaryModel:
         """Another model and the rows as it takes them.
 
         Raises:
             InputError: whoever runs this job knows no models by name.
         """
-        if self.others is None:
+        if self.auxiliary is None:
             raise InputError(
-                f"{name!r} names a model, and this training knows none by name: give run(..., others=...), or use "
+                f"{name!r} names a model, and this training knows none by name: give run(..., auxiliary=...), or use "
                 "fairhead mitigate or fairhead bench"
             )
-        return self.others(name)
+        return self.auxiliary(name)
 
     def fit(
         self,

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from fairhead.errors import InputError
-from fairhead.mitigate.job import Job
+from fairhead.mitigate.training_job import Job
 
 
 @dataclass(kw_only=True)
