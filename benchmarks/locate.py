@@ -20,14 +20,13 @@ from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
 
 from fairhead.audit.tables import table_metrics
 from fairhead.locate import Decomposer, Features, HeadMoments
-from fairhead.locate.concepts import concept_from_images
-from fairhead.locate.controls import layer_matched
+from fairhead.locate.ablation import layer_matched
+from fairhead.locate.class_directions import Task
+from fairhead.locate.concepts import concept_from_images, coupling, separation
 from fairhead.locate.edits import HeadEdits
 from fairhead.locate.effects import MEASURED, DirectEffect, Evaluation
-from fairhead.locate.measures import coupling, separation
-from fairhead.locate.scores import score_heads, top_heads
-from fairhead.locate.tasks import Task
-from fairhead.locate.textspan import Spanned, span_of_moments, span_of_rows
+from fairhead.locate.head_maps import score_heads, top_heads
+from fairhead.locate.textspan import Spanned, span_of_moments
 from machine import interleaved_medians, machine
 
 LAYERS, HEADS, HEAD_DIM, WIDTH = 12, 12, 64, 512
@@ -87,6 +86,29 @@ def peak(what: str, batch: int) -> None:
     found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     print(int(found[1]) / 1024)
+
+
+def span_of_rows(rows: np.ndarray, texts: np.ndarray, m: int = 20, rank: int = 64) -> Spanned:
+    """TextSpan as published, on a head's terms themselves: rows [n, d'], texts [T, d']."""
+    terms = np.asarray(rows, dtype=np.float64).copy()
+    _, values, right = np.linalg.svd(terms, full_matrices=False)
+    right = right[:rank][values[:rank] > values[0] * 1e-6]
+    pool = np.asarray(texts, dtype=np.float64) @ right.T @ right
+    terms -= terms.mean(0)
+    total = float((terms**2).sum())
+    smallest = 1e-8 * float((pool**2).sum(1).max())
+    chosen, shares = [], []
+    for _ in range(min(m, len(right))):
+        best = int(np.argmax((terms @ pool.T).std(0)))
+        text, length = pool[best].copy(), float(pool[best] @ pool[best])
+        if length <= smallest:
+            break
+        before = float((terms**2).sum())
+        terms -= np.outer(terms @ text / length, text)
+        pool -= np.outer(pool @ text / length, text)
+        chosen.append(best)
+        shares.append((before - float((terms**2).sum())) / total)
+    return Spanned(np.array(chosen, dtype=np.intp), np.array(shares), len(right))
 
 
 def text_span(rows: int, repeats: int) -> None:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from fairhead.cli import app
 from fairhead.errors import InputError
 from fairhead.locate.assumption import check_assumption
-from fairhead.locate.looking import look, read_rows
+from fairhead.locate.read_qk import look, read_rows
 from fairhead.mitigate import DAM, attach, save
 from fairhead.mitigate.theory import Mixture, exact_gap
 from fairhead.report.attention_page import histogram

@@ -13,13 +13,15 @@ import fairhead
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.locate import (
     Ablation,
+    Decomposer,
     Head,
-    ablated,
-    head_evidence,
+    HeadEdits,
+    classifier_task,
+    collect,
     layer_matched,
     score_heads,
-    select_heads,
 )
+from fairhead.locate.head_maps import top_heads
 from fairhead.stats import Difference
 
 LAYERS, HEADS, WIDTH = 3, 4, 16
@@ -100,10 +102,24 @@ def evidence_gap(model, pixels, bright, labels):
     )
 
 
+def features_of(model, pixels, size=5):
+    def batches(start):
+        return ({"pixel_values": pixels[i : i + size]} for i in range(start, len(pixels), size))
+
+    return collect(Decomposer(model, unit=False), batches, len(pixels))
+
+
+def selected(scores, count, per_layer=None):
+    """Heads on the side of the total gap, in the order of layers."""
+    return tuple(sorted(top_heads(scores.gap * np.sign(scores.total), scores.p_adjusted, count, per_layer=per_layer)))
+
+
 def test_head_evidence_and_the_other_terms_sum_to_the_logits():
     model = vit()
-    pixels, bright, labels = pictures(12)
-    found = head_evidence(model, {"pixel_values": pixels}, 2 * labels + bright, batch_size=5)
+    pixels, _, _ = pictures(12)
+    features, task = features_of(model, pixels), classifier_task(model)
+    evidence = task.parts(features, 1)
+    own = task.logits(features.output)
     # Everything else that is added to the first token's stream: embedding, MLPs, biases of the output projections.
     seen = {}
 
@@ -124,38 +140,43 @@ def test_head_evidence_and_the_other_terms_sum_to_the_logits():
     constant = norm.bias @ w + classifier.bias[1] - classifier.bias[0]
     others = ((rest - rest.mean(-1, keepdim=True)) / sigma[:, None] * norm.weight) @ w + constant
     expected = (logits[:, 1] - logits[:, 0]).numpy()
-    np.testing.assert_allclose(found.total, expected, atol=1e-6)
-    np.testing.assert_allclose(found.heads.sum((1, 2)) + others.numpy(), expected, atol=1e-4)
+    np.testing.assert_allclose(own[:, 1] - own[:, 0], expected, atol=1e-6)
+    np.testing.assert_allclose(evidence.sum((1, 2)) + others.numpy(), expected, atol=1e-4)
 
 
 def test_means_weigh_every_cell_the_same():
     model = vit()
-    pixels, _, _ = pictures(9)
-    cells = np.array([0, 0, 0, 0, 0, 0, 7, 7, 3])
-    found = head_evidence(model, {"pixel_values": pixels}, cells, batch_size=4)
+    pixels, _, _ = pictures(12)
+    groups, labels = np.array([0] * 7 + [1] * 5), np.array([0] * 5 + [1] * 2 + [0] * 2 + [1] * 3)
+    found = HeadEdits.learn(features_of(model, pixels, size=4), groups, labels)
     with fairhead.tap(model) as heads:
         reading = heads.read("output", tokens=0)
         model(pixels)
+    cells = 2 * labels + groups
     for layer in range(LAYERS):
-        by_cell = torch.stack([reading[layer][torch.tensor(cells == c)].mean(0) for c in (0, 7, 3)])
-        torch.testing.assert_close(found.means[layer], by_cell.mean(0), rtol=1e-4, atol=1e-5)
+        by_cell = torch.stack([reading[layer][torch.tensor(cells == c)].mean(0) for c in range(4)])
+        np.testing.assert_allclose(found.means[layer], by_cell.mean(0), rtol=1e-4, atol=1e-5)
 
 
 def test_the_planted_head_is_found_first_and_its_ablation_closes_the_gap():
     model = planted_vit()
     pixels, bright, labels = pictures()
-    found = head_evidence(model, {"pixel_values": pixels}, 2 * labels + bright)
-    scores = score_heads(found.heads, found.total, bright, labels)
-    assert select_heads(scores, 1) == (PLANTED,)
+    features, task = features_of(model, pixels, size=100), classifier_task(model)
+    scores = score_heads(task.parts(features, 1), task.total(features.output, 1), bright, labels)
+    assert selected(scores, 1) == (PLANTED,)
     assert scores.share[PLANTED] > 0.8
+    edits = HeadEdits.learn(features, bright, labels)
     fresh, bright, labels = pictures(seed=1)
     before = evidence_gap(model, fresh, bright, labels)
-    with ablated(model, [PLANTED], found.means):
-        after = evidence_gap(model, fresh, bright, labels)
-    assert abs(after) < 0.1 * abs(before)
+
+    def gap_without(where):
+        with fairhead.tap(model) as heads:
+            edits.apply(heads, where, "mean")
+            return evidence_gap(model, fresh, bright, labels)
+
+    assert abs(gap_without([PLANTED])) < 0.1 * abs(before)
     for heads in layer_matched([PLANTED], HEADS).sets:
-        with ablated(model, heads, found.means):
-            assert evidence_gap(model, fresh, bright, labels) == pytest.approx(before, rel=0.1)
+        assert gap_without(heads) == pytest.approx(before, rel=0.1)
     assert evidence_gap(model, fresh, bright, labels) == pytest.approx(before, abs=1e-9)  # the tap is gone
 
 
@@ -207,7 +228,7 @@ def test_p_values_are_uniform_where_there_is_nothing():
     groups, labels = np.arange(400) % 2, np.arange(400) // 200
     scores = score_heads(evidence, evidence.sum((1, 2)), groups, labels)
     assert stats.kstest(scores.p.ravel(), "uniform").pvalue > 0.01
-    assert select_heads(scores, 4) == ()
+    assert selected(scores, 4) == ()
 
 
 def test_selection_follows_the_side_of_the_total_and_the_limits():
@@ -218,9 +239,9 @@ def test_selection_follows_the_side_of_the_total_and_the_limits():
         evidence[:, head[0], head[1]] += size * groups
     scores = score_heads(evidence, evidence.sum((1, 2)), groups, labels)
     assert scores.total < 0
-    assert select_heads(scores, 3) == ((0, 0), (1, 0), (1, 1))
-    assert select_heads(scores, 3, per_layer=1) == ((0, 0), (1, 0))
-    assert select_heads(scores, 10) == ((0, 0), (1, 0), (1, 1), (1, 2))
+    assert selected(scores, 3) == ((0, 0), (1, 0), (1, 1))
+    assert selected(scores, 3, per_layer=1) == ((0, 0), (1, 0))
+    assert selected(scores, 10) == ((0, 0), (1, 0), (1, 1), (1, 2))
 
 
 def test_scores_refuse_what_they_cannot_compare():
@@ -234,8 +255,7 @@ def test_scores_refuse_what_they_cannot_compare():
 
 
 def test_controls_are_all_matched_sets_where_those_are_few():
-    selected = [(0, 1), (2, 0), (2, 3)]
-    controls = layer_matched(selected, n_heads=6)
+    controls = layer_matched([(0, 1), (2, 0), (2, 3)], n_heads=6)
     assert controls.exhaustive
     expected = {
         ((0, a), (2, b), (2, c))
@@ -248,15 +268,15 @@ def test_controls_are_all_matched_sets_where_those_are_few():
 
 
 def test_controls_are_drawn_without_repeats_where_they_are_many():
-    selected = [(0, 1), (1, 2), (2, 0), (3, 3)]
-    controls = layer_matched(selected, n_heads=12, draws=250, seed=1)
+    chosen = [(0, 1), (1, 2), (2, 0), (3, 3)]
+    controls = layer_matched(chosen, n_heads=12, draws=250, seed=1)
     assert not controls.exhaustive
     assert len(set(controls.sets)) == 250
     for heads in controls.sets:
         assert [layer for layer, _ in heads] == [0, 1, 2, 3]
-        assert not set(heads) & set(selected)
-    assert layer_matched(selected, n_heads=12, draws=250, seed=1) == controls
-    assert layer_matched(selected, n_heads=12, draws=250, seed=2) != controls
+        assert not set(heads) & set(chosen)
+    assert layer_matched(chosen, n_heads=12, draws=250, seed=1) == controls
+    assert layer_matched(chosen, n_heads=12, draws=250, seed=2) != controls
 
 
 def test_controls_need_heads_to_draw_from():
@@ -279,6 +299,4 @@ def test_models_without_the_expected_readout_are_named():
         BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
     )
     with pytest.raises(UnsupportedModel, match="BertForSequenceClassification has no linear layer called classifier"):
-        head_evidence(bert, {"input_ids": torch.ones(2, 3, dtype=torch.long)}, np.zeros(2, dtype=int))
-    with pytest.raises(InputError, match="3 rows but there are 2 cells"):
-        head_evidence(vit(), {"pixel_values": torch.zeros(3, 1, 4, 4)}, np.zeros(2, dtype=int))
+        classifier_task(bert)

@@ -15,10 +15,10 @@ import fairhead
 from fairhead.audit.tables import table_metrics
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.locate import Decomposer, Head, collect, layer_matched, norm_matched
+from fairhead.locate.class_directions import Task
 from fairhead.locate.edits import HeadEdits
 from fairhead.locate.effects import MEASURED, DirectEffect, Evaluation, accuracy_by_cell, compared, curves
 from fairhead.locate.passes import ForwardPasses
-from fairhead.locate.tasks import Task
 
 WHERE = [(0, 1), (1, 0), (1, 3)]
 

@@ -12,7 +12,7 @@ from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
 
 from fairhead.errors import InputError
 from fairhead.locate import Decomposer, Features, HeadMoments, collect
-from fairhead.locate.moments import shrunk
+from fairhead.locate.head_features import shrunk
 
 N = 11
 
@@ -83,13 +83,6 @@ def test_a_stopped_run_goes_on_where_it_was(model, images, tmp_path) -> None:
         collect(decomposer, batches_of(images, 3), N, folder=folder, identity={"ids": "b"})
 
 
-def test_features_of_two_processes_join(model, images) -> None:
-    decomposer = Decomposer(model)
-    parts = [collect(decomposer, batches_of(images[:6], 4), 6), collect(decomposer, batches_of(images[6:], 4), 5)]
-    whole = collect(decomposer, batches_of(images, 4), N)
-    np.testing.assert_allclose(Features.joined(parts).heads, whole.heads, atol=1e-6)
-
-
 def test_broken_folders_are_refused(tmp_path) -> None:
     with pytest.raises(InputError, match="holds no features"):
         Features.load(tmp_path)
@@ -118,21 +111,16 @@ def test_moments_do_not_depend_on_how_rows_are_batched(seed, sizes) -> None:
     np.testing.assert_allclose(pooled.covariance[1, 2], expected, atol=1e-10)
 
 
-def test_balanced_moments_weigh_every_cell_the_same(tmp_path) -> None:
+def test_balanced_moments_weigh_every_cell_the_same() -> None:
     rng = np.random.default_rng(0)
     x, cells = rng.normal(size=(90, 1, 2, 3)), np.repeat([0, 1, 2], [60, 25, 5])
     x[cells == 2] += 4
-    moments = HeadMoments.of(x, cells, 3)
-    moments.save(tmp_path / "m.safetensors")
-    pooled = HeadMoments.load(tmp_path / "m.safetensors").pooled()
+    pooled = HeadMoments.of(x, cells, 3).pooled()
     np.testing.assert_allclose(pooled.mean, np.mean([x[cells == c].mean(0) for c in range(3)], axis=0))
     weights = 1 / (3 * np.bincount(cells)[cells])
     np.testing.assert_allclose(pooled.covariance[0, 1], np.cov(x[:, 0, 1].T, aweights=weights, bias=True))
     with pytest.raises(InputError, match="no rows in some of the cells"):
         HeadMoments.of(x, np.zeros(90, dtype=int), 2).pooled(cells=[0, 1])
-    (tmp_path / "bad").write_text("x")
-    with pytest.raises(InputError, match="does not hold the moments"):
-        HeadMoments.load(tmp_path / "bad")
 
 
 def test_shrinkage_is_that_of_scikit_learn() -> None:

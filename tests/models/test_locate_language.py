@@ -27,14 +27,15 @@ from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads import tap
 from fairhead.language.benchmarks import crows_pairs, stereoset
 from fairhead.language.scorer import Scorer
+from fairhead.locate.edits import TextEdits
+from fairhead.locate.head_maps import score_pairs
 from fairhead.locate.language import PairPlan, locate_pairs
 from fairhead.locate.language_writeup import report_of, to_dict, verdict
 from fairhead.locate.log_odds import encoded_texts, take_apart, whole
 from fairhead.locate.pair_figures import columns, figures, read_of
 from fairhead.locate.pair_studies import Statistics
 from fairhead.locate.pairs import pairs_of
-from fairhead.locate.scores import score_pairs
-from fairhead.locate.text_passes import TextEdits, TextPasses
+from fairhead.locate.passes import TextPasses
 from fairhead.report import render
 
 QUICK = Statistics(n_boot=300)

@@ -13,7 +13,7 @@ from made_posts import HEADS, PLANTED, bert, planted_bert, tokenizer, write_post
 from fairhead.cli import main
 from fairhead.errors import UnsupportedModel
 from fairhead.locate import Decomposer, collect
-from fairhead.locate.classifier import PooledTask, text_classifier_task
+from fairhead.locate.class_directions import PooledTask, text_classifier_task
 from fairhead.locate.edits import HeadEdits
 from fairhead.locate.forward import SessionPasses
 from fairhead.locate.plan import halves_of

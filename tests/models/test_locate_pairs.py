@@ -10,10 +10,10 @@ from scipy import stats
 
 from fairhead.data.crows_pairs import CrowsPair
 from fairhead.errors import InputError
+from fairhead.locate.head_maps import score_pairs
 from fairhead.locate.language import PairPlan, halves_of_pairs
 from fairhead.locate.pair_figures import columns, paired_differences
 from fairhead.locate.pairs import pairs_of
-from fairhead.locate.scores import score_pairs
 
 
 def test_holm_controls_the_whole_map() -> None:

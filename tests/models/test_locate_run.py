@@ -11,9 +11,8 @@ from test_locate import HEADS, LAYERS, PLANTED, pictures, planted_vit, vit
 
 from fairhead.errors import InputError
 from fairhead.locate import Ablation, Decomposer, Head, classifier_task, collect, score_heads
-from fairhead.locate.concepts import concept_from_images
+from fairhead.locate.concepts import concept_from_images, separation
 from fairhead.locate.effects import Evaluation
-from fairhead.locate.measures import separation
 from fairhead.locate.passes import ForwardPasses
 from fairhead.locate.plan import LocatePlan, halves_of
 from fairhead.locate.run import locate

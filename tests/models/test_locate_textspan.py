@@ -7,8 +7,31 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fairhead.errors import InputError
-from fairhead.locate.moments import HeadMoments
-from fairhead.locate.textspan import Pool, span_of_moments, span_of_rows, text_spans
+from fairhead.locate.head_features import HeadMoments
+from fairhead.locate.textspan import Pool, Spanned, span_of_moments, text_spans
+
+
+def span_of_rows(rows, texts, m=20, rank=64):
+    """TextSpan as published, on a head's terms themselves: rows [n, d'], texts [T, d']."""
+    terms = np.asarray(rows, dtype=np.float64).copy()
+    _, values, right = np.linalg.svd(terms, full_matrices=False)
+    right = right[:rank][values[:rank] > values[0] * 1e-6]
+    pool = np.asarray(texts, dtype=np.float64) @ right.T @ right
+    terms -= terms.mean(0)
+    total = float((terms**2).sum())
+    smallest = 1e-8 * float((pool**2).sum(1).max())
+    chosen, shares = [], []
+    for _ in range(min(m, len(right))):
+        best = int(np.argmax((terms @ pool.T).std(0)))
+        text, length = pool[best].copy(), float(pool[best] @ pool[best])
+        if length <= smallest:
+            break
+        before = float((terms**2).sum())
+        terms -= np.outer(terms @ text / length, text)
+        pool -= np.outer(pool @ text / length, text)
+        chosen.append(best)
+        shares.append((before - float((terms**2).sum())) / total)
+    return Spanned(np.array(chosen, dtype=np.intp), np.array(shares), len(right))
 
 
 def a_head(rng, n, d, width, texts):

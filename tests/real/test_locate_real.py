@@ -13,7 +13,8 @@ from scipy import stats
 
 from fairhead.cli import main
 from fairhead.data import Dataset, read
-from fairhead.locate import Decomposer, collect, score_heads, select_heads, task_from_images
+from fairhead.locate import Decomposer, collect, score_heads, task_from_images
+from fairhead.locate.head_maps import top_heads
 
 
 def sentences(folder) -> dict[str, torch.Tensor]:
@@ -108,6 +109,6 @@ def test_shuffled_groups_of_real_faces_leave_nothing(real_model, real_data) -> N
         groups = rng.permutation(np.arange(n) % 2)
         found = score_heads(parts, total, groups, labels)
         p.append(found.p[11, 2])  # of one head: heads of one model are not independent of each other
-        hits += bool(select_heads(found, 4))
+        hits += bool(top_heads(found.gap * np.sign(found.total), found.p_adjusted, 4))
     assert stats.kstest(p, "uniform").pvalue > 0.01
     assert hits <= stats.binom.ppf(0.999, 200, 0.05), "more false findings than the false discovery rate allows"

@@ -113,9 +113,9 @@ def ablate_command(
         locate_in_pairs(context, pair_run, how, where, chosen_on)
         return
     from fairhead.locate.forward import SessionPasses, edits_everywhere, with_forward
+    from fairhead.locate.head_maps import Head
     from fairhead.locate.plan import OTHER_HALF, LocatePlan, half_sha256, halves_of
     from fairhead.locate.run import locate
-    from fairhead.locate.scores import Head
 
     source = source_of(context)
     plan = LocatePlan(draws=draws, n_boot=n_boot, seed=seed, kinds=(kind.value,))

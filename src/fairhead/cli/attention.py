@@ -13,7 +13,7 @@ from fairhead.errors import FairheadError, InputError
 
 if TYPE_CHECKING:
     from fairhead.locate.assumption import Side
-    from fairhead.locate.looking import Rows, Seen
+    from fairhead.locate.read_qk import Rows, Seen
     from fairhead.report.attention_page import Picture
 
 EPILOG = """
@@ -81,7 +81,7 @@ def attention_command(
     from fairhead.cli.progress import progress
     from fairhead.devices import device_named
     from fairhead.locate.assumption import check_assumption
-    from fairhead.locate.looking import look, read_rows
+    from fairhead.locate.read_qk import look, read_rows
     from fairhead.report.attention_page import page
 
     rows = read_rows(data, group, pairs(data_option, "--data-option"), part, limit, seed)

@@ -115,11 +115,11 @@ def _run_pairs(
 
     from fairhead.cli.progress import progress
     from fairhead.language.load import load_scorer
+    from fairhead.locate.head_maps import Head
     from fairhead.locate.language import halves_of_pairs, locate_pairs
     from fairhead.locate.log_odds import take_apart
     from fairhead.locate.pairs import read_pairs
     from fairhead.locate.plan import OTHER_HALF, half_sha256
-    from fairhead.locate.scores import Head
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()

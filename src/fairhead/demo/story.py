@@ -20,14 +20,14 @@ from fairhead.demo.writeup import Findings, report_of
 from fairhead.errors import InputError
 from fairhead.locate.ablation import Ablation
 from fairhead.locate.alone import effect_map
+from fairhead.locate.class_directions import classifier_task
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.edits import HeadEdits
 from fairhead.locate.effects import Evaluation
-from fairhead.locate.evidence import classifier_task
-from fairhead.locate.features import collect
+from fairhead.locate.head_features import collect
+from fairhead.locate.head_maps import HeadMap, score_heads, top_heads
 from fairhead.locate.passes import ForwardPasses
 from fairhead.locate.plan import LocatePlan
-from fairhead.locate.scores import HeadMap, score_heads, top_heads
 from fairhead.locate.studies import study, writing
 from fairhead.mitigate import DAM, attach, save
 from fairhead.records import Records

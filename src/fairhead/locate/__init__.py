@@ -5,55 +5,25 @@ A pass over the images takes every output apart (`Decomposer`, `collect`); every
 the stereotype log-odds of a language model.
 """
 
-from fairhead.locate.ablation import Ablation as Ablation
-from fairhead.locate.ablation import ablated as ablated
-from fairhead.locate.concepts import Concept as Concept
-from fairhead.locate.concepts import concept_from_images as concept_from_images
-from fairhead.locate.concepts import concept_from_texts as concept_from_texts
-from fairhead.locate.controls import Controls as Controls
-from fairhead.locate.controls import layer_matched as layer_matched
-from fairhead.locate.controls import norm_matched as norm_matched
-from fairhead.locate.decompose import Decomposer as Decomposer
-from fairhead.locate.decompose import Terms as Terms
-from fairhead.locate.edits import HeadEdits as HeadEdits
-from fairhead.locate.effects import DirectEffect as DirectEffect
-from fairhead.locate.effects import Evaluation as Evaluation
-from fairhead.locate.evidence import HeadEvidence as HeadEvidence
-from fairhead.locate.evidence import classifier_task as classifier_task
-from fairhead.locate.evidence import head_evidence as head_evidence
-from fairhead.locate.features import Features as Features
-from fairhead.locate.features import collect as collect
-from fairhead.locate.language import LocatedPairs as LocatedPairs
-from fairhead.locate.language import PairPlan as PairPlan
-from fairhead.locate.language import locate_pairs as locate_pairs
-from fairhead.locate.log_odds import PairTerms as PairTerms
-from fairhead.locate.log_odds import take_apart as take_apart
-from fairhead.locate.measures import coupling as coupling
-from fairhead.locate.measures import separation as separation
-from fairhead.locate.moments import HeadMoments as HeadMoments
-from fairhead.locate.pairs import TextPairs as TextPairs
-from fairhead.locate.pairs import read_pairs as read_pairs
-from fairhead.locate.passes import ForwardPasses as ForwardPasses
-from fairhead.locate.plan import LocatePlan as LocatePlan
-from fairhead.locate.prompts import Prompts as Prompts
-from fairhead.locate.prompts import read_prompts as read_prompts
-from fairhead.locate.run import Located as Located
-from fairhead.locate.run import locate as locate
-from fairhead.locate.scores import Head as Head
-from fairhead.locate.scores import HeadMap as HeadMap
-from fairhead.locate.scores import score_heads as score_heads
-from fairhead.locate.scores import select_heads as select_heads
-from fairhead.locate.studies import Study as Study
-from fairhead.locate.studies import study as study
-from fairhead.locate.tasks import Task as Task
-from fairhead.locate.tasks import task_from_images as task_from_images
-from fairhead.locate.tasks import task_from_texts as task_from_texts
-from fairhead.locate.texts import AdaptedText as AdaptedText
-from fairhead.locate.texts import ClipText as ClipText
-from fairhead.locate.texts import TextTable as TextTable
-from fairhead.locate.textspan import Pool as Pool
-from fairhead.locate.textspan import text_spans as text_spans
-from fairhead.locate.writeup import report_of as report_of
+from fairhead.locate.ablation import Ablation, Controls, layer_matched, norm_matched
+from fairhead.locate.class_directions import Task, classifier_task, task_from_images, task_from_texts
+from fairhead.locate.concepts import Concept, concept_from_images, concept_from_texts, coupling, separation
+from fairhead.locate.decompose import Decomposer, Terms
+from fairhead.locate.edits import HeadEdits
+from fairhead.locate.effects import DirectEffect, Evaluation
+from fairhead.locate.head_features import Features, HeadMoments, collect
+from fairhead.locate.head_maps import Head, HeadMap, score_heads
+from fairhead.locate.language import LocatedPairs, PairPlan, locate_pairs
+from fairhead.locate.log_odds import PairTerms, take_apart
+from fairhead.locate.pairs import TextPairs, read_pairs
+from fairhead.locate.passes import ForwardPasses
+from fairhead.locate.plan import LocatePlan
+from fairhead.locate.prompts import Prompts, read_prompts
+from fairhead.locate.run import Located, locate
+from fairhead.locate.studies import Study, study
+from fairhead.locate.texts import AdaptedText, ClipText, TextTable
+from fairhead.locate.textspan import Pool, text_spans
+from fairhead.locate.writeup import report_of
 
 __all__ = [
     "Ablation",
@@ -68,7 +38,6 @@ __all__ = [
     "ForwardPasses",
     "Head",
     "HeadEdits",
-    "HeadEvidence",
     "HeadMap",
     "HeadMoments",
     "LocatePlan",
@@ -83,13 +52,11 @@ __all__ = [
     "Terms",
     "TextPairs",
     "TextTable",
-    "ablated",
     "classifier_task",
     "collect",
     "concept_from_images",
     "concept_from_texts",
     "coupling",
-    "head_evidence",
     "layer_matched",
     "locate",
     "locate_pairs",
@@ -98,7 +65,6 @@ __all__ = [
     "read_prompts",
     "report_of",
     "score_heads",
-    "select_heads",
     "separation",
     "study",
     "take_apart",

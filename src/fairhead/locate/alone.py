@@ -10,10 +10,10 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fairhead.locate.class_directions import evidence_of
 from fairhead.locate.effects import Edited, Evaluation
-from fairhead.locate.moments import Array
-from fairhead.locate.scores import Head, HeadMap, score_heads
-from fairhead.locate.tasks import evidence_of
+from fairhead.locate.head_features import Array
+from fairhead.locate.head_maps import Head, HeadMap, score_heads
 
 Read = TypeVar("Read")
 

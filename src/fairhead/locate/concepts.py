@@ -1,4 +1,4 @@
-"""Concept directions: where in the output representation a model keeps an attribute such as perceived gender.
+"""Concept directions: where the output keeps an attribute such as perceived gender, and which heads write it.
 
 From prompts (zero-shot) where there is a text side, or from labelled images where there is none. A direction is a unit
 vector [d'] that points from the second pole to the first.
@@ -10,14 +10,15 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from fairhead.errors import InputError
-from fairhead.locate.moments import shrunk
+from fairhead.locate.class_directions import Task, fit_logistic, unit
+from fairhead.locate.head_features import Array, shrunk
+from fairhead.locate.head_maps import Clusters, FloatMap, check_cells, cluster_error, p_values, units_of
 from fairhead.locate.prompts import Prompts
-from fairhead.locate.tasks import Task, fit_logistic, unit
 from fairhead.locate.texts import TextSide
 
-Array = NDArray[np.float64]
 Method = Literal["means", "logistic", "leace"]
 
 
@@ -155,3 +156,139 @@ def _within(
             within[rows] = x[rows] - means[-1]
         differences.append(means[0] - means[1])
     return np.mean(differences, axis=0), within, 2 * len(levels)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Another figure of each head, all maps [layers, heads].
+
+    Attributes:
+        name: what it is.
+        value: the estimate.
+        low: lower end of its interval.
+        high: upper end.
+        p: two-sided p-value of the value that means "nothing".
+        p_adjusted: after Benjamini–Hochberg over all heads.
+    """
+
+    name: str
+    value: FloatMap
+    low: FloatMap
+    high: FloatMap
+    p: FloatMap
+    p_adjusted: FloatMap
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        maps = ("value", "low", "high", "p", "p_adjusted")
+        return {"name": self.name, **{key: getattr(self, key).tolist() for key in maps}}
+
+
+@dataclass(frozen=True)
+class Separation:
+    """How well heads tell two groups of the same label apart: Cohen's d, and AUC (0.5: not at all)."""
+
+    d: Measure
+    auc: Measure
+
+
+def separation(
+    parts: NDArray[np.floating],
+    groups: NDArray[np.integer],
+    labels: NDArray[np.integer],
+    *,
+    clusters: Clusters = None,
+    names: tuple[str, str] = ("1", "0"),
+    level: float = 0.95,
+) -> Separation:
+    """Separate the groups by each head's part along a concept direction, [n, layers, heads]; else as `score_heads`.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> groups = np.arange(300) % 2
+        >>> parts = rng.normal(size=(300, 1, 2)) + np.array([0.0, 1.0]) * groups[:, None, None]
+        >>> found = separation(parts, groups, np.zeros(300, int))
+        >>> found.auc.value.round(2).tolist(), (found.d.p_adjusted < 0.01).tolist()
+        ([[0.45, 0.79]], [[False, True]])
+    """
+    cells = check_cells(groups, labels, names)
+    x = np.asarray(parts, dtype=np.float64).reshape(len(parts), -1)
+    unit, n_units = units_of(clusters, len(x))
+    # Cohen's d: the gap over the deviation within cells.
+    weight, centred = cells.weight, cells.centred(x)
+    gap, within = weight @ x, cells.within(centred)
+    within[within == 0] = 1.0  # a head that writes nothing along the direction
+    d = gap / within
+    of_spread = ((centred / within) ** 2 - 1) / (2 * (len(x) - len(cells.counts)))
+    d_error = cluster_error(weight[:, None] * centred / within - d * of_spread, unit, n_units)
+    # AUC, label by label.
+    auc, influence = np.zeros(x.shape[1]), np.zeros_like(x)
+    for label in range(cells.n_labels):
+        first, second = (np.flatnonzero(cells.cell == 2 * label + group) for group in (1, 0))
+        above = _share_below(x[first], x[second])  # [n1, heads]
+        below = 1 - _share_below(x[second], x[first])
+        area = above.mean(0)
+        auc += area / cells.n_labels
+        influence[first] = (above - area) / len(first) / cells.n_labels
+        influence[second] = (below - area) / len(second) / cells.n_labels
+    auc_error = cluster_error(influence, unit, n_units)
+    # Under "no difference" the error of the gap, not that of d, decides: d's own grows with d.
+    d_p = p_values(gap, cluster_error(weight[:, None] * centred, unit, n_units), n_units)
+    reach = stats.t.ppf(0.5 + level / 2, n_units - 1) * np.stack([d_error, auc_error])
+    shape = parts.shape[1:]
+    limits = np.maximum(auc - reach[1], 0.0), np.minimum(auc + reach[1], 1.0)
+    return Separation(
+        _measure("Cohen's d", d, d - reach[0], d + reach[0], d_p, shape),
+        _measure("AUC", auc, *limits, p_values(auc - 0.5, auc_error, n_units), shape),
+    )
+
+
+def coupling(
+    concept: NDArray[np.floating],
+    evidence: NDArray[np.floating],
+    labels: NDArray[np.integer],
+    *,
+    clusters: Clusters = None,
+    level: float = 0.95,
+) -> Measure:
+    """Correlation, given the label, of a head's part along the concept with its part in the evidence.
+
+    Both are [n, layers, heads]; the other arguments are those of `score_heads`.
+
+    Example:
+        >>> x = np.random.default_rng(0).normal(size=(200, 1, 1))
+        >>> coupling(x, -2 * x, np.zeros(200, int)).value.round(6).tolist()
+        [[-1.0]]
+    """
+    n = len(concept)
+    unit, n_units = units_of(clusters, n)
+    label = np.unique(labels, return_inverse=True)[1]
+    a, b = (_standardised(np.asarray(x, dtype=np.float64).reshape(n, -1), label) for x in (concept, evidence))
+    r = np.clip((a * b).mean(0), -1, 1)
+    error = cluster_error((a * b - r * (a**2 + b**2) / 2) / n, unit, n_units)
+    # Fisher's z keeps the interval inside −1 and 1.
+    inside = np.clip(r, -1 + 1e-12, 1 - 1e-12)
+    reach = stats.t.ppf(0.5 + level / 2, n_units - 1) * error / (1 - inside**2)
+    low, high = np.tanh(np.arctanh(inside) - reach), np.tanh(np.arctanh(inside) + reach)
+    p = p_values(r, cluster_error(a * b / n, unit, n_units), n_units)
+    return _measure("coupling", r, low, high, p, concept.shape[1:])
+
+
+def _measure(name: str, value: FloatMap, low: FloatMap, high: FloatMap, p: FloatMap, shape: tuple[int, ...]) -> Measure:
+    maps = (value, low, high, p, stats.false_discovery_control(p))
+    return Measure(name, *(x.reshape(shape) for x in maps))
+
+
+def _share_below(x: FloatMap, others: FloatMap) -> FloatMap:
+    """For each x [n, k], the share of others [m, k] of its column that are smaller; equal ones count half: [n, k]."""
+    both = np.concatenate([x, others])
+    overall = stats.rankdata(both, axis=0)[: len(x)]
+    return np.asarray((overall - stats.rankdata(x, axis=0)) / len(others))
+
+
+def _standardised(x: FloatMap, label: NDArray[np.intp]) -> FloatMap:
+    counts = np.bincount(label)
+    one_hot = np.eye(len(counts))[label]
+    x = x - (one_hot.T @ x / counts[:, None])[label]
+    deviation = x.std(0)
+    return np.asarray(x / np.where(deviation > 0, deviation, 1.0))

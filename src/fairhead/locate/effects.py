@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from fairhead.audit import compare
 from fairhead.audit.results import Comparison
 from fairhead.audit.tables import table_metrics
+from fairhead.locate.class_directions import Task
 from fairhead.locate.edits import HeadEdits, check_kind
-from fairhead.locate.features import Features
-from fairhead.locate.moments import Array
-from fairhead.locate.scores import Head
-from fairhead.locate.tasks import Task
+from fairhead.locate.head_features import Array, Features
+from fairhead.locate.head_maps import Head
 from fairhead.records import Column, Records
 from fairhead.stats import Difference, adjust
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from fairhead.locate.class_directions import Task
 from fairhead.locate.edits import HeadEdits
 from fairhead.locate.effects import Edited, curves
-from fairhead.locate.moments import Array
+from fairhead.locate.head_features import Array
 from fairhead.locate.passes import ForwardPasses, has_tf32, matmul_precision
 from fairhead.locate.plan import LocatePlan
 from fairhead.locate.run import Located
 from fairhead.locate.session import Session, shared_labels
 from fairhead.locate.studies import study, writing
-from fairhead.locate.tasks import Task
 
 
 @dataclass(frozen=True)

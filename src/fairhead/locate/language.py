@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 
 from fairhead.errors import InputError
 from fairhead.language.scorer import Scorer
-from fairhead.locate.controls import layer_matched
+from fairhead.locate.ablation import layer_matched
+from fairhead.locate.edits import TextEdits, check_text_kind
 from fairhead.locate.effects import Curves
+from fairhead.locate.head_features import Array
+from fairhead.locate.head_maps import Head, HeadMap, score_pairs, top_heads
 from fairhead.locate.log_odds import PairTerms, encoded_texts, whole
-from fairhead.locate.moments import Array
 from fairhead.locate.pair_studies import (
     CategoryPart,
     PairBench,
@@ -28,8 +30,6 @@ from fairhead.locate.pair_studies import (
 )
 from fairhead.locate.pairs import TextPairs
 from fairhead.locate.plan import halves
-from fairhead.locate.scores import Head, HeadMap, score_pairs, top_heads
-from fairhead.locate.text_passes import TextEdits, check_text_kind
 
 POLES = ("stereotype", "anti-stereotype")
 PairRank = Literal["gap", "effect"]

@@ -6,11 +6,11 @@ from dataclasses import asdict
 from typing import Any
 
 from fairhead import __version__
+from fairhead.locate.head_maps import Head
 from fairhead.locate.language import LocatedPairs
 from fairhead.locate.pair_studies import PairStudy
 from fairhead.locate.pairs import TextPairs
 from fairhead.locate.plan import half_sha256
-from fairhead.locate.scores import Head
 from fairhead.locate.sentences import ALPHA, among_controls, curve_section, finite, interval, line, outcome, signed
 from fairhead.locate.writeup import SCHEMA
 from fairhead.report.contract import SCHEMA as REPORT_SCHEMA

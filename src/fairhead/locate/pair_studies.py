@@ -9,17 +9,16 @@ from numpy.typing import NDArray
 
 from fairhead.language.packing import TokenSequence
 from fairhead.language.scorer import Scorer
-from fairhead.locate.ablation import Ablation
+from fairhead.locate.ablation import Ablation, Controls
 from fairhead.locate.alone import each_alone
-from fairhead.locate.controls import Controls
+from fairhead.locate.edits import TextEdits
 from fairhead.locate.effects import CurvePoint, Curves, curve_sets
+from fairhead.locate.head_features import Array
+from fairhead.locate.head_maps import Head, HeadMap, score_pairs
 from fairhead.locate.log_odds import PairTerms
-from fairhead.locate.moments import Array
 from fairhead.locate.pair_figures import columns, figure_names, figures, paired_differences, read_of
 from fairhead.locate.pairs import TextPairs
-from fairhead.locate.passes import has_tf32, matmul_precision
-from fairhead.locate.scores import Head, HeadMap, score_pairs
-from fairhead.locate.text_passes import TextEdits, TextPasses
+from fairhead.locate.passes import TextPasses, has_tf32, matmul_precision
 from fairhead.stats import adjust
 
 _LEAST = 10  # pairs of a category, at least, for a figure of it

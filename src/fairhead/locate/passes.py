@@ -1,4 +1,4 @@
-"""True forward passes with edited heads: one sweep over the images for all sets of heads.
+"""True forward passes with edited heads: one sweep over the images or texts for all sets of heads.
 
 Each batch is run once as it is. A set of heads then starts at the first layer that it edits, from the tokens that
 entered it: heads of the last two of twelve layers cost a sixth of a pass, and each image is decoded once.
@@ -7,7 +7,7 @@ entered it: heads of the last two of twelve layers cost a sixth of a pass, and e
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,11 +16,13 @@ from torch import Tensor, nn
 
 from fairhead.errors import InputError
 from fairhead.heads import tap
+from fairhead.language.packing import TokenSequence, predicting
+from fairhead.language.scorer import Planned, ReadyBatch, Scorer, quiet
+from fairhead.locate.class_directions import Task
 from fairhead.locate.decompose import Decomposer
-from fairhead.locate.edits import HeadEdits
-from fairhead.locate.moments import Array
-from fairhead.locate.streams import Stream
-from fairhead.locate.tasks import Task
+from fairhead.locate.edits import HeadEdits, check_text_kind
+from fairhead.locate.head_features import Array
+from fairhead.locate.streams import Stream, stream_of
 
 _Heads = tuple[tuple[int, int], ...]
 
@@ -211,3 +213,91 @@ class ForwardPasses(Sweep):
 
     def _values(self, read: NDArray[np.floating]) -> Array:
         return self._task.logits(read)
+
+
+class TextPasses(Sweep):
+    """Log-probabilities [texts] with each of many sets of heads edited, all batches read once as they are.
+
+    Args:
+        scorer: the model.
+        sequences: the texts.
+        edits: what is put in a head's place.
+        kind: of edit.
+        progress: called with (texts done, sets of heads that each runs through).
+
+    Example:
+        >>> passes = TextPasses(scorer, texts, edits, "zero")  # doctest: +SKIP
+        >>> before, after = passes([(), [(3, 1), (4, 0)]])  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        sequences: Sequence[TokenSequence],
+        edits: HeadEdits,
+        kind: str = "mean",
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        check_text_kind(kind)
+        with quiet(scorer.model):
+            batches = [_TextBatch.of(planned) for planned in scorer.planned(sequences)]
+        # The order in which batches give their texts.
+        self._place = np.argsort([text for batch in batches for text in batch.texts], kind="stable")
+        super().__init__(stream_of(scorer.model), lambda: iter(batches), edits, kind, None, progress)
+        self._model = scorer.model
+
+    def __call__(self, sets: Sequence[Sequence[tuple[int, int]]]) -> list[Array]:
+        """Sums of log-probabilities, in the order of the texts; the empty set is the model as it is."""
+        return [found[self._place] for found in super().__call__(sets)]
+
+    def _read(self, inputs: "_TextBatch") -> Tensor:
+        with quiet(self._model):
+            return inputs.sums()
+
+    def _values(self, read: NDArray[np.floating]) -> Array:
+        if not np.isfinite(read).all():
+            raise InputError("a log-probability is not finite with heads edited; try float32")
+        return read.astype(np.float64)
+
+
+class _TextBatch(NamedTuple):
+    """A batch of k texts on the model's device.
+
+    Attributes:
+        batch: its tokens.
+        texts: the number of each text among all, [k].
+        token: a scored token of a text, as its place among the scored tokens of the batch, [E]; texts share some.
+        text: whose it is, [E].
+    """
+
+    batch: ReadyBatch
+    texts: tuple[int, ...]
+    token: Tensor
+    text: Tensor
+
+    @classmethod
+    def of(cls, planned: Planned) -> "_TextBatch":
+        texts: list[int] = []
+        token: list[NDArray[np.intp]] = []
+        text: list[NDArray[np.intp]] = []
+        taken = 0
+        for row in planned.rows:
+            scored = predicting(row).scored
+            for path in row.paths:
+                token.append(taken + np.searchsorted(scored, path.positions))
+                text.append(np.full(len(path.positions), len(texts)))
+                texts.append(planned.members[path.sequence])
+            taken += len(scored)
+        batch = planned.ready()
+        place = batch.token.device
+        return cls(
+            batch,
+            tuple(texts),
+            torch.from_numpy(np.concatenate(token)).to(place),
+            torch.from_numpy(np.concatenate(text)).to(place),
+        )
+
+    def sums(self) -> Tensor:
+        """Sum of the log-probabilities of each text, [k]."""
+        logprobs = self.batch.logprobs().double()
+        return logprobs.new_zeros(len(self.texts)).index_add_(0, self.text, logprobs[self.token])

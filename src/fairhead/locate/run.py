@@ -13,16 +13,14 @@ from numpy.typing import NDArray
 
 from fairhead.errors import InputError, did_you_mean
 from fairhead.locate.alone import effect_map
-from fairhead.locate.concepts import Concept
+from fairhead.locate.class_directions import Task
+from fairhead.locate.concepts import Concept, Measure, Separation, coupling, separation
 from fairhead.locate.edits import HeadEdits
 from fairhead.locate.effects import Curves, DirectEffect, Edited, Evaluation, curves
-from fairhead.locate.features import Features
-from fairhead.locate.measures import Measure, Separation, coupling, separation
-from fairhead.locate.moments import Array
+from fairhead.locate.head_features import Array, Features
+from fairhead.locate.head_maps import Head, HeadMap, score_heads, top_heads
 from fairhead.locate.plan import LocatePlan, check_halves, halves_of
-from fairhead.locate.scores import Head, HeadMap, score_heads, top_heads
 from fairhead.locate.studies import Study, study, writing
-from fairhead.locate.tasks import Task
 from fairhead.locate.textspan import HeadTexts, Pool, text_spans
 
 # Rows, edits and their kind -> logits [n, C] of these rows with each of several sets of heads edited.

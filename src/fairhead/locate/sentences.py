@@ -23,7 +23,7 @@ def outcome(ablation: Ablation) -> Outcome:
     """Judge the effect on a gap whose ideal is 0, by its interval, its corrected p and the controls.
 
     Example:
-        >>> from fairhead.locate.scores import Head
+        >>> from fairhead.locate.head_maps import Head
         >>> wider = Difference("DP", "sex", 0.05, 0.16, 0.11, 0.05, 0.17, n=500, p=0.001, p_adjusted=0.004)
         >>> outcome(Ablation((Head(2, 1),), wider, controls=(0.0, 0.01), exhaustive=True))
         Outcome(sentence=' The gap is wider than before.', tone='bad')
@@ -50,7 +50,7 @@ def among_controls(ablation: Ablation) -> str:
     """How many control sets do what an edit does to a figure that should fall.
 
     Example:
-        >>> from fairhead.locate.scores import Head
+        >>> from fairhead.locate.head_maps import Head
         >>> lower = Difference("DP", "sex", 0.16, 0.05, -0.11, -0.17, -0.05, n=500, p=0.01, p_adjusted=0.02)
         >>> among_controls(Ablation((Head(2, 1),), lower, controls=(-0.2, 0.01, 0.0), exhaustive=False))
         'Of 3 control sets of the same layers, 1 lower it as much (p = 0.500).'

@@ -21,14 +21,13 @@ from torch import Tensor, nn
 from fairhead.data import Dataset, Images, parse_spec, read_labelled
 from fairhead.devices import device_named
 from fairhead.errors import InputError, UnsupportedModel
+from fairhead.locate.class_directions import Task, classifier_task, task_from_images, task_from_texts
 from fairhead.locate.concepts import Concept, concept_from_images, concept_from_texts
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.effects import Evaluation
-from fairhead.locate.evidence import classifier_task
-from fairhead.locate.features import Features, collect
+from fairhead.locate.head_features import Features, collect
 from fairhead.locate.plan import halves_of
 from fairhead.locate.prompts import COLUMNS, PromptFile, Prompts, class_words, concept_prompts, read_prompts
-from fairhead.locate.tasks import Task, task_from_images, task_from_texts
 from fairhead.locate.texts import AdaptedText, ClipText, TextSide, TextTable
 from fairhead.locate.textspan import Pool
 

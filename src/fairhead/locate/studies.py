@@ -7,8 +7,7 @@ import numpy as np
 
 from fairhead.audit.results import Comparison
 from fairhead.audit.tables import table_metrics
-from fairhead.locate.ablation import Ablation
-from fairhead.locate.controls import Controls, layer_matched, norm_matched
+from fairhead.locate.ablation import Ablation, Controls, layer_matched, norm_matched
 from fairhead.locate.effects import (
     MEASURED,
     MIN_CELL,
@@ -18,10 +17,9 @@ from fairhead.locate.effects import (
     accuracy_by_cell,
     compared,
 )
-from fairhead.locate.features import Features
-from fairhead.locate.moments import Array
+from fairhead.locate.head_features import Array, Features
+from fairhead.locate.head_maps import Head
 from fairhead.locate.plan import LocatePlan
-from fairhead.locate.scores import Head
 
 
 @dataclass(frozen=True)

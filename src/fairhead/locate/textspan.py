@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from fairhead.errors import InputError
-from fairhead.locate.moments import Array, Pooled
-from fairhead.locate.scores import Head
+from fairhead.locate.head_features import Array, Pooled
+from fairhead.locate.head_maps import Head
 
 _NOTHING = 1e-8  # what is left of a text once it is explained, as a share of the longest
 
@@ -85,32 +85,6 @@ def _greedy(pool: Array, spread: Array, m: int) -> Spanned:
         pool -= along[:, None] * text
         answer -= along[:, None] * (spread @ text)
     return Spanned(np.array(chosen, dtype=np.intp), np.array(shares), pool.shape[1])
-
-
-def span_of_rows(rows: NDArray[np.floating], texts: NDArray[np.floating], m: int = 20, rank: int = 64) -> Spanned:
-    """TextSpan as published, on a head's terms themselves: rows [n, d'], texts [T, d'].
-
-    Kept to check `span_of_moments` by, and to measure it against.
-    """
-    terms = np.asarray(rows, dtype=np.float64).copy()
-    _, values, right = np.linalg.svd(terms, full_matrices=False)
-    right = right[:rank][values[:rank] > values[0] * 1e-6]
-    pool = np.asarray(texts, dtype=np.float64) @ right.T @ right
-    terms -= terms.mean(0)
-    total = float((terms**2).sum())
-    smallest = _NOTHING * float((pool**2).sum(1).max())
-    chosen, shares = [], []
-    for _ in range(min(m, len(right))):
-        best = int(np.argmax((terms @ pool.T).std(0)))
-        text, length = pool[best].copy(), float(pool[best] @ pool[best])
-        if length <= smallest:
-            break
-        before = float((terms**2).sum())
-        terms -= np.outer(terms @ text / length, text)
-        pool -= np.outer(pool @ text / length, text)
-        chosen.append(best)
-        shares.append((before - float((terms**2).sum())) / total)
-    return Spanned(np.array(chosen, dtype=np.intp), np.array(shares), len(right))
 
 
 @dataclass(frozen=True)
@@ -225,7 +199,7 @@ def text_spans(
         seed: of them.
 
     Example:
-        >>> from fairhead.locate.moments import HeadMoments
+        >>> from fairhead.locate.head_features import HeadMoments
         >>> z = np.random.default_rng(0).normal(size=(300, 1, 1, 2)) * [3.0, 0.5]   # one head of two dimensions
         >>> moments = HeadMoments.of(z, np.zeros(300, int), 1).pooled(by="rows")
         >>> pool = Pool.of(["hat", "dog"], np.array([[0.1, 0.9], [0.3, 0.3]]), ["woman"], np.array([[1.0, 0.0]]))

@@ -11,9 +11,9 @@ import numpy as np
 from fairhead import __version__
 from fairhead.data import Images
 from fairhead.locate.effects import Evaluation
+from fairhead.locate.head_maps import Head
 from fairhead.locate.plan import half_sha256
 from fairhead.locate.run import Located
-from fairhead.locate.scores import Head
 from fairhead.locate.sentences import (
     ALPHA,
     among_controls,
@@ -80,7 +80,7 @@ def to_dict(located: Located, evaluation: Evaluation, provenance: Mapping[str, A
 
 
 def _study(study: Study) -> dict[str, Any]:
-    cells = [{"label": c.label, "group": c.group, **vars(c.change)} for c in study.by_cell]
+    cells = [{"label": c.label, "group": c.group, **c.change.to_dict()} for c in study.by_cell]
     return {
         "kind": study.kind,
         "way": study.way,

@@ -1,4 +1,8 @@
-"""Scoring heads by their part in a gap: of two groups of the same label, or of the two texts of a pair."""
+"""Heads and maps of them: each head's part in a gap of two groups of the same label, or of the two texts of a pair.
+
+A gap is a weighted sum over rows; its error is that of the sum over independent clusters, so rows that share a cluster
+(one picture in two shades) may depend on each other in any way.
+"""
 
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -11,6 +15,7 @@ from fairhead.errors import InputError
 from fairhead.stats import adjust
 
 FloatMap = NDArray[np.float64]
+Clusters = NDArray[np.integer] | None
 
 
 class Head(NamedTuple):
@@ -114,10 +119,19 @@ class Cells(NamedTuple):
         """Labels that occur."""
         return len(self.counts) // 2
 
-    def means(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Means of x [n, k] in every cell, [cells, k]."""
+    @property
+    def weight(self) -> FloatMap:
+        """Each row's weight in a gap, [n]: groups have opposite signs, labels count the same."""
+        return np.where(self.cell % 2 == 1, 1.0, -1.0) / (self.counts[self.cell] * self.n_labels)
+
+    def centred(self, x: FloatMap) -> FloatMap:
+        """Rows x [n, k] less the mean of their cell."""
         one_hot = np.eye(len(self.counts))[self.cell]
-        return np.asarray(one_hot.T @ x / self.counts[:, None])
+        return x - np.asarray(one_hot.T @ x / self.counts[:, None])[self.cell]
+
+    def within(self, centred: FloatMap) -> FloatMap:
+        """Standard deviation within cells, [k]."""
+        return np.asarray(np.sqrt((centred**2).sum(0) / (len(centred) - len(self.counts))))
 
 
 def check_cells(groups: NDArray[np.integer], labels: NDArray[np.integer], names: tuple[str, str]) -> Cells:
@@ -146,15 +160,12 @@ def score_heads(
     groups: NDArray[np.integer],
     labels: NDArray[np.integer],
     *,
-    clusters: NDArray[np.integer] | None = None,
+    clusters: Clusters = None,
     names: tuple[str, str] = ("1", "0"),
     level: float = 0.95,
     measure: str | None = None,
 ) -> HeadMap:
-    """Score each head by how far apart it puts two groups of the same label.
-
-    The gap of a head is a weighted sum over rows, so its variance is that of the sum over independent clusters;
-    rows that share a cluster (one picture in two shades) may depend on each other in any way.
+    """Score each head by how far apart it puts two groups of the same label; Benjamini–Hochberg over the heads.
 
     Args:
         evidence: each head's part in the class evidence, [n, layers, heads].
@@ -170,7 +181,6 @@ def score_heads(
         InputError: a group has no rows of some label, or there are not two groups.
 
     Example:
-        >>> import numpy as np
         >>> rng = np.random.default_rng(0)
         >>> groups, labels = np.arange(200) % 2, np.arange(200) // 100
         >>> evidence = rng.normal(size=(200, 2, 3))
@@ -179,17 +189,15 @@ def score_heads(
         >>> np.argwhere(found.p_adjusted < 0.05).tolist()
         [[1, 2]]
     """
-    n = len(evidence)
     cells = check_cells(groups, labels, names)
-    cell, counts = cells.cell, cells.counts
-    flat = np.concatenate([evidence.reshape(n, -1), total[:, None]], axis=1).astype(np.float64)  # [n, heads + 1]
-    centred = flat - cells.means(flat)[cell]
-    # Each row's part in the gap; groups get opposite signs, labels equal weight.
-    weight = np.where(groups == 1, 1.0, -1.0) / (counts[cell] * cells.n_labels)
-    gap = weight @ flat
-    within = np.sqrt((centred**2).sum(0) / (n - len(counts)))
-    found = _head_map(gap, weight[:, None] * centred, within, clusters, evidence.shape[1:], names, level)
-    return replace(found, measure=measure)
+    flat = _flat(evidence, total)
+    centred = cells.centred(flat)
+    weight = cells.weight
+    influence = weight[:, None] * centred
+    shape = evidence.shape[1:]
+    found = _head_map(weight @ flat, influence, cells.within(centred), clusters, shape, names, level)
+    corrected = stats.false_discovery_control(found.p.ravel()).reshape(shape)
+    return replace(found, p_adjusted=corrected, measure=measure)
 
 
 def score_pairs(
@@ -197,7 +205,7 @@ def score_pairs(
     total: NDArray[np.floating],
     *,
     weights: NDArray[np.floating] | None = None,
-    clusters: NDArray[np.integer] | None = None,
+    clusters: Clusters = None,
     names: tuple[str, str] = ("first", "second"),
     level: float = 0.95,
     measure: str | None = None,
@@ -209,14 +217,13 @@ def score_pairs(
         differences: each head's part in the difference of each pair, [n, layers, heads].
         total: the whole difference, [n].
         weights: how much each pair counts, [n]; None for all the same.
-        clusters: pairs with one number belong together, [n]; None if all are independent.
+        clusters: as in `score_heads`.
         names: the members' names, first minus second.
         level: of the intervals.
         measure: what the difference is, in words.
         unit: of it.
 
     Example:
-        >>> import numpy as np
         >>> parts = np.random.default_rng(0).normal(size=(200, 2, 3))
         >>> parts[:, 1, 2] += 1                      # one head always favours the first
         >>> found = score_pairs(parts, parts.sum((1, 2)))
@@ -226,7 +233,7 @@ def score_pairs(
     n = len(differences)
     if n < 2:
         raise InputError(f"{n} pairs; at least 2 are needed to say how sure a mean is")
-    flat = np.concatenate([differences.reshape(n, -1), total[:, None]], axis=1).astype(np.float64)
+    flat = _flat(differences, total)
     weight = np.full(n, 1 / n) if weights is None else np.asarray(weights, dtype=np.float64) / np.sum(weights)
     gap = weight @ flat
     centred = flat - gap
@@ -236,67 +243,47 @@ def score_pairs(
     return replace(found, p_adjusted=corrected, measure=measure, unit=unit)
 
 
+def _flat(parts: NDArray[np.floating], total: NDArray[np.floating]) -> FloatMap:
+    """Parts [n, layers, heads] and the whole [n] side by side, [n, heads + 1]."""
+    return np.concatenate([parts.reshape(len(parts), -1), total[:, None]], axis=1).astype(np.float64)
+
+
 def _head_map(
     gap: FloatMap,
     influence: FloatMap,
     within: FloatMap,
-    clusters: NDArray[np.integer] | None,
+    clusters: Clusters,
     shape: tuple[int, ...],
     names: tuple[str, str],
     level: float,
 ) -> HeadMap:
     """A map from gaps [heads + 1] (the whole's last) and each row's part in their error [n, heads + 1]."""
-    n = len(influence)
-    unit = np.arange(n) if clusters is None else np.unique(clusters, return_inverse=True)[1]
-    n_units = int(unit.max()) + 1
-    per_unit = np.zeros((n_units, len(gap)))
-    np.add.at(per_unit, unit, influence)
-    error = np.sqrt((per_unit**2).sum(0) * n_units / (n_units - 1))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        # A head that is constant within every cell has no error: its gap is certain, or there is none.
-        p = np.where(error > 0, 2 * stats.t.sf(np.abs(gap) / error, n_units - 1), np.where(gap == 0, 1.0, 0.0))
-        effect_size = np.where(within > 0, gap / within, 0.0)
+    unit, n_units = units_of(clusters, len(influence))
+    error = cluster_error(influence, unit, n_units)
+    # A head that is constant within every cell has no error: its gap is certain, or there is none.
+    p = p_values(gap, error, n_units)[:-1].reshape(shape)
     reach = stats.t.ppf(0.5 + level / 2, n_units - 1) * error
+    with np.errstate(divide="ignore", invalid="ignore"):
+        effect_size = np.where(within > 0, gap / within, 0.0)
 
-    def as_map(x: NDArray[np.float64]) -> FloatMap:
+    def as_map(x: FloatMap) -> FloatMap:
         return x[:-1].reshape(shape)
 
     return HeadMap(
         gap=as_map(gap),
         low=as_map(gap - reach),
         high=as_map(gap + reach),
-        p=as_map(p),
-        p_adjusted=stats.false_discovery_control(p[:-1]).reshape(shape),
+        p=p,
+        p_adjusted=p,
         effect_size=as_map(effect_size),
         share=as_map(gap / gap[-1]) if gap[-1] else np.zeros(shape),
         total=float(gap[-1]),
         groups=names,
-        n=n,
+        n=len(influence),
         clusters=n_units,
         total_low=float(gap[-1] - reach[-1]),
         total_high=float(gap[-1] + reach[-1]),
     )
-
-
-def select_heads(scores: HeadMap, count: int, *, alpha: float = 0.05, per_layer: int | None = None) -> tuple[Head, ...]:
-    """The heads that carry most of the gap: significant after correction, and on the side of the total gap.
-
-    Args:
-        scores: from the rows kept for selection.
-        count: how many heads at most; fewer when fewer are significant.
-        alpha: false discovery rate.
-        per_layer: how many of one layer at most, so that enough heads are left there as controls.
-
-    Example:
-        >>> import numpy as np
-        >>> rng = np.random.default_rng(0)
-        >>> groups, labels = np.arange(200) % 2, np.arange(200) // 100
-        >>> evidence = rng.normal(size=(200, 2, 3))
-        >>> evidence[:, 1, 2] += 2 * groups          # one head sees the group
-        >>> select_heads(score_heads(evidence, evidence.sum((1, 2)), groups, labels), count=4)
-        (Head(layer=1, head=2),)
-    """
-    return tuple(sorted(top_heads(scores.gap * np.sign(scores.total), scores.p_adjusted, count, alpha, per_layer)))
 
 
 def top_heads(
@@ -324,3 +311,28 @@ def top_heads(
         if p_adjusted[head] <= alpha and (per_layer is None or in_layer < per_layer):
             chosen.append(head)
     return tuple(chosen)
+
+
+def units_of(clusters: Clusters, n: int) -> tuple[NDArray[np.intp], int]:
+    """The independent unit of each row, [n], and how many there are."""
+    unit = np.arange(n) if clusters is None else np.unique(clusters, return_inverse=True)[1]
+    n_units = int(unit.max()) + 1
+    if n_units < 2:
+        raise InputError("all rows belong to one cluster; at least two are needed to say how sure a figure is")
+    return unit, n_units
+
+
+def cluster_error(influence: FloatMap, unit: NDArray[np.intp], n_units: int) -> FloatMap:
+    """Standard error of a sum of influences [n, k] whose rows are independent between units: [k]."""
+    if n_units < len(influence):
+        summed = np.zeros((n_units, influence.shape[1]))
+        np.add.at(summed, unit, influence)
+        influence = summed
+    return np.asarray(np.sqrt((influence**2).sum(0) * n_units / (n_units - 1)))
+
+
+def p_values(distance: FloatMap, error: FloatMap, n_units: int) -> FloatMap:
+    """Two-sided p-values of distances from nothing, by t; where there is no error they are certain."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        t = np.where(error > 0, np.abs(distance) / error, np.where(distance == 0, 0.0, np.inf))
+    return np.asarray(2 * stats.t.sf(t, n_units - 1))

@@ -1,0 +1,358 @@
+"""Tasks: classes as directions of the output representation, from a classifier, from prompts or from images.
+
+A text classifier reads its first token through one hidden layer: logits = W act(P h + b) + c. The activation is folded
+in as norms are: act(a) = a · (act(a) / a), exactly, with the row's own ratio. So each row has its own direction in h,
+and the heads' parts add up to the row's own logit.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize
+from scipy.special import logsumexp, ndtr
+from torch import Tensor, nn
+
+from fairhead.errors import InputError, UnsupportedModel
+from fairhead.locate.texts import TextSide
+
+if TYPE_CHECKING:
+    from fairhead.locate.head_features import Features
+
+Array = NDArray[np.float64]
+_CHUNK = 256
+
+
+@dataclass(frozen=True)
+class Task:
+    """Classes as directions of the output representation: logits = output @ directions.T + bias.
+
+    Attributes:
+        classes: names.
+        directions: [C, d'].
+        bias: [C].
+        origin: where they come from, in words.
+
+    Example:
+        >>> task = Task(("no", "yes"), np.eye(2), np.zeros(2), "made by hand")
+        >>> task.logits(np.array([[0.2, 0.7]])).tolist(), task.evidence(1).tolist()
+        ([[0.2, 0.7]], [-1.0, 1.0])
+    """
+
+    classes: tuple[str, ...]
+    directions: NDArray[np.float64]
+    bias: NDArray[np.float64]
+    origin: str
+
+    def logits(self, output: NDArray[np.floating]) -> NDArray[np.float64]:
+        """Outputs [n, d'] to logits [n, C]."""
+        return np.asarray(output, dtype=np.float64) @ self.directions.T + self.bias
+
+    def calibrated(self, output: NDArray[np.floating], labels: NDArray[np.integer]) -> "Task":
+        """The same directions, shifted so that each class is predicted as often as it occurs among these rows.
+
+        Prompts say where a class lies and nothing about how far from the others: argmax may never choose one of them.
+
+        Args:
+            output: [n, d'], of rows that are not reported on.
+            labels: their classes, [n].
+
+        Example:
+            >>> task = Task(("no", "yes"), np.array([[0.0], [1.0]]), np.zeros(2), "prompts")
+            >>> output, labels = np.arange(2.0, 12.0)[:, None], np.repeat([0, 1], [7, 3])
+            >>> task.logits(output).argmax(1).sum(), task.calibrated(output, labels).logits(output).argmax(1).sum()
+            (np.int64(10), np.int64(3))
+        """
+        wanted = np.bincount(labels, minlength=len(self.classes)) / len(labels)
+        logits = np.asarray(output, dtype=np.float64) @ self.directions.T + self.bias
+        shift = np.where(wanted > 0, 0.0, -np.inf)
+        # Softened shares have one solution, found by scaling; ever less soft, it goes over into that of argmax.
+        for softness in np.geomspace(1.0, 1e-3, 8) * (logits.std() or 1.0):
+            for _ in range(100):
+                scaled = (logits + shift) / softness
+                share = np.exp(logsumexp(scaled - logsumexp(scaled, axis=1, keepdims=True), axis=0)) / len(labels)
+                with np.errstate(divide="ignore", invalid="ignore"):
+                    step = np.where(wanted > 0, softness * (np.log(wanted) - np.log(share)), 0.0)
+                shift = shift + step
+                if np.abs(step).max() < 1e-3 * softness:
+                    break
+        # Far below all others, but a number: the evidence for one class holds the others' logits.
+        shift = np.where(wanted > 0, shift, -1e3 * max(1.0, float(np.abs(logits).max())))
+        origin = f"{self.origin}, shifted so that each class is predicted as often as it occurs"
+        return Task(self.classes, self.directions, self.bias + shift, origin)
+
+    def evidence(self, positive: int) -> NDArray[np.float64]:
+        """The direction of the evidence for one class: against the other, or against the mean of the others; [d']."""
+        others = [c for c in range(len(self.classes)) if c != positive]
+        return self.directions[positive] - self.directions[others].mean(0)
+
+    def parts(self, features: "Features", positive: int) -> NDArray[np.float64]:
+        """Each head's part in the evidence for one class, [n, L, H]."""
+        return features.parts(self.evidence(positive)[None])[..., 0]
+
+    def other_parts(self, features: "Features", positive: int) -> NDArray[np.float64]:
+        """The other terms' parts in it, [n, M]."""
+        return features.other_parts(self.evidence(positive)[None])[..., 0]
+
+    def total(self, output: NDArray[np.floating], positive: int) -> NDArray[np.float64]:
+        """The evidence itself, [n], up to a constant."""
+        return np.asarray(output, dtype=np.float64) @ self.evidence(positive)
+
+    def push(self, features: "Features", layer: int, moved: Array) -> NDArray[np.float64]:
+        """The change of the logits [n, H, C] if each head's z [n, H, d] at a layer changed so, all else held."""
+        through = np.einsum("co,hod->hcd", self.directions, features.maps[layer], optimize=True)
+        return np.asarray(np.einsum("nhd,hcd->nhc", moved, through, optimize=True))
+
+
+def evidence_of(logits: NDArray[np.floating], positive: int) -> NDArray[np.float64]:
+    """Evidence for one class in logits [n, C]: against the other, or against the mean of the others; [n].
+
+    Example:
+        >>> evidence_of(np.array([[1.0, 4.0, 3.0]]), positive=1).tolist()
+        [2.0]
+    """
+    return np.asarray(logits[:, positive] - np.delete(logits, positive, axis=1).mean(1), dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class PooledTask(Task):
+    """Classes behind a hidden layer: logits = out @ act(dense @ output + dense_bias) + out_bias.
+
+    `directions` and `bias` are those of the same layers without the activation: the plane in which classes lie.
+
+    Attributes:
+        dense: [K, d'].
+        dense_bias: [K].
+        out: [C, K].
+        out_bias: [C].
+        activation: "tanh", "relu" or "gelu".
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> parts = rng.normal(size=(4, 3)), rng.normal(size=4), rng.normal(size=(2, 4)), np.zeros(2)
+        >>> task = PooledTask.of(("no", "yes"), *parts, "tanh", "made by hand")
+        >>> h = rng.normal(size=(5, 3))
+        >>> linear = np.einsum("nco,no->nc", task.row_directions(h), h) + task.row_constants(h)
+        >>> bool(np.allclose(linear, task.logits(h)))
+        True
+    """
+
+    dense: Array = field(default_factory=lambda: np.zeros((0, 0)))
+    dense_bias: Array = field(default_factory=lambda: np.zeros(0))
+    out: Array = field(default_factory=lambda: np.zeros((0, 0)))
+    out_bias: Array = field(default_factory=lambda: np.zeros(0))
+    activation: str = "tanh"
+
+    @classmethod
+    def of(
+        cls,
+        classes: Sequence[str],
+        dense: Array,
+        dense_bias: Array,
+        out: Array,
+        out_bias: Array,
+        activation: str,
+        origin: str,
+    ) -> "PooledTask":
+        """From the two layers."""
+        plane = out @ dense, out @ dense_bias + out_bias
+        return cls(tuple(classes), *plane, origin, dense, dense_bias, out, out_bias, activation)
+
+    def reordered(self, order: Sequence[int], classes: tuple[str, ...]) -> "PooledTask":
+        """The same classes in another order."""
+        rows = list(order)
+        return PooledTask.of(
+            classes, self.dense, self.dense_bias, self.out[rows], self.out_bias[rows], self.activation, self.origin
+        )
+
+    def logits(self, output: NDArray[np.floating]) -> Array:
+        """Outputs [n, d'] to logits [n, C], through the hidden layer."""
+        return np.asarray(_ACTIVATIONS[self.activation](self._before(output)) @ self.out.T + self.out_bias)
+
+    def row_directions(self, output: NDArray[np.floating]) -> Array:
+        """Each row's own directions, [n, C, d']: logits = output · direction + a constant of the row."""
+        return np.einsum("ck,nk,ko->nco", self.out, self._ratio(output), self.dense, optimize=True)
+
+    def row_constants(self, output: NDArray[np.floating]) -> Array:
+        """What the biases add to each row's logits, [n, C]."""
+        return (self._ratio(output) * self.dense_bias) @ self.out.T + self.out_bias
+
+    def parts(self, features: "Features", positive: int) -> Array:
+        """Each head's part in the evidence of one class, [n, L, H]."""
+        found = np.empty((len(features), *features.shape))
+        for start in range(0, len(features), _CHUNK):
+            rows = slice(start, start + _CHUNK)
+            direction = self._evidence(features.output[rows], positive)
+            through = np.einsum("no,lhod->nlhd", direction, features.maps, optimize=True)
+            found[rows] = (through * features.heads[rows]).sum(-1)
+        return found
+
+    def other_parts(self, features: "Features", positive: int) -> Array:
+        """The other terms' parts in it, [n, M]."""
+        direction = self._evidence(features.output, positive)
+        return np.einsum("nmo,no->nm", np.asarray(features.others, dtype=np.float64), direction, optimize=True)
+
+    def total(self, output: NDArray[np.floating], positive: int) -> Array:
+        """The evidence itself, [n]: the logit against the mean of the others'."""
+        return evidence_of(self.logits(output), positive)
+
+    def push(self, features: "Features", layer: int, moved: Array) -> Array:
+        """The change of the logits [n, H, C] if each head's z [n, H, d] at a layer changed so, all else held."""
+        terms = np.einsum("nhd,hod->nho", moved, features.maps[layer], optimize=True)
+        return np.einsum("nho,nco->nhc", terms, self.row_directions(features.output), optimize=True)
+
+    def _evidence(self, output: NDArray[np.floating], positive: int) -> Array:
+        directions = self.row_directions(output)
+        return np.asarray(directions[:, positive] - np.delete(directions, positive, axis=1).mean(1))
+
+    def _before(self, output: NDArray[np.floating]) -> Array:
+        return np.asarray(output, dtype=np.float64) @ self.dense.T + self.dense_bias
+
+    def _ratio(self, output: NDArray[np.floating]) -> Array:
+        a = self._before(output)
+        small = np.abs(a) < 1e-9
+        return np.where(small, _SLOPES[self.activation], _ACTIVATIONS[self.activation](a) / np.where(small, 1.0, a))
+
+
+_ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
+    "tanh": np.tanh,
+    "relu": lambda a: np.maximum(a, 0.0),
+    "gelu": lambda a: np.asarray(a * ndtr(a)),
+}
+_SLOPES = {"tanh": 1.0, "relu": 0.0, "gelu": 0.5}  # at 0
+
+
+def classifier_task(model: nn.Module) -> Task:
+    """The classes of an image classifier that reads its first token (ViT and its kin).
+
+    Raises:
+        UnsupportedModel: the classifier is not where it is expected, or reads more than that token.
+
+    Example:
+        >>> from transformers import ViTConfig, ViTForImageClassification
+        >>> shape = dict(image_size=4, patch_size=2, hidden_size=8, intermediate_size=8, num_attention_heads=2)
+        >>> model = ViTForImageClassification(ViTConfig(num_hidden_layers=1, id2label={0: "no", 1: "yes"}, **shape))
+        >>> classifier_task(model).classes
+        ('no', 'yes')
+    """
+    parts: Any = model
+    classifier = getattr(parts, "classifier", None)
+    width = getattr(getattr(parts, "config", None), "hidden_size", None)
+    if not isinstance(classifier, nn.Linear) or getattr(getattr(parts, "base_model", None), "pooler", None) is not None:
+        raise UnsupportedModel(
+            f"{type(model).__name__} has no linear layer called classifier right after its first token; head evidence "
+            "can be read from ViTForImageClassification and models built like it"
+        )
+    if classifier.in_features != width:
+        raise UnsupportedModel(
+            f"the classifier of {type(model).__name__} reads {classifier.in_features} features, not the first token's "
+            f"{width} alone; head evidence needs a classifier on the first token"
+        )
+    weight = array_of(classifier.weight)
+    bias = np.zeros(len(weight)) if classifier.bias is None else array_of(classifier.bias)
+    names = tuple(str(parts.config.id2label[i]) for i in range(len(weight)))
+    return Task(names, weight, bias, "the model's own classifier")
+
+
+def text_classifier_task(model: nn.Module) -> PooledTask:
+    """The classes of a text classifier that reads its first token through one hidden layer.
+
+    Raises:
+        UnsupportedModel: it is built in another way.
+
+    Example:
+        >>> from transformers import BertConfig, BertForSequenceClassification
+        >>> small = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=9)
+        >>> model = BertForSequenceClassification(BertConfig(**small, id2label={0: "normal", 1: "toxic"}))
+        >>> text_classifier_task(model).classes
+        ('normal', 'toxic')
+    """
+    whole: Any = model
+    head: Any = getattr(whole, "classifier", None)
+    pooler = getattr(getattr(whole, "base_model", None), "pooler", None)
+    if isinstance(head, nn.Linear) and pooler is not None:  # BERT
+        dense, out, activation = pooler.dense, head, "tanh"
+    elif isinstance(head, nn.Linear) and hasattr(whole, "pre_classifier"):  # DistilBERT
+        dense, out, activation = whole.pre_classifier, head, "relu"
+    elif hasattr(head, "dense") and hasattr(head, "out_proj"):  # RoBERTa; ELECTRA has an activation of its own
+        dense, out, activation = head.dense, head.out_proj, "gelu" if hasattr(head, "activation") else "tanh"
+    else:
+        raise UnsupportedModel(
+            f"{type(model).__name__} has no classifier of two layers on its first token; head evidence can be read "
+            "from BERT, RoBERTa, DistilBERT, ELECTRA and models built like them"
+        )
+    names = [str(whole.config.id2label[i]) for i in range(out.out_features)]
+    layers = array_of(dense.weight), array_of(dense.bias), array_of(out.weight), array_of(out.bias)
+    return PooledTask.of(names, *layers, activation, "the model's own classifier")
+
+
+def array_of(tensor: Tensor) -> Array:
+    """A tensor as an array of doubles."""
+    return np.asarray(tensor.detach().double().cpu().numpy())
+
+
+def task_from_texts(
+    words: Mapping[str, Sequence[str]], templates: Sequence[str], text: TextSide, scale: float = 100.0
+) -> Task:
+    """Zero-shot classes: each the unit mean of its prompts, logits scaled as CLIP does.
+
+    Example:
+        >>> vectors = np.random.default_rng(0).normal(size=(100, 8))
+        >>> some = lambda texts: vectors[[sum(map(ord, t)) % 100 for t in texts]]
+        >>> task_from_texts({"nurse": ["nurse"], "doctor": ["doctor", "physician"]}, ["a {}"], some).classes
+        ('nurse', 'doctor')
+    """
+    if len(words) < 2:
+        raise InputError(f"a task needs at least two classes; found {', '.join(words) or 'none'}")
+    directions = []
+    for name, synonyms in words.items():
+        texts = [template.format(word) for template in templates for word in synonyms]
+        if not texts:
+            raise InputError(f"the class {name!r} has no prompt")
+        directions.append(unit(unit(np.asarray(text(texts), dtype=np.float64)).mean(0)))
+    return Task(tuple(words), scale * np.stack(directions), np.zeros(len(words)), "zero-shot prompts")
+
+
+def task_from_images(
+    output: NDArray[np.floating], labels: NDArray[np.integer], classes: Sequence[str], ridge: float = 1.0
+) -> Task:
+    """Classes as a linear probe on outputs, for models that have neither a classifier nor a text side.
+
+    Example:
+        >>> labels = np.arange(90) % 3
+        >>> output = np.eye(3)[labels] + 0.1 * np.random.default_rng(0).normal(size=(90, 3))
+        >>> task = task_from_images(output, labels, ("a", "b", "c"))
+        >>> bool((task.logits(output).argmax(1) == labels).all())
+        True
+    """
+    weights, bias = fit_logistic(np.asarray(output, dtype=np.float64), labels, len(classes), ridge)
+    return Task(tuple(classes), weights, bias, f"a linear probe fitted on {len(output)} images")
+
+
+def fit_logistic(x: Array, labels: NDArray[np.integer], n_classes: int, ridge: float = 1.0) -> tuple[Array, Array]:
+    """Multinomial logistic regression with a ridge on standardised columns: weights [C, d], bias [C]."""
+    deviation = x.std(0)
+    deviation[deviation == 0] = 1.0
+    centre = x.mean(0)
+    scaled = (x - centre) / deviation
+    target = np.eye(n_classes)[labels]
+    d = scaled.shape[1]
+
+    def loss(flat: Array) -> tuple[float, Array]:
+        w, b = flat[:-n_classes].reshape(n_classes, d), flat[-n_classes:]
+        logits = scaled @ w.T + b
+        logs = logits - logsumexp(logits, axis=1, keepdims=True)
+        error = np.exp(logs) - target
+        value = -(logs * target).sum() + ridge / 2 * (w**2).sum()
+        return value, np.concatenate([(error.T @ scaled + ridge * w).ravel(), error.sum(0)])
+
+    found = optimize.minimize(loss, np.zeros(n_classes * (d + 1)), jac=True, method="L-BFGS-B", tol=1e-9)
+    w, b = found.x[:-n_classes].reshape(n_classes, d) / deviation, found.x[-n_classes:]
+    return w, b - w @ centre
+
+
+def unit(x: Array) -> Array:
+    """Rows of length 1."""
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
