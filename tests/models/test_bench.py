@@ -19,8 +19,8 @@ from fairhead.bench.backbones import Recipe
 from fairhead.bench.cell import run_cell
 from fairhead.bench.grid_file import read_grid
 from fairhead.bench.render import html, markdown
+from fairhead.bench.results_folder import Store
 from fairhead.bench.runner import Workplace, run_grid
-from fairhead.bench.store import Store
 from fairhead.bench.table import table_of
 from fairhead.bench.tasks import read_task
 from fairhead.cli import main
@@ -103,7 +103,7 @@ def test_each_cell_has_a_row_and_records(finished):
         assert row["cost"]["seconds"] > 0
         assert row["cost"]["energy_wh"] is None
         assert row["stages"][0][2] == 2 * (128 // 16)
-    assert sorted(path.name for path in out.iterdir()) == [".lock", "grid.yaml", "records.zip", "results.jsonl"]
+    assert sorted(path.name for path in out.iterdir()) == [".lock", "grid.yaml", "records", "results.jsonl"]
 
 
 def test_seeds_have_splits_of_their_own_and_methods_share_them(finished):

@@ -10,8 +10,8 @@ from fairhead.bench import fingerprint as fingerprints
 from fairhead.bench.fingerprint import fingerprint
 from fairhead.bench.grid import Backbone, Cell, Data, Method
 from fairhead.bench.grid_file import read_grid
+from fairhead.bench.results_folder import Store
 from fairhead.bench.runner import Workplace, run_grid
-from fairhead.bench.store import Store
 from fairhead.bench.table import table_of
 from fairhead.data import utkface
 from fairhead.mitigate import registry

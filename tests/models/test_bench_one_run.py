@@ -62,7 +62,7 @@ def test_a_run_leaves_model_records_audit_and_report(faces, tmp_path):
         "--against", "erm", "--cache", tmp_path / "cache", "--device", "cpu",
     ).stdout  # fmt: skip
     assert {path.name for path in out.iterdir()} == {
-        "audit.json", "model", "records-erm.csv", "records.csv", "report.html", "report.json", "run.json",
+        ".lock", "audit.json", "model", "records-erm.csv", "records.csv", "report.html", "report.json", "run.json",
     }  # fmt: skip
     assert "One training run" in said
     assert json.loads((out / "audit.json").read_text())["comparison"]["schema"] == "fairhead.comparison/1"

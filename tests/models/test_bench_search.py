@@ -20,9 +20,9 @@ from fairhead.bench.fingerprint import fingerprint, row_of
 from fairhead.bench.grid import TRAIN_WITH_GROUPS
 from fairhead.bench.grid_file import read_grid
 from fairhead.bench.render import html, markdown
+from fairhead.bench.results_folder import Store
 from fairhead.bench.runner import Workplace, run_grid
 from fairhead.bench.search import Place, choices, final_cells, trial_cells
-from fairhead.bench.store import Store
 from fairhead.bench.table import table_of
 from fairhead.mitigate.priors import PLAN_PRIORS, Choice, ListOf, LogUniform, ShareOfEpochs, Uniform
 from fairhead.mitigate.references import METHODS_WITH_ATTRIBUTES

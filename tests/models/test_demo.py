@@ -152,9 +152,9 @@ def test_saved_models_answer_as_the_records_say(two_runs):
 
 def test_a_folder_that_cannot_be_made_is_told_before_the_work(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot write to"):
+    with pytest.raises(InputError, match="cannot be written"):
         run_demo(tmp_path / "file" / "out", TINY)
-    with pytest.raises(InputError, match="cannot write to"):
+    with pytest.raises(InputError, match="cannot be written"):
         run_demo(tmp_path / "file", TINY)
 
 
@@ -162,7 +162,7 @@ def test_a_folder_that_cannot_be_written_to_is_told_before_the_work(tmp_path, mo
     def refuse(dir):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr("fairhead.demo.story.tempfile.TemporaryFile", refuse)
+    monkeypatch.setattr("fairhead.store.tempfile.TemporaryFile", refuse)
     told = []
     with pytest.raises(InputError, match="Read-only file system; give another folder"):
         run_demo(tmp_path, TINY, lambda *stage: told.append(stage))

@@ -129,7 +129,7 @@ def test_a_folder_that_holds_another_model_is_left_alone(model, data, capsys):
 def test_a_file_where_the_folder_should_be_is_told_before_training(model, data, tmp_path, capsys):
     (tmp_path / "file").write_text("not a folder")
     told = failure(capsys, model, data, tmp_path / "file")
-    assert "cannot be a folder to write to: File exists" in told
+    assert "cannot be written: File exists; give another folder" in told
     assert (tmp_path / "file").read_text() == "not a folder"
 
 
@@ -180,7 +180,7 @@ def test_attention_gap_from_the_command_line(model, data, tmp_path, capsys):
     other = json.loads(capsys.readouterr().out)
     assert (other["n"], other["layer"]) == (3, 0)
     for options, message in (
-        (("--data", "dev.json"), "crows:PATH or stereoset:PATH is expected"),
+        (("--data", "dev.json"), "such as crows_pairs:PATH or stereoset:PATH"),
         (("--data", f"crows:{data}", "--layer", "5"), "layer 5 does not exist"),
         (("--data", f"crows:{data}", "--json", str(tmp_path / "gap.json"), "--html", str(page)), "choose another name"),
     ):

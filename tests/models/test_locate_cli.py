@@ -161,7 +161,7 @@ def test_age_leaves_out_those_between_its_poles(clip, faces, capsys) -> None:
         (["locate", "--limit", "0"], "--limit is 0; at least 1"),
         (["locate", "--limit", "3"], "of the choosing half; both groups are needed in both"),
         (["locate", "--n-boot", "5"], "--n-boot is 5; at least 100"),
-        (["locate", "--out", "/proc/none"], "cannot be a folder for the results"),
+        (["locate", "--out", "/proc/none"], "cannot be written"),
         (["locate", "--features", "/proc/none"], "cannot be a folder for features"),
         (["locate", "--text-adapter", "x.npz"], "are given together"),
         (["locate", "--prompts", "missing.yaml"], "cannot be read as YAML"),
@@ -235,7 +235,7 @@ def test_a_stopped_save_leaves_no_model(clip, faces, tmp_path, monkeypatch) -> N
     monkeypatch.undo()
     main(["ablate", "--model", str(clip), *common(faces), *quick])
     assert hf.CLIPModel.from_pretrained(target).config.projection_dim == 16
-    assert not (target / "saving").exists()
+    assert not (target / ".saving").exists()
 
 
 def test_images_that_cannot_be_read_are_named(clip, faces, capsys, tmp_path) -> None:

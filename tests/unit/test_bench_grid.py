@@ -1,13 +1,15 @@
 """Grids: what is read, and how mistakes in them are answered."""
 
 import json
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from fairhead.bench.grid import Search
 from fairhead.bench.grid_file import read_grid
-from fairhead.bench.store import Store
+from fairhead.bench.results_folder import Store
 from fairhead.errors import InputError
 from fairhead.records import Records
 
@@ -245,13 +247,34 @@ def test_a_row_without_its_records_does_not_count(tmp_path):
     assert [row["cell"] for row in store.rows()] == ["d/b/erm/0"]
 
 
-def test_an_unfinished_archive_is_ignored(tmp_path):
+def test_every_cell_has_a_file_of_its_own_inside_the_folder(tmp_path):
+    store = Store(tmp_path / "out")
+    rows = [a_row(name) for name in ("a/b c/erm/0", "a b/c/erm/0", "../../erm/0", "a/b/erm/trial 1/0")]
+    for seed, row in enumerate(rows):
+        store.add(row, some_records(seed=seed))
+    assert [store.records(row).scores.tolist() for row in store.rows()] == [
+        some_records(seed=seed).scores.tolist() for seed in range(4)
+    ]
+    assert len(list((tmp_path / "out" / "records").iterdir())) == 4
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_results_of_an_earlier_version_are_read_and_gone_on_with(tmp_path):
+    """That version kept all records in one archive."""
+    names = ("d/b/erm/0", "d/b/dam/0")
+    with zipfile.ZipFile(tmp_path / "records.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for seed, name in enumerate(names):
+            text = some_records(seed=seed).to_frame().to_csv(index=False, lineterminator="\n")
+            archive.writestr(f"{name}.{a_row()['fingerprint']}.csv", text)
+    lines = [json.dumps(a_row(name)) for name in (*names, "d/b/lost/0")]
+    (tmp_path / "results.jsonl").write_text("\n".join([lines[0], '{"cell": "d/b/cut/0", "fin', *lines[1:], ""]))
     store = Store(tmp_path)
-    store.add(a_row(), some_records())
-    (tmp_path / "records.part").write_bytes(b"PK\x03\x04 half")
-    store.add(a_row("d/b/dam/0"), some_records())
-    assert len(store.rows()) == 2
-    assert not (tmp_path / "records.part").exists()
+    assert [row["cell"] for row in store.rows()] == list(names)
+    store.add(a_row("d/b/jtt/0"), some_records(seed=2))
+    store.add(a_row("d/b/dam/0"), some_records(seed=3))  # run again: the new records count
+    found = {row["cell"]: store.records(row).scores.tolist() for row in store.rows()}
+    seeds = {"d/b/erm/0": 0, "d/b/dam/0": 3, "d/b/jtt/0": 2}
+    assert found == {name: some_records(seed=seed).scores.tolist() for name, seed in seeds.items()}
 
 
 def test_the_latest_row_of_a_cell_counts(tmp_path):
@@ -288,8 +311,8 @@ def test_a_folder_has_one_writer_at_a_time_and_readers_as_they_like(tmp_path):
     a, b = Store(tmp_path / "a"), Store(tmp_path / "b")
     b.add(a_row(), some_records())
     with a.alone():
-        with pytest.raises(InputError, match=r"another run is writing to .*a'.*--take-in"):
-            Store(tmp_path / "a").take_in(b)
+        with ThreadPoolExecutor(1) as pool, pytest.raises(InputError, match=r"another run .*a'.*--take-in"):
+            pool.submit(Store(tmp_path / "a").take_in, b).result()
         a.add(a_row("d/b/dam/0"), some_records())
         assert [row["cell"] for row in Store(tmp_path / "a").rows()] == ["d/b/dam/0"]
     assert a.take_in(b) == 1
@@ -297,7 +320,7 @@ def test_a_folder_has_one_writer_at_a_time_and_readers_as_they_like(tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_refused_at_once(tmp_path):
     (tmp_path / ".lock").mkdir()
-    with pytest.raises(InputError, match="cannot write to"), Store(tmp_path).alone():
+    with pytest.raises(InputError, match="cannot be written"), Store(tmp_path).alone():
         pass
 
 

@@ -201,10 +201,10 @@ def test_paths_that_cannot_be_written(tmp_path: Any) -> None:
     with pytest.raises(InputError, match=r"ends in \.html"):
         write(example(), tmp_path / "report.pdf")
     (tmp_path / "folder.html").mkdir()
-    with pytest.raises(InputError, match="cannot write"):
+    with pytest.raises(InputError, match="cannot be written"):
         write(example(), tmp_path / "folder.html")
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot write"):
+    with pytest.raises(InputError, match="cannot be written"):
         write(example(), tmp_path / "file" / "report.html")
 
 

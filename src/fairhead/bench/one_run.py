@@ -14,9 +14,9 @@ from fairhead.bench.cell import Tell, run_cell
 from fairhead.bench.grid import TRAIN_WITH_GROUPS, Cell, Method
 from fairhead.bench.runner import check
 from fairhead.bench.tasks import tokenizer_of
-from fairhead.errors import InputError
 from fairhead.mitigate import attach, save
 from fairhead.mitigate.attach import method_of
+from fairhead.store import locked, whole_folder, write_json
 from fairhead.train import TrainingDiverged
 from fairhead.train.features import put_back
 
@@ -57,29 +57,25 @@ def mitigate(
     cells = [cell] if against is None else [cell, replace(cell, method=Method(against, against))]
     check(cells)  # the second as well before the first is trained
     out = Path(out)
-    try:
-        (out / "model").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot write to {str(out)!r}: {error.strerror}; give another folder") from error
-    try:
-        done = run_cell(cell, device, cache, tell)
-    except TrainingDiverged as diverged:
-        if not _keep_last_good(diverged.model, cell, out / "model"):
-            raise
-        raise TrainingDiverged(f"{diverged}. That epoch is kept in {out / 'model'}") from None
-    done.records.save(out / "records.csv")
-    save_model(done.trained.model, done.task.kind, done.task.classes, cell, out / "model")
-    (out / "run.json").write_text(json.dumps(done.row, indent=1, default=str) + "\n", encoding="utf-8")
-    columns = list(done.records.groups)
-    found, comparison = audit(done.records, group_by=columns), None
-    if against is not None:
-        other = run_cell(cells[1], device, cache, tell)
-        other.records.save(out / f"records-{against}.csv")
-        comparison = compare(other.records, done.records, group_by=columns)
-    content = found.to_dict() if comparison is None else {**found.to_dict(), "comparison": comparison.to_dict()}
-    (out / "audit.json").write_text(
-        json.dumps(content, ensure_ascii=False, allow_nan=False, indent=1, default=str) + "\n", encoding="utf-8"
-    )
+    with locked(out):
+        try:
+            done = run_cell(cell, device, cache, tell)
+        except TrainingDiverged as diverged:
+            if not _keep_last_good(diverged.model, cell, out / "model"):
+                raise
+            raise TrainingDiverged(f"{diverged}. That epoch is kept in {out / 'model'}") from None
+        done.records.save(out / "records.csv")
+        with whole_folder(out / "model") as folder:
+            save_model(done.trained.model, done.task.kind, done.task.classes, cell, folder)
+        write_json(out / "run.json", done.row)
+        columns = list(done.records.groups)
+        found, comparison = audit(done.records, group_by=columns), None
+        if against is not None:
+            other = run_cell(cells[1], device, cache, tell)
+            other.records.save(out / f"records-{against}.csv")
+            comparison = compare(other.records, done.records, group_by=columns)
+        content = found.to_dict() if comparison is None else {**found.to_dict(), "comparison": comparison.to_dict()}
+        write_json(out / "audit.json", content)
     return Single(done.row, found, comparison)
 
 
@@ -91,7 +87,8 @@ def _keep_last_good(model: nn.Module | None, cell: Cell, folder: Path) -> bool:
         return False
     kind = "image" if classifier.main_input_name == "pixel_values" else "text"
     try:
-        save_model(classifier, kind, tuple(classifier.config.id2label.values()), cell, folder)
+        with whole_folder(folder) as beside:
+            save_model(classifier, kind, tuple(classifier.config.id2label.values()), cell, beside)
     except RuntimeError:  # the last layer of another model, such as a larger teacher: it has no place in this one
         return False
     return True
@@ -133,7 +130,7 @@ def save_model(model: nn.Module, kind: str, classes: tuple[str, ...], cell: Cell
         "image_mean": list(pictures.mean),
         "image_std": list(pictures.std),
     }
-    (folder / "preprocessor_config.json").write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+    write_json(folder / "preprocessor_config.json", settings)
 
 
 def whole_model(trained: nn.Module, kind: str, cell: Cell, recipe: Recipe) -> nn.Module:

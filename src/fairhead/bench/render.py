@@ -1,15 +1,14 @@
 """A table as Markdown, as one self-contained HTML page, and as JSON."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from fairhead.bench.frontier import draw
 from fairhead.bench.results import SIGNIFICANCE, Block, Line, Table, is_better
-from fairhead.errors import InputError
 from fairhead.report import wording
 from fairhead.report.page import environment
+from fairhead.store import write_text
 
 _MINUS = wording.MINUS
 _NAMES = {"accuracy": "accuracy", "worst_group_accuracy": "worst group"}
@@ -27,13 +26,8 @@ def write_table(table: Table, folder: Path | str) -> Path:
         "table.json": json.dumps(table.to_dict(), ensure_ascii=False, allow_nan=False, indent=1, default=str) + "\n",
         "table.html": html(table),
     }
-    try:
-        for name, text in texts.items():
-            beside = folder / f".{name}.{os.getpid()}.tmp"
-            beside.write_text(text, encoding="utf-8", newline="\n")
-            os.replace(beside, folder / name)
-    except OSError as error:
-        raise InputError(f"cannot write the table to {str(folder)!r}: {error.strerror or error}") from error
+    for name, text in texts.items():
+        write_text(folder / name, text)
     return folder / "table.html"
 
 

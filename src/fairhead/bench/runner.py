@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fairhead.bench.grid import Cell, Grid
-from fairhead.bench.store import Store, has_result
+from fairhead.bench.results_folder import Store, has_result
 from fairhead.errors import FairheadError
 from fairhead.records import Records
 

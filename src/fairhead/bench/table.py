@@ -16,7 +16,7 @@ from fairhead.audit.seeds import SeedPool
 from fairhead.bench.frontier import frontier
 from fairhead.bench.grid import Cell, Grid, Method
 from fairhead.bench.results import SIGNIFICANCE, Block, Choice, Cost, Line, Table
-from fairhead.bench.store import Store
+from fairhead.bench.results_folder import Store
 from fairhead.bench.verdict import finding, verdict
 from fairhead.errors import InputError
 from fairhead.records import Records

@@ -83,6 +83,7 @@ def attention_command(
     from fairhead.locate.assumption import check_assumption
     from fairhead.locate.read_qk import look, read_rows
     from fairhead.report.attention_page import page
+    from fairhead.store import write_text
 
     rows = read_rows(data, group, pairs(data_option, "--data-option"), part, limit, seed)
     two = _two_groups(rows, groups)
@@ -109,7 +110,7 @@ def attention_command(
         "seed": seed,
     }
     title = f"Attention of {' and '.join(seen)} on {data.partition(':')[0]}, by {rows.column}"
-    out.write_text(page(title, found, shown_pictures, _NOTES, provenance), encoding="utf-8", newline="\n")
+    write_text(out, page(title, found, shown_pictures, _NOTES, provenance))
     twin = {
         "schema": "fairhead.attention/1",
         "assumption": {name: result.to_dict() for name, result in found.items()},

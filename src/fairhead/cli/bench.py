@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from fairhead.cli.progress import Progress
 
 EPILOG = """
-**What is written** to the folder of `--out`: `results.jsonl` (one line a cell, as it ends), `records.zip` (the answers
-of every cell, from which all figures are recomputed), `table.md`, `table.html`, `table.json`: the table, with what it
-shows in words and the command that made it.
+**What is written** to the folder of `--out`: `results.jsonl` (one line a cell, as it ends), `records/` (the answers of
+every cell, a file each, from which all figures are recomputed), `table.md`, `table.html`, `table.json`: the table, with
+what it shows in words and the command that made it.
 
 A run that was killed goes on where it stopped when the same command is given again; at most the cells in flight are
 lost. A cell that fails is recorded with its error and does not stop the others; the command then ends with code 1.
@@ -103,7 +103,7 @@ def bench_command(
         if missing:
             raise FairheadError(f'this needs {", ".join(missing)}, not installed here: pip install "fairhead[torch]"')
     from fairhead.bench.render import markdown, write_table
-    from fairhead.bench.store import Store
+    from fairhead.bench.results_folder import Store
     from fairhead.bench.table import table_of
     from fairhead.cli.progress import progress
 

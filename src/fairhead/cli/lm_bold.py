@@ -93,19 +93,19 @@ def bold_command(
     from fairhead.language.generations import Sampling
     from fairhead.language.resampling import Resampling
     from fairhead.language.run import sample
-    from fairhead.language.training_record import made_folder
+    from fairhead.store import locked
 
     sampling = Sampling(max_new_tokens, temperature, top_k, top_p, seed, batch_size)
     items: list[BoldPrompt] = list(read_bold(data, domains=domain or None))
     items = items if limit is None else sample(items, limit, seed)
     # What is missing for the measures should be said before an hour of generating.
     gauges = [] if generate_only else _gauges(lexicons)
+    if out is not None:
+        context.with_resource(locked(out))
     settings: dict[str, Any]
     where: str | None
     if score_only is not None:
         found, settings, where = _stored(score_only, items)
-        if out is not None:
-            made_folder(out)
     else:
         assert model is not None
         found, settings, where = _generated(model, device, dtype.value, items, sampling, out)

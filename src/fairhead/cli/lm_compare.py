@@ -8,6 +8,7 @@ import typer
 from fairhead.cli.lm import check_numbers, option
 from fairhead.cli.output import check_output, command_line, terminal, write_json
 from fairhead.errors import InputError
+from fairhead.store import write_text
 
 if TYPE_CHECKING:
     from fairhead.language.before_after import BeforeAfter
@@ -86,11 +87,7 @@ def compare_command(
 
         write(report_of(found, command_line(context)), html)
     if markdown is not None:
-        from fairhead.records.write import output_errors
-
-        with output_errors(markdown):
-            text = f"{around[0]}{_BEGIN}\n\n{markdown_of(found)}\n{_END}{around[1]}"
-            markdown.write_text(text, encoding="utf-8")
+        write_text(markdown, f"{around[0]}{_BEGIN}\n\n{markdown_of(found)}\n{_END}{around[1]}")
     if json_path != "-":
         _show(found)
 

@@ -99,6 +99,7 @@ def suite_command(
     from fairhead.language.entries import SuiteOptions
     from fairhead.language.resampling import Resampling
     from fairhead.language.suite import gather_items, run_suite
+    from fairhead.store import locked
 
     require_torch()
     names = tuple(name.strip() for name in (only or "").split(",") if name.strip())
@@ -119,6 +120,7 @@ def suite_command(
     )
     # The data first: a mistake there should not wait for the model.
     items = gather_items(data, options)
+    context.with_resource(locked(out))
     scorer = load_model(model, device, dtype.value, batch_tokens, "always")
     how = Resampling(n_boot=n_boot, seed=seed, level=level)
     made = {"command": command_line(context), "data_path": str(data), "device": str(scorer.device)}

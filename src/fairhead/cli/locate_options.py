@@ -1,6 +1,5 @@
 """What `fairhead locate` and `fairhead ablate` ask for alike: their shared options, checks, and the open session."""
 
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fairhead.errors import FairheadError, InputError
+from fairhead.store import filling, made_folder
 
 if TYPE_CHECKING:
     from fairhead.cli.progress import Progress
@@ -118,10 +118,7 @@ def check_folder(path: Path | None) -> None:
     """Find out before the work whether the folder for the results can be made."""
     if path is None:
         return
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{path} cannot be a folder for the results: {error.strerror or error}") from None
+    made_folder(path)
 
 
 def need_torch() -> None:
@@ -148,13 +145,8 @@ def opened(source: "Source", features: str | None) -> "Iterator[tuple[Session, P
 
 
 def write_model(folder: Path, *parts: Any) -> None:
-    """Save a model and what belongs to it beside, then move: a stopped run leaves no half of one that looks whole."""
-    beside = folder / "saving"
-    shutil.rmtree(beside, ignore_errors=True)
-    for part in parts:
-        part.save_pretrained(beside)
-    # The configuration last: without it a folder is no model.
-    for file in sorted(beside.iterdir(), key=lambda file: file.name == "config.json"):
-        file.replace(folder / file.name)
-    beside.rmdir()
+    """Save a model and what belongs to it."""
+    with filling(folder) as beside:
+        for part in parts:
+            part.save_pretrained(beside)
     typer.echo(f"model: {folder}", err=True)

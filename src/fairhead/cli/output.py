@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from fairhead import store
 from fairhead.errors import InputError
 
 if TYPE_CHECKING:
@@ -65,20 +66,6 @@ def command_line(context: typer.Context) -> str:
 def write_json(content: Mapping[str, Any], path: str) -> None:
     """Write JSON to a file, or to standard output for "-"."""
     if path == "-":
-        typer.echo(_json(content, sys.stdout.encoding or "ascii"))
-        return
-    from fairhead.records.write import output_errors
-
-    with output_errors(Path(path)):
-        Path(path).write_text(_json(content, "utf-8") + "\n", encoding="utf-8")
-
-
-def _json(content: Mapping[str, Any], encoding: str) -> str:
-    import json
-
-    text = json.dumps(content, ensure_ascii=False, allow_nan=False, indent=1)
-    try:
-        text.encode(encoding)
-    except UnicodeEncodeError:  # an old terminal, or half a surrogate pair: JSON has escapes for all of it
-        return json.dumps(content, allow_nan=False, indent=1)
-    return text
+        typer.echo(store.json_text(content, sys.stdout.encoding or "ascii"))
+    else:
+        store.write_json(path, content)

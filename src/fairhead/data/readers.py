@@ -154,13 +154,14 @@ def parse_spec(spec: str, *kinds: str) -> Spec:
 here: crows_pairs, stereoset
     """
     name, colon, path = spec.partition(":")
+    fitting = [other.name for other in READERS.values() if other.kind in kinds]
     if not colon or not path:
-        raise InputError(f"a data set is named as name:path, such as utkface:UTKFace.zip; found {spec!r}")
+        such = " or ".join(f"{one}:PATH" for one in fitting) or "utkface:UTKFace.zip"
+        raise InputError(f"a data set is named as name:path, such as {such}; found {spec!r}")
     reader = reader_named(name)
     if kinds and reader.kind not in kinds:
-        fitting = ", ".join(other.name for other in READERS.values() if other.kind in kinds)
         wanted = " or ".join(KINDS[kind] for kind in kinds)
-        raise InputError(f"{reader.name} has {KINDS[reader.kind]}; {wanted} are needed here: {fitting}")
+        raise InputError(f"{reader.name} has {KINDS[reader.kind]}; {wanted} are needed here: {', '.join(fitting)}")
     return Spec(reader, path)
 
 

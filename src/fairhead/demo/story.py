@@ -1,6 +1,5 @@
 """The demo from end to end: train twice, audit both, find the heads that carry the shade, take them out."""
 
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +16,6 @@ from transformers.utils import logging as transformers_logging
 from fairhead.audit import compare
 from fairhead.demo.digits import CLASSES, SHADES, ShadedDigits, shaded_digits
 from fairhead.demo.writeup import Findings, report_of
-from fairhead.errors import InputError
 from fairhead.locate.ablation import Ablation
 from fairhead.locate.alone import effect_map
 from fairhead.locate.class_directions import classifier_task
@@ -32,6 +30,7 @@ from fairhead.locate.studies import study, writing
 from fairhead.mitigate import DAM, attach, save
 from fairhead.records import Records
 from fairhead.report import write
+from fairhead.store import made_folder
 from fairhead.train import Epoch, Fit, TrainingPlan, fit, predict
 
 _BATCH = 128  # pictures at a time
@@ -104,7 +103,7 @@ def run_demo(
     """
     plan = plan or DemoPlan()
     tell = tell or (lambda stage, done, total, note: None)
-    out = _writable(Path(out))
+    out = made_folder(out)
     seconds: dict[str, float] = {}
     with _one_thread():
         digits = shaded_digits(plan.seed)
@@ -246,17 +245,6 @@ def _save_records(records: Mapping[str, Records], folder: Path) -> None:
         (folder / f"{name}.csv").unlink(missing_ok=True)
     for name, table in records.items():
         table.save(folder / f"{name}.csv")
-
-
-def _writable(folder: Path) -> Path:
-    """Make the folder, and find out now rather than after training whether it can be written to."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise InputError(f"cannot write to {str(folder)!r}: {error.strerror}; give another folder") from error
-    return folder
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from fairhead.errors import InputError
-from fairhead.language.journal import LineJournal
+from fairhead.store import LineJournal
 
 SCHEMA = "fairhead.generations/1"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from fairhead.language.journal import LineJournal
+from fairhead.store import LineJournal
 
 SCHEMA = "fairhead.scores/1"
 

@@ -21,7 +21,8 @@ from fairhead.language.run import measures_of
 from fairhead.language.scores import Progress
 from fairhead.language.tables import ItemTable, StoredItems, read_items
 from fairhead.language.training_record import FILE as TRAINING_FILE
-from fairhead.language.training_record import TrainingRecord, made_folder
+from fairhead.language.training_record import TrainingRecord
+from fairhead.store import made_folder, write_json
 
 SCHEMA = "fairhead.suite/1"
 FILE = "suite.json"
@@ -57,10 +58,8 @@ class Suite:
 
     def write(self) -> None:
         """Write `suite.json`."""
-        content = {"schema": SCHEMA, **{k: v for k, v in asdict(self).items() if k != "folder"}}
-        beside = self.folder / f".{FILE}.tmp"
-        beside.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-        beside.replace(self.folder / FILE)
+        content = {k: v for k, v in asdict(self).items() if k != "folder"}
+        write_json(self.folder / FILE, {"schema": SCHEMA, **content})
 
     @classmethod
     def read(cls, folder: Path) -> "Suite":
@@ -303,5 +302,4 @@ def _tell(report: Report | None, name: str) -> Progress | None:
 
 
 def _write_result(out: Path, result: BenchmarkResult) -> None:
-    text = json.dumps(result.to_dict(), ensure_ascii=False, allow_nan=False, indent=1, default=str)
-    (out / f"{result.benchmark}.json").write_text(text + "\n", encoding="utf-8")
+    write_json(out / f"{result.benchmark}.json", result.to_dict())

@@ -12,6 +12,7 @@ from typing import Any
 
 from fairhead.data.stereoset import StereoSetItem
 from fairhead.errors import InputError
+from fairhead.store import write_json
 
 FILE = "fairhead-training.json"
 SCHEMA = "fairhead.training/1"
@@ -53,8 +54,7 @@ class TrainingRecord:
 
     def write(self, folder: str | os.PathLike[str]) -> None:
         """Put the record into a model's folder."""
-        text = json.dumps({"schema": SCHEMA, **asdict(self)}, ensure_ascii=False, allow_nan=False, indent=1)
-        Path(folder, FILE).write_text(text + "\n", encoding="utf-8")
+        write_json(Path(folder, FILE), {"schema": SCHEMA, **asdict(self)})
 
     @classmethod
     def read(cls, folder: str | os.PathLike[str]) -> "TrainingRecord":
@@ -80,19 +80,6 @@ class TrainingRecord:
             k: tuple(v) if k in lists else v for k, v in found.items() if k in cls.__dataclass_fields__
         }
         return cls(**values)
-
-
-def made_folder(path: str | os.PathLike[str]) -> Path:
-    """A folder to write into, made where it is not there.
-
-    Raises:
-        InputError: it cannot be; better said before hours of work than after them.
-    """
-    try:
-        Path(path).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{path} cannot be a folder to write to: {error.strerror or error}") from None
-    return Path(path)
 
 
 def without_training_targets(

@@ -5,7 +5,8 @@ projection into the output layer; `self_debias` changes what is read off the mod
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,14 @@ from typing import Any
 from fairhead.errors import InputError
 from fairhead.language.load import LoadedModel, load_model
 from fairhead.language.swaps import read_swaps
-from fairhead.language.training_record import FILE, TrainingRecord, made_folder
+from fairhead.language.training_record import FILE, TrainingRecord
 from fairhead.mitigate.bias_unlearn import BiasUnlearn
 from fairhead.mitigate.cda import CDA
 from fairhead.mitigate.klaad import KLAAD
 from fairhead.mitigate.self_debias import SelfDebias, save_settings
 from fairhead.mitigate.sentence_debias import SentenceDebias, counterfactual_pairs, directions, project_out
 from fairhead.mitigate.triplets import TripletData, targets
+from fairhead.store import filling, locked
 
 # Name → class of its settings.
 LANGUAGE_METHODS: Mapping[str, type] = {
@@ -53,22 +55,22 @@ def sentence_debias(
     Raises:
         InputError: `out` holds a model; too few sentences have a word to swap.
     """
-    folder = _fresh(out)
-    split, swaps = data.read(), read_swaps(settings.swaps)
-    pairs = counterfactual_pairs(split.train, swaps)
-    loaded = load_model(model, device=device, dtype="float32")
-    axes = directions(loaded.model, loaded.tokenizer, pairs, settings.components, settings.batch_size, progress)
-    project_out(loaded.model, axes)
-    record = TrainingRecord(
-        "sentence_debias",
-        asdict(settings),
-        data=asdict(data),
-        training_targets=targets(split.train),
-        held_out_targets=targets(split.held_out),
-        base=str(model),
-        results={"pairs": len(pairs), "components": len(axes)},
-    )
-    _save(loaded, folder, record)
+    with _fresh(out) as folder:
+        split, swaps = data.read(), read_swaps(settings.swaps)
+        pairs = counterfactual_pairs(split.train, swaps)
+        loaded = load_model(model, device=device, dtype="float32")
+        axes = directions(loaded.model, loaded.tokenizer, pairs, settings.components, settings.batch_size, progress)
+        project_out(loaded.model, axes)
+        record = TrainingRecord(
+            "sentence_debias",
+            asdict(settings),
+            data=asdict(data),
+            training_targets=targets(split.train),
+            held_out_targets=targets(split.held_out),
+            base=str(model),
+            results={"pairs": len(pairs), "components": len(axes)},
+        )
+        _save(loaded, folder, record)
     return record
 
 
@@ -76,24 +78,28 @@ def self_debias(
     model: str | os.PathLike[str], out: str | os.PathLike[str], settings: SelfDebias, *, device: str = "auto"
 ) -> TrainingRecord:
     """Write the model with the settings beside it; what reads the folder through `fairhead lm` then applies them."""
-    folder = _fresh(out)
-    loaded = load_model(model, device=device, dtype="float32")
-    settings.attach(loaded.model, loaded.tokenizer)  # a family that cannot carry it is refused now
-    record = TrainingRecord("self_debias", asdict(settings), base=str(model))
-    _save(loaded, folder, record)
-    save_settings(settings, folder)
+    with _fresh(out) as folder:
+        loaded = load_model(model, device=device, dtype="float32")
+        settings.attach(loaded.model, loaded.tokenizer)  # a family that cannot carry it is refused now
+        record = TrainingRecord("self_debias", asdict(settings), base=str(model))
+        _save(loaded, folder, record, settings)
     return record
 
 
-def _fresh(out: str | os.PathLike[str]) -> Path:
-    folder = Path(out)
-    if (folder / FILE).is_file() or (folder / "config.json").is_file():
-        raise InputError(f"{folder} holds a model already: choose another folder")
-    return made_folder(folder)
+@contextmanager
+def _fresh(out: str | os.PathLike[str]) -> Iterator[Path]:
+    """The folder, for this run alone, without a model in it."""
+    with locked(out) as folder:
+        if (folder / FILE).is_file() or (folder / "config.json").is_file():
+            raise InputError(f"{folder} holds a model already: choose another folder")
+        yield folder
 
 
-def _save(loaded: LoadedModel, folder: Path, record: TrainingRecord) -> None:
+def _save(loaded: LoadedModel, folder: Path, record: TrainingRecord, settings: SelfDebias | None = None) -> None:
     model: Any = loaded.model
-    model.save_pretrained(folder)
-    loaded.tokenizer.save_pretrained(folder)
-    record.write(folder)
+    with filling(folder) as beside:
+        model.save_pretrained(beside)
+        loaded.tokenizer.save_pretrained(beside)
+        record.write(beside)
+        if settings is not None:
+            save_settings(settings, beside)

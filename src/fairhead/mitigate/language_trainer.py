@@ -6,7 +6,6 @@ trainer.save("fairer-model")
 """
 
 import os
-import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
@@ -20,7 +19,7 @@ from fairhead.data.stereoset import StereoSetItem, TripletSplit
 from fairhead.errors import InputError
 from fairhead.language.load import load_model
 from fairhead.language.scorer import context_length, refuse_other_than_causal
-from fairhead.language.training_record import FILE, TrainingRecord, made_folder
+from fairhead.language.training_record import FILE, TrainingRecord
 from fairhead.mitigate.triplets import TripletData, shuffled_batches, targets
 from fairhead.mitigate.tuning import (
     OnStep,
@@ -35,6 +34,7 @@ from fairhead.mitigate.tuning import (
     tune,
     with_lora,
 )
+from fairhead.store import filling, locked
 
 E = TypeVar("E")
 
@@ -187,18 +187,13 @@ class LanguageTrainer:
         if adapter and self.plan.lora is None:
             raise InputError("there is no adapter to keep: all weights were trained (plan.lora is None)")
         target = Path(folder)
-        beside = target / "saving"
-        shutil.rmtree(beside, ignore_errors=True)
         if adapter:
             self.model.save_pretrained(target / "adapter")
         self.model = merged(self.model)
-        self.model.save_pretrained(beside)
-        self.tokenizer.save_pretrained(beside)
-        # Written beside, then moved: a run that is killed here leaves no half of a model that looks whole.
-        for file in beside.iterdir():
-            file.replace(target / file.name)
-        self.record.write(target)
-        beside.rmdir()
+        with filling(target) as beside:
+            self.model.save_pretrained(beside)
+            self.tokenizer.save_pretrained(beside)
+            self.record.write(beside)
         remove_checkpoint(target)
 
     def _prepared(self, items: Iterable[StereoSetItem]) -> Prepared[Any]:
@@ -248,20 +243,20 @@ def train_folder(
         InputError: `out` holds another model; anything that training itself refuses.
     """
     data.read()  # a mistake there should not wait for the model
-    folder = Path(out)
-    loaded = load_model(model, device=device, dtype="float32")
-    chosen = method(loaded.model.config.model_type)
-    trainer = LanguageTrainer(loaded.model, loaded.tokenizer, chosen, plan or TuningPlan(), name, str(model))
-    if (folder / FILE).is_file():
-        found = TrainingRecord.read(folder)
-        identity = as_json(trainer.identity(data))
-        difference = first_difference(as_json({key: getattr(found, key) for key in identity}), identity)
-        if difference is not None:
-            raise InputError(f"{folder} holds a model of another run ({difference}): choose another folder")
-        return found
-    if (folder / "config.json").is_file():
-        raise InputError(f"{folder} holds a model that was not trained here: choose another folder")
-    trainer.train(data, made_folder(folder), on_step)
-    trainer.save(folder, adapter=adapter)
+    with locked(out) as folder:
+        loaded = load_model(model, device=device, dtype="float32")
+        chosen = method(loaded.model.config.model_type)
+        trainer = LanguageTrainer(loaded.model, loaded.tokenizer, chosen, plan or TuningPlan(), name, str(model))
+        if (folder / FILE).is_file():
+            found = TrainingRecord.read(folder)
+            identity = as_json(trainer.identity(data))
+            difference = first_difference(as_json({key: getattr(found, key) for key in identity}), identity)
+            if difference is not None:
+                raise InputError(f"{folder} holds a model of another run ({difference}): choose another folder")
+            return found
+        if (folder / "config.json").is_file():
+            raise InputError(f"{folder} holds a model that was not trained here: choose another folder")
+        trainer.train(data, folder, on_step)
+        trainer.save(folder, adapter=adapter)
     assert trainer.record is not None
     return trainer.record

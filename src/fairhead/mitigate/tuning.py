@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from fairhead.errors import InputError
 from fairhead.mitigate.triplets import shuffled_batches
+from fairhead.store import settled, whole_folder, write_json
 from fairhead.train.loop import TrainingDiverged
 from fairhead.train.step import autocast
 
@@ -259,25 +260,18 @@ class _Checkpoint:
     optimizer: torch.optim.Optimizer
 
     def save(self, history: Sequence[Mapping[str, float]]) -> None:
-        """Write the new one beside the old, then change their places: one of them is always whole."""
-        beside = self.folder.with_name(f"{self.folder.name}.new")
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir(parents=True)
+        """Put a new one in the place of the old: one of them is always whole."""
         tensors = {f"weight.{name}": weight.detach().contiguous() for name, weight in self.weights.items()}
         for name, weight in self.weights.items():
             for moment in ("exp_avg", "exp_avg_sq"):
                 tensors[f"{moment}.{name}"] = self.optimizer.state[weight][moment].contiguous()
-        save_file(tensors, beside / "state.safetensors")
-        text = json.dumps({"identity": self.identity, "history": list(history)})
-        (beside / "state.json").write_text(text, encoding="utf-8")
-        shutil.rmtree(self.folder, ignore_errors=True)
-        beside.rename(self.folder)
+        with whole_folder(self.folder) as beside:
+            save_file(tensors, beside / "state.safetensors")
+            write_json(beside / "state.json", {"identity": self.identity, "history": list(history)})
 
     def restore(self) -> list[Mapping[str, float]]:
         """Put back what was saved and return its history; empty where there is nothing."""
-        beside = self.folder.with_name(f"{self.folder.name}.new")
-        # A kill between the two last lines of `save` leaves the new one only.
-        folder = self.folder if self.folder.is_dir() or not (beside / "state.json").is_file() else beside
+        folder = settled(self.folder)
         if not (folder / "state.json").is_file():
             return []
         try:

@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -15,29 +14,14 @@ from fairhead.errors import InputError
 from fairhead.records import Records
 from fairhead.records.files import NO_PYARROW, file_format
 from fairhead.records.source import CHUNK, PACKED
+from fairhead.store import whole_file
 
 
 def write(records: Records, path: str | os.PathLike[str]) -> None:
     """Write records in the format of the suffix; the file appears whole or not at all."""
     file, kind = Path(path), file_format(str(path))
-    part = file.with_name(f".{file.name}.part")
-    with output_errors(file):
-        try:
-            _WRITERS[kind](records, part, file.suffix.lower())
-            os.replace(part, file)
-        finally:
-            part.unlink(missing_ok=True)
-
-
-@contextmanager
-def output_errors(file: Path) -> Iterator[None]:
-    """Turn a failure to write into one line about the file."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise InputError(f"{file} cannot be written: there is no folder {file.parent}") from None
-    except OSError as error:
-        raise InputError(f"{file} cannot be written: {error.strerror or error}") from None
+    with whole_file(file) as part:
+        _WRITERS[kind](records, part, file.suffix.lower())
 
 
 def _frames(records: Records) -> Iterator[pd.DataFrame]:

@@ -21,6 +21,7 @@ from fairhead.report.comparison_view import comparison_view
 from fairhead.report.contract import checked
 from fairhead.report.heads_view import ablation_view, headmap_view
 from fairhead.report.located_view import curve_view, top_heads_view
+from fairhead.store import made_folder, write_text
 
 # Kind of section -> what makes its figures ready for the template of the same name.
 _VIEWS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
@@ -125,19 +126,6 @@ def write(report: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
         raise InputError(f"the report would be written to {str(path)!r}; give a path that ends in .html")
     twin = json.dumps(checked(report), ensure_ascii=False, allow_nan=False, indent=1)
     page = render(report)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for target, text in ((path.with_suffix(".json"), twin + "\n"), (path, page)):
-            _replace(target, text)
-    except OSError as error:
-        raise InputError(f"cannot write the report to {str(path)!r}: {error.strerror or error}") from error
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write beside `path`, then rename: a reader never sees half a file."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        beside.write_text(text, encoding="utf-8", newline="\n")
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    made_folder(path.parent)
+    write_text(path.with_suffix(".json"), twin + "\n")
+    write_text(path, page)

@@ -4,19 +4,18 @@ An entry is a folder `<key>/` with `data.bin` (the array, row after row) and `ma
 beside it and renamed when complete, so that a process killed in the middle leaves nothing that looks finished.
 """
 
-import contextlib
 import hashlib
 import json
+import math
 import os
-import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.errors import InputError
+from fairhead.store import locked, made_folder, settled, whole_folder, write_json
 
 _SCHEMA = "fairhead.cache/1"
 
@@ -90,19 +89,12 @@ def cached_array(
         >>> first == again == [1, 2, 3]
         True
     """
-    folder = Path(folder)
     manifest = {"schema": _SCHEMA, "shape": list(shape), "dtype": dtype}
-    entry = folder / key
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with _alone(folder / f"{key}.lock"):
-            if not _is_whole(entry, manifest):
-                _make(entry, manifest, dict(about or {}), fill)
-    except OSError as error:
-        reason = error.strerror or error
-        raise InputError(
-            f"cannot write the cache {str(folder)!r}: {reason}; name another in $FAIRHEAD_CACHE"
-        ) from error
+    entry = Path(folder, key)
+    made_folder(folder, "name another in $FAIRHEAD_CACHE")
+    with locked(folder, wait=True, name=f"{key}.lock"):
+        if not _is_whole(settled(entry), manifest):
+            _make(entry, manifest, dict(about or {}), fill)
     # "c": copy on write. Torch wants arrays that it may write to, and nobody should change the cache.
     return np.memmap(entry / "data.bin", dtype=dtype, mode="c", shape=shape)
 
@@ -118,27 +110,14 @@ def _is_whole(entry: Path, manifest: Mapping[str, Any]) -> bool:
 
 
 def _make(entry: Path, manifest: Mapping[str, Any], about: Mapping[str, Any], fill: Fill) -> None:
-    unfinished = entry.with_name(f"{entry.name}.part")
-    for leftover in (unfinished, entry):  # of a process that was killed: the lock is ours, so nobody uses them
-        shutil.rmtree(leftover, ignore_errors=True)
-    unfinished.mkdir()
-    array = np.memmap(unfinished / "data.bin", manifest["dtype"], "w+", shape=tuple(manifest["shape"]))
-    fill(array)
-    array.flush()
-    del array
-    text = json.dumps({**manifest, "about": about}, indent=1, default=str)
-    (unfinished / "manifest.json").write_text(text + "\n", encoding="utf-8")
-    unfinished.rename(entry)
-
-
-@contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Hold a lock that the system releases when its process ends, however it ends."""
-    try:
-        import fcntl
-    except ModuleNotFoundError:  # Windows: two processes may do the same work, and the later rename fails loudly
-        yield
-        return
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    with whole_folder(entry) as unfinished:
+        shape, dtype = tuple(manifest["shape"]), np.dtype(manifest["dtype"])
+        with (unfinished / "data.bin").open("wb") as file:
+            # A full disk is an error here, and would kill the process when the array is filled.
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, max(1, math.prod(shape) * dtype.itemsize))
+        array = np.memmap(unfinished / "data.bin", dtype, "r+", shape=shape)
+        fill(array)
+        array.flush()
+        del array
+        write_json(unfinished / "manifest.json", {**manifest, "about": about})

@@ -1,23 +1,20 @@
-"""Results on disk: one line a cell in results.jsonl, its records in records.zip. Imports no torch.
+"""The results of a grid on disk: one line a cell in results.jsonl, its records in a file of its own. Imports no torch.
 
-Two files whatever the size of the grid (and an empty one, by which writers keep apart). A line is added when its
-records are safe, so that whatever kills the run, all that is listed is there; the cells in flight are run again.
+A line is added when its records are safe, so that whatever kills the run, all that is listed is there; the cells in
+flight are run again. Folders of earlier versions have all records in one records.zip, which is still read.
 """
 
 import json
-import os
-import shutil
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fairhead.errors import InputError
 from fairhead.records import Records
+from fairhead.store import append_lines, locked, made_folder, whole_file, whole_lines
 
 
 class Store:
@@ -34,12 +31,9 @@ class Store:
     """
 
     def __init__(self, folder: Path | str) -> None:
-        self.folder = Path(folder)
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise _unwritable(self.folder, error) from error
+        self.folder = made_folder(folder)
         self._rows = self.folder / "results.jsonl"
+        self._records = self.folder / "records"
         self._archive = self.folder / "records.zip"
 
     @contextmanager
@@ -47,51 +41,25 @@ class Store:
         """Keep other runs from writing here at the same time: each would lose what the other adds.
 
         Raises:
-            InputError: another run does so now (the system lets go when that ends, however it ends), or the folder
-                cannot be written.
+            InputError: another run does so now, or the folder cannot be written.
         """
-        try:
-            import fcntl
-        except ModuleNotFoundError:  # Windows: nobody keeps watch
-            yield
-            return
-        # A file, not the folder: network file systems lock what is open for writing. It stays: removing it would let
-        # two others lock files of the same name.
-        try:
-            file = (self.folder / ".lock").open("ab")
-        except OSError as error:
-            raise _unwritable(self.folder, error) from error
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise InputError(
-                    f"another run is writing to {str(self.folder)!r}: wait for it, or give another folder and put both "
-                    "together with --take-in"
-                ) from None
-            except OSError:  # a file system without locks
-                pass
+        with locked(self.folder, hint="and put both together with --take-in"):
             yield
 
     def add(self, row: Mapping[str, Any], records: Records | None = None) -> None:
         """Keep the result of one cell; records first, then the line that vouches for them."""
         if records is not None:
-            self._add_member(_member(row), records.to_frame().to_csv(index=False, lineterminator="\n"))
-        line = json.dumps(row, ensure_ascii=False, allow_nan=False, default=str) + "\n"
-        with self._rows.open("a+b") as file:
-            # A line that a kill cut short must not swallow this one.
-            if file.tell() and not self._ends_well():
-                file.write(b"\n")
-            file.write(line.encode())
-            file.flush()
-            os.fsync(file.fileno())
+            made_folder(self._records)
+            with whole_file(self._file(row)) as part:
+                records.to_frame().to_csv(part, index=False, lineterminator="\n", compression="gzip")
+        append_lines(self._rows, [row])
 
     def rows(self) -> list[dict[str, Any]]:
         """The latest row of every cell and settings whose records are there, failed ones too, in the file's order."""
-        members = self._members()
+        archived = self._archived()
         latest: dict[tuple[str, str], dict[str, Any]] = {}
         for row in self._lines():
-            if row.get("status") == "failed" or _member(row) in members:
+            if row.get("status") == "failed" or self._file(row).exists() or _member(row) in archived:
                 latest[row["cell"], row["fingerprint"]] = row
         return list(latest.values())
 
@@ -99,10 +67,13 @@ class Store:
         """The records of a row."""
         import pandas as pd
 
-        with zipfile.ZipFile(self._archive) as archive:
-            text = archive.read(_member(row))
         # All of it as text: a class called "NA" or "1" stays what it is.
-        frame = pd.read_csv(BytesIO(text), dtype=str, keep_default_na=False)
+        as_text: Any = {"dtype": str, "keep_default_na": False}
+        if self._file(row).exists():
+            frame = pd.read_csv(self._file(row), **as_text)
+        else:
+            with zipfile.ZipFile(self._archive) as archive, archive.open(_member(row)) as file:
+                frame = pd.read_csv(file, **as_text)
         scores = [name for name in frame.columns if name == "score" or name.startswith("score:")]
         fixed = ("id", "label", "prediction", "cluster", "weight")
         table = frame[scores].to_numpy(dtype=np.float64) if scores else None
@@ -125,46 +96,24 @@ class Store:
                 self.add(row, other.records(row) if row["status"] == "done" else None)
         return len(new)
 
-    def _add_member(self, name: str, text: str) -> None:
-        """Add to a copy of the archive, then rename it: a kill leaves the old archive or the new one."""
-        beside = self._archive.with_suffix(".part")
-        beside.unlink(missing_ok=True)
-        members = self._members()
-        if members and name not in members:
-            shutil.copyfile(self._archive, beside)
-        with zipfile.ZipFile(beside, "a", zipfile.ZIP_DEFLATED) as archive:
-            if name in members:  # of a run whose line is gone: this one's line must not vouch for them
-                with zipfile.ZipFile(self._archive) as before:
-                    for other in sorted(members - {name}):
-                        archive.writestr(other, before.read(other))
-            archive.writestr(name, text)
-        os.replace(beside, self._archive)
+    def _file(self, row: Mapping[str, Any]) -> Path:
+        # ~ can be in no name of a grid, so that two cells never have one file.
+        return self._records / f"{_member(row).replace('/', '~')}.gz"
 
-    def _members(self) -> frozenset[str]:
+    def _archived(self) -> frozenset[str]:
         if not self._archive.exists():
             return frozenset()
         with zipfile.ZipFile(self._archive) as archive:
             return frozenset(archive.namelist())
 
-    def _ends_well(self) -> bool:
-        with self._rows.open("rb") as file:
-            file.seek(-1, os.SEEK_END)
-            return file.read(1) == b"\n"
-
     def _lines(self) -> Iterable[dict[str, Any]]:
-        if not self._rows.exists():
-            return
-        for line in self._rows.read_bytes().splitlines():
+        for line in whole_lines(self._rows):
             try:
                 row = json.loads(line)
             except ValueError:  # cut short by a kill
                 continue
             if isinstance(row, dict) and "cell" in row:
                 yield row
-
-
-def _unwritable(folder: Path, error: OSError) -> InputError:
-    return InputError(f"cannot write to {str(folder)!r}: {error.strerror}; give another folder")
 
 
 def has_result(row: Mapping[str, Any]) -> bool:
@@ -178,5 +127,5 @@ def has_result(row: Mapping[str, Any]) -> bool:
 
 
 def _member(row: Mapping[str, Any]) -> str:
-    """Where a row's records are: the name of its cell, and the fingerprint of its settings."""
+    """The name of a row's records: that of its cell, and the fingerprint of its settings."""
     return f"{row['cell']}.{row['fingerprint']}.csv"

@@ -1,0 +1,300 @@
+"""Writing that survives a kill: a lock on a folder, files and folders that appear whole or not at all, and journals.
+
+A full disk and a folder that cannot be written are one `InputError` and leave nothing half-written. Imports no torch.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from fairhead.errors import InputError
+
+LOCK = ".lock"
+PathLike = str | os.PathLike[str]
+
+
+@contextmanager
+def writing(path: PathLike, hint: str = "") -> Iterator[None]:
+    """Turn a failure to write into one line about the path; `hint` says what else could be done.
+
+    Example:
+        >>> with writing("table.csv"):
+        ...     raise OSError(28, "No space left on device")
+        Traceback (most recent call last):
+            ...
+        fairhead.errors.InputError: table.csv cannot be written: No space left on device
+    """
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        if isinstance(error, FileNotFoundError) and not Path(path).absolute().parent.exists():
+            reason = f"there is no folder {Path(path).parent}"
+        raise InputError(f"{path} cannot be written: {reason}{f'; {hint}' if hint else ''}") from error
+
+
+def made_folder(path: PathLike, hint: str = "give another folder") -> Path:
+    """A folder to write to, made where it is not there, and tried: better before hours of work than after them."""
+    folder = Path(path)
+    with writing(folder, hint):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    return folder
+
+
+@contextmanager
+def locked(folder: PathLike, *, hint: str = "", wait: bool = False, name: str = LOCK) -> Iterator[Path]:
+    """Keep other runs from writing to a folder, which is made where it is not there.
+
+    The system lets go when the process ends, however it ends. The same thread may lock a folder again.
+
+    Args:
+        folder: what to write to.
+        hint: what else could be done while another run is at it.
+        wait: for the other run to end, instead of an error.
+        name: of the file that is locked. It stays: removing it would let two others lock files of the same name.
+
+    Raises:
+        InputError: another run is writing there now, or the folder cannot be written.
+
+    Example:
+        >>> with locked(tempfile.mkdtemp()) as folder:
+        ...     write_json(folder / "run.json", {"seed": 0})
+    """
+    from filelock import FileLock, Timeout
+
+    folder = made_folder(folder)
+    lock = FileLock(folder / name, is_singleton=True)
+    with writing(folder, "give another folder"):
+        try:
+            lock.acquire(timeout=-1 if wait else 0)
+        except Timeout:
+            told = f"another run is writing to {str(folder)!r}: wait for it, or give another folder"
+            raise InputError(f"{told} {hint}".rstrip()) from None
+    try:
+        yield folder
+    finally:
+        lock.release()
+
+
+@contextmanager
+def whole_file(path: PathLike) -> Iterator[Path]:
+    """A path to write to; when that is done it becomes the file `path`, which is whole or what it was before.
+
+    Example:
+        >>> path = Path(tempfile.mkdtemp(), "a.txt")
+        >>> with whole_file(path) as part:
+        ...     _ = part.write_text("all of it")
+        >>> path.read_text()
+        'all of it'
+    """
+    path = Path(path)
+    part = path.with_name(f".{os.getpid()}.part.{path.name}")  # the suffixes stay: writers go by them
+    with writing(path):
+        try:
+            yield part
+            _sync(part)
+            os.replace(part, path)
+        finally:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+
+
+def write_text(path: PathLike, text: str) -> None:
+    """Write a text file, whole or not at all."""
+    with whole_file(path) as part:
+        part.write_text(text, encoding="utf-8", newline="\n")
+
+
+def write_json(path: PathLike, content: Any) -> None:
+    """Write JSON, whole or not at all; what JSON has no form for becomes text, and NaN is refused."""
+    write_text(path, json_text(content) + "\n")
+
+
+def json_text(content: Any, encoding: str = "utf-8") -> str:
+    """JSON as it is written; what the encoding lacks, such as half a surrogate pair, is escaped."""
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False, indent=1, default=str)
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return json.dumps(content, allow_nan=False, indent=1, default=str)
+    return text
+
+
+@contextmanager
+def whole_folder(path: PathLike) -> Iterator[Path]:
+    """An empty folder to fill; when that is done it takes the place of the folder `path`, whatever was there.
+
+    Whoever reads `path` calls `settled` first: a kill while places change leaves the old one under another name.
+    """
+    path = Path(path)
+    part, old = path.with_name(f"{path.name}.part"), path.with_name(f"{path.name}.old")
+    with writing(path):
+        shutil.rmtree(part, ignore_errors=True)
+        try:
+            part.mkdir(parents=True)
+            yield part
+            for file in part.rglob("*"):
+                _sync(file)
+            if settled(path).exists():
+                path.rename(old)
+            part.rename(path)
+            shutil.rmtree(old, ignore_errors=True)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+
+
+def settled(path: PathLike) -> Path:
+    """The folder that `whole_folder` wrote, put back under its name where a kill came while it was replaced."""
+    path = Path(path)
+    old = path.with_name(f"{path.name}.old")
+    if old.is_dir():
+        if path.exists():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            old.rename(path)
+    return path
+
+
+@contextmanager
+def filling(folder: PathLike, last: str = "config.json") -> Iterator[Path]:
+    """A folder to write files to, which are then moved into `folder`, to what else is there.
+
+    `last` is moved after all others: without its configuration a folder is no model, so that half of one never looks
+    whole.
+    """
+    folder = made_folder(folder)
+    beside = folder / ".saving"
+    with writing(folder):
+        shutil.rmtree(beside, ignore_errors=True)
+        try:
+            beside.mkdir()
+            yield beside
+            for file in sorted(beside.iterdir(), key=lambda file: file.name == last):
+                _sync(file)
+                file.replace(folder / file.name)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+
+
+def _sync(file: Path) -> None:
+    """Have the system put a file on disk: a rename must not come before what it renames."""
+    if file.is_file():
+        with file.open("rb") as handle:
+            os.fsync(handle.fileno())
+
+
+def append_lines(path: PathLike, rows: Iterable[Mapping[str, Any]], allow_nan: bool = False) -> None:
+    r"""Add JSON lines to a file; they are on disk when this returns. A last line that a kill cut short is dropped.
+
+    Raises:
+        InputError: the file cannot be written; it then has the lines that it had.
+
+    Example:
+        >>> path = Path(tempfile.mkdtemp(), "rows.jsonl")
+        >>> _ = path.write_text('{"a": 1}\n{"a"')
+        >>> append_lines(path, [{"a": 2}])
+        >>> whole_lines(path)
+        ['{"a": 1}', '{"a": 2}']
+    """
+    lines = [json.dumps(row, ensure_ascii=False, allow_nan=allow_nan, default=str) for row in rows]
+    content = "".join(f"{line}\n" for line in lines).encode(errors="surrogatepass")
+    with writing(path), open(path, "a+b", buffering=0) as file:
+        end = _end_of_lines(file)
+        file.truncate(end)
+        try:
+            while content:
+                content = content[file.write(content) :]
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(end)
+            raise
+
+
+def _end_of_lines(file: Any) -> int:
+    """Where the last whole line ends."""
+    end: int = file.seek(0, os.SEEK_END)
+    while end:
+        start = max(0, end - (1 << 16))
+        file.seek(start)
+        found = int(file.read(end - start).rfind(b"\n"))
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0
+
+
+def whole_lines(path: PathLike) -> list[str]:
+    """The lines of a file to which `append_lines` adds, without one that was cut short; none where there is no file."""
+    try:
+        content = Path(path).read_bytes()
+    except FileNotFoundError:
+        return []
+    return content[: content.rfind(b"\n") + 1].decode(errors="surrogatepass").split("\n")[:-1]
+
+
+@dataclass
+class LineJournal(ABC):
+    """A file to which a run adds what it has made, a line each, and from which it goes on after it was killed.
+
+    The first line has the settings that a result depends on besides its texts: a file of other settings is refused. A
+    kind of result is a subclass that names its `schema`, says `what` the lines hold and takes them up (`take`). One run
+    at a time has it open.
+    """
+
+    schema: ClassVar[str]
+    what: ClassVar[str]
+
+    path: Path
+    settings: Mapping[str, Any]
+
+    @abstractmethod
+    def take(self, row: Mapping[str, Any]) -> None:
+        """Take up a line of the file."""
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.enter_context(locked(self.path.parent, name=f".{self.path.name}{LOCK}"))
+            with writing(self.path):
+                lines = whole_lines(self.path)
+            for number, line in enumerate(lines, start=1):
+                self._take(number, line)
+            self.write([] if lines else [{"schema": self.schema, "settings": dict(self.settings)}])
+            self._lock = stack.pop_all()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._lock.close()
+
+    def write(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Add lines; they are on disk when this returns."""
+        append_lines(self.path, lines, allow_nan=True)
+
+    def _take(self, number: int, line: str) -> None:
+        try:
+            row = json.loads(line)
+            if number > 1:
+                return self.take(row)
+            if row.get("schema") != self.schema:
+                raise InputError(f"{self.path}: is not a file of {self.what} ({self.schema}); choose another name")
+            there, ours = row["settings"], json.loads(json.dumps(dict(self.settings)))
+            for key in sorted({*there, *ours}):
+                if there.get(key) != ours.get(key):
+                    raise InputError(
+                        f"{self.path}: its {self.what} were made with {key} {there.get(key)!r}, not {ours.get(key)!r}; "
+                        "remove the file or choose another name"
+                    )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"{self.path}, line {number}: is not a line of {self.what}; remove the file") from None
