@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from fairhead.errors import UnsupportedModel as UnsupportedModel
     from fairhead.heads import tap as tap
     from fairhead.mitigate import DAM as DAM
-    from fairhead.mitigate import attach as attach
-    from fairhead.mitigate import load as load
+    from fairhead.models import attach as attach
+    from fairhead.models import load as load
     from fairhead.records import Records as Records
 
 # Public name -> the module that defines it.
@@ -31,10 +31,10 @@ _PUBLIC = {
     "FairheadError": "fairhead.errors",
     "Records": "fairhead.records",
     "UnsupportedModel": "fairhead.errors",
-    "attach": "fairhead.mitigate",
+    "attach": "fairhead.models",
     "audit": "fairhead.audit",
     "compare": "fairhead.audit",
-    "load": "fairhead.mitigate",
+    "load": "fairhead.models",
     "tap": "fairhead.heads",
 }
 

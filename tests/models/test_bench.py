@@ -15,7 +15,6 @@ import torch
 from made_faces import GRID, make_faces
 
 from fairhead.audit import audit, compare
-from fairhead.bench.backbones import Recipe
 from fairhead.bench.cell import run_cell
 from fairhead.bench.grid_file import read_grid
 from fairhead.bench.render import html, markdown
@@ -24,8 +23,9 @@ from fairhead.bench.runner import Workplace, run_grid
 from fairhead.bench.table import table_of
 from fairhead.bench.tasks import read_task
 from fairhead.cli import main
-from fairhead.devices import device_named
 from fairhead.errors import InputError, UnsupportedModel
+from fairhead.models.fresh import Recipe
+from fairhead.models.load import device_named
 
 
 @pytest.fixture(scope="module")

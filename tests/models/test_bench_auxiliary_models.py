@@ -19,7 +19,6 @@ from transformers import (
 )
 
 from fairhead.bench.auxiliary_models import auxiliary_models_of, check_auxiliary_models, pooled
-from fairhead.bench.backbones import Recipe
 from fairhead.bench.cell import run_cell
 from fairhead.bench.grid import Backbone, Cell, Data, Method
 from fairhead.bench.grid_file import read_grid
@@ -29,6 +28,7 @@ from fairhead.errors import InputError, UnsupportedModel
 from fairhead.mitigate import load, method, run, save
 from fairhead.mitigate.training_job import AuxiliaryModel
 from fairhead.mitigate.two_networks import Pair
+from fairhead.models.fresh import Recipe
 from fairhead.train.meters import Meter
 
 TINY = {"width": 16, "mlp": 16, "image_size": 8, "patch_size": 4}

@@ -15,7 +15,6 @@ from transformers import AutoImageProcessor
 from typer.testing import CliRunner
 
 from fairhead import load
-from fairhead.bench.backbones import Recipe, normalising
 from fairhead.bench.cell import run_cell
 from fairhead.bench.grid import Backbone, Cell, Data, Method
 from fairhead.bench.one_run import save_model
@@ -23,6 +22,8 @@ from fairhead.cli import app
 from fairhead.cli.mitigate import EPILOG
 from fairhead.mitigate import METHODS
 from fairhead.mitigate.references import METHODS_WITH_ATTRIBUTES
+from fairhead.models.fresh import Recipe
+from fairhead.models.inputs import normalising
 from fairhead.records import Records
 from fairhead.train import predict
 

@@ -12,8 +12,8 @@ from transformers import BertConfig, BertForSequenceClassification, ViTConfig, V
 
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.mitigate import DAM, EncoderLayer, attach, load, save
-from fairhead.mitigate.attach import method_of
 from fairhead.mitigate.dam import most_attended, supervised_contrastive
+from fairhead.models import method_of
 
 WIDTH, HEADS, TOKENS = 16, 4, 5
 
@@ -214,27 +214,40 @@ def test_a_folder_that_lacks_a_part_of_the_method_is_told(tmp_path):
     from safetensors.torch import load_file, save_file
 
     model = attach(tiny_vit(), DAM())
-    model.save_pretrained(tmp_path / "noteless")
-    file = tmp_path / "noteless" / "model.safetensors"
-    kept = {key: tensor for key, tensor in load_file(file).items() if not key.startswith("fairhead")}
-    save_file(kept, file, metadata={"format": "pt"})
+    save(model, tmp_path)
+    file = tmp_path / "model.safetensors"
+    whole = load_file(file)
+
+    def write(change):
+        save_file(
+            {key: value for key, value in change(dict(whole)).items() if value is not None}, file, {"format": "pt"}
+        )
+
+    def note(text):
+        write(lambda kept: {**kept, "fairhead._extra_state": torch.tensor(list(text.encode()), dtype=torch.uint8)})
+
+    write(lambda kept: {**kept, "fairhead._extra_state": None})
     with pytest.raises(InputError, match=r"has weights of a method \('dam.* and not its settings"):
-        load(tmp_path / "noteless")
-    save(model, tmp_path / "saved")
-    (tmp_path / "saved" / "fairhead.json").write_text("{")
+        load(tmp_path)
+    note("{")
     with pytest.raises(InputError, match="does not name a method and its settings"):
-        load(tmp_path / "saved")
-    (tmp_path / "saved" / "fairhead.json").write_text('{"method": "dam", "settings": {"valeus": 2}}')
+        load(tmp_path)
+    note('{"method": "dma", "settings": {}}')
+    with pytest.raises(InputError, match=r"names the method 'dma'; known: dam, .* Did you mean 'dam'"):
+        load(tmp_path)
+    note('{"method": "dam", "settings": {"valeus": 2}}')
     with pytest.raises(InputError, match="a setting 'valeus' that 'dam' has not"):
-        load(tmp_path / "saved")
-    (tmp_path / "saved" / "fairhead.safetensors").unlink()
-    with pytest.raises(InputError, match=r"fairhead\.safetensors is not: copy the folder again"):
-        load(tmp_path / "saved")
-    save(attach(tiny_vit(), EncoderLayer()), tmp_path / "renamed")  # as an earlier version named them
-    file = tmp_path / "renamed" / "fairhead.safetensors"
-    save_file({key.replace("queries", "q_proj"): tensor for key, tensor in load_file(file).items()}, file)
-    with pytest.raises(InputError, match=r"attention\.q.*another version of fairhead wrote them"):
-        load(tmp_path / "renamed")
+        load(tmp_path)
+    write(lambda kept: {**kept, "dam.q.mean": None})
+    with pytest.raises(InputError, match=r"'dam.q.mean' is in one only. Another version of fairhead wrote them"):
+        load(tmp_path)
+    write(lambda kept: {key: value for key, value in kept.items() if not key.startswith(("dam", "fairhead"))})
+    assert method_of(load(tmp_path)) is None
+    (tmp_path / "fairhead.json").write_text("{}")  # where earlier versions kept methods
+    with pytest.raises(InputError, match="does not say whether it belongs to these: delete it"):
+        load(tmp_path)
+    save(model, tmp_path)
+    assert method_of(load(tmp_path)) == DAM()
 
 
 @pytest.mark.parametrize("named", ["null", '["NoSuchModel"]'])
@@ -317,12 +330,7 @@ def test_a_saved_model_comes_back_with_the_same_outputs(tmp_path):
     save(model.eval(), tmp_path)
     again = load(tmp_path)
     torch.testing.assert_close(again(images()).logits, model(images()).logits, rtol=0, atol=0)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "config.json",
-        "fairhead.json",
-        "fairhead.safetensors",
-        "model.safetensors",
-    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
     # Without fairhead the folder is still the ordinary model it grew from.
     plain = ViTForImageClassification.from_pretrained(tmp_path)
     torch.testing.assert_close(plain.classifier.weight, model.classifier.weight, rtol=0, atol=0)
@@ -340,6 +348,14 @@ def test_a_folder_that_had_another_model_gives_back_the_later_one(tmp_path):
     torch.testing.assert_close(load(tmp_path)(images()).logits, earlier(images()).logits, rtol=0, atol=0)
     save(tiny_vit(), tmp_path)
     assert method_of(load(tmp_path)) is None
+    save(later, tmp_path)
+    tiny_vit().save_pretrained(tmp_path)  # a plain model, by its own means
+    assert method_of(load(tmp_path)) is None
+    torch.testing.assert_close(load(tmp_path)(images()).logits, tiny_vit()(images()).logits, rtol=0, atol=0)
+    later.save_pretrained(tmp_path, max_shard_size="2KB")
+    save(tiny_vit(), tmp_path)  # no shard of the other model is left
+    assert method_of(load(tmp_path)) is None
+    assert not list(tmp_path.glob("model-*"))
 
 
 def test_what_is_switched_off_leaves_no_trace():

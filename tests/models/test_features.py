@@ -12,10 +12,10 @@ import pytest
 import torch
 import transformers
 
-from fairhead.bench.backbones import Pictures, normalising
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads import find_sites
 from fairhead.mitigate import DAM, attach
+from fairhead.models.inputs import Pictures, normalising
 from fairhead.train import Examples, TrainingPlan, fit, predict
 from fairhead.train.cache import cached_array, key_of
 from fairhead.train.features import frozen_features, last_encoder, put_back

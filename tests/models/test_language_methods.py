@@ -28,6 +28,7 @@ from fairhead.mitigate.self_debias import SelfDebias
 from fairhead.mitigate.sentence_debias import directions, project_out
 from fairhead.mitigate.triplets import TokenTriplet, stack_triplets
 from fairhead.mitigate.tuning import TuningPlan, tune
+from fairhead.models import attach, load, method_of, open_model, save
 
 TEXTS = ("the old nurse said that she was kind .", "he went home so she was late .", "she was careful with money .")
 PLAN = TuningPlan(epochs=25, batch_size=6, learning_rate=3e-3)
@@ -325,18 +326,19 @@ def test_every_method_writes_a_model_that_can_be_scored(method, folder, stereose
         main(arguments)  # what is complete is kept
 
 
-def test_a_folder_of_self_debiasing_is_read_with_its_settings_only_where_it_can_be(folder, tmp_path):
-    for file in folder.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    (tmp_path / "fairhead-self-debias.json").write_text('{"schema": "other"}')
-    with pytest.raises(InputError, match="has the schema 'other'"):
-        load_scorer(tmp_path, device="cpu")
-    (tmp_path / "fairhead-self-debias.json").write_text(
-        json.dumps({"schema": "fairhead.self_debias/1", "settings": {"bias_types": ["rude"], "sentence": "{} so"}})
-    )
-    assert type(load_scorer(tmp_path, device="cpu").model).__name__ == "SelfDebiased"
+def test_a_folder_of_self_debiasing_is_read_with_its_settings(folder, tmp_path):
+    loaded = open_model(folder, "causal")
+    wanted = attach(loaded.model, SelfDebias(("rude",), sentence="{} so"), loaded.tokenizer)
+    save(wanted, tmp_path, loaded.tokenizer.save_pretrained)
+    again = load_scorer(tmp_path, device="cpu").model
+    assert method_of(again) == method_of(load(tmp_path)) == SelfDebias(("rude",), sentence="{} so")
+    ids = torch.tensor([[0, 1, 2, 3]])
+    torch.testing.assert_close(again(ids).logits, wanted(ids).logits, rtol=0, atol=0)
+    torch.testing.assert_close(load(tmp_path)(ids).logits, wanted(ids).logits, rtol=0, atol=0)
     with pytest.raises(InputError, match="--start always is needed"):
         load_scorer(tmp_path, device="cpu", start="empty_prefix")
+    wanted.base.save_pretrained(tmp_path)  # the plain model again, by its own means
+    assert method_of(load(tmp_path)) is None
 
 
 @pytest.mark.parametrize("family", ["gpt-2", "gemma-2"])

@@ -154,7 +154,7 @@ def test_age_leaves_out_those_between_its_poles(clip, faces, capsys) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["locate", "--model", "nowhere"], "nowhere is not the folder of a model"),
+        (["locate", "--model", "nowhere"], "nowhere: a folder with a model (config.json) is expected"),
         (["locate", "--concept", "gendre"], "Did you mean 'gender'?"),
         (["locate", "--task", "shoe"], "there is no target 'shoe'"),
         (["locate", "--data", "fairface"], "named as name:path"),
@@ -308,9 +308,7 @@ def test_models_whose_terms_cannot_be_followed_are_named(build, message, faces, 
 def test_weights_that_are_cut_off(clip, faces, capsys, tmp_path) -> None:
     shutil.copytree(clip, tmp_path / "m")
     (tmp_path / "m/model.safetensors").write_bytes(b"cut")
-    assert "cannot be loaded as an image model" in refused(
-        capsys, ["locate", "--model", str(tmp_path / "m"), *common(faces)]
-    )
+    assert "the weights cannot be loaded" in refused(capsys, ["locate", "--model", str(tmp_path / "m"), *common(faces)])
 
 
 def test_a_model_that_pools_all_tokens_has_no_first_one(faces, capsys, tmp_path) -> None:

@@ -3,14 +3,15 @@
 import torch
 
 from fairhead.data.crows_pairs import read_crows_pairs
+from fairhead.language import load_scorer
 from fairhead.language.attention_pairs import read_gaps
 from fairhead.language.benchmarks.attention_gap import EQUAL, evaluate, sentence_pairs
-from fairhead.language.load import load_model, load_scorer
 from fairhead.language.resampling import Resampling
 from fairhead.mitigate.klaad import KLAAD
 from fairhead.mitigate.language_trainer import LanguageTrainer
 from fairhead.mitigate.triplets import TripletData, targets
 from fairhead.mitigate.tuning import TuningPlan
+from fairhead.models import open_model
 
 
 def early(items, n):
@@ -20,7 +21,8 @@ def early(items, n):
 
 
 def test_a_few_steps_lower_the_divergence_of_attention_on_terms_held_out_too(real_data, real_model):
-    model, tokenizer = load_model(real_model("smollm2-135m"), device="cpu", dtype="float32")
+    loaded = open_model(real_model("smollm2-135m"), "causal", device="cpu", dtype="float32")
+    model, tokenizer = loaded.model, loaded.tokenizer
     split = TripletData(f"stereoset:{real_data('stereoset')}").read()
     chosen = split._replace(train=early(split.train, 32), held_out=early(split.held_out, 12))
     assert not set(targets(chosen.train)) & set(targets(chosen.held_out))

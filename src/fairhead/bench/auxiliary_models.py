@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairhead.bench.backbones import Recipe
 from fairhead.bench.grid import Cell
 from fairhead.bench.grid_file import expanded
 from fairhead.bench.tasks import Progress, Task, read_task
 from fairhead.mitigate.training_job import AuxiliaryModel
+from fairhead.models.fresh import Recipe
+from fairhead.models.places import Place
 from fairhead.train import Examples
 
 # Options of methods that name a model.
@@ -71,9 +72,9 @@ def _named(cell: Cell) -> list[str]:
     return [value for option, value in options if option in NAMING and isinstance(value, str)]
 
 
-def _inputs_of(recipe: Recipe, kind: str) -> int | Path | None:
+def _inputs_of(recipe: Recipe, kind: str) -> int | Place | None:
     """What decides how rows are made ready for a model: the size of its pictures, or the folder of its tokenizer."""
-    return recipe.pictures().size if kind == "image" else recipe.folder
+    return recipe.pictures().size if kind == "image" else recipe.place
 
 
 def _recipe(cell: Cell, name: str, classes: tuple[str, ...]) -> Recipe:

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from fairhead import __version__
 from fairhead.audit import audit
 from fairhead.bench.auxiliary_models import auxiliary_models_of
-from fairhead.bench.backbones import Recipe
 from fairhead.bench.fingerprint import effective, failed_row, method_of, row_of
 from fairhead.bench.grid import METRICS, SELECTIONS, Cell
 from fairhead.bench.tasks import Task, read_task
 from fairhead.mitigate import Trained, run
 from fairhead.mitigate.training_job import AuxiliaryModel
+from fairhead.models.fresh import Recipe
 from fairhead.records import Records
 from fairhead.train import Epoch, Examples, TrainingDiverged, TrainingPlan, predict
 from fairhead.train.features import frozen_features, last_encoder

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import Field, fields
 from typing import Any
 
-from fairhead.bench.backbones import Recipe
 from fairhead.bench.grid import PLAN_FIELDS, Cell
 from fairhead.data import parse_spec
 from fairhead.errors import InputError
 from fairhead.mitigate import method
+from fairhead.models.fresh import Recipe
 from fairhead.train import TrainingPlan
 
 ROW_SCHEMA = "fairhead.bench/1"

@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from fairhead.audit import Audit, Comparison, audit, compare
-from fairhead.bench.backbones import Recipe
 from fairhead.bench.cell import Tell, run_cell
 from fairhead.bench.grid import TRAIN_WITH_GROUPS, Cell, Method
 from fairhead.bench.runner import check
-from fairhead.bench.tasks import tokenizer_of
-from fairhead.mitigate import attach, save
-from fairhead.mitigate.attach import method_of
+from fairhead.models import attach, method_of, save
+from fairhead.models.fresh import Recipe
+from fairhead.models.inputs import tokenizer_of
 from fairhead.store import locked, whole_folder, write_json
 from fairhead.train import TrainingDiverged
 from fairhead.train.features import put_back
@@ -104,33 +103,12 @@ def save_model(model: nn.Module, kind: str, classes: tuple[str, ...], cell: Cell
         cell: what it was trained as.
         folder: where to.
     """
-    from transformers.utils import logging
-
     recipe = Recipe(cell.backbone.model, classes, cell.backbone.settings)
-    shows_bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        save(whole_model(model, kind, cell, recipe), folder)
-    finally:
-        if shows_bars:
-            logging.enable_progress_bar()
-    if kind == "text":
-        assert recipe.folder is not None
-        tokenizer_of(str(recipe.folder)).save_pretrained(folder)
-        return
-    pictures = recipe.pictures()
-    settings = {
-        "image_processor_type": "ViTImageProcessor",
-        "do_resize": True,
-        "size": {"height": pictures.size, "width": pictures.size},
-        "resample": 2,
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "do_normalize": True,
-        "image_mean": list(pictures.mean),
-        "image_std": list(pictures.std),
-    }
-    write_json(folder / "preprocessor_config.json", settings)
+    place = recipe.place
+    beside: Any = recipe.pictures().save
+    if kind == "text" and place is not None:
+        beside = tokenizer_of(place).save_pretrained
+    save(whole_model(model, kind, cell, recipe), folder, beside)
 
 
 def whole_model(trained: nn.Module, kind: str, cell: Cell, recipe: Recipe) -> nn.Module:

@@ -121,9 +121,9 @@ def check(cells: Sequence[Cell]) -> None:
         InputError: saying which.
     """
     from fairhead.bench.auxiliary_models import check_auxiliary_models
-    from fairhead.bench.backbones import Recipe
     from fairhead.bench.fingerprint import method_of
     from fairhead.data import check_spec
+    from fairhead.models.fresh import Recipe
     from fairhead.train import TrainingPlan
 
     seen = set()

@@ -12,11 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fairhead.bench.backbones import Recipe
 from fairhead.bench.grid import Data
-from fairhead.data import Dataset, Images, TextPair, parse_spec, read_labelled
+from fairhead.data import Dataset, Images, parse_spec, read_labelled
 from fairhead.data import Examples as Published
 from fairhead.errors import InputError, did_you_mean
+from fairhead.models.fresh import Recipe
+from fairhead.models.inputs import tokenizer_of, tokens_of
 from fairhead.records import Records
 from fairhead.train import Examples
 from fairhead.train.cache import cache_folder, cached_array, key_of
@@ -172,36 +173,12 @@ def _images(part: Published) -> Images:
 
 
 def _channels_first(pixels: NDArray[np.uint8]) -> Tensor:
-    """[n, H, W, 3] to [n, 3, H, W], bytes still: the model normalises them (see `backbones.normalising`)."""
+    """[n, H, W, 3] to [n, 3, H, W], bytes still: the model normalises them (see `inputs.normalising`)."""
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)))
 
 
 def _texts(data: Data, recipe: Recipe) -> Callable[[Published], dict[str, Tensor]]:
-    if recipe.folder is None:
+    if recipe.place is None:
         raise InputError(f"{data.name} has texts, which {recipe.name} cannot read: give a backbone path:FOLDER")
-    tokenizer = tokenizer_of(str(recipe.folder))
-
-    def inputs(part: Published) -> dict[str, Tensor]:
-        texts: list[Any] = list(part.inputs)
-        if isinstance(texts[0], TextPair):
-            given = [[pair.premise for pair in texts], [pair.hypothesis for pair in texts]]
-        else:
-            given = [texts]
-        # One length for all: DAM's statistics are kept for each position.
-        found = tokenizer(
-            *given, padding="max_length", truncation=True, max_length=data.max_length, return_tensors="pt"
-        )
-        return dict(found)
-
-    return inputs
-
-
-@lru_cache(maxsize=2)
-def tokenizer_of(folder: str) -> Any:
-    """The tokenizer of a pretrained folder."""
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{folder} has no tokenizer that can be read: {' '.join(str(error).split())}") from None
+    tokenizer = tokenizer_of(recipe.place)
+    return lambda part: tokens_of(tokenizer, part.inputs, data.max_length)

@@ -79,9 +79,9 @@ def attention_command(
     from fairhead.cli.mitigate import pairs
     from fairhead.cli.output import write_json
     from fairhead.cli.progress import progress
-    from fairhead.devices import device_named
     from fairhead.locate.assumption import check_assumption
     from fairhead.locate.read_qk import look, read_rows
+    from fairhead.models.load import device_named
     from fairhead.report.attention_page import page
     from fairhead.store import write_text
 

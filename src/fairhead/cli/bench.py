@@ -114,7 +114,7 @@ def bench_command(
     interrupted, failed = False, 0
     if not table_only:
         from fairhead.bench.runner import Workplace, run_grid
-        from fairhead.devices import device_named
+        from fairhead.models.load import device_named
 
         # `timeout` and schedulers end a run so: what is done should still become a table.
         signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -204,7 +204,7 @@ def load_model(path: str, device: str, dtype: str, batch_tokens: int | None, sta
     """A scorer from a folder, without the chatter of the libraries."""
     from transformers.utils import logging
 
-    from fairhead.language.load import load_scorer
+    from fairhead.language.scorer import load_scorer
 
     # What a user of this command must know is said by it, in one place.
     logging.set_verbosity_error()

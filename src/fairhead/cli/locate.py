@@ -188,7 +188,7 @@ def finish(
         "version": __version__,
         "command": command_line(context),
         "model": source.model,
-        "model_sha256": session.model.fingerprint(),
+        "model_sha256": session.model.loaded.fingerprint(),
         "data": source.data,
         "images": len(session.evaluation),
         "seed": source.seed,

@@ -114,7 +114,7 @@ def _run_pairs(
     from transformers.utils import logging
 
     from fairhead.cli.progress import progress
-    from fairhead.language.load import load_scorer
+    from fairhead.language.scorer import load_scorer
     from fairhead.locate.head_maps import Head
     from fairhead.locate.language import halves_of_pairs, locate_pairs
     from fairhead.locate.log_odds import take_apart

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fairhead.errors import FairheadError, InputError
-from fairhead.store import filling, made_folder
+from fairhead.store import made_folder
 
 if TYPE_CHECKING:
     from fairhead.cli.progress import Progress
@@ -144,9 +144,9 @@ def opened(source: "Source", features: str | None) -> "Iterator[tuple[Session, P
         yield session, told
 
 
-def write_model(folder: Path, *parts: Any) -> None:
-    """Save a model and what belongs to it."""
-    with filling(folder) as beside:
-        for part in parts:
-            part.save_pretrained(beside)
+def write_model(folder: Path, model: Any, reader: Any) -> None:
+    """Save an edited model with its tokenizer or image processor."""
+    from fairhead.models import save
+
+    save(model, folder, reader.save_pretrained)
     typer.echo(f"model: {folder}", err=True)

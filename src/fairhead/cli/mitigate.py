@@ -189,7 +189,7 @@ def mitigate_command(
     from fairhead.bench.one_run import mitigate, report_of
     from fairhead.cli.progress import progress
     from fairhead.cli.verdicts import audit_verdicts, comparison_verdicts
-    from fairhead.devices import device_named
+    from fairhead.models.load import device_named
     from fairhead.report import write
 
     with progress() as shown:

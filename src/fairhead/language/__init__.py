@@ -12,8 +12,8 @@ from fairhead.language.scores import Journal, Request, Score, Scores, journal_pa
 
 if TYPE_CHECKING:
     from fairhead.language.before_after import compare_suites as compare_suites
-    from fairhead.language.load import load_scorer as load_scorer
     from fairhead.language.scorer import Scorer as Scorer
+    from fairhead.language.scorer import load_scorer as load_scorer
 
 __all__ = ["Journal", "Request", "Score", "Scorer", "Scores", "compare_suites", "journal_path", "load_scorer"]
 
@@ -21,7 +21,7 @@ __all__ = ["Journal", "Request", "Score", "Scorer", "Scores", "compare_suites", 
 _LATER = {
     "Scorer": "fairhead.language.scorer",
     "compare_suites": "fairhead.language.before_after",
-    "load_scorer": "fairhead.language.load",
+    "load_scorer": "fairhead.language.scorer",
 }
 
 

@@ -7,7 +7,7 @@ A model that cannot read trees (recurrent ones, position biases of its own) is f
 rows.
 """
 
-import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +23,8 @@ from fairhead.language.packing import Row, TokenSequence, batches, pack, predict
 from fairhead.language.row_layout import Layout, Ready, reads_trees
 from fairhead.language.scores import Journal, Progress, Request, Score, Scores
 from fairhead.language.tokens import Encoded, Start, encode, start_token
+from fairhead.models import method_of, open_model
+from fairhead.models.load import DType, weights_digest
 
 # Tokens a batch by default: enough to keep a processor or a GPU busy.
 _BATCH_TOKENS = {"cpu": 768, "cuda": 16384}
@@ -316,23 +318,6 @@ def refuse_other_than_causal(model: Any) -> None:
         )
 
 
-def weights_digest(model: nn.Module) -> str:
-    """A hash of all weights and buffers that are saved with them.
-
-    Example:
-        >>> torch.manual_seed(0) and weights_digest(nn.Linear(2, 2)) != weights_digest(nn.Linear(2, 2))
-        True
-    """
-    digest = hashlib.blake2b(digest_size=16)
-    for name, weight in sorted(model.state_dict().items()):
-        if not isinstance(weight, Tensor):
-            continue
-        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
-        flat = weight.detach().cpu().contiguous().reshape(-1)
-        digest.update(flat.view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
 def _input_embeddings(model: Any) -> Tensor:
     return model.get_input_embeddings().weight
 
@@ -385,3 +370,34 @@ def quiet(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+def load_scorer(
+    model: str | os.PathLike[str] | nn.Module,
+    *,
+    device: str = "auto",
+    dtype: DType = "auto",
+    batch_tokens: int | None = None,
+    start: Start = "always",
+    tokenizer: Any = None,
+) -> Scorer:
+    """Load a causal language model and its tokenizer for scoring, with the method that it carries.
+
+    Args:
+        model: a folder, a name on the hub that is in the local cache, or a live model: see `fairhead.load`.
+        device: "cpu", "cuda", "cuda:1", ...; "auto" takes a GPU where there is one.
+        dtype: "float32", "bfloat16" or "float16"; "auto" is float32 on a processor and bfloat16 on a GPU.
+        batch_tokens: as in `Scorer`.
+        start: as in `Scorer`.
+        tokenizer: of a live model; otherwise that of the folder.
+
+    Example:
+        >>> load_scorer("no/such/folder")
+        Traceback (most recent call last):
+            ...
+        fairhead.errors.InputError: no/such/folder: a folder with a model (config.json) is expected; it is not there
+    """
+    loaded = open_model(model, "causal", device=device, dtype=dtype, tokenizer=tokenizer)
+    if start != "always" and method_of(loaded.model) is not None:
+        raise InputError(f"{model}: self-debiasing puts its sentence after the start token; --start always is needed")
+    return Scorer(loaded.model, loaded.tokenizer, batch_tokens=batch_tokens, start=start)

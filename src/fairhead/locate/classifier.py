@@ -3,17 +3,13 @@
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-import transformers
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fairhead.data import parse_spec, read_labelled
-from fairhead.devices import device_named
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.locate.class_directions import Task, array_of, text_classifier_task
 from fairhead.locate.concepts import Concept
@@ -21,7 +17,8 @@ from fairhead.locate.decompose import Decomposer
 from fairhead.locate.effects import Evaluation
 from fairhead.locate.head_features import collect
 from fairhead.locate.prompts import Pole, PromptFile, Prompts
-from fairhead.locate.session import ImageModel, Session, Source, even_batches, even_rows, loading
+from fairhead.locate.session import ImageModel, Session, Source, even_batches, even_rows
+from fairhead.models.load import Kind
 
 if TYPE_CHECKING:
     pass
@@ -53,24 +50,7 @@ class Texts:
 class TextModel(ImageModel):
     """A loaded text classifier with its tokeniser."""
 
-    def __init__(self, folder: str, device: str = "auto") -> None:
-        path = Path(folder)
-        if not (path / "config.json").is_file():
-            raise InputError(f"{folder} is not the folder of a model: it has no config.json")
-        self.folder = path
-        self.device = device_named(device)
-        with loading(folder, "a text classifier"):
-            self.model, found = transformers.AutoModelForSequenceClassification.from_pretrained(
-                path, dtype=torch.float32, local_files_only=True, output_loading_info=True
-            )
-            self.processor: Any = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
-        missing = sorted(found["missing_keys"])
-        if missing:  # they would be random numbers
-            raise InputError(
-                f"{folder} is not a trained classifier: its weights lack {missing[0]}; train one first, as with "
-                "fairhead mitigate erm"
-            )
-        self.model.eval().to(self.device).requires_grad_(False)
+    kind: Kind = "text"
 
     def batches(self, images: Any, size: int, start: int = 0) -> Iterator[Mapping[str, Tensor]]:
         """The model's inputs, batch by batch; texts are cut where the model's context ends."""
@@ -155,7 +135,7 @@ def open_text_session(
     texts = Texts(tuple(str(data.all.inputs[i]) for i in rows))
     decomposer = Decomposer(model.model, unit=False)
     identity = {
-        "model": model.fingerprint(),
+        "model": model.loaded.fingerprint(),
         "ids": hashlib.sha256("\n".join(data.all.ids[rows].tolist()).encode()).hexdigest(),
         "data": name,
         "token": decomposer.token,

@@ -10,13 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fairhead.bench.backbones import Recipe, normalising
-from fairhead.bench.tasks import tokenizer_of
-from fairhead.data import Examples, Images, TextPair, read_labelled
+from fairhead.data import Examples, Images, read_labelled
 from fairhead.errors import InputError, UnsupportedModel, did_you_mean
 from fairhead.heads import Tap
-from fairhead.mitigate import load
-from fairhead.mitigate.attach import quietly
+from fairhead.models import LoadedModel, open_model
+from fairhead.models.inputs import Pictures, normalising, tokens_of
 
 Array = NDArray[np.float64]
 Progress = Callable[[int, int], None]
@@ -111,12 +109,9 @@ def look(
         InputError: the folder has no model, the layer or token does not exist.
         UnsupportedModel: the model's attention cannot be read.
     """
-    recipe = Recipe(f"path:{folder}", examples.classes)
-    recipe.check()
-    with quietly():
-        model: Any = load(folder).float()
-    inputs, grid = _inputs(recipe, model, examples, max_length)
-    model = model.to(device)
+    loaded = open_model(folder, device=device, dtype="float32")
+    model = loaded.model
+    inputs, grid = _inputs(loaded, examples, max_length)
     kept: dict[str, list[Tensor]] = {"q": [], "k": [], "weights": []}
     with Tap(model, layers=layer) as tap:
         site = tap.sites[0]
@@ -140,14 +135,14 @@ def look(
 
 
 def _inputs(
-    recipe: Recipe, model: Any, examples: Examples, max_length: int
+    loaded: LoadedModel, examples: Examples, max_length: int
 ) -> tuple[Callable[[int, int], dict[str, Tensor]], tuple[int, int] | None]:
     """What gives the model's inputs for rows from start to end, and the grid of patches of a picture."""
     if isinstance(examples.inputs, Images):
-        pictures = recipe.pictures()
-        normalising(model, pictures)
+        pictures = Pictures.of(loaded.files("image processor"))
+        normalising(loaded.model, pictures)
         images = examples.inputs
-        config = getattr(model.config, "vision_config", model.config)
+        config = getattr(loaded.model.config, "vision_config", loaded.model.config)
         patch = getattr(config, "patch_size", None)
         side = pictures.size // patch if isinstance(patch, int) else None
 
@@ -156,14 +151,5 @@ def _inputs(
             return {"pixel_values": torch.from_numpy(np.ascontiguousarray(array.transpose(0, 3, 1, 2)))}
 
         return pixels, None if side is None else (side, side)
-    tokenizer = tokenizer_of(str(recipe.folder))
     texts = list(examples.inputs)
-
-    def tokens(start: int, end: int) -> dict[str, Tensor]:
-        part = texts[start:end]
-        pairs = [text for text in part if isinstance(text, TextPair)]
-        given = [[p.premise for p in pairs], [p.hypothesis for p in pairs]] if pairs else [part]
-        found = tokenizer(*given, padding="max_length", truncation=True, max_length=max_length, return_tensors="pt")
-        return dict(found)
-
-    return tokens, None
+    return lambda start, end: tokens_of(loaded.tokenizer, texts[start:end], max_length), None

@@ -6,20 +6,14 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-import transformers
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import Tensor
 
 from fairhead.data import Dataset, Images, parse_spec, read_labelled
-from fairhead.devices import device_named
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.locate.class_directions import Task, classifier_task, task_from_images, task_from_texts
 from fairhead.locate.concepts import Concept, concept_from_images, concept_from_texts
@@ -30,6 +24,8 @@ from fairhead.locate.plan import halves_of
 from fairhead.locate.prompts import COLUMNS, PromptFile, Prompts, class_words, concept_prompts, read_prompts
 from fairhead.locate.texts import AdaptedText, ClipText, TextSide, TextTable
 from fairhead.locate.textspan import Pool
+from fairhead.models import open_model
+from fairhead.models.load import Kind
 
 Progress = Callable[[int, int], None]
 _MOST_WORKERS = 16  # threads that decode images; each holds a batch of pixels
@@ -74,33 +70,15 @@ class Source:
     seed: int = 0
 
 
-@contextmanager
-def loading(folder: str, what: str) -> Iterator[None]:
-    """Say in one line that a folder cannot be loaded."""
-    try:
-        yield
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise InputError(f"{folder} cannot be loaded as {what}: {' '.join(str(error).split())}") from None
-
-
 class ImageModel:
     """A loaded image model with its processor."""
 
-    def __init__(self, folder: str, device: str = "auto") -> None:
-        path = Path(folder)
-        if not (path / "config.json").is_file():
-            raise InputError(f"{folder} is not the folder of a model: it has no config.json")
-        self.folder = path
-        self.device = device_named(device)
-        with loading(folder, "an image model"):
-            config = transformers.AutoConfig.from_pretrained(path)
-            kind = getattr(transformers, (config.architectures or ["AutoModel"])[0], transformers.AutoModel)
-        reads = getattr(kind, "main_input_name", "pixel_values")
-        if reads != "pixel_values" and not hasattr(config, "vision_config"):
-            raise InputError(f"{folder} holds a {kind.__name__}, which reads {reads} and no images")
-        with loading(folder, "an image model"):
-            self.model: nn.Module = kind.from_pretrained(path, dtype=torch.float32).eval().to(self.device)
-            self.processor: Any = transformers.AutoImageProcessor.from_pretrained(path, backend="pil")
+    kind: Kind = "image"
+
+    def __init__(self, model: str, device: str = "auto") -> None:
+        self.loaded = open_model(model, self.kind, device=device, dtype="float32")
+        self.model, self.device = self.loaded.model, self.loaded.device
+        self.processor = self.loaded.processor if self.kind == "image" else self.loaded.tokenizer
         self.model.requires_grad_(False)
 
     def batches(self, images: Images, size: int, start: int = 0) -> Iterator[Mapping[str, Tensor]]:
@@ -123,15 +101,6 @@ class ImageModel:
                 yield {"pixel_values": waiting.popleft().result().to(self.device)}
         finally:  # also where whoever asked for batches has had enough
             pool.shutdown(cancel_futures=True)
-
-    def fingerprint(self) -> str:
-        """A hash of the configuration and the weights."""
-        digest = hashlib.sha256()
-        for file in sorted([*self.folder.glob("config.json"), *self.folder.glob("*.safetensors")]):
-            with file.open("rb") as handle:
-                while chunk := handle.read(1 << 22):
-                    digest.update(chunk)
-        return digest.hexdigest()
 
 
 def even_batches(start: int, end: int, size: int) -> list[range]:
@@ -287,7 +256,7 @@ def open_session(source: Source, features: str | None = None, progress: Progress
         )
     assert evaluation.ids is not None
     identity = {
-        "model": model.fingerprint(),
+        "model": model.loaded.fingerprint(),
         "ids": hashlib.sha256("\n".join(evaluation.ids.tolist()).encode()).hexdigest(),
         "data": source.data.partition(":")[0],
         "unit": decomposer.unit,
@@ -368,9 +337,9 @@ def _text_side(source: Source, model: ImageModel) -> TextSide | None:
         return AdaptedText.load(source.text_adapter, source.text_encoder)
     if hasattr(model.model, "get_text_features"):
         try:
-            return ClipText(model.model, transformers.AutoTokenizer.from_pretrained(model.folder))
-        except (OSError, ValueError) as error:
-            raise UnsupportedModel(f"the text tower of {model.folder} has no tokenizer beside it: {error}") from None
+            return ClipText(model.model, model.loaded.tokenizer)
+        except InputError as error:
+            raise UnsupportedModel(f"the text tower has no tokenizer beside it: {error}") from None
     return None
 
 

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
@@ -131,18 +130,11 @@ class AdaptedText:
     @classmethod
     def load(cls, adapter: str | os.PathLike[str], encoder: str | os.PathLike[str]) -> "AdaptedText":
         """From an .npz file with `B` and `x_mean`, and the folder of the encoder."""
-        from safetensors import SafetensorError
-        from transformers import AutoModel, AutoTokenizer
+        from fairhead.models import open_model
 
         arrays = _arrays(adapter, ("B", "x_mean"))
-        if not Path(encoder).is_dir():
-            raise InputError(f"{encoder} is not a folder with a text encoder")
-        try:
-            model = AutoModel.from_pretrained(encoder).eval()
-            tokenizer = AutoTokenizer.from_pretrained(encoder)
-        except (OSError, ValueError, SafetensorError) as error:
-            raise InputError(f"{encoder} cannot be loaded as a text encoder: {error}") from None
-        return cls(model, tokenizer, arrays["B"], arrays["x_mean"])
+        loaded = open_model(encoder, "encoder")
+        return cls(loaded.model, loaded.tokenizer, arrays["B"], arrays["x_mean"])
 
     def __call__(self, texts: Sequence[str]) -> NDArray[np.float64]:
         """Unit vectors, [n, d']."""

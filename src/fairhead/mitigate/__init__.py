@@ -1,8 +1,5 @@
 """Methods that reduce a gap, one file each. None of them ever sees a group; those that do are in `references`."""
 
-from fairhead.mitigate.attach import attach as attach
-from fairhead.mitigate.attach import load as load
-from fairhead.mitigate.attach import save as save
 from fairhead.mitigate.dam import DAM as DAM
 from fairhead.mitigate.encoder_layer import EncoderLayer as EncoderLayer
 from fairhead.mitigate.klaad import KLAAD as KLAAD
@@ -14,6 +11,9 @@ from fairhead.mitigate.training_job import Job as Job
 from fairhead.mitigate.training_job import Stage as Stage
 from fairhead.mitigate.training_job import Trained as Trained
 from fairhead.mitigate.triplets import TripletData as TripletData
+from fairhead.models import attach as attach
+from fairhead.models import load as load
+from fairhead.models import save as save
 
 __all__ = [
     "DAM",

@@ -24,7 +24,7 @@ from torch.nn.functional import normalize
 
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads import Site, Tap
-from fairhead.mitigate.encoder_layer import EncoderLayer, argument, freeze_backbone
+from fairhead.mitigate.encoder_layer import EncoderLayer, argument, freeze_backbone, require_encoder
 from fairhead.mitigate.losses import gathered
 from fairhead.mitigate.priors import Choice, LogUniform, Prior
 from fairhead.mitigate.side_stream import SideStream
@@ -98,7 +98,8 @@ class DAM:
         return {"values": Choice((2, 4, 6)), "alignment_weight": LogUniform(-2, 0.5)} if self.alignment_weight else {}
 
     def attach(self, model: nn.Module) -> nn.Module:
-        """Make `model` a DAM model, in place: see `fairhead.mitigate.attach`."""
+        """Make `model` a DAM model, in place: see `fairhead.attach`."""
+        require_encoder(model)
         if self.append:
             EncoderLayer(masked=self.mask_padding).attach(model)
         elif self.stats_axes == "batch_token":
@@ -120,7 +121,7 @@ class DAM:
 
     def train(self, job: "Job") -> nn.Module:
         """One stage: plain training of a model that carries DAM."""
-        from fairhead.mitigate.attach import attach
+        from fairhead.models import attach
 
         model = attach(job.build_model(), self)
         job.fit("training", model)

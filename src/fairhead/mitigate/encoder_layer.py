@@ -48,7 +48,8 @@ class EncoderLayer:
     freeze: bool = False
 
     def attach(self, model: nn.Module) -> nn.Module:
-        """Append the layer, in place: see `fairhead.mitigate.attach`."""
+        """Append the layer, in place: see `fairhead.attach`."""
+        require_encoder(model)
         last = find_sites(model)[-1]
         base = _base(model, last)
         all_tokens(model)  # the new layer reads all of them
@@ -62,11 +63,22 @@ class EncoderLayer:
 
     def train(self, job: "Job") -> nn.Module:
         """One stage: plain training of a model with the layer appended."""
-        from fairhead.mitigate.attach import attach
+        from fairhead.models import attach
 
         model = attach(job.build_model(), self)
         job.fit("training", model)
         return model
+
+
+def require_encoder(model: nn.Module) -> None:
+    """Refuse decoders by name: their first token, which DAM reads, sees nothing but itself."""
+    for site in find_sites(model):
+        if getattr(site.module, "is_causal", False) or getattr(site.module, "is_decoder", False):
+            raise UnsupportedModel(
+                f"{type(model).__name__} is no encoder: tokens of {site.family} see only those before them, and the "
+                "first one, which DAM reads, only itself. Give an encoder: ViT, DINOv2, CLIP vision, BERT, RoBERTa, "
+                "DistilBERT or ModernBERT"
+            )
 
 
 def freeze_backbone(model: nn.Module, kept: Site) -> None:

@@ -9,19 +9,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from fairhead.errors import InputError
-from fairhead.language.load import LoadedModel, load_model
 from fairhead.language.swaps import read_swaps
 from fairhead.language.training_record import FILE, TrainingRecord
 from fairhead.mitigate.bias_unlearn import BiasUnlearn
 from fairhead.mitigate.cda import CDA
 from fairhead.mitigate.klaad import KLAAD
-from fairhead.mitigate.self_debias import SelfDebias, save_settings
+from fairhead.mitigate.self_debias import SelfDebias
 from fairhead.mitigate.sentence_debias import SentenceDebias, counterfactual_pairs, directions, project_out
 from fairhead.mitigate.triplets import TripletData, targets
-from fairhead.store import filling, locked
+from fairhead.models import attach, open_model, save
+from fairhead.store import locked
 
 # Name → class of its settings.
 LANGUAGE_METHODS: Mapping[str, type] = {
@@ -58,7 +57,7 @@ def sentence_debias(
     with _fresh(out) as folder:
         split, swaps = data.read(), read_swaps(settings.swaps)
         pairs = counterfactual_pairs(split.train, swaps)
-        loaded = load_model(model, device=device, dtype="float32")
+        loaded = open_model(model, "causal", device=device, dtype="float32")
         axes = directions(loaded.model, loaded.tokenizer, pairs, settings.components, settings.batch_size, progress)
         project_out(loaded.model, axes)
         record = TrainingRecord(
@@ -70,7 +69,7 @@ def sentence_debias(
             base=str(model),
             results={"pairs": len(pairs), "components": len(axes)},
         )
-        _save(loaded, folder, record)
+        save(loaded.model, folder, loaded.tokenizer.save_pretrained, record.write)
     return record
 
 
@@ -79,10 +78,10 @@ def self_debias(
 ) -> TrainingRecord:
     """Write the model with the settings beside it; what reads the folder through `fairhead lm` then applies them."""
     with _fresh(out) as folder:
-        loaded = load_model(model, device=device, dtype="float32")
-        settings.attach(loaded.model, loaded.tokenizer)  # a family that cannot carry it is refused now
+        loaded = open_model(model, "causal", device=device, dtype="float32")
+        carrier = attach(loaded.model, settings, loaded.tokenizer)
         record = TrainingRecord("self_debias", asdict(settings), base=str(model))
-        _save(loaded, folder, record, settings)
+        save(carrier, folder, loaded.tokenizer.save_pretrained, record.write)
     return record
 
 
@@ -93,13 +92,3 @@ def _fresh(out: str | os.PathLike[str]) -> Iterator[Path]:
         if (folder / FILE).is_file() or (folder / "config.json").is_file():
             raise InputError(f"{folder} holds a model already: choose another folder")
         yield folder
-
-
-def _save(loaded: LoadedModel, folder: Path, record: TrainingRecord, settings: SelfDebias | None = None) -> None:
-    model: Any = loaded.model
-    with filling(folder) as beside:
-        model.save_pretrained(beside)
-        loaded.tokenizer.save_pretrained(beside)
-        record.write(beside)
-        if settings is not None:
-            save_settings(settings, beside)

@@ -17,7 +17,6 @@ from torch import nn
 
 from fairhead.data.stereoset import StereoSetItem, TripletSplit
 from fairhead.errors import InputError
-from fairhead.language.load import load_model
 from fairhead.language.scorer import context_length, refuse_other_than_causal
 from fairhead.language.training_record import FILE, TrainingRecord
 from fairhead.mitigate.triplets import TripletData, shuffled_batches, targets
@@ -34,7 +33,8 @@ from fairhead.mitigate.tuning import (
     tune,
     with_lora,
 )
-from fairhead.store import filling, locked
+from fairhead.models import open_model, save
+from fairhead.store import locked
 
 E = TypeVar("E")
 
@@ -190,10 +190,7 @@ class LanguageTrainer:
         if adapter:
             self.model.save_pretrained(target / "adapter")
         self.model = merged(self.model)
-        with filling(target) as beside:
-            self.model.save_pretrained(beside)
-            self.tokenizer.save_pretrained(beside)
-            self.record.write(beside)
+        save(self.model, target, self.tokenizer.save_pretrained, self.record.write)
         remove_checkpoint(target)
 
     def _prepared(self, items: Iterable[StereoSetItem]) -> Prepared[Any]:
@@ -244,7 +241,7 @@ def train_folder(
     """
     data.read()  # a mistake there should not wait for the model
     with locked(out) as folder:
-        loaded = load_model(model, device=device, dtype="float32")
+        loaded = open_model(model, "causal", device=device, dtype="float32")
         chosen = method(loaded.model.config.model_type)
         trainer = LanguageTrainer(loaded.model, loaded.tokenizer, chosen, plan or TuningPlan(), name, str(model))
         if (folder / FILE).is_file():

@@ -7,14 +7,12 @@ sentences the one that raises a word most counts.
 """
 
 import inspect
-import json
 import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +23,6 @@ from fairhead.language.reading import final_states
 from fairhead.language.scorer import quiet, refuse_other_than_causal
 from fairhead.language.tokens import start_token
 
-FILE = "fairhead-self-debias.json"
-SCHEMA = "fairhead.self_debias/1"
 _SENTENCE = "The following text discriminates against people because of their {}:\n"
 _LENGTHS = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "sliding_window", "window_size")
 
@@ -50,6 +46,7 @@ class SelfDebias:
     decay: float = 50.0
     floor: float = 0.01
     sentence: str = _SENTENCE
+    needs_tokenizer: ClassVar[bool] = True  # to attach it
 
     def __post_init__(self) -> None:
         if not self.bias_types:
@@ -238,29 +235,3 @@ class _AtDecoding(LogitsProcessor):
 def _states(base: Any, given: Mapping[str, Any]) -> Tensor:
     """What the output layer reads of what is given at all: [B, T, D]."""
     return final_states(base, {name: value for name, value in given.items() if value is not None})
-
-
-def save_settings(settings: SelfDebias, folder: Path) -> None:
-    """Write the settings into the folder of a model; `fairhead lm ... --model FOLDER` then reads it with them."""
-    text = json.dumps({"schema": SCHEMA, "settings": asdict(settings)}, ensure_ascii=False, indent=1)
-    (folder / FILE).write_text(text + "\n", encoding="utf-8")
-
-
-def read_settings(folder: Path) -> SelfDebias | None:
-    """The settings of a folder, or None where it has none.
-
-    Raises:
-        InputError: the file is something else.
-    """
-    path = folder / FILE
-    if not path.is_file():
-        return None
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if found["schema"] != SCHEMA:
-            raise InputError(f"{path} has the schema {found['schema']!r}; {SCHEMA!r} is expected")
-        return SelfDebias(**{**found["settings"], "bias_types": tuple(found["settings"]["bias_types"])})
-    except InputError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} does not hold settings of self-debiasing: {error}") from None

@@ -1,0 +1,234 @@
+"""Putting a method into a model, and keeping such a model on disk (safetensors and JSON).
+
+A note of the method (its name and its settings) travels among the model's weights, beside what the method has learnt.
+So it is there exactly where those weights are: whoever saves the model saves it (`save`, `save_pretrained`, a
+`Trainer`), and whoever writes another model to the same folder removes it.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, fields
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fairhead.errors import InputError, did_you_mean
+from fairhead.models.places import quietly
+from fairhead.settings import check_config
+from fairhead.store import filling
+
+# The methods that a model can carry, by the name of the child module that they add to it -> their settings.
+ATTACHABLE = {
+    "dam": "fairhead.mitigate.dam:DAM",
+    "encoder_layer": "fairhead.mitigate.encoder_layer:EncoderLayer",
+    "self_debias": "fairhead.mitigate.self_debias:SelfDebias",
+}
+
+_NOTE = "fairhead"  # the child module that says which method a model carries
+_NOTE_KEY = f"{_NOTE}._extra_state"
+# Files of versions that kept a method beside the weights, where it outlived them.
+_FILES_BEFORE = ("fairhead.json", "fairhead.safetensors", "fairhead-self-debias.json")
+
+
+def attach(model: Any, method: Any, tokenizer: Any = None) -> Any:
+    """Put a method into a Hugging Face model; whatever trains that model then trains the method.
+
+    What the method adds is saved with the model's own weights, whoever saves them (`save`, `save_pretrained`, a
+    `Trainer`), and `load` gives the model back. The method's term is in the model's own loss whenever the model is in
+    training mode and is given labels.
+
+    Args:
+        model: a model with a task head.
+        method: the method's settings, such as `DAM()`.
+        tokenizer: the model's own, for methods that put words before a text (`SelfDebias`).
+
+    Returns:
+        The same model; of a method that works on a language model's output, a model around it.
+
+    Raises:
+        UnsupportedModel: the family cannot carry the method.
+        InputError: a method is attached already, or a setting of this one is out of its range.
+
+    Example:
+        >>> from transformers import ViTConfig, ViTForImageClassification
+        >>> from fairhead.mitigate import DAM, attach
+        >>> config = ViTConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=16)
+        >>> model = attach(ViTForImageClassification(config), DAM())
+        >>> [name for name, _ in model.named_children()]
+        ['vit', 'classifier', 'dam', 'fairhead']
+    """
+    if method_of(model) is not None:
+        raise InputError(f"this {type(model).__name__} carries {method_of(model)} already: start from a fresh model")
+    check_config(method)
+    carrier = method.attach(model) if tokenizer is None else method.attach(model, tokenizer)
+    if carrier is model:
+        model.add_module(_NOTE, _Note(method))
+    else:
+        carrier.method = method
+    return carrier
+
+
+def method_of(model: nn.Module) -> Any:
+    """The method that `attach` has put into a model, or None."""
+    found = getattr(model._modules.get(_NOTE, model), "method", None)
+    return found if _name_of(found) is not None else None
+
+
+class _Note(nn.Module):
+    """Which method a model carries, kept among its weights."""
+
+    def __init__(self, method: Any) -> None:
+        super().__init__()
+        self.method = method
+
+    def get_extra_state(self) -> Tensor:
+        return _as_tensor(self.method)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Nothing: weights of a run with other settings may be gone on from."""
+
+
+def save(model: Any, folder: Path | str, *beside: Callable[[Path], Any]) -> None:
+    """Write a Hugging Face model to a folder, with the method attached to it if there is one.
+
+    It is an ordinary Hugging Face folder (config.json, model.safetensors); what a method has learnt is among the
+    weights, where transformers passes it over and `load` finds it. A run that is stopped leaves no half of a model.
+
+    Args:
+        model: the model.
+        folder: where to; a model that is there already is replaced.
+        beside: write what belongs to it into a folder, such as the `save_pretrained` of its tokenizer.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from transformers import ViTConfig, ViTForImageClassification
+        >>> from fairhead.mitigate import DAM, attach, load, save
+        >>> shape = dict(image_size=4, patch_size=2, num_channels=1, hidden_size=8, intermediate_size=8)
+        >>> model = ViTForImageClassification(ViTConfig(num_hidden_layers=1, num_attention_heads=2, **shape))
+        >>> model = attach(model, DAM()).eval()
+        >>> picture = torch.zeros(1, 1, 4, 4)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save(model, folder)
+        ...     again = load(folder)
+        >>> torch.equal(model(picture).logits, again(picture).logits)
+        True
+    """
+    folder, method, written, weights = Path(folder), method_of(model), model, None
+    if method is not None and _NOTE not in model._modules:  # around the model whose weights are kept
+        written = model.base
+        weights = {**written.state_dict(), _NOTE_KEY: _as_tensor(method)}
+    with filling(folder) as part, quietly():
+        written.save_pretrained(part, state_dict=weights)
+        for write in beside:
+            write(part)
+        for old in (*folder.glob("model*.safetensors*"), *(folder / name for name in _FILES_BEFORE)):
+            old.unlink(missing_ok=True)
+
+
+class Carried(NamedTuple):
+    """A method as a folder keeps it.
+
+    Attributes:
+        method: its settings.
+        weights: what it has learnt, by their names in the model.
+        source: the file.
+    """
+
+    method: Any
+    weights: dict[str, Tensor]
+    source: Path
+
+    def put_into(self, model: nn.Module, tokenizer: Any) -> nn.Module:
+        """Attach the method and give it its weights back. `tokenizer` is called by methods that need one."""
+        needs_tokenizer = getattr(self.method, "needs_tokenizer", False)
+        carrier: nn.Module = attach(model, self.method, tokenizer() if needs_tokenizer else None)
+        expected = {key for key in carrier.state_dict() if _is_of_method(key)}
+        if expected != self.weights.keys():
+            odd = sorted(expected ^ self.weights.keys())
+            raise InputError(
+                f"{self.source}: weights and settings of {_name_of(self.method)} do not belong together: {odd[0]!r} is "
+                "in one only. Another version of fairhead wrote them: train and save the model again"
+            )
+        carrier.load_state_dict(self.weights, strict=False)
+        return carrier
+
+
+def carried(folder: Path) -> Carried | None:
+    """The method that the weights of a folder carry, or None.
+
+    Raises:
+        InputError: it is not known, or only half there.
+    """
+    from safetensors import safe_open
+
+    weights: dict[str, Tensor] = {}
+    source = folder
+    for file in weight_files(folder):
+        with safe_open(file, "pt") as opened:
+            keys: list[str] = opened.keys()
+            ours = [key for key in keys if _is_of_method(key) or key == _NOTE_KEY]
+            weights |= {key: opened.get_tensor(key) for key in ours}
+            source = file if ours else source
+    note = weights.pop(_NOTE_KEY, None)
+    if note is not None:
+        return Carried(_from_json(bytes(note.tolist()).decode(errors="replace"), source), weights, source)
+    if weights:
+        raise InputError(f"{source} has weights of a method ({min(weights)!r}) and not its settings: {_SAVE_AGAIN}")
+    before = next((folder / name for name in _FILES_BEFORE if (folder / name).is_file()), None)
+    if before is not None:
+        raise InputError(
+            f"{before} is of a version of fairhead that kept methods beside the weights, and does not say whether it "
+            "belongs to these: delete it if the model is meant to be plain, or train and save the model again"
+        )
+    return None
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that transformers reads a folder's weights from."""
+    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if whole.is_file() or not index.is_file():
+        return [whole] if whole.is_file() else []
+    shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+    return [folder / name for name in sorted(set(shards))]
+
+
+_SAVE_AGAIN = "save the model with fairhead.mitigate.save"
+
+
+def _is_of_method(key: str) -> bool:
+    return key.split(".")[0] in ATTACHABLE
+
+
+def _settings_of(name: str) -> type:
+    module, _, kind = ATTACHABLE[name].partition(":")
+    found: type = getattr(import_module(module), kind)
+    return found
+
+
+def _name_of(method: Any) -> str | None:
+    kind = f"{type(method).__module__}:{type(method).__qualname__}"
+    return next((name for name, path in ATTACHABLE.items() if path == kind), None)
+
+
+def _as_tensor(method: Any) -> Tensor:
+    """Name and settings as bytes of JSON: safetensors keep tensors only."""
+    text = json.dumps({"method": _name_of(method), "settings": asdict(method)}, indent=2)
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+
+def _from_json(text: str, source: Path) -> Any:
+    try:
+        saved = json.loads(text)
+        name, settings = saved["method"], dict(saved["settings"])
+    except (ValueError, TypeError, KeyError):
+        raise InputError(f"{source} does not name a method and its settings: {_SAVE_AGAIN}") from None
+    if name not in ATTACHABLE:
+        known = list(ATTACHABLE)
+        raise InputError(f"{source} names the method {name!r}; known: {', '.join(known)}.{did_you_mean(name, known)}")
+    kind = _settings_of(name)
+    for option in settings.keys() - {setting.name for setting in fields(kind)}:
+        raise InputError(f"{source} has a setting {option!r} that {name!r} has not: another version wrote it")
+    return kind(**{option: tuple(value) if isinstance(value, list) else value for option, value in settings.items()})

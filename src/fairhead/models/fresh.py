@@ -1,0 +1,171 @@
+"""Models to be trained: fresh vision transformers by size, and pretrained ones with a fresh task head."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fairhead.errors import InputError, UnsupportedModel, did_you_mean
+from fairhead.models.inputs import Pictures, normalising
+from fairhead.models.load import open_model, read_weights
+from fairhead.models.places import Place, config_of, find
+
+# Layers × heads with fresh weights; the widths are those of the DAM paper's code.
+_FRESH = re.compile(r"vit-(\d+)x(\d+)")
+_FRESH_SETTINGS = {"width": 768, "mlp": 768, "image_size": 64, "patch_size": 16}
+
+# The tower that sees, kept without the other, and the family that it is of.
+_TOWERS_ALONE = {"clip_vision_model": "CLIP", "siglip_vision_model": "Siglip"}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A model that can be built again and again.
+
+    Attributes:
+        name: "vit-8x8", or a pretrained model as `fairhead.load` takes it ("path:FOLDER" says that it is a folder).
+        classes: names of the classes.
+        settings: of fresh models: width, mlp, image_size, patch_size; of pretrained ones: image_size.
+
+    Example:
+        >>> recipe = Recipe("vit-2x4", ("no", "yes"), {"width": 16, "mlp": 16, "image_size": 8, "patch_size": 4})
+        >>> type(recipe.build("image", seed=0)).__name__
+        'ViTForImageClassification'
+        >>> recipe.pictures().size
+        8
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def place(self) -> Place | None:
+        """The files of a pretrained model; None for a fresh one.
+
+        Raises:
+            InputError: there are none.
+        """
+        if _FRESH.fullmatch(self.name):
+            return None
+        try:
+            return find(self.name)
+        except InputError:
+            if self.name.startswith(("path:", "hub:")) or "/" in self.name:
+                raise
+        raise InputError(
+            f"there is no backbone {self.name!r}; give vit-<layers>x<heads>, such as vit-8x8, or path:FOLDER"
+        )
+
+    def check(self) -> None:
+        """Refuse a name or a setting that is not known, and a folder without a model.
+
+        Raises:
+            InputError: saying which.
+        """
+        known = ["image_size"] if self.place else list(_FRESH_SETTINGS)
+        for setting, value in self.settings.items():
+            if setting not in known:
+                raise InputError(
+                    f"backbone {self.name} has no setting {setting!r}; it has {', '.join(known)}."
+                    f"{did_you_mean(setting, known)}"
+                )
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InputError(f"backbone {self.name}: {setting} is {value!r}; expected a whole number of at least 1")
+        if not self.place:
+            self._check_fresh()
+
+    def _check_fresh(self) -> None:
+        shape, settings = _FRESH.fullmatch(self.name), self.all_settings()
+        assert shape is not None
+        if int(shape[1]) < 1 or int(shape[2]) < 1:
+            raise InputError(f"backbone {self.name} needs at least one layer and one head")
+        divisors = {"width": (int(shape[2]), "its heads"), "image_size": (settings["patch_size"], "its patch_size")}
+        for setting, (divisor, whose) in divisors.items():
+            if settings[setting] % divisor:
+                raise InputError(
+                    f"backbone {self.name}: {setting} is {settings[setting]}; expected a multiple of {divisor}, {whose}"
+                )
+
+    def all_settings(self) -> dict[str, Any]:
+        """The settings, with the defaults of a fresh model."""
+        return {**self.settings} if not _FRESH.fullmatch(self.name) else {**_FRESH_SETTINGS, **self.settings}
+
+    def pictures(self) -> Pictures:
+        """How this model wants its pictures."""
+        if self.place is None:
+            return Pictures(self.all_settings()["image_size"])
+        return Pictures.of(self.place, self.settings.get("image_size"))
+
+    def build(self, kind: str, seed: int) -> Any:
+        """A model with a task head, on the CPU; the same seed gives the same weights.
+
+        Args:
+            kind: "image" or "text".
+            seed: of all weights that are not pretrained.
+        """
+        self.check()
+        torch.manual_seed(seed)
+        labels: dict[str, Any] = {
+            "id2label": dict(enumerate(self.classes)),
+            "label2id": {name: number for number, name in enumerate(self.classes)},
+        }
+        if self.place is not None:
+            return self._pretrained(self.place, kind, labels)
+        if kind != "image":
+            raise UnsupportedModel(
+                f"{self.name} reads pictures and the data are {kind}s: give path:FOLDER of an encoder"
+            )
+        from transformers import ViTConfig, ViTForImageClassification
+
+        shape = _FRESH.fullmatch(self.name)
+        assert shape is not None  # `check` has seen to that
+        fresh = self.all_settings()
+        config = ViTConfig(
+            num_hidden_layers=int(shape[1]),
+            num_attention_heads=int(shape[2]),
+            hidden_size=fresh["width"],
+            intermediate_size=fresh["mlp"],
+            image_size=fresh["image_size"],
+            patch_size=fresh["patch_size"],
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            **labels,
+        )
+        return normalising(ViTForImageClassification(config), self.pictures())
+
+    def build_trunk(self, kind: str) -> Any:
+        """The pretrained model without a task head, on the CPU: what its features are looked at.
+
+        Raises:
+            InputError: a fresh model has no features to look at.
+        """
+        self.check()
+        if self.place is None:
+            raise InputError(f"{self.name} has fresh weights, and their features say nothing: give path:FOLDER")
+        model = open_model(self.name, "encoder", dtype="float32").model
+        return normalising(model, self.pictures()) if kind == "image" else model
+
+    def _pretrained(self, place: Place, kind: str, labels: Mapping[str, Any]) -> Any:
+        import transformers
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+        config = config_of(place)
+        family, settings = str(config.model_type), dict(labels)
+        name = {"image": "AutoModelForImageClassification", "text": "AutoModelForSequenceClassification"}[kind]
+        if kind == "image" and family in _TOWERS_ALONE:
+            # A tower on its own: the family's classifier wants it inside a configuration of both.
+            name = f"{_TOWERS_ALONE[family]}ForImageClassification"
+            both = getattr(transformers, f"{_TOWERS_ALONE[family]}Config")
+            settings = {"config": both(vision_config=config.to_dict(), **labels)}
+        model = read_weights(place, getattr(transformers, name), torch.float32, fresh_head=True, **settings)
+        # Classifiers of language models look for the last token before the padding; encoders read the first.
+        padding = getattr(model.config.get_text_config(), "pad_token_id", None)
+        if kind == "text" and family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and padding is None:
+            raise UnsupportedModel(
+                f"{place.name} is a {family} model without a padding token, which batches of texts need: give an "
+                "encoder such as BERT or RoBERTa, or set pad_token_id in its config.json"
+            )
+        return normalising(model, self.pictures()) if kind == "image" else model

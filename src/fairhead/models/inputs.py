@@ -1,0 +1,119 @@
+"""What makes a model's inputs ready: tokenizers, image processors, and pictures as bytes."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairhead.errors import InputError
+from fairhead.models.places import Place, read_beside, read_json
+from fairhead.store import write_json
+
+_PROCESSOR = "preprocessor_config.json"
+
+
+def tokenizer_of(place: Place) -> Any:
+    """The tokenizer beside a model."""
+    from transformers import AutoTokenizer
+
+    return read_beside(place, "the tokenizer", AutoTokenizer, place.holding("tokenizer.json", "tokenizer_config.json"))
+
+
+def processor_of(place: Place) -> Any:
+    """The image processor beside a model, on Pillow."""
+    from transformers import AutoImageProcessor
+
+    return read_beside(place, "the image processor", AutoImageProcessor, place.holding(_PROCESSOR), backend="pil")
+
+
+def tokens_of(tokenizer: Any, texts: Sequence[Any], length: int) -> dict[str, Tensor]:
+    """Texts, or pairs with a premise and a hypothesis, as tokens [n, length]: one length for all.
+
+    DAM keeps statistics for each position, so that every batch needs as many.
+    """
+    columns = [list(texts)]
+    if hasattr(texts[0], "premise"):
+        columns = [[pair.premise for pair in texts], [pair.hypothesis for pair in texts]]
+    return dict(tokenizer(*columns, padding="max_length", truncation=True, max_length=length, return_tensors="pt"))
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """How pictures are made ready: resized to `size` × `size` without cropping, then (x / 255 − mean) / std."""
+
+    size: int
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+
+    @classmethod
+    def of(cls, place: Place, size: int | None = None) -> "Pictures":
+        """As the model of a folder wants them; `size` replaces the size that it names."""
+        wanted, config = read_json(place.holding(_PROCESSOR) / _PROCESSOR), read_json(place.folder / "config.json")
+        found = size or wanted.get("crop_size") or wanted.get("size") or config.get("image_size")
+        if isinstance(found, dict):
+            found = found.get("height") or found.get("shortest_edge")
+        if not isinstance(found, int):
+            raise InputError(
+                f"{place.name} is a {config.get('model_type', 'unknown')} model and does not say how large its "
+                "pictures are: give an encoder of pictures (ViT, DINOv2, CLIP), or the setting image_size"
+            )
+        half = [0.5] * 3
+        return cls(found, tuple(wanted.get("image_mean", half)), tuple(wanted.get("image_std", half)))
+
+    def save(self, folder: Path) -> None:
+        """Write the same for the image processors of transformers."""
+        settings = {
+            "image_processor_type": "ViTImageProcessor",
+            "do_resize": True,
+            "size": {"height": self.size, "width": self.size},
+            "resample": 2,
+            "do_rescale": True,
+            "rescale_factor": 1 / 255,
+            "do_normalize": True,
+            "image_mean": list(self.mean),
+            "image_std": list(self.std),
+        }
+        write_json(folder / _PROCESSOR, settings)
+
+
+def normalising(model: nn.Module, pictures: Pictures) -> nn.Module:
+    """Let a model take pictures as bytes [B, 3, H, W]; they are normalised on its own device, a quarter of the memory.
+
+    Example:
+        >>> seen = []
+        >>> class Look(nn.Module):
+        ...     def forward(self, pixel_values):
+        ...         seen.append(pixel_values.flatten().tolist())
+        >>> _ = normalising(Look(), Pictures(1))(pixel_values=torch.tensor([[[[0]], [[255]], [[51]]]]).byte())
+        >>> [round(x, 3) for x in seen[0]]
+        [-1.0, 1.0, -0.6]
+    """
+    model.register_forward_pre_hook(_normaliser(pictures), with_kwargs=True)
+    return model
+
+
+def _normaliser(pictures: Pictures) -> Callable[..., Any]:
+    # One number where the channels agree: a constant of the graph instead of a tensor on some device.
+    even = len(set(pictures.mean)) == len(set(pictures.std)) == 1
+
+    @cache  # to send them at every step would be to wait for the device, which a recorded step cannot
+    def constants(device: torch.device) -> tuple[Tensor, Tensor]:
+        mean, std = (torch.tensor(x, device=device).view(-1, 1, 1) for x in (pictures.mean, pictures.std))
+        return mean, std
+
+    def normalise(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        pixels = kwargs.get("pixel_values")
+        if not isinstance(pixels, Tensor) or pixels.dtype != torch.uint8:
+            return None
+        if even:
+            ready = pixels.float() * (1 / (255 * pictures.std[0])) - pictures.mean[0] / pictures.std[0]
+        else:
+            mean, std = constants(pixels.device)
+            ready = (pixels.float() / 255 - mean) / std
+        return args, {**kwargs, "pixel_values": ready}
+
+    return normalise

@@ -1,0 +1,335 @@
+"""Loading a model with whatever it carries: a method that `attach` put into it, edits, LoRA adapters.
+
+A model is a folder, a name on the Hugging Face hub that is in the local cache, or a live `nn.Module`. All weights come
+through one call of `from_pretrained`, as safetensors and without remote code; what is missing, misshapen or not finite
+is refused by its name.
+"""
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+import transformers
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from fairhead.errors import FairheadError, InputError, UnsupportedModel
+from fairhead.models.attached import carried, method_of
+from fairhead.models.inputs import processor_of, tokenizer_of
+from fairhead.models.places import ADAPTER, Place, config_of, find, quietly, read_json, reading
+
+DType = Literal["auto", "stored", "float32", "bfloat16", "float16"]
+# "any": the class that the folder names. "image": the same, if it reads pictures. "text": a classifier of texts.
+# "causal": a language model. "encoder": without a task head.
+Kind = Literal["any", "image", "text", "causal", "encoder"]
+Model = str | os.PathLike[str] | nn.Module
+
+_AUTO = {
+    "text": "AutoModelForSequenceClassification",
+    "causal": "AutoModelForCausalLM",
+    "encoder": "AutoModel",
+    # What LoRA's configuration calls tasks.
+    "SEQ_CLS": "AutoModelForSequenceClassification",
+    "CAUSAL_LM": "AutoModelForCausalLM",
+}
+# CLIP was trained in the space that its projection leads to; of two towers, pictures need one.
+_TOWERS = {"clip": "CLIPVisionModelWithProjection", "siglip": "SiglipVisionModel"}
+_ADAPTER_WEIGHTS, _IN_ADAPTER = "adapter_model.safetensors", "base_model.model."
+
+
+def load(model: Model, *, device: str = "cpu", dtype: DType = "stored", download: bool = False) -> nn.Module:
+    """A model in evaluation mode, with the method that it carries: the outputs that it was saved with.
+
+    Args:
+        model: a folder that `save`, `save_pretrained`, a `Trainer` or PEFT wrote; a name on the Hugging Face hub that
+            is in the local cache; or a live model, which is given back.
+        device: "cpu", "cuda", "cuda:1", ...; "auto" takes a GPU where there is one.
+        dtype: "float32", "bfloat16" or "float16"; "stored" is that of the file; "auto" is float32 on a processor and
+            bfloat16 on a GPU.
+        download: fetch a model that is not in the local cache. A name "hub:NAME" says the same.
+
+    Raises:
+        InputError: there is no model, or weights of it are missing, misshapen or not finite.
+
+    Example:
+        >>> load("no/such/folder")
+        Traceback (most recent call last):
+            ...
+        fairhead.errors.InputError: no/such/folder: a folder with a model (config.json) is expected; it is not there
+    """
+    return open_model(model, device=device, dtype=dtype, download=download).model
+
+
+@dataclass
+class LoadedModel:
+    """A model in evaluation mode, where it came from, and what makes its inputs ready.
+
+    Attributes:
+        model: with the method that it carries.
+        place: its files; None for a live model that knows of none.
+    """
+
+    model: Any
+    place: Place | None
+    _tokenizer: Any = field(default=None, repr=False)
+    _processor: Any = field(default=None, repr=False)
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        found: torch.device = next(self.model.parameters()).device
+        return found
+
+    @property
+    def tokenizer(self) -> Any:
+        """Its tokenizer."""
+        if self._tokenizer is None:
+            self._tokenizer = tokenizer_of(self.files("tokenizer"))
+        return self._tokenizer
+
+    @property
+    def processor(self) -> Any:
+        """Its image processor."""
+        if self._processor is None:
+            self._processor = processor_of(self.files("processor"))
+        return self._processor
+
+    def files(self, what: str) -> Place:
+        """Where its files are, for `what`."""
+        if self.place is None:
+            raise InputError(f"this {type(self.model).__name__} was not loaded from a folder: give its {what} as well")
+        return self.place
+
+    def fingerprint(self) -> str:
+        """A hash of the configuration, the weights and the method that the model carries."""
+        config = self.model.config.to_dict()
+        own = {name: value for name, value in config.items() if name not in ("_name_or_path", "transformers_version")}
+        text = json.dumps(own, sort_keys=True, default=str) + str(method_of(self.model)) + weights_digest(self.model)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def open_model(
+    model: Model,
+    kind: Kind = "any",
+    *,
+    device: str = "cpu",
+    dtype: DType = "stored",
+    download: bool = False,
+    tokenizer: Any = None,
+    processor: Any = None,
+) -> LoadedModel:
+    """What `load` gives, with its files, tokenizer and image processor: for whoever runs it on data.
+
+    Args:
+        model: as `load` takes it.
+        kind: what is expected of it.
+        device: as `load` takes it; a live model stays where it is.
+        dtype: as `load` takes it; a live model keeps its own.
+        download: as `load` takes it.
+        tokenizer: of a live model; otherwise that of the folder.
+        processor: of a live model; otherwise that of the folder.
+
+    Raises:
+        InputError: as `load` does.
+        UnsupportedModel: it is of another kind.
+    """
+    if isinstance(model, nn.Module):
+        return LoadedModel(model.eval(), _origin(model), tokenizer, processor)
+    target = device_named(device)
+    numbers = _dtype(dtype, target)
+    place = find(model, download)
+    found = read_weights(place, class_of(place, kind), numbers, kind)
+    return LoadedModel(found.eval().to(target), place, tokenizer, processor)
+
+
+def _origin(model: Any) -> Place | None:
+    """Where a live model says that it came from, if that is still there."""
+    try:
+        return find(str(model.config._name_or_path))
+    except (AttributeError, InputError):
+        return None
+
+
+def class_of(place: Place, kind: Kind) -> Any:
+    """The class of transformers that a model is loaded as.
+
+    Raises:
+        InputError: transformers has no such class, or it does not read what is expected.
+        UnsupportedModel: it is no language model and one is expected.
+    """
+    config = config_of(place)
+    task = None if place.adapter is None else read_json(place.adapter / ADAPTER).get("task_type")
+    if kind == "causal":
+        _refuse_other_than_causal(place, config)
+    if kind == "encoder":
+        projected = [name for name in config.architectures or () if str(name).endswith("ModelWithProjection")]
+        return getattr(transformers, projected[0] if projected else _TOWERS.get(config.model_type, _AUTO[kind]))
+    if kind in _AUTO or task in _AUTO:
+        return getattr(transformers, _AUTO[kind if kind in _AUTO else str(task)])
+    names = config.architectures or ("AutoModel" if kind == "image" else "no class",)
+    name = str(names[0] if not isinstance(names, str) else names)
+    found = getattr(transformers, name, None)
+    if name != "AutoModel" and not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
+        raise InputError(f"{place.folder / 'config.json'} names {name} as the model's class, which transformers lacks")
+    reads = getattr(found, "main_input_name", "pixel_values")
+    if kind == "image" and reads != "pixel_values" and not hasattr(config, "vision_config"):
+        raise InputError(f"{place.name} holds a {name}, which reads {reads} and no images")
+    return found
+
+
+def _refuse_other_than_causal(place: Place, config: Any) -> None:
+    # An encoder would be loaded too, with an output layer of random numbers.
+    named = list(config.architectures or [])
+    causal = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    encoder_only = {"BertLMHeadModel", "RobertaForCausalLM"} if not getattr(config, "is_decoder", False) else set()
+    if named and not any(name in causal and name not in encoder_only for name in named):
+        raise UnsupportedModel(
+            f"{place.name}: holds a {named[0]}; a causal language model (such as LlamaForCausalLM) is expected"
+        )
+
+
+def read_weights(
+    place: Place,
+    kind: Any,
+    dtype: torch.dtype | None = None,
+    what: str = "any",
+    *,
+    fresh_head: bool = False,
+    **settings: Any,
+) -> Any:
+    """A model of the class `kind` with the weights of a folder, the adapter merged and the method attached.
+
+    Args:
+        place: where they are.
+        kind: a class of transformers.
+        dtype: of the weights; None for that of the file.
+        what: is expected: see `Kind`. A pooler that an encoder's file lacks is left out.
+        fresh_head: whether weights outside the encoder may be missing, or of another shape: they are random then.
+        settings: for `from_pretrained`.
+    """
+    if fresh_head:
+        settings["ignore_mismatched_sizes"] = True
+    with reading(place, "the weights"), quietly():
+        kept = carried(place.folder)
+        model, found = kind.from_pretrained(
+            place.folder,
+            dtype="auto" if dtype is None else dtype,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            **settings,
+        )
+    missing = {*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])} - _in_adapter(place)
+    if what == "encoder" and missing and all(key.startswith("pooler.") for key in missing):
+        model.pooler, missing = None, set()
+    if fresh_head:
+        missing = {key for key in missing if _is_of_encoder(model, key)}
+    if missing:
+        # They would be random numbers, and so would be all that is computed with them.
+        advice = (
+            ": it is not a trained classifier; train one first, as with fairhead mitigate erm" if what == "text" else ""
+        )
+        raise InputError(
+            f"{place.name}: the file of weights lacks {len(missing)} that the model needs, such as "
+            f"{min(missing)}{advice}"
+        )
+    if kept is not None:
+        model = kept.put_into(model, lambda: tokenizer_of(place))
+    if place.adapter is not None:
+        _merge_adapter(place, getattr(model, "base", model))
+    _refuse_not_finite(place, model)
+    return model
+
+
+def _is_of_encoder(model: nn.Module, key: str) -> bool:
+    """Whether a weight belongs to the largest part of a model, and not to a pooler within it."""
+    sizes = {name: sum(p.numel() for p in child.parameters()) for name, child in model.named_children()}
+    return key.split(".")[0] == max(sizes, key=lambda name: sizes[name]) and ".pooler." not in key
+
+
+def _refuse_not_finite(place: Place, model: nn.Module) -> None:
+    for name, weight in model.state_dict().items():
+        floating = isinstance(weight, Tensor) and weight.is_floating_point() and weight.numel()
+        if floating and not torch.stack(torch.aminmax(weight)).isfinite().all():
+            raise InputError(f"{place.name}: the weight {name} is not finite: training or saving it went wrong")
+
+
+def _in_adapter(place: Place) -> set[str]:
+    """Weights of the model itself (a task head, mostly) that come with an adapter."""
+    if place.adapter is None:
+        return set()
+    file = place.adapter / _ADAPTER_WEIGHTS
+    if not file.is_file():
+        raise InputError(f"{place.name} has no {_ADAPTER_WEIGHTS}: weights are read as safetensors only")
+    with reading(place, "the adapter"), safe_open(file, "pt") as opened:
+        keys: list[str] = opened.keys()
+        return {key.removeprefix(_IN_ADAPTER) for key in keys}
+
+
+def _merge_adapter(place: Place, model: Any) -> None:
+    """Merge LoRA's matrices into the weights, in place."""
+    try:
+        from peft import PeftModel
+    except ImportError:
+        raise FairheadError(f"{place.name} is a LoRA adapter, which needs peft: pip install peft") from None
+    assert place.adapter is not None
+    with reading(place, "the adapter"), quietly():
+        adapted: Any = PeftModel.from_pretrained(model, place.adapter, local_files_only=True)
+        adapted.merge_and_unload()
+
+
+def weights_digest(model: nn.Module) -> str:
+    """A hash of all weights and buffers that are saved with them.
+
+    Example:
+        >>> torch.manual_seed(0) and weights_digest(nn.Linear(2, 2)) != weights_digest(nn.Linear(2, 2))
+        True
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for name, weight in sorted(model.state_dict().items()):
+        if not isinstance(weight, Tensor):
+            continue
+        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
+        flat = weight.detach().cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def device_named(name: str) -> torch.device:
+    """A device that can be used: "cpu", "cuda", "cuda:1", ...; "auto" takes a GPU where there is one.
+
+    Raises:
+        InputError: there is no such device.
+
+    Example:
+        >>> device_named("cpu")
+        device(type='cpu')
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"the device is {name!r}; expected cpu, cuda, cuda:1, ... or auto") from None
+    if device.type == "cpu":
+        return device
+    here = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if here is None or here.type != device.type:
+        what = "no GPU" if device.type == "cuda" else f"no {device.type} device"
+        raise InputError(f"the device is {name}, and PyTorch sees {what} here: use --device cpu")
+    if device.index is not None and device.index >= torch.accelerator.device_count():
+        raise InputError(f"the device is {name}, and there are {torch.accelerator.device_count()}, counted from 0")
+    return device
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype | None:
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "stored": None}
+    known["auto"] = torch.float32 if device.type == "cpu" else torch.bfloat16
+    if name not in known:
+        raise InputError(f"dtype {name!r} is not known; one of {', '.join(known)} is expected")
+    return known[name]

@@ -1,0 +1,140 @@
+"""Where the files of a model are: a folder, a name of the Hugging Face hub in the local cache, a LoRA adapter."""
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError
+from transformers.utils import logging
+
+from fairhead.errors import FairheadError, InputError, UnsupportedModel
+
+ADAPTER = "adapter_config.json"
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
+_CANNOT = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError, SafetensorError)
+
+
+class Place(NamedTuple):
+    """Where the files of a model are.
+
+    Attributes:
+        name: as it was given.
+        folder: has config.json and the weights.
+        adapter: has LoRA matrices to be merged into them, or None.
+    """
+
+    name: str
+    folder: Path
+    adapter: Path | None = None
+
+    def holding(self, *files: str) -> Path:
+        """The folder that has one of these files: the adapter's where it does, else the model's."""
+        adapted = self.adapter is not None and any((self.adapter / file).is_file() for file in files)
+        return self.adapter if adapted and self.adapter is not None else self.folder
+
+
+def find(model: str | os.PathLike[str], download: bool = False) -> Place:
+    """The files of a model by the folder or the name on the hub.
+
+    Raises:
+        InputError: there are none.
+    """
+    name = os.fspath(model)
+    folder = Path(name.removeprefix("path:"))
+    if not folder.is_dir():
+        folder = _cached(name.removeprefix("path:"), download)
+    if (folder / "config.json").is_file():
+        return Place(name, folder)
+    if not (folder / ADAPTER).is_file():
+        raise InputError(f"{name}: a folder with a model (config.json) is expected; it has no config.json")
+    base = str(read_json(folder / ADAPTER).get("base_model_name_or_path"))
+    try:
+        under = find(folder / base if (folder / base).is_dir() else base, download)
+    except InputError:
+        raise InputError(f"{name} is a LoRA adapter of {base}, which is neither a folder here nor cached") from None
+    if under.adapter is not None:
+        raise InputError(f"{name} is a LoRA adapter of {base}, which is one as well: merge that first")
+    return Place(name, under.folder, folder)
+
+
+def _cached(name: str, download: bool) -> Path:
+    """The folder of a model of the hub in the local cache."""
+    from huggingface_hub import snapshot_download
+
+    wanted = name.removeprefix("hub:")
+    download = download or wanted != name
+    if not _HUB_NAME.fullmatch(wanted) or wanted.startswith("."):
+        raise InputError(f"{name}: a folder with a model (config.json) is expected; it is not there")
+    try:
+        return Path(snapshot_download(wanted, local_files_only=not download, allow_patterns=list(_HUB_FILES)))
+    except (OSError, ValueError) as error:
+        if download:
+            raise InputError(f"{name} cannot be fetched from the hub: {_one_line(error)}") from None
+    raise InputError(
+        f"{name}: a folder with a model (config.json) is expected; it is not there, nor is a model of that name in the "
+        f"local cache of the hub (hub:{name} fetches it)"
+    )
+
+
+def config_of(place: Place) -> Any:
+    """Its configuration."""
+    from transformers import AutoConfig
+
+    return read_beside(place, "config.json", AutoConfig, place.folder)
+
+
+def read_beside(place: Place, what: str, auto: Any, folder: Path, **options: Any) -> Any:
+    """Anything but weights: a configuration, a tokenizer, an image processor."""
+    with reading(place, what), quietly():
+        return auto.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
+
+
+@contextmanager
+def reading(place: Place, what: str) -> Iterator[None]:
+    """Say in one line what cannot be loaded."""
+    try:
+        yield
+    except FairheadError:
+        raise
+    except _CANNOT as error:
+        if "Unrecognized configuration class" in str(error):
+            family = read_json(place.folder / "config.json").get("model_type")
+            raise UnsupportedModel(
+                f"{place.name} is a {family} model, which transformers has no class for that does what is asked; give "
+                "an encoder such as ViT or DINOv2 for pictures, BERT or RoBERTa for texts"
+            ) from None
+        raise InputError(f"{place.name}: {what} cannot be loaded: {_one_line(error)}") from None
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What a JSON file says; nothing where there is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read as JSON: {error}") from None
+    return found if isinstance(found, dict) else {}
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without transformers' bars, and without its list of weights that are meant to be new, or to be left over."""
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
