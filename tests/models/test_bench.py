@@ -17,7 +17,7 @@ from made_faces import GRID, make_faces
 from fairhead.audit import audit, compare
 from fairhead.bench.cell import run_cell
 from fairhead.bench.grid_file import read_grid
-from fairhead.bench.render import html, markdown
+from fairhead.bench.render import markdown, report_of
 from fairhead.bench.results_folder import Store
 from fairhead.bench.runner import Workplace, run_grid
 from fairhead.bench.table import table_of
@@ -26,6 +26,7 @@ from fairhead.cli import main
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.models.fresh import Recipe
 from fairhead.models.load import device_named
+from fairhead.report import render
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +184,7 @@ class _Balanced(HTMLParser):
 def test_the_page_is_whole_and_needs_nothing_else(finished):
     grid, out = finished
     table = table_of(grid, Store(out), "fairhead bench <b>grid</b>")
-    page = html(table)
+    page = render(report_of(table))
     parser = _Balanced()
     parser.feed(page)
     assert parser.open == []

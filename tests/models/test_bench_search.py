@@ -19,7 +19,7 @@ from fairhead.bench.cell import run_cell, run_trial
 from fairhead.bench.fingerprint import fingerprint, row_of
 from fairhead.bench.grid import TRAIN_WITH_GROUPS
 from fairhead.bench.grid_file import read_grid
-from fairhead.bench.render import html, markdown
+from fairhead.bench.render import markdown, report_of
 from fairhead.bench.results_folder import Store
 from fairhead.bench.runner import Workplace, run_grid
 from fairhead.bench.search import Place, choices, final_cells, trial_cells
@@ -28,6 +28,7 @@ from fairhead.mitigate.priors import PLAN_PRIORS, Choice, ListOf, LogUniform, Sh
 from fairhead.mitigate.references import METHODS_WITH_ATTRIBUTES
 from fairhead.mitigate.registry import METHODS
 from fairhead.records import Records
+from fairhead.report import render
 
 SEARCHED = GRID.replace("[erm, dam]", "[erm, jtt]") + "search: {configs: 3, seeds: [7, 8]}\n"
 
@@ -253,7 +254,7 @@ def test_what_a_search_cannot_choose_is_named_and_trials_that_diverged_are_taken
     assert [line.method for line in table.blocks[0].lines] == ["erm"]
     said = "Not shown, as trials are missing or all have failed: faces/tiny/jtt."
     assert said in markdown(table)
-    assert said in html(table)
+    assert said in render(report_of(table))
     other = Store(tmp_path / "other")
     assert other.take_in(store) == len(store.rows()) == 10
     assert other.take_in(store) == 0
@@ -299,5 +300,5 @@ def test_a_searched_grid_from_end_to_end(faces, tmp_path):
     assert run_grid(grid, tmp_path / "out", Workplace()) == (10, 0, 0)
     table = table_of(grid, store)
     assert "as the grid has it" in markdown(table) or "learning rate" in markdown(table)
-    assert html(table).count("<caption>Search of hyper-parameters") == 1
+    assert render(report_of(table)).count("<caption>Search of hyper-parameters") == 1
     assert all(fingerprint(cell) == rows[cell.name]["fingerprint"] for cell in final_cells(grid, store))

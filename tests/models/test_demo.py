@@ -20,7 +20,7 @@ from fairhead.errors import InputError
 from fairhead.locate import Ablation, Head
 from fairhead.mitigate import load
 from fairhead.records import Records
-from fairhead.report.contract import checked
+from fairhead.report import Report
 from fairhead.train import TrainingPlan, predict
 
 TINY = DemoPlan(
@@ -114,7 +114,7 @@ def test_the_report_is_valid_and_its_figures_come_from_the_records(two_runs):
     folder, found, told = two_runs
     out = folder / "a"
     report = json.loads((out / "report.json").read_text())
-    checked(report)
+    Report.from_dict(report)
     assert "command" not in report["provenance"]  # it was no command that made it
     assert found.report == out / "report.html"
     assert found.verdict == tuple(line["text"] for line in report["verdict"])

@@ -242,7 +242,7 @@ MODULES = (
     "language.suite",
     "language.before_after",
     "language.before_after_report",
-    "report.changes_view",
+    "report.sections.changes",
 )
 
 

@@ -2,6 +2,7 @@
 
 import re
 from math import isclose
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,17 +11,22 @@ from hypothesis import strategies as st
 from report_example import ablation, audit, comparison, estimate, headmap
 
 from fairhead.audit.results import Audit
-from fairhead.report.audit_view import audit_view
-from fairhead.report.comparison_view import better_direction, comparison_view, outcome
-from fairhead.report.controls import control_plot
 from fairhead.report.forest import Mark, forest
-from fairhead.report.heads_view import ablation_view, headmap_view
-from fairhead.report.heatmap import STEPS, colour_bar, colour_class
+from fairhead.report.form import plain
+from fairhead.report.sections import Section
+from fairhead.report.sections.ablated import control_plot
+from fairhead.report.sections.compared import better_direction, outcome
+from fairhead.report.sections.headmap import STEPS, colour_bar, colour_class
 from fairhead.report.svg import Axis
 from fairhead.report.wording import MINUS, THIN_SPACE, Scale, count, is_share, p_value, scale_of
 
 finite = st.floats(-1e6, 1e6).map(lambda x: 0.0 if abs(x) < 1e-6 else x)
 shares = st.floats(0, 1)
+
+
+def made(**values: Any) -> Any:
+    """The section of a JSON form."""
+    return Section.from_json(plain({"title": "T", **values}, "section"), "section")
 
 
 def read(text: str) -> float:
@@ -147,57 +153,56 @@ def test_without_an_ideal_no_direction_is_claimed() -> None:
 
 def test_every_estimate_is_shown_once_or_listed_as_undefined() -> None:
     rng = np.random.default_rng(0)
-    made = audit(["a", "b", "c"], "g", 0.2, rng)
-    blocks = audit_view({"audit": made.to_dict()})
+    found = audit(["a", "b", "c"], "g", 0.2, rng)
+    blocks = made(kind="audit", name="m", audit=found).blocks()
     shown = sum(len(panel.rows) for block in blocks for panel in block.panels)
     listed = sum(len(item.names) for block in blocks for item in block.undefined)
-    assert shown == sum(e.value is not None for e in made.estimates)
-    assert listed == sum(e.value is None for e in made.estimates) > 0
+    assert shown == sum(e.value is not None for e in found.estimates)
+    assert listed == sum(e.value is None for e in found.estimates) > 0
     assert [block.heading for block in blocks] == ["Overall", "By g"]
     assert [row[0] for block in blocks if block.table for row in block.table.rows] == ["a", "b", "c"]
 
 
 def test_filled_dots_are_those_whose_interval_leaves_the_ideal_out() -> None:
-    made = Audit((estimate("DP", 0.1, 0.02), estimate("EOp", 0.01, 0.02), estimate("EOd", 0.2, ideal=None)), (), {})
-    rows = [
-        row for block in audit_view({"audit": made.to_dict()}) for panel in block.panels for row in panel.forest.rows
-    ]
+    found = Audit((estimate("DP", 0.1, 0.02), estimate("EOp", 0.01, 0.02), estimate("EOd", 0.2, ideal=None)), (), {})
+    blocks = made(kind="audit", name="m", audit=found).blocks()
+    rows = [row for block in blocks for panel in block.panels for row in panel.forest.rows]
     assert ['class="row clear"' in row for row in rows] == [True, False, False]
 
 
 def test_the_level_of_intervals_is_said() -> None:
-    made = Audit((estimate("DP", 0.1),), (), {"level": 0.9}).to_dict()
-    assert f"90{THIN_SPACE}%" in audit_view({"audit": made})[0].columns[0]
+    found = Audit((estimate("DP", 0.1),), (), {"level": 0.9})
+    assert f"90{THIN_SPACE}%" in made(kind="audit", name="m", audit=found).blocks()[0].columns[0]
 
 
 def test_a_comparison_counts_its_outcomes() -> None:
     rng = np.random.default_rng(0)
     a, b = (audit(["a", "b"], "g", gap, rng) for gap in (0.3, 0.1))
     compared = comparison(a, b)
-    view = comparison_view({"comparison": compared.to_dict(), "a_name": "A", "b_name": "B"})
-    words = [row.cells[-1].text for panel in view.panels for row in panel.rows]
+    section = made(kind="comparison", comparison=compared, a_name="A", b_name="B")
+    words = [row.cells[-1].text for panel in section.panels() for row in panel.rows]
     assert len(words) == sum(d.value is not None for d in compared.differences)
-    assert view.summary == ", ".join(
+    assert section.summary() == ", ".join(
         f"{words.count(w)} {w}" for w in ("better", "worse", "changed", "not clear") if w in words
     )
 
 
 def test_a_map_names_each_head_and_its_figures() -> None:
     section = headmap(48, 48, np.random.default_rng(0), [[47, 46], [47, 47]])
-    view = headmap_view(section)
-    titles = re.findall(r"<title>(L\d+H\d+): ([^,<]*)", view.drawn)
+    drawn, top = made(**section).draw(), made(**section).top()
+    titles = re.findall(r"<title>(L\d+H\d+): ([^,<]*)", drawn)
     assert len(titles) == 48 * 48
     layer, head = np.unravel_index(np.abs(section["values"]).argmax(), (48, 48))
-    assert view.top[0].name == f"L{layer}H{head}"
-    assert dict(titles)[view.top[0].name] == view.top[0].value
-    assert view.drawn.count('class="selected"') == 2
-    assert {row.name for row in view.top if row.selected} == {"L47H46", "L47H47"}
+    assert top[0].name == f"L{layer}H{head}"
+    assert dict(titles)[top[0].name] == top[0].value
+    assert drawn.count('class="selected" rx') == 2
+    assert {row.name for row in top if row.selected} == {"L47H46", "L47H47"}
 
 
 def test_an_ablation_counts_the_controls_beyond_it() -> None:
     rng = np.random.default_rng(0)
     controls = [-0.3, -0.2, -0.1, 0.0, 0.4]
-    assert "2 lowered" in ablation_view(ablation(rng, effect=-0.2, controls=controls)).sentence
-    assert "1 raised" in ablation_view(ablation(rng, effect=0.2, controls=controls)).sentence
-    assert "all 5 possible" in ablation_view(ablation(rng, controls=controls, exhaustive=True)).sentence
-    assert ablation_view(ablation(rng, controls=[])).drawn is None
+    assert "2 lowered" in made(**ablation(rng, effect=-0.2, controls=controls)).sentence()
+    assert "1 raised" in made(**ablation(rng, effect=0.2, controls=controls)).sentence()
+    assert "all 5 possible" in made(**ablation(rng, controls=controls, exhaustive=True)).sentence()
+    assert "<svg" not in made(**ablation(rng, controls=[])).draw()

@@ -1,12 +1,12 @@
 """What a table of results holds. Imports no torch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from fairhead.audit import METRICS
 from fairhead.audit.seeds import SeedDifference, SeedFigure
-from fairhead.bench.frontier import Frontier
+from fairhead.report.frontier import Frontier
 
 TABLE_SCHEMA = "fairhead.bench.table/1"
 SIGNIFICANCE = 0.05
@@ -101,6 +101,15 @@ class Line:
         """The remark in brackets, unless the name says it already."""
         return f" ({self.remark})" if self.remark and self.remark not in self.method else ""
 
+    def outcome(self, metric: str) -> str:
+        """What may be said of the difference from the baseline."""
+        p, difference = self.p_adjusted.get(metric), self.differences[metric]
+        if difference.value is None:
+            return "undefined"
+        if p is None or p >= SIGNIFICANCE:
+            return "not significant"
+        return "better" if is_better(metric, difference.value) else "worse"
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return {
@@ -109,11 +118,13 @@ class Line:
             "seeds": list(self.seeds),
             "figures": {name: figure.to_dict() for name, figure in self.figures.items()},
             "differences": {
-                name: {**d.to_dict(), "p_adjusted": self.p_adjusted.get(name)} for name, d in self.differences.items()
+                name: {**d.to_dict(), "p_adjusted": self.p_adjusted.get(name), "outcome": self.outcome(name)}
+                for name, d in self.differences.items()
             },
             "best": sorted(self.best),
             "cost": None if self.cost is None else vars(self.cost),
             "failed": {str(seed): error for seed, error in self.failed.items()},
+            "remark": self.remark,
             "search": None if self.search is None else self.search.to_dict(),
         }
 
@@ -152,7 +163,7 @@ class Block:
             "verdict": self.verdict,
             "findings": list(self.findings),
             "methods": [line.to_dict() for line in self.lines],
-            "frontier": None if self.frontier is None else self.frontier.to_dict(),
+            "frontier": None if self.frontier is None else asdict(self.frontier),
         }
 
 

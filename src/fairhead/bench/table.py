@@ -13,13 +13,13 @@ import numpy as np
 
 from fairhead.audit import METRICS
 from fairhead.audit.seeds import SeedPool
-from fairhead.bench.frontier import frontier
 from fairhead.bench.grid import Cell, Grid, Method
 from fairhead.bench.results import SIGNIFICANCE, Block, Choice, Cost, Line, Table
 from fairhead.bench.results_folder import Store
 from fairhead.bench.verdict import finding, verdict
 from fairhead.errors import InputError
 from fairhead.records import Records
+from fairhead.report.frontier import Frontier, Point
 from fairhead.stats import adjust
 
 
@@ -146,12 +146,24 @@ def _block(grid: Grid, store: Store, rows: Sequence[Mapping[str, Any]], plan: _P
         group=first["group"],
         n=n,
         lines=tuple(lines),
-        frontier=frontier({line.method: line.figures for line in lines if line.figures}, grid.baseline),
+        frontier=_frontier(lines, grid.baseline),
         verdict=verdict(
             lines, grid.baseline, _commonest([records for seeds in runs.values() for records in seeds.values()])
         ),
         findings=tuple(finding(lines, metric, grid.baseline) for metric in grid.metrics),
     )
+
+
+def _frontier(lines: Sequence[Line], baseline: str, metric: str = "EOd") -> Frontier | None:
+    """Accuracy and gap of the methods that have both with their intervals."""
+    points = []
+    for line in lines:
+        both = [line.figures[name] for name in ("accuracy", metric) if name in line.figures]
+        known = [x for figure in both for x in (figure.mean, figure.low, figure.high) if x is not None]
+        if len(known) == 6:
+            accuracy, accuracy_low, accuracy_high, gap, low, high = known
+            points.append(Point(line.method, accuracy, accuracy_low, accuracy_high, gap, low, high))
+    return Frontier.of(metric, points, baseline) if points else None
 
 
 def _commonest(runs: Sequence[Records]) -> float:

@@ -12,9 +12,10 @@ from fairhead.cli.output import check_output, command_line, harmless
 from fairhead.errors import FairheadError, InputError
 
 if TYPE_CHECKING:
-    from fairhead.locate.assumption import Side
+    from fairhead.locate.assumption import Assumption, Side
     from fairhead.locate.read_qk import Rows, Seen
-    from fairhead.report.attention_page import Picture
+    from fairhead.report import Report
+    from fairhead.report.sections.attention_maps import MappedPicture
 
 EPILOG = """
 **What is written**: one self-contained page and its JSON twin.
@@ -82,7 +83,7 @@ def attention_command(
     from fairhead.locate.assumption import check_assumption
     from fairhead.locate.read_qk import look, read_rows
     from fairhead.models.load import device_named
-    from fairhead.report.attention_page import page
+    from fairhead.report import render
     from fairhead.store import write_text
 
     rows = read_rows(data, group, pairs(data_option, "--data-option"), part, limit, seed)
@@ -110,20 +111,11 @@ def attention_command(
         "seed": seed,
     }
     title = f"Attention of {' and '.join(seen)} on {data.partition(':')[0]}, by {rows.column}"
-    write_text(out, page(title, found, shown_pictures, _NOTES, provenance))
+    write_text(out, render(_report(title, found, shown_pictures, provenance)))
     twin = {
         "schema": "fairhead.attention/1",
         "assumption": {name: result.to_dict() for name, result in found.items()},
-        "maps": [
-            {
-                "picture": shown_picture.title,
-                "maps": [
-                    {"model": m.model, "patches": m.patches.tolist(), "elsewhere": m.elsewhere}
-                    for m in shown_picture.maps
-                ],
-            }
-            for shown_picture in shown_pictures
-        ],
+        "maps": [{"picture": shown.title, "maps": [vars(m) for m in shown.maps]} for shown in shown_pictures],
         "provenance": provenance,
     }
     write_json(twin, str(out.with_suffix(".json")))
@@ -146,6 +138,36 @@ _NOTES = (
     "Maps: the darker a patch, the less of the first token's attention is on it, relative to the most attended patch "
     "of that map; averaged over heads. Attention shows where a layer reads from, not what decides the answer.",
 )
+
+
+def _report(
+    title: str, found: "Mapping[str, Assumption]", pictures: "Sequence[MappedPicture]", provenance: Mapping[str, Any]
+) -> "Report":
+    """The page: q and k of each model, then the maps."""
+    from fairhead.report import Report
+    from fairhead.report.sections.attention_maps import AttentionMaps
+    from fairhead.report.sections.prose import Text
+
+    sections: list[Any] = [
+        {
+            "kind": "qk_histograms",
+            "title": f"q and k of {model} by group",
+            "text": "DAM's theory assumes that each dimension is normal within a group, and that q and k are "
+            "independent there. "
+            + ", ".join(
+                f"{n} has {100 * s:.1f} % of the rows" for n, s in zip(result.names, result.shares, strict=True)
+            )
+            + ".",
+            "names": result.names,
+            "chosen": result.chosen,
+            "findings": result.sentences(),
+        }
+        for model, result in found.items()
+    ]
+    if pictures:
+        sections.append(AttentionMaps(title="What the first token looks at", pictures=pictures))
+    sections.append(Text(title="How to read this", text="\n\n".join(_NOTES)))
+    return Report(title=title, question="", verdict=[], sections=sections, provenance=provenance, brand="attention")
 
 
 def _name(folder: Path, model: Path, against: Path | None) -> str:
@@ -186,12 +208,12 @@ def _two_groups(rows: "Rows", wanted: str | None) -> tuple[int, int]:
 
 def _pictures(
     rows: "Rows", two: tuple[int, int], seen: "Mapping[str, Seen]", count: int, ids: Sequence[str]
-) -> "list[Picture]":
+) -> "list[MappedPicture]":
     """The pictures asked for by id, or the first of either group in turn."""
     import numpy as np
 
     from fairhead.data import Images
-    from fairhead.report.attention_page import Map, Picture
+    from fairhead.report.sections.attention_maps import AttentionMap, MappedPicture, picture_address
 
     images = rows.examples.inputs
     if not isinstance(images, Images) or any(s.patch_grid is None for s in seen.values()):
@@ -212,7 +234,7 @@ def _pictures(
             assert s.patch_grid is not None
             n_patches = s.patch_grid[0] * s.patch_grid[1]
             patches = s.looks[row, -n_patches:].reshape(s.patch_grid)
-            maps.append(Map(name, patches, float(1 - patches.sum())))
+            maps.append(AttentionMap(model=name, patches=patches.tolist(), elsewhere=float(1 - patches.sum())))
         title = f"{rows.examples.ids[row]}: {label}, {rows.column} {group}"
-        found.append(Picture(title, images[row], tuple(maps)))
+        found.append(MappedPicture(title=title, picture=picture_address(images[row]), maps=maps))
     return found

@@ -111,7 +111,7 @@ def _show(found: "BeforeAfter") -> None:
     from rich.table import Table
 
     from fairhead.language.before_after_report import as_figures, named, verdict
-    from fairhead.report.changes_view import written
+    from fairhead.report.sections.changes import written
 
     console = terminal()
     marks = {"good": "[green]✓[/]", "bad": "[red]![/]", "unclear": "[yellow]?[/]", "note": "[blue]i[/]"}

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from fairhead.audit.results import Audit, Comparison
-from fairhead.report.comparison_view import outcome
+from fairhead.report.sections.compared import outcome
 from fairhead.stats import Difference, Estimate
 
 FOUR_FIFTHS = 0.8

@@ -8,8 +8,8 @@ from fairhead import __version__
 from fairhead.language.before_after import BeforeAfter, Run
 from fairhead.language.figures import axis, label, title
 from fairhead.language.paired import Change
-from fairhead.report.changes_view import written
-from fairhead.report.contract import SCHEMA as REPORT_SCHEMA
+from fairhead.report import Report
+from fairhead.report.sections.changes import written
 from fairhead.report.wording import THIN_SPACE, count, p_value
 
 NBSP = "\u00a0"
@@ -57,7 +57,7 @@ def report_of(found: BeforeAfter, command: str | None = None) -> dict[str, Any]:
         sections.append(_changes(found, "On the terms trained on", text, seen, {}))
     origin = {"fairhead": __version__, "python": platform.python_version(), "command": command}
     return {
-        "schema": REPORT_SCHEMA,
+        "schema": Report.schema,
         "title": f"Before and after: {found.base} and {runs}",
         "question": (
             f"What did {runs} change against {found.base}: stereotypes that were aimed at, categories that were not, "

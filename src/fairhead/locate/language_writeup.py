@@ -13,7 +13,7 @@ from fairhead.locate.pairs import TextPairs
 from fairhead.locate.plan import half_sha256
 from fairhead.locate.sentences import ALPHA, among_controls, curve_section, finite, interval, line, outcome, signed
 from fairhead.locate.writeup import SCHEMA
-from fairhead.report.contract import SCHEMA as REPORT_SCHEMA
+from fairhead.report import Report
 from fairhead.report.wording import head_name, p_value
 
 _BENCHMARKS = {"crows_pairs": "CrowS-Pairs", "stereoset": "StereoSet"}
@@ -57,7 +57,7 @@ def report_of(located: LocatedPairs, pairs: TextPairs, provenance: Mapping[str, 
     """The report as `fairhead.report` takes it."""
     name = _BENCHMARKS.get(located.benchmark, located.benchmark)
     return {
-        "schema": REPORT_SCHEMA,
+        "schema": Report.schema,
         "title": f"Heads that carry the stereotypes of {name}",
         "question": (
             f"A language model reads pairs of texts of {name}, a stereotype and an anti-stereotype. Which attention "

@@ -26,7 +26,7 @@ from fairhead.locate.sentences import (
     signed,
 )
 from fairhead.locate.studies import Study
-from fairhead.report.contract import SCHEMA as REPORT_SCHEMA
+from fairhead.report import Report
 from fairhead.report.wording import head_name, metric_name, p_value
 
 SCHEMA = "fairhead.headmap/1"
@@ -108,7 +108,7 @@ def report_of(
     first, second = concept.poles
     sorts = f"sorts {located.noun} by {located.target}" if located.target else f"sorts {located.noun}"
     return {
-        "schema": REPORT_SCHEMA,
+        "schema": Report.schema,
         "title": f"Heads that carry {concept.name}" + (f" in the task “{located.target}”" if located.target else ""),
         "question": (
             f"A model {sorts} into {', '.join(located.task.classes)} ({located.task.origin}). Which attention heads "

@@ -4,14 +4,15 @@ A forest here is a table whose second column is drawn. Each row is a small SVG o
 pushed together, so the lines join up. Names and figures stay text that wraps, scrolls, prints and can be copied.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import floor, log10
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
 from fairhead.report.svg import Axis, drawing, element
-from fairhead.report.wording import Scale
+from fairhead.report.wording import THIN_SPACE, Scale
 
 
 @dataclass(frozen=True)
@@ -96,3 +97,67 @@ def _lines(axis: Axis, ideal: float | None, top: str = "0", bottom: str = "100%"
     if ideal is not None:
         grid.append(element("line", x1=axis.at(ideal), x2=axis.at(ideal), y1=top, y2=bottom, class_="ideal"))
     return grid
+
+
+class Cell(NamedTuple):
+    """A figure, what stands below it in small type, and a CSS class."""
+
+    text: str
+    note: str = ""
+    look: str = ""
+
+
+class Row(NamedTuple):
+    """A line of a panel: names and figures. Its drawn cell is in the panel's forest, at the same index."""
+
+    name: str
+    note: str
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Rows that share an axis."""
+
+    caption: str
+    forest: Forest
+    rows: tuple[Row, ...]
+
+
+class Undefined(NamedTuple):
+    """Figures of one subject that have no value, for one reason."""
+
+    names: tuple[str, ...]
+    subject: str
+    reason: str
+
+
+def undefined(named: Iterable[tuple[str, str, Any]]) -> tuple[Undefined, ...]:
+    """List the figures without a value, those of one subject with one reason together.
+
+    Args:
+        named: (subject, name of the figure, figure) of each.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> gap = SimpleNamespace(value=None, undefined="dark has 3 rows")
+        >>> undefined([("by shade", "EOp", gap), ("by shade", "EOd", gap)])
+        (Undefined(names=('EOp', 'EOd'), subject='by shade', reason='dark has 3 rows'),)
+    """
+    together: dict[tuple[str, str], list[str]] = {}
+    for subject, name, figure in named:
+        if figure.value is None:
+            together.setdefault((subject, figure.undefined), []).append(name)
+    return tuple(Undefined(tuple(names), *of) for of, names in together.items())
+
+
+def level(provenance: Mapping[str, Any]) -> str:
+    """Return the level of the intervals in words: as the provenance or an entry of it says, or 95 %.
+
+    Example:
+        >>> level({"audit": {"level": 0.9}}).replace(THIN_SPACE, " ")
+        '90 %'
+    """
+    places = [provenance, *(entry for entry in provenance.values() if isinstance(entry, Mapping))]
+    share = next((place["level"] for place in places if isinstance(place.get("level"), float)), 0.95)
+    return f"{share * 100:g}{THIN_SPACE}%"

@@ -1,106 +1,97 @@
-"""The page itself: `render` makes it, `write` puts it and its JSON twin on disk."""
+"""The report: what was asked, what was found, the evidence, and where it came from, as one page and its JSON twin."""
 
-import json
 import os
-import re
-from collections.abc import Callable, Mapping
-from functools import cache
-from importlib.resources import files
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import jinja2
-from markupsafe import Markup
+from typing import Annotated, Any, ClassVar, Literal
 
 from fairhead.errors import InputError
-from fairhead.report import wording
-from fairhead.report.attention_view import attention_gap_view
-from fairhead.report.audit_view import audit_view, definitions
-from fairhead.report.changes_view import changes_view, spillover_view
-from fairhead.report.comparison_view import comparison_view
-from fairhead.report.contract import checked
-from fairhead.report.heads_view import ablation_view, headmap_view
-from fairhead.report.located_view import curve_view, top_heads_view
-from fairhead.store import made_folder, write_text
-
-# Kind of section -> what makes its figures ready for the template of the same name.
-_VIEWS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
-    "audit": audit_view,
-    "comparison": comparison_view,
-    "headmap": headmap_view,
-    "ablation": ablation_view,
-    "curve": curve_view,
-    "top_heads": top_heads_view,
-    "changes": changes_view,
-    "spillover": spillover_view,
-    "attention_gap": attention_gap_view,
-}
-
-# Overrides, embeddings and isolates of the direction of writing. Letters of right-to-left scripts need none of them.
-_TURNS = re.compile("[\u202a-\u202e\u2066-\u2069]")
+from fairhead.report.form import build, json_of, plain
+from fairhead.report.markup import fill, in_reading_order
+from fairhead.report.sections import Section
+from fairhead.store import made_folder, write_json, write_text
 
 
-@cache
-def environment(package: str = "fairhead.report") -> jinja2.Environment:
-    """Templates of a package, which may build on those of the report (base.html), with its style and filters.
+@dataclass(frozen=True)
+class Sentence:
+    """One sentence of a verdict, and whether it is good news."""
+
+    text: str
+    tone: Literal["good", "bad", "unclear", "note"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """A page before it is written.
+
+    Attributes:
+        title: the heading of the page.
+        question: what was asked; an empty one leaves its part of the page out.
+        verdict: what was found, in sentences.
+        sections: the evidence; each a `Section`, or its JSON form.
+        provenance: command, seed, versions and the like.
+        brand: what kind of page it is.
 
     Example:
-        >>> "base.html" in environment().list_templates()
+        >>> from fairhead.report.sections.prose import Text
+        >>> data = Text(title="Data", text="<b>All</b> of 2025.")
+        >>> found = Report(title="Loans", question="Even?", verdict=[], sections=[data], provenance={"seed": 0})
+        >>> found.to_dict()["sections"]
+        [{'kind': 'text', 'title': 'Data', 'text': '<b>All</b> of 2025.'}]
+        >>> "&lt;b&gt;All&lt;/b&gt; of 2025." in render(found)
         True
     """
-    loaders = [jinja2.PackageLoader(name) for name in dict.fromkeys((package, "fairhead.report"))]
-    environment = jinja2.Environment(
-        loader=jinja2.ChoiceLoader(loaders),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["paragraphs"] = lambda text: [part for part in text.split("\n\n") if part.strip()]
-    environment.filters["plain"] = wording.plain_value
-    environment.globals["style"] = Markup(files("fairhead.report").joinpath("templates/style.css").read_text("utf-8"))
-    environment.globals["views"] = _VIEWS
-    return environment
+
+    schema: ClassVar[str] = "fairhead.report/1"
+
+    title: str
+    question: str
+    verdict: Sequence[Sentence]
+    sections: Sequence[Annotated[Any, Section]]
+    provenance: Mapping[str, Any]
+    brand: str = "report"
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> "Report":
+        """Build a report from its JSON form.
+
+        Raises:
+            InputError: it is not of the form `fairhead.report/1`; the message names the place.
+
+        Example:
+            >>> empty = {"schema": "fairhead.report/1", "title": "T", "question": "Q", "verdict": [], "provenance": {}}
+            >>> Report.from_dict({**empty, "sections": [{"kind": "adit", "title": "A"}]})
+            Traceback (most recent call last):
+            fairhead.errors.InputError: report.sections[0].kind is 'adit'; expected one of audit, comparison, headmap, \
+ablation, text, curve, top_heads, changes, spillover, attention_gap, tables, bench, qk_histograms, attention_maps. Did \
+you mean 'audit'?
+        """
+        return build(cls, plain(given, "report"), "report")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return plain(json_of(self), "report")
 
 
-def render(report: Mapping[str, Any]) -> str:
+def render(report: Report | Mapping[str, Any]) -> str:
     """Return a report as one HTML page that needs no network and no other file.
 
     Args:
-        report: a dict of the form `fairhead.report/1`: title, question, verdict, sections and provenance.
+        report: a `Report`, or its JSON form.
 
     Returns:
         The page. Every string of the report is escaped.
 
     Raises:
-        InputError: the report is not of that form; the message names the place.
-
-    Example:
-        >>> page = render({
-        ...     "schema": "fairhead.report/1", "title": "Loans", "question": "Are refusals even?",
-        ...     "verdict": [{"text": "Not shown: 3 % (0 to 6 %).", "tone": "unclear"}],
-        ...     "sections": [{"kind": "text", "title": "Data", "text": "<b>All</b> of 2025."}],
-        ...     "provenance": {"seed": 0},
-        ... })
-        >>> "&lt;b&gt;All&lt;/b&gt; of 2025." in page
-        True
+        InputError: the report is not of the form `fairhead.report/1`; the message names the place.
     """
-    plain = checked(report)
-    page = environment().get_template("page.html")
-    return in_reading_order(page.render(report=plain, definitions=definitions(plain["sections"])))
+    checked = Report.from_dict(plain(report, "report"))
+    definitions = {name: text for section in checked.sections for name, text in section.metric_definitions().items()}
+    return in_reading_order(fill("page.html", report=checked, definitions=definitions))
 
 
-def in_reading_order(page: str) -> str:
-    r"""A page on which no name from data turns the words around it: characters that would do so are written out.
-
-    Example:
-        >>> in_reading_order("by \u202eegnaro: 3 points")
-        'by \\u202eegnaro: 3 points'
-    """
-    return _TURNS.sub(lambda found: found[0].encode("unicode_escape").decode(), page)
-
-
-def write(report: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+def write(report: Report | Mapping[str, Any], path: str | os.PathLike[str]) -> None:
     """Write a report to `path` (ending in .html) and the same figures beside it as JSON, with the same stem.
 
     Each file appears complete or not at all.
@@ -114,8 +105,7 @@ def write(report: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
 
     Example:
         >>> import tempfile
-        >>> empty = {"schema": "fairhead.report/1", "title": "T", "question": "Q",
-        ...          "verdict": [], "sections": [], "provenance": {}}
+        >>> empty = Report(title="T", question="Q", verdict=[], sections=[], provenance={})
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     write(empty, Path(folder, "report.html"))
         ...     sorted(file.name for file in Path(folder).iterdir())
@@ -124,8 +114,8 @@ def write(report: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
     path = Path(path)
     if path.suffix.lower() != ".html":
         raise InputError(f"the report would be written to {str(path)!r}; give a path that ends in .html")
-    twin = json.dumps(checked(report), ensure_ascii=False, allow_nan=False, indent=1)
-    page = render(report)
+    twin = plain(report, "report")
+    page = render(twin)
     made_folder(path.parent)
-    write_text(path.with_suffix(".json"), twin + "\n")
+    write_json(path.with_suffix(".json"), twin)
     write_text(path, page)

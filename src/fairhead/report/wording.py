@@ -50,6 +50,16 @@ def metric_name(metric: str) -> str:
     return words[:1].upper() + words[1:]
 
 
+def by(group_by: str | None) -> str:
+    """Say what a figure is split by.
+
+    Example:
+        >>> by("race"), by(None)
+        ('by race', 'overall')
+    """
+    return "overall" if group_by is None else f"by {group_by}"
+
+
 def is_share(metric: str) -> bool:
     """Return whether a metric is a share or a difference of shares, to be written as percent.
 

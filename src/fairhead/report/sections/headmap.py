@@ -1,20 +1,121 @@
 """The map of layers × heads: colour for size and sign, an outline for the selected heads, figures where they fit."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 from markupsafe import Markup
 
+from fairhead.errors import InputError
+from fairhead.report.form import Grid, Head
+from fairhead.report.markup import fill
+from fairhead.report.sections import Section
 from fairhead.report.svg import drawing, element
-from fairhead.report.wording import Scale
+from fairhead.report.wording import Scale, count, head_name, p_value, scale_in_unit
 
 # Steps of colour on either side of 0; the classes neg5 … neg1, zero, pos1 … pos5 are coloured in style.css.
 STEPS = 5
 
-Grid = Sequence[Sequence[float | None]]  # [layers][heads]
-
 _LEFT, _TOP = 34, 22  # room for the numbers of layers and heads
 _WIDTH = 660.0  # what a map of many heads should fit in
 _SMALLEST, _LARGEST = 13.0, 46.0  # side of a cell
+
+
+@dataclass(frozen=True, kw_only=True)
+class Headmap(Section):
+    """One figure a head.
+
+    Attributes:
+        measure: what the figures are.
+        unit: of the figures; "fraction" is written as percent.
+        values: the figures, [layers][heads]; None where undefined.
+        low: lower ends of their intervals, same shape.
+        high: upper ends.
+        p_adjusted: corrected p-values.
+        selected: (layer, head) of the heads to outline.
+    """
+
+    kind: ClassVar[str] = "headmap"
+
+    measure: str
+    unit: str
+    values: Grid
+    selected: Sequence[Head]
+    low: Grid | None = None
+    high: Grid | None = None
+    p_adjusted: Grid | None = None
+
+    def check(self, where: str) -> None:
+        """All grids have one shape, and the selected heads are in it."""
+        layers, heads = len(self.values), len(self.values[0])
+        for key, grid in (("low", self.low), ("high", self.high), ("p_adjusted", self.p_adjusted)):
+            if grid is not None and (len(grid), len(grid[0])) != (layers, heads):
+                raise InputError(f"{where}.{key} is not {layers} layers × {heads} heads, as 'values' is")
+        for i, (layer, head) in enumerate(self.selected):
+            if layer >= layers or head >= heads:
+                found = f"{where}.selected[{i}] is {[layer, head]}"
+                raise InputError(f"{found}, outside {layers} layers × {heads} heads (from 0)")
+
+    def draw(self) -> Markup:
+        """The map, its legend, and the heads worth naming."""
+        layers, heads = len(self.values), len(self.values[0])
+        chosen = {(layer, head) for layer, head in self.selected}
+        defined = [v for row in self.values for v in row if v is not None]
+        n_undefined = layers * heads - len(defined)
+        scale = scale_in_unit(self.unit, max(map(abs, defined), default=0.0))
+        measure = f"{self.measure}, in {scale.unit}" if scale.unit else self.measure
+        shape = f"{_several(layers, 'layer')} × {_several(heads, 'head')}"
+        parts = [shape, f"{len(chosen) or 'none'} selected"]
+        parts += [f"{count(n_undefined)} undefined"] if n_undefined else []
+        tooltips = [[self.row(layer, head).tooltip() for head in range(heads)] for layer in range(layers)]
+        return fill(
+            "headmap.html",
+            drawn=heatmap(self.values, tooltips, chosen, f"{measure}: {shape}", scale.factor),
+            bar=colour_bar(min(defined), max(defined), scale.factor) if defined else None,
+            top=self.top(),
+            subject=f"{measure}: {', '.join(parts)}",
+            measure=self.measure,
+            n_undefined=n_undefined,
+            n_selected=len(chosen),
+            has_interval=self.low is not None and self.high is not None,
+            has_p=self.p_adjusted is not None,
+        )
+
+    def top(self) -> "list[HeadRow]":
+        """The heads worth naming, largest first."""
+        chosen = {(layer, head) for layer, head in self.selected}
+        return [self.row(layer, head) for layer, head in ranked(self.values, chosen)]
+
+    def row(self, layer: int, head: int) -> "HeadRow":
+        """What is written of a head."""
+        grids = (self.values, self.low, self.high, self.p_adjusted)
+        value, low, high, p = (None if grid is None else grid[layer][head] for grid in grids)
+        name, chosen = head_name(layer, head), (layer, head) in {tuple(pair) for pair in self.selected}
+        if value is None:
+            return HeadRow(name, "undefined", "", "", chosen)
+        scale = scale_in_unit(self.unit, value, low, high)
+        return HeadRow(name, scale.write(value), scale.interval(low, high), p_value(p), chosen)
+
+
+class HeadRow(NamedTuple):
+    """A head in the list beside the map."""
+
+    name: str
+    value: str
+    interval: str
+    p: str
+    selected: bool
+
+    def tooltip(self) -> str:
+        """The row in one line."""
+        p = f"adjusted p {self.p if self.p.startswith('<') else '= ' + self.p}" if self.p else ""
+        interval = self.interval and f"interval {self.interval}"
+        words = (f"{self.name}: {self.value}", interval, p, "selected" if self.selected else "")
+        return ", ".join(word for word in words if word)
+
+
+def _several(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def colour_class(value: float, largest: float) -> str:

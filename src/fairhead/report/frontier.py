@@ -1,0 +1,191 @@
+"""The frontier of fairness and accuracy (DAM, Figure 2): which methods no other one beats in both, as a picture."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import NamedTuple
+
+from markupsafe import Markup
+
+from fairhead.report.svg import Axis, drawing, element
+
+# The corner that hyper-volume is measured from: 5 points of accuracy below plain training, and a gap of 50 points.
+_ACCURACY_BELOW = 0.05
+_GAP_AT_MOST = 0.5
+_HEIGHT = 340
+_TOP, _BOTTOM = 14, 300  # of the plot inside the drawing, in pixels
+# The width is the reader's; names are placed as for this one, between a phone's and a screen's. Pixels a letter.
+_WIDTH, _LETTER = 700, 7
+
+
+@dataclass(frozen=True)
+class Point:
+    """One method: mean accuracy and gap over seeds, their test-sampling intervals, and whether it is on the front."""
+
+    method: str
+    accuracy: float
+    accuracy_low: float
+    accuracy_high: float
+    gap: float
+    gap_low: float
+    gap_high: float
+    on_front: bool = False
+
+    def beats(self, other: "Point") -> bool:
+        """Whether it is as good in both means and better in one."""
+        at_least = self.accuracy >= other.accuracy and self.gap <= other.gap
+        return at_least and (self.accuracy > other.accuracy or self.gap < other.gap)
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """Points of all methods.
+
+    Attributes:
+        metric: the gap.
+        points: one a method.
+        hypervolume: area between the front and the corner (baseline's accuracy − 5 points, gap of 50 points), as a
+            share of the largest such area there could be; None without the baseline.
+
+    Example:
+        >>> means = {"erm": (0.90, 0.20), "dam": (0.88, 0.10), "bad": (0.87, 0.15)}
+        >>> found = Frontier.of("EOd", [Point(name, x, x, x, y, y, y) for name, (x, y) in means.items()], "erm")
+        >>> [point.method for point in found.front()]
+        ['dam', 'erm']
+    """
+
+    metric: str
+    points: Sequence[Point]
+    hypervolume: float | None
+
+    @classmethod
+    def of(cls, metric: str, points: Sequence[Point], baseline: str) -> "Frontier":
+        """Mark the points that no other one beats, and measure the area up to them."""
+        marked = tuple(replace(p, on_front=not any(other.beats(p) for other in points)) for p in points)
+        corner = next((p.accuracy - _ACCURACY_BELOW for p in points if p.method == baseline), None)
+        found = cls(metric, marked, None)
+        if corner is None:
+            return found
+        area, reached = 0.0, corner
+        for point in found.front():
+            if point.accuracy > reached and point.gap < _GAP_AT_MOST:
+                area += (point.accuracy - reached) * (_GAP_AT_MOST - point.gap)
+                reached = point.accuracy
+        return replace(found, hypervolume=area / ((1 - corner) * _GAP_AT_MOST))
+
+    def front(self) -> list[Point]:
+        """The points that no other one beats, by accuracy."""
+        return sorted((p for p in self.points if p.on_front), key=lambda p: p.accuracy)
+
+    def draw(self) -> Markup:
+        """Draw the points with their intervals: accuracy to the right, the gap downwards to even; the front dashed."""
+        across = Axis.over([x for p in self.points for x in (p.accuracy_low, p.accuracy_high)])
+        up = Axis.over([0.0, *(x for p in self.points for x in (p.gap_low, p.gap_high))])
+
+        def y(gap: float) -> float:
+            return _BOTTOM - up.fraction(gap) / 100 * (_BOTTOM - _TOP)
+
+        parts = [
+            *(element("line", x1="0%", x2="100%", y1=y(t), y2=y(t), class_="grid") for t in up.ticks),
+            *(
+                element("line", x1=across.at(t), x2=across.at(t), y1=_TOP, y2=_BOTTOM, class_="grid")
+                for t in across.ticks
+            ),
+            *(element("text", _percent(t), x=across.at(t), y=_BOTTOM + 16, class_="tick") for t in across.ticks),
+            *(element("text", _percent(t), x="0%", y=y(t) - 4) for t in up.ticks),
+            element("text", "accuracy", x="100%", y=_BOTTOM + 34, text_anchor="end"),
+            element("text", f"{self.metric}, lower is more even", x="0%", y=_BOTTOM + 34),
+        ]
+        for a, b in pairwise(self.front()):
+            # Steps: between two methods of the front nothing better than the worse gap was reached.
+            left, right = across.at(a.accuracy), across.at(b.accuracy)
+            parts.append(element("line", x1=left, x2=left, y1=y(a.gap), y2=y(b.gap), class_="mde"))
+            parts.append(element("line", x1=left, x2=right, y1=y(b.gap), y2=y(b.gap), class_="mde"))
+        places = _places([(across.fraction(p.accuracy), y(p.gap), p.method) for p in self.points])
+        for point, place in zip(self.points, places, strict=True):
+            x, middle = across.at(point.accuracy), y(point.gap)
+            low, high = across.at(point.accuracy_low), across.at(point.accuracy_high)
+            inside = [
+                element(
+                    "title", f"{point.method}: accuracy {_percent(point.accuracy)}, {self.metric} {_percent(point.gap)}"
+                ),
+                element("line", x1=low, x2=high, y1=middle, y2=middle, class_="interval"),
+                element("line", x1=x, x2=x, y1=y(point.gap_low), y2=y(point.gap_high), class_="interval"),
+                element("circle", cx=x, cy=middle, r=5, class_="dot"),
+            ]
+            parts.append(element("g", *inside, class_="row clear" if point.on_front else "row vague"))
+            name = element("text", point.method, x=place.across, y=place.down, text_anchor=place.anchor, class_="name")
+            leader = element("line", x2=place.across, y2=place.down - 4, class_="leader")
+            inside = [leader, name] if place in _APART else [name]
+            parts.append(element("svg", *inside, x=x, y=middle, overflow="visible"))  # from the point on, in pixels
+        return drawing(f"Accuracy and {self.metric} of every method", parts, height=_HEIGHT, class_="frontier")
+
+
+class _Place(NamedTuple):
+    """Where a name stands, seen from its point: pixels, and the end of the text that they lead to."""
+
+    across: int
+    down: int
+    anchor: str
+
+
+# Beside the point first; then further off, with a line that leads there.
+_BESIDE, _APART = (
+    [_Place(side * across, down, "start" if side > 0 else "end") for down in downs for side in (1, -1)]
+    for across, downs in ((8, (-8, 17)), (16, (-26, 35, -42, 51, -58, 67)))
+)
+
+
+def _places(points: Sequence[tuple[float, float, str]]) -> list[_Place]:
+    """Where names of points (percent of the width, pixels from the top, name) hide nothing, if possible."""
+    dots = [(x * _WIDTH / 100, y) for x, y, _ in points]
+    taken, found = [_Box(x - 6, y - 6, x + 6, y + 6) for x, y in dots], []
+    for dot, (_, _, name) in zip(dots, points, strict=True):
+        places = [place for place in _BESIDE if _is_nearest(dot, place, dots)] + _APART
+        boxes = [(place, _box(*dot, name, place)) for place in places]
+        inside = [(place, box) for place, box in boxes if box.within(_Box(0, 0, _WIDTH, _BOTTOM))]
+        free = [both for both in inside if not any(both[1].meets(other) for other in taken)]
+        place, box = (free or inside or boxes)[0]
+        taken.append(box)
+        found.append(place)
+    return found
+
+
+def _is_nearest(dot: tuple[float, float], place: _Place, dots: Sequence[tuple[float, float]]) -> bool:
+    """Whether a name at this place would be taken for that of its own point: others are twice as far off."""
+    start = (dot[0] + place.across, dot[1] + place.down)
+    return all(math.dist(start, other) >= 2 * math.dist(start, dot) for other in dots if other != dot)
+
+
+class _Box(NamedTuple):
+    """A rectangle in pixels."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def meets(self, other: "_Box") -> bool:
+        return (
+            self.left < other.right and other.left < self.right and self.top < other.bottom and other.top < self.bottom
+        )
+
+    def within(self, other: "_Box") -> bool:
+        return (
+            other.left <= self.left
+            and self.right <= other.right
+            and other.top <= self.top
+            and self.bottom <= other.bottom
+        )
+
+
+def _box(x: float, y: float, name: str, place: _Place) -> _Box:
+    """About what a name covers."""
+    width = _LETTER * len(name)
+    left = x + place.across - (width if place.anchor == "end" else 0)
+    return _Box(left, y + place.down - 11, left + width, y + place.down + 3)
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.3g} %"

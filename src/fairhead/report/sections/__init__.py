@@ -1,0 +1,89 @@
+"""Sections of a page, one file each: a dataclass whose fields are its JSON form, that checks itself and draws itself.
+
+To add one, write such a file and name it in `SECTIONS`; another package names its own in the entry point group
+"fairhead.sections".
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any, ClassVar
+
+from markupsafe import Markup
+
+from fairhead.report.form import build, build_dataclass, one_of, take
+
+# Kind -> where its class is; imported when first used.
+SECTIONS: dict[str, str] = {
+    "audit": "fairhead.report.sections.audited:Audited",
+    "comparison": "fairhead.report.sections.compared:Compared",
+    "headmap": "fairhead.report.sections.headmap:Headmap",
+    "ablation": "fairhead.report.sections.ablated:Ablated",
+    "text": "fairhead.report.sections.prose:Text",
+    "curve": "fairhead.report.sections.curve:Curve",
+    "top_heads": "fairhead.report.sections.top_heads:TopHeads",
+    "changes": "fairhead.report.sections.changes:Changes",
+    "spillover": "fairhead.report.sections.spillover:Spillover",
+    "attention_gap": "fairhead.report.sections.token_gaps:AttentionGap",
+    "tables": "fairhead.report.sections.plain_tables:PlainTables",
+    "bench": "fairhead.report.sections.bench_block:BenchBlock",
+    "qk_histograms": "fairhead.report.sections.qk_histograms:QKHistograms",
+    "attention_maps": "fairhead.report.sections.attention_maps:AttentionMaps",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """What all sections have. The title and the text are drawn by the page.
+
+    Attributes:
+        kind: the name in `SECTIONS`, and the "kind" of the JSON form.
+        has_figures: whether the page should say how figures are read.
+        title: the heading.
+        text: prose below it; an empty line begins a paragraph.
+    """
+
+    kind: ClassVar[str]
+    has_figures: ClassVar[bool] = True
+
+    title: str
+    text: str = ""
+
+    @classmethod
+    def from_json(cls, value: Any, where: str) -> "Section":
+        """Build the section of the kind that a JSON form names, checked."""
+        kind = build(str, take(value, "kind", where), f"{where}.kind")
+        return build_dataclass(section_class(kind, f"{where}.kind"), value, where)
+
+    def check(self, where: str) -> None:
+        """Raise InputError for what the types of the fields cannot say, naming the place as `where` and a field."""
+
+    def draw(self) -> Markup:
+        """The section below its title and text. Strings are escaped by `fill`, `element` and `Markup.format`."""
+        raise NotImplementedError
+
+    def metric_definitions(self) -> Mapping[str, str]:
+        """Metric -> its definition, for the notes at the end of the page."""
+        return {}
+
+    def origin(self) -> Mapping[str, Any]:
+        """Where the section's figures came from, for the provenance at the end of the page."""
+        return {}
+
+
+def section_class(kind: str, where: str = "kind") -> type[Section]:
+    """The class of a kind of section.
+
+    Raises:
+        InputError: there is no such kind.
+
+    Example:
+        >>> section_class("text").__name__
+        'Text'
+    """
+    known = (
+        SECTIONS if kind in SECTIONS else {e.name: e.value for e in entry_points(group="fairhead.sections")} | SECTIONS
+    )
+    module, _, name = known[one_of(kind, list(known), where)].partition(":")
+    return getattr(import_module(module), name)

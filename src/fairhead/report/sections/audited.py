@@ -1,0 +1,248 @@
+"""An audit on the page: gaps and levels of each group column as a forest, then the rates of each group."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+from markupsafe import Markup
+
+from fairhead.report.forest import Cell, Mark, Panel, Row, Undefined, forest, level, undefined
+from fairhead.report.markup import fill
+from fairhead.report.sections import Section
+from fairhead.report.svg import Axis, element
+from fairhead.report.wording import Scale, by, count, is_share, metric_name, scale_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """An estimate, as the JSON form of an audit has it."""
+
+    metric: str
+    group_by: str | None
+    value: float | None
+    low: float | None
+    high: float | None
+    ideal: float | None
+    n: int
+    mde: float | None = None
+    undefined: str | None = None
+    groups: Sequence[Any] = ()
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupFigures:
+    """The rates of one group of one column."""
+
+    group_by: str
+    group: str
+    n: int
+    rates: Mapping[str, Figure]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditFigures:
+    """The JSON form of an audit."""
+
+    schema: ClassVar[str] = "fairhead.audit/1"
+
+    provenance: Mapping[str, Any]
+    estimates: Sequence[Figure]
+    by_group: Sequence[GroupFigures]
+
+    def definitions(self) -> dict[str, str]:
+        """Full name of each metric -> its definition."""
+        found = ((e.metric, e.detail.get("definition")) for e in self.estimates)
+        return {metric_name(metric): str(definition) for metric, definition in found if definition}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audited(Section):
+    """An audit.
+
+    Attributes:
+        name: whose predictions were audited.
+        audit: the audit, or its JSON form.
+    """
+
+    kind: ClassVar[str] = "audit"
+
+    name: str
+    audit: Annotated[Any, AuditFigures]
+
+    def draw(self) -> Markup:
+        """Overall figures first, then one block for each group column."""
+        return fill("audit.html", name=self.name, blocks=self.blocks())
+
+    def metric_definitions(self) -> Mapping[str, str]:
+        """Those of the audit's metrics."""
+        return self.audit.definitions()
+
+    def origin(self) -> Mapping[str, Any]:
+        """That of the audit."""
+        return self.audit.provenance
+
+    def blocks(self) -> "list[Block]":
+        """What is drawn of each group column."""
+        audit: AuditFigures = self.audit
+        columns = (f"Value and {level(audit.provenance)} interval", "Smallest detectable", "n")
+        order = dict.fromkeys([*(e.group_by for e in audit.estimates), *(r.group_by for r in audit.by_group)])
+        blocks = []
+        for group_by in sorted(order, key=lambda name: name is not None):  # stable: overall first, the rest as given
+            estimates = [e for e in audit.estimates if e.group_by == group_by]
+            groups = [row for row in audit.by_group if row.group_by == group_by]
+            blocks.append(
+                Block(
+                    "Overall" if group_by is None else f"By {group_by}",
+                    columns,
+                    _panels(estimates),
+                    undefined((by(e.group_by), metric_name(e.metric), e) for e in estimates),
+                    _said(estimates, "excluded"),
+                    _said(estimates, "unstable"),
+                    _group_table(groups) if groups else None,
+                )
+            )
+        return blocks
+
+
+class Rate(NamedTuple):
+    """One group's rate: figure, interval and a small drawing of both."""
+
+    value: str
+    interval: str
+    drawn: Markup
+
+
+class GroupTable(NamedTuple):
+    """The rates of each group of one column; None where a group does not have a rate that others have."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, str, tuple[Rate | None, ...]], ...]  # group, n, rates
+    undefined: tuple[Undefined, ...]
+
+
+class Block(NamedTuple):
+    """Everything about one group column, or about no group: overall figures.
+
+    Attributes:
+        heading: what the block is about.
+        columns: headings of the figures' columns.
+        panels: forests of the figures that have a value.
+        undefined: the others.
+        left_out: which groups were too small to enter some gap, in words.
+        thin: which groups entered with few rows, in words.
+        table: the rates of each group.
+    """
+
+    heading: str
+    columns: tuple[str, ...]
+    panels: tuple[Panel, ...]
+    undefined: tuple[Undefined, ...]
+    left_out: tuple[str, ...]
+    thin: tuple[str, ...]
+    table: GroupTable | None
+
+
+def _said(estimates: Sequence[Figure], key: str) -> tuple[str, ...]:
+    """Collect the sentences that the details of defined figures hold under `key`."""
+    found = [e.detail.get(key) for e in estimates if e.value is not None]
+    return tuple(dict.fromkeys(str(words) for listed in found if isinstance(listed, list) for words in listed))
+
+
+class _Kind(NamedTuple):
+    """What decides which figures share an axis."""
+
+    ideal: float | None  # None for levels: that accuracy is not perfect is no finding about evenness
+    share: bool
+
+    @classmethod
+    def of(cls, estimate: Figure) -> "_Kind":
+        share = is_share(estimate.metric)
+        level_of_something = estimate.group_by is None or (share and estimate.ideal == 1)
+        return cls(None if level_of_something else estimate.ideal, share)
+
+    @property
+    def caption(self) -> str:
+        noun = "Levels" if self.ideal is None else "Gaps" if self.ideal == 0 else "Ratios"
+        scale = "" if self.share or noun == "Ratios" else " on other scales"
+        return noun + scale + ("" if self.ideal is None else f", ideal {self.ideal:g}")
+
+
+def _panels(estimates: Sequence[Figure]) -> tuple[Panel, ...]:
+    kinds: dict[_Kind, list[Figure]] = {}
+    for e in estimates:
+        if e.value is not None:
+            kinds.setdefault(_Kind.of(e), []).append(e)
+    order = sorted(kinds, key=lambda kind: (kind.ideal is None, kind.ideal or 0.0, not kind.share))
+    return tuple(_panel(kinds[kind], kind) for kind in order)
+
+
+def _panel(estimates: Sequence[Figure], kind: _Kind) -> Panel:
+    marks, rows = [], []
+    for e in estimates:
+        assert e.value is not None
+        scale = scale_of(e.metric, e.value, e.low, e.high)
+        value, interval = scale.write(e.value), scale.interval(e.low, e.high)
+        cells = (Cell(value, interval), Cell("" if e.mde is None else scale.write(e.mde)), Cell(count(e.n)))
+        name = metric_name(e.metric)
+        rows.append(Row(name, _note(e, name), cells))
+        words = f"{name}: {value}" + (f", interval {interval}" if interval else "")
+        marks.append(Mark(e.value, e.low, e.high, _detectable(e, kind.ideal), _look(e, kind.ideal), words))
+    # A level has no ideal to be seen against, so it is seen against the whole of 0 to 1.
+    hold = (0.0, 1.0) if kind.ideal is None else ()
+    scale = Scale(100.0, unit="%") if kind.share else Scale()
+    return Panel(kind.caption, forest(marks, scale, kind.ideal, hold), tuple(rows))
+
+
+def _note(estimate: Figure, name: str) -> str:
+    """The metric's short name where the row shows a long one, the groups that make the figure, and their class."""
+    metric, label = estimate.metric, estimate.detail.get("class")
+    short = metric if len(metric) <= 3 and metric not in name else ""
+    groups = " vs ".join(str(group) for group in estimate.groups[:2])
+    return " · ".join(part for part in (short, groups, "" if label is None else f"class {label}") if part)
+
+
+def _look(estimate: Figure, ideal: float | None) -> str:
+    if ideal is None:
+        return "level"
+    low, high = estimate.low, estimate.high
+    return "vague" if low is None or high is None or low <= ideal <= high else "clear"
+
+
+def _detectable(estimate: Figure, ideal: float | None) -> tuple[float, ...]:
+    """One tick, on the side of the ideal where the figure lies."""
+    if estimate.mde is None or estimate.value is None or ideal is None:
+        return ()
+    # On the ideal itself the side follows from the scale: gaps grow from 0, ratios fall from 1.
+    below = estimate.value < ideal or (estimate.value == ideal and ideal > 0)
+    return (ideal - estimate.mde if below else ideal + estimate.mde,)
+
+
+def _group_table(rows: Sequence[GroupFigures]) -> GroupTable:
+    names = list(dict.fromkeys(name for row in rows for name in row.rates))
+    axes = {name: _axis(row.rates[name] for row in rows if name in row.rates) for name in names}
+    return GroupTable(
+        tuple(metric_name(name) for name in names),
+        tuple(
+            (row.group, count(row.n), tuple(_rate(row.rates.get(name), axes[name]) for name in names)) for row in rows
+        ),
+        undefined((row.group, metric_name(name), rate) for row in rows for name, rate in row.rates.items()),
+    )
+
+
+def _axis(rates: Iterable[Figure]) -> Axis:
+    return Axis.over(x for r in rates for x in (r.value, r.low, r.high) if x is not None)
+
+
+def _rate(rate: Figure | None, axis: Axis) -> Rate | None:
+    if rate is None:
+        return None
+    if rate.value is None:
+        return Rate("undefined", "", Markup())
+    low, high = rate.low, rate.high
+    scale = scale_of(rate.metric, rate.value, low, high)
+    line = [] if low is None or high is None else [element("line", x1=axis.at(low), x2=axis.at(high), y1=5, y2=5)]
+    dot = element("circle", cx=axis.at(rate.value), cy=5, r=3)
+    # The figures stand beside it in the cell, so a screen reader skips the drawing.
+    drawn = element("svg", *line, dot, class_="mini", width="100%", height=10, aria_hidden="true")
+    return Rate(scale.write(rate.value), scale.interval(low, high), drawn)

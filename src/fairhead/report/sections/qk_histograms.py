@@ -1,0 +1,116 @@
+"""q and k by group: histograms of single dimensions with the normal curves that DAM's theory assumes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from markupsafe import Markup
+
+from fairhead.report.markup import fill
+from fairhead.report.sections import Section
+from fairhead.report.svg import Axis, drawing, element
+
+_TOP, _BOTTOM, _HEIGHT = 8, 130, 168
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupShape:
+    """One dimension in one group: rows, mean, deviation, distance from normal, and counts of a histogram."""
+
+    n: int
+    mean: float
+    sd: float
+    distance: float
+    counts: Sequence[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class QKDimension:
+    """One dimension of q or k.
+
+    Attributes:
+        side: "q" or "k".
+        head: its head.
+        index: its number within the head.
+        groups: its shape in either group.
+        difference: of the two means, in standard deviations.
+        spread_ratio: deviation of the second group over that of the first.
+        edges: of the histograms, one more than there are bars.
+    """
+
+    side: str
+    head: int
+    index: int
+    groups: Sequence[GroupShape]
+    difference: float
+    spread_ratio: float
+    edges: Sequence[float]
+
+    def title(self) -> str:
+        """Which one it is."""
+        return f"{self.side}, head {self.head}, dimension {self.index}"
+
+    def draw(self, names: Sequence[str]) -> Markup:
+        """Both groups' densities over one axis, with the normal curve of each group's own mean and deviation."""
+        edges = np.array(self.edges)
+        across = Axis.over(edges.tolist(), pad=0.0)
+        densities = [np.array(shape.counts) / (max(1, shape.n) * np.diff(edges)) for shape in self.groups]
+        grid = np.linspace(edges[0], edges[-1], 64)
+        curves = [
+            np.exp(-(((grid - shape.mean) / shape.sd) ** 2) / 2) / (shape.sd * np.sqrt(2 * np.pi))
+            if shape.sd > 0
+            else np.zeros_like(grid)  # a dimension that never varies has no normal curve
+            for shape in self.groups
+        ]
+        top = max(float(x.max()) for x in (*densities, *curves))
+
+        def y(density: float) -> float:
+            return _BOTTOM - density / top * (_BOTTOM - _TOP)
+
+        parts = [
+            element("line", x1="0%", x2="100%", y1=_BOTTOM, y2=_BOTTOM, class_="grid"),
+            *(element("text", f"{t:g}", x=across.at(t), y=_BOTTOM + 16, class_="tick") for t in across.ticks),
+        ]
+        for number, (density, curve) in enumerate(zip(densities, curves, strict=True)):
+            bars = [
+                element(
+                    "rect",
+                    x=across.at(left),
+                    width=f"{across.fraction(right) - across.fraction(left):.3f}%",
+                    y=y(value),
+                    height=_BOTTOM - y(value),
+                )
+                for left, right, value in zip(edges[:-1], edges[1:], density.tolist(), strict=True)
+                if value > 0
+            ]
+            lines = [
+                element("line", x1=across.at(a), x2=across.at(b), y1=y(c), y2=y(d))
+                for a, b, c, d in zip(grid[:-1], grid[1:], curve[:-1].tolist(), curve[1:].tolist(), strict=True)
+            ]
+            parts += [element("g", *bars, class_=f"bars{number}"), element("g", *lines, class_=f"normal{number}")]
+        for number, (name, x, anchor) in enumerate(zip(names, ("0%", "100%"), ("start", "end"), strict=True)):
+            parts.append(element("text", name, x=x, y=_BOTTOM + 34, text_anchor=anchor, class_=f"name{number}"))
+        return drawing(f"{self.title()} by group", parts, height=_HEIGHT, class_="histogram")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QKHistograms(Section):
+    """Dimensions of q and k in two groups.
+
+    Attributes:
+        names: of the two groups.
+        chosen: the dimensions to draw.
+        findings: what was found over all dimensions, in sentences.
+    """
+
+    kind: ClassVar[str] = "qk_histograms"
+    has_figures: ClassVar[bool] = False
+
+    names: Sequence[str]
+    chosen: Sequence[QKDimension]
+    findings: Sequence[str] = ()
+
+    def draw(self) -> Markup:
+        """The findings, then the histograms."""
+        return fill("qk_histograms.html", section=self)
