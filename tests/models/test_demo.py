@@ -212,7 +212,7 @@ def test_a_model_compared_with_itself_is_unclear():
 def test_words_on_plain_training_follow_how_small_the_gap_may_be(low, tone):
     estimates = (Estimate("EOd", "shade", 0.1, low, 0.2, 300, 0.0), Estimate("accuracy", None, 0.9, 0.8, 1.0, 300, 1.0))
     alone = Audit(estimates, (), {})
-    assert _plain_line(Comparison((), alone, alone, {}))["tone"] == tone
+    assert _plain_line(Comparison((), alone, alone, {})).tone == tone
 
 
 def test_a_difference_needs_its_corrected_p_too():
@@ -242,6 +242,6 @@ def test_words_on_the_heads_follow_the_interval_and_the_controls(value, controls
         (Head(0, 1),), difference("EOd", value, 0.02), tuple(controls), True, accuracy, tuple(0.0 for _ in controls)
     )
     line = _ablation_line(heads)
-    assert line["tone"] == tone
-    assert words in line["text"]
-    assert ("not special" in line["text"]) == ("not special" in words)
+    assert line.tone == tone
+    assert words in line.text
+    assert ("not special" in line.text) == ("not special" in words)

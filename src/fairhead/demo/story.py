@@ -125,7 +125,7 @@ def run_demo(
     findings = Findings(plain_fit, dam_fit, comparison, located.head_map, located.ablations)
     report = report_of(findings, plan.seed, digits, seconds, command)
     write(report, out / "report.html")
-    return Demo(out / "report.html", tuple(line["text"] for line in report["verdict"]))
+    return Demo(out / "report.html", tuple(sentence.text for sentence in report.verdict))
 
 
 @dataclass(frozen=True)

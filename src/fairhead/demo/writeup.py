@@ -15,7 +15,10 @@ from fairhead.audit import Comparison, Difference
 from fairhead.demo.digits import ShadedDigits
 from fairhead.locate import Ablation, HeadMap
 from fairhead.locate.sentences import outcome
-from fairhead.report.contract import SCHEMA
+from fairhead.report import Report, Sentence
+from fairhead.report.sections.audited import Audited
+from fairhead.report.sections.compared import Compared
+from fairhead.report.sections.prose import Text
 from fairhead.train import Fit
 
 # A difference is told from chance below this p (corrected over the comparison, or among the control heads).
@@ -45,19 +48,18 @@ class Findings:
 
 def report_of(
     findings: Findings, seed: int, digits: ShadedDigits, seconds: Mapping[str, float], command: str | None = None
-) -> dict[str, Any]:
-    """The report as `fairhead.report` takes it."""
-    return {
-        "schema": SCHEMA,
-        "title": "fairhead demo: digits with a shade that follows the label",
-        "question": (
+) -> Report:
+    """The page of the demo."""
+    return Report(
+        title="fairhead demo: digits with a shade that follows the label",
+        question=(
             "A small vision transformer learns to tell odd from even digits. In 90 % of its training pictures the "
             "background is light for odd and dark for even digits. How far do its answers depend on the background, "
             "does DAM attention reduce that, and which attention heads carry it?"
         ),
-        "verdict": verdict(findings),
-        "sections": _sections(findings, digits),
-        "provenance": {
+        verdict=verdict(findings),
+        sections=_sections(findings, digits),
+        provenance={
             "fairhead": __version__,
             "torch": torch.__version__,
             "transformers": transformers.__version__,
@@ -69,48 +71,48 @@ def report_of(
             "test set sha256": _hash(digits),
             "seconds": dict(seconds),
         },
-    }
+    )
 
 
-def verdict(findings: Findings) -> list[dict[str, str]]:
+def verdict(findings: Findings) -> list[Sentence]:
     """Sentences with their tone, each decided by an interval and a p-value."""
     lines = [_plain_line(findings.comparison), *_dam_lines(findings.comparison)]
     if findings.ablations:
         lines += [_heads_line(findings.head_map), _ablation_line(findings.ablations[0])]
     else:
         text = "No head, taken out alone, lowers the background's effect on the logits by more than chance."
-        lines.append(_line("unclear", text))
+        lines.append(Sentence(text, "unclear"))
     return lines
 
 
-def _plain_line(comparison: Comparison) -> dict[str, str]:
+def _plain_line(comparison: Comparison) -> Sentence:
     gap, accuracy = comparison.a["EOd"], comparison.a["accuracy"]
     if gap.value is None or gap.low is None or gap.high is None or accuracy.value is None:
-        return _line("unclear", f"Plain training: the gap is undefined, because {gap.undefined}.")
+        return Sentence(f"Plain training: the gap is undefined, because {gap.undefined}.", "unclear")
     text = (
         f"Plain training: error rates differ between light and dark backgrounds by {_points(gap.value)} points (EOd, "
         f"95 % interval {_points(gap.low)} to {_points(gap.high)}), at {_points(accuracy.value)} % accuracy."
     )
     if gap.low <= 0:
-        return _line("unclear", f"{text} A gap of 0 is within the interval.")
+        return Sentence(f"{text} A gap of 0 is within the interval.", "unclear")
     if gap.low < _SMALL_GAP:
-        return _line("note", f"{text} There is a gap; it may be smaller than {_points(_SMALL_GAP)} points.")
-    return _line("bad", text)
+        return Sentence(f"{text} There is a gap; it may be smaller than {_points(_SMALL_GAP)} points.", "note")
+    return Sentence(text, "bad")
 
 
-def _dam_lines(comparison: Comparison) -> list[dict[str, str]]:
+def _dam_lines(comparison: Comparison) -> list[Sentence]:
     tone, text = _trade("DAM attention", _difference(comparison, "EOd"), _difference(comparison, "accuracy"))
     return [
-        _line(tone, text),
-        _line(
-            "note",
+        Sentence(text, tone),
+        Sentence(
             "Each model was trained once. The intervals cover the choice of test digits, not the luck of a training "
             "run: other seeds can give other answers (--seed).",
+            "note",
         ),
     ]
 
 
-def _heads_line(head_map: HeadMap) -> dict[str, str]:
+def _heads_line(head_map: HeadMap) -> Sentence:
     names = ", ".join(f"L{layer}H{head}" for layer, head in head_map.selected)
     text = (
         f"{len(head_map.selected)} of {head_map.gap.size} heads ({names}) were chosen on one half "
@@ -119,10 +121,10 @@ def _heads_line(head_map: HeadMap) -> dict[str, str]:
     if head_map.has_total:
         share = sum(head_map.share[head] for head in head_map.selected)
         text += f" In the other half, what they write themselves makes up {_points(share)} % of it."
-    return _line("note", text)
+    return Sentence(text, "note")
 
 
-def _ablation_line(ablation: Ablation) -> dict[str, str]:
+def _ablation_line(ablation: Ablation) -> Sentence:
     assert ablation.accuracy is not None
     what = "Replacing what they tell the first token by its mean"
     tone, text = _trade(what, ablation.change, ablation.accuracy)
@@ -136,8 +138,8 @@ def _ablation_line(ablation: Ablation) -> dict[str, str]:
     )
     found = outcome(ablation)
     if tone in ("good", "note") and found.tone != "good":  # EOd falls, but as far with other heads, for all we know
-        return _line(found.tone, text + found.sentence)
-    return _line(tone, text)
+        return Sentence(text + found.sentence, found.tone)
+    return Sentence(text, tone)
 
 
 def _trade(what: str, gap: Difference, accuracy: Difference) -> tuple[str, str]:
@@ -169,20 +171,19 @@ def _in_words(change: Difference, what: str, metric: str) -> tuple[str, str]:
     )
 
 
-def _sections(findings: Findings, digits: ShadedDigits) -> list[dict[str, Any]]:
+def _sections(findings: Findings, digits: ShadedDigits) -> list[Any]:
     comparison = findings.comparison
-    sections: list[dict[str, Any]] = [
-        {"kind": "text", "title": "What was done", "text": _what_was_done(findings, digits)},
-        {"kind": "audit", "title": "Plain training", "name": "plain training", "audit": comparison.a.to_dict()},
-        {"kind": "audit", "title": "DAM attention", "name": "DAM attention", "audit": comparison.b.to_dict()},
-        {
-            "kind": "comparison",
-            "title": "DAM attention against plain training",
-            "text": "Both models answered the same pictures: differences are paired, and digits are resampled whole.",
-            "a_name": "plain training",
-            "b_name": "DAM attention",
-            "comparison": comparison.to_dict(),
-        },
+    sections: list[Any] = [
+        Text(title="What was done", text=_what_was_done(findings, digits)),
+        Audited(title="Plain training", name="plain training", audit=comparison.a),
+        Audited(title="DAM attention", name="DAM attention", audit=comparison.b),
+        Compared(
+            title="DAM attention against plain training",
+            text="Both models answered the same pictures: differences are paired, and digits are resampled whole.",
+            a_name="plain training",
+            b_name="DAM attention",
+            comparison=comparison,
+        ),
         {
             "kind": "headmap",
             "title": "Heads of the plain model that carry the background",
@@ -228,10 +229,6 @@ def _what_was_done(findings: Findings, digits: ShadedDigits) -> str:
 
 def _difference(comparison: Comparison, metric: str) -> Difference:
     return next(d for d in comparison.differences if d.metric == metric)
-
-
-def _line(tone: str, text: str) -> dict[str, str]:
-    return {"text": text, "tone": tone}
 
 
 def _points(fraction: float, sign: bool = False) -> str:

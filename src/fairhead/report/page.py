@@ -4,10 +4,10 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from fairhead.errors import InputError
-from fairhead.report.form import build, json_of, plain
+from fairhead.report.form import build, json_of, one_of, plain
 from fairhead.report.markup import fill, in_reading_order
 from fairhead.report.sections import Section
 from fairhead.store import made_folder, write_json, write_text
@@ -15,10 +15,14 @@ from fairhead.store import made_folder, write_json, write_text
 
 @dataclass(frozen=True)
 class Sentence:
-    """One sentence of a verdict, and whether it is good news."""
+    """One sentence of a verdict, and its tone: "good", "bad", "unclear" or "note"."""
 
     text: str
-    tone: Literal["good", "bad", "unclear", "note"]
+    tone: str
+
+    def check(self, where: str) -> None:
+        """The tone is one of the four."""
+        one_of(self.tone, ("good", "bad", "unclear", "note"), f"{where}.tone")
 
 
 @dataclass(frozen=True, kw_only=True)
