@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from made_faces import make_faces
+from mixtures import Mixture, exact_gap
 from scipy import stats
 from transformers import ViTConfig, ViTForImageClassification
 from typer.testing import CliRunner
@@ -16,7 +17,6 @@ from fairhead.errors import InputError
 from fairhead.locate.assumption import check_assumption
 from fairhead.locate.read_qk import look, read_rows
 from fairhead.mitigate import DAM, attach, save
-from fairhead.mitigate.theory import Mixture, exact_gap
 from fairhead.report.form import build, plain
 from fairhead.report.sections.qk_histograms import QKDimension
 
