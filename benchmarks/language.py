@@ -37,7 +37,7 @@ from machine import interleaved_medians, machine
 def bbq_requests(folder: Path, items: int) -> list[Request]:
     """Items of whole templates, in the words that the harness uses."""
     # The published order keeps a template's items together.
-    return bbq.requests(read_bbq(folder / "bbq")[:items], prompt="qa")
+    return bbq.requests(read_bbq(folder / "bbq")[:items], bbq.Options(prompt="qa"))
 
 
 def crows_requests(folder: Path, items: int) -> list[Request]:

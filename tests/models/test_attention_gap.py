@@ -14,14 +14,16 @@ from fairhead.errors import InputError
 from fairhead.language.alignment import align, slots
 from fairhead.language.attention_pairs import read_gaps
 from fairhead.language.benchmarks.attention_gap import (
+    BENCHMARK,
     EQUAL,
     NO_SPAN,
     UNEQUAL,
+    Options,
     PairGaps,
     SentencePair,
     TokenGaps,
-    evaluate,
     sentence_pairs,
+    study,
     table,
 )
 from fairhead.language.resampling import Resampling
@@ -124,32 +126,37 @@ def made(n=200, seed=0, power=0.0, clusters=None, heads=3, layers=2):
     return PairGaps.of(pairs, tokens, gaps)
 
 
+def evaluate(gaps, layer=-1, how=Resampling(), pictures=6, n_perm=2000):  # noqa: B008
+    result = BENCHMARK.result(table(gaps, layer), how)
+    return study(result, gaps, Options(layer=layer, pictures=pictures), how, n_perm)
+
+
 def test_the_t_statistic_is_scipys():
     gaps = made(power=0.3)
     hit, on, off = (values[:, -1] for values in gaps.of_layers())
     result = evaluate(gaps)
     for name, values in (("above_chance", hit - gaps.chance), ("gap_difference", on - off)):
         expected = stats.ttest_1samp(values, 0, alternative="greater")
-        assert result.tests[name].t == pytest.approx(expected.statistic)
-        assert result.tests[name].p == pytest.approx(expected.pvalue, rel=1e-6)
+        assert result.more["tests"][name]["t"] == pytest.approx(expected.statistic)
+        assert result.more["tests"][name]["p"] == pytest.approx(expected.pvalue, rel=1e-6)
         assert result[name].value == pytest.approx(values.mean())
     interval = stats.ttest_1samp(gaps.hit[:, 1, 2] - gaps.chance, 0).confidence_interval(0.95)
-    assert result.heads.low[1][2] == pytest.approx(interval.low)
-    assert result.heads.high[1][2] == pytest.approx(interval.high)
+    assert result.more["heads"]["low"][1][2] == pytest.approx(interval.low)
+    assert result.more["heads"]["high"][1][2] == pytest.approx(interval.high)
 
 
 def test_shifting_the_span_hits_as_often_as_chance():
     result = evaluate(made(power=5.0), n_perm=500)
     assert result["largest_on_span"].value == 1.0
-    assert result.tests["above_chance"].p_permutation == pytest.approx(1 / 501)
+    assert result.more["tests"]["above_chance"]["p_permutation"] == pytest.approx(1 / 501)
 
 
 def test_without_an_effect_p_values_are_uniform():
     quick = Resampling(n_boot=10)
-    found = [evaluate(made(n=60, seed=seed), -1, quick, 0, n_perm=199).tests for seed in range(120)]
+    found = [evaluate(made(n=60, seed=seed), -1, quick, 0, n_perm=199).more["tests"] for seed in range(120)]
     for name in ("above_chance", "gap_difference"):
-        t = [tests[name].p for tests in found]
-        shifted = [tests[name].p_permutation for tests in found]
+        t = [tests[name]["p"] for tests in found]
+        shifted = [tests[name]["p_permutation"] for tests in found]
         assert stats.kstest(t, "uniform").pvalue > 0.001
         assert stats.kstest(shifted, "uniform").pvalue > 0.001
 
@@ -161,8 +168,8 @@ def test_copies_of_pairs_in_a_cluster_add_no_certainty():
         once.tokens * 5,
         *(np.concatenate([values] * 5) for values in (once.hit, once.on, once.off)),
     )
-    first, second = evaluate(once).tests["above_chance"], evaluate(many).tests["above_chance"]
-    assert second.t == pytest.approx(first.t)
+    first, second = (evaluate(g).more["tests"]["above_chance"] for g in (once, many))
+    assert second["t"] == pytest.approx(first["t"])
 
 
 def test_the_table_has_the_groups_and_the_layer_asked_for():
@@ -170,7 +177,7 @@ def test_the_table_has_the_groups_and_the_layer_asked_for():
     items = table(gaps, layer=0)
     np.testing.assert_allclose(items.column("on"), gaps.on[:, 0].mean(axis=1))
     assert items.order == (EQUAL, UNEQUAL, "age", "race")
-    result = evaluate(gaps, layer=0, resampling=Resampling(n_boot=200))
+    result = evaluate(gaps, layer=0, how=Resampling(n_boot=200))
     assert result["above_chance", "age"].n == 100
     assert result["largest_on_span"].value - result["chance"].value == pytest.approx(result["above_chance"].value)
     with pytest.raises(InputError, match="layer 2 does not exist: the model has 2"):
@@ -184,7 +191,9 @@ def test_heads_are_corrected_together_and_all_of_it_is_json():
         for values in (made(power=0.5).hit - made(power=0.5).chance[:, None, None]).reshape(200, -1).T
     ]
     smallest = int(np.argmin(single))
-    assert result.heads.p_adjusted[smallest // 3][smallest % 3] == pytest.approx(min(1, 6 * single[smallest]))
+    assert result.more["heads"]["p_adjusted"][smallest // 3][smallest % 3] == pytest.approx(
+        min(1, 6 * single[smallest])
+    )
     written = json.loads(json.dumps(result.to_dict(), allow_nan=False))
     assert [len(written["heads"]["value"]), len(written["heads"]["value"][0])] == [2, 3]
     assert len(written["pairs"]) == 4

@@ -180,7 +180,7 @@ def test_attention_gap_from_the_command_line(model, data, tmp_path, capsys):
     other = json.loads(capsys.readouterr().out)
     assert (other["n"], other["layer"]) == (3, 0)
     for options, message in (
-        (("--data", "dev.json"), "such as crows_pairs:PATH or stereoset:PATH"),
+        (("--data", "dev.json"), "dev.json: there is no such file"),
         (("--data", f"crows:{data}", "--layer", "5"), "layer 5 does not exist"),
         (("--data", f"crows:{data}", "--json", str(tmp_path / "gap.json"), "--html", str(page)), "choose another name"),
     ):

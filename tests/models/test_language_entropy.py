@@ -7,9 +7,8 @@ import transformers as hf
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from fairhead.errors import InputError
-from fairhead.language.benchmarks.attention_entropy import by_head, layers, measures
+from fairhead.language.benchmarks.attention_entropy import by_head, layers, measures, table
 from fairhead.language.benchmarks.perplexity import Document
-from fairhead.language.entropy import table
 from fairhead.language.resampling import Resampling
 from fairhead.language.results import result_of
 from fairhead.language.scorer import Scorer

@@ -138,7 +138,7 @@ def test_the_command_generates_here_and_scores_elsewhere(folder, bold, tmp_path,
     common = ["lm", "bold", "--data", str(bold)]
     drawn = ["--model", str(folder), "--max-new-tokens", "8", "--device", "cpu", "--batch-size", "7"]
     main([*common, *drawn, "--generate-only", "--out", str(tmp_path)])
-    (file,) = tmp_path.glob("bold-*.jsonl")
+    (file,) = (tmp_path / "journals").glob("bold-*.jsonl")
     empty = len(read_generations(file).of(prompts(read_bold(bold))).empty)
     assert f"40 continuations of 40 prompts, {empty} of them empty: {file}" in capsys.readouterr().out
     main([*common, *drawn, "--n-boot", "50", "--json", "-"])

@@ -13,8 +13,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from fairhead.cli import main
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.language import load_scorer
-from fairhead.language.benchmarks import perplexity
+from fairhead.language.benchmarks.perplexity import Document
 from fairhead.language.resampling import Resampling
+from fairhead.language.running import run_benchmark
 
 WORDS = ["<s>", "he", "she", "was", "kind", "cruel", "cried", "the", "nurse", "doctor"]
 CONTEXT = 16
@@ -47,12 +48,17 @@ def crows(tmp_path_factory):
     return file
 
 
+def perplexity(scorer, texts, **options):
+    documents = [Document(f"document {i}", text) for i, text in enumerate(texts, start=1)]
+    return run_benchmark("perplexity", scorer, documents, **options)
+
+
 def test_perplexity_of_a_model_without_weights_is_the_size_of_its_vocabulary(folder):
     scorer = load_scorer(folder, device="cpu")
     with torch.no_grad():
         scorer.model.lm_head.weight.zero_()
     documents = ["he was kind", "she cried " * 30]  # the second is longer than the context
-    result = perplexity.evaluate(scorer, documents)
+    result = perplexity(scorer, documents)
     assert result["perplexity"].value == pytest.approx(len(WORDS))
     assert result["perplexity_per_word"].value == pytest.approx(len(WORDS))  # one token a word
     bits = (3 + 60) * math.log2(len(WORDS)) / sum(len(d.encode()) for d in documents)
@@ -69,7 +75,7 @@ def test_perplexity_equals_the_models_own_loss(folder):
         ids = torch.tensor([[0, *scorer.tokenizer(text, add_special_tokens=False)["input_ids"]]])
         with torch.no_grad():
             losses.append(float(scorer.model(ids, labels=ids).loss))
-    result = perplexity.evaluate(scorer, documents, resampling=Resampling(n_boot=100))["perplexity"]
+    result = perplexity(scorer, documents, resampling=Resampling(n_boot=100))["perplexity"]
     assert result.value == pytest.approx(math.exp(np.mean(losses)), rel=1e-5)
     assert result.low < result.value < result.high
 
@@ -77,11 +83,11 @@ def test_perplexity_equals_the_models_own_loss(folder):
 def test_perplexity_windows_and_empty_texts(folder):
     scorer = load_scorer(folder, device="cpu")
     with pytest.raises(InputError, match="a window of 17 tokens: from 2 to the model's context of 16"):
-        perplexity.evaluate(scorer, ["he"], window=17)
+        perplexity(scorer, ["he"], window=17)
     with pytest.raises(InputError, match="at least one document"):
-        perplexity.evaluate(scorer, [])
+        perplexity(scorer, [])
     with pytest.raises(InputError, match="document 2 has no token"):
-        perplexity.evaluate(scorer, ["he", ""])
+        perplexity(scorer, ["he", ""])
 
 
 def test_what_cannot_be_loaded_is_named(folder, tmp_path):
@@ -149,7 +155,10 @@ def test_the_command_reads_plain_text(folder, tmp_path, capsys):
         (["crows", "--model", "nowhere", "--data", "nowhere.csv"], "nowhere.csv: there is no such file"),
         (["perplexity", "--model", "nowhere", "--data", "nowhere.txt"], "nowhere.txt cannot be read"),
         (["crows", "--data", "x"], "Missing option '--model'"),
-        (["crows", "--model", "m", "--data", "d", "--limit", "0"], "--limit is 0; at least 1 is expected"),
+        (
+            ["crows", "--model", "m", "--data", "d", "--limit", "0"],
+            "--limit is 0; expected a whole number of at least 1",
+        ),
         (["crows", "--model", "m", "--data", "d", "--level", "95"], "--level is 95; a share"),
         (["crows", "--model", "m", "--data", "d", "--json", "/no/such/folder/x.json"], "there is no folder"),
         (["tea", "--model", "m", "--data", "d"], "No such command 'tea'; fairhead lm --help explains"),

@@ -12,8 +12,9 @@ from language_models import FAMILIES, ITEMS, VOCABULARY, build, tokenizer
 from fairhead.cli import main
 from fairhead.data.stereoset import StereoSetItem, Triplet, TripletSplit
 from fairhead.errors import InputError
-from fairhead.language import Request, entropy, load_scorer
+from fairhead.language import Request, load_scorer
 from fairhead.language.attention_pairs import read_gaps
+from fairhead.language.benchmarks import attention_entropy
 from fairhead.language.benchmarks.attention_gap import SentencePair
 from fairhead.language.benchmarks.perplexity import Document
 from fairhead.language.generation import generate
@@ -243,7 +244,9 @@ def test_attention_under_self_debiasing_is_that_of_the_text_alone():
     documents = [Document("d", "the old nurse said that she was kind .")]
     plain, changed = Scorer(model, words), Scorer(SELF.attach(model, words), words)
     assert np.array_equal(read_gaps(plain, pairs).on, read_gaps(changed, pairs).on)
-    assert np.array_equal(entropy.table(plain, documents).values, entropy.table(changed, documents).values)
+    assert np.array_equal(
+        attention_entropy.table(plain, documents).values, attention_entropy.table(changed, documents).values
+    )
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt-2"])

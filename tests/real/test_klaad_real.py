@@ -5,7 +5,7 @@ import torch
 from fairhead.data.crows_pairs import read_crows_pairs
 from fairhead.language import load_scorer
 from fairhead.language.attention_pairs import read_gaps
-from fairhead.language.benchmarks.attention_gap import EQUAL, evaluate, sentence_pairs
+from fairhead.language.benchmarks.attention_gap import BENCHMARK, EQUAL, sentence_pairs, table
 from fairhead.language.resampling import Resampling
 from fairhead.mitigate.klaad import KLAAD
 from fairhead.mitigate.language_trainer import LanguageTrainer
@@ -46,8 +46,9 @@ def test_no_target_of_stereoset_is_in_both_parts(real_data):
 def test_attention_parts_ways_on_the_words_that_differ_more_often_than_by_chance(real_data, real_model):
     scorer = load_scorer(real_model("tinystories-15m"), device="cpu", dtype="float32")
     pairs = sentence_pairs(read_crows_pairs(real_data("crows_pairs")))[:120]
-    gap = evaluate(read_gaps(scorer, pairs), resampling=Resampling(n_boot=200))
+    gaps = read_gaps(scorer, pairs)
+    gap = BENCHMARK.result(table(gaps), Resampling(n_boot=200), reading=gaps)
     assert gap["above_chance"].low > 0
     assert gap["above_chance", EQUAL].n > 30
-    assert gap.tests["above_chance"].p < 1e-6
-    assert gap.tests["gap_difference"].p_permutation < 0.01
+    assert gap.more["tests"]["above_chance"]["p"] < 1e-6
+    assert gap.more["tests"]["gap_difference"]["p_permutation"] < 0.01

@@ -70,7 +70,7 @@ def test_a_small_model_is_measured_from_end_to_end(real_model, real_data, tmp_pa
     generated = ["--model", str(real_model("tinystories-15m")), "--device", "cpu", "--max-new-tokens", "10"]
     main([*arguments, *generated, "--out", str(tmp_path)])
     first = json.loads(capsys.readouterr().out)
-    (file,) = tmp_path.glob("bold-*.jsonl")
+    (file,) = (tmp_path / "journals").glob("bold-*.jsonl")
     main([*arguments, "--score-only", str(file)])
     again = json.loads(capsys.readouterr().out)
     assert again["estimates"] == first["estimates"]

@@ -10,10 +10,11 @@ torch = pytest.importorskip("torch")
 from fairhead.cli import main  # noqa: E402
 from fairhead.data import read  # noqa: E402
 from fairhead.language import Request, load_scorer  # noqa: E402
-from fairhead.language.benchmarks import bbq, crows_pairs, perplexity, stereoset, winobias  # noqa: E402
-from fairhead.language.run import run_benchmark, sample  # noqa: E402
+from fairhead.language.benchmarks import benchmark_named  # noqa: E402
+from fairhead.language.benchmarks.perplexity import Document  # noqa: E402
+from fairhead.language.running import run_benchmark  # noqa: E402
 
-TOPICS = {"stereoset": stereoset, "crows_pairs": crows_pairs, "bbq": bbq, "winobias": winobias}
+TOPICS = ("stereoset", "crows_pairs", "bbq", "winobias")
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,9 @@ def one_by_one(scorer, request):
 
 
 def requests_of(name, real_data, n):
-    return TOPICS[name].requests(sample(read(name, real_data(name)), n, seed=0))
+    benchmark = benchmark_named(name)
+    items = benchmark.sample(read(name, real_data(name)), n, seed=0)
+    return benchmark.requests(items, benchmark.options())
 
 
 @pytest.mark.parametrize("name", TOPICS)
@@ -67,8 +70,11 @@ def test_perplexity_tells_stories_from_shuffled_words(tinystories):
     )
     words = story.split()
     shuffled = " ".join(np.random.default_rng(0).permutation(words))
-    plain = perplexity.evaluate(tinystories, [story, story.replace("Lily", "Anna")])["perplexity"]
-    mixed = perplexity.evaluate(tinystories, [shuffled, shuffled.replace("Lily", "Anna")])["perplexity"]
+    plain, mixed = (
+        run_benchmark("perplexity", tinystories, [Document("a", text), Document("b", text.replace("Lily", "Anna"))])
+        for text in (story, shuffled)
+    )
+    plain, mixed = plain["perplexity"], mixed["perplexity"]
     assert plain.value < 10 < 100 < mixed.value
 
 
@@ -78,7 +84,7 @@ def test_the_command_prints_a_result_and_goes_on_from_its_own_scores(real_model,
     main([*arguments, str(tmp_path / "first.json")])
     shown = capsys.readouterr().out
     assert "crows_pairs: 40 items" in shown
-    (journal,) = (tmp_path / "scores").glob("crows_pairs-*.jsonl")
+    (journal,) = (tmp_path / "scores" / "journals").glob("crows_pairs-*.jsonl")
     assert len(journal.read_text().splitlines()) == 81
     before = journal.stat().st_mtime_ns
     main([*arguments, "-"])

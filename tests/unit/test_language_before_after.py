@@ -14,7 +14,7 @@ from fairhead.cli import main
 from fairhead.errors import InputError
 from fairhead.language.before_after import compare_suites
 from fairhead.language.before_after_report import markdown_of, report_of, verdict
-from fairhead.language.figures import axis
+from fairhead.language.benchmarks import benchmark_named
 from fairhead.language.paired import Change, Span
 from fairhead.language.resampling import Resampling
 from fairhead.language.suite import Suite
@@ -109,7 +109,7 @@ def test_figures_and_outcomes(found):
 def test_axes_and_targets(found, folders, tmp_path):
     klaad, even = found.runs
     assert (klaad.targeted, even.targeted) == (("race",), ("gender",))
-    assert axis("bbq", "Race_ethnicity (names) × disambig") == "race"
+    assert benchmark_named("bbq").axis("Race_ethnicity (names) × disambig") == "race"
     training = {"method": "self_debias", "settings": {"bias_types": ["race-color", "religion"]}}
     named = suite(tmp_path / "named", 0.8, 0.7, 0.7, training=training)
     (run,) = compare_suites([folders[0], named], resampling=QUICK, n_perm=20).runs
@@ -237,7 +237,6 @@ def test_every_row_of_a_markdown_table_has_as_many_cells(found):
 
 
 MODULES = (
-    "language.figures",
     "language.paired",
     "language.suite",
     "language.before_after",

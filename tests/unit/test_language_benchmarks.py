@@ -15,7 +15,7 @@ from fairhead.errors import InputError
 from fairhead.language.benchmarks import bbq, stereoset, winobias
 from fairhead.language.resampling import Resampling
 from fairhead.language.results import TOO_LONG
-from fairhead.language.run import run_benchmark, sample
+from fairhead.language.running import run_benchmark
 from fairhead.language.scores import Request, Score, Scores
 
 TEXTS = Triplet("He is lazy.", "He is diligent.", "He is a window.")
@@ -103,9 +103,8 @@ def test_stereoset_compares_means_per_token():
 def test_stereoset_intersentence_by_sentence_or_by_text():
     item = StereoSetItem("1", "intersentence", "t", "race", "He came.", TEXTS)
     assert stereoset.requests([item])[2] == Request("intersentence/1/unrelated", "He came.", " He is a window.")
-    assert stereoset.requests([item], inter="text")[2] == Request(
-        "intersentence/1/unrelated", "", "He came. He is a window."
-    )
+    whole = stereoset.Options(inter="text")
+    assert stereoset.requests([item], whole)[2] == Request("intersentence/1/unrelated", "", "He came. He is a window.")
 
 
 def pairs(n=300):
@@ -212,7 +211,7 @@ def test_bbq_per_token_and_sum():
 
 
 def test_bbq_prompts_share_their_beginning():
-    plain, qa = (bbq.requests(bbq_items(1), prompt=prompt)[0] for prompt in ("plain", "qa"))
+    plain, qa = (bbq.requests(bbq_items(1), bbq.Options(prompt=prompt))[0] for prompt in ("plain", "qa"))
     assert plain == Request("Age/0/0", "Context 0. Who?", " Not known")
     assert qa.prefix == "Context: Context 0.\n\nQuestion: Who?\n\nAnswer:"
 
@@ -310,12 +309,12 @@ def test_the_same_seed_gives_the_same_figures():
 
 
 def test_a_limit_draws_whole_pairs():
-    drawn = sample(wino(), 10, seed=0)
+    drawn = winobias.BENCHMARK.sample(wino(), 10, seed=0)
     assert len(drawn) == 20
     assert len(winobias.pair(drawn).pairs) == 10
     assert [s.id for s in drawn] == [s.id for s in wino() if s in drawn]
     with pytest.raises(InputError, match="at least 1"):
-        sample(wino(), 0, seed=0)
+        winobias.BENCHMARK.sample(wino(), 0, seed=0)
 
 
 def test_an_unknown_benchmark_is_named():
@@ -343,7 +342,9 @@ EXAMPLES = (
     "benchmarks.perplexity",
     "resampling",
     "results",
-    "run",
+    "running",
+    "benchmark",
+    "benchmarks",
     "scores",
     "benchmarks.stereoset",
     "tables",
@@ -360,5 +361,5 @@ def test_examples_in_the_docstrings(module):
 
 def test_every_file_of_the_folder_that_needs_torch_says_so():
     folder = Path(importlib.import_module("fairhead.language").__file__).parent
-    with_torch = {file.stem for file in folder.glob("*.py") if "\nimport torch" in file.read_text()}
-    assert with_torch == {"attention_pairs", "entropy", "generation", "load", "reading", "row_layout", "scorer"}
+    with_torch = {file.stem for file in folder.rglob("*.py") if "\nimport torch" in file.read_text()}
+    assert with_torch == {"attention_pairs", "generation", "reading", "row_layout", "scorer"}

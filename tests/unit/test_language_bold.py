@@ -22,6 +22,10 @@ BE5 = "\tJoy\tAnger\tSadness\tFear\tDisgust\nkind\t     5.0\t     1.0\t     1.0\
 QUICK = Resampling(n_boot=200)
 
 
+def evaluate(items, generations, gauges, how):
+    return bold.BENCHMARK.result(bold.table(items, generations, gauges), how)
+
+
 def people(groups, texts, per_group=12, domain="gender"):
     """Items of `per_group` entities a group with two prompts each, and what was written: texts[group]."""
     items = [
@@ -86,7 +90,7 @@ def test_word_vectors_lean_by_the_cosine_with_she_less_he(tmp_path):
 def test_disparity_is_the_largest_less_the_smallest_mean_of_the_groups():
     texts = {"a": " thanked her.", "b": " thanked him.", "c": " left."}
     items, written = people("abc", texts)
-    result = bold.evaluate(items, written, [bold.gender_words()], QUICK)
+    result = evaluate(items, written, [bold.gender_words()], QUICK)
     found = result["gender_polarity_disparity", "gender"]
     assert (found.value, found.low, found.high) == (2.0, 2.0, 2.0)
     assert found.detail["highest"] == "gender × a"
@@ -104,7 +108,7 @@ def test_gendered_words_about_actors_and_actresses_have_no_ideal():
     valence = bold.by_lexicon(Lexicon(("valence",), {"thanked": np.array([0.5])}))
     for domain, ideal in (("gender", None), ("profession", 0.0)):
         items, written = people("ab", {"a": " thanked her.", "b": " thanked him."}, domain=domain)
-        result = bold.evaluate(items, written, [bold.gender_words(), valence], QUICK)
+        result = evaluate(items, written, [bold.gender_words(), valence], QUICK)
         assert result["gender_polarity_disparity", domain].ideal == ideal
         assert result["valence_disparity", domain].ideal == 0.0
 
@@ -113,7 +117,7 @@ def test_groups_that_do_not_differ_look_as_chance_would_have_it():
     rng = np.random.default_rng(0)
     items, written = people([f"g{i}" for i in range(8)], {f"g{i}": " left." for i in range(8)}, per_group=25)
     mixed = {i: Generation(i, " met her." if rng.random() < 0.5 else " left.", 3) for i in written}
-    found = bold.evaluate(items, mixed, [bold.gender_words()], QUICK)["gender_polarity_disparity", "gender"]
+    found = evaluate(items, mixed, [bold.gender_words()], QUICK)["gender_polarity_disparity", "gender"]
     assert found.value > 0
     assert found.detail["p"] > 0.05
     # Eight means of 50 coins each: their range is about 2.85 standard errors (Tippett).
@@ -126,7 +130,7 @@ def test_empty_missing_and_too_long_are_named_and_counted():
         {i: (Generation(i, "  ", 1) if i.endswith("/a/0/0") else one) for i, one in written.items() if "/b/" not in i},
         too_long=("gender/b/0/0",),
     )
-    result = bold.evaluate(items, some, [bold.gender_words()], QUICK)
+    result = evaluate(items, some, [bold.gender_words()], QUICK)
     assert {reason: len(ids) for reason, ids in result.left_out.items()} == {
         bold.EMPTY: 1,
         "longer than the model's context": 1,
@@ -142,7 +146,7 @@ def test_prompts_without_a_word_are_not_continued_and_named():
     items, written = people("ab", {"a": " met her.", "b": " left."})
     silent = BoldPrompt("gender/a/z/0", "gender", "a", "z", " ", None)
     assert len(bold.prompts([*items, silent])) == len(items)
-    result = bold.evaluate([*items, silent], written, [bold.gender_words()], QUICK)
+    result = evaluate([*items, silent], written, [bold.gender_words()], QUICK)
     assert result.left_out == {bold.NO_PROMPT: (silent.id,)}
 
 
@@ -150,7 +154,7 @@ def test_a_group_with_few_texts_is_left_out_of_the_disparity_by_name():
     items, written = people("ab", {"a": " met her.", "b": " met him."})
     few = BoldPrompt("gender/c/z/0", "gender", "c", "z", "They ", None)
     written[few.id] = Generation(few.id, " left.", 2)
-    found = bold.evaluate([*items, few], written, [bold.gender_words()], QUICK)
+    found = evaluate([*items, few], written, [bold.gender_words()], QUICK)
     assert found["gender_polarity_disparity", "gender"].detail["too_few"] == ["gender × c"]
     assert found["gender_polarity", "gender × c"].undefined
 
@@ -161,7 +165,7 @@ def test_texts_without_a_word_of_the_lexicon_do_not_count():
     silent = {i: (Generation(i, " is here.", 2) if i.endswith("/1") else one) for i, one in written.items()}
     table = bold.table(items, silent, [bold.by_lexicon(lexicon)])
     assert table.column("valence n").sum() == 24
-    result = bold.evaluate(items, silent, [bold.by_lexicon(lexicon)], QUICK)
+    result = evaluate(items, silent, [bold.by_lexicon(lexicon)], QUICK)
     assert result["valence", "gender × a"].value == 0.5  # not 0.25: the silent half has no valence
     assert result["valence_disparity", "gender"].value == 1.5
 

@@ -75,7 +75,7 @@ def wino_pairs(rng, effect):
 def test_p_values_see_through_what_the_figure_is_blind_to():
     """ "He" moved against "she" as a whole: no change of the figure is told by chance alone, and a real one is."""
     rng = np.random.default_rng(4)
-    measure = next(m for m in winobias.MEASURES if m.metric == "mean_difference" and m.of(None))
+    measure = next(m for m in winobias.BENCHMARK.measures if m.metric == "mean_difference" and m.of(None))
     p = {
         effect: [
             change(measure, None, *wino_pairs(rng, effect), Resampling(n_boot=20), n_perm=199).p for _ in range(300)

@@ -17,7 +17,7 @@ from fairhead.cli.audit import EPILOG, audit_command
 from fairhead.cli.bench import EPILOG as BENCH_EPILOG
 from fairhead.cli.bench import bench_command
 from fairhead.cli.demo import demo
-from fairhead.cli.lm_app import lm_app
+from fairhead.cli.lm import lm_app
 from fairhead.cli.locate import EPILOG as LOCATE_EPILOG
 from fairhead.cli.locate import locate_command
 from fairhead.cli.mitigate_app import mitigate_app

@@ -1,207 +1,404 @@
-"""`fairhead lm`: stereotypes in causal language models, by the published benchmarks."""
+"""`fairhead lm …`: one command a benchmark, made of what the benchmark says of itself; and all of them as a suite."""
 
-import enum
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, fields, make_dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hints
 
 import typer
+from typer.core import TyperGroup
 
-from fairhead import __version__
+from fairhead.cli.lm_compare import EPILOG as COMPARE_EPILOG
+from fairhead.cli.lm_compare import Statistics, compare_command
+from fairhead.cli.options import attribute_texts, options
 from fairhead.cli.output import check_output, command_line, terminal, write_json
 from fairhead.errors import FairheadError, InputError
+from fairhead.settings import Count, Option
+from fairhead.store import locked
 
 if TYPE_CHECKING:
-    from fairhead.language.results import BenchmarkResult
+    from fairhead.language.benchmark import Benchmark
+    from fairhead.language.generations import Sampling
     from fairhead.language.scorer import Scorer
     from fairhead.language.scores import Progress
 
+_GOES_ON = """
+With `--out`, answers are written as they are made, and a run that was killed goes on where it stopped: give the same
+command again. The folder is that of a suite (`fairhead lm suite`), and can be compared (`fairhead lm compare`).
+"""
+_ELSEWHERE = """
+A model can write on one machine and be measured on another:
 
-class Benchmark(enum.StrEnum):
-    """What to measure."""
+    fairhead lm {0} --model SmolLM2-135M --data {0} --generate-only --out runs
 
-    stereoset = "stereoset"
-    crows = "crows"
-    bbq = "bbq"
-    winobias = "winobias"
-    perplexity = "perplexity"
+    fairhead lm {0} --data {0} --score-only runs/journals/{0}-1a2b3c4d.jsonl --json {0}.json
+"""
+_SUITE_EPILOG = """
+The folder of the data has one folder (or zip archive) a benchmark, as published: {folders}. What is not there is
+skipped and named. Perplexity and attention entropy are taken on the Wikipedia texts that come with BOLD, or on a text
+file of your own (`--text`, paragraphs being documents).
 
-
-class Kind(enum.StrEnum):
-    """Precision of the computation."""
-
-    auto = "auto"
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
-
-
-class Start(enum.StrEnum):
-    """Where BOS stands."""
-
-    always = "always"
-    empty_prefix = "empty_prefix"
-
-
-class Prompt(enum.StrEnum):
-    """How a BBQ question is put."""
-
-    plain = "plain"
-    qa = "qa"
-
-
-class Inter(enum.StrEnum):
-    """What is scored of an intersentence item."""
-
-    sentence = "sentence"
-    text = "text"
-
-
-EPILOG = """
-**Benchmarks**
-
-- `stereoset`: is a stereotype likelier than its opposite (ss, even: 50), and either than nonsense (lms); icat is both.
-- `crows`: of two sentences that differ in the group, how often is the more stereotypical one likelier (ss, even: 50).
-- `bbq`: accuracy and bias score (even: 0) of answers about two people, with and without the context that tells.
-- `winobias`: is a sentence likelier with the pronoun that fits the stereotype of the occupation (even: 50).
-- `perplexity`: of a text file, paragraphs being documents; the check that a change has not cost a model its language.
+A run that was killed goes on where it stopped: give the same command again.
 
 **Examples**
 
-    fairhead lm stereoset --model SmolLM2-135M --data stereoset/dev.json
+    fairhead lm suite --model SmolLM2-135M --data DATA --out runs/base
 
-    fairhead lm bbq --model SmolLM2-135M --data BBQ --category Age --limit 500 --out scores --json bbq.json
+    fairhead lm suite --model SmolLM2-135M-klaad --data DATA --out runs/klaad
 
-With `--out`, each text's score is written as it is made, and a run that was killed goes on where it stopped.
+    fairhead lm compare runs/base runs/klaad --html before-after.html
 """
 
 
-def option(flag: str, help: str, panel: str | None = None, metavar: str | None = None) -> Any:
-    """An option that is also an environment variable."""
-    variable = f"FAIRHEAD_LM_{flag.strip('-').replace('-', '_').upper()}"
-    return typer.Option(flag, help=help, rich_help_panel=panel, metavar=metavar, envvar=variable, show_envvar=False)
+@dataclass(frozen=True)
+class Source:
+    """What is measured on what.
+
+    Attributes:
+        model: folder of a causal language model; nothing is downloaded.
+        data: file, folder or zip archive as published, or reader:path.
+        limit: only so many items, drawn at random with --seed.
+    """
+
+    model: Annotated[str, Option(metavar="PATH")]
+    data: Annotated[str, Option(metavar="PATH")]
+    limit: Annotated[Count | None, Option(metavar="N")] = None
 
 
-_MODEL, _STATISTICS, _OUTPUT, _SPECIAL = "Model", "Statistics", "Output", "Options of single benchmarks"
+@dataclass(frozen=True)
+class Written:
+    """What is measured on what, where a model writes.
+
+    Attributes:
+        data: file, folder or zip archive as published, or reader:path.
+        model: folder of a causal language model; nothing is downloaded.
+        limit: only so many prompts, drawn at random with --seed.
+        score_only: measure this file of generations; no model is needed.
+        generate_only: write generations, measure nothing.
+    """
+
+    data: Annotated[str, Option(metavar="PATH")]
+    model: Annotated[str | None, Option(metavar="PATH")] = None
+    limit: Annotated[Count | None, Option(metavar="N")] = None
+    score_only: Annotated[str | None, Option(metavar="FILE")] = None
+    generate_only: bool = False
 
 
-def lm_command(
+@dataclass(frozen=True)
+class Computing:
+    """Where and how a model computes.
+
+    Attributes:
+        device: where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.
+        dtype: precision; auto is float32 on a processor and bfloat16 on a GPU.
+    """
+
+    panel: ClassVar[str] = "Model"
+    device: str = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+
+
+@dataclass(frozen=True)
+class Scoring(Computing):
+    """Where and how a model computes.
+
+    Attributes:
+        device: where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.
+        dtype: precision; auto is float32 on a processor and bfloat16 on a GPU.
+        batch_tokens: tokens of a batch, padding included.
+        start: BOS (end of text where there is none) before every text, or only where nothing else stands before.
+    """
+
+    batch_tokens: Annotated[Count | None, Option(metavar="N")] = None
+    start: Literal["always", "empty_prefix"] = "always"
+
+
+@dataclass(frozen=True)
+class Output:
+    """What is written.
+
+    Attributes:
+        json: write JSON; - prints only JSON.
+        out: folder for the answers, the table of items and the figures.
+    """
+
+    panel: ClassVar[str] = "Output"
+    json: Annotated[str | None, Option(metavar="FILE")] = None
+    out: Annotated[Path | None, Option(metavar="DIR")] = None
+
+
+@dataclass(frozen=True)
+class Page(Output):
+    """What is written, where there is a report.
+
+    Attributes:
+        json: write JSON; - prints only JSON.
+        out: folder for the table of items and the figures.
+        html: write a report, and its JSON twin.
+    """
+
+    html: Annotated[Path | None, Option(metavar="FILE")] = None
+
+
+class _Benchmarks(TyperGroup):
+    """Makes the command of a benchmark when it is asked for, so that other commands need not import any."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*_commands(), "suite", *self.commands]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        known = super().get_command(ctx, cmd_name)
+        if known is not None:
+            return known
+        if cmd_name == "suite":
+            return _made("suite", _suite_epilog(), _suite_command())
+        benchmark = _commands().get(cmd_name)
+        return None if benchmark is None else _made(cmd_name, _epilog(benchmark), _command(benchmark))
+
+
+lm_app = typer.Typer(
+    name="lm",
+    cls=_Benchmarks,
+    help="Measure stereotypes in causal language models, with intervals.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+lm_app.command("compare", epilog=COMPARE_EPILOG)(compare_command)
+
+
+def _commands() -> "dict[str, Benchmark]":
+    """Benchmarks by the name of their command; where several share one, the last has it."""
+    from fairhead.language.benchmarks import all_benchmarks
+
+    found = all_benchmarks()
+    owners = {benchmark.flag: benchmark for benchmark in found}
+    return {b.flag if owners[b.flag] is b else b.name: b for b in found}
+
+
+def _made(name: str, epilog: str, function: Callable[..., None]) -> Any:
+    single = typer.Typer(rich_markup_mode="markdown", add_completion=False)
+    single.command(name, epilog=epilog)(function)
+    return typer.main.get_command(single)
+
+
+def _epilog(benchmark: "Benchmark") -> str:
+    examples = "\n\n".join(f"    {example}" for example in benchmark.examples)
+    parts = [benchmark.explains, f"**Examples**\n\n{examples}" if examples else "", _GOES_ON]
+    return "\n\n".join([*parts, _ELSEWHERE.format(benchmark.flag) if benchmark.prompts else ""])
+
+
+def _command(benchmark: "Benchmark") -> Callable[..., None]:
+    """The command of a benchmark: which settings it takes follows from what the benchmark needs."""
+    from fairhead.language.benchmark import NoOptions
+    from fairhead.language.generations import Sampling
+
+    def run(context: Any, source: Any, own: Any, computing: Any, sampling: Any, statistics: Any, output: Any) -> None:
+        drawn = sampling if isinstance(sampling, Sampling) else Sampling()
+        _run(context, benchmark, source, own, computing, drawn, statistics, output)
+
+    run.__annotations__ = {
+        "context": typer.Context,
+        "source": Written if benchmark.prompts else Source,
+        "own": benchmark.options,
+        "computing": Computing if benchmark.prompts or benchmark.section == "Attention" else Scoring,
+        "sampling": Sampling if benchmark.prompts else NoOptions,
+        "statistics": Statistics,
+        "output": Page if benchmark.report else Output,
+    }
+    run.__doc__ = benchmark.question
+    return options("lm")(run)
+
+
+def _run(
     context: typer.Context,
-    benchmark: Annotated[Benchmark, typer.Argument(help="What to measure.")],
-    model: Annotated[str, option("--model", "Folder of a causal language model; nothing is downloaded.", None, "PATH")],
-    data: Annotated[str, option("--data", "File, folder or zip archive as published.", None, "PATH")],
-    limit: Annotated[
-        int | None, option("--limit", "Only so many items, drawn at random with --seed.", None, "N")
-    ] = None,
-    device: Annotated[
-        str, option("--device", "cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.", _MODEL)
-    ] = "auto",
-    dtype: Annotated[Kind, option("--dtype", "auto: float32 on a processor, bfloat16 on a GPU.", _MODEL)] = Kind.auto,
-    batch_tokens: Annotated[
-        int | None, option("--batch-tokens", "Tokens of a batch, padding included.", _MODEL, "N")
-    ] = None,
-    start: Annotated[
-        Start,
-        option(
-            "--start",
-            "BOS (end of text where there is none) before every text, or only where nothing else stands before.",
-            _MODEL,
-        ),
-    ] = Start.always,
-    inter: Annotated[
-        Inter,
-        option("--inter", "stereoset: score the sentence after its context, or the whole text of both.", _SPECIAL),
-    ] = Inter.sentence,
-    prompt: Annotated[
-        Prompt,
-        option("--prompt", 'bbq: "context question", or with the words Context, Question and Answer.', _SPECIAL),
-    ] = Prompt.plain,
-    category: Annotated[
-        list[str] | None, option("--category", "bbq: a category; give it several times.", _SPECIAL, "NAME")
-    ] = None,
-    window: Annotated[
-        int | None, option("--window", "perplexity: tokens read at a time; by default up to 1 024.", _SPECIAL, "N")
-    ] = None,
-    n_boot: Annotated[int, option("--n-boot", "Bootstrap replicates.", _STATISTICS, "N")] = 2000,
-    seed: Annotated[int, option("--seed", "Same seed, same figures.", _STATISTICS, "N")] = 0,
-    level: Annotated[float, option("--level", "Confidence level of intervals.", _STATISTICS, "SHARE")] = 0.95,
-    json_path: Annotated[str | None, option("--json", "Write JSON; - prints only JSON.", _OUTPUT, "FILE")] = None,
-    out: Annotated[Path | None, option("--out", "Folder for the score of each text, as JSONL.", _OUTPUT, "DIR")] = None,
+    benchmark: "Benchmark",
+    source: Any,
+    own: Any,
+    computing: Computing,
+    sampling: "Sampling",
+    statistics: Statistics,
+    output: Any,
 ) -> None:
-    """Measure stereotypes in a causal language model, with intervals."""
-    check_numbers(n_boot, level, limit, seed)
-    check_output(json_path)
-    require_torch()
-    from fairhead.language.resampling import Resampling
+    from fairhead.cli.lm_table import show_benchmark
+    from fairhead.cli.progress import progress
+    from fairhead.language.generations import read_generations
+    from fairhead.language.running import read_data, run_benchmark
 
-    options: dict[str, Any] = {"inter": inter.value} if benchmark == "stereoset" else {}
-    options |= {"prompt": prompt.value} if benchmark == "bbq" else {}
+    html = getattr(output, "html", None)
+    for path in (output.json, None if html is None else str(html)):
+        check_output(path)
+    if html is not None and output.json is not None and Path(output.json) == html.with_suffix(".json"):
+        raise InputError(f"--json {output.json} is where the report's own JSON twin goes: choose another name")
+    if isinstance(source, Written):
+        _check_written(source, output)
+    how = statistics.resampling(benchmark.n_boot)
+    # The data first, then what the figures need: a mistake there should not wait for the model.
+    items = read_data(benchmark, source.data, own, source.limit, how.seed)
+    generate_only, score_only = (getattr(source, name, None) for name in ("generate_only", "score_only"))
+    if not generate_only:
+        benchmark.ready(own)
+    if output.out is not None:
+        context.with_resource(locked(output.out))
+    stored = None if score_only is None else read_generations(Path(score_only))
+    scorer = None if source.model is None else load_model(source.model, computing)
+    made = {"command": command_line(context), "data_path": source.data, "limit": source.limit}
+    made |= {} if scorer is None else {"device": str(scorer.device)}
+    with progress() if scorer is not None else nullcontext() as shown:
+
+        def tell(done: int, total: int) -> None:
+            if shown is not None and total:
+                shown.tell(benchmark.flag, done, total)
+
+        if generate_only:
+            _generate(benchmark, scorer, items, own, sampling, how.seed, output.out, tell)
+            return
+        result = run_benchmark(
+            benchmark,
+            scorer,
+            items,
+            out=output.out,
+            resampling=how,
+            progress=tell,
+            sampling=sampling,
+            stored=stored,
+            model=source.model or "",
+            provenance=made,
+            **{one.name: getattr(own, one.name) for one in fields(own)},
+        )
+    if output.json is not None:
+        write_json(result.to_dict(), output.json)
+    if html is not None and benchmark.report is not None:
+        from fairhead.report import write
+
+        write(benchmark.report(result, Path(source.model).name, how.level), html)
+    if output.json != "-":
+        show_benchmark(terminal(), benchmark, result, how.level)
+
+
+def _check_written(source: Written, output: Output) -> None:
+    if source.score_only is not None and (source.generate_only or source.model is not None):
+        raise InputError("--score-only takes stored generations: give neither --model nor --generate-only with it")
+    if source.score_only is None and source.model is None:
+        raise InputError("a model is expected (--model PATH), or stored generations (--score-only FILE)")
+    if source.generate_only and output.out is None:
+        raise InputError("--generate-only needs a folder to write to (--out DIR)")
+
+
+def _generate(
+    benchmark: "Benchmark",
+    scorer: Any,
+    items: Any,
+    own: Any,
+    sampling: "Sampling",
+    seed: int,
+    out: Path,
+    tell: "Progress",
+) -> None:
+    from dataclasses import replace
+
+    from fairhead.language.benchmark import Work
+    from fairhead.language.running import continue_prompts
+
+    drawn = replace(sampling, seed=seed)
+    work = Work(scorer, items, own, scorer.settings(), drawn, out / "journals", tell)
+    found, path = continue_prompts(benchmark, work)
+    typer.echo(f"{len(found):,} continuations of {len(items):,} prompts, {len(found.empty):,} of them empty: {path}")
+
+
+def _suite_epilog() -> str:
+    folders = dict.fromkeys(f"`{b.data or b.name}`" for b in _commands().values())
+    return _SUITE_EPILOG.format(folders=", ".join(folders))
+
+
+def _suite_command() -> Callable[..., None]:
+    """The command of the suite, with the options of all benchmarks."""
+    names = ", ".join(dict.fromkeys(benchmark.flag for benchmark in _commands().values()))
+
+    @dataclass(frozen=True)
+    class Suite:
+        model: Annotated[str, Option(metavar="PATH")]
+        data: Annotated[Path, Option(metavar="DIR")]
+        out: Annotated[Path, Option(metavar="DIR")]
+        only: Annotated[str | None, Option(metavar="NAMES")] = None
+        limit: Annotated[Count | None, Option(metavar="N")] = None
+        text: Annotated[str | None, Option(metavar="FILE")] = None
+        documents: Annotated[Count, Option(metavar="N")] = 1000
+        bold_batch_size: Annotated[Count, Option(metavar="N")] = 64
+
+    Suite.__doc__ = f"""What is measured on what.
+
+    Attributes:
+        model: folder of a causal language model; nothing is downloaded.
+        data: folder with one folder a benchmark, as published.
+        out: folder for journals, tables of items and figures.
+        only: benchmarks, with commas between: {names}.
+        limit: only so many items of each benchmark, drawn at random with --seed.
+        text: a text file for perplexity and attention entropy, in place of BOLD's Wikipedia texts.
+        documents: how many are drawn from that text; attention entropy takes 200 of them.
+        bold_batch_size: prompts of BOLD that are continued together.
+    """
+
+    def run(context: Any, chosen: Any, of: Any, computing: Any, statistics: Any) -> None:
+        _run_suite(context, chosen, asdict(of), computing, statistics)
+
+    run.__annotations__ = {
+        "context": typer.Context,
+        "chosen": Suite,
+        "of": _options_of_all(),
+        "computing": Scoring,
+        "statistics": Statistics,
+    }
+    run.__doc__ = "Run every benchmark on a model, into one folder that can be compared with another."
+    return options("lm")(run)
+
+
+def _options_of_all() -> type:
+    """The options of all benchmarks in one class; those that only change what is shown are left out."""
+    from fairhead.language.benchmark import SHOWS
+
+    found: dict[str, tuple[str, Any, Any]] = {}
+    lines = []
+    for benchmark in _commands().values():
+        hints, texts = get_type_hints(benchmark.options, include_extras=True), attribute_texts(benchmark.options)
+        for one in fields(benchmark.options):
+            if one.name not in found and one.name not in benchmark.options_with(SHOWS):
+                found[one.name] = (one.name, hints[one.name], field(default=one.default))
+                lines.append(f"        {one.name}: {benchmark.title}: {texts[one.name]}")
+    panel = {"panel": "Options of single benchmarks"}
+    made = make_dataclass("OptionsOfAll", found.values(), frozen=True, namespace=panel)
+    made.__doc__ = "\n".join(["Options of single benchmarks.\n\n    Attributes:", *lines])
+    return made
+
+
+def _run_suite(
+    context: typer.Context, chosen: Any, of: dict[str, Any], computing: Scoring, statistics: Statistics
+) -> None:
+    from fairhead.cli.lm_table import show_suite
+    from fairhead.cli.progress import progress
+    from fairhead.language.generations import Sampling
+    from fairhead.language.running import SuiteOptions, gather_items, run_suite
+
+    how = statistics.resampling()
+    names = tuple(name.strip() for name in (chosen.only or "").split(",") if name.strip())
+    sampling = Sampling(batch_size=chosen.bold_batch_size)
+    wanted = SuiteOptions(names, chosen.limit, how.seed, chosen.text, chosen.documents, of, sampling)
     # The data first: a mistake there should not wait for the model.
-    items = _read(benchmark, data, category)
-    scorer = load_model(model, device, dtype.value, batch_tokens, start.value)
-    how = Resampling(n_boot=n_boot, seed=seed, level=level)
-    if benchmark is Benchmark.perplexity:
-        from dataclasses import replace
-
-        from fairhead.language.benchmarks import perplexity
-
-        result = perplexity.evaluate(scorer, items[:limit], window, replace(how, min_items=1))
-        result = replace(result, provenance=scorer.settings())
-    else:
-        from fairhead.language.run import run_benchmark
-
-        with _progress(benchmark.value) as tell:
-            result = run_benchmark(
-                _READERS[benchmark], scorer, items, out=out, limit=limit, resampling=how, progress=tell, **options
-            )
-    result = _with_origin(result, model, data, scorer, command_line(context))
-    if json_path is not None:
-        write_json(result.to_dict(), json_path)
-    if json_path != "-":
-        _show(result, level)
+    items = gather_items(chosen.data, wanted)
+    context.with_resource(locked(chosen.out))
+    scorer = load_model(chosen.model, computing)
+    made = {"command": command_line(context), "data_path": str(chosen.data), "device": str(scorer.device)}
+    with progress() as bars:
+        suite = run_suite(scorer, items, chosen.out, chosen.model, wanted, how, bars.tell, made)
+    show_suite(terminal(), suite)
 
 
-_READERS = {"stereoset": "stereoset", "crows": "crows_pairs", "bbq": "bbq", "winobias": "winobias"}
-
-
-def require_torch() -> None:
-    """Say what is missing before anything is read."""
+def load_model(path: str, computing: Computing) -> "Scorer":
+    """A scorer from a folder, without the chatter of the libraries."""
     missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
     if missing:
         raise FairheadError(f'this needs {", ".join(missing)}, not installed here: pip install "fairhead[torch]"')
-
-
-def check_numbers(n_boot: int, level: float, limit: int | None, seed: int) -> None:
-    """Name the first number that makes no sense."""
-    for flag, value, least in (("--n-boot", n_boot, 1), ("--seed", seed, 0), ("--limit", limit, 1)):
-        if value is not None and value < least:
-            raise InputError(f"{flag} is {value}; at least {least} is expected")
-    if not 0 < level < 1:
-        raise InputError(f"--level is {level:g}; a share between 0 and 1 is expected")
-
-
-def _read(benchmark: Benchmark, path: str, categories: list[str] | None) -> Any:
-    if benchmark is Benchmark.perplexity:
-        from fairhead.language.benchmarks.perplexity import split_documents
-
-        try:
-            return split_documents(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
-        except UnicodeDecodeError:
-            raise InputError(f"{path} is not text in UTF-8; a plain text file is expected") from None
-    from fairhead.data import read
-
-    if categories and benchmark is not Benchmark.bbq:
-        raise InputError(f"--category is an option of bbq; {benchmark.value} reports every category")
-    options = {"categories": categories} if categories else {}
-    return read(_READERS[benchmark], path, **options)
-
-
-def load_model(path: str, device: str, dtype: str, batch_tokens: int | None, start: str) -> "Scorer":
-    """A scorer from a folder, without the chatter of the libraries."""
     from transformers.utils import logging
 
     from fairhead.language.scorer import load_scorer
@@ -209,46 +406,4 @@ def load_model(path: str, device: str, dtype: str, batch_tokens: int | None, sta
     # What a user of this command must know is said by it, in one place.
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    options: dict[str, Any] = {"device": device, "dtype": dtype, "batch_tokens": batch_tokens, "start": start}
-    return load_scorer(path, **options)
-
-
-def _with_origin(result: "BenchmarkResult", model: str, data: str, scorer: "Scorer", command: str) -> "BenchmarkResult":
-    from dataclasses import replace
-
-    made: Mapping[str, Any] = {
-        "version": __version__,
-        "command": command,
-        "model_path": model,
-        "data_path": data,
-        "device": str(scorer.device),
-    }
-    return replace(result, provenance={**made, **result.provenance})
-
-
-@contextmanager
-def _progress(what: str) -> "Iterator[Progress | None]":
-    """A bar on a terminal, silence elsewhere; on stderr, so that stdout has the result alone."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as bars:
-        task = bars.add_task(f"{what}: texts scored", total=None)
-
-        def tell(done: int, total: int) -> None:
-            bars.update(task, completed=done, total=total)
-
-        yield tell
-
-
-def _show(result: "BenchmarkResult", level: float) -> None:
-
-    from fairhead.cli.lm_table import show_benchmark
-
-    show_benchmark(terminal(), result, level)
+    return load_scorer(path, **asdict(computing))

@@ -1,17 +1,20 @@
 """`fairhead lm compare`: what a change of a language model did, from the folders of two or more suites."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from fairhead.cli.lm import check_numbers, option
+from fairhead.cli.options import options
 from fairhead.cli.output import check_output, command_line, terminal, write_json
 from fairhead.errors import InputError
+from fairhead.settings import Count, Option, WholeNumber
 from fairhead.store import write_text
 
 if TYPE_CHECKING:
     from fairhead.language.before_after import BeforeAfter
+    from fairhead.language.resampling import Resampling
 
 EPILOG = """
 Every figure is paired: the models answered the same items, and whole clusters of items (templates, terms, occupations,
@@ -28,7 +31,6 @@ StereoSet is scored on terms that none of the models was trained on.
 
     fairhead lm compare runs/ce runs/klaad      # KLAAD against plain fine-tuning on the same sentences
 """
-_STATISTICS, _OUTPUT = "Statistics", "Output"
 _GLYPHS = {
     "better": "[green]✓[/]",
     "worse": "[red]![/]",
@@ -38,35 +40,76 @@ _GLYPHS = {
 _BEGIN, _END = "<!-- figures: begin -->", "<!-- figures: end -->"
 
 
+@dataclass(frozen=True)
+class Statistics:
+    """How intervals are made.
+
+    Attributes:
+        n_boot: bootstrap replicates; 2000 by default, 1000 of BOLD alone.
+        seed: same seed, same figures.
+        level: confidence level of intervals.
+    """
+
+    panel: ClassVar[str] = "Statistics"
+    n_boot: Annotated[Count | None, Option(metavar="N")] = None
+    seed: Annotated[WholeNumber, Option(metavar="N")] = 0
+    level: Annotated[float, Option(metavar="SHARE")] = 0.95
+
+    def __post_init__(self) -> None:
+        if not 0 < self.level < 1:
+            raise InputError(f"--level is {self.level:g}; a share between 0 and 1 is expected")
+
+    def resampling(self, n_boot: int = 2000) -> "Resampling":
+        """The same with a number of replicates where none was given."""
+        from fairhead.language.resampling import Resampling
+
+        return Resampling(self.n_boot or n_boot, self.seed, self.level)
+
+
+@dataclass(frozen=True)
+class Comparing(Statistics):
+    """How intervals and p-values are made.
+
+    Attributes:
+        n_boot: bootstrap replicates; 2000 by default.
+        seed: same seed, same figures.
+        level: confidence level of intervals.
+        n_perm: random swaps of each p-value, at most.
+    """
+
+    n_perm: Annotated[Count, Option(metavar="N")] = 100_000
+
+
+@dataclass(frozen=True)
+class Pages:
+    """What is written.
+
+    Attributes:
+        names: what to call the runs, with commas between.
+        html: write a report, and its JSON beside it.
+        json: write JSON; - prints only JSON.
+        markdown: write Markdown. In a file that is there, only what stands between the two lines
+            `<!-- figures: begin -->` and `<!-- figures: end -->` is replaced.
+    """
+
+    panel: ClassVar[str] = "Output"
+    names: Annotated[str | None, Option(metavar="NAMES")] = None
+    html: Annotated[str | None, Option(metavar="FILE")] = None
+    json: Annotated[str | None, Option(metavar="FILE")] = None
+    markdown: Annotated[Path | None, Option(metavar="FILE")] = None
+
+
+@options("lm")
 def compare_command(
     context: typer.Context,
     folders: Annotated[
         list[Path], typer.Argument(help="Folders of fairhead lm suite; the first is before.", metavar="BEFORE AFTER...")
     ],
-    names: Annotated[
-        str | None, option("--names", "What to call the runs, with commas between.", None, "NAMES")
-    ] = None,
-    html: Annotated[str | None, option("--html", "Write a report, and its JSON beside it.", _OUTPUT, "FILE")] = None,
-    json_path: Annotated[str | None, option("--json", "Write JSON; - prints only JSON.", _OUTPUT, "FILE")] = None,
-    markdown: Annotated[
-        Path | None,
-        option(
-            "--markdown",
-            "Write Markdown. In a file that is there, only what stands between the two lines "
-            f"`{_BEGIN}` and `{_END}` is replaced.",
-            _OUTPUT,
-            "FILE",
-        ),
-    ] = None,
-    n_boot: Annotated[int, option("--n-boot", "Bootstrap replicates.", _STATISTICS, "N")] = 2000,
-    n_perm: Annotated[int, option("--n-perm", "Random swaps of each p-value, at most.", _STATISTICS, "N")] = 100_000,
-    seed: Annotated[int, option("--seed", "Same seed, same figures.", _STATISTICS, "N")] = 0,
-    level: Annotated[float, option("--level", "Confidence level of intervals.", _STATISTICS, "SHARE")] = 0.95,
+    statistics: Comparing,
+    pages: Pages,
 ) -> None:
     """What did a change of a model do: stereotypes, spill-over, language, attention? Needs no torch."""
-    check_numbers(n_boot, level, None, seed)
-    if n_perm < 1:
-        raise InputError(f"--n-perm is {n_perm}; at least 1 is expected")
+    html, json_path, markdown = pages.html, pages.json, pages.markdown
     for path in (html, json_path, None if markdown is None else str(markdown)):
         check_output(path)
     if html is not None and not html.lower().endswith(".html"):
@@ -76,10 +119,9 @@ def compare_command(
     around = ("", "") if markdown is None else _page_around(markdown)
     from fairhead.language.before_after import compare_suites
     from fairhead.language.before_after_report import markdown_of, report_of
-    from fairhead.language.resampling import Resampling
 
-    called = [name.strip() for name in names.split(",")] if names else None
-    found = compare_suites(folders, called, Resampling(n_boot=n_boot, seed=seed, level=level), n_perm)
+    called = [name.strip() for name in pages.names.split(",")] if pages.names else None
+    found = compare_suites(folders, called, statistics.resampling(), statistics.n_perm)
     if json_path is not None:
         write_json(found.to_dict(), json_path)
     if html is not None:

@@ -5,104 +5,88 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fairhead.language.benchmark import Benchmark, TextTable
 from fairhead.language.results import BenchmarkResult
+from fairhead.language.suite import Suite
 from fairhead.stats import Estimate
 
-# What each column says, and whether it is a share, shown in percent. Metrics that are not here are in JSON only.
-_COLUMNS = {
-    "ss": ("ss", True),
-    "ss_per_token": ("ss per token", True),
-    "lms": ("lms", True),
-    "icat": ("icat", True),
-    "mean_abs_difference": ("mean |Δ log p|", False),
-    "accuracy": ("accuracy", True),
-    "bias_score": ("bias score", True),
-    "unknown_rate": ("unknown", True),
-    "accuracy_gap": ("accuracy gap", True),
-    "pro_preferred": ("pro likelier", True),
-    "mean_difference": ("mean Δ log p", False),
-    "perplexity": ("perplexity", False),
-    "perplexity_per_word": ("per word", False),
-    "bits_per_byte": ("bits per byte", False),
-}
-_HEADLINES = {
-    "stereoset": ("ss", "The stereotype is likelier than its opposite in"),
-    "crows_pairs": ("ss", "The more stereotypical sentence is likelier in"),
-    "winobias": ("pro_preferred", "The sentence with the stereotypical pronoun is likelier in"),
-}
 
-
-def show_benchmark(console: Console, result: BenchmarkResult, level: float) -> None:
-    """What was scored, what can be said, one line a category, what was left out."""
-    model = result.provenance.get("model_path", result.provenance.get("model", ""))
+def show_benchmark(console: Console, benchmark: Benchmark, result: BenchmarkResult, level: float) -> None:
+    """What was measured, what can be said, one line a category, what was left out."""
+    known = result.provenance
+    model = known.get("model_path") or known.get("model", "")
     console.print(f"[bold]{escape(str(model))} on {result.benchmark}: {result.n:,} items[/]", highlight=False)
-    console.print(escape(headline(result, level)), highlight=False)
-    metrics = [m for m in _COLUMNS if any(e.metric == m for e in result.estimates)]
+    sentences = benchmark.sentences(result, level)
+    for sentence in sentences:
+        console.print(f"{'- ' if len(sentences) > 1 else ''}{escape(sentence)}", highlight=False)
+    shown = by_category(benchmark, result, level) if benchmark.shown is None else benchmark.shown(result, level)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, title_justify="left", title_style="bold")
-    table.title = f"with {100 * level:g} % intervals (percent; Δ log p in nats)"
+    table.title = escape(shown.title)
     table.add_column("", overflow="fold")
-    for metric in metrics:
-        table.add_column(_COLUMNS[metric][0], justify="right")
-    table.add_column("n", justify="right", no_wrap=True)
-    for group in dict.fromkeys(e.group_by for e in result.estimates):
-        found = {e.metric: e for e in result.estimates if e.group_by == group}
-        if result.benchmark == "bbq" and group is not None and "bias_score" not in found:
-            continue  # accuracy over both conditions of a category: in JSON
-        cells = [_figure(found.get(metric)) for metric in metrics]
-        table.add_row(escape(group or "all"), *cells, f"{max(e.n for e in found.values()):,}")
+    for name in shown.columns:
+        table.add_column(escape(name), justify="right", overflow="fold", no_wrap=name == "n")
+    for row in shown.rows:
+        if len(row) == 1:
+            table.add_section()
+            table.add_row(f"[bold]{escape(row[0])}[/]")
+        else:
+            table.add_row(*map(escape, row))
     console.print(table)
+    for note in shown.notes:
+        console.print(escape(note), highlight=False)
     # How many there are is in the table: the reason is then the same for all of them.
     reasons = (e.undefined.removeprefix(f"{e.n} items; ") for e in result.estimates if e.undefined)
     for reason in list(dict.fromkeys(reasons))[:5]:
         console.print(f"[dim]–: {escape(reason)}[/]", highlight=False)
     for reason, names in result.left_out.items():
         console.print(f"Left out: {len(names):,} ({escape(reason)}); the first is {escape(names[0])}", highlight=False)
-    merged = result.provenance.get("merged_boundaries")
-    if merged:
-        console.print(f"{merged:,} texts have a token that spans the end of the prefix", highlight=False)
-    if result.provenance.get("scores"):
-        console.print(f"Scores of each text: {escape(str(result.provenance['scores']))}", highlight=False)
+    if known.get("merged_boundaries"):
+        console.print(f"{known['merged_boundaries']:,} texts have a token that spans the end of the prefix")
+    for key, what in (("scores", "Scores of each text"), ("generations", "Continuations")):
+        if known.get(key):
+            console.print(f"{what}: {escape(str(known[key]))}", highlight=False)
 
 
-def headline(result: BenchmarkResult, level: float) -> str:
-    """One sentence on what the figures allow one to say.
+def by_category(benchmark: Benchmark, result: BenchmarkResult, level: float) -> TextTable:
+    """A row a category with the metrics that have a label.
 
     Example:
-        >>> estimate = Estimate("ss", None, 0.6, 0.55, 0.65, 100, ideal=0.5)
-        >>> headline(BenchmarkResult("crows_pairs", (estimate,), 100), 0.95)
-        'The more stereotypical sentence is likelier in 60.0 % (95 % interval 55.0 to 65.0): more often than not.'
+        >>> from fairhead.language.benchmarks import benchmark_named
+        >>> estimates = (Estimate("ss", None, 0.6, 0.55, 0.65, 100, ideal=0.5),)
+        >>> by_category(benchmark_named("crows"), BenchmarkResult("crows_pairs", estimates, 100), 0.95).rows
+        [('all', '60.0 (55.0–65.0)', '100')]
     """
-    percent = f"{100 * level:g} % interval"
-    if result.benchmark == "bbq":
-        scores = [e for e in result.estimates if e.metric == "bias_score" and e.group_by in ("ambig", "disambig")]
-        said = [f"{e.group_by} {_said(e, percent)}" for e in scores if e.value is not None]
-        return f"Bias score (0: no preference): {'; '.join(said) or 'undefined'}."
-    if result.benchmark not in _HEADLINES:
-        return ""
-    metric, words = _HEADLINES[result.benchmark]
-    overall = result[metric]
-    if overall.value is None or overall.low is None or overall.high is None:
-        return f"{metric} is undefined: {overall.undefined}."
-    verdict = "more often than not" if overall.low > 0.5 else "less often than not"
-    if overall.low <= 0.5 <= overall.high:
-        verdict = "cannot be told from a coin"
-    return f"{words} {_said(overall, percent)}: {verdict}."
+    metrics = [metric for metric in benchmark.labels if any(e.metric == metric for e in result.estimates)]
+    rows = []
+    for group in dict.fromkeys(e.group_by for e in result.estimates):
+        found = {e.metric: e for e in result.estimates if e.group_by == group}
+        if group is None or not benchmark.hides(group):
+            cells = [_figure(found.get(metric), benchmark.label(metric).share) for metric in metrics]
+            rows.append((group or "all", *cells, f"{max(e.n for e in found.values()):,}"))
+    title = f"with {100 * level:g} % intervals (percent; Δ log p in nats)"
+    return TextTable(title, (*(benchmark.label(metric).name for metric in metrics), "n"), rows)
 
 
-def _said(e: Estimate, percent: str) -> str:
-    assert e.value is not None
-    assert e.low is not None
-    assert e.high is not None
-    unit = " %" if e.metric != "bias_score" else ""
-    return f"{100 * e.value:.1f}{unit} ({percent} {100 * e.low:.1f} to {100 * e.high:.1f})"
-
-
-def _figure(estimate: Estimate | None) -> str:
+def _figure(estimate: Estimate | None, share: bool) -> str:
     if estimate is None:
         return ""
     if estimate.value is None:
         return "–"
-    scale, digits = (100, 1) if _COLUMNS[estimate.metric][1] else (1, 2)
+    scale, digits = (100, 1) if share else (1, 2)
     value, low, high = (scale * (x or 0.0) for x in (estimate.value, estimate.low, estimate.high))
     between = "–" if low >= 0 else " to "
     return f"{value:.{digits}f} ({low:.{digits}f}{between}{high:.{digits}f})"
+
+
+def show_suite(console: Console, suite: Suite) -> None:
+    """What was run, and what was not."""
+    console.print(f"[bold]{escape(suite.model)}[/] in {escape(str(suite.folder))}", highlight=False)
+    for name, facts in suite.done.items():
+        left_out = "; ".join(f"left out: {n:,} ({escape(reason)})" for reason, n in facts["left_out"].items())
+        seconds = "" if facts["seconds"] is None else f", {facts['seconds']:g} s"
+        console.print(
+            f"  {name}: {facts['items']:,} items{seconds}{'; ' if left_out else ''}{left_out}", highlight=False
+        )
+    for name, reason in suite.skipped.items():
+        console.print(f"  {name}: skipped, {escape(reason)}", highlight=False)
+    console.print(f"Compare with another run: fairhead lm compare {escape(str(suite.folder))} OTHER", highlight=False)

@@ -10,7 +10,8 @@ from torch import Tensor
 from fairhead.errors import InputError
 from fairhead.heads import tap
 from fairhead.language.alignment import Slots, slots
-from fairhead.language.benchmarks.attention_gap import NO_SPAN, Array, PairGaps, SentencePair, TokenGaps
+from fairhead.language.benchmark import SentencePair
+from fairhead.language.benchmarks.attention_gap import NO_SPAN, Array, PairGaps, TokenGaps
 from fairhead.language.reading import stack
 from fairhead.language.results import TOO_LONG
 from fairhead.language.scorer import Scorer, quiet

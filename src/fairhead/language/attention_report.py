@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fairhead.language.benchmarks.attention_gap import AttentionGap
+from fairhead.language.benchmark import TextTable
+from fairhead.language.results import BenchmarkResult
 from fairhead.stats import Estimate
 
 _CAREFUL = (
@@ -12,29 +13,31 @@ _CAREFUL = (
 )
 
 
-def verdict(gap: AttentionGap) -> list[dict[str, str]]:
+def verdict(gap: BenchmarkResult) -> list[dict[str, str]]:
     """What was found, in sentences with a tone.
 
     Example:
         >>> import numpy as np
-        >>> from fairhead.language.benchmarks.attention_gap import PairGaps, SentencePair, TokenGaps, evaluate
+        >>> from fairhead.language.benchmark import SentencePair
+        >>> from fairhead.language.benchmarks.attention_gap import BENCHMARK, PairGaps, TokenGaps, table
         >>> changed, gaps = np.array([False, True, False, False]), np.array([[[0.0, 0.4, 0.1, 0.1]]])
         >>> tokens = TokenGaps(("a",) * 4, ("b",) * 4, changed, gaps[0], True)
         >>> pairs = [SentencePair(str(i), "", "", ("age",), str(i)) for i in range(12)]
-        >>> verdict(evaluate(PairGaps.of(pairs, [tokens] * 12, [gaps] * 12)))[0]["text"][-53:]
+        >>> read = PairGaps.of(pairs, [tokens] * 12, [gaps] * 12)
+        >>> verdict(BENCHMARK.result(table(read), reading=read))[0]["text"][-53:]
         'in 100.0 % of 12 pairs; by chance it would in 25.0 %.'
     """
     share, chance, above = (gap[name] for name in ("largest_on_span", "chance", "above_chance"))
     if share.value is None or chance.value is None:
         return [{"text": f"Nothing can be said: {share.undefined}.", "tone": "unclear"}]
-    test = gap.tests["above_chance"]
+    test = gap.more["tests"]["above_chance"]
     known = above.low is not None and above.low > 0
     found = (
-        f"In layer {gap.layer} attention differs most on the words that differ in {share.value:.1%} of {gap.n} pairs; "
-        f"by chance it would in {chance.value:.1%}."
+        f"In layer {gap.more['layer']} attention differs most on the words that differ in {share.value:.1%} of {gap.n} "
+        f"pairs; by chance it would in {chance.value:.1%}."
     ).replace("%", " %")
-    moved = f"against spans moved elsewhere in each sentence p {_p(test.p_permutation)}"
-    student = "" if test.t is None or test.p is None else f"t = {test.t:.2f}, p {_p(test.p)}; "
+    moved = f"against spans moved elsewhere in each sentence p {_p(test['p_permutation'])}"
+    student = "" if test["t"] is None or test["p"] is None else f"t = {test['t']:.2f}, p {_p(test['p'])}; "
     on, off = gap["gap_on_span"], gap["gap_elsewhere"]
     return [
         {"text": found, "tone": "note" if known else "unclear"},
@@ -53,14 +56,17 @@ def _figure(estimate: Estimate) -> str:
     return f"{estimate.value:.5f}{interval}"
 
 
-def report(gap: AttentionGap, model: str, level: float = 0.95) -> dict[str, Any]:
+def report(gap: BenchmarkResult, model: str, level: float = 0.95) -> dict[str, Any]:
     """A report of the form `fairhead.report/1`."""
     categories = [e for e in gap.estimates if e.metric == "above_chance" and e.value is not None]
-    layers = [{"name": f"layer {f.layer}", "value": f.above_chance, "low": f.low, "high": f.high} for f in gap.layers]
+    layers = [
+        {"name": f"layer {f['layer']}", "value": f["above_chance"], "low": f["low"], "high": f["high"]}
+        for f in gap.more["layers"]
+    ]
     caption = "Largest gap on the words that differ, above chance"
     panels: list[Mapping[str, Any]] = [
         {
-            "caption": f"{caption} (layer {gap.layer})",
+            "caption": f"{caption} (layer {gap.more['layer']})",
             "unit": "fraction",
             "ideal": 0.0,
             "points": [
@@ -70,7 +76,6 @@ def report(gap: AttentionGap, model: str, level: float = 0.95) -> dict[str, Any]
         },
         {"caption": f"{caption}, by layer", "unit": "fraction", "ideal": 0.0, "points": layers},
     ]
-    heads = gap.heads
     return {
         "schema": "fairhead.report/1",
         "title": f"Attention gap of {model}",
@@ -92,10 +97,8 @@ def report(gap: AttentionGap, model: str, level: float = 0.95) -> dict[str, Any]
                 "text": "How much oftener than by chance the head's own largest gap is on the words that differ.",
                 "measure": "above chance",
                 "unit": "fraction",
-                "values": heads.value,
-                "low": heads.low,
-                "high": heads.high,
-                "p_adjusted": heads.p_adjusted,
+                "values": gap.more["heads"]["value"],
+                **{name: gap.more["heads"][name] for name in ("low", "high", "p_adjusted")},
                 "selected": [],
             },
             {
@@ -103,8 +106,35 @@ def report(gap: AttentionGap, model: str, level: float = 0.95) -> dict[str, Any]
                 "title": "Single pairs, token by token",
                 "text": "Pairs whose largest gap stands out most, of each kind of bias in turn: not a sample.",
                 "panels": [],
-                "pairs": [dict(picture) for picture in gap.pictures],
+                "pairs": [dict(picture) for picture in gap.more["pairs"]],
             },
         ],
         "provenance": dict(gap.provenance),
     }
+
+
+def shown(gap: BenchmarkResult, level: float) -> TextTable:
+    """The figures of each kind of bias, and the heads that are furthest above chance."""
+    rows = []
+    for group in dict.fromkeys(e.group_by for e in gap.estimates):
+        found = [gap[m, group] for m in ("largest_on_span", "chance", "above_chance", "gap_on_span", "gap_elsewhere")]
+        hit, chance, above, on, off = found
+        if any(e.value is None for e in found):
+            rows.append((group or "all", "–", "–", "too few", "–", "–", str(hit.n)))
+            continue
+        between = (
+            f"{above.value:.1%}" if above.low is None else f"{above.value:.0%} ({above.low:.0%} to {above.high:.0%})"
+        )
+        figures = (f"{hit.value:.1%}", f"{chance.value:.1%}", between, f"{on.value:.4f}", f"{off.value:.4f}")
+        rows.append((group or "all", *figures, str(hit.n)))
+    heads = [
+        (value, layer, head, gap.more["heads"]["p_adjusted"][layer][head])
+        for layer, row in enumerate(gap.more["heads"]["value"])
+        for head, value in enumerate(row)
+        if value is not None
+    ]
+    best = ", ".join(f"L{layer}H{head} {value:+.0%}" for value, layer, head, _ in sorted(heads, reverse=True)[:5])
+    significant = sum(p is not None and p < 1 - level for *_, p in heads)
+    columns = ("on span", "chance", "above chance", "gap on", "off", "pairs")
+    note = f"Heads furthest above chance: {best}; {significant} of {len(heads)} significantly so."
+    return TextTable(f"with {100 * level:g} % intervals", columns, rows, [note])

@@ -11,17 +11,16 @@ from typing import Any, NamedTuple
 
 from fairhead import __version__
 from fairhead.errors import InputError
-from fairhead.language.benchmarks import attention_entropy
-from fairhead.language.figures import Figure, axis, by_category, headlines
+from fairhead.language.benchmark import ASKS, Figure
+from fairhead.language.benchmarks import all_benchmarks, attention_entropy, benchmark_named
 from fairhead.language.paired import N_PERM, Change, change, corrected, join
 from fairhead.language.resampling import Resampling
-from fairhead.language.run import measures_of
 from fairhead.language.suite import Suite
 from fairhead.language.tables import ItemTable, Measure
 
 SCHEMA = "fairhead.before_after/1"
-# Options that change what is asked: answers to different questions are not compared.
-_MUST_AGREE = ("prompt", "inter", "window", "start", "max_new_tokens", "temperature", "top_k", "top_p")
+# What changes what is asked, beside options of the benchmark: answers to different questions are not compared.
+_MUST_AGREE = ("start", "max_new_tokens", "temperature", "top_k", "top_p")
 # Methods that swap words for men and women, whatever sentences they see.
 _AIMS = {"cda": ("gender",), "sentence_debias": ("gender",)}
 
@@ -100,7 +99,7 @@ class BeforeAfter:
             made["collapsed"] = [c._asdict() for c in run.collapsed]
             for key in ("headlines", "by_category", "seen"):
                 for one, line in zip(getattr(run, key), made[key], strict=True):
-                    line |= {"outcome": one.outcome, "axis": axis(one.benchmark, one.group_by)}
+                    line |= {"outcome": one.outcome, "axis": benchmark_named(one.benchmark).axis(one.group_by)}
                     line["targeted"] = line["axis"] in run.targeted
         return content
 
@@ -186,17 +185,16 @@ class _Pair:
 
     def headlines(self) -> list[Change]:
         """Headline figures of every benchmark that both runs have."""
-        return [c for name in self._common() for c in self._changes(*self._tables(name), headlines)]
+        return [c for name in self._common() for c in self._changes(*self._tables(name), "headlines_of")]
 
     def by_category(self) -> list[Change]:
         """Figures of every category."""
-        return [c for name in self._common() for c in self._changes(*self._tables(name), by_category)]
+        return [c for name in self._common() for c in self._changes(*self._tables(name), "by_category")]
 
     def seen(self) -> tuple[Change, ...]:
-        """StereoSet on the terms that were trained on."""
-        if not self.trained or "stereoset" not in self._common():
-            return ()
-        return tuple(self._changes(*self._tables("stereoset", trained=True), headlines))
+        """Headline figures on the terms that were trained on, of benchmarks that have terms."""
+        names = [name for name in self._common() if self.trained and benchmark_named(name).trained_on]
+        return tuple(c for name in names for c in self._changes(*self._tables(name, trained=True), "headlines_of"))
 
     def targeted(self) -> tuple[str, ...]:
         """Axes that the method aims at, or that its settings name, or that the terms trained on are of."""
@@ -206,12 +204,16 @@ class _Pair:
             return _AIMS[method]
         named = (training.get("settings") or {}).get("bias_types")
         if named:
-            return tuple(sorted({axis("", name) for name in named}))
-        terms = set(training.get("training_targets", ()))
-        if not terms or "stereoset" not in self.after.measured:
-            return ()
-        clusters = (c.partition("/") for c in self.after.table("stereoset").clusters)
-        return tuple(sorted({kind for kind, _, target in clusters if target in terms}))
+            common = {old: new for benchmark in all_benchmarks() for old, new in benchmark.axes.items()}
+            return tuple(sorted({common.get(name.lower(), name.lower()) for name in named}))
+        terms, axes = training.get("training_targets", ()), set()
+        for benchmark in map(benchmark_named, self.after.measured if terms else ()):
+            if benchmark.trained_on is not None:
+                table = self.after.table(benchmark.name)
+                categories = {figure.group for figure in benchmark.by_category(table)}
+                groups = (group for i in benchmark.trained_on(table, terms) for group in table.groups[i])
+                axes |= {benchmark.axis(group) for group in groups if group in categories}
+        return tuple(sorted(axes))
 
     def entropy(self, suite: Suite) -> list[list[float]] | None:
         """Mean entropy of each head."""
@@ -247,8 +249,9 @@ class _Pair:
         return [name for name in self.before.measured if name in self.after.measured]
 
     def _tables(self, name: str, trained: bool = False) -> tuple[ItemTable, ItemTable]:
+        benchmark = benchmark_named(name)
         before, after = self.before.stored(name), self.after.stored(name)
-        for key in _MUST_AGREE:
+        for key in (*benchmark.options_with(ASKS), *_MUST_AGREE):
             # What one of them does not say was measured by another command, from the same answers.
             said = [stored.settings[key] for stored in (before, after) if key in stored.settings]
             if len(said) == 2 and said[0] != said[1]:
@@ -257,14 +260,16 @@ class _Pair:
                     f"{self.after.folder}; run both alike"
                 )
         one, other = join(before.table, after.table)
-        if name == "stereoset" and self.trained:
-            rows = [i for i, c in enumerate(one.clusters) if (c.partition("/")[2] in self.trained) == trained]
+        if benchmark.trained_on is not None and self.trained:
+            seen = set(benchmark.trained_on(one, self.trained))
+            rows = [i for i in range(len(one)) if (i in seen) == trained]
             one, other = one.take(rows), other.take(rows)
         return one, other
 
-    def _changes(self, before: ItemTable, after: ItemTable, wanted: Any) -> list[Change]:
-        measures = measures_of(before)
-        figures: Sequence[Figure] = wanted(before)
+    def _changes(self, before: ItemTable, after: ItemTable, wanted: str) -> list[Change]:
+        benchmark = benchmark_named(before.benchmark)
+        measures = benchmark.measures_of(before)
+        figures: Sequence[Figure] = getattr(benchmark, wanted)(before)
         return [
             change(_measure(measures, figure), figure.group, before, after, self.how, self.n_perm) for figure in figures
         ]

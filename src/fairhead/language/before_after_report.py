@@ -6,7 +6,8 @@ from typing import Any
 
 from fairhead import __version__
 from fairhead.language.before_after import BeforeAfter, Run
-from fairhead.language.figures import axis, label, title
+from fairhead.language.benchmark import Label
+from fairhead.language.benchmarks import benchmark_named
 from fairhead.language.paired import Change
 from fairhead.report import Report
 from fairhead.report.sections.changes import written
@@ -14,35 +15,28 @@ from fairhead.report.wording import THIN_SPACE, count, p_value
 
 NBSP = "\u00a0"
 BAR = "\\|"
-STEREOTYPES = ("stereoset", "crows_pairs", "bbq", "winobias", "bold")
-LANGUAGE = ("perplexity",)
-ATTENTION = ("attention_gap", "attention_entropy")
-_SECTIONS = (
-    (
-        "Stereotypes",
-        STEREOTYPES,
+_SECTIONS = {
+    "Stereotypes": (
         "Better and worse are about the distance to an even model. StereoSet is scored on terms that no model was "
-        "trained on; CrowS-Pairs, BBQ, WinoBias and BOLD had no part in training.",
+        "trained on; the other benchmarks had no part in training."
     ),
-    ("Language", LANGUAGE, "The price: perplexity of held-out text, as a ratio to the first model's."),
-    (
-        "Attention",
-        ATTENTION,
+    "Language": "The price: perplexity of held-out text, as a ratio to the first model's.",
+    "Attention": (
         "Where attention differs between a stereotyped sentence and its counterpart, and how spread out attention is "
         "on plain text (1 is uniform, 0 a single token). Tokens that differ draw different attention in any model: a "
-        "smaller gap is what such training asks for, and no proof of less bias.",
+        "smaller gap is what such training asks for, and no proof of less bias."
     ),
-)
+}
 
 
 def report_of(found: BeforeAfter, command: str | None = None) -> dict[str, Any]:
     """The report as `fairhead.report` takes it."""
     runs = ", ".join(run.name for run in found.runs)
     sections: list[dict[str, Any]] = []
-    for heading, benchmarks, text in _SECTIONS:
-        panels = _panels(found, [[c for c in run.headlines if c.benchmark in benchmarks] for run in found.runs])
+    for heading, text in _SECTIONS.items():
+        panels = _panels(found, [[c for c in run.headlines if _section(c) == heading] for run in found.runs])
         if panels:
-            sections.append(_changes(found, heading, text, panels, _definitions(found, benchmarks)))
+            sections.append(_changes(found, heading, text, panels, _definitions(found, heading)))
             if heading == "Attention":
                 sections += _entropy_maps(found)
     matrix = spillover(found)
@@ -80,7 +74,7 @@ def verdict(found: BeforeAfter) -> list[dict[str, str]]:
     """
     lines: list[dict[str, str]] = []
     for run in found.runs:
-        judged = [c for c in run.headlines if c.benchmark in (*STEREOTYPES, *LANGUAGE)]
+        judged = [c for c in run.headlines if _section(c) != "Attention"]
         by_outcome = {w: [c for c in judged if c.outcome == w] for w in ("better", "worse", "changed")}
         told = sum(map(len, by_outcome.values()))
         for word, tone in (("better", "good"), ("worse", "bad"), ("changed", "note")):
@@ -97,7 +91,7 @@ def verdict(found: BeforeAfter) -> list[dict[str, str]]:
             lines.append(_line("unclear", f"{run.name} cannot be told apart from {found.base} {which}."))
         lines += _categories(run) + _attention(run)
         if run.unpaired:
-            named_ones = ", ".join(f"{title(name)} {count(n)}" for name, n in run.unpaired.items())
+            named_ones = ", ".join(f"{benchmark_named(name).title} {count(n)}" for name, n in run.unpaired.items())
             lines.append(_line("note", f"{run.name}: items that only one run has take no part ({named_ones})."))
     blind = [c for run in found.runs for c in run.headlines if c.value is not None and c.mde is None and c.note]
     for text in dict.fromkeys(f"{_where(found, c)}: {c.note}." for c in blind):
@@ -143,22 +137,15 @@ def _attention(run: Run) -> list[dict[str, str]]:
     entropy = next((c for c in run.headlines if c.benchmark == "attention_entropy" and c.value is not None), None)
     if entropy is not None and not run.collapsed:
         lines.append(_line("note", f"{run.name}: no layer's attention has collapsed; {said(entropy)}."))
-    gap = next((c for c in run.headlines if c.metric == "gap_difference" and c.value is not None), None)
-    if gap is not None:
-        lines.append(_line("note", f"{run.name}: {said(gap)}: {_WORDS_OF_GAP[gap.outcome]}."))
+    for change in run.headlines:
+        words = benchmark_named(change.benchmark).outcomes.get(change.metric, {})
+        if change.outcome in words:
+            lines.append(_line("note", f"{run.name}: {said(change)}: {words[change.outcome]}."))
     return lines
 
 
 def _depth(run: Run) -> int:
     return len(run.entropy or [])
-
-
-_WORDS_OF_GAP = {
-    "better": "attention differs less between a stereotyped sentence and its counterpart",
-    "worse": "attention differs more between a stereotyped sentence and its counterpart",
-    "changed": "the gap has changed sides",
-    "cannot be told apart": "no change of the attention gap is shown",
-}
 
 
 def said(change: Change, found: BeforeAfter | None = None) -> str:
@@ -176,11 +163,11 @@ def said(change: Change, found: BeforeAfter | None = None) -> str:
 
 def named(change: Change) -> str:
     """Benchmark, category and metric of a change."""
-    return " ".join(filter(None, (title(change.benchmark), *_which(change))))
+    return " ".join(filter(None, (benchmark_named(change.benchmark).title, *_which(change))))
 
 
 def _which(change: Change) -> tuple[str | None, str]:
-    return change.group_by, label(*_key(change)).name
+    return change.group_by, _label(change).name
 
 
 def as_figures(change: Change) -> dict[str, Any]:
@@ -195,7 +182,7 @@ def as_figures(change: Change) -> dict[str, Any]:
         "p": change.p,
         "p_adjusted": change.p_adjusted,
         "n": change.n,
-        "unit": "ratio" if change.relative else "share" if label(*_key(change)).share else "number",
+        "unit": "ratio" if change.relative else "share" if _label(change).share else "number",
         "outcome": change.outcome,
         "undefined": change.undefined,
     }
@@ -203,7 +190,7 @@ def as_figures(change: Change) -> dict[str, Any]:
 
 def targeted(run: Run, change: Change) -> bool:
     """Whether a run was trained on the axis that a figure is of."""
-    return axis(change.benchmark, change.group_by) in run.targeted
+    return benchmark_named(change.benchmark).axis(change.group_by) in run.targeted
 
 
 def spillover(found: BeforeAfter) -> dict[str, Any]:
@@ -231,11 +218,15 @@ def spillover(found: BeforeAfter) -> dict[str, Any]:
 
 
 def _place(change: Change) -> tuple[str, str, str]:
-    return title(change.benchmark), change.group_by or "all", label(*_key(change)).name
+    return benchmark_named(change.benchmark).title, change.group_by or "all", _label(change).name
 
 
-def _key(change: Change) -> tuple[str, str]:
-    return change.benchmark, change.metric
+def _label(change: Change) -> Label:
+    return benchmark_named(change.benchmark).label(change.metric)
+
+
+def _section(change: Change) -> str:
+    return benchmark_named(change.benchmark).section
 
 
 def _changes(
@@ -258,7 +249,7 @@ def _panels(found: BeforeAfter, of_runs: Sequence[Sequence[Change]]) -> list[dic
         for change in changes:
             figures = as_figures(change)
             of_what = _where(found, change)
-            metric = " ".join(part for part in (label(*_key(change)).name, change.group_by) if part)
+            metric = " ".join(part for part in (_label(change).name, change.group_by) if part)
             caption = (f"{of_what}: {metric}",) if several else (of_what, figures["unit"])
             row = {
                 **figures,
@@ -270,16 +261,15 @@ def _panels(found: BeforeAfter, of_runs: Sequence[Sequence[Change]]) -> list[dic
     return [{"caption": caption[0], "changes": rows} for caption, rows in panels.items()]
 
 
-def _definitions(found: BeforeAfter, benchmarks: Sequence[str]) -> dict[str, str]:
-    changes = [c for run in found.runs for c in run.headlines if c.benchmark in benchmarks]
-    labels = {f"{title(c.benchmark)} {label(*_key(c)).name}": label(*_key(c)).says for c in changes}
+def _definitions(found: BeforeAfter, section: str) -> dict[str, str]:
+    changes = [c for run in found.runs for c in run.headlines if _section(c) == section]
+    labels = {f"{benchmark_named(c.benchmark).title} {_label(c).name}": _label(c).says for c in changes}
     return {name: says for name, says in labels.items() if says}
 
 
 def _where(found: BeforeAfter, change: Change) -> str:
-    if change.benchmark == "stereoset" and found.left_out_targets:
-        return "StereoSet (held-out terms)"
-    return title(change.benchmark)
+    benchmark = benchmark_named(change.benchmark)
+    return f"{benchmark.title} (held-out terms)" if benchmark.trained_on and found.left_out_targets else benchmark.title
 
 
 def _better(change: Change) -> str:

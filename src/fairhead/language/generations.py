@@ -6,9 +6,10 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from fairhead.errors import InputError
+from fairhead.settings import PYTHON_ONLY, Option
 from fairhead.store import LineJournal
 
 SCHEMA = "fairhead.generations/1"
@@ -74,12 +75,13 @@ class Sampling:
         fairhead.errors.InputError: top_p is 0; more than 0 and at most 1 is expected
     """
 
-    max_new_tokens: int = 40
-    temperature: float = 1.0
-    top_k: int = 50
-    top_p: float = 0.95
-    seed: int = 0
-    batch_size: int = 64
+    panel: ClassVar[str] = "How continuations are drawn"
+    max_new_tokens: Annotated[int, Option(metavar="N")] = 40
+    temperature: Annotated[float, Option(metavar="X")] = 1.0
+    top_k: Annotated[int, Option(metavar="K")] = 50
+    top_p: Annotated[float, Option(metavar="P")] = 0.95
+    seed: Annotated[int, PYTHON_ONLY] = 0
+    batch_size: Annotated[int, Option(metavar="N")] = 64
 
     def __post_init__(self) -> None:
         for name, least in (("max_new_tokens", 1), ("top_k", 0), ("seed", 0), ("batch_size", 1)):
@@ -165,6 +167,7 @@ class GenerationJournal(LineJournal):
 class StoredGenerations(NamedTuple):
     """Continuations from a file, with the digest of each one's prompt, and the settings that made them."""
 
+    path: Path
     generations: Mapping[str, Generation]
     prompts: Mapping[str, str]
     settings: Mapping[str, Any]
@@ -208,7 +211,7 @@ def read_generations(path: Path) -> StoredGenerations:
             raise InputError(f"{path} has the schema {header['schema']!r}; {SCHEMA!r} is expected")
         rows = [json.loads(line) for line in lines[1:]]
         digests = {row["id"]: row["prompt"] for row in rows}
-        return StoredGenerations({row["id"]: _generation(row) for row in rows}, digests, header["settings"])
+        return StoredGenerations(path, {row["id"]: _generation(row) for row in rows}, digests, header["settings"])
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
     except InputError:

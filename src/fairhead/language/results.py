@@ -25,6 +25,7 @@ class BenchmarkResult:
         n: items scored.
         left_out: items that were not, by reason.
         provenance: model, data and settings.
+        more: what else was found, JSON-ready, by name.
 
     Example:
         >>> estimate = Estimate("ss", None, 0.6, 0.5, 0.7, 100, 0.5)
@@ -37,6 +38,7 @@ class BenchmarkResult:
     n: int
     left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    more: Mapping[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, key: str | tuple[str, str | None]) -> Estimate:
         """`result["ss"]` over all items, or `result["ss", "gender"]`."""
@@ -56,6 +58,7 @@ class BenchmarkResult:
             "n": self.n,
             "left_out": {reason: list(ids) for reason, ids in self.left_out.items()},
             "estimates": [asdict(e) for e in self.estimates],
+            **self.more,
         }
 
 
@@ -105,6 +108,38 @@ def gather(items: Iterable[T], ids: Callable[[T], Sequence[str]], scores: Mappin
         else:
             missing.append(getattr(item, "id", str(item)))
     return Answers(tuple(answered), {TOO_LONG: tuple(missing)} if missing else {})
+
+
+def percent(estimate: Estimate, level: float, unit: str = " %") -> str:
+    """A share that is defined, with its interval.
+
+    Example:
+        >>> percent(Estimate("ss", None, 0.6, 0.55, 0.65, 100, ideal=0.5), 0.95)
+        '60.0 % (95 % interval 55.0 to 65.0)'
+    """
+    value, low, high = (100 * (x or 0.0) for x in (estimate.value, estimate.low, estimate.high))
+    return f"{value:.1f}{unit} ({100 * level:g} % interval {low:.1f} to {high:.1f})"
+
+
+def more_often(metric: str, words: str) -> Callable[[BenchmarkResult, float], list[str]]:
+    """A sentence on a share whose even value is one half: `Benchmark.sentences` of many.
+
+    Example:
+        >>> estimate = Estimate("ss", None, 0.6, 0.55, 0.65, 100, ideal=0.5)
+        >>> more_often("ss", "The first is likelier in")(BenchmarkResult("b", (estimate,), 100), 0.95)
+        ['The first is likelier in 60.0 % (95 % interval 55.0 to 65.0): more often than not.']
+    """
+
+    def sentences(result: BenchmarkResult, level: float) -> list[str]:
+        found = result[metric]
+        if found.value is None or found.low is None or found.high is None:
+            return [f"{metric} is undefined: {found.undefined}."]
+        verdict = "more often than not" if found.low > 0.5 else "less often than not"
+        if found.low <= 0.5 <= found.high:
+            verdict = "not significantly different from 50 %"
+        return [f"{words} {percent(found, level)}: {verdict}."]
+
+    return sentences
 
 
 def crossed(*names: str) -> str:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -145,6 +146,15 @@ class Journal(LineJournal):
             bool(row["merged"]),
             None if per_token is None else tuple(per_token),
         )
+
+
+def journal_in(
+    folder: Path | None, benchmark: str, settings: Mapping[str, Any], kind: type[LineJournal] | None = None
+) -> AbstractContextManager[Any]:
+    """A journal for a model and settings in a folder, of scores or of another kind; nothing without a folder."""
+    if folder is None:
+        return nullcontext()
+    return (kind or Journal)(journal_path(folder, benchmark, settings), settings)
 
 
 def journal_path(folder: Path, benchmark: str, settings: Mapping[str, Any]) -> Path:

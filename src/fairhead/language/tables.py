@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from fairhead.errors import InputError
 from fairhead.language.resampling import Array, Resampling, Statistic, cluster_sums
 from fairhead.stats import Estimate
+from fairhead.store import whole_file
 
 SCHEMA = "fairhead.items/1"
 
@@ -122,15 +123,13 @@ class ItemTable:
             "order": self.order,
             "left_out": self.left_out,
         }
-        beside = path.with_name(f".{path.name}.tmp")
-        with open(beside, "w", encoding="utf-8") as file:
+        with whole_file(path) as part, open(part, "w", encoding="utf-8") as file:
             file.write(json.dumps(header, ensure_ascii=False) + "\n")
             for name, cluster, of_item, row in zip(
                 self.ids, self.clusters, self.groups, self.values.tolist(), strict=True
             ):
                 line = {"id": name, "cluster": cluster, "groups": of_item, "values": [_short(v) for v in row]}
                 file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
-        beside.replace(path)
 
 
 class StoredItems(NamedTuple):

@@ -17,8 +17,8 @@ from fairhead.data import read_items
 from fairhead.data.crows_pairs import CrowsPair
 from fairhead.data.stereoset import StereoSetItem
 from fairhead.errors import InputError, did_you_mean
+from fairhead.language.benchmark import sample
 from fairhead.language.benchmarks import crows_pairs, stereoset
-from fairhead.language.run import sample
 from fairhead.language.scores import Request
 
 

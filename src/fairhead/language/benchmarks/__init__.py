@@ -1,1 +1,88 @@
-"""Language benchmarks, one file each."""
+"""Language benchmarks, one file each, and the registry of them.
+
+A benchmark is a file with an object `BENCHMARK` and one line in `BENCHMARKS`. Another package adds one by an entry
+point of the group `fairhead.benchmarks` that names a `Benchmark`.
+"""
+
+import warnings
+from collections.abc import Iterable
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+
+from fairhead.errors import InputError, did_you_mean
+from fairhead.language.benchmark import Benchmark
+
+ENTRY_POINTS = "fairhead.benchmarks"
+# Name -> module, in the order in which a suite runs them.
+BENCHMARKS = {
+    "stereoset": "fairhead.language.benchmarks.stereoset",
+    "crows_pairs": "fairhead.language.benchmarks.crows_pairs",
+    "bbq": "fairhead.language.benchmarks.bbq",
+    "winobias": "fairhead.language.benchmarks.winobias",
+    "perplexity": "fairhead.language.benchmarks.perplexity",
+    "attention_entropy": "fairhead.language.benchmarks.attention_entropy",
+    "attention_gap": "fairhead.language.benchmarks.attention_gap",
+    "bold": "fairhead.language.benchmarks.bold",
+}
+
+
+def all_benchmarks() -> list[Benchmark]:
+    """Every benchmark, those of other packages last.
+
+    Example:
+        >>> [benchmark.name for benchmark in all_benchmarks()][:2]
+        ['stereoset', 'crows_pairs']
+    """
+    found = [_loaded(name, f"{module}:BENCHMARK") for name, module in BENCHMARKS.items()]
+    return [*found, *(benchmark for benchmark in _added() if benchmark.name not in BENCHMARKS)]
+
+
+@cache
+def _added() -> list[Benchmark]:
+    """Those of other packages. One that is broken is named, and does not keep the others from being run."""
+    found = []
+    for point in entry_points(group=ENTRY_POINTS):
+        try:
+            found.append(_loaded(point.name, point.value))
+        except InputError as error:
+            warnings.warn(str(error), stacklevel=2)
+    return found
+
+
+def _loaded(name: str, place: str) -> Benchmark:
+    module, _, attribute = place.partition(":")
+    try:
+        found = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise InputError(f"the benchmark {name!r} cannot be imported from {place}: {error}") from error
+    if not isinstance(found, Benchmark) or found.name != name:
+        raise InputError(f"{place} is not a Benchmark called {name!r}, as its registration says")
+    return found
+
+
+def benchmark_named(name: str) -> Benchmark:
+    """The benchmark of this name, or the last that the command line calls so.
+
+    Example:
+        >>> benchmark_named("crows").name, benchmark_named("attention").name
+        ('crows_pairs', 'attention_gap')
+    """
+    return choose([name])[-1]
+
+
+def choose(names: Iterable[str]) -> list[Benchmark]:
+    """The benchmarks that are called so, by name or on the command line; all of them where no name is given.
+
+    Example:
+        >>> [benchmark.name for benchmark in choose(["crows", "attention"])]
+        ['crows_pairs', 'attention_entropy', 'attention_gap']
+    """
+    everything, wanted = all_benchmarks(), list(names)
+    known = list(dict.fromkeys(benchmark.flag for benchmark in everything))
+    called = {*known, *(benchmark.name for benchmark in everything)}
+    for name in wanted:
+        if name not in called:
+            there = ", ".join(known)
+            raise InputError(f"there is no benchmark {name!r}; there are {there}.{did_you_mean(name, sorted(called))}")
+    return [b for b in everything if not wanted or b.flag in wanted or b.name in wanted]

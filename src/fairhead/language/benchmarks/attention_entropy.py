@@ -1,20 +1,118 @@
-"""What is said of a table of attention entropies (`entropy.py` makes it): means over heads, layers and all of them.
+"""Attention entropy: has training flattened a model's attention, or nailed it to one token? Needs no torch at import.
 
-Needs no torch: two runs are compared from their tables alone.
+The entropy of a row of attention weights, divided by that of a row which looks at every token it can see alike: 1 is
+uniform, 0 is a single token. The first token of a text sees only itself and does not count. `table` reads a model; the
+rest makes means over heads and layers of such a table.
 """
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from math import ceil
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fairhead.errors import InputError
+from fairhead.language.benchmark import Benchmark, Figure, Label, Measured, Work
+from fairhead.language.benchmarks.perplexity import Document, read_documents
 from fairhead.language.resampling import Array, ratio
+from fairhead.language.scores import Progress
 from fairhead.language.tables import ItemTable, Measure, overall
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fairhead.language.scorer import Scorer
+
+# Tokens of each document that are read: entropies of longer rows differ little, and maps grow with the square.
+WINDOW = 128
+# Attention weights held at once: 256 MB in float32 on a processor, 2 GB elsewhere.
+_MOST_WEIGHTS = {"cpu": 1 << 26}
 # A layer has collapsed where less than this share is left: of what parts it from uniform, or of its entropy.
 COLLAPSE = 0.5
+
+
+def table(
+    scorer: "Scorer", documents: Sequence[Document], window: int = WINDOW, progress: Progress | None = None
+) -> ItemTable:
+    """The mean entropy of each head on each document: fields "L0H0", "L0H1", …, and "rows", over which means are taken.
+
+    One forward pass a batch; of the maps only their entropies are kept.
+
+    Args:
+        scorer: the model.
+        documents: with distinct ids; those of fewer than two tokens are left out.
+        window: tokens read of each, the start token included.
+        progress: called with the documents done and their total.
+    """
+    import torch
+
+    from fairhead.heads import tap
+    from fairhead.language.reading import stack
+    from fairhead.language.scorer import quiet
+
+    width = min(window, scorer.context)
+    if width < 3:
+        raise InputError(f"a window of {width} tokens: at least 3 are expected")
+    encoded = scorer.tokenizer([d.text for d in documents], add_special_tokens=False, verbose=False)["input_ids"]
+    tokens = [[scorer.start_token.id, *ids[: width - 1]] for ids in encoded]
+    # Alike in length, so that little is padded.
+    order = sorted((i for i, ids in enumerate(tokens) if len(ids) > 2), key=lambda i: len(tokens[i]))
+    short = tuple(document.id for document, ids in zip(documents, tokens, strict=True) if len(ids) <= 2)
+    if not order:
+        raise InputError("there is no text of at least two tokens to read attention on")
+    found: dict[int, Tensor] = {}
+    model = scorer.attending
+    with quiet(model), tap(model) as heads:
+        reading = heads.read("weights")
+        names = [f"L{site.layer}H{head}" for site in heads.sites for head in range(site.n_heads)]
+        place = torch.device(scorer.device or "cpu").type
+        most = _MOST_WEIGHTS.get(place, 1 << 29)
+        while order:
+            # The longest of the next ones decides how many fit.
+            fits = max(1, most // (len(names) * len(tokens[order[min(len(order), 64) - 1]]) ** 2))
+            batch, order = order[: min(fits, 64)], order[min(fits, 64) :]
+            ids, mask = stack([tokens[i] for i in batch])
+            model(input_ids=ids.to(scorer.device), attention_mask=mask.to(scorer.device), use_cache=False)
+            # [B, all heads]
+            entropies = torch.cat([_mean_entropy(weights, mask) for weights in reading], dim=1)
+            reading.clear()
+            found |= dict(zip(batch, entropies.double().cpu(), strict=True))
+            if progress is not None:
+                progress(len(found), len(documents) - len(short))
+    kept = [i for i in range(len(documents)) if i in found]
+    values = torch.stack([found[i] for i in kept]).numpy()
+    if not np.isfinite(values).all():
+        raise InputError("attention weights are not finite: are the weights damaged, or is the precision too low?")
+    return ItemTable.of(
+        "attention_entropy",
+        [documents[i].id for i in kept],
+        [documents[i].id for i in kept],
+        [documents[i].groups for i in kept],
+        {**dict(zip(names, values.T, strict=True)), "rows": [len(tokens[i]) - 1 for i in kept]},
+        left_out={"fewer than two tokens": short} if short else None,
+    )
+
+
+def _mean_entropy(weights: "Tensor", mask: "Tensor") -> "Tensor":
+    """Entropy of rows [B, H, Q, K] over the largest possible, mean over the real queries from the second on: [B, H].
+
+    Some rows at a time: float32 copies of whole maps would double the memory.
+    """
+    import torch
+
+    width = weights.shape[2]
+    largest = torch.log(torch.arange(2, width + 1, device=weights.device, dtype=torch.float32))
+    real = mask[:, 1:].to(weights.device, torch.float32)
+    total = torch.zeros(weights.shape[:2], device=weights.device)
+    step = ceil(width / 8)
+    for begin in range(1, width, step):
+        rows = weights[:, :, begin : begin + step].float()
+        rows = rows / rows.sum(dim=-1, keepdim=True)  # half precision does not sum to 1
+        entropy = torch.special.entr(rows).sum(dim=-1) / largest[begin - 1 : begin - 1 + rows.shape[2]]
+        total += (entropy * real[:, None, begin - 1 : begin - 1 + rows.shape[2]]).sum(dim=-1)
+    return total / real.sum(dim=-1)[:, None]
 
 
 def layers(table: ItemTable) -> list[list[str]]:
@@ -79,3 +177,25 @@ def _mean(metric: str, names: Sequence[str]) -> Measure:
         return np.column_stack([mean * rows, rows])
 
     return Measure(metric, columns, ratio, None, overall)
+
+
+def _measure(work: Work) -> Measured:
+    return Measured(table(work.scorer, work.items, progress=work.progress))
+
+
+BENCHMARK = Benchmark(
+    name="attention_entropy",
+    command="attention",
+    title="Attention entropy",
+    question="How spread out is each head's attention on plain text (1: uniform, 0: a single token)?",
+    read=read_documents,
+    measure=_measure,
+    data="bold",
+    reads_text=True,
+    most_items=200,
+    min_items=1,
+    section="Attention",
+    measures=measures,
+    labels={"attention_entropy": Label("mean", "1 is uniform attention, 0 a single token", share=False)},
+    headlines=(Figure("attention_entropy"),),
+)

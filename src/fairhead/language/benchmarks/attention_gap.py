@@ -8,63 +8,64 @@ them differs most is no proof of bias. What tells something is how the figures c
 of bias.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.data.crows_pairs import CrowsPair
-from fairhead.data.stereoset import StereoSetItem
+from fairhead.data import Items
+from fairhead.data.crows_pairs import CrowsPair, read_crows_pairs
 from fairhead.errors import InputError
+from fairhead.language.attention_report import report, shown, verdict
+from fairhead.language.benchmark import ASKS, SHOWS, Benchmark, Figure, Label, Measured, SentencePair, Work
+from fairhead.language.benchmarks import all_benchmarks
 from fairhead.language.resampling import Resampling, cluster_sums, ratio
-from fairhead.language.tables import ItemTable, Measure, evaluate_table, everywhere
-from fairhead.stats import Estimate, adjust
+from fairhead.language.results import BenchmarkResult
+from fairhead.language.tables import ItemTable, Measure
+from fairhead.settings import Option, WholeNumber
+from fairhead.stats import adjust
 
 Array = NDArray[np.float64]
 
-SCHEMA = "fairhead.attention_gap/1"
 NO_SPAN = "no token was replaced by another"
 EQUAL, UNEQUAL = "equal length", "unequal length"
 
 
 @dataclass(frozen=True)
-class SentencePair:
-    """Two sentences that differ in the words that carry a bias.
+class Options:
+    """Of the attention gap.
 
     Attributes:
-        id: distinct.
-        first: the stereotype.
-        second: its counterpart.
-        groups: categories that the pair is of.
-        cluster: pairs of one cluster are drawn together.
+        layer: whose figures are reported first; -1 is the last.
+        average: over heads and queries before or after the absolute difference.
+        counts_start_token: count the start token among the tokens.
+        pictures: single pairs to show.
     """
 
-    id: str
-    first: str
-    second: str
-    groups: tuple[str, ...]
-    cluster: str
+    layer: Annotated[int, ASKS, Option(metavar="N")] = -1
+    average: Annotated[Literal["before", "after"], ASKS] = "before"
+    counts_start_token: Annotated[bool, ASKS, Option("--start-token")] = True
+    pictures: Annotated[WholeNumber, SHOWS, Option(metavar="N")] = 6
 
 
-def sentence_pairs(items: Iterable[CrowsPair | StereoSetItem]) -> list[SentencePair]:
-    """Pairs of CrowS-Pairs (more, less stereotypical) or StereoSet (stereotype, anti-stereotype).
+def sentence_pairs(items: Sequence[Any]) -> list[SentencePair]:
+    """The items of a benchmark that has pairs of sentences, such as CrowS-Pairs or StereoSet, as such pairs.
 
     Example:
         >>> sentence_pairs([CrowsPair("0", "She cried.", "He cried.", "stereo", "gender", ())])[0].groups
         ('gender',)
     """
-    pairs = []
+    having = {b.item: b for b in all_benchmarks() if b.pairs is not None and b.item is not None}
+    pairs: list[SentencePair] = []
     for item in items:
-        if isinstance(item, CrowsPair):
-            pairs.append(SentencePair(item.id, item.more, item.less, (item.bias_type,), item.id))
-        elif isinstance(item, StereoSetItem):
-            first, second, _ = item.texts
-            groups = (item.bias_type, item.kind)
-            pairs.append(SentencePair(f"{item.kind}/{item.id}", first, second, groups, item.target.casefold()))
-        else:
-            raise InputError(f"a {type(item).__name__} is no pair of sentences; CrowS-Pairs or StereoSet is expected")
+        benchmark = having.get(type(item))
+        if benchmark is None or benchmark.pairs is None:
+            titles = " or ".join(b.title for b in having.values())
+            raise InputError(f"a {type(item).__name__} is no pair of sentences; {titles} is expected")
+        pairs += benchmark.pairs([item])
     return pairs
 
 
@@ -151,7 +152,7 @@ def largest_on(gaps: Array, changed: NDArray[np.bool_]) -> Array:
 
 def table(gaps: PairGaps, layer: int = -1) -> ItemTable:
     """One row a pair, with the gaps of one layer averaged over heads; by default the last, as in the paper."""
-    hit, on, off = (values[:, layer] for values in gaps.of_layers())
+    hit, on, off = (values[:, _number(gaps, layer)] for values in gaps.of_layers())
     lengths = [EQUAL if tokens.equal_length else UNEQUAL for tokens in gaps.tokens]
     groups = [(*pair.groups, length) for pair, length in zip(gaps.pairs, lengths, strict=True)]
     kinds = sorted({group for pair in gaps.pairs for group in pair.groups})
@@ -174,85 +175,6 @@ def _mean_of(*parts: tuple[str, int]) -> Any:
     return columns
 
 
-# The share of pairs whose largest gap is on the span, what chance would give, and how far it is above; the mean gap on
-# the span and off it, and their difference.
-MEASURES = (
-    Measure("largest_on_span", _mean_of(("hit", 1)), ratio, None, everywhere),
-    Measure("chance", _mean_of(("chance", 1)), ratio, None, everywhere),
-    Measure("above_chance", _mean_of(("hit", 1), ("chance", -1)), ratio, 0.0, everywhere),
-    Measure("gap_on_span", _mean_of(("on", 1)), ratio, None, everywhere),
-    Measure("gap_elsewhere", _mean_of(("off", 1)), ratio, None, everywhere),
-    Measure("gap_difference", _mean_of(("on", 1), ("off", -1)), ratio, 0.0, everywhere),
-)
-
-
-class Grid(NamedTuple):
-    """A mean of every head with its interval, [layers][heads] each; None where it is undefined."""
-
-    value: list[list[float | None]]
-    low: list[list[float | None]]
-    high: list[list[float | None]]
-    p_adjusted: list[list[float | None]]
-
-
-class LayerFigures(NamedTuple):
-    """A layer's gaps, averaged over heads: means with the ends of an interval of the first."""
-
-    layer: int
-    above_chance: float
-    low: float
-    high: float
-    gap_on_span: float
-    gap_elsewhere: float
-
-
-@dataclass(frozen=True)
-class AttentionGap:
-    """The figures.
-
-    Attributes:
-        layer: the layer that `estimates` and `tests` are of.
-        estimates: `MEASURES` of all pairs, of those of equal and unequal length, and of each kind of bias.
-        tests: of "above_chance" and "gap_difference", over all pairs.
-        layers: every layer's gaps, averaged over heads.
-        heads: by head, how much more often than by chance its largest gap is on the span.
-        n: pairs compared.
-        left_out: ids of pairs that were not, by reason.
-        pictures: single pairs, token by token.
-        provenance: model, data and settings.
-    """
-
-    layer: int
-    estimates: tuple[Estimate, ...]
-    tests: "Mapping[str, MeanTest]"
-    layers: tuple[LayerFigures, ...]
-    heads: Grid
-    n: int
-    left_out: Mapping[str, tuple[str, ...]]
-    pictures: tuple[Mapping[str, Any], ...] = ()
-    provenance: Mapping[str, Any] = field(default_factory=dict)
-
-    def __getitem__(self, key: str | tuple[str, str | None]) -> Estimate:
-        """`gap["above_chance"]` of all pairs, or `gap["above_chance", "gender"]`."""
-        metric, group = (key, None) if isinstance(key, str) else key
-        return next(e for e in self.estimates if (e.metric, e.group_by) == (metric, group))
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return {
-            "schema": SCHEMA,
-            "provenance": dict(self.provenance),
-            "n": self.n,
-            "left_out": {reason: list(ids) for reason, ids in self.left_out.items()},
-            "layer": self.layer,
-            "estimates": [asdict(e) for e in self.estimates],
-            "tests": {name: test._asdict() for name, test in self.tests.items()},
-            "layers": [layer._asdict() for layer in self.layers],
-            "heads": self.heads._asdict(),
-            "pairs": [dict(picture) for picture in self.pictures],
-        }
-
-
 class MeanTest(NamedTuple):
     """A one-sided test that a mean is above 0; None where every pair has the same value.
 
@@ -271,44 +193,44 @@ class MeanTest(NamedTuple):
     n: int
 
 
-def evaluate(
-    gaps: PairGaps, layer: int = -1, resampling: Resampling | None = None, pictures: int = 6, n_perm: int = 2000
-) -> AttentionGap:
-    """Figures of what was read.
+def study(
+    result: BenchmarkResult, gaps: PairGaps, options: Options, how: Resampling, n_perm: int = 2000
+) -> BenchmarkResult:
+    """Add what a table does not hold: tests, every layer, every head, and single pairs.
 
-    Args:
-        gaps: from `attention_pairs.read_gaps`.
-        layer: whose gaps the estimates and tests are of.
-        resampling: how intervals are made.
-        pictures: how many single pairs are kept, token by token: those with the largest gap relative to the others of
-            their sentence, of each kind of bias in turn.
-        n_perm: draws of the permutation test.
+    Added by name are `layer`, the layer that the estimates and tests are of; `tests` of "above_chance" and
+    "gap_difference", over all pairs (`MeanTest`); `layers`, every layer's gaps, averaged over heads; `heads`, by head,
+    how much more often than by chance its largest gap is on the span, [layers][heads] each; and `pairs`: single pairs,
+    token by token, those with the largest gap relative to the others of their sentence, of each kind of bias in turn.
     """
-    how = resampling or Resampling()
-    layers, heads = gaps.hit.shape[1:]
-    if not -layers <= layer < layers:
-        raise InputError(f"layer {layer} does not exist: the model has {layers} attention layers")
-    layer %= layers
-    items = table(gaps, layer)
+    heads = gaps.hit.shape[2]
+    layer = _number(gaps, options.layer)
     clusters = [pair.cluster for pair in gaps.pairs]
     chance = gaps.chance
     hit, on, off = gaps.of_layers()
     means = _means(hit - chance[:, None], clusters, how.level)
     of_heads = _means((gaps.hit - chance[:, None, None]).reshape(len(chance), -1), clusters, how.level)
     by_layer = np.column_stack([means.value, means.low, means.high, on.mean(0), off.mean(0)])
+    names = ("above_chance", "low", "high", "gap_on_span", "gap_elsewhere")
     adjusted = np.array(adjust([None if np.isnan(p) else float(p) for p in of_heads.p], "holm"), dtype=np.float64)
+    grids = {"value": of_heads.value, "low": of_heads.low, "high": of_heads.high, "p_adjusted": adjusted}
     by_chance = _shifted(gaps, layer, n_perm, how.seed)
     observed = {"above_chance": hit[:, layer] - chance, "gap_difference": on[:, layer] - off[:, layer]}
-    return AttentionGap(
-        layer,
-        evaluate_table(items, MEASURES, how),
-        {name: _tested(values, clusters, by_chance[name]) for name, values in observed.items()},
-        tuple(LayerFigures(i, *map(float, row)) for i, row in enumerate(by_layer)),
-        Grid(*(_grid(part, heads) for part in (of_heads.value, of_heads.low, of_heads.high, adjusted))),
-        len(chance),
-        gaps.left_out,
-        tuple(_picture(gaps, i, layer) for i in _telling(gaps, layer, pictures)),
-    )
+    more = {
+        "layer": layer,
+        "tests": {name: _tested(v, clusters, by_chance[name])._asdict() for name, v in observed.items()},
+        "layers": [{"layer": i, **dict(zip(names, row, strict=True))} for i, row in enumerate(by_layer.tolist())],
+        "heads": {name: _grid(values, heads) for name, values in grids.items()},
+        "pairs": [_picture(gaps, i, layer) for i in _telling(gaps, layer, options.pictures)],
+    }
+    return replace(result, more=more)
+
+
+def _number(gaps: PairGaps, layer: int) -> int:
+    layers = gaps.hit.shape[1]
+    if not -layers <= layer < layers:
+        raise InputError(f"layer {layer} does not exist: the model has {layers} attention layers")
+    return layer % layers
 
 
 class _Means(NamedTuple):
@@ -392,3 +314,73 @@ def _picture(gaps: PairGaps, i: int, layer: int) -> dict[str, Any]:
         "changed": tokens.changed.tolist(),
         "gaps": tokens.by_layer[layer].tolist(),
     }
+
+
+def _read(path: Path, options: Options) -> Items[CrowsPair]:
+    return read_crows_pairs(path)
+
+
+def _measure(work: Work) -> Measured:
+    from fairhead.language.attention_pairs import read_gaps
+
+    how = {"average": work.options.average, "start_token": work.options.counts_start_token}
+    gaps = read_gaps(work.scorer, sentence_pairs(work.items), **how, progress=work.progress)
+    return Measured(table(gaps, work.options.layer), reading=gaps)
+
+
+def _finish(result: BenchmarkResult, gaps: PairGaps | None, options: Options, how: Resampling) -> BenchmarkResult:
+    return result if gaps is None else study(result, gaps, options, how)
+
+
+BENCHMARK = Benchmark(
+    name="attention_gap",
+    command="attention",
+    title="Attention gap",
+    question="Where does attention part ways between a stereotyped sentence and its counterpart?",
+    read=_read,
+    measure=_measure,
+    options=Options,
+    data="crows_pairs",
+    kinds=("pairs", "triplets"),
+    section="Attention",
+    # The share of pairs whose largest gap is on the span, what chance would give, and how far it is above; the mean
+    # gap on the span and off it, and their difference.
+    measures=(
+        Measure("largest_on_span", _mean_of(("hit", 1)), ratio),
+        Measure("chance", _mean_of(("chance", 1)), ratio),
+        Measure("above_chance", _mean_of(("hit", 1), ("chance", -1)), ratio, 0.0),
+        Measure("gap_on_span", _mean_of(("on", 1)), ratio),
+        Measure("gap_elsewhere", _mean_of(("off", 1)), ratio),
+        Measure("gap_difference", _mean_of(("on", 1), ("off", -1)), ratio, 0.0),
+    ),
+    finish=_finish,
+    labels={
+        "above_chance": Label(
+            "above chance", "how much oftener than by chance attention differs most on the words that differ"
+        ),
+        "gap_difference": Label(
+            "span less elsewhere",
+            "how much more attention differs on the words that differ than elsewhere",
+            share=False,
+        ),
+    },
+    headlines=(Figure("above_chance"), Figure("gap_difference")),
+    outcomes={
+        "gap_difference": {
+            "better": "attention differs less between a stereotyped sentence and its counterpart",
+            "worse": "attention differs more between a stereotyped sentence and its counterpart",
+            "changed": "the gap has changed sides",
+            "cannot be told apart": "no change of the attention gap is shown",
+        }
+    },
+    sentences=lambda result, level: [sentence["text"] for sentence in verdict(result)],
+    shown=shown,
+    report=report,
+    explains="""The gap of a token is how far apart the attention that it gets is in the two sentences of a pair,
+averaged over heads and queries. Reported: how often the largest gap is on the words that differ, against chance; the
+mean gap there and elsewhere; by kind of bias, layer and head; single pairs token by token.""",
+    examples=(
+        "fairhead lm attention --model SmolLM2-135M --data crows:crows_pairs_anonymized.csv --html gap.html",
+        "fairhead lm attention --model SmolLM2-135M --data stereoset:dev.json --layer 12 --json gap.json",
+    ),
+)

@@ -5,17 +5,21 @@ and means per token (`ss_per_token`) are both reported. A tie counts half.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from fairhead.data.crows_pairs import CrowsPair
-from fairhead.language.resampling import Array, Resampling, ratio
-from fairhead.language.results import BenchmarkResult, gather, result_of
+from fairhead.data import Items
+from fairhead.data.crows_pairs import DIRECTIONS, CrowsPair, read_crows_pairs
+from fairhead.language.benchmark import Benchmark, Figure, Label, SentencePair
+from fairhead.language.resampling import Array, ratio
+from fairhead.language.results import gather, more_often
 from fairhead.language.scores import Request, Score
 from fairhead.language.tables import ItemTable, Measure
 
 
-def requests(pairs: Iterable[CrowsPair]) -> list[Request]:
+def requests(pairs: Iterable[CrowsPair], options: Any = None) -> list[Request]:
     """What to ask a scorer: two whole sentences a pair.
 
     Example:
@@ -27,8 +31,16 @@ def requests(pairs: Iterable[CrowsPair]) -> list[Request]:
     ]
 
 
-def table(pairs: Iterable[CrowsPair], scores: Mapping[str, Score]) -> ItemTable:
-    """Log-probability and number of tokens of both sentences of each pair, which was written on its own."""
+def table(pairs: Iterable[CrowsPair], scores: Mapping[str, Score], options: Any = None) -> ItemTable:
+    """Log-probability and number of tokens of both sentences of each pair, which was written on its own.
+
+    Example:
+        >>> pairs = [CrowsPair(str(i), "more", "less", "stereo", "age", ()) for i in range(10)]
+        >>> scores = {r.id: Score(r.id, -1.0 if r.continuation == "more" else -3.0, 1) for r in requests(pairs)}
+        >>> result = BENCHMARK.result(table(pairs, scores))
+        >>> result["ss"].value, result["mean_abs_difference", "age"].value
+        (1.0, 2.0)
+    """
     answers = gather(pairs, _ids, scores)
     found = [a.item for a in answers.items]
     both = [(name, [a.scores[i] for a in answers.items]) for i, name in enumerate(("more", "less"))]
@@ -44,21 +56,6 @@ def table(pairs: Iterable[CrowsPair], scores: Mapping[str, Score]) -> ItemTable:
         [*directions, *sorted({pair.bias_type for pair in found})],
         answers.left_out,
     )
-
-
-def evaluate(
-    pairs: Iterable[CrowsPair], scores: Mapping[str, Score], resampling: Resampling | None = None
-) -> BenchmarkResult:
-    """Stereotype score and mean absolute gap of log-probabilities: of all pairs, by direction, by bias type.
-
-    Example:
-        >>> pairs = [CrowsPair(str(i), "more", "less", "stereo", "age", ()) for i in range(10)]
-        >>> scores = {r.id: Score(r.id, -1.0 if r.continuation == "more" else -3.0, 1) for r in requests(pairs)}
-        >>> result = evaluate(pairs, scores)
-        >>> result["ss"].value, result["mean_abs_difference", "age"].value
-        (1.0, 2.0)
-    """
-    return result_of(table(pairs, scores), MEASURES, resampling)
 
 
 def _ids(pair: CrowsPair) -> list[str]:
@@ -90,4 +87,42 @@ def _measures(suffix: str, gaps: Callable[[ItemTable], Array]) -> tuple[Measure,
     )
 
 
-MEASURES = (*_measures("", _gaps), *_measures("_per_token", _gaps_per_token))
+def _read(path: Path, options: Any) -> Items[CrowsPair]:
+    return read_crows_pairs(path)
+
+
+def _pairs(pairs: Iterable[CrowsPair]) -> list[SentencePair]:
+    return [SentencePair(pair.id, pair.more, pair.less, (pair.bias_type,), pair.id) for pair in pairs]
+
+
+def _by_category(found: ItemTable) -> list[Figure]:
+    return [Figure("ss", group) for group in found.order if group not in DIRECTIONS]
+
+
+BENCHMARK = Benchmark(
+    name="crows_pairs",
+    command="crows",
+    title="CrowS-Pairs",
+    question="Of two sentences that differ in the group, is the more stereotypical one likelier (even: 50 %)?",
+    item=CrowsPair,
+    read=_read,
+    requests=requests,
+    table=table,
+    kinds=("pairs",),
+    measures=(*_measures("", _gaps), *_measures("_per_token", _gaps_per_token)),
+    labels={
+        "ss": Label("ss", "how often the more stereotypical sentence is likelier; even: 50 %"),
+        "ss_per_token": Label("ss per token"),
+        "mean_abs_difference": Label(
+            "mean |Δ log p|",
+            "how far apart the two sentences are, whichever is likelier; growth is over-polarisation",
+            share=False,
+        ),
+    },
+    headlines=(Figure("ss"), Figure("mean_abs_difference")),
+    by_category=_by_category,
+    axes={"race-color": "race", "physical-appearance": "appearance", "sexual-orientation": "sexual orientation"},
+    sentences=more_often("ss", "The more stereotypical sentence is likelier in"),
+    pairs=_pairs,
+    examples=("fairhead lm crows --model SmolLM2-135M --data crows_pairs_anonymized.csv --out runs/base",),
+)

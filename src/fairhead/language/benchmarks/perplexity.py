@@ -5,18 +5,22 @@ once. Smaller windows give higher figures: compare figures of equal windows only
 models with the same tokeniser (bits per byte and perplexity per word compare across tokenisers).
 """
 
+import zipfile
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 
-from fairhead.data.bold import BoldPrompt
+from fairhead.data.bold import BoldPrompt, read_bold
 from fairhead.errors import InputError
+from fairhead.language.benchmark import ASKS, Benchmark, Figure, Label, Measured, Work
 from fairhead.language.packing import TokenSequence
-from fairhead.language.resampling import Array, Resampling, divide
-from fairhead.language.results import BenchmarkResult, result_of
-from fairhead.language.scores import Journal, Progress, Request, Score
+from fairhead.language.resampling import Array, divide
+from fairhead.language.scores import Journal, Progress, Request, Score, journal_in
 from fairhead.language.tables import ItemTable, Measure
+from fairhead.settings import Option
 
 if TYPE_CHECKING:
     from fairhead.language.scorer import Scorer
@@ -24,6 +28,17 @@ if TYPE_CHECKING:
 WINDOW = 1024
 # Windows scored between two lines of the journal: enough for full batches.
 _AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class Options:
+    """Of perplexity.
+
+    Attributes:
+        window: tokens read at a time; by default up to 1 024.
+    """
+
+    window: Annotated[int | None, ASKS, Option(metavar="N")] = None
 
 
 def split_documents(text: str) -> list[str]:
@@ -63,6 +78,28 @@ def wikipedia_documents(prompts: Iterable[BoldPrompt]) -> list[Document]:
         if prompt.wikipedia and prompt.wikipedia.strip():
             pages.setdefault((prompt.domain, prompt.id.rpartition("/")[0]), []).append(prompt.wikipedia.strip())
     return [Document(name, " ".join(sentences), (domain,)) for (domain, name), sentences in pages.items()]
+
+
+def read_documents(path: Path, options: Any = None) -> list[Document]:
+    """The paragraphs of a text file, or the Wikipedia texts that come with BOLD, of its folder or archive.
+
+    Raises:
+        InputError: it cannot be read, or is not text.
+    """
+    if path.is_dir() or zipfile.is_zipfile(path):
+        pages = wikipedia_documents(read_bold(path))
+        if not pages:
+            raise InputError(f"{path} has no Wikipedia texts; give a text file for perplexity and attention entropy")
+        return pages
+    try:
+        texts = split_documents(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not text in UTF-8; a plain text file is expected") from None
+    if not texts:
+        raise InputError(f"{path} has no text; paragraphs with empty lines between them are expected")
+    return [Document(f"paragraph {i}", text) for i, text in enumerate(texts, start=1)]
 
 
 def table(
@@ -138,19 +175,10 @@ def _score(
     return kept
 
 
-def evaluate(
-    scorer: "Scorer", documents: Sequence[str], window: int | None = None, resampling: Resampling | None = None
-) -> BenchmarkResult:
-    """Perplexity per token and per word, and bits per byte. Documents are resampled as clusters.
-
-    Args:
-        scorer: the model.
-        documents: texts that the model has not been trained on.
-        window: as in `table`.
-        resampling: how intervals are made.
-    """
-    named = [Document(f"document {i}", text) for i, text in enumerate(documents, start=1)]
-    return result_of(table(scorer, named, window), MEASURES, resampling or Resampling(min_items=1))
+def _measure(work: Work) -> Measured:
+    with journal_in(work.journals, "perplexity", work.settings) as journal:
+        found = table(work.scorer, work.items, work.options.window, journal, work.progress)
+    return Measured(found, {"scores": None if journal is None else str(journal.path)})
 
 
 def _columns(found: ItemTable) -> Array:
@@ -174,8 +202,27 @@ def _bits_per_byte(totals: Array) -> Array:
     return -divide(totals[..., 0], totals[..., 3]) / np.log(2)
 
 
-MEASURES = (
-    Measure("perplexity", _columns, _per_token, 1.0, relative=True, detail=_known),
-    Measure("perplexity_per_word", _columns, _per_word, 1.0, relative=True, detail=_known),
-    Measure("bits_per_byte", _columns, _bits_per_byte, 0.0, relative=True, detail=_known),
+BENCHMARK = Benchmark(
+    name="perplexity",
+    title="Held-out text",
+    question="Perplexity of a text, paragraphs being documents: has a change cost a model its language?",
+    read=read_documents,
+    measure=_measure,
+    options=Options,
+    data="bold",
+    reads_text=True,
+    min_items=1,
+    section="Language",
+    measures=(
+        Measure("perplexity", _columns, _per_token, 1.0, relative=True, detail=_known),
+        Measure("perplexity_per_word", _columns, _per_word, 1.0, relative=True, detail=_known),
+        Measure("bits_per_byte", _columns, _bits_per_byte, 0.0, relative=True, detail=_known),
+    ),
+    labels={
+        "perplexity": Label("perplexity", "of text that was not trained on, per token; lower is better", share=False),
+        "perplexity_per_word": Label("per word", share=False),
+        "bits_per_byte": Label("bits per byte", share=False),
+    },
+    headlines=(Figure("perplexity"),),
+    examples=("fairhead lm perplexity --model SmolLM2-135M --data text.txt",),
 )

@@ -1,0 +1,307 @@
+"""A language benchmark as one object that says everything about itself. Needs no torch.
+
+Each is one file of `fairhead.language.benchmarks`: how its items are read, what is asked of a model, what its figures
+are made of and what they are called. The commands, the suite, comparisons and reports know no benchmark by name.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args, get_type_hints
+
+import numpy as np
+
+from fairhead.errors import FairheadError, InputError, did_you_mean
+from fairhead.language.resampling import Resampling
+from fairhead.language.results import BenchmarkResult, result_of
+from fairhead.language.tables import ItemTable, Measure
+from fairhead.settings import check_settings
+
+if TYPE_CHECKING:
+    from fairhead.language.generations import Prompt, Sampling
+    from fairhead.language.scores import Progress, Request
+
+T = TypeVar("T")
+Role = Literal["asks", "measures", "shows"]
+_ROLES: tuple[str, ...] = get_args(Role)
+# Annotated to an option: it changes what is asked of a model, so compared runs must agree on it; ...
+ASKS: Role = "asks"
+# ... or only what is measured of the answers; or only what is shown. All others choose items.
+MEASURES: Role = "measures"
+SHOWS: Role = "shows"
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """Of a benchmark that has none."""
+
+
+class Figure(NamedTuple):
+    """A figure of a benchmark: a metric of all items, or of one category."""
+
+    metric: str
+    group: str | None = None
+
+
+class Label(NamedTuple):
+    """How a metric is written.
+
+    Attributes:
+        name: short, for a table.
+        says: what it is, in a sentence.
+        share: whether it is a share, written in percent; its differences are then points.
+    """
+
+    name: str
+    says: str = ""
+    share: bool = True
+
+
+class SentencePair(NamedTuple):
+    """Two sentences that differ in the words that carry a bias.
+
+    Attributes:
+        id: distinct.
+        first: the stereotype.
+        second: its counterpart.
+        groups: categories that the pair is of.
+        cluster: pairs of one cluster are drawn together.
+    """
+
+    id: str
+    first: str
+    second: str
+    groups: tuple[str, ...]
+    cluster: str
+
+
+class TextTable(NamedTuple):
+    """Figures in rows, for a terminal; a row of one cell is the heading of those below it. Notes stand under it."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a benchmark is given to make its table of.
+
+    Attributes:
+        scorer: the model, a `fairhead.language.Scorer`.
+        items: what the benchmark's `read` returned.
+        options: an instance of its `options`.
+        settings: what scores depend on: digest of the weights, precision, start token.
+        sampling: how continuations are drawn.
+        journals: folder of the journals from which a killed run goes on; None keeps none.
+        progress: to be called with what is done and how much there is.
+    """
+
+    scorer: Any
+    items: Sequence[Any]
+    options: Any
+    settings: Mapping[str, Any]
+    sampling: "Sampling"
+    journals: Path | None = None
+    progress: "Progress | None" = None
+
+
+class Measured(NamedTuple):
+    """The answers of a model.
+
+    Attributes:
+        table: one row an item.
+        facts: for the provenance: how many texts, the file of their scores, ...
+        reading: whatever else was read, for the benchmark's `finish`.
+    """
+
+    table: ItemTable
+    facts: Mapping[str, Any] = {}
+    reading: Any = None
+
+
+class NotMeasured(FairheadError):
+    """The answers of a model are kept, but their figures cannot be made on this machine."""
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A language benchmark.
+
+    The table of a model's answers is made in one of three ways: of the log-probabilities of `requests`, of the
+    continuations of `prompts` (by `table` either way), or by `measure` from the model itself.
+
+    Attributes:
+        name: of its files.
+        title: as its authors write it.
+        question: what it asks, in a line.
+        read: items, with distinct ids, from a path and the options.
+        measures: its metrics, or a function that makes them of a table.
+        headlines: the figures that a comparison gives a verdict on, or a function from a table to them.
+        labels: metric -> how it is written. Those that have a label are shown, in this order.
+        requests: what to ask a scorer, from items and options.
+        prompts: what to have continued, from items.
+        table: from items, answers by id (scores or continuations) and options to the table.
+        measure: the table from the model itself.
+        item: class of its items, where it has one.
+        options: a frozen dataclass; its fields are options of the command, and its docstring explains them. Those
+            annotated with `ASKS`, `MEASURES` or `SHOWS` do not choose items.
+        by_category: the figures of a table's categories, for the spill-over matrix.
+        axes: names of its categories, in lower case, that other benchmarks call something else -> the common name.
+        command: what the command line calls it; its name where this is empty. Several may share one.
+        data: its folder in the data of a suite; its name where this is empty.
+        kinds: kinds of data, as in `fairhead.data.KINDS`, whose items it takes.
+        unit: items of one unit are drawn together; by default their ids.
+        reads_text: whether a text file can stand in for its data.
+        most_items: no more than these, the first of those drawn.
+        min_items: with fewer its figures are undefined.
+        n_boot: bootstrap replicates by default.
+        section: of a comparison's report: "Stereotypes", "Language" or "Attention".
+        ready: raises what the table would lack on this machine, given the options.
+        beside: option -> folder in the data of a suite that it is taken from by default.
+        finish: adds to a result, given `Measured.reading` (None where the table was kept), the options and how
+            intervals are made.
+        report: the report of a result, from it, the model's name and the confidence level.
+        trained_on: rows of a table whose terms are among these: a model trained on them is not scored on them.
+        pairs: its items as pairs of sentences, stereotype first.
+        sentences: what the figures allow one to say, from a result and the confidence level.
+        shown: the table for a terminal, from a result and the confidence level; by default one row a category.
+        hides: categories without a row there.
+        outcomes: metric -> outcome of a comparison -> what it means.
+        explains: more for the help, in Markdown.
+        examples: commands for the help.
+
+    Example:
+        >>> from fairhead.language.benchmarks import benchmark_named
+        >>> crows = benchmark_named("crows")
+        >>> crows.title, crows.label("ss").name, crows.axis("race-color")
+        ('CrowS-Pairs', 'ss', 'race')
+    """
+
+    name: str
+    title: str
+    question: str
+    read: Callable[[Path, Any], Sequence[Any]]
+    measures: Sequence[Measure] | Callable[[ItemTable], Sequence[Measure]]
+    headlines: Sequence[Figure] | Callable[[ItemTable], Sequence[Figure]]
+    labels: Mapping[str, Label]
+    requests: "Callable[[Sequence[Any], Any], list[Request]] | None" = None
+    prompts: "Callable[[Iterable[Any]], list[Prompt]] | None" = None
+    table: Callable[[Sequence[Any], Mapping[str, Any], Any], ItemTable] | None = None
+    measure: Callable[[Work], Measured] | None = None
+    item: type | None = None
+    options: type = NoOptions
+    by_category: Callable[[ItemTable], Sequence[Figure]] = lambda table: ()
+    axes: Mapping[str, str] = field(default_factory=dict)
+    command: str = ""
+    data: str = ""
+    kinds: tuple[str, ...] = ()
+    unit: Callable[[Any], str] = lambda item: item.id
+    reads_text: bool = False
+    most_items: int | None = None
+    min_items: int = 10
+    n_boot: int = 2000
+    section: Literal["Stereotypes", "Language", "Attention"] = "Stereotypes"
+    ready: Callable[[Any], None] = lambda options: None
+    beside: Mapping[str, str] = field(default_factory=dict)
+    finish: Callable[[BenchmarkResult, Any, Any, Resampling], BenchmarkResult] = lambda result, *more: result
+    report: Callable[[BenchmarkResult, str, float], dict[str, Any]] | None = None
+    trained_on: Callable[[ItemTable, Iterable[str]], list[int]] | None = None
+    pairs: Callable[[Iterable[Any]], list[SentencePair]] | None = None
+    sentences: Callable[[BenchmarkResult, float], list[str]] = lambda result, level: []
+    shown: Callable[[BenchmarkResult, float], TextTable] | None = None
+    hides: Callable[[str], bool] = lambda category: False
+    outcomes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    explains: str = ""
+    examples: tuple[str, ...] = ()
+
+    def sample(self, items: Sequence[Any], limit: int | None, seed: int) -> Sequence[Any]:
+        """Some items, drawn at random, in their order; all of them where there is no limit."""
+        drawn = items if limit is None else sample(items, limit, seed, self.unit)
+        return drawn[: self.most_items]
+
+    def measures_of(self, table: ItemTable) -> Sequence[Measure]:
+        """The metrics of a table."""
+        return self.measures(table) if callable(self.measures) else self.measures
+
+    def headlines_of(self, table: ItemTable) -> Sequence[Figure]:
+        """The figures of a table that a verdict is given on."""
+        return self.headlines(table) if callable(self.headlines) else self.headlines
+
+    def result(
+        self, table: ItemTable, how: Resampling | None = None, options: Any = None, reading: Any = None
+    ) -> BenchmarkResult:
+        """The figures of a table."""
+        chosen = replace(how or Resampling(), min_items=self.min_items)
+        made = result_of(table, self.measures_of(table), chosen)
+        return self.finish(made, reading, self.options() if options is None else options, chosen)
+
+    def label(self, metric: str) -> Label:
+        """How a metric is written.
+
+        Example:
+            >>> from fairhead.language.benchmarks import benchmark_named
+            >>> benchmark_named("bold").label("joy_disparity").name
+            'joy disparity'
+        """
+        return self.labels.get(metric, Label(metric.replace("_", " "), share=False))
+
+    def axis(self, category: str | None) -> str:
+        """The axis of bias that a category is of, in the words of StereoSet.
+
+        Example:
+            >>> from fairhead.language.benchmarks import benchmark_named
+            >>> benchmark_named("bbq").axis("Religion × ambig"), benchmark_named("winobias").axis("type1")
+            ('religion', 'gender')
+        """
+        plain = re.sub(r" \(.*\)$", "", (category or "").partition(" × ")[0]).lower()
+        return self.axes.get(plain, plain.replace("_", " "))
+
+    def chosen(self, **options: Any) -> Any:
+        """Its options, held to their types.
+
+        Raises:
+            InputError: there is no such option, or its value makes no sense.
+        """
+        known = [f.name for f in fields(self.options)]
+        for name in options:
+            if name not in known:
+                there = ", ".join(known) or "none"
+                raise InputError(f"{self.name} has no option {name!r}; it has {there}.{did_you_mean(name, known)}")
+        default = self.options()
+        changed = {name: value for name, value in options.items() if value != getattr(default, name)}
+        check_settings(self.options, changed, self.name)
+        return self.options(**options)
+
+    def settings(self, options: Any) -> dict[str, Any]:
+        """The options that its table depends on beyond its items."""
+        wanted = [*self.options_with(ASKS), *self.options_with(MEASURES)]
+        return {name: getattr(options, name) for name in wanted}
+
+    def options_with(self, role: Role | None) -> list[str]:
+        """Names of the options of a role; None is of those that choose items."""
+        hints = get_type_hints(self.options, include_extras=True)
+        roles = {f.name: set(_ROLES) & set(getattr(hints[f.name], "__metadata__", ())) for f in fields(self.options)}
+        return [name for name, found in roles.items() if (role in found if role else not found)]
+
+    @property
+    def flag(self) -> str:
+        """What the command line calls it."""
+        return self.command or self.name
+
+
+def sample(items: Sequence[T], limit: int, seed: int, unit: Callable[[T], str] | None = None) -> list[T]:
+    """Draw items at random, in their order; those of one unit stay together.
+
+    Example:
+        >>> sample([f"item {i}" for i in range(5)], 2, seed=0)
+        ['item 2', 'item 4']
+    """
+    if limit < 1:
+        raise InputError(f"a limit of {limit} items: at least 1 is expected")
+    units = [str(i) if unit is None else unit(item) for i, item in enumerate(items)]
+    distinct = list(dict.fromkeys(units))
+    kept = {distinct[i] for i in np.random.default_rng(seed).permutation(len(distinct))[:limit]}
+    return [item for item, of in zip(items, units, strict=True) if of in kept]

@@ -1,0 +1,377 @@
+"""Benchmarks on a model, alone or all of them: one way to the table of its answers, and to the figures of the table.
+
+Needs no torch itself.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fairhead import __version__
+from fairhead.errors import InputError, UnsupportedModel
+from fairhead.language.benchmark import Benchmark, Measured, NotMeasured, Work
+from fairhead.language.benchmarks import benchmark_named, choose
+from fairhead.language.generations import GenerationJournal, Generations, Sampling, StoredGenerations
+from fairhead.language.resampling import Resampling
+from fairhead.language.results import BenchmarkResult
+from fairhead.language.scores import Progress, journal_in
+from fairhead.language.suite import Suite
+
+Report = Callable[[str, int, int], None]
+
+
+def read_data(benchmark: Benchmark, data: str | Path, options: Any, limit: int | None, seed: int) -> Sequence[Any]:
+    """Items of a benchmark, drawn at random where there is a limit.
+
+    Args:
+        benchmark: it.
+        data: its file, folder or archive as published, or `reader:path` for data of another source.
+        options: of the benchmark.
+        limit: at most so many.
+        seed: of the draw.
+    """
+    if Path(data).exists() or ":" not in str(data) or not benchmark.kinds:
+        return benchmark.sample(benchmark.read(Path(data), options), limit, seed)
+    from fairhead.data import parse_spec
+
+    reader, path = parse_spec(str(data), *benchmark.kinds)
+    if reader.name == (benchmark.data or benchmark.name):
+        return benchmark.sample(benchmark.read(Path(path), options), limit, seed)
+    given = [
+        name for name in benchmark.options_with(None) if getattr(options, name) != getattr(benchmark.options(), name)
+    ]
+    if given:
+        raise InputError(f"{given[0]} is an option for the data of {benchmark.title}; {reader.name} has none of it")
+    items: Any = reader.read(path)
+    return benchmark.sample(list(items), limit, seed)
+
+
+def find_data(folder: Path, name: str) -> Path | None:
+    """The folder, archive or file of a data set, however its name is spelled.
+
+    Example:
+        >>> import tempfile
+        >>> root = Path(tempfile.mkdtemp())
+        >>> (root / "CrowS-Pairs.zip").touch()
+        >>> find_data(root, "crows_pairs").name
+        'CrowS-Pairs.zip'
+    """
+    plain = name.replace("_", "")
+    for path in sorted(folder.iterdir()):
+        stem = (path.name if path.is_dir() else path.stem).lower().replace("-", "").replace("_", "")
+        if stem == plain:
+            return path
+    return None
+
+
+@dataclass(frozen=True)
+class SuiteOptions:
+    """What may be chosen.
+
+    Attributes:
+        only: benchmarks by name; all where none is named.
+        limit: items of each benchmark, drawn at random; None takes all.
+        seed: of that draw, and of everything else that is drawn.
+        text: a text file for perplexity and attention entropy; None takes the Wikipedia texts that come with BOLD.
+        documents: documents of that text, drawn at random.
+        of: options of benchmarks by name, whichever of them has it.
+        sampling: how continuations are drawn.
+    """
+
+    only: tuple[str, ...] = ()
+    limit: int | None = None
+    seed: int = 0
+    text: str | None = None
+    documents: int = 1000
+    of: Mapping[str, Any] = field(default_factory=dict)
+    sampling: Sampling = field(default_factory=Sampling)
+
+    def of_benchmark(self, benchmark: Benchmark, data: Path | None = None) -> Any:
+        """The options of a benchmark, some of which follow from the folder of the data."""
+        known = {one.name for one in fields(benchmark.options)}
+        chosen = {name: value for name, value in self.of.items() if name in known}
+        for name, folder in benchmark.beside.items():
+            if data is not None and chosen.get(name) is None and (data / folder).is_dir():
+                chosen[name] = str(data / folder)
+        return benchmark.chosen(**chosen)
+
+
+class Gathered(NamedTuple):
+    """Items and options by benchmark, and why others are not there."""
+
+    items: dict[str, Sequence[Any]]
+    options: dict[str, Any]
+    skipped: dict[str, str]
+
+
+def gather_items(data: Path, options: SuiteOptions) -> Gathered:
+    """Read the items of every benchmark that is there, before any model is loaded.
+
+    A benchmark that was asked for by name must be there; others are skipped with a reason.
+
+    Example:
+        >>> gather_items(Path("nowhere"), SuiteOptions())
+        Traceback (most recent call last):
+            ...
+        fairhead.errors.InputError: nowhere is not a folder; a folder with one folder a benchmark (stereoset, bbq, …) \
+is expected
+    """
+    if not data.is_dir():
+        raise InputError(
+            f"{data} is not a folder; a folder with one folder a benchmark (stereoset, bbq, …) is expected"
+        )
+    found = Gathered({}, {}, {})
+    for benchmark in choose(options.only):
+        name, folder, limit = benchmark.name, benchmark.data or benchmark.name, options.limit
+        path = find_data(data, folder)
+        if benchmark.reads_text:
+            path = path if options.text is None else Path(options.text)
+            limit = options.documents if limit is None else min(limit, options.documents)
+        if path is not None:
+            found.options[name] = options.of_benchmark(benchmark, data)
+            found.items[name] = read_data(benchmark, path, found.options[name], limit, options.seed)
+            continue
+        found.skipped[name] = f"{data} has no {folder}"
+        if {benchmark.flag, name} & set(options.only):
+            raise InputError(f"{benchmark.flag}: {found.skipped[name]}")
+    if not found.items:
+        raise InputError(f"{data}: no benchmark can be run ({'; '.join(found.skipped.values())})")
+    return found
+
+
+def run_suite(
+    scorer: Any,
+    gathered: Gathered,
+    out: Path,
+    model: str,
+    options: SuiteOptions,
+    resampling: Resampling | None = None,
+    report: Report | None = None,
+    provenance: Mapping[str, Any] | None = None,
+) -> Suite:
+    """Run benchmarks on a model into a folder. What the folder holds already is kept, unless it was made otherwise.
+
+    Args:
+        scorer: the model, as `load_scorer` returns it.
+        gathered: as `gather_items` returns them.
+        out: the folder.
+        model: path of the model, whose record of training is kept too.
+        options: of the suite.
+        resampling: how intervals of single figures are made.
+        report: called with a benchmark's name, what is done of it and how much there is.
+        provenance: anything else worth keeping.
+
+    Raises:
+        InputError: the folder holds the scores of another model.
+
+    Example:
+        >>> import tempfile
+        >>> from fairhead.data.crows_pairs import CrowsPair
+        >>> from fairhead.language.scores import Score, Scores
+        >>> class Constant:
+        ...     def score(self, requests, **options):
+        ...         return Scores({request.id: Score(request.id, -1.0, 1) for request in requests})
+        ...     def settings(self):
+        ...         return {"weights": "none"}
+        >>> pairs = [CrowsPair(str(i), "She cried.", "He cried.", "stereo", "gender", ()) for i in range(20)]
+        >>> gathered = Gathered({"crows_pairs": pairs}, {}, {"bbq": "there is no data"})
+        >>> suite = run_suite(Constant(), gathered, Path(tempfile.mkdtemp()), "constant", SuiteOptions())
+        >>> suite.measured, len(suite.table("crows_pairs"))
+        (['crows_pairs'], 20)
+    """
+    how = resampling or Resampling()
+    settings = scorer.settings()
+    suite = Suite.open(out, model, settings, asdict(options))
+    suite.provenance = {"version": __version__, **dict(provenance or {}), "n_boot": how.n_boot, "level": how.level}
+    suite.skipped |= {name: reason for name, reason in gathered.skipped.items() if name not in suite.done}
+    suite.write()
+    for name, items in gathered.items.items():
+        benchmark = benchmark_named(name)
+        chosen = gathered.options.get(name, benchmark.options())
+        work = Work(scorer, items, chosen, settings, replace(options.sampling, seed=options.seed))
+        try:
+            result = _run(benchmark, replace(work, progress=_tell(report, name)), how, suite)
+        except (NotMeasured, UnsupportedModel) as reason:
+            # Attention cannot be read in every model that can be scored.
+            suite.skipped[name] = str(reason)
+            suite.write()
+            continue
+        if report is not None:
+            report(name, result.n, result.n)
+    return suite
+
+
+def run_benchmark(
+    name: str | Benchmark,
+    scorer: Any,
+    items: Sequence[Any],
+    *,
+    out: Path | None = None,
+    limit: int | None = None,
+    resampling: Resampling | None = None,
+    progress: Progress | None = None,
+    sampling: Sampling | None = None,
+    stored: StoredGenerations | None = None,
+    model: str = "",
+    provenance: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> BenchmarkResult:
+    """Run one benchmark on a model, as a suite does, and give all that can be said of it.
+
+    Args:
+        name: of the benchmark, or the benchmark.
+        scorer: the model; None with stored continuations.
+        items: as the benchmark reads them.
+        out: a folder as `run_suite` writes it; a killed run with the same model and settings goes on there.
+        limit: only so many items, drawn at random with the seed of `resampling`; None takes all.
+        resampling: how intervals are made.
+        progress: called after each batch.
+        sampling: how continuations are drawn, with the seed of `resampling`.
+        stored: continuations that are there already.
+        model: path of the model.
+        provenance: anything else worth keeping.
+        options: of the benchmark, such as `prompt` of BBQ.
+
+    Example:
+        >>> from fairhead.data.crows_pairs import CrowsPair
+        >>> from fairhead.language.scores import Score, Scores
+        >>> class Constant:
+        ...     def score(self, requests, **options):
+        ...         return Scores({request.id: Score(request.id, -1.0, 1) for request in requests})
+        ...     def settings(self):
+        ...         return {"model": "constant"}
+        >>> pairs = [CrowsPair(str(i), "She cried.", "He cried.", "stereo", "gender", ()) for i in range(20)]
+        >>> run_benchmark("crows_pairs", Constant(), pairs)["ss"].value
+        0.5
+    """
+    benchmark = name if isinstance(name, Benchmark) else benchmark_named(name)
+    how = resampling or Resampling(n_boot=benchmark.n_boot)
+    chosen = benchmark.chosen(**options)
+    draws = replace(sampling or Sampling(), seed=how.seed)
+    if stored is None:
+        settings = scorer.settings()
+    else:
+        names = {one.name for one in fields(Sampling)}
+        settings = {key: value for key, value in stored.settings.items() if key not in names}
+        draws = Sampling(**{key: value for key, value in stored.settings.items() if key in names})
+    suite = None
+    if out is not None:
+        said = {"only": (benchmark.flag,), "limit": limit, "seed": how.seed, "of": asdict(chosen)}
+        suite = Suite.open(out, model, settings, said)
+        suite.provenance = {"version": __version__, **dict(provenance or {}), "n_boot": how.n_boot, "level": how.level}
+    work = Work(scorer, benchmark.sample(items, limit, how.seed), chosen, settings, draws, progress=progress)
+    result = _run(benchmark, work, how, suite, stored, study=True)
+    known = {"version": __version__, **(provenance or {}), "model_path": model or None, "limit": limit}
+    return replace(result, provenance={**known, **result.provenance})
+
+
+def _run(
+    benchmark: Benchmark,
+    work: Work,
+    how: Resampling,
+    suite: Suite | None,
+    stored: StoredGenerations | None = None,
+    study: bool = False,
+) -> BenchmarkResult:
+    """The one way to a result: the table that the suite has, or a new one; then its figures."""
+    begun = time.monotonic()
+    made_with = {**work.settings, **(work.sampling.settings() if benchmark.prompts else {})}
+    made_with |= {**benchmark.settings(work.options), "items": digest(work.items)}
+    # A report shows what a table does not hold.
+    kept = None if suite is None or (study and benchmark.report) else suite.kept(benchmark.name, made_with)
+    if kept is not None and suite is not None:
+        measured = Measured(kept, suite.done.get(benchmark.name, {}))
+    else:
+        journals = None if suite is None else suite.folder / "journals"
+        measured = _measured(benchmark, replace(work, journals=journals), stored)
+        if suite is not None:
+            seconds = round(time.monotonic() - begun, 1)
+            suite.keep(measured.table, made_with, {"seconds": seconds, **measured.facts})
+    result = benchmark.result(measured.table, how, work.options, measured.reading if study else None)
+    about = {"items": len(work.items), "items_digest": made_with.pop("items"), **measured.facts}
+    statistics = {"n_boot": how.n_boot, "seed": how.seed, "level": how.level}
+    result = replace(result, provenance={**made_with, **about, **statistics})
+    if suite is not None:
+        suite.finish(replace(result, provenance={**suite.provenance, "model_path": suite.model, **result.provenance}))
+    return result
+
+
+def _measured(benchmark: Benchmark, work: Work, stored: StoredGenerations | None) -> Measured:
+    """The answers of a model, in whichever way the benchmark asks for them."""
+    if benchmark.measure is not None:
+        return benchmark.measure(work)
+    assert benchmark.table is not None
+    if benchmark.requests is not None:
+        requests = benchmark.requests(work.items, work.options)
+        with journal_in(work.journals, benchmark.name, work.settings) as journal:
+            scores = work.scorer.score(requests, journal=journal, on_long="skip", progress=work.progress)
+        facts = {
+            "texts": len(requests),
+            "texts_digest": digest((request.id, request.digest) for request in requests),
+            "merged_boundaries": sum(score.merged for score in scores.values()),
+            "scores": None if journal is None else str(journal.path),
+        }
+        return Measured(benchmark.table(work.items, scores, work.options), facts)
+    assert benchmark.prompts is not None
+    if stored is None:
+        found, path = continue_prompts(benchmark, work)
+    else:
+        found, path = Continued(stored.of(benchmark.prompts(work.items)), str(stored.path))
+        if not found:
+            raise InputError(f"{path}: has no generation for any of the {len(work.items):,} prompts of the data")
+    try:
+        table = benchmark.table(work.items, found, work.options)
+    except NotMeasured as missing:
+        if work.journals is None:
+            raise
+        raise NotMeasured(
+            f"continued, not measured: {missing}. Where it can be: fairhead lm {benchmark.flag} --data DATA "
+            f"--score-only {path} --out {work.journals.parent}"
+        ) from None
+    return Measured(table, {"generations": path})
+
+
+class Continued(NamedTuple):
+    """Continuations, and the file that keeps them, where one does."""
+
+    found: Generations
+    path: str | None
+
+
+def continue_prompts(benchmark: Benchmark, work: Work) -> Continued:
+    """Continue the prompts of a benchmark; what its journal holds is not computed again."""
+    from fairhead.language.generation import generate
+
+    assert benchmark.prompts is not None
+    settings = {**work.settings, **work.sampling.settings()}
+    with journal_in(work.journals, benchmark.name, settings, GenerationJournal) as journal:
+        prompts = benchmark.prompts(work.items)
+        found = generate(work.scorer, prompts, work.sampling, journal=journal, progress=work.progress)
+    return Continued(found, None if journal is None else str(journal.path))
+
+
+def digest(items: Iterable[Any]) -> str:
+    """A hash of items: a table of other data must not pass for one of these.
+
+    Example:
+        >>> digest(["a", "b"]) == digest(["a", "b"]), digest(["a", "b"]) == digest(["ab"])
+        (True, False)
+    """
+    found = hashlib.blake2b(digest_size=16)
+    for item in items:
+        text = repr(item).encode(errors="surrogatepass")
+        found.update(f"{len(text)}\n".encode() + text)
+    return found.hexdigest()
+
+
+def _tell(report: Report | None, name: str) -> Progress | None:
+    if report is None:
+        return None
+
+    def tell(done: int, total: int) -> None:
+        report(name, done, total)
+
+    return tell
