@@ -29,7 +29,7 @@ from fairhead.train import Examples
 from fairhead.train.compiled import CompiledLayers
 from fairhead.train.examples import Batch, Batches
 from fairhead.train.features import frozen_features, last_encoder
-from fairhead.train.step import Recorded, Step, optimizer_of, recorder_for
+from fairhead.train.step import ClassifierLoss, Recorded, Step, optimizer_of, recorder_for
 from machine import interleaved_medians, machine
 
 # DAM's own size (8 layers, 17 tokens), and a common pretrained one.
@@ -106,9 +106,10 @@ class Peer:
         recorder = None if as_it_is else recorder_for(torch.device(device))
         self.step = Recorded(self._plain(), recorder, self.model)
 
-    def _plain(self) -> Step:
-        optimizer = optimizer_of(self.model, 1e-4, 0.05)
-        return Step(self.model, optimizer, max_grad_norm=1.0, precision=self.precision, layers=self.layers)
+    def _plain(self) -> Step[Batch]:
+        self.optimizer = optimizer_of(self.model, 1e-4, 0.05)
+        loss = ClassifierLoss(self.model, layers=self.layers)
+        return Step(loss, self.optimizer, max_grad_norm=1.0, precision=self.precision)
 
     def __call__(self) -> None:
         """One step, to its end."""
@@ -122,7 +123,7 @@ class Peer:
             return None
         step = self._plain()
         step(self.batch)
-        step.optimizer.zero_grad()
+        self.optimizer.zero_grad()
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -213,7 +214,9 @@ def cached_epochs(size: Size, device: str, rows: int) -> None:
         for name, model, data, as_it_is in ways:
             recorder = None if as_it_is else recorder_for(on)
             model.to(on).train()
-            step = Recorded(Step(model, optimizer_of(model, 1e-4, 0.05), precision=precision), recorder, model)
+            step = Recorded(
+                Step(ClassifierLoss(model), optimizer_of(model, 1e-4, 0.05), precision=precision), recorder, model
+            )
             peers[name] = Epoch(step, Batches(data.to(on), size.batch, on))
         seconds = medians(peers, device, 3)
     print(f"{size.name}, last encoder, {rows} rows: epoch from the cache {seconds['cache'] * 1e3:.0f} ms")
@@ -232,7 +235,7 @@ class Epoch:
 
     def __call__(self) -> None:
         """Train on each."""
-        for batch in self.batches:
+        for batch in self.batches.epoch(1):
             self.step(batch)
         if torch.cuda.is_available():
             torch.cuda.synchronize()

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from fairhead.bench.grid import Backbone, Cell, Data, Method
 from fairhead.bench.one_run import save_model
 from fairhead.cli import app
 from fairhead.cli.mitigate import EPILOG
+from fairhead.errors import InputError
 from fairhead.mitigate import METHODS
 from fairhead.mitigate.references import METHODS_WITH_ATTRIBUTES
 from fairhead.models.fresh import Recipe
@@ -183,12 +185,10 @@ def test_an_epoch_can_be_chosen_with_groups_and_is_flagged(faces, tmp_path):
 @pytest.mark.parametrize("method", ["dam", "lff"])  # lff: of two networks the one that predicts
 def test_the_last_good_epoch_of_a_run_that_diverged_is_kept(method, train, faces, tmp_path, monkeypatch):
     # A learning rate that grows out of hand after the first epoch: NaN at some later step.
-    from fairhead.train import TrainingDiverged, loop
+    from fairhead.train import TrainingDiverged, TrainingPlan
 
-    rate = loop.TrainingPlan.rate
-    monkeypatch.setattr(
-        loop.TrainingPlan, "rate", lambda self, step, steps: rate(self, step, steps) if step < 4 else 1e38
-    )
+    rate = TrainingPlan.rate
+    monkeypatch.setattr(TrainingPlan, "rate", lambda self, step, steps: rate(self, step, steps) if step < 4 else 1e38)
     out = tmp_path / "out"
     with pytest.raises(TrainingDiverged, match=r"at step \d \(epoch 2 of 3\).* back at epoch 1.* kept in .*model"):
         mitigate(
@@ -200,6 +200,42 @@ def test_the_last_good_epoch_of_a_run_that_diverged_is_kept(method, train, faces
     assert len(model.vit.layers) == 2
     assert (out / "model" / "preprocessor_config.json").exists()
     assert not (out / "records.csv").exists()
+
+
+def test_a_run_that_was_killed_goes_on_from_its_checkpoint(faces, tmp_path, monkeypatch):
+    from fairhead.bench import cell
+    from fairhead.train import TrainingPlan
+
+    class Killed(BaseException):
+        """As a signal would come."""
+
+    arguments = [
+        "jtt", "--data", f"utkface:{faces}", *MODEL, "--epochs", 3, "--batch-size", 32, "--lr", 1e-2,
+        "--cache", tmp_path / "cache", "--device", "cpu", "--against", "erm",
+    ]  # fmt: skip
+    mitigate(*arguments, "--out", tmp_path / "whole")
+    monkeypatch.setattr(cell, "TrainingPlan", partial(TrainingPlan, checkpoint_minutes=0))
+    rate, taken = TrainingPlan.rate, []
+
+    def killed(plan, step, steps):
+        taken.append(step)
+        if len(taken) == 10:  # in the second stage
+            raise Killed
+        return rate(plan, step, steps)
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingPlan, "rate", killed)
+        with pytest.raises(Killed):
+            mitigate(*arguments, "--out", out)
+    assert sorted(path.name for path in (out / "checkpoint" / "method").iterdir()) == ["stage-1", "stage-3"]
+    with pytest.raises(InputError, match=r"of another run \(learning_rate was 0.01, now 0.001\)"):
+        mitigate(*arguments, "--out", out, "--lr", 1e-3)
+    mitigate(*arguments, "--out", out)
+    assert not (out / "checkpoint").exists()
+    assert json.loads((out / "run.json").read_text())["resumed_at"] > 0
+    for file in ("records.csv", "records-erm.csv", "model/model.safetensors"):
+        assert (out / file).read_bytes() == (tmp_path / "whole" / file).read_bytes(), file
 
 
 @pytest.mark.parametrize("command", ["bench", "mitigate"])

@@ -109,7 +109,7 @@ def test_a_grid_trains_each_run_and_shows_them_side_by_side(model, data, tmp_pat
         (("--layers", "9"), "layer 9 does not exist: the model has 3"),
         (("--layers", "last"), "--layers is 'last'; expected numbers"),
         (("--kl-weight=-1",), "none below 0"),
-        (("--lr", "0"), "learning_rate above 0"),
+        (("--lr", "0"), "learning_rate is 0.0; expected a number above 0"),
         (("--keep-adapter",), "--keep-adapter needs --lora"),
         (("--held-out", "1"), "held_out is a share"),
         (("--bias-type", "age"), "no items of bias type 'age'"),

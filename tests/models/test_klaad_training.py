@@ -13,12 +13,13 @@ from fairhead.language import load_scorer
 from fairhead.language.training_record import TrainingRecord, without_training_targets
 from fairhead.mitigate.klaad import KLAAD
 from fairhead.mitigate.language_trainer import LanguageTrainer
-from fairhead.mitigate.triplets import TripletData, encode_triplets, shuffled_batches
-from fairhead.mitigate.tuning import TuningPlan
-from fairhead.train.loop import TrainingDiverged
+from fairhead.mitigate.triplets import TripletData, encode_triplets
+from fairhead.train import TrainingDiverged
+from fairhead.train.plan import LanguagePlan
+from fairhead.train.tuning import shuffled_batches
 
 SPLIT = TripletSplit(ITEMS[:3], ITEMS[3:])
-PLAN = TuningPlan(epochs=4, batch_size=2, learning_rate=1e-3, seed=3)
+PLAN = LanguagePlan(epochs=4, batch_size=2, learning_rate=1e-3, seed=3)
 
 
 def trainer(family="llama", config=None, plan=PLAN):
@@ -27,7 +28,7 @@ def trainer(family="llama", config=None, plan=PLAN):
 
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_the_divergence_falls_in_every_family(family):
-    run = trainer(family, KLAAD(ce_weight=0, kl_weight=1, triplet_weight=0), TuningPlan(20, 3, 1e-3))
+    run = trainer(family, KLAAD(ce_weight=0, kl_weight=1, triplet_weight=0), LanguagePlan(20, 3, 1e-3))
     before = run.evaluate(ITEMS[:3])
     history = run.train(SPLIT).history
     after = run.evaluate(ITEMS[:3])
@@ -37,7 +38,7 @@ def test_the_divergence_falls_in_every_family(family):
 
 
 def test_the_record_says_how_hard_each_part_pulls_at_first():
-    split, plan = TripletSplit(ITEMS[:2], ()), TuningPlan(epochs=1, batch_size=2, learning_rate=1e-3)
+    split, plan = TripletSplit(ITEMS[:2], ()), LanguagePlan(epochs=1, batch_size=2, learning_rate=1e-3)
     run = trainer(config=KLAAD(0.5, 2.0, 3.0), plan=plan)
     run.train(split)
     told = run.record.results["first_gradient_norms"]
@@ -64,7 +65,7 @@ def test_a_run_without_a_part_has_the_same_batches():
 @pytest.mark.parametrize("family", ["llama", "gemma-2"])
 def test_autocast_stays_near_32_bit(family):
     exact, rounded = (
-        trainer(family, plan=TuningPlan(2, 2, 1e-3, precision=precision)).train(SPLIT).history
+        trainer(family, plan=LanguagePlan(2, 2, 1e-3, precision=precision)).train(SPLIT).history
         for precision in ("no", "bf16")
     )
     for name, value in exact[0].items():
@@ -91,7 +92,7 @@ def test_a_run_that_was_stopped_equals_one_that_was_not(tmp_path):
         if done == 5:
             raise Stop
 
-    often = TuningPlan(epochs=4, batch_size=2, learning_rate=1e-3, seed=3, checkpoint_minutes=0)
+    often = LanguagePlan(epochs=4, batch_size=2, learning_rate=1e-3, seed=3, checkpoint_minutes=0)
     with pytest.raises(Stop):
         trainer(plan=often).train(SPLIT, tmp_path, stop)
     told = []
@@ -109,7 +110,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     def stop(done, total, parts):
         raise KeyboardInterrupt
 
-    often = TuningPlan(batch_size=1, checkpoint_minutes=0)
+    often = LanguagePlan(batch_size=1, checkpoint_minutes=0)
     with pytest.raises(KeyboardInterrupt):
         trainer(plan=often).train(SPLIT, tmp_path, lambda done, *_: stop(done, *_) if done == 2 else None)
     with pytest.raises(InputError, match=r"another run \(kl_weight was 0.15, now 0.5\)"):
@@ -120,7 +121,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
 
 
 def test_a_nan_stops_with_its_step_and_keeps_the_last_good_weights():
-    run = trainer(plan=TuningPlan(epochs=3, batch_size=1, learning_rate=1e-3))
+    run = trainer(plan=LanguagePlan(epochs=3, batch_size=1, learning_rate=1e-3))
     seen = {}
 
     def spoil(done, total, parts):
@@ -147,12 +148,12 @@ def test_a_model_that_was_damaged_before_is_called_so():
 
 def test_a_rate_that_is_far_too_high_is_noticed():
     with pytest.raises(TrainingDiverged, match="Lower the learning rate"):
-        trainer(plan=TuningPlan(epochs=5, batch_size=1, learning_rate=1e30, warmup=0)).train(SPLIT)
+        trainer(plan=LanguagePlan(epochs=5, batch_size=1, learning_rate=1e30, warmup=0)).train(SPLIT)
 
 
 @pytest.mark.parametrize("lora", [None, 4])
 def test_the_saved_model_is_an_ordinary_one_with_the_same_outputs(lora, tmp_path):
-    run = trainer(plan=TuningPlan(epochs=2, batch_size=2, learning_rate=1e-2, lora=lora))
+    run = trainer(plan=LanguagePlan(epochs=2, batch_size=2, learning_rate=1e-2, lora=lora))
     ids = torch.tensor([[0, 1, 3, 7, 9]])
     with torch.no_grad():
         before = build("llama")(ids).logits
@@ -170,7 +171,7 @@ def test_the_saved_model_is_an_ordinary_one_with_the_same_outputs(lora, tmp_path
 
 
 def test_lora_trains_its_own_matrices_only():
-    run = trainer(plan=TuningPlan(batch_size=1, learning_rate=1e-2, lora=2))
+    run = trainer(plan=LanguagePlan(batch_size=1, learning_rate=1e-2, lora=2))
     own = {name: weight.clone() for name, weight in run.model.named_parameters()}
     run.train(SPLIT)
     for name, weight in run.model.named_parameters():
@@ -220,10 +221,22 @@ def test_bad_input():
         LanguageTrainer(bert, tokenizer(), KLAAD())
     with pytest.raises(InputError, match="nothing has been trained"):
         trainer().save("nowhere")
-    with pytest.raises(InputError, match="batch_size of at least 1"):
-        TuningPlan(batch_size=0)
-    with pytest.raises(InputError, match="learning_rate above 0"):
-        TuningPlan(learning_rate=float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"batch_size": 0}, "batch_size is 0; expected a whole number of at least 1"),
+        ({"learning_rate": float("nan")}, "learning_rate is nan; expected a number above 0"),
+        ({"learning_rate": float("inf")}, "learning_rate is inf; expected a number above 0"),
+        ({"seed": -1}, "seed is -1; expected a whole number of at least 0"),
+        ({"weight_decay": -2}, "weight_decay is -2; expected a number of at least 0"),
+        ({"lora": 0}, "lora is 0; expected a whole number of at least 1 or nothing"),
+    ],
+)
+def test_plans_that_cannot_be_are_refused(settings, message):
+    with pytest.raises(InputError, match=message):
+        LanguagePlan(**settings)
 
 
 def test_batches_hold_each_example_once_and_depend_on_the_seed_and_the_epoch():

@@ -28,11 +28,12 @@ from fairhead.mitigate.language_trainer import LanguageTrainer
 from fairhead.mitigate.self_debias import SelfDebias
 from fairhead.mitigate.sentence_debias import directions, project_out
 from fairhead.mitigate.triplets import TokenTriplet, stack_triplets
-from fairhead.mitigate.tuning import TuningPlan, tune
 from fairhead.models import attach, load, method_of, open_model, save
+from fairhead.train.plan import LanguagePlan
+from fairhead.train.tuning import tune
 
 TEXTS = ("the old nurse said that she was kind .", "he went home so she was late .", "she was careful with money .")
-PLAN = TuningPlan(epochs=25, batch_size=6, learning_rate=3e-3)
+PLAN = LanguagePlan(epochs=25, batch_size=6, learning_rate=3e-3)
 
 
 @pytest.fixture
@@ -145,7 +146,7 @@ def test_bias_unlearn_turns_the_preference_and_keeps_the_rest(lora):
     # LoRA's matrices are on the attention, which in a fresh model hardly matters.
     model = build("llama", scale=1.0 if lora is None else 4.0)
     rate = 1e-3 if lora is None else 1e-2
-    trainer = LanguageTrainer(model, tokenizer(), BiasUnlearn(), TuningPlan(20, 4, rate, lora=lora))
+    trainer = LanguageTrainer(model, tokenizer(), BiasUnlearn(), LanguagePlan(20, 4, rate, lora=lora))
     before = trainer.evaluate(ITEMS)
     history = trainer.train(TripletSplit(ITEMS, ())).history
     after = trainer.evaluate(ITEMS)

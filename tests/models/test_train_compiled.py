@@ -13,7 +13,7 @@ from fairhead.mitigate.two_networks import Pair
 from fairhead.train import Epoch, Examples, TrainingPlan, compiled, fit
 from fairhead.train.compiled import CompiledLayers, patch_embeddings, patches, repeated_layers
 from fairhead.train.examples import Batch
-from fairhead.train.step import Recorded, Step, optimizer_of, recorder_for, say_once
+from fairhead.train.step import ClassifierLoss, Recorded, Step, optimizer_of, recorder_for, say_once
 
 # The compiler looks at what it should not, and says so.
 pytestmark = [
@@ -206,7 +206,7 @@ def test_a_gpu_replays_compiled_layers_with_other_dropout_at_every_step(padded):
     mask = found.inputs["attention_mask"] if padded else torch.ones(32, 9, dtype=torch.long)
     inputs = {"input_ids": found.inputs["input_ids"].to(device), "attention_mask": mask.to(device)}
     batch = Batch(inputs, found.labels.to(device), torch.arange(32, device=device))
-    step = Step(model, optimizer_of(model, 1e-30, 0.0), layers=CompiledLayers(model, device))
+    step = Step(ClassifierLoss(model, layers=CompiledLayers(model, device)), optimizer_of(model, 1e-30, 0.0))
     recorded = Recorded(step, recorder_for(device), model)
     values = [recorded(batch).item() for _ in range(30)]
     assert recorded.replays, recorded.as_it_is

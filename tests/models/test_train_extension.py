@@ -21,7 +21,7 @@ from fairhead.mitigate.references import method_with_attributes, run_with_attrib
 from fairhead.mitigate.two_networks import PairOutput
 from fairhead.mitigate.xrm import TwinLoss
 from fairhead.train import Examples, TrainingPlan, fit, predict
-from fairhead.train.selection import last_epoch, worst_accuracy
+from fairhead.train.selection import LAST_EPOCH, worst_accuracy
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_bf16_trains_in_32_bit_weights(task):
 
 
 def test_the_last_epoch_can_be_asked_for(task):
-    done = fit(build_model(), task.train, task.validation, PLAN, selection=last_epoch())
+    done = fit(build_model(), task.train, task.validation, PLAN, selection=LAST_EPOCH)
     assert done.best == done.history[-1]
 
 
@@ -201,7 +201,7 @@ def test_two_processes_train_the_model_of_one(tmp_path):
 
 def test_a_batch_that_cannot_be_shared_is_refused(task, monkeypatch):
     two = SimpleNamespace(num_processes=2, process_index=0, device=torch.device("cpu"))
-    monkeypatch.setattr("fairhead.train.loop.PartialState", lambda cpu: two)
+    monkeypatch.setattr("fairhead.train.fitting.PartialState", lambda cpu: two)
     with pytest.raises(InputError, match="a batch of 5 rows cannot be shared evenly by 2 processes"):
         fit(build_model(), task.train, task.validation, TrainingPlan(batch_size=5))
 

@@ -12,13 +12,21 @@ from tape import Tape
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification, ViTConfig, ViTForImageClassification
 
-import fairhead.train.loop as loop
+import fairhead.train.fitting as fitting
 from fairhead.mitigate import method, run
 from fairhead.mitigate.references import METHODS_WITH_ATTRIBUTES, method_with_attributes, run_with_attributes
 from fairhead.mitigate.registry import METHODS
 from fairhead.train import Examples, TrainingPlan, fit
 from fairhead.train.examples import Batch, Batches
-from fairhead.train.step import Recorded, Step, _masks_as_when_recorded, optimizer_of, say_once, set_rate
+from fairhead.train.step import (
+    ClassifierLoss,
+    Recorded,
+    Step,
+    _masks_as_when_recorded,
+    optimizer_of,
+    say_once,
+    set_rate,
+)
 
 PLAN = TrainingPlan(epochs=4, batch_size=8, learning_rate=3e-3, device="cpu")
 
@@ -55,7 +63,7 @@ def tapes(monkeypatch):
         made.append(Tape())
         return made[-1]
 
-    monkeypatch.setattr(loop, "recorder_for", recorder_for)
+    monkeypatch.setattr(fitting, "recorder_for", recorder_for)
     return made
 
 
@@ -171,7 +179,7 @@ def test_recordings_go_with_the_training_that_made_them(name, monkeypatch):
         alive.append(weakref.ref(tape))
         return tape
 
-    monkeypatch.setattr(loop, "recorder_for", recorder_for)
+    monkeypatch.setattr(fitting, "recorder_for", recorder_for)
     data = pictures()
     gc.collect()
     gc.disable()
@@ -193,7 +201,7 @@ def test_the_learning_rate_of_a_replay_is_that_of_its_step():
         return output.square().mean()
 
     optimizer, reference = optimizer_of(model, 1.0, 0.1), torch.optim.AdamW(twin.parameters(), weight_decay=0.1)
-    step = Recorded(Step(model, optimizer, loss), Tape(), model, loss)
+    step = Recorded(Step(ClassifierLoss(model, loss), optimizer), Tape(), model, loss)
     for number in range(8):
         set_rate(optimizer, 0.1 / (number + 1))
         reference.param_groups[0]["lr"] = 0.1 / (number + 1)
@@ -285,8 +293,8 @@ def test_what_is_changed_between_epochs_is_not_lost_in_a_recording(weight, chang
 def test_why_a_step_is_not_replayed_is_said_once(caplog):
     loss = Counting()
     model = tiny_vit()
-    step = Recorded(Step(model, optimizer_of(model, 1e-3, 0.0), loss), Tape(), model, loss)
-    for batch in Batches(pictures(), 8, torch.device("cpu")):
+    step = Recorded(Step(ClassifierLoss(model, loss), optimizer_of(model, 1e-3, 0.0)), Tape(), model, loss)
+    for batch in Batches(pictures(), 8, torch.device("cpu")).epoch(1):
         step(batch)
     assert step.as_it_is == "the loss.calls is replaced at every step instead of changed in place"
     say_once.cache_clear()

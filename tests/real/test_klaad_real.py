@@ -10,8 +10,8 @@ from fairhead.language.resampling import Resampling
 from fairhead.mitigate.klaad import KLAAD
 from fairhead.mitigate.language_trainer import LanguageTrainer
 from fairhead.mitigate.triplets import TripletData, targets
-from fairhead.mitigate.tuning import TuningPlan
 from fairhead.models import open_model
+from fairhead.train.plan import LanguagePlan
 
 
 def early(items, n):
@@ -27,7 +27,7 @@ def test_a_few_steps_lower_the_divergence_of_attention_on_terms_held_out_too(rea
     chosen = split._replace(train=early(split.train, 32), held_out=early(split.held_out, 12))
     assert not set(targets(chosen.train)) & set(targets(chosen.held_out))
     only = KLAAD(ce_weight=0, kl_weight=1, triplet_weight=0)
-    run = LanguageTrainer(model, tokenizer, only, TuningPlan(epochs=2, batch_size=8, learning_rate=3e-5, warmup=0))
+    run = LanguageTrainer(model, tokenizer, only, LanguagePlan(epochs=2, batch_size=8, learning_rate=3e-5, warmup=0))
     before = run.evaluate(chosen.train)
     run.train(chosen)
     assert run.evaluate(chosen.train)["kl"] < 0.5 * before["kl"]

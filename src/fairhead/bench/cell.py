@@ -56,6 +56,7 @@ def run_cell(
     cache: Path | None = None,
     tell: Tell | None = None,
     sharers: Callable[[], int] | None = None,
+    checkpoints: Path | None = None,
 ) -> Done:
     """Train one method once, and audit it on the test rows.
 
@@ -65,11 +66,12 @@ def run_cell(
         cache: folder for decoded pictures and frozen features.
         tell: called as the work goes on.
         sharers: how many cells share the device now; energy is split between them.
+        checkpoints: folder for the state of the training, which then goes on after a kill.
 
     Raises:
         InputError: data, model or method cannot be had as asked for.
     """
-    ready = _prepared(cell, device, cache, tell or (lambda stage, done, total, note: None))
+    ready = _prepared(cell, device, cache, tell or (lambda stage, done, total, note: None), checkpoints)
     with Meter(device, sharers=sharers) as meter:
         trained = ready.train()
     task = ready.task
@@ -126,7 +128,7 @@ class _Ready:
     feature_seconds: float
 
 
-def _prepared(cell: Cell, device: str, cache: Path | None, tell: Tell) -> _Ready:
+def _prepared(cell: Cell, device: str, cache: Path | None, tell: Tell, checkpoints: Path | None = None) -> _Ready:
     """All that comes before training and is not counted as its cost."""
     config = method_of(cell)
     started = time.perf_counter()
@@ -158,7 +160,7 @@ def _prepared(cell: Cell, device: str, cache: Path | None, tell: Tell) -> _Ready
         tell("training", epoch.number, plan.epochs, note)
 
     def train() -> Trained:
-        return _train(cell, config, build_model, parts, task, plan, on_epoch, auxiliary)
+        return _train(cell, config, build_model, parts, task, plan, on_epoch, auxiliary, checkpoints)
 
     return _Ready(task, parts, plan, train, read_seconds, feature_seconds)
 
@@ -173,6 +175,7 @@ def _row(cell: Cell, ready: _Ready, trained: Trained, device: str) -> dict[str, 
         "classes": list(ready.task.classes),
         "group": ready.task.group,
         "replayed": trained.fit.replayed,
+        **({"resumed_at": trained.fit.resumed_at} if trained.fit.resumed_at else {}),
         "best_epoch": best.number,
         "validation_accuracy": best.validation_accuracy,
         "history": [[epoch.number, round(epoch.loss, 5), round(epoch.score, 5)] for epoch in trained.fit.history],
@@ -193,14 +196,22 @@ def _train(
     plan: TrainingPlan,
     on_epoch: Callable[[Epoch], None],
     auxiliary: Callable[[str], AuxiliaryModel],
+    checkpoints: Path | None,
 ) -> Trained:
-    train, validation, selection = parts["train"], parts["validation"], cell.method.selection or cell.selection
+    given: dict[str, Any] = {
+        "plan": plan,
+        "selection": cell.method.selection or cell.selection,
+        "on_epoch": on_epoch,
+        "auxiliary": auxiliary,
+        "checkpoints": checkpoints,
+        "identity": {"cell": effective(cell)},
+    }
     if not cell.method.uses_groups:
-        return run(config, build_model, train, validation, plan, selection, on_epoch, auxiliary)
+        return run(config, build_model, parts["train"], parts["validation"], **given)
     from fairhead.mitigate.references import run_with_attributes
 
     groups = task.groups("train"), task.groups("validation")
-    return run_with_attributes(config, build_model, train, validation, *groups, plan, selection, on_epoch, auxiliary)
+    return run_with_attributes(config, build_model, parts["train"], parts["validation"], *groups, **given)
 
 
 def _built(recipe: Recipe, kind: str, seed: int) -> nn.Module:

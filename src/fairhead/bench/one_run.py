@@ -1,6 +1,7 @@
 """One run, kept whole: the model, its records, the audit, and a report."""
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,8 @@ from fairhead.models.inputs import tokenizer_of
 from fairhead.store import locked, whole_folder, write_json
 from fairhead.train import TrainingDiverged
 from fairhead.train.features import put_back
+
+_CHECKPOINTS = "checkpoint"  # within the folder of a run, until that has ended
 
 
 class Single(NamedTuple):
@@ -39,7 +42,8 @@ def mitigate(
     """Train one method and keep all that came of it.
 
     Writes `model/` (safetensors, with what loads its pictures or texts), `records.csv`, `audit.json` and `run.json`;
-    with `against`, also `records-<method>.csv`, and the audit holds the paired comparison.
+    with `against`, also `records-<method>.csv`, and the audit holds the paired comparison. A run that was killed goes
+    on from its checkpoints when it is started again.
 
     Args:
         cell: what to run.
@@ -58,8 +62,9 @@ def mitigate(
     out = Path(out)
     with locked(out):
         try:
-            done = run_cell(cell, device, cache, tell)
+            done = run_cell(cell, device, cache, tell, checkpoints=out / _CHECKPOINTS / "method")
         except TrainingDiverged as diverged:
+            shutil.rmtree(out / _CHECKPOINTS, ignore_errors=True)  # going on there would end here again
             if not _keep_last_good(diverged.model, cell, out / "model"):
                 raise
             raise TrainingDiverged(f"{diverged}. That epoch is kept in {out / 'model'}") from None
@@ -70,11 +75,12 @@ def mitigate(
         columns = list(done.records.groups)
         found, comparison = audit(done.records, group_by=columns), None
         if against is not None:
-            other = run_cell(cells[1], device, cache, tell)
+            other = run_cell(cells[1], device, cache, tell, checkpoints=out / _CHECKPOINTS / "against")
             other.records.save(out / f"records-{against}.csv")
             comparison = compare(other.records, done.records, group_by=columns)
         content = found.to_dict() if comparison is None else {**found.to_dict(), "comparison": comparison.to_dict()}
         write_json(out / "audit.json", content)
+        shutil.rmtree(out / _CHECKPOINTS, ignore_errors=True)
     return Single(done.row, found, comparison)
 
 

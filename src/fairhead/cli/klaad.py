@@ -167,7 +167,7 @@ def klaad_command(
     from fairhead.mitigate.klaad_grid import Run, method_for, read_grid
     from fairhead.mitigate.language_trainer import train_folder
     from fairhead.mitigate.triplets import TripletData
-    from fairhead.mitigate.tuning import TuningPlan
+    from fairhead.train.plan import LanguagePlan
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -175,7 +175,7 @@ def klaad_command(
     loss: dict[str, Any] = {name: value for name, value in weights.items() if value is not None}
     loss |= {"layers": _layers(layers), "heads": heads.value, "renorm": renorm.value, "detach_anti": detach_anti}
     loss |= {"length_align": length_align.value, "direction": direction.value, "pooling": pooling.value}
-    plan = TuningPlan(
+    plan = LanguagePlan(
         epochs=epochs,
         batch_size=batch_size,
         learning_rate=lr,

@@ -199,14 +199,14 @@ def _train(
 ) -> None:
     from fairhead.cli.progress import progress
     from fairhead.mitigate.language_trainer import train_folder
-    from fairhead.mitigate.tuning import TuningPlan
+    from fairhead.train.plan import LanguagePlan
 
     with progress() as shown:
 
         def tell(done: int, total: int, parts: Mapping[str, float]) -> None:
             shown.tell(name, done, total, ", ".join(f"{part} {value:.4g}" for part, value in parts.items()))
 
-        made = TuningPlan(**plan, precision=precision.value)
+        made = LanguagePlan(**plan, precision=precision.value)
         record = train_folder(
             model, triplets, out, lambda family: settings, made, name=name, device=device, on_step=tell
         )

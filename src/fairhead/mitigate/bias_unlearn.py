@@ -27,7 +27,7 @@ from fairhead.language.reading import Sentences, stack
 from fairhead.mitigate.cda import token_losses
 from fairhead.mitigate.language_trainer import Prepared
 from fairhead.mitigate.triplets import TokenTriplet, encode_triplets, stack_triplets
-from fairhead.mitigate.tuning import Parts
+from fairhead.train.step import Parts
 
 
 @dataclass(frozen=True)

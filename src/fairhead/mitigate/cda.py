@@ -20,7 +20,7 @@ from fairhead.language.results import TOO_LONG
 from fairhead.language.swaps import read_swaps
 from fairhead.language.tokens import start_token
 from fairhead.mitigate.language_trainer import Prepared
-from fairhead.mitigate.tuning import Parts
+from fairhead.train.step import Parts
 
 NOTHING_TO_SWAP = "no word of the swap lists"
 

@@ -11,7 +11,7 @@ from fairhead.mitigate.losses import GroupLoss, balanced, cell_numbers
 from fairhead.mitigate.priors import Choice, LogUniform, Prior
 from fairhead.mitigate.training_job import Job
 from fairhead.settings import Count, NotNegative
-from fairhead.train.selection import last_epoch
+from fairhead.train.selection import LAST_EPOCH
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class EIIL:
     def train(self, job: Job) -> nn.Module:
         """Two stages, with the environments between them."""
         first = job.build_model()
-        job.fit("reference model", first, plan=replace(job.plan, epochs=self.first_epochs), selection=last_epoch())
+        job.fit("reference model", first, plan=replace(job.plan, epochs=self.first_epochs), selection=LAST_EPOCH)
         with job.timed("environments"):
             labels = job.train.labels.cpu()
             found = environments(job.predict(first, job.train).clamp(min=1e-12).log(), labels)

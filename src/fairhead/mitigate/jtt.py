@@ -11,7 +11,7 @@ from torch.utils.data import SubsetRandomSampler
 from fairhead.mitigate.priors import LogUniform, Prior, ShareOfEpochs
 from fairhead.mitigate.training_job import Job
 from fairhead.settings import Count
-from fairhead.train.selection import last_epoch
+from fairhead.train.selection import LAST_EPOCH
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class JTT:
     def train(self, job: Job) -> nn.Module:
         """Two stages. The second has more steps: that is the method's cost."""
         first = job.build_model()
-        job.fit("first model", first, plan=replace(job.plan, epochs=self.first_epochs), selection=last_epoch())
+        job.fit("first model", first, plan=replace(job.plan, epochs=self.first_epochs), selection=LAST_EPOCH)
         with job.timed("errors of the first model"):
             wrong = job.predict(first, job.train).argmax(-1) != job.train.labels.cpu()
         del first

@@ -11,7 +11,7 @@ from fairhead.errors import InputError
 from fairhead.mitigate.priors import Choice, LogUniform, Prior
 from fairhead.mitigate.training_job import Job
 from fairhead.settings import Count, Positive, Share
-from fairhead.train.selection import last_epoch
+from fairhead.train.selection import LAST_EPOCH
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class KD:
             build, _, train, validation = job.auxiliary_model(self.teacher)
         teacher = build()
         plan = replace(job.plan, epochs=self.teacher_epochs or job.plan.epochs)
-        job.fit("teacher", teacher, train=train, validation=validation, plan=plan, selection=last_epoch())
+        job.fit("teacher", teacher, train=train, validation=validation, plan=plan, selection=LAST_EPOCH)
         with job.timed("soft labels"):
             soft = job.predict(teacher, train)
         del teacher

@@ -29,7 +29,7 @@ from fairhead.language.reading import at_vocabulary
 from fairhead.mitigate.klaad_batch import Batch, Example, batch_of, example_of, layouts_of, tree_of
 from fairhead.mitigate.language_trainer import Prepared
 from fairhead.mitigate.triplets import encode_triplets
-from fairhead.mitigate.tuning import Parts
+from fairhead.train.step import Parts
 
 # Below this, a weight counts as this: 0 has no logarithm.
 _LEAST = 1e-9

@@ -20,12 +20,12 @@ import yaml
 
 from fairhead.errors import InputError, did_you_mean
 from fairhead.mitigate.klaad import KLAAD
-from fairhead.mitigate.tuning import TuningPlan
+from fairhead.train.plan import LanguagePlan
 
 # Files that come with the package, by name.
 GRIDS = {"ablations": "klaad-ablations.yaml", "study": "klaad-study.yaml", "weights": "klaad-weights.yaml"}
 _OF_LOSS = tuple(field.name for field in fields(KLAAD))
-_OF_PLAN = tuple(field.name for field in fields(TuningPlan))
+_OF_PLAN = tuple(field.name for field in fields(LanguagePlan))
 
 
 class Run(NamedTuple):

@@ -6,6 +6,7 @@ trainer.save("fairer-model")
 """
 
 import os
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
@@ -19,24 +20,16 @@ from fairhead.data.stereoset import StereoSetItem, TripletSplit
 from fairhead.errors import InputError
 from fairhead.language.scorer import context_length, refuse_other_than_causal
 from fairhead.language.training_record import FILE, TrainingRecord
-from fairhead.mitigate.triplets import TripletData, shuffled_batches, targets
-from fairhead.mitigate.tuning import (
-    OnStep,
-    Parts,
-    Tuned,
-    TuningPlan,
-    as_json,
-    first_difference,
-    gradient_norms,
-    merged,
-    remove_checkpoint,
-    tune,
-    with_lora,
-)
+from fairhead.mitigate.triplets import TripletData, targets
 from fairhead.models import open_model, save
 from fairhead.store import locked
+from fairhead.train.checkpoint import comparable, first_difference
+from fairhead.train.plan import LanguagePlan
+from fairhead.train.step import Parts
+from fairhead.train.tuning import OnStep, Tuned, gradient_norms, merged, shuffled_batches, tune, with_lora
 
 E = TypeVar("E")
+_CHECKPOINTS = "checkpoint"  # within the folder of the model, until that is saved
 
 
 class Prepared(NamedTuple, Generic[E]):
@@ -98,7 +91,7 @@ class LanguageTrainer:
     model: Any
     tokenizer: Any
     method: Any
-    plan: TuningPlan = field(default_factory=TuningPlan)
+    plan: LanguagePlan = field(default_factory=LanguagePlan)
     name: str | None = None
     base: str | None = None
 
@@ -139,7 +132,7 @@ class LanguageTrainer:
                 prepared.lengths,
                 loss,
                 self.plan,
-                folder=folder,
+                checkpoints=None if folder is None else Path(folder) / _CHECKPOINTS,
                 identity=told,
                 on_step=on_step,
             )
@@ -191,7 +184,7 @@ class LanguageTrainer:
             self.model.save_pretrained(target / "adapter")
         self.model = merged(self.model)
         save(self.model, target, self.tokenizer.save_pretrained, self.record.write)
-        remove_checkpoint(target)
+        shutil.rmtree(target / _CHECKPOINTS, ignore_errors=True)
 
     def _prepared(self, items: Iterable[StereoSetItem]) -> Prepared[Any]:
         prepared: Prepared[Any] = self.method.prepare(items, self.tokenizer, context_length(self.model))
@@ -216,7 +209,7 @@ def train_folder(
     data: TripletData,
     out: str | os.PathLike[str],
     method: Callable[[str], LanguageMethod],
-    plan: TuningPlan | None = None,
+    plan: LanguagePlan | None = None,
     *,
     name: str | None = None,
     device: str = "auto",
@@ -243,11 +236,13 @@ def train_folder(
     with locked(out) as folder:
         loaded = open_model(model, "causal", device=device, dtype="float32")
         chosen = method(loaded.model.config.model_type)
-        trainer = LanguageTrainer(loaded.model, loaded.tokenizer, chosen, plan or TuningPlan(), name, str(model))
+        trainer = LanguageTrainer(loaded.model, loaded.tokenizer, chosen, plan or LanguagePlan(), name, str(model))
         if (folder / FILE).is_file():
             found = TrainingRecord.read(folder)
-            identity = as_json(trainer.identity(data))
-            difference = first_difference(as_json({key: getattr(found, key) for key in identity}), identity)
+            identity = comparable(trainer.identity(data))
+            before = comparable({key: getattr(found, key) for key in identity})
+            before["plan"] = {**comparable({"plan": asdict(LanguagePlan())})["plan"], **before["plan"]}
+            difference = first_difference(before, identity)
             if difference is not None:
                 raise InputError(f"{folder} holds a model of another run ({difference}): choose another folder")
             return found

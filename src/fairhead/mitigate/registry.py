@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -20,7 +20,7 @@ from fairhead.mitigate.kd import KD
 from fairhead.mitigate.lff import LfF
 from fairhead.mitigate.scaling import ClassScaling
 from fairhead.mitigate.spare import SPARE
-from fairhead.mitigate.training_job import AuxiliaryModel, Job, Method, Trained
+from fairhead.mitigate.training_job import Job, Method, Trained
 from fairhead.mitigate.xrm import XRM
 from fairhead.settings import check_config, check_settings
 from fairhead.train import Epoch, Examples, Selection, TrainingPlan
@@ -89,7 +89,7 @@ def run(
     plan: TrainingPlan | None = None,
     selection: Selection = "accuracy",
     on_epoch: Callable[[Epoch], None] | None = None,
-    auxiliary: Callable[[str], AuxiliaryModel] | None = None,
+    **more: Any,
 ) -> Trained:
     """Train with one method.
 
@@ -101,7 +101,7 @@ def run(
         plan: how to train.
         selection: "accuracy" or "worst_class"; the first best epoch is kept.
         on_epoch: called after each epoch of each stage.
-        auxiliary: gives a model by its name, for methods whose settings name one (a teacher, frozen features).
+        more: attributes of `Job`: `checkpoints` to go on after a kill, `auxiliary` models by name, ...
 
     Returns:
         The model, the history, and everything that ran to get there.
@@ -128,13 +128,14 @@ def run(
             f"{type(config).__name__} uses the sensitive attribute, and `run` trains without one: "
             "use fairhead.mitigate.references.run_with_attributes, and say so where the result is shown"
         )
-    job = Job(build_model, train, validation, plan or TrainingPlan(), selection, on_epoch, auxiliary=auxiliary)
-    return run_job(config, job)
+    return run_job(config, Job(build_model, train, validation, plan or TrainingPlan(), selection, on_epoch, **more))
 
 
 def run_job(config: Method, job: Job) -> Trained:
     """Train, and put together what came of it."""
     check_config(config)
+    settings = {f.name: getattr(config, f.name) for f in fields(cast(Any, config)) if f.compare}
+    job.identity = {"method": type(config).__name__, "settings": settings, **job.identity}
     model = config.train(job)
     assert job.last_fit is not None, f"{type(config).__name__} trained nothing through the loop"
     return Trained(model.eval(), job.last_fit, tuple(job.stages), config)

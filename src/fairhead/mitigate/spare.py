@@ -12,7 +12,7 @@ from fairhead.mitigate.losses import balanced, cell_numbers
 from fairhead.mitigate.priors import Choice, Prior
 from fairhead.mitigate.training_job import Job
 from fairhead.settings import Count, NotNegative, Range
-from fairhead.train.selection import last_epoch
+from fairhead.train.selection import LAST_EPOCH
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class SPARE:
         """A short first stage; the same model goes on with even clusters."""
         model = job.build_model()
         early = replace(job.plan, epochs=self.early_epochs, schedule="constant")
-        job.fit("early training", model, plan=early, selection=last_epoch())
+        job.fit("early training", model, plan=early, selection=LAST_EPOCH)
         with job.timed("clusters"):
             outputs = job.predict(model, job.train)
             cells = clusters_by_class(outputs, job.train.labels.cpu(), self.most, job.plan.seed)

@@ -1,9 +1,10 @@
 """One training of one method: what it is given, the loop it runs through, and the count of all that it cost."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -90,6 +91,8 @@ class Job:
         stages: what has run so far.
         last_fit: the latest training.
         auxiliary: gives another model by its name, such as a larger teacher.
+        checkpoints: folder for the state of each stage; a job that was killed goes on from what it finds there.
+        identity: what a checkpoint must agree with, beside the plan and the data.
     """
 
     build_model: Callable[[], nn.Module]
@@ -101,6 +104,8 @@ class Job:
     stages: list[Stage] = field(default_factory=list)
     last_fit: Fit | None = None
     auxiliary: Callable[[str], AuxiliaryModel] | None = None
+    checkpoints: Path | None = None
+    identity: Mapping[str, Any] = field(default_factory=dict)
 
     def auxiliary_model(self, name: str) -> AuxiliaryModel:
         """Another model and the rows as it takes them.
@@ -128,6 +133,7 @@ class Job:
         sampler: Sampler[int] | None = None,
     ) -> Fit:
         """Train through the loop and count it as a stage; what is not given is the job's."""
+        folder = None if self.checkpoints is None else self.checkpoints / f"stage-{len(self.stages) + 1}"
         done = fit(
             model,
             self.train if train is None else train,
@@ -137,6 +143,8 @@ class Job:
             selection=self.selection if selection is None else selection,
             loss=loss,
             sampler=sampler,
+            checkpoints=folder,
+            identity={**self.identity, "stage": stage},
         )
         self.stages.append(Stage(stage, done.seconds, done.steps))
         self.last_fit = done

@@ -14,9 +14,6 @@ from fairhead.language.reading import Sentences, stack
 from fairhead.language.results import TOO_LONG
 from fairhead.language.tokens import start_token
 
-# Batches that are sorted by length together: longer stretches would pad less and mix worse.
-_STRETCH = 32
-
 
 class TokenTriplet(NamedTuple):
     """The tokens of an item's three texts, each with the start token first."""
@@ -140,30 +137,3 @@ def stack_triplets(triplets: Sequence[TokenTriplet], device: torch.device | str 
     """
     columns = zip(*(triplet[1:] for triplet in triplets), strict=True)
     return stack([tokens for column in columns for tokens in column], device)
-
-
-def shuffled_batches(lengths: Sequence[int], batch_size: int, seed: int, epoch: int = 0) -> list[list[int]]:
-    """The batches of an epoch, as numbers of examples: in random order, with little padding, each example once.
-
-    They depend on the arguments alone, so that a run that was stopped can go on at any of them.
-
-    Args:
-        lengths: tokens of each example; those of a batch are alike.
-        batch_size: examples a batch; the last may be smaller.
-        seed: of the order.
-        epoch: another epoch is another order.
-
-    Example:
-        >>> batches = shuffled_batches([5, 9, 5, 9], batch_size=2, seed=0)
-        >>> sorted(sorted(batch) for batch in batches)
-        [[0, 2], [1, 3]]
-    """
-    if batch_size < 1:
-        raise InputError(f"a batch of {batch_size} examples: at least 1 is expected")
-    rng = np.random.default_rng([seed, epoch])
-    order = rng.permutation(len(lengths))
-    batches: list[list[int]] = []
-    for begin in range(0, len(order), _STRETCH * batch_size):
-        stretch = sorted(order[begin : begin + _STRETCH * batch_size].tolist(), key=lambda i: lengths[i])
-        batches += [stretch[i : i + batch_size] for i in range(0, len(stretch), batch_size)]
-    return [batches[i] for i in rng.permutation(len(batches))]

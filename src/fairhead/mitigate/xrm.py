@@ -13,7 +13,7 @@ from fairhead.mitigate.training_job import Job
 from fairhead.mitigate.two_networks import Pair, PairOutput, fresh_pair
 from fairhead.settings import Count, NotNegative
 from fairhead.train import Examples
-from fairhead.train.selection import last_epoch, worst_of_cells
+from fairhead.train.selection import LAST_EPOCH, worst_of_cells
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class XRM:
         """Two stages, with the environments between them."""
         twins = fresh_pair(job)
         plan = replace(job.plan, epochs=self.twin_epochs or job.plan.epochs)
-        job.fit("twins", twins, plan=plan, loss=TwinLoss(job.train.labels, job.generator()), selection=last_epoch())
+        job.fit("twins", twins, plan=plan, loss=TwinLoss(job.train.labels, job.generator()), selection=LAST_EPOCH)
         with job.timed("environments"):
             cells, validation_cells = (
                 cell_numbers(examples.labels, _mistaken(job, twins, examples))

@@ -99,24 +99,40 @@ class Batches:
         self._order = torch.Generator().manual_seed(seed)
         self._sampler: Any = sampler if sampler is not None else RandomSampler(examples, generator=self._order)
         self._examples, self._batch_size, self._device, self._share = examples, batch_size, device, share
+        self._rows = torch.zeros(0, dtype=torch.int64)  # of the epoch that is under way
 
     def __len__(self) -> int:
         return len(self._sampler) // self._batch_size
 
-    def __iter__(self) -> Iterator[Batch]:
-        number, of = self._share
-        # One draw ahead, as torch's DataLoader makes: a seed stands for the same batches there and here.
-        torch.empty((), dtype=torch.int64).random_(generator=self._order)
-        rows = torch.tensor(list(self._sampler))[: len(self) * self._batch_size]
+    def epoch(self, number: int, done: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch, without those that are done; where none is, its rows are drawn."""
+        if not done:
+            # One draw ahead, as torch's DataLoader makes: a seed stands for the same batches there and here.
+            torch.empty((), dtype=torch.int64).random_(generator=self._order)
+            self._rows = torch.tensor(list(self._sampler))[: len(self) * self._batch_size]
         # An epoch's rows go to the device at once, and to where the examples are if that is elsewhere.
-        on_device = rows.to(self._device, non_blocking=True)
-        at_examples = rows.to(self._examples.labels.device, non_blocking=True)
-        size = self._batch_size
-        for start in range(0, len(rows), size):
-            mine = slice(start + number, start + size, of)
-            batch = self._examples.take(at_examples[mine])
+        on_device = self._rows.to(self._device, non_blocking=True)
+        at_examples = self._rows.to(self._examples.labels.device, non_blocking=True)
+        (mine, of), size = self._share, self._batch_size
+        for start in range(done * size, len(self._rows), size):
+            chosen = slice(start + mine, start + size, of)
+            batch = self._examples.take(at_examples[chosen])
             inputs = {name: tensor.to(self._device, non_blocking=True) for name, tensor in batch.inputs.items()}
-            yield Batch(inputs, batch.labels.to(self._device, non_blocking=True), on_device[mine])
+            yield Batch(inputs, batch.labels.to(self._device, non_blocking=True), on_device[chosen])
+
+    def state(self) -> dict[str, Tensor]:
+        """What `restore` needs to go on here: the rows of this epoch, and the state of what draws those to come."""
+        return {"rows": self._rows, **{name: drawn.get_state() for name, drawn in self._generators().items()}}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on where `state` was taken."""
+        self._rows = state["rows"]
+        for name, generator in self._generators().items():
+            generator.set_state(state[name])
+
+    def _generators(self) -> dict[str, torch.Generator]:
+        found = {"order": self._order, "sampler": getattr(self._sampler, "generator", None)}
+        return {name: generator for name, generator in found.items() if generator is not None}
 
 
 def in_order(examples: Examples, batch_size: int, device: torch.device, *, full: bool = False) -> Iterator[Batch]:

@@ -1,7 +1,6 @@
 """Which epoch to keep, from labels and predictions on the validation set alone."""
 
 from collections.abc import Callable
-from itertools import count
 
 import torch
 from torch import Tensor
@@ -12,6 +11,8 @@ from fairhead.errors import InputError, did_you_mean
 Selection = str | Callable[[Tensor], float]
 
 SELECTIONS = ("accuracy", "worst_class")
+# The last epoch, whatever its predictions: for first stages whose length is a setting of the method.
+LAST_EPOCH = "last_epoch"
 
 
 def accuracy(predicted: Tensor, labels: Tensor) -> float:
@@ -47,24 +48,11 @@ def score_of(selection: Selection, predicted: Tensor, labels: Tensor) -> float:
 
 def check_selection(selection: Selection) -> None:
     """Raise `InputError` for a name that is not known."""
-    if not callable(selection) and selection not in SELECTIONS:
+    if not callable(selection) and selection not in (*SELECTIONS, LAST_EPOCH):
         raise InputError(
             f"cannot select by {selection!r}; expected {' or '.join(SELECTIONS)}.{did_you_mean(selection, SELECTIONS)} "
             "Both need labels only"
         )
-
-
-def last_epoch() -> Selection:
-    """Keep the last epoch, whatever its predictions: for first stages whose length is a setting of the method.
-
-    Example:
-        >>> import torch
-        >>> score = last_epoch()
-        >>> score(torch.zeros(1)) < score(torch.zeros(1))
-        True
-    """
-    numbers = count(1)
-    return lambda predicted: float(next(numbers))
 
 
 def worst_of_cells(labels: Tensor, cells: Tensor) -> Selection:

@@ -7,13 +7,14 @@ a value, and all that changes from step to step held in tensors that are changed
 itself whether that holds, and runs the step as it is where it does not.
 """
 
-import contextlib
 import functools
 import logging
+import math
 import threading
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,9 @@ from fairhead.train.examples import Batch
 
 # The loss of a batch: (what the model returned, labels [B], rows of the training set [B]) -> a scalar.
 Loss = Callable[[Any, Tensor, Tensor], Tensor]
+# The parts of a batch's loss by name; "loss" is what is minimised, the others are for the record.
+Parts = Mapping[str, Tensor]
+B = TypeVar("B")
 
 # Steps before a recording: libraries choose their kernels, and state that depends on the first batch is made.
 _WARM_UP = 3
@@ -100,54 +104,91 @@ class CudaRecorder:
         self._graph.replay()
 
 
-class Step:
+class ClassifierLoss:
+    """The loss of a batch of labelled examples: the model's own, or a method's."""
+
+    def __init__(
+        self, model: nn.Module, loss: Loss | None = None, layers: AbstractContextManager[object] | None = None
+    ) -> None:
+        """`loss` is the model's own where none is given; `layers` is how the model's layers run while it reads."""
+        self._model, self._loss = model, loss
+        self._layers = nullcontext() if layers is None else layers
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """A scalar."""
+        with self._layers:
+            if self._loss is None:
+                value: Tensor = self._model(**batch.inputs, labels=batch.labels).loss
+                return value
+            return self._loss(self._model(**batch.inputs), batch.labels, batch.rows)
+
+
+class Step(Generic[B]):
     """Forward, loss, backward, clipping and optimizer on one batch.
 
     Example:
-        >>> from torch import nn
-        >>> from types import SimpleNamespace
-        >>> class Net(nn.Linear):
-        ...     def forward(self, x):
-        ...         return SimpleNamespace(logits=super().forward(x))
-        >>> net = Net(2, 2)
-        >>> step = Step(net, optimizer_of(net, 0.1, 0.0), lambda output, labels, rows: output.logits.square().mean())
-        >>> batch = Batch({"x": torch.ones(4, 2)}, torch.zeros(4, dtype=torch.long), torch.arange(4))
-        >>> bool(step(batch) > step(batch))
+        >>> weight = nn.Parameter(torch.ones(2))
+        >>> step = Step(lambda batch: (weight * torch.tensor(batch)).square().mean(), torch.optim.SGD([weight], 0.1))
+        >>> bool(step([1.0, 2.0]) > step([1.0, 2.0]))
         True
     """
 
     def __init__(
         self,
-        model: nn.Module,
+        loss: Callable[[B], Tensor | Parts],
         optimizer: torch.optim.Optimizer,
-        loss: Loss | None = None,
         *,
         max_grad_norm: float | None = None,
         precision: str = "no",
-        layers: contextlib.AbstractContextManager[object] | None = None,
+        accumulate: int = 1,
+        watch: Callable[[Parts], None] | None = None,
     ) -> None:
-        """`loss` is the model's own where none is given; `layers` is how the model's layers run while it reads a batch.
+        """`loss` gives a scalar, or its parts by name; see `Plan` for the rest.
 
-        See `TrainingPlan` for the rest.
+        `watch` is called before the weights change, with the parts and, where gradients are clipped, their norm.
         """
-        self.model, self.optimizer, self.loss = model, optimizer, loss
-        self.max_grad_norm, self.precision = max_grad_norm, precision
-        self._layers = contextlib.nullcontext() if layers is None else layers
+        self._loss, self._optimizer, self._watch = loss, optimizer, watch
+        self._max_grad_norm, self._precision, self._accumulate = max_grad_norm, precision, accumulate
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
 
-    def __call__(self, batch: Batch) -> Tensor:
+    def __call__(self, batch: B) -> Tensor:
         """Train on one batch and return its loss, a scalar without gradients."""
-        with autocast(batch.labels.device, self.precision), self._layers:
-            if self.loss is None:
-                value: Tensor = self.model(**batch.inputs, labels=batch.labels).loss
-            else:
-                value = self.loss(self.model(**batch.inputs), batch.labels, batch.rows)
-        self.optimizer.zero_grad()
-        value.backward()
-        if self.max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(self._parameters, self.max_grad_norm)
-        self.optimizer.step()
-        return value.detach()
+        totals: dict[str, Tensor] = {}
+        for number, (piece, share) in enumerate(_pieces(batch, self._accumulate)):
+            with autocast(self._parameters[0].device, self._precision):
+                found = self._loss(piece)
+            parts = found if isinstance(found, Mapping) else {"loss": found}
+            if number == 0:
+                self._optimizer.zero_grad()
+            # A batch in one piece is not multiplied: the same kernels as without pieces.
+            (parts["loss"] if share == 1 else share * parts["loss"]).backward()
+            for name, part in parts.items():
+                value = part.detach() if share == 1 else share * part.detach()
+                totals[name] = totals[name] + value if name in totals else value
+        if self._max_grad_norm is not None:
+            norm = nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm)
+            totals = {**totals, "gradient norm": norm}
+        if self._watch is not None:
+            self._watch(totals)
+        self._optimizer.step()
+        return totals["loss"]
+
+
+def _pieces(batch: Any, n: int) -> Iterator[tuple[Any, float]]:
+    """Up to `n` pieces of a batch that is a `Batch` or a list, each with its share of the rows."""
+    if n == 1:
+        yield batch, 1
+        return
+    rows = len(batch.labels) if isinstance(batch, Batch) else len(batch)
+    size = math.ceil(rows / n)
+    for start in range(0, rows, size):
+        chosen = slice(start, min(start + size, rows))
+        if isinstance(batch, Batch):
+            inputs = {name: tensor[chosen] for name, tensor in batch.inputs.items()}
+            piece: Any = Batch(inputs, batch.labels[chosen], batch.rows[chosen])
+        else:
+            piece = batch[chosen]
+        yield piece, (chosen.stop - start) / rows
 
 
 class Recorded:
@@ -266,7 +307,7 @@ def say_once(what: str) -> None:
     logging.getLogger("fairhead").warning(what)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _masks_as_when_recorded() -> Iterator[None]:
     """Let transformers decide about masks without looking at them, before a recording as within it.
 

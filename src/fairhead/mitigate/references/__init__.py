@@ -18,7 +18,7 @@ from fairhead.mitigate.references.group_dro import GroupDRO as GroupDRO
 from fairhead.mitigate.references.job_with_groups import JobWithAttributes as JobWithAttributes
 from fairhead.mitigate.references.tadet import TADeT as TADeT
 from fairhead.mitigate.registry import configured, run_job
-from fairhead.mitigate.training_job import AuxiliaryModel, Method, Trained
+from fairhead.mitigate.training_job import Method, Trained
 from fairhead.train import Epoch, Examples, Selection, TrainingPlan
 from fairhead.train.selection import worst_of_cells
 
@@ -47,7 +47,7 @@ def run_with_attributes(
     plan: TrainingPlan | None = None,
     selection: Selection = "accuracy",
     on_epoch: Callable[[Epoch], None] | None = None,
-    auxiliary: Callable[[str], AuxiliaryModel] | None = None,
+    **more: Any,
 ) -> Trained:
     """Train with the attribute in view. Any method may be run so, to select its epoch by groups.
 
@@ -61,7 +61,7 @@ def run_with_attributes(
         plan: as in `run`.
         selection: as in `run`, or "worst_group": the lowest accuracy of a (class, group) cell of the validation set.
         on_epoch: as in `run`.
-        auxiliary: as in `run`.
+        more: as in `run`.
     """
     groups = [_groups(train, groups_train, "training"), _groups(validation, groups_validation, "validation")]
     if selection == "worst_group":
@@ -73,7 +73,7 @@ def run_with_attributes(
         plan or TrainingPlan(),
         selection,
         on_epoch,
-        auxiliary=auxiliary,
+        **more,
         groups_train=groups[0],
         groups_validation=groups[1],
     )

@@ -1,0 +1,288 @@
+"""Training a classifier, and asking it: `fit` keeps the epoch that does best on the validation set, by labels only.
+
+A method enters in three places and nowhere else: what sits in the model it hands over (attached attention, a second
+network), the loss of a batch, and the rows that an epoch shows. So plain training and every mitigation run the same
+steps.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from accelerate import PartialState
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Sampler
+
+from fairhead.errors import InputError
+from fairhead.train.checkpoint import Checkpoint
+from fairhead.train.compiled import CompiledLayers
+from fairhead.train.examples import Batch, Batches, Examples, check_classes, check_inputs, in_order
+from fairhead.train.loop import Loop, TrainingDiverged
+from fairhead.train.plan import TrainingPlan
+from fairhead.train.selection import LAST_EPOCH, Selection, accuracy, check_selection, score_of, worst_accuracy
+from fairhead.train.step import ClassifierLoss, Loss, Recorded, Step, autocast, optimizer_of, recorder_for, say_once
+
+
+class Epoch(NamedTuple):
+    """One line of the history.
+
+    Attributes:
+        number: from 1.
+        loss: mean over the epoch's batches.
+        validation_accuracy: on all validation rows.
+        worst_class_accuracy: the lowest accuracy within a class of the validation set.
+        score: what the epoch is chosen by; one of the two above, unless a method chooses otherwise.
+    """
+
+    number: int
+    loss: float
+    validation_accuracy: float
+    worst_class_accuracy: float
+    score: float
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a run of training did. The model itself holds the weights of `best`.
+
+    Attributes:
+        history: one line an epoch.
+        best: the epoch that was kept.
+        seconds: wall time, that before a checkpoint included.
+        steps: of the optimizer.
+        replayed: whether steps were recorded once and replayed.
+        resumed_at: steps that a checkpoint had; 0 for a training in one go.
+    """
+
+    history: tuple[Epoch, ...]
+    best: Epoch
+    seconds: float
+    steps: int
+    replayed: bool = False
+    resumed_at: int = 0
+
+
+def fit(
+    model: nn.Module,
+    train: Examples,
+    validation: Examples,
+    plan: TrainingPlan | None = None,
+    on_epoch: Callable[[Epoch], None] | None = None,
+    *,
+    selection: Selection = "accuracy",
+    loss: Loss | None = None,
+    sampler: Sampler[int] | None = None,
+    checkpoints: Path | None = None,
+    identity: Mapping[str, Any] | None = None,
+) -> Fit:
+    """Train a Hugging Face model; leave it in evaluation mode with the weights of its best epoch.
+
+    The best epoch is the first with the highest score; no group is involved.
+
+    Args:
+        model: returns `.logits` of shape [B, C], and `.loss` when given `labels`.
+        train: inputs and labels to learn from.
+        validation: inputs and labels to choose the epoch by.
+        plan: how to train.
+        on_epoch: called after each epoch, for progress.
+        selection: "accuracy" or "worst_class" on the validation set, or a function of its predicted classes.
+        loss: of a batch, from what the model returned, the labels and the row numbers; the model's own by default.
+            The model is then not given the labels.
+        sampler: gives the rows of each epoch; each row once, in random order, by default.
+        checkpoints: folder for the state of the training; one that was killed goes on from what it finds there.
+        identity: what else a checkpoint must agree with, such as the settings of a method.
+
+    Returns:
+        The history and the chosen epoch.
+
+    Raises:
+        InputError: one class only, fewer rows than a batch, an input that the model does not take, or a checkpoint of
+            another run.
+        TrainingDiverged: the loss was not finite.
+
+    Example:
+        >>> import torch
+        >>> from transformers import ViTConfig, ViTForImageClassification
+        >>> from fairhead.train import Examples, TrainingPlan, fit
+        >>> shape = dict(image_size=4, patch_size=2, num_channels=1, hidden_size=8, intermediate_size=8)
+        >>> model = ViTForImageClassification(ViTConfig(num_hidden_layers=1, num_attention_heads=2, **shape))
+        >>> data = Examples({"pixel_values": torch.randn(8, 1, 4, 4)}, torch.arange(8) % 2)
+        >>> len(fit(model, data, data, TrainingPlan(epochs=2, batch_size=4)).history)
+        2
+    """
+    plan = plan or TrainingPlan()
+    check_selection(selection)
+    check_inputs(model, train)
+    check_classes(train, "training")
+    check_classes(validation, "validation")
+    if len(train) < plan.batch_size:
+        raise InputError(
+            f"the training set has {len(train)} rows, fewer than one batch of {plan.batch_size}: "
+            f"set batch_size to {len(train)} or less"
+        )
+    torch.manual_seed(plan.seed)
+    # Joins the processes that a launcher started; with cpu=True it looks for those on the CPU.
+    processes = PartialState(cpu=not torch.accelerator.is_available())
+    several = processes.num_processes > 1
+    if plan.batch_size % processes.num_processes:
+        raise InputError(
+            f"a batch of {plan.batch_size} rows cannot be shared evenly by {processes.num_processes} processes: "
+            "set batch_size to a multiple of their number"
+        )
+    checkpoint = None
+    if checkpoints is not None:
+        same = {**(identity or {}), "plan": asdict(plan), "data": _digest(train), "validation": _digest(validation)}
+        checkpoint = Checkpoint(Path(checkpoints), same, writes=processes.process_index == 0)
+    device = processes.device if plan.device is None else torch.device(plan.device)
+    train, validation = _placed(train, device, plan), _placed(validation, device, plan)
+    share = (processes.process_index, processes.num_processes)
+    batches = Batches(train, plan.batch_size, device, seed=plan.seed, sampler=sampler, share=share)
+    model.to(device)
+    trained = _parallel(model) if several else model
+    optimizer = optimizer_of(model, plan.learning_rate, plan.weight_decay)
+    replays = plan.replay and not several
+    layers = CompiledLayers(model, device) if plan.compile else None
+    if layers is not None and layers.as_they_are is not None and device.type == "cuda":
+        say_once(f"layers are not compiled: {layers.as_they_are}")
+    step = Recorded(
+        Step(
+            ClassifierLoss(trained, loss, layers),
+            optimizer,
+            max_grad_norm=plan.max_grad_norm,
+            precision=plan.precision,
+            accumulate=plan.accumulate,
+        ),
+        recorder_for(device) if replays else None,
+        model,
+        loss,
+    )
+    predicting = Predicting(model, precision=plan.precision, replay=replays)
+    loop = Loop(model, optimizer, batches, plan, checkpoint, loss)
+    history = [Epoch(*found) for found in loop.history]
+
+    def before_epoch() -> None:
+        trained.train()
+        step.look_again()  # `on_epoch` may have changed the model or the loss
+
+    def after_epoch(losses: Tensor) -> None:
+        if replays and device.type == "cuda" and step.as_it_is is not None:
+            say_once(f"training steps are not replayed: {step.as_it_is}; they take several times longer")
+        # Looked at once an epoch: asking for the value at every step would stall an accelerator.
+        losses = losses.float()
+        if several:  # each saw its share of the batches; all stop where one has to
+            torch.distributed.all_reduce(losses)
+            losses /= processes.num_processes
+        finite = losses.isfinite()
+        if not finite.all():
+            loop.put_back()
+            best = _best(history)
+            first = (loop.epoch - 1) * len(losses) + int((~finite).nonzero()[0]) + 1
+            diverged = TrainingDiverged(
+                f"the loss was {losses[~finite][0].item()} at step {first} (epoch {loop.epoch} of {plan.epochs}); "
+                f"the model is back at {f'epoch {best.number}' if best else 'its first weights'}. Check the inputs "
+                f"for NaN, or lower the learning rate (now {plan.learning_rate:g})"
+            )
+            diverged.model = None if best is None else model
+            raise diverged
+        predicted, truth = predicting(validation).argmax(-1), validation.labels.cpu()
+        epoch = Epoch(
+            loop.epoch,
+            losses.mean().item(),
+            validation_accuracy=accuracy(predicted, truth),
+            worst_class_accuracy=worst_accuracy(predicted, truth, truth),
+            score=float(loop.epoch) if selection == LAST_EPOCH else score_of(selection, predicted, truth),
+        )
+        history.append(epoch)
+        loop.history.append(list(epoch))
+        if _best(history) is epoch:
+            loop.keep()
+        if on_epoch is not None:
+            on_epoch(epoch)
+
+    loop.run(step, before_epoch=before_epoch, after_epoch=after_epoch)
+    loop.put_back()
+    model.eval()
+    best = _best(history)
+    assert best is not None  # a plan has at least one epoch
+    return Fit(tuple(history), best, loop.seconds, loop.steps, step.replays, loop.resumed_at)
+
+
+def _best(history: list[Epoch]) -> Epoch | None:
+    """The first with the highest score."""
+    return max(history, key=lambda epoch: epoch.score, default=None)
+
+
+def _digest(examples: Examples) -> str:
+    """What tells one set of examples from another: the labels, and the first row of the inputs."""
+    digest = hashlib.blake2b(digest_size=8)
+    for tensor in (examples.labels, *(examples.inputs[name][:1] for name in sorted(examples.inputs))):
+        digest.update(str(tuple(tensor.shape)).encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def predict(
+    model: nn.Module, examples: Examples, batch_size: int = 512, precision: Literal["no", "bf16"] = "no"
+) -> Tensor:
+    """Class probabilities, shape [n, C] on the CPU; the model is left in evaluation mode.
+
+    Example:
+        >>> import torch
+        >>> from transformers import ViTConfig, ViTForImageClassification
+        >>> from fairhead.train import Examples, predict
+        >>> shape = dict(image_size=4, patch_size=2, num_channels=1, hidden_size=8, intermediate_size=8)
+        >>> model = ViTForImageClassification(ViTConfig(num_hidden_layers=1, num_attention_heads=2, **shape))
+        >>> data = Examples({"pixel_values": torch.randn(5, 1, 4, 4)}, torch.arange(5) % 2)
+        >>> predict(model, data).shape
+        torch.Size([5, 2])
+    """
+    return Predicting(model, batch_size, precision)(examples)
+
+
+class Predicting:
+    """`predict` for a model that is asked again and again while it is trained; see there."""
+
+    def __init__(
+        self, model: nn.Module, batch_size: int = 512, precision: Literal["no", "bf16"] = "no", replay: bool = False
+    ) -> None:
+        self._model, self._batch_size = model, batch_size
+        self._device = next(model.parameters()).device
+        # A function apart, not a method: a recording that led back to its owner would keep its memory until some
+        # later collection of garbage.
+        self._probabilities = Recorded(
+            partial(_probabilities, model, precision), recorder_for(self._device) if replay else None, model
+        )
+
+    @torch.no_grad()
+    def __call__(self, examples: Examples) -> Tensor:
+        """Class probabilities, [n, C] on the CPU."""
+        self._model.eval()
+        # Rows do not depend on each other in evaluation mode: a batch made full can be replayed like the others.
+        full = self._probabilities.as_it_is is None
+        batches = in_order(examples, self._batch_size, self._device, full=full)
+        return torch.cat([self._probabilities(batch) for batch in batches])[: len(examples)].cpu()
+
+
+def _probabilities(model: nn.Module, precision: str, batch: Batch) -> Tensor:
+    """[B, C]."""
+    with autocast(batch.labels.device, precision):
+        logits = model(**batch.inputs).logits
+    return logits.float().softmax(-1)
+
+
+def _placed(examples: Examples, device: torch.device, plan: TrainingPlan) -> Examples:
+    """The examples in the device's memory where the plan or the room there says so."""
+    keep = plan.data_on_device
+    if keep is None:
+        keep = device.type == "cuda" and examples.bytes < torch.cuda.mem_get_info(device)[0] / 2
+    return examples.to(device) if keep else examples
+
+
+def _parallel(model: nn.Module) -> nn.Module:
+    """The model with gradients averaged over processes. Statistics are shared by those who keep them (see DAM)."""
+    return DistributedDataParallel(model, find_unused_parameters=True)

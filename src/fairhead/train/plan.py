@@ -1,0 +1,117 @@
+"""How to train: plans, checked when they are made. Imports no torch."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from fairhead.settings import Count, NotNegative, Positive, Share, WholeNumber, check_settings
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every training has; the same plan and seed give the same model on the same machine.
+
+    Attributes:
+        epochs: passes over the training set.
+        batch_size: examples a step.
+        learning_rate: AdamW's, at its highest.
+        weight_decay: AdamW's.
+        schedule: "cosine" or "linear" down to zero, or "constant"; all after a linear warm-up.
+        warmup: share of all steps spent on the warm-up.
+        max_grad_norm: gradients are clipped to this norm; None leaves them.
+        accumulate: pieces that a batch is read in, one after the other: less memory, the same step. A loss that
+            compares the rows of a batch sees one piece at a time.
+        precision: "no" (32 bit) or "bf16" (autocast).
+        seed: of the order of the batches and of everything random inside the model.
+        checkpoint_minutes: time between checkpoints, where there is a folder for them.
+    """
+
+    epochs: Count = 20
+    batch_size: Count = 64
+    learning_rate: Positive = 1e-3
+    weight_decay: NotNegative = 0.05
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    warmup: Share = 0.05
+    max_grad_norm: Positive | None = 1.0
+    accumulate: Count = 1
+    precision: Literal["no", "bf16"] = "no"
+    seed: WholeNumber = 0
+    checkpoint_minutes: NotNegative = 10.0
+
+    def __post_init__(self) -> None:
+        check_settings(type(self), vars(self), "the plan")
+
+    def rate(self, step: int, steps: int) -> float:
+        """The share of `learning_rate` that step `step` (from 0) of `steps` uses.
+
+        Example:
+            >>> plan = TrainingPlan(warmup=0.1)
+            >>> plan.rate(0, 100), plan.rate(9, 100), round(plan.rate(100, 100), 6)
+            (0.1, 1.0, 0.0)
+            >>> [round(LanguagePlan(warmup=0.1).rate(step, 100), 2) for step in (0, 9, 55, 99)]
+            [0.1, 1.0, 0.5, 0.01]
+        """
+        warm = round(self.warmup * steps)
+        if self.schedule == "linear":
+            return (step + 1) / warm if step < warm else (steps - step) / max(1, steps - warm)
+        warm = max(1, warm)
+        if step < warm:
+            return (step + 1) / warm
+        if self.schedule == "constant":
+            return 1.0
+        return 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
+
+
+@dataclass(frozen=True)
+class TrainingPlan(Plan):
+    """How to train a classifier.
+
+    The last, smaller batch of an epoch is left out: batch statistics need full ones.
+
+    Attributes:
+        device: where to train; None takes the accelerator if there is one.
+        data_on_device: keep all examples in the device's memory; None does so where they take less than half of what
+            is free there.
+        replay: record the step as a CUDA graph and replay it, where the device can and the step is the same work every
+            time (see `fairhead.train.step`). The results are the same; set it to False for a model that does
+            something in Python at every step, such as skipping layers by chance, and for a loss that reads a variable
+            of its surroundings which changes (attributes of the loss may change between epochs).
+        compile: fuse what layers do between their matrix products, on a GPU (see `fairhead.train.compiled`). Some ten
+            seconds, once in a process for each kind of layer; results differ by rounding, and where there is dropout,
+            as those of another seed do: compiled code draws other numbers.
+
+    Example:
+        >>> from fairhead.train import TrainingPlan
+        >>> TrainingPlan(epochs=3).schedule
+        'cosine'
+        >>> TrainingPlan(weight_decay=-2)
+        Traceback (most recent call last):
+        fairhead.errors.InputError: the plan: weight_decay is -2; expected a number of at least 0
+    """
+
+    device: str | None = None
+    data_on_device: bool | None = None
+    replay: bool = True
+    compile: bool = False
+
+
+@dataclass(frozen=True)
+class LanguagePlan(Plan):
+    """How to fine-tune a language model. Epoch and rate are KLAAD's; beyond them its paper is silent.
+
+    Attributes:
+        lora: rank of LoRA matrices on the attention projections, trained instead of the model's own weights; None
+            trains all weights.
+
+    Example:
+        >>> LanguagePlan().learning_rate
+        1e-05
+    """
+
+    epochs: Count = 1
+    batch_size: Count = 8
+    learning_rate: Positive = 1e-5
+    weight_decay: NotNegative = 0.0
+    schedule: Literal["cosine", "linear", "constant"] = "linear"
+    warmup: Share = 0.03
+    lora: Count | None = None

@@ -1,0 +1,227 @@
+"""Fine-tuning a language model: the common loop over examples of unequal length, watched at every step.
+
+A method brings its examples and the loss of a batch; everything else is the same for all of them.
+"""
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fairhead.errors import InputError
+from fairhead.train.checkpoint import Checkpoint
+from fairhead.train.loop import Loop, TrainingDiverged
+from fairhead.train.plan import LanguagePlan
+from fairhead.train.step import Parts, Step, optimizer_of
+
+E = TypeVar("E")
+OnStep = Callable[[int, int, Mapping[str, float]], None]
+
+# Steps between copies of the weights that a NaN falls back to.
+_KEEP_EVERY = 25
+# Batches that are sorted by length together: longer stretches would pad less and mix worse.
+_STRETCH = 32
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What a run did.
+
+    Attributes:
+        history: the parts of the loss at every step.
+        steps: how many there were, those before a checkpoint included.
+        seconds: wall time, that before a checkpoint included.
+    """
+
+    history: tuple[Mapping[str, float], ...]
+    steps: int
+    seconds: float
+
+
+def tune(
+    model: nn.Module,
+    examples: Sequence[E],
+    lengths: Sequence[int],
+    loss: Callable[[Sequence[E]], Parts],
+    plan: LanguagePlan | None = None,
+    *,
+    checkpoints: str | os.PathLike[str] | None = None,
+    identity: Mapping[str, Any] | None = None,
+    on_step: OnStep | None = None,
+) -> Tuned:
+    """Fine-tune the parameters of `model` that ask for gradients; the model ends in evaluation mode.
+
+    The model is in evaluation mode while it is trained, too: dropout would make two readings of one sentence differ.
+
+    Args:
+        model: what `loss` reads.
+        examples: what to train on.
+        lengths: tokens of each example, so that batches hold examples of like length.
+        loss: parts of the loss of a batch of examples; "loss" is minimised.
+        plan: how to train.
+        checkpoints: folder for the state of the training; one that was killed goes on from what it finds there.
+        identity: what else a checkpoint must agree with: the data, the method's settings.
+        on_step: called with the steps done, all steps, and the parts of the loss.
+
+    Raises:
+        InputError: nothing to train on or nothing to train; a checkpoint of another run.
+        TrainingDiverged: a loss or a gradient was not finite; the model is back at its last good weights.
+
+    Example:
+        >>> model = nn.Linear(1, 1)
+        >>> def loss(batch):
+        ...     return {"loss": (model(torch.tensor(batch)) - 1.0).square().mean()}
+        >>> plan = LanguagePlan(learning_rate=0.1, epochs=8)
+        >>> tune(model, [[1.0]] * 64, [1] * 64, loss, plan).history[-1]["loss"] < 0.1
+        True
+    """
+    plan = plan or LanguagePlan()
+    if not examples:
+        raise InputError("there is nothing to train on: no example is left")
+    if not any(weight.requires_grad for weight in model.parameters()):
+        raise InputError(f"no parameter of this {type(model).__name__} asks for gradients: there is nothing to train")
+    torch.manual_seed(plan.seed)
+    optimizer = optimizer_of(model, plan.learning_rate, plan.weight_decay)
+    same = {"plan": asdict(plan), "examples": len(examples), **(identity or {})}
+    checkpoint = None if checkpoints is None else Checkpoint(Path(checkpoints), same)
+    batches = LengthBatches(examples, lengths, plan.batch_size, plan.seed)
+    loop = Loop(model, optimizer, batches, plan, checkpoint, saves_kept=False)
+    model.eval()
+    good = loop.done
+
+    def watch(parts: Parts) -> None:
+        """Stop before a loss or gradient that is not finite reaches the weights."""
+        nonlocal good
+        # One wait for the device a step.
+        values = torch.stack([part.float() for part in parts.values()]).tolist()
+        found = dict(zip(parts, values, strict=True))
+        if not all(map(math.isfinite, values)):
+            loop.put_back()
+            seen = f"step {loop.done + 1} of {loop.steps}: {', '.join(f'{name} {x:g}' for name, x in found.items())}"
+            if loop.done == 0:
+                raise TrainingDiverged(f"{seen}; nothing was trained yet. Are the model's weights damaged?")
+            raise TrainingDiverged(
+                f"{seen}; the model is back at its weights after step {good}. Lower the learning rate (now "
+                f"{plan.learning_rate:g}), or compute in 32 bit"
+            )
+        if loop.done % _KEEP_EVERY == 0:
+            # This batch has just shown that the weights before this step are good.
+            loop.keep()
+            good = loop.done
+        found.pop("gradient norm", None)
+        loop.history.append(found)
+
+    def after_step() -> None:
+        if on_step is not None:
+            on_step(loop.done, loop.steps, loop.history[-1])
+
+    step = Step(
+        loss,
+        optimizer,
+        max_grad_norm=plan.max_grad_norm,
+        precision=plan.precision,
+        accumulate=plan.accumulate,
+        watch=watch,
+    )
+    loop.run(step, after_step=after_step)
+    return Tuned(tuple(loop.history), loop.steps, loop.seconds)
+
+
+class LengthBatches(Generic[E]):
+    """Batches of examples of like length; which they are depends on the seed and the epoch alone."""
+
+    def __init__(self, examples: Sequence[E], lengths: Sequence[int], batch_size: int, seed: int) -> None:
+        self._examples, self._lengths, self._batch_size, self._seed = examples, lengths, batch_size, seed
+
+    def __len__(self) -> int:
+        return math.ceil(len(self._examples) / self._batch_size)
+
+    def epoch(self, number: int, done: int = 0) -> Iterator[list[E]]:
+        """The batches of an epoch (from 1) after the first `done`."""
+        for batch in shuffled_batches(self._lengths, self._batch_size, self._seed, number - 1)[done:]:
+            yield [self._examples[i] for i in batch]
+
+    def state(self) -> dict[str, Tensor]:
+        """Nothing: the number of the epoch says it all."""
+        return {}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Nothing to restore."""
+
+
+def shuffled_batches(lengths: Sequence[int], batch_size: int, seed: int, epoch: int = 0) -> list[list[int]]:
+    """The batches of an epoch, as numbers of examples: in random order, with little padding, each example once.
+
+    Args:
+        lengths: tokens of each example; those of a batch are alike.
+        batch_size: examples a batch; the last may be smaller.
+        seed: of the order.
+        epoch: another epoch is another order.
+
+    Example:
+        >>> batches = shuffled_batches([5, 9, 5, 9], batch_size=2, seed=0)
+        >>> sorted(sorted(batch) for batch in batches)
+        [[0, 2], [1, 3]]
+    """
+    rng = np.random.default_rng([seed, epoch])
+    order = rng.permutation(len(lengths))
+    batches: list[list[int]] = []
+    for begin in range(0, len(order), _STRETCH * batch_size):
+        stretch = sorted(order[begin : begin + _STRETCH * batch_size].tolist(), key=lambda i: lengths[i])
+        batches += [stretch[i : i + batch_size] for i in range(0, len(stretch), batch_size)]
+    return [batches[i] for i in rng.permutation(len(batches))]
+
+
+def with_lora(model: nn.Module, plan: LanguagePlan) -> nn.Module:
+    """The model with LoRA matrices on its attention projections, or the model itself where the plan has none.
+
+    Raises:
+        InputError: peft is not installed, or does not know the family's projections.
+    """
+    if plan.lora is None or hasattr(model, "merge_and_unload"):
+        return model
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise InputError('LoRA needs peft, not installed here: pip install "fairhead[lora]"') from None
+    torch.manual_seed(plan.seed)
+    try:
+        return get_peft_model(model, LoraConfig(r=plan.lora, lora_alpha=2 * plan.lora, task_type="CAUSAL_LM"))
+    except ValueError as error:
+        raise InputError(f"peft cannot put LoRA into {type(model).__name__}: {error}") from None
+
+
+def merged(model: Any) -> Any:
+    """The model with LoRA matrices, where it has them, added into its own weights."""
+    return model.merge_and_unload() if hasattr(model, "merge_and_unload") else model
+
+
+def gradient_norms(model: nn.Module, parts: Parts) -> dict[str, float]:
+    """How hard each part of a loss pulls: the norm of its gradient with the weight that it has in the loss.
+
+    Args:
+        model: what is trained.
+        parts: of one batch; those that the loss does not depend on are left out.
+
+    Example:
+        >>> model = nn.Linear(1, 1, bias=False)
+        >>> near, far = model.weight.sum() - 1, model.weight.sum() + 1
+        >>> gradient_norms(model, {"loss": 2 * near + 0.5 * far, "near": near, "far": far})
+        {'near': 2.0, 'far': 0.5}
+    """
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    named = {name: part for name, part in parts.items() if name != "loss" and part.requires_grad}
+    found: dict[str, float] = {}
+    for name, part in named.items():
+        (share,) = torch.autograd.grad(parts["loss"], part, retain_graph=True, allow_unused=True)
+        if share is not None:
+            pulls = torch.autograd.grad(part, weights, share, retain_graph=True, allow_unused=True)
+            norms = [pull.norm().float() for pull in pulls if pull is not None]
+            found[name] = float(torch.stack(norms).norm()) if norms else 0.0
+    return found
