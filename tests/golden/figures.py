@@ -29,6 +29,7 @@ NOT_FIGURES = frozenset(
         "data_path",
         "definition",
         "device",
+        "findings",
         "interval",
         "measure",
         "model",
@@ -43,6 +44,7 @@ NOT_FIGURES = frozenset(
         "seconds",
         "settings",
         "sha256",
+        "verdict",
         "version",
         "weights",
     ]
