@@ -18,7 +18,7 @@ from fairhead.locate.assumption import check_assumption
 from fairhead.locate.read_qk import look, read_rows
 from fairhead.mitigate import DAM, attach, save
 from fairhead.report.form import build, plain
-from fairhead.report.sections.qk_histograms import QKDimension
+from fairhead.report.sections.qk_histograms import Dimension
 
 N = 6000
 
@@ -114,7 +114,7 @@ def test_constant_dimensions_are_counted_and_left_out():
     assert found.q.constant == 1
     assert ("q", 0, 0) not in [(d.side, d.head, d.index) for d in found.chosen]
     asked = check_assumption(q, k, second, ("a", "b"), chosen=(("q", 0, 0),)).chosen[0]
-    drawn = build(QKDimension, plain(asked, "chosen"), "chosen").draw(("a", "b"))
+    drawn = build(Dimension, plain(asked, "chosen"), "chosen").draw(("a", "b"))
     assert drawn.count("<rect") == 2  # one bar a group, and no curve that is not a number
     assert "nan" not in drawn
     with pytest.raises(InputError, match="b has 5 rows; at least 20"):

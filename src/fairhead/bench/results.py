@@ -7,63 +7,11 @@ from typing import Any
 from fairhead.audit import METRICS
 from fairhead.audit.seeds import SeedDifference, SeedFigure
 from fairhead.report.frontier import Frontier
+from fairhead.report.sections.bench_block import Choice as Choice
+from fairhead.report.sections.bench_block import Cost as Cost
 
 TABLE_SCHEMA = "fairhead.bench.table/1"
 SIGNIFICANCE = 0.05
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What a run of a method cost, averaged over seeds; None: not known there.
-
-    Attributes:
-        seconds: wall time of training, all stages.
-        watt_hours: of the GPU.
-        mib: peak memory: PyTorch's tensors on the GPU, or the resident memory of the process.
-        mib_of: which of the two.
-        shared_by: how many cells shared the device at most: time is longer and energy an equal share.
-        steps: optimizer steps, all stages.
-    """
-
-    seconds: float
-    watt_hours: float | None
-    mib: float | None
-    mib_of: str
-    shared_by: int
-    steps: float
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What a search of one method found.
-
-    Attributes:
-        config: the number of the configuration; 0 is the grid's own.
-        values: the settings that were drawn; empty for the grid's own.
-        score: its validation score, averaged over the search's seeds.
-        own_score: that of the grid's own settings; None where they came to nothing.
-        searched: option -> what it was drawn from.
-        trials: how many ran.
-        failed: how many of them came to nothing, such as a loss that was not finite.
-        seconds: wall time of all trials.
-        watt_hours: of the GPU; None where not known.
-        with_groups: it was chosen by the worst (class, group) accuracy.
-    """
-
-    config: int
-    values: Mapping[str, Any]
-    score: float
-    own_score: float | None
-    searched: Mapping[str, str]
-    trials: int
-    failed: int
-    seconds: float
-    watt_hours: float | None
-    with_groups: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {**vars(self), "values": dict(self.values), "searched": dict(self.searched)}
 
 
 @dataclass(frozen=True)
@@ -125,7 +73,7 @@ class Line:
             "cost": None if self.cost is None else vars(self.cost),
             "failed": {str(seed): error for seed, error in self.failed.items()},
             "remark": self.remark,
-            "search": None if self.search is None else self.search.to_dict(),
+            "search": None if self.search is None else asdict(self.search),
         }
 
 

@@ -18,6 +18,7 @@ from scipy.special import ndtr
 
 from fairhead.errors import InputError
 from fairhead.mitigate.theory import Operation, absolute_bound, folded_mean, norm_bound, paper_bound
+from fairhead.report.sections.qk_histograms import Dimension, Shape
 from fairhead.stats import adjust
 
 Array = NDArray[np.float64]
@@ -26,49 +27,6 @@ LEAST_ROWS = 20  # of a group: D'Agostino's test is not defined for fewer
 _SIGNIFICANCE = 0.05
 _BARS = 32
 _PARTS = 10  # of each half of the rows, for the jackknife; a group has a row in each
-
-
-@dataclass(frozen=True)
-class Shape:
-    """One dimension in one group.
-
-    Attributes:
-        n: rows.
-        mean: of them.
-        sd: their standard deviation.
-        distance: the largest difference between their distribution and the normal one with this mean and deviation
-            (Kolmogorov and Smirnov's D): 0 for normal, 1 at most.
-        counts: of a histogram; both groups share its edges.
-    """
-
-    n: int
-    mean: float
-    sd: float
-    distance: float
-    counts: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Dimension:
-    """One dimension of q or k.
-
-    Attributes:
-        side: "q" or "k".
-        head: its head.
-        index: its number within the head.
-        groups: its shape in either group.
-        difference: of the two means, in standard deviations of both groups together.
-        spread_ratio: deviation of the second group over that of the first.
-        edges: of the histograms, one more than there are bars.
-    """
-
-    side: Side
-    head: int
-    index: int
-    groups: tuple[Shape, Shape]
-    difference: float
-    spread_ratio: float
-    edges: tuple[float, ...]
 
 
 @dataclass(frozen=True)

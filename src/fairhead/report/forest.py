@@ -15,9 +15,17 @@ from fairhead.report.svg import Axis, drawing, element
 from fairhead.report.wording import THIN_SPACE, Scale
 
 
+class Cell(NamedTuple):
+    """A figure, what stands below it in small type, and a CSS class."""
+
+    text: str
+    note: str = ""
+    look: str = ""
+
+
 @dataclass(frozen=True)
 class Mark:
-    """One figure in a forest.
+    """One figure in a forest: a row of its table.
 
     Attributes:
         value: the point estimate.
@@ -26,6 +34,9 @@ class Mark:
         detectable: where the smallest detectable effect lies: one tick on each side that matters.
         look: CSS class: "clear", "vague", "level", "better" or "worse". All but "vague" are filled dots.
         description: the row in words, for screen readers and as a tooltip.
+        name: what stands at the beginning of the row.
+        note: below the name, in small type.
+        cells: the figures that follow the drawing.
     """
 
     value: float
@@ -34,14 +45,12 @@ class Mark:
     detectable: tuple[float, ...]
     look: str
     description: str
+    name: str = ""
+    note: str = ""
+    cells: tuple[Cell, ...] = ()
 
-    def positions(self) -> list[float]:
-        """Return every value that the axis has to hold."""
-        return [x for x in (self.value, self.low, self.high, *self.detectable) if x is not None]
 
-
-@dataclass(frozen=True)
-class Forest:
+class Forest(NamedTuple):
     """Drawn cells of a forest plot: one for the heading, one for each row."""
 
     heading: Markup
@@ -62,8 +71,8 @@ def forest(marks: Sequence[Mark], scale: Scale, ideal: float | None, hold: Seque
         >>> len(drawn.rows), "<title>DP 10 %</title>" in drawn.rows[0]
         (1, True)
     """
-    values = [*hold, *(x for mark in marks for x in mark.positions())]
-    axis = Axis.over(values if ideal is None else [*values, ideal])
+    held = [*hold, ideal, *(x for mark in marks for x in (mark.value, mark.low, mark.high, *mark.detectable))]
+    axis = Axis.over(x for x in held if x is not None)
     return Forest(_heading(axis, scale, ideal), tuple(_row(axis, mark, ideal) for mark in marks))
 
 
@@ -99,29 +108,12 @@ def _lines(axis: Axis, ideal: float | None, top: str = "0", bottom: str = "100%"
     return grid
 
 
-class Cell(NamedTuple):
-    """A figure, what stands below it in small type, and a CSS class."""
-
-    text: str
-    note: str = ""
-    look: str = ""
-
-
-class Row(NamedTuple):
-    """A line of a panel: names and figures. Its drawn cell is in the panel's forest, at the same index."""
-
-    name: str
-    note: str
-    cells: tuple[Cell, ...]
-
-
-@dataclass(frozen=True)
-class Panel:
-    """Rows that share an axis."""
+class Panel(NamedTuple):
+    """Rows that share an axis, and their drawings."""
 
     caption: str
     forest: Forest
-    rows: tuple[Row, ...]
+    rows: Sequence[Mark]
 
 
 class Undefined(NamedTuple):

@@ -38,11 +38,9 @@ def _is_grid(rows: Any) -> bool:
     return len(lengths) == 1 and min(lengths) >= 1
 
 
+IS_GRID = Must(_is_grid, "is not a grid; expected one list a row, all of the same length (≥ 1)")
 Head = Annotated[Sequence[int], Must(_is_head, "is {value!r}; expected [layer, head], both counted from 0")]
-Grid = Annotated[
-    Sequence[Sequence[float | None]],  # [layers][heads]
-    Must(_is_grid, "is not a grid; expected one list a layer, all with the same number (≥ 1) of heads"),
-]
+Grid = Annotated[Sequence[Sequence[float | None]], IS_GRID]  # [layers][heads]
 PictureAddress = Annotated[
     str,
     Must(
@@ -124,7 +122,7 @@ def build(hint: Any, value: Any, where: str) -> Any:
     if origin is Literal:
         _expect(value, str, where)
         return one_of(value, inside, where)
-    if origin is Sequence:
+    if origin in (Sequence, tuple):
         _expect(value, list, where)
         return tuple(build(inside[0], one, f"{where}[{i}]") for i, one in enumerate(value))
     if origin is Mapping:

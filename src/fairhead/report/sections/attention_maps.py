@@ -4,14 +4,13 @@ import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from markupsafe import Markup
 
-from fairhead.report.form import Grid, PictureAddress
+from fairhead.report.form import IS_GRID, PictureAddress
 from fairhead.report.markup import fill
 from fairhead.report.sections import Section
-from fairhead.report.svg import drawing, element
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -30,30 +29,12 @@ class AttentionMap:
     """
 
     model: str
-    patches: Grid
+    patches: Annotated[Sequence[Sequence[float]], IS_GRID]
     elsewhere: float
 
-    def draw(self, address: str) -> Markup:
-        """The picture under its map: the darker a patch, the less of the first token's attention is on it."""
-        rows, columns = len(self.patches), len(self.patches[0])
-        high = max(share or 0.0 for line in self.patches for share in line) or 1.0
-        veil = [
-            element(
-                "rect",
-                element("title", f"{100 * (share or 0.0):.1f} %"),
-                x=f"{100 * column / columns:.4f}%",
-                y=f"{100 * row / rows:.4f}%",
-                width=f"{100 / columns:.4f}%",
-                height=f"{100 / rows:.4f}%",
-                fill="#000",
-                fill_opacity=0.85 * (1 - (share or 0.0) / high),
-            )
-            for row, line in enumerate(self.patches)
-            for column, share in enumerate(line)
-        ]
-        whole = {"x": "0", "y": "0", "width": "100%", "height": "100%", "preserveAspectRatio": "none"}
-        inside = [element("image", href=address, **whole), *veil]
-        return drawing(f"What {self.model} looks at", inside, height=160, class_="map", width=160)
+    def shade(self, share: float) -> float:
+        """How dark a patch is: the less of the attention is on it, the darker."""
+        return 0.85 * (1 - share / (max(map(max, self.patches)) or 1.0))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,33 +1,17 @@
 """An audit on the page: gaps and levels of each group column as a forest, then the rates of each group."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from markupsafe import Markup
 
-from fairhead.report.forest import Cell, Mark, Panel, Row, Undefined, forest, level, undefined
+from fairhead.report.forest import Cell, Mark, Panel, Undefined, forest, level, undefined
 from fairhead.report.markup import fill
 from fairhead.report.sections import Section
 from fairhead.report.svg import Axis, element
 from fairhead.report.wording import Scale, by, count, is_share, metric_name, scale_of
-
-
-@dataclass(frozen=True, kw_only=True)
-class Figure:
-    """An estimate, as the JSON form of an audit has it."""
-
-    metric: str
-    group_by: str | None
-    value: float | None
-    low: float | None
-    high: float | None
-    ideal: float | None
-    n: int
-    mde: float | None = None
-    undefined: str | None = None
-    groups: Sequence[Any] = ()
-    detail: Mapping[str, Any] = field(default_factory=dict)
+from fairhead.stats import Estimate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +21,7 @@ class GroupFigures:
     group_by: str
     group: str
     n: int
-    rates: Mapping[str, Figure]
+    rates: Mapping[str, Estimate]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +31,7 @@ class AuditFigures:
     schema: ClassVar[str] = "fairhead.audit/1"
 
     provenance: Mapping[str, Any]
-    estimates: Sequence[Figure]
+    estimates: Sequence[Estimate]
     by_group: Sequence[GroupFigures]
 
     def definitions(self) -> dict[str, str]:
@@ -143,7 +127,7 @@ class Block(NamedTuple):
     table: GroupTable | None
 
 
-def _said(estimates: Sequence[Figure], key: str) -> tuple[str, ...]:
+def _said(estimates: Sequence[Estimate], key: str) -> tuple[str, ...]:
     """Collect the sentences that the details of defined figures hold under `key`."""
     found = [e.detail.get(key) for e in estimates if e.value is not None]
     return tuple(dict.fromkeys(str(words) for listed in found if isinstance(listed, list) for words in listed))
@@ -156,7 +140,7 @@ class _Kind(NamedTuple):
     share: bool
 
     @classmethod
-    def of(cls, estimate: Figure) -> "_Kind":
+    def of(cls, estimate: Estimate) -> "_Kind":
         share = is_share(estimate.metric)
         level_of_something = estimate.group_by is None or (share and estimate.ideal == 1)
         return cls(None if level_of_something else estimate.ideal, share)
@@ -168,8 +152,8 @@ class _Kind(NamedTuple):
         return noun + scale + ("" if self.ideal is None else f", ideal {self.ideal:g}")
 
 
-def _panels(estimates: Sequence[Figure]) -> tuple[Panel, ...]:
-    kinds: dict[_Kind, list[Figure]] = {}
+def _panels(estimates: Sequence[Estimate]) -> tuple[Panel, ...]:
+    kinds: dict[_Kind, list[Estimate]] = {}
     for e in estimates:
         if e.value is not None:
             kinds.setdefault(_Kind.of(e), []).append(e)
@@ -177,24 +161,24 @@ def _panels(estimates: Sequence[Figure]) -> tuple[Panel, ...]:
     return tuple(_panel(kinds[kind], kind) for kind in order)
 
 
-def _panel(estimates: Sequence[Figure], kind: _Kind) -> Panel:
-    marks, rows = [], []
+def _panel(estimates: Sequence[Estimate], kind: _Kind) -> Panel:
+    marks = []
     for e in estimates:
         assert e.value is not None
         scale = scale_of(e.metric, e.value, e.low, e.high)
         value, interval = scale.write(e.value), scale.interval(e.low, e.high)
         cells = (Cell(value, interval), Cell("" if e.mde is None else scale.write(e.mde)), Cell(count(e.n)))
         name = metric_name(e.metric)
-        rows.append(Row(name, _note(e, name), cells))
         words = f"{name}: {value}" + (f", interval {interval}" if interval else "")
-        marks.append(Mark(e.value, e.low, e.high, _detectable(e, kind.ideal), _look(e, kind.ideal), words))
+        ticks, look = _detectable(e, kind.ideal), _look(e, kind.ideal)
+        marks.append(Mark(e.value, e.low, e.high, ticks, look, words, name, _note(e, name), cells))
     # A level has no ideal to be seen against, so it is seen against the whole of 0 to 1.
     hold = (0.0, 1.0) if kind.ideal is None else ()
     scale = Scale(100.0, unit="%") if kind.share else Scale()
-    return Panel(kind.caption, forest(marks, scale, kind.ideal, hold), tuple(rows))
+    return Panel(kind.caption, forest(marks, scale, kind.ideal, hold), marks)
 
 
-def _note(estimate: Figure, name: str) -> str:
+def _note(estimate: Estimate, name: str) -> str:
     """The metric's short name where the row shows a long one, the groups that make the figure, and their class."""
     metric, label = estimate.metric, estimate.detail.get("class")
     short = metric if len(metric) <= 3 and metric not in name else ""
@@ -202,14 +186,14 @@ def _note(estimate: Figure, name: str) -> str:
     return " · ".join(part for part in (short, groups, "" if label is None else f"class {label}") if part)
 
 
-def _look(estimate: Figure, ideal: float | None) -> str:
+def _look(estimate: Estimate, ideal: float | None) -> str:
     if ideal is None:
         return "level"
     low, high = estimate.low, estimate.high
     return "vague" if low is None or high is None or low <= ideal <= high else "clear"
 
 
-def _detectable(estimate: Figure, ideal: float | None) -> tuple[float, ...]:
+def _detectable(estimate: Estimate, ideal: float | None) -> tuple[float, ...]:
     """One tick, on the side of the ideal where the figure lies."""
     if estimate.mde is None or estimate.value is None or ideal is None:
         return ()
@@ -230,11 +214,11 @@ def _group_table(rows: Sequence[GroupFigures]) -> GroupTable:
     )
 
 
-def _axis(rates: Iterable[Figure]) -> Axis:
+def _axis(rates: Iterable[Estimate]) -> Axis:
     return Axis.over(x for r in rates for x in (r.value, r.low, r.high) if x is not None)
 
 
-def _rate(rate: Figure | None, axis: Axis) -> Rate | None:
+def _rate(rate: Estimate | None, axis: Axis) -> Rate | None:
     if rate is None:
         return None
     if rate.value is None:

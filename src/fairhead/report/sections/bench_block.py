@@ -37,19 +37,45 @@ class SeedChange:
     outcome: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunCost:
-    """What a run took, averaged over seeds; None where not known."""
+@dataclass(frozen=True)
+class Cost:
+    """What a run of a method cost, averaged over seeds; None: not known there.
+
+    Attributes:
+        seconds: wall time of training, all stages.
+        watt_hours: of the GPU.
+        mib: peak memory: PyTorch's tensors on the GPU, or the resident memory of the process.
+        mib_of: which of the two.
+        shared_by: how many cells shared the device at most: time is longer and energy an equal share.
+        steps: optimizer steps, all stages.
+    """
 
     seconds: float
     watt_hours: float | None
     mib: float | None
+    mib_of: str
+    shared_by: int
+    steps: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Searched:
-    """What a search of hyper-parameters drew from, tried and chose."""
+@dataclass(frozen=True)
+class Choice:
+    """What a search of one method found.
 
+    Attributes:
+        config: the number of the configuration; 0 is the grid's own.
+        values: the settings that were drawn; empty for the grid's own.
+        score: its validation score, averaged over the search's seeds.
+        own_score: that of the grid's own settings; None where they came to nothing.
+        searched: option -> what it was drawn from.
+        trials: how many ran.
+        failed: how many of them came to nothing, such as a loss that was not finite.
+        seconds: wall time of all trials.
+        watt_hours: of the GPU; None where not known.
+        with_groups: it was chosen by the worst (class, group) accuracy.
+    """
+
+    config: int
     values: Mapping[str, Any]
     score: float
     own_score: float | None
@@ -71,10 +97,10 @@ class MethodFigures:
     figures: Mapping[str, SeedMean]
     differences: Mapping[str, SeedChange]
     best: Sequence[str]
-    cost: RunCost | None = None
+    cost: Cost | None = None
     failed: Mapping[str, str] = field(default_factory=dict)
     remark: str = ""
-    search: Searched | None = None
+    search: Choice | None = None
 
 
 class _Row(NamedTuple):
@@ -211,7 +237,7 @@ def _change(change: SeedChange | None) -> Cell:
     return Cell(text, "" if p is None else f"p {p_value(p)}, detectable {points(change.mde)}", look)
 
 
-def _choice(search: Searched) -> list[Cell]:
+def _choice(search: Choice) -> list[Cell]:
     chosen = ", ".join(f"{name} {plain_value(value)}" for name, value in search.values.items())
     texts = (
         ", ".join(f"{name} {prior}" for name, prior in search.searched.items()).replace("_", " ") or "nothing",

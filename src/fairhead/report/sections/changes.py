@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, get_args
 from markupsafe import Markup
 
 from fairhead.errors import InputError
-from fairhead.report.forest import Cell, Mark, Panel, Row, forest, level, undefined
+from fairhead.report.forest import Cell, Mark, Panel, forest, level, undefined
 from fairhead.report.markup import fill
 from fairhead.report.sections import Section
 from fairhead.report.wording import Scale, count, decimals, p_value
@@ -101,7 +101,7 @@ class Changes(Section):
 
 
 def _panel(caption: str, changes: Sequence[NamedChange]) -> Panel:
-    marks, rows = [], []
+    marks = []
     for change in changes:
         made, unit, word = written(vars(change)), change.unit, change.outcome
         cells = (
@@ -111,14 +111,14 @@ def _panel(caption: str, changes: Sequence[NamedChange]) -> Panel:
             Cell(p_value(change.p), p_value(change.p_adjusted)),
             Cell(word, change.better, _LOOKS[word]),
         )
-        rows.append(Row(change.name, change.note, cells))
         value, low, high, mde = (_shown(x, unit) for x in (change.value, change.low, change.high, change.mde))
         assert value is not None
         ticks = () if mde is None else (-mde, mde)
-        marks.append(Mark(value, low, high, ticks, _LOOKS[word], f"{change.name}: {made.difference}, {word}"))
+        words = f"{change.name}: {made.difference}, {word}"
+        marks.append(Mark(value, low, high, ticks, _LOOKS[word], words, change.name, change.note, cells))
     unit = changes[0].unit
     drawn = forest(marks, Scale(1.0 if unit == "number" else 100.0, unit="%" if unit == "ratio" else ""), ideal=0.0)
-    return Panel(caption, drawn, tuple(rows))
+    return Panel(caption, drawn, marks)
 
 
 class WrittenChange(NamedTuple):

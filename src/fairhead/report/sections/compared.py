@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 from markupsafe import Markup
 
-from fairhead.report.forest import Cell, Mark, Panel, Row, forest, level, undefined
+from fairhead.report.forest import Cell, Mark, Panel, forest, level, undefined
 from fairhead.report.markup import fill
 from fairhead.report.sections import Section
 from fairhead.report.sections.audited import AuditFigures
@@ -135,7 +135,7 @@ def outcome(difference: Mapping[str, Any]) -> str:
 
 
 def _panel(differences: Sequence[PairedFigure]) -> Panel:
-    marks, rows = [], []
+    marks = []
     for d in differences:
         assert d.value is not None
         points = scale_of(d.metric, d.value, d.low, d.high, difference=True)
@@ -151,9 +151,8 @@ def _panel(differences: Sequence[PairedFigure]) -> Panel:
             Cell(word, direction and f"{direction} is better", _LOOKS[word]),
         )
         name, of = metric_name(d.metric), by(d.group_by)
-        rows.append(Row(name, of, cells))
-        ticks = () if d.mde is None else (-d.mde, d.mde)
-        marks.append(Mark(d.value, d.low, d.high, ticks, _LOOKS[word], f"{name}, {of}: {value}, {word}"))
+        ticks, words = () if d.mde is None else (-d.mde, d.mde), f"{name}, {of}: {value}, {word}"
+        marks.append(Mark(d.value, d.low, d.high, ticks, _LOOKS[word], words, name, of, cells))
     share = is_share(differences[0].metric)
     drawn = forest(marks, Scale(100.0 if share else 1.0), ideal=0.0)
-    return Panel("Percentage points" if share else "Other scales", drawn, tuple(rows))
+    return Panel("Percentage points" if share else "Other scales", drawn, marks)

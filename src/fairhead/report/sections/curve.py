@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from markupsafe import Markup
 
-from fairhead.report.forest import Cell, Mark, Panel, Row, forest
+from fairhead.report.forest import Cell, Mark, Panel, forest
 from fairhead.report.markup import part
 from fairhead.report.sections import Section
 from fairhead.report.wording import metric_name, scale_of
@@ -44,12 +44,11 @@ class Curve(Section):
             if steps:
                 name = metric_name(panel.metric)
                 scale = scale_of(panel.metric, max((value for _, value in steps), key=abs))
-                marks = [
-                    Mark(value, None, None, (), "level", f"{step}: {name} {scale.write(value)}")
-                    for step, value in steps
-                ]
-                rows = tuple(Row(step, "", (Cell(scale.write(value)),)) for step, value in steps)
-                panels.append(Panel(name, forest(marks, scale, None), rows))
+                marks = []
+                for step, value in steps:
+                    words = f"{step}: {name} {scale.write(value)}"
+                    marks.append(Mark(value, None, None, (), "level", words, step, "", (Cell(scale.write(value)),)))
+                panels.append(Panel(name, forest(marks, scale, None), marks))
         if not panels:
             return Markup('<p class="muted">No figure of the curve is defined.</p>')
         return part("forest_table", ("Value",), panels)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 from markupsafe import Markup
@@ -14,19 +14,28 @@ from fairhead.report.svg import Axis, drawing, element
 _TOP, _BOTTOM, _HEIGHT = 8, 130, 168
 
 
-@dataclass(frozen=True, kw_only=True)
-class GroupShape:
-    """One dimension in one group: rows, mean, deviation, distance from normal, and counts of a histogram."""
+@dataclass(frozen=True)
+class Shape:
+    """One dimension in one group.
+
+    Attributes:
+        n: rows.
+        mean: of them.
+        sd: their standard deviation.
+        distance: the largest difference between their distribution and the normal one with this mean and deviation
+            (Kolmogorov and Smirnov's D): 0 for normal, 1 at most.
+        counts: of a histogram; both groups share its edges.
+    """
 
     n: int
     mean: float
     sd: float
     distance: float
-    counts: Sequence[int]
+    counts: tuple[int, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class QKDimension:
+@dataclass(frozen=True)
+class Dimension:
     """One dimension of q or k.
 
     Attributes:
@@ -34,18 +43,18 @@ class QKDimension:
         head: its head.
         index: its number within the head.
         groups: its shape in either group.
-        difference: of the two means, in standard deviations.
+        difference: of the two means, in standard deviations of both groups together.
         spread_ratio: deviation of the second group over that of the first.
         edges: of the histograms, one more than there are bars.
     """
 
-    side: str
+    side: Literal["q", "k"]
     head: int
     index: int
-    groups: Sequence[GroupShape]
+    groups: tuple[Shape, ...]
     difference: float
     spread_ratio: float
-    edges: Sequence[float]
+    edges: tuple[float, ...]
 
     def title(self) -> str:
         """Which one it is."""
@@ -108,7 +117,7 @@ class QKHistograms(Section):
     has_figures: ClassVar[bool] = False
 
     names: Sequence[str]
-    chosen: Sequence[QKDimension]
+    chosen: Sequence[Dimension]
     findings: Sequence[str] = ()
 
     def draw(self) -> Markup:

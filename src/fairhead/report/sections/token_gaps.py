@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from markupsafe import Markup
 
 from fairhead.errors import InputError
-from fairhead.report.forest import Cell, Mark, Panel, Row, forest
+from fairhead.report.forest import Cell, Mark, Panel, forest
 from fairhead.report.markup import fill
 from fairhead.report.sections import Section
 from fairhead.report.svg import drawing, element
@@ -113,14 +113,14 @@ class AttentionGap(Section):
 
 
 def _panel(panel: GapPanel) -> Panel:
-    marks, rows = [], []
+    marks = []
     for point in panel.points:
         low, high, ideal = point.low, point.high, panel.ideal
         scale = scale_in_unit(panel.unit, point.value, low, high)
         value, interval = scale.write(point.value), scale.interval(low, high)
         beyond = ideal is not None and low is not None and high is not None and not low <= ideal <= high
         words = f"{point.name}: {value}{f' ({interval})' if interval else ''}"
-        marks.append(Mark(point.value, low, high, (), "clear" if beyond else "vague", words))
-        rows.append(Row(point.name, "", (Cell(value, interval), Cell("" if point.n is None else count(point.n)))))
+        cells = Cell(value, interval), Cell("" if point.n is None else count(point.n))
+        marks.append(Mark(point.value, low, high, (), "clear" if beyond else "vague", words, point.name, "", cells))
     largest = scale_in_unit(panel.unit, max(abs(point.value) for point in panel.points))
-    return Panel(panel.caption, forest(marks, largest, panel.ideal), tuple(rows))
+    return Panel(panel.caption, forest(marks, largest, panel.ideal), marks)
