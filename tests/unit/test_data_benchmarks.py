@@ -35,8 +35,8 @@ def test_stereoset_items_must_have_one_sentence_of_each_label(tmp_path):
         read("stereoset", tmp_path)
     assert str(told.value) == (
         f"{tmp_path}: dev.json: id-wrong is not as published: the gold labels of its sentences are stereotype, "
-        "stereotype, anti-stereotype; expected one each of stereotype, anti-stereotype, unrelated: mend or remove it "
-        '(in Python and in grids, on_error="skip" goes on without it)'
+        "stereotype, anti-stereotype; expected one each of stereotype, anti-stereotype, unrelated: mend or remove it, "
+        "or go on without it (on_error=skip)"
     )
     items = read("stereoset", tmp_path, on_error="skip")
     assert items.skipped == {"not as published": ("id-wrong", "intersentence 2")}

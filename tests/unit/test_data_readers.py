@@ -58,7 +58,7 @@ def test_a_package_adds_a_reader(package, tmp_path):
     assert parse_spec("notes:x").reader.options == {"upper": False}
     with pytest.raises(InputError, match="reading notes: upper is 3; expected true or false"):
         read_items(f"notes:{tmp_path / 'a.txt'}", upper=3)
-    with pytest.raises(InputError, match=r"there is no reader for 'note'.*winobias, notes. Did you mean 'notes'"):
+    with pytest.raises(InputError, match=r"there is no reader for 'note'.*triplets, notes. Did you mean 'notes'"):
         reader_named("note")
 
 

@@ -4,8 +4,9 @@
 language benchmark). Each reader is one file of this folder, where its options are explained; `readers.py` lists them.
 """
 
-from fairhead.data.dataset import Attributes, Dataset, Examples, Items, TextPair
+from fairhead.data.datasets import Attributes, Dataset, Examples, Items, TextPair
 from fairhead.data.images import Images
+from fairhead.data.own import dataset
 from fairhead.data.readers import READERS, Reader, check_spec, parse_spec, read, read_items, read_labelled, reader_named
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Reader",
     "TextPair",
     "check_spec",
+    "dataset",
     "parse_spec",
     "read",
     "read_items",

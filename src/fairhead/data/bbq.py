@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from fairhead.data.dataset import Items, choose
+from fairhead.data.datasets import Items, choose
 from fairhead.data.files import MALFORMED, Line, Skips, Source, text_field, texts_field
 from fairhead.errors import InputError
 

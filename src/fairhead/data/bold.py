@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fairhead.data.dataset import Items, choose
+from fairhead.data.datasets import Items, choose
 from fairhead.data.files import MALFORMED, Skips, Source
 from fairhead.errors import InputError
 

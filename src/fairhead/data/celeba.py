@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fairhead.data.dataset import Attributes, Dataset, Examples, choose, column, yes_no
+from fairhead.data.datasets import Attributes, Dataset, Examples, choose, column, yes_no
 from fairhead.data.files import Skips, Source, base_name
 from fairhead.data.images import Images
 from fairhead.data.splits import EIGHTY_TEN_TEN, check_split, split_by_hash
@@ -71,9 +71,8 @@ def read_celeba(
         skips.error("image is missing", name, f"{image_source.path}: {name} is in list_attr_celeba.txt but not here")
     rows = np.flatnonzero(present)
     images = Images(image_source, [members[name] for name in table.index[rows]])
-    if on_error == "skip":
-        good = np.flatnonzero(~images.undecodable(skips))
-        rows, images = rows[good], images.take(good)
+    good = images.decodable(skips)
+    rows, images = rows[good], images.take(good)
     table = table.iloc[rows]
     part, identity = (None if x is None else x[rows] for x in (part, identity))
 

@@ -1,4 +1,4 @@
-"""CrowS-Pairs: two sentences that differ only in the group they speak of."""
+"""CrowS-Pairs, and pairs of your own: two sentences that differ only in the group they speak of."""
 
 import ast
 import csv
@@ -6,9 +6,11 @@ import os
 import textwrap
 from dataclasses import dataclass
 from io import StringIO
+from typing import Any
 
-from fairhead.data.dataset import Items
+from fairhead.data.datasets import Items
 from fairhead.data.files import MALFORMED, Skips, Source
+from fairhead.data.own_table import Table, opened
 from fairhead.errors import InputError
 
 FILE = "crows_pairs_anonymized.csv"
@@ -93,3 +95,68 @@ def _pair(row: dict[str, str]) -> CrowsPair:
         bias_type=row["bias_type"],
         annotations=tuple(tuple(named) for named in annotations),
     )
+
+
+MORE_LESS = (
+    ("more", "less"),
+    ("stereotype", "antistereotype"),
+    ("stereotype", "anti_stereotype"),
+    ("sent_more", "sent_less"),
+)
+CATEGORY = ("category", "bias_type")
+
+
+def read_pairs(
+    path: Any,
+    *,
+    more: str | None = None,
+    less: str | None = None,
+    category: str | None = None,
+    direction: str | None = None,
+    id: str | None = None,
+    on_error: str = "raise",
+) -> Items[CrowsPair]:
+    r"""Read pairs of sentences of your own from a table (CSV, TSV, JSONL, Parquet).
+
+    Args:
+        path: the table.
+        more: column of the more stereotypical sentence; by default more, stereotype or sent_more.
+        less: column of the less stereotypical one; by default less, antistereotype or sent_less.
+        category: column of the kind of bias; by default category or bias_type.
+        direction: column with "stereo" or "antistereo", see `CrowsPair`; by default direction or stereo_antistereo.
+            "stereo" where there is none.
+        id: column of distinct ids; by default id. Rows without one are numbered from 1.
+        on_error: "raise", or "skip" to leave out rows that lack a sentence or have the same one twice.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> file = pathlib.Path(tempfile.mkdtemp(), "own.csv")
+        >>> _ = file.write_text("more,less,category\nShe cannot drive.,He cannot drive.,gender\n")
+        >>> pair = read_pairs(file)[0]
+        >>> pair.id, pair.disadvantaged, pair.bias_type
+        ('1', 'She cannot drive.', 'gender')
+    """
+    skips = Skips(on_error)
+    with opened(path) as table:
+        names = pair_columns(table, more, less)
+        kind, which = table.find(category, CATEGORY), table.find(direction, ("direction", "stereo_antistereo"))
+        table.load(*names, kind, which, key := table.find(id, ("id",)))
+        ids, kinds, directions = table.ids(key), table.optional(kind, "all"), table.optional(which, "stereo")
+        pairs = []
+        for row, (first, second) in table.sentences(names, skips).items():
+            plain = directions[row].lower().replace("-", "").replace("type", "")
+            if plain in DIRECTIONS:
+                pairs.append(CrowsPair(str(ids[row]), first, second, plain, kinds[row], ()))
+            else:
+                message = f"row {row + 1} has the direction {directions[row]!r}; stereo or antistereo is expected"
+                skips.error("no such direction", str(ids[row]), f"{table.name}: {message}")
+        return Items("pairs", tuple(pairs), skips.found(), {"data": "pairs", **table.provenance()})
+
+
+def pair_columns(table: Table, more: str | None = None, less: str | None = None) -> tuple[str, str]:
+    """The columns of the two sentences: those that are named, or two of the usual names that go together."""
+    for first, second in MORE_LESS if more is None and less is None else ():
+        if (found := table.find(None, (first,))) and (other := table.find(None, (second,))):
+            return found, other
+    firsts, seconds = (list(dict.fromkeys(names)) for names in zip(*MORE_LESS, strict=True))
+    return table.need("more", more, firsts), table.need("less", less, seconds)

@@ -7,7 +7,7 @@ from io import StringIO
 import numpy as np
 import pandas as pd
 
-from fairhead.data.dataset import Attributes, Dataset, Examples, choose, column
+from fairhead.data.datasets import Attributes, Dataset, Examples, choose, column
 from fairhead.data.files import Skips, Source
 from fairhead.data.images import Images
 from fairhead.data.splits import EIGHTY_TEN_TEN, check_split, split_by_hash
@@ -65,9 +65,8 @@ def read_fairface(
         skips.error("image is missing", name, f"{image_source.path}: {name} is in the label file but not here")
     table = table[present]
     images = Images(image_source, [members[name] for name in table["file"]])
-    if on_error == "skip":
-        good = np.flatnonzero(~images.undecodable(skips))
-        table, images = table.iloc[good], images.take(good)
+    good = images.decodable(skips)
+    table, images = table.iloc[good], images.take(good)
 
     ids = table["file"].to_numpy(dtype=str)
     label = column(table[target].tolist())

@@ -10,7 +10,7 @@ import re
 import threading
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,10 +51,15 @@ class Skips:
 
     def error(self, reason: str, name: str, message: str) -> None:
         """Raise `message`, or count the name under `reason` where errors are to be skipped."""
+        self.errors(reason, [name], message)
+
+    def errors(self, reason: str, names: Sequence[str], message: str) -> None:
+        """The same for several at once."""
         if self.on_error == "raise":
-            hint = 'mend or remove it (in Python and in grids, on_error="skip" goes on without it)'
-            raise InputError(f"{message}: {hint}")
-        self.drop(reason, name)
+            what = "it" if len(names) == 1 else "them"
+            raise InputError(f"{message}: mend or remove {what}, or go on without {what} (on_error=skip)")
+        for name in names:
+            self.drop(reason, name)
 
     def malformed(self, where: str, key: str, problem: Exception) -> None:
         """As `error`, for an item that lacks what its authors promise."""
@@ -77,6 +82,7 @@ class Source:
 
     Args:
         path: a folder, a `.zip` archive or a file.
+        names: those of the files, where a table lists them: then the folder is not searched.
 
     Example:
         >>> import tempfile, pathlib
@@ -87,7 +93,7 @@ class Source:
         (('dev.json',), [1, 2])
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], names: Sequence[str] | None = None) -> None:
         self.path = Path(path).expanduser()
         self._lock = threading.Lock()
         self._archive: zipfile.ZipFile | None = None
@@ -97,12 +103,12 @@ class Source:
             if self.is_file and self.path.exists() and not self.path.is_file():
                 raise InputError(f"{self.path}: is neither a file nor a folder")
             self.is_archive = self.is_file and zipfile.is_zipfile(self.path)
-            if self.is_archive:
+            if names is None and self.is_archive:
                 names = self._list_archive()
-            elif self.is_file:
+            elif names is None and self.is_file:
                 self.path.open("rb").close()
                 names = [self.path.name]
-            else:
+            elif names is None:
                 names = self._list_folder()
         except FileNotFoundError:
             raise InputError(f"{self.path}: there is no such file or folder") from None

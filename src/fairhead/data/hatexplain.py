@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fairhead.data.dataset import Attributes, Dataset, Examples, Items, choose, yes_no
+from fairhead.data.datasets import Attributes, Dataset, Examples, Items, choose, yes_no
 from fairhead.data.files import MALFORMED, Skips, Source, texts_field
 from fairhead.errors import InputError
 

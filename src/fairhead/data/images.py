@@ -1,9 +1,15 @@
 """Images that are decoded when they are asked for, from a folder or straight out of a zip archive."""
 
+import copy
+import hashlib
 import io
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -35,7 +41,7 @@ class Images(Sequence[Image.Image]):
     def __init__(self, source: Source, names: Sequence[str]) -> None:
         self._source = source
         # Private on purpose: the names of some data sets (UTKFace) spell out the sensitive attributes.
-        self._names = tuple(names)
+        self._names: tuple[Any, ...] = tuple(names)
 
     def __len__(self) -> int:
         return len(self._names)
@@ -51,7 +57,21 @@ class Images(Sequence[Image.Image]):
 
     def take(self, indices: ArrayLike) -> "Images":
         """The images at these positions, still not decoded."""
-        return Images(self._source, [self._names[i] for i in np.asarray(indices, dtype=np.intp)])
+        taken = copy.copy(self)
+        taken.__dict__.pop("stamp", None)
+        taken._names = tuple(self._names[i] for i in np.asarray(indices, dtype=np.intp))
+        return taken
+
+    @cached_property
+    def stamp(self) -> str | None:
+        """Changes when a file changes: by it decoded pictures are known again. None where that cannot be told."""
+        digest = hashlib.sha256()
+        root = self._source.path
+        for file in [root] if self._source.is_file else (root / name for name in self._names):
+            with suppress(OSError):
+                status = Path(file).stat()
+                digest.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\0".encode(errors="surrogateescape"))
+        return digest.hexdigest()
 
     def as_array(
         self,
@@ -85,7 +105,7 @@ class Images(Sequence[Image.Image]):
                     image = image.resize((width, height), Image.Resampling.BILINEAR)
                 if image.size != (width, height):
                     raise InputError(
-                        f"{self._source.where(names[i])}: is {image.width} × {image.height} pixels where others are "
+                        f"{self._where(names[i])}: is {image.width} × {image.height} pixels where others are "
                         f"{width} × {height}; give a size to resize them"
                     )
                 out[i] = np.asarray(image)
@@ -99,25 +119,34 @@ class Images(Sequence[Image.Image]):
                     progress(done, len(names))
         return out
 
-    def undecodable(self, skips: Skips) -> NDArray[np.bool_]:
-        """Decode every image once; True, shape [n], where that fails. The failures are handed to `skips`."""
+    def decodable(self, skips: Skips) -> NDArray[np.intp]:
+        """Positions of the images that can be read, which are all of them unless errors are to be skipped.
+
+        Then every image is decoded once, and the failures are handed to `skips`.
+        """
+        if skips.on_error == "raise":
+            return np.arange(len(self))
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             problems = list(pool.map(self._problem, self._names))
         for name, problem in zip(self._names, problems, strict=True):
             if problem:
                 skips.error("not a readable image", name, problem)
-        return np.array([problem is not None for problem in problems], dtype=bool)
+        return np.flatnonzero([problem is None for problem in problems])
 
-    def _problem(self, name: str) -> str | None:
+    def _where(self, name: Any) -> str:
+        return self._source.where(name)
+
+    def _problem(self, name: Any) -> str | None:
         try:
             self._decode(name)
         except InputError as error:
             return str(error)
         return None
 
-    def _decode(self, name: str) -> Image.Image:
-        data = self._source.read(name)
-        where = self._source.where(name)
+    def _decode(self, name: Any) -> Image.Image:
+        return self._opened(self._source.read(name), self._where(name))
+
+    def _opened(self, data: bytes, where: str) -> Image.Image:
         try:
             image = Image.open(io.BytesIO(data))
             # Pillow itself only warns between its limit and twice that.
@@ -134,3 +163,36 @@ class Images(Sequence[Image.Image]):
             raise InputError(f"{where}: is not an image that Pillow can read ({len(data)} bytes)") from None
         except (OSError, SyntaxError, ValueError, EOFError) as error:
             raise InputError(f"{where}: is a damaged image ({error})") from None
+
+
+class HeldImages(Images):
+    """Pictures in memory, or in a sequence of another library that decodes them when asked: PIL images or arrays.
+
+    Example:
+        >>> images = HeldImages([Image.new("RGB", (8, 8), "red"), np.zeros((8, 8, 3), np.uint8)])
+        >>> images.take([1]).as_array(size=4).shape
+        (1, 4, 4, 3)
+    """
+
+    stamp = None
+
+    def __init__(self, pictures: Sequence[Any]) -> None:
+        self._pictures = pictures
+        self._names = tuple(range(len(pictures)))
+
+    def __repr__(self) -> str:
+        return f"HeldImages({len(self)})"
+
+    def _where(self, name: Any) -> str:
+        return f"picture {name + 1}"
+
+    def _decode(self, name: Any) -> Image.Image:
+        picture = self._pictures[name]
+        if isinstance(picture, dict) and isinstance(picture.get("bytes"), bytes):  # as `datasets` holds files
+            return self._opened(picture["bytes"], self._where(name))
+        try:
+            found: Image.Image = (picture if hasattr(picture, "convert") else Image.fromarray(picture)).convert("RGB")
+        except (TypeError, ValueError, AttributeError, OSError) as error:
+            what = f"is a {type(picture).__name__} that is no picture ({error})"
+            raise InputError(f"{self._where(name)}: {what}; PIL images or arrays [H, W, 3] are expected") from None
+        return found

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 
 import numpy as np
 
-from fairhead.data.dataset import Attributes, Dataset, Examples, TextPair, column, yes_no
+from fairhead.data.datasets import Attributes, Dataset, Examples, TextPair, column, yes_no
 from fairhead.data.files import Skips, Source
 from fairhead.data.splits import check_split, split_by_hash
 

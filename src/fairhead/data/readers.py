@@ -13,7 +13,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fairhead.data.dataset import Dataset, Items
+from fairhead.data.datasets import Dataset, Items
 from fairhead.errors import InputError, did_you_mean
 from fairhead.settings import check_settings
 
@@ -67,8 +67,26 @@ class Reader:
         parameters = inspect.signature(self.load()).parameters.values()
         return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
-    def read(self, path: str | os.PathLike[str], **options: Any) -> Dataset | Items[Any]:
-        """Read a file, folder or archive.
+    def named(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Options by the words that all readers share, as this one calls them; what is not given is left out.
+
+        Example:
+            >>> Reader("celeba", "images").named({"label": "Smiling", "groups": ["Male"], "id": None})
+            {'target': 'Smiling', 'groups': ['Male']}
+        """
+        known, found = self.options, {}
+        for name, value in given.items():
+            other = {"label": "target", "groups": "category"}.get(name)
+            own = other if name not in known and other in known else name
+            if value is not None and value != ():
+                one = own == "category" and not isinstance(value, str)
+                if one and len(value) > 1:
+                    raise InputError(f"{self.name} has one column of groups, their category; found {', '.join(value)}")
+                found[own] = value[0] if one else value
+        return found
+
+    def read(self, path: Any, **options: Any) -> Dataset | Items[Any]:
+        """Read a file, folder or archive; the readers of own data also take objects.
 
         Raises:
             InputError: there is no such option, its value makes no sense, or the data are not as expected.
@@ -96,6 +114,11 @@ READERS: Mapping[str, Reader] = {
         Reader("stereoset", "triplets"),
         Reader("utkface", "images"),
         Reader("winobias", "sentences"),
+        # A user's own data.
+        Reader("images", "images", "fairhead.data.own:read_images"),
+        Reader("texts", "texts", "fairhead.data.own:read_texts"),
+        Reader("pairs", "pairs", "fairhead.data.crows_pairs:read_pairs"),
+        Reader("triplets", "triplets", "fairhead.data.stereoset:read_triplets"),
     )
 }
 
@@ -151,7 +174,7 @@ def parse_spec(spec: str, *kinds: str) -> Spec:
         Traceback (most recent call last):
             ...
         fairhead.errors.InputError: celeba has labelled pictures; pairs of sentences or sentences in threes are needed \
-here: crows_pairs, stereoset
+here: crows_pairs, stereoset, pairs, triplets
     """
     name, colon, path = spec.partition(":")
     fitting = [other.name for other in READERS.values() if other.kind in kinds]

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from fairhead.errors import InputError
 
+_PART_NAMES = {"training": "train", "valid": "val", "validation": "val", "dev": "val", "testing": "test"}
+_PART_NAMES |= {name: name for name in ("train", "val", "test")}
 EIGHTY_TEN_TEN: Mapping[str, float] = {"train": 0.8, "val": 0.1, "test": 0.1}
 
 
@@ -53,6 +55,34 @@ def split_by_hash(
     part_of = dict(zip(ordered, np.searchsorted(borders, middle, side="right"), strict=True))
     names = np.array(list(fractions))
     return names[[part_of[key] for key in keys]] if len(keys) else names[:0]
+
+
+def split_within(
+    keys: Sequence[str], strata: Sequence[str], fractions: Mapping[str, float] = EIGHTY_TEN_TEN, seed: int = 0
+) -> NDArray[np.str_]:
+    """The same within each stratum, such as a class: every part has its share of it.
+
+    Example:
+        >>> parts = split_within([str(i) for i in range(100)], ["rare"] * 10 + ["common"] * 90)
+        >>> sizes(parts[:10]), sizes(parts)["test"]
+        ({'train': 8, 'test': 1, 'val': 1}, 10)
+    """
+    found = np.empty(len(keys), dtype=f"U{max(map(len, fractions), default=1)}")
+    every = np.asarray(strata)
+    for stratum in dict.fromkeys(strata):
+        rows = np.flatnonzero(every == stratum)
+        found[rows] = split_by_hash([keys[row] for row in rows.tolist()], fractions, seed)
+    return found
+
+
+def named_parts(values: Sequence[str]) -> NDArray[np.str_]:
+    """Names of parts as fairhead has them; others stay as they are.
+
+    Example:
+        >>> named_parts(["Training", "validation", "fold 3"]).tolist()
+        ['train', 'val', 'fold 3']
+    """
+    return np.array([_PART_NAMES.get(value.strip().lower(), value) for value in values], dtype=np.str_)
 
 
 def check_split(split: str, known: tuple[str, ...]) -> None:

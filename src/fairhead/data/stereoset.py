@@ -1,12 +1,13 @@
-"""StereoSet: a context with a stereotypical, an anti-stereotypical and an unrelated continuation."""
+"""StereoSet, and triplets of your own: a stereotypical, an anti-stereotypical and an unrelated sentence."""
 
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from fairhead.data.dataset import Items
+from fairhead.data.datasets import Items
 from fairhead.data.files import MALFORMED, Skips, Source, text_field
+from fairhead.data.own_table import Table, opened
 from fairhead.data.splits import split_by_hash
 from fairhead.errors import InputError
 
@@ -105,6 +106,66 @@ def _item(kind: str, entry: dict[str, Any]) -> StereoSetItem:
     sentences = Triplet(*(by_label[label] for label in GOLD_LABELS))
     key, target, bias_type, context = (text_field(entry, k) for k in ("id", "target", "bias_type", "context"))
     return StereoSetItem(key, kind, target, bias_type, context, sentences)
+
+
+def read_triplets(
+    path: Any,
+    *,
+    stereotype: str | None = None,
+    anti_stereotype: str | None = None,
+    unrelated: str | None = None,
+    context: str | None = None,
+    category: str | None = None,
+    term: str | None = None,
+    id: str | None = None,
+    on_error: str = "raise",
+) -> Items[StereoSetItem]:
+    r"""Read sentences in threes of your own from a table (CSV, TSV, JSONL, Parquet).
+
+    Args:
+        path: the table.
+        stereotype: column of the stereotypical sentence; by default stereotype.
+        anti_stereotype: column of its opposite; by default anti_stereotype or antistereotype.
+        unrelated: column of a sentence that has nothing to do with either; by default unrelated.
+        context: column of the sentence before them; by default context. Where it is empty or has a BLANK, the three
+            sentences stand for themselves.
+        category: column of the kind of bias; by default category or bias_type.
+        term: column of the term that the stereotype is about, by default term or target: rows of one term count, and
+            are held out from training, together. Without it each row is a term of its own.
+        id: column of distinct ids; by default id. Rows without one are numbered from 1.
+        on_error: "raise", or "skip" to leave out rows that lack a sentence or have the same one twice.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> file = pathlib.Path(tempfile.mkdtemp(), "own.tsv")
+        >>> _ = file.write_text("stereotype\tanti-stereotype\tunrelated\nShe cooks.\tHe cooks.\tIt rains.\n")
+        >>> read_triplets(file)[0].texts.unrelated
+        'It rains.'
+    """
+    skips = Skips(on_error)
+    with opened(path) as table:
+        names = triplet_columns(table, stereotype, anti_stereotype, unrelated)
+        before, about = table.find(context, ("context",)), table.find(term, ("term", "target"))
+        kind, key = table.find(category, ("category", "bias_type")), table.find(id, ("id",))
+        table.load(*names, before, about, kind, key)
+        contexts, terms, kinds = (table.optional(*one) for one in ((before, ""), (about, ""), (kind, "all")))
+        ids, items = table.ids(key).tolist(), []
+        for row, sentences in table.sentences(names, skips).items():
+            which = KINDS[bool(contexts[row]) and "BLANK" not in contexts[row]]
+            target = terms[row] or ids[row]
+            items.append(StereoSetItem(ids[row], which, target, kinds[row], contexts[row], Triplet(*sentences)))
+        return Items("triplets", tuple(items), skips.found(), {"data": "triplets", **table.provenance()})
+
+
+def triplet_columns(
+    table: Table, stereotype: str | None = None, anti: str | None = None, unrelated: str | None = None
+) -> tuple[str, str, str]:
+    """The columns of the three sentences: those that are named, or the usual ones."""
+    return (
+        table.need("stereotype", stereotype, ("stereotype",)),
+        table.need("anti_stereotype", anti, ("anti_stereotype", "antistereotype")),
+        table.need("unrelated", unrelated, ("unrelated",)),
+    )
 
 
 def split_by_target(items: Iterable[StereoSetItem], held_out: float = 0.1, seed: int = 0) -> TripletSplit:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.data.dataset import Attributes, Dataset, Examples, choose, column, yes_no
+from fairhead.data.datasets import Attributes, Dataset, Examples, choose, column, yes_no
 from fairhead.data.files import Skips, Source, base_name
 from fairhead.data.images import Images
 from fairhead.data.splits import EIGHTY_TEN_TEN, shuffle_by_hash, split_by_hash
@@ -90,9 +90,8 @@ def read_utkface(
         with_age = "age" in (target, *groups)
         faces = _without_duplicates(faces, source, skips, with_age)
     images = Images(source, [f.name for f in faces])
-    if on_error == "skip":
-        keep = np.flatnonzero(~images.undecodable(skips))
-        faces, images = [faces[i] for i in keep], images.take(keep)
+    good = images.decodable(skips)
+    faces, images = [faces[i] for i in good], images.take(good)
 
     ids = np.array([hashlib.sha256(base_name(f.name).encode()).hexdigest()[:16] for f in faces], dtype=str)
     order = np.argsort(ids)

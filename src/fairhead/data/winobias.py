@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fairhead.data.dataset import Items
+from fairhead.data.datasets import Items
 from fairhead.data.files import Skips, Source, base_name
 
 _FILE = re.compile(r"(pro|anti)_stereotyped_type([12])\.txt\.(dev|test)")

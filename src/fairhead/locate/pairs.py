@@ -85,7 +85,7 @@ def read_pairs(spec: str, bias_type: str | None = None, limit: int | None = None
         Traceback (most recent call last):
             ...
         fairhead.errors.InputError: bold has beginnings of texts; pairs of sentences or sentences in threes are needed \
-here: crows_pairs, stereoset
+here: crows_pairs, stereoset, pairs, triplets
     """
     data = read_items(spec, "pairs", "triplets")
     items = list(data)

@@ -63,7 +63,7 @@ class TripletData:
             Traceback (most recent call last):
                 ...
             fairhead.errors.InputError: crows_pairs has pairs of sentences; sentences in threes are needed here: \
-stereoset
+stereoset, triplets
         """
         items: list[StereoSetItem] = list(read_items(self.source, "triplets"))
         if self.bias_type is not None:

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import warnings
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -80,6 +80,18 @@ def collect(source: Source, layout: Layout, as_text: Collection[str] = ()) -> Pa
         cluster=None if layout.cluster is None else _coded(keys[layout.cluster], layout.cluster),
         weight=None if layout.weight is None else found[layout.weight],
     )
+
+
+def values_of(source: Source, names: Sequence[str]) -> dict[str, list[Any]]:
+    """The values of some columns as they are: all of them text, where the format cannot tell numbers from it."""
+    found: dict[str, list[Any]] = {name: [] for name in names}
+    layout = Layout(names[0], groups=tuple(names[1:]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", pd.errors.DtypeWarning)  # of the other columns
+        for chunk in (source.with_care or source.chunks)(layout, names):
+            for name, values in found.items():
+                values.extend(chunk[name])
+    return found
 
 
 def _joined(chunks: list[NDArray[Any]], empty: type) -> NDArray[Any]:

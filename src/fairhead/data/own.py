@@ -1,0 +1,347 @@
+"""A user's own pictures and texts: a table whose columns are named, a folder a class, or objects (`dataset`).
+
+Tables are CSV, TSV, JSONL or Parquet; in Python also pandas DataFrames, `datasets.Dataset`s and lists. Cells are
+stripped, and rows without an id are numbered from 1. Pairs and triplets of sentences are read in `crows_pairs.py` and
+`stereoset.py`.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairhead.data.datasets import Attributes, Dataset, Examples, Inputs, Items, column
+from fairhead.data.files import Skips, Source
+from fairhead.data.images import HeldImages, Images
+from fairhead.data.own_table import Table, opened
+from fairhead.data.splits import EIGHTY_TEN_TEN, named_parts, split_by_hash, split_within
+from fairhead.errors import InputError
+
+LABEL = ("label", "class", "target", "y")
+PATH = ("path", "file", "image", "filename", "file_name", "image_path")
+TEXT = ("text", "post", "comment", "sentence")
+_PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+_TABLES = (".csv", ".tsv", ".jsonl", ".parquet", ".csv.gz", ".tsv.gz", ".jsonl.gz")
+_PARTS = {"train", "val", "test"}
+
+
+class _How(NamedTuple):
+    """What the readers of pictures and texts are told beside the input."""
+
+    label: str | None
+    groups: Sequence[str]
+    split: str | None
+    id: str | None
+    person: str | None
+    fractions: Mapping[str, float]
+    seed: int
+    skips: Skips
+
+
+def read_images(
+    path: Any,
+    *,
+    label: str | None = None,
+    groups: Sequence[str] = (),
+    split: str | None = None,
+    id: str | None = None,
+    person: str | None = None,
+    input: str | None = None,
+    fractions: Mapping[str, float] = EIGHTY_TEN_TEN,
+    seed: int = 0,
+    on_error: str = "raise",
+) -> Dataset:
+    r"""Read pictures of your own: a table of paths and labels, or a folder (or zip archive) with a folder a class.
+
+    Args:
+        path: the table, or the folder or archive that holds one; paths in it are relative to its folder. Without a
+            table: `cat/1.jpg`, `dog/2.jpg`, or `train/cat/1.jpg` with the part before the class.
+        label: column of the classes; by default label, class, target or y.
+        groups: columns to audit by; training never sees them.
+        split: column of the parts (train, val or validation, test, or names of your own); by default split, where it
+            has these. Without a validation part, that is drawn from the training rows. "random", or without such a
+            column: drawn, 80/10/10 of each class.
+        id: column of distinct ids; by default id.
+        person: column of the person (or the source) of a picture: nobody is in two parts.
+        input: column of the paths; by default path, file, image or filename.
+        fractions: part -> share of what is drawn.
+        seed: of what is drawn.
+        on_error: "raise", or "skip" to leave out rows without a value and pictures that are missing or broken.
+
+    Example:
+        >>> import tempfile
+        >>> from PIL import Image
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> Image.new("RGB", (4, 4)).save(folder / "a.png")
+        >>> _ = (folder / "labels.csv").write_text("file,smiling,sex\na.png,yes,f\n")
+        >>> data = read_images(folder / "labels.csv", label="smiling", groups=["sex"])
+        >>> data.classes, data.groups()["sex"].levels, data.all.ids.tolist()
+        (('yes',), ('f',), ['1'])
+    """
+    how = _How(label, groups, split, id, person, fractions, seed, Skips(on_error))
+    if not isinstance(path, str | os.PathLike) or str(path).lower().endswith(_TABLES):
+        with opened(path) as table:
+            return _pictures(table, input, how, Source(Path(table.name).parent, ()))
+    source = Source(path)
+    tables = [name for name in source.names if name.lower().endswith(_TABLES) and name.count("/") < 2]
+    tables = [name for name in tables if name.count("/") == min(other.count("/") for other in tables)]
+    if len(tables) > 1:
+        raise InputError(f"{source.path}: holds the tables {', '.join(tables)}; give the path of one of them")
+    if not tables:
+        return _class_folders(source, input, how)
+    with _table_in(source, tables[0]) as table:
+        return _pictures(table, input, how, source, tables[0].rpartition("/")[0])
+
+
+@contextmanager
+def _table_in(source: Source, name: str) -> Iterator[Table]:
+    """A table in a folder or an archive."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = source.path / name
+        if source.is_archive:
+            file = Path(folder, Path(name).name)
+            file.write_bytes(source.read(name))
+        with opened(file) as table:
+            found = {**table.provenance(), "path": source.where(name)}
+            yield Table(source.where(name), table.columns, table.read, lambda: found)
+
+
+def _pictures(table: Table, input: str | None, how: _How, source: Source, root: str = "") -> Dataset:
+    """The pictures of a table whose paths are relative to `root` in the source."""
+    named = table.need("input", input, PATH)
+    columns, skips = _columns(table, named, how), how.skips
+    values = table.values(named)
+    if len(values) and not isinstance(values[0], str):
+        rows = np.flatnonzero(table.complete([columns.label, *columns.groups], skips))
+        images: Images = HeldImages(values).take(rows)
+    else:
+        rows = np.flatnonzero(table.complete([named, columns.label, *columns.groups], skips))
+        names = [str(Path(root, name)) for name in table.cells(named)[rows].tolist()]
+        listed = set(source.names) if source.is_archive else None
+        present = [name in listed if listed else (source.path / name).is_file() for name in names]
+        lost = [name for name, here in zip(names, present, strict=True) if not here]
+        if lost:
+            what = f"{len(lost)} of the {len(names)} pictures that {table.name} lists are not there, such as {lost[0]}"
+            skips.errors("image is missing", lost, f"{source.path}: {what}")
+        kept = np.flatnonzero(present)
+        rows, images = rows[kept], Images(source, [names[i] for i in kept])
+    return _labelled("images", table, rows, images, columns, how)
+
+
+def _class_folders(source: Source, input: str | None, how: _How) -> Dataset:
+    """Pictures in a folder a class, perhaps below a folder a part."""
+    names = [name for name in source.names if name.lower().endswith(_PICTURES)]
+    if not names or (source.is_file and not source.is_archive):
+        raise source.missing("a table (such as labels.csv) or a folder of pictures a class", "images")
+    for option, value in {**how._asdict(), "input": input}.items():
+        if option in ("label", "groups", "id", "person", "input") and value:
+            raise InputError(
+                f"{source.path}: has no table, so no column for {option}; give the path of a table (labels.csv), or "
+                f"leave {option} out to take each folder for a class"
+            )
+    places = [["", "", *name.split("/")] for name in names]
+    lost = [name for name, place in zip(names, places, strict=True) if not place[-2]]
+    if lost:
+        how.skips.errors("in no folder of a class", lost, f"{source.where(lost[0])}: lies in no folder of a class")
+    above = named_parts([place[-3] for place in places]).tolist()
+    cells = {"path": names, "label": [place[-2] for place in places], "id": names, "split": above}
+    if not {*above} <= _PARTS:
+        del cells["split"]
+    table = Table(str(source.path), tuple(cells), lambda wanted: cells, lambda: {"path": str(source.path)})
+    return _pictures(table, "path", how, source)
+
+
+def read_texts(
+    path: Any,
+    *,
+    label: str | None = None,
+    groups: Sequence[str] = (),
+    split: str | None = None,
+    id: str | None = None,
+    person: str | None = None,
+    input: str | None = None,
+    fractions: Mapping[str, float] = EIGHTY_TEN_TEN,
+    seed: int = 0,
+    on_error: str = "raise",
+) -> Dataset:
+    r"""Read labelled texts of your own from a table; the options are those of `read_images`.
+
+    Args:
+        path: the table.
+        label: column of the classes.
+        groups: columns to audit by; training never sees them.
+        split: column of the parts.
+        id: column of distinct ids.
+        person: column of the author (or the document) of a text: none is in two parts.
+        input: column of the texts; by default text, post, comment or sentence.
+        fractions: part -> share of what is drawn.
+        seed: of what is drawn.
+        on_error: "raise", or "skip" to leave out rows without a value.
+
+    Example:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp(), "posts.csv")
+        >>> _ = file.write_text("post,toxic,about\nA post.,no,women\nAnother.,yes,men\n")
+        >>> data = read_texts(file, label="toxic", groups="about")
+        >>> data.all.inputs, data.classes
+        (('A post.', 'Another.'), ('no', 'yes'))
+    """
+    how = _How(label, groups, split, id, person, fractions, seed, Skips(on_error))
+    with opened(path) as table:
+        named = table.need("input", input, TEXT)
+        columns = _columns(table, named, how)
+        rows = np.flatnonzero(table.complete([named, columns.label, *columns.groups], how.skips))
+        return _labelled("texts", table, rows, tuple(table.cells(named)[rows].tolist()), columns, how)
+
+
+class _Columns(NamedTuple):
+    """Which columns of a table are what; None where there is none."""
+
+    label: str
+    groups: tuple[str, ...]
+    split: str | None
+    id: str | None
+    person: str | None
+
+
+def _columns(table: Table, named: str, how: _How) -> _Columns:
+    wanted = (how.groups,) if isinstance(how.groups, str) else how.groups
+    label, groups = table.need("label", how.label, LABEL), tuple(str(table.find(name, ())) for name in wanted)
+    if label in groups:
+        raise InputError(f"{table.name}: {label!r} is what is predicted; name another column to audit by")
+    split = None if how.split == "random" and "random" not in table.columns else table.find(how.split, ("split",))
+    found = _Columns(label, groups, split, table.find(how.id, ("id",)), table.find(how.person, ()))
+    table.load(named, label, *groups, split, found.id, found.person)
+    if split is not None and how.split is None:
+        parts = {*named_parts(table.cells(split).tolist())}
+        if not {"train", "test"} <= parts <= _PARTS:  # called so, and has something else in it
+            return found._replace(split=None)
+    return found
+
+
+def _labelled(name: str, table: Table, rows: NDArray[np.intp], inputs: Inputs, columns: _Columns, how: _How) -> Dataset:
+    """The data set of some rows of a table and their inputs."""
+    if isinstance(inputs, Images):
+        good = inputs.decodable(how.skips)
+        rows, inputs = rows[good], inputs.take(good)
+    ids, labels = table.ids(columns.id)[rows], column(table.cells(columns.label)[rows])
+    # Whom nobody knows is a person apart.
+    known = None if columns.person is None else table.cells(columns.person)[rows].tolist()
+    person = None if known is None else np.array([who or f"row {row}" for who, row in zip(known, rows, strict=True)])
+    return Dataset(
+        name=name,
+        all=Examples(ids, inputs, labels.codes.astype(np.int64), labels.levels),
+        split=_split(table, rows, columns, ids, labels.values(), person, how),
+        attributes=Attributes(
+            ids,
+            {group: column(table.cells(group)[rows]) for group in columns.groups},
+            None if person is None else column(person),
+        ),
+        skipped=how.skips.found(),
+        provenance={"data": name, **table.provenance(), **columns._asdict(), "seed": how.seed},
+    )
+
+
+def _split(
+    table: Table,
+    rows: NDArray[np.intp],
+    columns: _Columns,
+    ids: NDArray[np.str_],
+    labels: NDArray[Any],
+    person: NDArray[np.str_] | None,
+    how: _How,
+) -> NDArray[np.str_]:
+    """The part of each row, shape [n]: by a column, by person, or drawn within each class."""
+
+    def drawn(which: NDArray[np.intp], shares: Mapping[str, float]) -> NDArray[np.str_]:
+        if person is not None:
+            return split_by_hash(person[which].tolist(), shares, how.seed)
+        return split_within(ids[which].tolist(), labels[which].tolist(), shares, how.seed)
+
+    if columns.split is None:
+        return drawn(np.arange(len(ids)), how.fractions)
+    table.complete([columns.split], Skips("raise"))
+    parts = named_parts(table.cells(columns.split)[rows].tolist()).astype(object)
+    train = np.flatnonzero(parts == "train")
+    if len(train) and "test" in parts and "val" not in parts:
+        shares = {name: how.fractions.get(name, 0.0) for name in ("train", "val")}
+        parts[train] = drawn(train, {name: share / sum(shares.values()) for name, share in shares.items()})
+    seen: dict[str, str] = {}
+    for who, part in zip([] if person is None else person.tolist(), parts, strict=person is not None):
+        if seen.setdefault(who, part) != part:
+            raise InputError(
+                f"{table.name}: {columns.person} {who!r} is in the parts {seen[who]} and {part}, and nobody may be in "
+                f"two: mend the column {columns.split!r}, or draw the split by person with split=random"
+            )
+    return parts.astype(np.str_)
+
+
+def dataset(source: Any, *, kind: str | None = None, **options: Any) -> Dataset | Items[Any]:
+    """Data for the verbs, whatever they are: a published data set, files of your own, or objects.
+
+    Args:
+        source: "reader:path" ("celeba:CelebA", "images:labels.csv"), a pandas DataFrame, a `datasets.Dataset`, lists by
+            column name, or a list of PIL images or texts.
+        kind: "images", "texts", "pairs" or "triplets", where the columns of an object do not show it.
+        options: `label`, `groups`, `split`, `id`, `person` and others of the reader: names of columns; beside a list of
+            images or texts, the values themselves (groups as {name: values}).
+
+    Example:
+        >>> data = dataset(["A post.", "Another."], label=["no", "yes"], groups={"sex": ["f", "m"]})
+        >>> data.all.inputs, data.classes, data.groups()["sex"].levels
+        (('A post.', 'Another.'), ('no', 'yes'), ('f', 'm'))
+    """
+    from fairhead.data.readers import parse_spec, reader_named
+
+    if isinstance(source, str):
+        reader, path = parse_spec(source)
+        return reader.read(path, **reader.named(options))
+    if isinstance(source, Sequence) and len(source):
+        kind = kind or ("texts" if isinstance(source[0], str) else "images")
+        source, options = _lists(source, kind, options)
+    if kind is None:
+        with opened(source) as table:
+            kind = _kind(table)
+    return reader_named(kind).read(source, **reader_named(kind).named(options))
+
+
+def _lists(source: Sequence[Any], kind: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Values beside a list as columns of a table, and the names of these."""
+    groups = options.get("groups") or {}
+    if not isinstance(groups, Mapping):
+        raise InputError(f"beside a list of {kind}, groups are given as {{name: values}}; found {groups!r}")
+    beside = {role: options[role] for role in ("label", "split", "id", "person") if options.get(role) is not None}
+    given = {role: values for role, values in beside.items() if not isinstance(values, str)}
+    columns = {"text" if kind == "texts" else "image": source, **given, **groups}
+    named = {**options, **{role: role for role in given}, "groups": tuple(map(str, groups))}
+    return {str(name): list(values) for name, values in columns.items()}, named
+
+
+def _kind(table: Table) -> str:
+    """What the columns of a table are of."""
+    from fairhead.data.crows_pairs import pair_columns
+    from fairhead.data.stereoset import triplet_columns
+
+    tests = {
+        "triplets": lambda: triplet_columns(table),
+        "pairs": lambda: pair_columns(table),
+        "texts": lambda: table.need("input", None, TEXT),
+        "images": lambda: table.need("input", None, PATH),
+    }
+    fitting = []
+    for kind, test in tests.items():
+        try:
+            test()
+            fitting.append(kind)
+        except InputError:
+            continue
+    if fitting[:1] == ["triplets"] or len(fitting) == 1:
+        return fitting[0]
+    seen = f"could be {' or '.join(fitting)}" if fitting else "has no column that shows its kind"
+    listed = ", ".join(table.columns)
+    raise InputError(f"{table.name} {seen}: say kind= one of {', '.join(tests)}. Its columns: {listed}")

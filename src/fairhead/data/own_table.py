@@ -1,0 +1,182 @@
+"""A user's own table: a file, a data frame, a data set of another library, or lists by column name."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairhead.data.files import Skips
+from fairhead.errors import InputError, did_you_mean
+
+# What is no value, as in records: "None" and "NA" may well be names.
+_MISSING = ("", "nan", "<na>")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns by name.
+
+    Attributes:
+        name: what messages call it.
+        columns: the names of its columns.
+        read: gives the values of some columns, n each.
+        provenance: gives what says where the table came from.
+
+    Example:
+        >>> table = Table("posts.csv", ("post", "y"), lambda names: {"post": [" a "], "y": [1.0]})
+        >>> table.find(None, ("text", "post")), table.cells("y").tolist(), table.cells("post").tolist()
+        ('post', ['1'], ['a'])
+        >>> table.find("Y", ())
+        Traceback (most recent call last):
+            ...
+        fairhead.errors.InputError: posts.csv has no column 'Y'. Did you mean 'y'? Its columns: post, y
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    read: Callable[[Sequence[str]], Mapping[str, Sequence[Any]]]
+    provenance: Callable[[], Mapping[str, Any]] = dict
+    _values: dict[str, Sequence[Any]] = field(default_factory=dict)
+
+    def find(self, named: str | None, usual: Sequence[str]) -> str | None:
+        """The column that is named, or else the first of the usual names that is there, in any case; or None."""
+        if named is None:
+            plain = {name.strip().lower().replace("-", "_").replace(" ", "_"): name for name in reversed(self.columns)}
+            return next((plain[name] for name in usual if name in plain), None)
+        known = list(self.columns)
+        if known.count(named) > 1:
+            raise InputError(f"{self.name} has {known.count(named)} columns called {named!r}; one is expected")
+        if named not in known:
+            near = did_you_mean(named, known)
+            raise InputError(f"{self.name} has no column {named!r}.{near} Its columns: {', '.join(known)}")
+        return named
+
+    def need(self, option: str, named: str | None, usual: Sequence[str]) -> str:
+        """The same; an error where there is none."""
+        found = self.find(named, usual)
+        if found is None:
+            raise InputError(
+                f"{self.name} has no column called {' or '.join(usual)}: say which it is with {option}=COLUMN. "
+                f"Its columns: {', '.join(self.columns)}"
+            )
+        return found
+
+    def load(self, *names: str | None) -> None:
+        """Read columns together, so that a file is gone through once."""
+        wanted = [name for name in dict.fromkeys(names) if name is not None and name not in self._values]
+        if wanted:
+            self._values.update(self.read(wanted))
+
+    def __len__(self) -> int:
+        return len(next(iter(self._values.values())))
+
+    def values(self, name: str) -> Sequence[Any]:
+        """A column as it is, n values."""
+        self.load(name)
+        return self._values[name]
+
+    def cells(self, name: str) -> NDArray[np.str_]:
+        """A column as stripped text, shape [n]; empty where there is no value."""
+        return np.array([text_of(value) for value in self.values(name)], dtype=np.str_)
+
+    def optional(self, name: str | None, otherwise: str) -> list[str]:
+        """A column as text, with `otherwise` where there is no value or no such column."""
+        return [otherwise] * len(self) if name is None else [text or otherwise for text in self.cells(name).tolist()]
+
+    def ids(self, name: str | None) -> NDArray[np.str_]:
+        """Distinct ids from a column, shape [n]; rows that have none are numbered from 1."""
+        if name is None:
+            return np.arange(1, len(self) + 1).astype(np.str_)
+        ids = [text or f"row {row}" for row, text in enumerate(self.cells(name).tolist(), start=1)]
+        twice = [text for text, count in Counter(ids).items() if count > 1]
+        if twice:
+            shown = ", ".join(twice[:5]) + (", ..." if len(twice) > 5 else "")
+            raise InputError(f"{self.name}: {len(twice)} ids of the column {name!r} are there more than once: {shown}")
+        return np.array(ids, dtype=np.str_)
+
+    def sentences(self, names: Sequence[str], skips: Skips) -> dict[int, tuple[str, ...]]:
+        """Rows that have a sentence in each of these columns, no two of them the same."""
+        complete = self.complete(names, skips)
+        texts = zip(*(self.cells(name).tolist() for name in names), strict=True)
+        found = {row: texts for row, texts in enumerate(texts) if complete[row]}
+        same = [row for row, texts in found.items() if len({*texts}) < len(texts)]
+        if same:
+            rows = [f"row {row + 1}" for row in same]
+            skips.errors("the same sentence twice", rows, f"{self.name}: the same sentence stands twice in {rows[0]}")
+        return {row: texts for row, texts in found.items() if row not in same}
+
+    def complete(self, names: Sequence[str], skips: Skips) -> NDArray[np.bool_]:
+        """Which rows have a value in each of these columns, shape [n]; the others are errors, or are left out."""
+        found: NDArray[np.bool_] = np.array(True)
+        for name in names:
+            empty = self.cells(name) == ""
+            rows = [f"row {row + 1}" for row in np.flatnonzero(empty)]
+            if rows:
+                what = f"the column {name!r} is empty in {len(rows)} of {len(empty)} rows, the first of them {rows[0]}"
+                skips.errors(f"no value in {name}", rows, f"{self.name}: {what}")
+            found = found & ~empty
+        return found
+
+
+def text_of(value: Any) -> str:
+    """A cell as stripped text; whole numbers have no point, and what is missing is empty.
+
+    Example:
+        >>> text_of(3.0), text_of(" a "), text_of(None), text_of(True)
+        ('3', 'a', '', 'True')
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    text = str(value).strip()
+    return "" if text.lower() in _MISSING else text
+
+
+@contextmanager
+def opened(source: Any) -> Iterator[Table]:
+    """The table in a file (CSV, TSV, JSONL, Parquet), a pandas DataFrame, a `datasets.Dataset`, or lists by name."""
+    if isinstance(source, str | Path):
+        from fairhead.records.files import open_source, values_of
+
+        with open_source(source) as file:
+            yield Table(file.name, tuple(file.columns), lambda names: values_of(file, names), file.provenance)
+        return
+    parts = list(source.values()) if isinstance(source, Mapping) else []
+    if parts and all(hasattr(part, "column_names") for part in parts):  # datasets.DatasetDict: one a part
+        columns = {name: [v for part in parts for v in _column(part, name)] for name in parts[0].column_names}
+        source = columns | {"split": [name for name, part in source.items() for _ in range(len(part))]}
+    named = getattr(source, "column_names", getattr(source, "columns", source if isinstance(source, Mapping) else None))
+    if named is None:
+        what = "a path, a pandas DataFrame, a datasets.Dataset, or lists by column name"
+        raise InputError(f"{type(source).__name__} is not a table that can be read; {what} is expected")
+    by_name = {str(name): name for name in named}
+    lengths = {name: len(values) for name, values in source.items()} if isinstance(source, dict) else {}
+    if len(set(lengths.values())) > 1:
+        raise InputError(f"columns of one length are expected; found {lengths}")
+    yield Table(
+        f"the {type(source).__name__}",
+        tuple(map(str, named)),
+        lambda names: {name: _column(source, by_name[name]) for name in names},
+        lambda: {"object": type(source).__name__},
+    )
+
+
+def _column(source: Any, name: Any) -> Sequence[Any]:
+    """The values of a column; numbers that `datasets` knows names for are the names."""
+    values: Sequence[Any] = source[name] if isinstance(source, Mapping) else _sequence(source[name])
+    names = getattr((getattr(source, "features", None) or {}).get(name), "names", None)
+    return values if names is None else [names[v] if v is not None and v >= 0 else None for v in values]
+
+
+def _sequence(values: Any) -> Sequence[Any]:
+    found: Sequence[Any] = values.tolist() if hasattr(values, "tolist") else values
+    return found

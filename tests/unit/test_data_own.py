@@ -1,0 +1,439 @@
+"""A user's own pictures, texts, pairs and triplets: from files and objects, and how mistakes in them are answered."""
+
+import csv
+import io
+import json
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from fairhead.data import Dataset, Images, Items, dataset, read, read_items, read_labelled
+from fairhead.data.crows_pairs import CrowsPair
+from fairhead.data.stereoset import StereoSetItem
+from fairhead.errors import InputError
+
+POSTS = [
+    {"post": f" Post {i}. ", "toxic": "yes" if i % 3 else "no", "about": "women" if i % 2 else "men"} for i in range(60)
+]
+
+
+def picture(number: int) -> Image.Image:
+    return Image.new("RGB", (6, 6), (number, 0, 0))
+
+
+@pytest.fixture
+def pictures(tmp_path) -> Path:
+    """40 pictures in two folders, and labels.csv beside them."""
+    rows = []
+    for i in range(40):
+        name = f"photos/{'a' if i % 2 else 'b'}/{i}.png"
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        picture(i).save(tmp_path / name)
+        rows.append(
+            {"file": name, "smiling": "yes" if i % 4 else "no", "sex": "f" if i % 3 else "m", "who": f"p{i // 4}"}
+        )
+    pd.DataFrame(rows).to_csv(tmp_path / "labels.csv", index=False)
+    return tmp_path
+
+
+def write(path: Path, rows: list[dict[str, object]]) -> Path:
+    """A table in the format of its suffix."""
+    frame = pd.DataFrame(rows)
+    if path.suffix == ".parquet":
+        frame.to_parquet(path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        frame.to_csv(path, index=False, sep="\t" if path.suffix == ".tsv" else ",")
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet", ".csv.gz"])
+def test_every_format_of_table_gives_the_same_data(tmp_path, suffix):
+    path = tmp_path / f"posts{suffix}"
+    data = read_labelled(f"texts:{write(path, POSTS)}", label="toxic", groups=["about"])
+    assert data.all.inputs == tuple(f"Post {i}." for i in range(60))
+    assert data.classes == ("no", "yes")
+    assert Dataset.groups(data)["about"].values().tolist() == [row["about"] for row in POSTS]
+    assert data.all.ids.tolist() == [str(i + 1) for i in range(60)]
+    assert data.sizes == {"train": 48, "val": 6, "test": 6}
+    assert data.provenance["path"] == str(path)
+    assert len(data.provenance["sha256"]) == 64
+
+
+def test_a_split_is_drawn_in_every_class_and_follows_the_seed(tmp_path):
+    path = write(tmp_path / "posts.csv", POSTS)
+    first, second, other = (read_labelled(f"texts:{path}", label="toxic", seed=seed) for seed in (0, 0, 1))
+    assert (first.split == second.split).all()
+    assert (first.split != other.split).any()
+    for part, n_no in {"train": 16, "val": 2, "test": 2}.items():
+        assert int((first.examples(part).labels == 0).sum()) == n_no
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_column_of_parts_is_the_split(tmp_path, named):
+    parts = ["Train", "validation", "test "] * 20
+    rows = [{**row, "split": part} for row, part in zip(POSTS, parts, strict=True)]
+    options = {"split": "split"} if named else {}
+    data = read_labelled(f"texts:{write(tmp_path / 'posts.csv', rows)}", label="toxic", **options)
+    assert data.split.tolist() == ["train", "val", "test"] * 20
+    drawn = read_labelled(f"texts:{tmp_path / 'posts.csv'}", label="toxic", split="random")
+    assert drawn.sizes == {"train": 48, "val": 6, "test": 6}
+
+
+def test_validation_rows_are_drawn_from_the_training_rows_where_there_are_none(tmp_path):
+    rows = [{**row, "split": "train" if i < 45 else "test"} for i, row in enumerate(POSTS)]
+    data = read_labelled(f"texts:{write(tmp_path / 'posts.csv', rows)}", label="toxic")
+    assert data.sizes == {"train": 40, "val": 5, "test": 15}
+    assert (data.split[45:] == "test").all()
+
+
+def test_a_column_called_split_that_has_other_values_is_not_the_split_unless_named(tmp_path):
+    rows = [{**row, "split": f"fold {i % 3}"} for i, row in enumerate(POSTS)]
+    path = write(tmp_path / "posts.csv", rows)
+    assert set(read_labelled(f"texts:{path}", label="toxic").sizes) == {"train", "val", "test"}
+    assert read_labelled(f"texts:{path}", label="toxic", split="split").sizes == {f"fold {i}": 20 for i in range(3)}
+
+
+def test_nobody_is_in_two_parts(pictures):
+    data = read_labelled(f"images:{pictures / 'labels.csv'}", label="smiling", person="who")
+    parts = {}
+    for who, part in zip(data.attributes.cluster.values(), data.split, strict=True):
+        assert parts.setdefault(who, part) == part
+    assert set(data.sizes) == {"train", "val", "test"}
+
+
+def test_a_split_that_tears_a_person_apart_is_refused(tmp_path):
+    rows = [{**row, "split": "train" if i % 2 else "test", "author": f"a{i // 4}"} for i, row in enumerate(POSTS)]
+    path = write(tmp_path / "posts.csv", rows)
+    with pytest.raises(InputError, match=r"author 'a0' is in the parts test and train, .*split=random"):
+        read_labelled(f"texts:{path}", label="toxic", split="split", person="author")
+
+
+def test_pictures_are_found_from_the_folder_of_the_table(pictures, monkeypatch):
+    monkeypatch.chdir("/")
+    data = read_labelled(f"images:{pictures / 'labels.csv'}", label="smiling", groups=["sex"])
+    assert isinstance(data.all.inputs, Images)
+    assert [np.asarray(image)[0, 0, 0] for image in data.all.inputs] == list(range(40))
+    assert data.groups()["sex"].levels == ("f", "m")
+    # the folder of the table, and an archive of it, are as good
+    again = read_labelled(f"images:{pictures}", label="smiling", groups=["sex"])
+    archive = pictures / "all.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        for path in [pictures / "labels.csv", *pictures.rglob("*.png")]:
+            file.write(path, f"mine/{path.relative_to(pictures)}")
+    packed = read_labelled(f"images:{archive}", label="smiling", groups=["sex"])
+    for other in (again, packed):
+        assert (other.all.inputs.as_array(4) == data.all.inputs.as_array(4)).all()
+        assert (other.split == data.split).all()
+
+
+def test_absolute_paths_are_taken_as_they_are(pictures, tmp_path_factory):
+    frame = pd.read_csv(pictures / "labels.csv")
+    frame["file"] = [str(pictures / name) for name in frame["file"]]
+    path = tmp_path_factory.mktemp("elsewhere") / "labels.csv"
+    frame.to_csv(path, index=False)
+    assert len(read_labelled(f"images:{path}", label="smiling").all.inputs.as_array(4)) == 40
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("with_parts", [False, True])
+def test_a_folder_a_class(tmp_path, packed, with_parts):
+    root = tmp_path / "faces"
+    for i in range(30):
+        place = root / ("train" if i < 20 else "test") if with_parts else root
+        (place / ("cat" if i % 2 else "dog")).mkdir(parents=True, exist_ok=True)
+        picture(i).save(place / ("cat" if i % 2 else "dog") / f"{i}.jpg")
+    (root / ".DS_Store").write_text("")
+    if packed:
+        with zipfile.ZipFile(tmp_path / "faces.zip", "w") as file:
+            for path in root.rglob("*.jpg"):
+                file.write(path, path.relative_to(tmp_path))
+        root = tmp_path / "faces.zip"
+    data = read_labelled(f"images:{root}")
+    assert data.classes == ("cat", "dog")
+    assert len(data) == 30
+    if with_parts:
+        assert data.sizes["test"] == 10
+        assert set(data.sizes) == {"train", "val", "test"}
+    numbers = {
+        int(name.split("/")[-1].split(".")[0]): label for name, label in zip(data.all.ids, data.all.labels, strict=True)
+    }
+    assert all((label == 0) == bool(number % 2) for number, label in numbers.items())
+    with pytest.raises(InputError, match="has no table, so no column for groups"):
+        read_labelled(f"images:{root}", groups=["sex"])
+
+
+def test_pictures_that_are_missing_or_broken_are_counted_or_refused(pictures):
+    (pictures / "photos/b/0.png").unlink()
+    (pictures / "photos/a/1.png").write_bytes(b"nonsense")
+    path = f"images:{pictures / 'labels.csv'}"
+    with pytest.raises(
+        InputError, match=r"1 of the 40 pictures that .*labels.csv lists are not there, such as photos/b/0"
+    ):
+        read_labelled(path, label="smiling")
+    data = read_labelled(path, label="smiling", on_error="skip")
+    assert data.skipped_counts == {"image is missing": 1, "not a readable image": 1}
+    assert len(data) == 38
+    assert "1" not in data.all.ids.tolist()
+    assert data.all.ids.tolist()[0] == "3"
+
+
+def test_rows_without_a_value_are_counted_or_refused(tmp_path):
+    rows = [dict(row) for row in POSTS]
+    rows[7]["about"], rows[9]["about"] = "nan", ""
+    path = write(tmp_path / "posts.csv", rows)
+    with pytest.raises(InputError, match=r"'about' is empty in 2 of 60 rows, the first of them row 8: .*on_error=skip"):
+        read_labelled(f"texts:{path}", label="toxic", groups=["about"])
+    rows[3]["toxic"], rows[4]["post"] = " ", ""
+    path = write(tmp_path / "posts.csv", rows)
+    data = read_labelled(f"texts:{path}", label="toxic", groups=["about"], on_error="skip")
+    assert data.skipped == {
+        "no value in post": ("row 5",),
+        "no value in toxic": ("row 4",),
+        "no value in about": ("row 8", "row 10"),
+    }
+    assert len(data) == 56
+    assert data.groups()["about"].levels == ("men", "women")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"label": "toxc"}, r"has no column 'toxc'. Did you mean 'toxic'\? Its columns: post, toxic, about"),
+        (
+            {},
+            r"has no column called label or class or target or y: say which it is with label=COLUMN. Its columns: post",
+        ),
+        ({"label": "toxic", "groups": ["sex"]}, "has no column 'sex'"),
+        ({"label": "toxic", "split": "part"}, "has no column 'part'"),
+        ({"label": "toxic", "id": "ID"}, "has no column 'ID'"),
+        ({"label": "toxic", "person": "who"}, "has no column 'who'"),
+        ({"label": "toxic", "input": "txt"}, "has no column 'txt'"),
+        ({"label": "toxic", "groups": ["toxic"]}, "'toxic' is what is predicted"),
+        ({"label": "toxic", "id": "about"}, "2 ids of the column 'about' are there more than once: men, women"),
+        ({"lable": "toxic"}, "texts has no option 'lable'.*Did you mean 'label'"),
+        ({"label": "toxic", "fractions": {"train": 0.5}}, "must sum to 1"),
+    ],
+)
+def test_a_wrong_column_is_answered_with_those_there_are(tmp_path, options, message):
+    path = write(tmp_path / "posts.csv", POSTS)
+    with pytest.raises(InputError, match=message):
+        read_labelled(f"texts:{path}", **options)
+
+
+def test_a_column_that_is_there_twice_cannot_be_named(tmp_path):
+    (tmp_path / "posts.csv").write_text("text,label,label\na,b,c\n")
+    with pytest.raises(InputError, match="has 2 columns called 'label'"):
+        read_labelled(f"texts:{tmp_path / 'posts.csv'}", label="label")
+
+
+def test_ids_are_those_of_the_file_and_rows_without_one_are_numbered(tmp_path):
+    rows = [{"id": f"n{i}" if i % 2 else "", **row} for i, row in enumerate(POSTS)]
+    data = read_labelled(f"texts:{write(tmp_path / 'posts.csv', rows)}", label="toxic")
+    assert data.all.ids.tolist()[:4] == ["row 1", "n1", "row 3", "n3"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "options"),
+    [
+        (("more", "less"), {}),
+        (("Stereotype", "anti-stereotype"), {}),
+        (("sent_more", "sent_less"), {}),
+        (("a", "b"), {"more": "a", "less": "b"}),
+    ],
+)
+def test_pairs(tmp_path, columns, options):
+    rows = [
+        {columns[0]: f"She {i}.", columns[1]: f"He {i}. ", "category": "gender", "direction": d}
+        for i, d in enumerate(["stereo", "Anti-stereotype", ""])
+    ]
+    items = read_items(f"pairs:{write(tmp_path / 'own.csv', rows)}", "pairs", **options)
+    assert items[1] == CrowsPair("2", "She 1.", "He 1.", "antistereo", "gender", ())
+    assert [pair.direction for pair in items] == ["stereo", "antistereo", "stereo"]
+
+
+@pytest.mark.parametrize(
+    ("row", "message", "reason"),
+    [
+        (
+            {"more": "a", "less": ""},
+            "column 'less' is empty in 1 of 2 rows, the first of them row 2",
+            "no value in less",
+        ),
+        ({"more": "a", "less": "a "}, "the same sentence stands twice in row 2", "the same sentence twice"),
+        ({"more": "a", "less": "b", "direction": "up"}, "row 2 has the direction 'up'", "no such direction"),
+    ],
+)
+def test_pairs_that_are_none_are_counted_or_refused(tmp_path, row, message, reason):
+    path = write(tmp_path / "own.jsonl", [{"more": "x", "less": "y", "direction": "stereo"}, row])
+    with pytest.raises(InputError, match=message):
+        read_items(f"pairs:{path}")
+    items = read_items(f"pairs:{path}", on_error="skip")
+    assert (len(items), items.skipped_counts) == (1, {reason: 1})
+
+
+def test_triplets(tmp_path):
+    rows = [
+        {"id": "a", "stereotype": "S.", "antistereotype": "A.", "unrelated": "U.", "term": "nurse", "category": "work"},
+        {"id": "", "stereotype": "S.", "antistereotype": "A.", "unrelated": "U.", "context": "He came."},
+        {"id": "c", "stereotype": "S.", "antistereotype": "A.", "unrelated": "U.", "context": "It is BLANK."},
+    ]
+    items = read_items(f"triplets:{write(tmp_path / 'own.csv', rows)}", "triplets")
+    assert items[0] == StereoSetItem("a", "intrasentence", "nurse", "work", "", ("S.", "A.", "U."))
+    assert items[1].texts.unrelated == "He came. U."
+    assert (items[1].id, items[1].target, items[1].bias_type) == ("row 2", "row 2", "all")
+    assert items[2].texts.stereotype == "S."
+
+
+class ClassLabel:
+    names = ("no", "yes")
+
+
+class HubDataset:
+    """What is used of `datasets.Dataset`: names of columns, columns, features."""
+
+    def __init__(self, **columns):
+        self._columns, self.column_names = columns, list(columns)
+        self.features = {"label": ClassLabel()}
+
+    def __getitem__(self, name):
+        return self._columns[name]
+
+    def __len__(self):
+        return len(next(iter(self._columns.values())))
+
+
+def test_objects_are_read_as_files_are(tmp_path):
+    path = write(tmp_path / "posts.csv", POSTS)
+    from_file = dataset(f"texts:{path}", label="toxic", groups=["about"])
+    frame = pd.DataFrame(POSTS)
+    lists = {name: frame[name].tolist() for name in frame}
+    texts, labels = lists["post"], lists["toxic"]
+    for found in (
+        dataset(frame, label="toxic", groups=["about"]),
+        dataset(HubDataset(**lists), label="toxic", groups=["about"]),
+        dataset(lists, label="toxic", groups=["about"]),
+        dataset(texts, label=labels, groups={"about": lists["about"]}),
+    ):
+        assert found.all.inputs == from_file.all.inputs
+        assert (found.all.labels == from_file.all.labels).all()
+        assert (found.split == from_file.split).all()
+        assert found.groups()["about"].levels == ("men", "women")
+
+
+def test_a_dictionary_of_parts_and_named_classes():
+    parts = {
+        "train": HubDataset(text=["a", "b", "c", "d"], label=[0, 1, 0, 1]),
+        "validation": HubDataset(text=["e", "f"], label=[0, -1]),
+        "test": HubDataset(text=["g"], label=[1]),
+    }
+    data = dataset(parts, on_error="skip")
+    assert data.classes == ("no", "yes")
+    assert data.sizes == {"train": 4, "val": 1, "test": 1}
+    assert data.skipped == {"no value in label": ("row 6",)}
+
+
+def test_pictures_in_memory():
+    pictures = [picture(i) for i in range(20)]
+    labels = [i % 2 for i in range(20)]
+    data = dataset(pictures, label=labels, groups={"sex": ["f", "m"] * 10}, id=[f"n{i}" for i in range(20)])
+    assert data.all.inputs.as_array(2)[:, 0, 0, 0].tolist() == list(range(20))
+    assert data.classes == ("0", "1")
+    part = data.examples("test")
+    assert part.inputs.as_array(2)[:, 0, 0, 0].tolist() == [int(name[1:]) for name in part.ids]
+    stored = io.BytesIO()
+    picture(7).save(stored, "PNG")
+    frame = pd.DataFrame({"image": [np.asarray(picture(3)), {"bytes": stored.getvalue()}], "label": ["a", "b"]})
+    assert dataset(frame).all.inputs.as_array(2)[:, 0, 0, 0].tolist() == [3, 7]
+    with pytest.raises(InputError, match=r"picture 1: is a int that is no picture.*arrays \[H, W, 3\] are expected"):
+        dataset([3, 4], label=["a", "b"]).all.inputs.as_array(2)
+
+
+def test_the_kind_of_an_object_is_seen_by_its_columns():
+    sentences = {"stereotype": ["S"], "anti_stereotype": ["A"]}
+    assert dataset(pd.DataFrame(sentences)).name == "pairs"
+    assert dataset(pd.DataFrame({**sentences, "unrelated": ["U"]})).name == "triplets"
+    with pytest.raises(InputError, match="could be texts or images: say kind="):
+        dataset(pd.DataFrame({"text": ["a"], "path": ["b"], "label": ["c"]}))
+    with pytest.raises(InputError, match="has no column that shows its kind: say kind="):
+        dataset(pd.DataFrame({"a": [1]}))
+    with pytest.raises(InputError, match="int is not a table that can be read"):
+        dataset(3)
+    with pytest.raises(InputError, match="columns of one length"):
+        dataset({"text": ["a", "b"], "label": ["c"]})
+    with pytest.raises(InputError, match="beside a list of texts, groups are given as"):
+        dataset(["a"], label=["b"], groups=["c"])
+
+
+def test_the_words_of_own_data_are_understood_by_published_readers(pictures):
+    faces = pictures / "faces"
+    faces.mkdir()
+    for i in range(10):
+        picture(i).save(faces / f"30_{i % 2}_{i % 5}_2017{i:04}.jpg.chip.jpg")
+    data = dataset(f"utkface:{faces}", label="race", groups=("gender",))
+    assert (data.provenance["target"], list(data.groups())) == ("race", ["gender"])
+    with pytest.raises(InputError, match="utkface has no option 'id'"):
+        dataset(f"utkface:{faces}", id="x")
+    with pytest.raises(InputError, match="pairs has one column of groups, their category; found a, b"):
+        dataset("pairs:own.csv", groups=("a", "b"))
+
+
+words = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), min_size=0, max_size=12)
+cells = st.lists(st.tuples(words, words, words), min_size=1, max_size=12)
+
+
+@given(cells, st.sampled_from(["csv", "tsv", "jsonl"]))
+def test_readers_never_invent_a_row_a_group_or_a_class(tmp_path_factory, rows, kind):
+    path = tmp_path_factory.mktemp("own") / f"posts.{kind}"
+    names = ("text", "label", "group")
+    if kind == "jsonl":
+        path.write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows))
+    else:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            table = csv.writer(file, delimiter="," if kind == "csv" else "\t", quoting=csv.QUOTE_ALL)
+            table.writerows([names, *rows])
+    kept = [tuple(cell.strip() for cell in row) for row in rows]
+    whole = [row for row in kept if all(cell.lower() not in ("", "nan", "<na>") for cell in row)]
+    if not whole:
+        with pytest.raises(InputError):
+            read("texts", path, groups=["group"], on_error="skip")
+        return
+    data = read("texts", path, groups=["group"], on_error="skip")
+    assert isinstance(data, Dataset)
+    classes, groups = np.array(data.classes), data.groups()["group"].values()
+    assert [*zip(data.all.inputs, classes[data.all.labels], groups, strict=True)] == whole
+    assert set(data.classes) == {row[1] for row in whole}
+    # What was accepted is accepted again, and the same.
+    again = path.with_suffix(".jsonl")
+    lines = [
+        dict(zip(names, row, strict=True)) | {"id": id} for row, id in zip(whole, data.all.ids.tolist(), strict=True)
+    ]
+    again.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    second = read("texts", again, groups=["group"])
+    assert second.all.inputs == data.all.inputs
+    assert second.all.ids.tolist() == data.all.ids.tolist()
+    assert (second.split == data.split).all()
+
+
+@given(cells)
+def test_pairs_are_never_invented(tmp_path_factory, rows):
+    path = tmp_path_factory.mktemp("own") / "own.jsonl"
+    names = ("more", "less", "category")
+    path.write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows))
+    stripped = [tuple(cell.strip() for cell in row) for row in rows]
+    missing = ("", "nan", "<na>")
+    whole = [r for r in stripped if r[0].lower() not in missing and r[1].lower() not in missing and r[0] != r[1]]
+    if not whole:
+        with pytest.raises(InputError):
+            read("pairs", path, on_error="skip")
+        return
+    items = read("pairs", path, on_error="skip")
+    assert isinstance(items, Items)
+    assert [(pair.more, pair.less) for pair in items] == [row[:2] for row in whole]
