@@ -1,6 +1,5 @@
 """From a published data set to what training is given. Groups come back only when records are made."""
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fairhead.bench.grid import Data
-from fairhead.data import Dataset, Images, parse_spec, read_labelled
+from fairhead.data import Dataset, Images, read_labelled
 from fairhead.data import Examples as Published
 from fairhead.errors import InputError, did_you_mean
 from fairhead.models.fresh import Recipe
@@ -24,7 +23,7 @@ from fairhead.train.cache import cache_folder, cached_array, key_of
 
 Progress = Callable[[int, int], None]
 # Options of readers that choose among the same pictures: those are then decoded once for all of them.
-_CHOOSING = ("seed", "bias_rate", "fractions", "split")
+_CHOOSING = ("seed", "bias_rate", "fractions", "split", "person")
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ def _dataset(data: Data, seed: int | None) -> Dataset:
 def _group(dataset: Dataset, data: Data) -> str:
     columns = list(dataset.attributes.columns)
     if not columns:
-        raise InputError(f"{data.name} has no group column: nothing to audit")
+        raise InputError(f"{data.name} has no group column: nothing to audit. Name one or more (--group, groups=)")
     group = columns[0] if data.group is None else data.group
     if group not in columns:
         raise InputError(
@@ -146,10 +145,7 @@ def _pictures(
         return lambda part: {"pixel_values": _channels_first(_images(part).as_array(size))}
     options = {name: value for name, value in data.options.items() if name not in _CHOOSING}
     every = _dataset(Data(data.name, data.read, options), None).all
-    stat = os.stat(parse_spec(data.read).path)
-    key = key_of(
-        "channels first", str(Path(data.read).resolve()), stat.st_size, stat.st_mtime_ns, size, every.ids.tolist()
-    )
+    key = key_of("channels first", _images(every).stamp, size, every.ids.tolist())
 
     def fill(array: NDArray[Any]) -> None:
         array[:] = _images(every).as_array(size, progress=progress).transpose(0, 3, 1, 2)
