@@ -18,13 +18,12 @@ import numpy as np
 import torch
 from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
 
-from fairhead.audit.tables import table_metrics
 from fairhead.locate import Decomposer, Features, HeadMoments
 from fairhead.locate.ablation import layer_matched
 from fairhead.locate.class_directions import Task
 from fairhead.locate.concepts import concept_from_images, coupling, separation
 from fairhead.locate.edits import HeadEdits
-from fairhead.locate.effects import MEASURED, DirectEffect, Evaluation
+from fairhead.locate.gap_question import DirectEffect, Evaluation
 from fairhead.locate.head_maps import score_heads, top_heads
 from fairhead.locate.textspan import Spanned, span_of_moments
 from machine import interleaved_medians, machine
@@ -155,8 +154,7 @@ def scores_and_controls(rows: int) -> None:
     chosen = top_heads(np.abs(apart.d.value), np.zeros((LAYERS, HEADS)), 4, per_layer=3)  # four, whatever their p
     effect = DirectEffect.of(features, task, HeadEdits.learn(features, groups, labels))
     controls = layer_matched(chosen, HEADS, draws=200)
-    tables = np.stack([evaluation.counts(logits) for logits in effect([(), chosen, *controls.sets])])
-    table_metrics(tables, MEASURED)
+    evaluation.figures(effect([(), chosen, *controls.sets]))
     done = time.perf_counter()
     print(
         f"{head_map.gap.size} heads, {rows} images, from stored features without a forward pass: scores "

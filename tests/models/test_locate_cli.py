@@ -331,7 +331,7 @@ def test_a_model_that_pools_all_tokens_has_no_first_one(faces, capsys, tmp_path)
 
 @pytest.mark.parametrize("gpu", [False, True])
 def test_tf32_is_noted_where_there_is_any(clip, faces, capsys, monkeypatch, gpu) -> None:
-    monkeypatch.setattr("fairhead.locate.forward.has_tf32", lambda device: gpu)  # a processor multiplies as before
+    monkeypatch.setattr("fairhead.locate.passes.has_tf32", lambda device: gpu)  # a processor multiplies as before
     options = [*common(faces), "--n-boot", "100", "--draws", "3", "--heads", "L1H0", "--tf32", "--json", "-"]
     main(["ablate", "--model", str(clip), *options])
     content = json.loads(capsys.readouterr().out)

@@ -17,8 +17,9 @@ from fairhead.errors import InputError, UnsupportedModel
 from fairhead.locate import Decomposer, Head, collect, layer_matched, norm_matched
 from fairhead.locate.class_directions import Task
 from fairhead.locate.edits import HeadEdits
-from fairhead.locate.effects import MEASURED, DirectEffect, Evaluation, accuracy_by_cell, compared, curves
+from fairhead.locate.gap_question import MEASURED, DirectEffect, Evaluation, accuracy_by_cell, compared
 from fairhead.locate.passes import ForwardPasses
+from fairhead.locate.prove import curves
 
 WHERE = [(0, 1), (1, 0), (1, 3)]
 
@@ -222,7 +223,7 @@ def test_changes_are_paired_and_split_by_cell() -> None:
     comparison = compared(before, after, evaluation, n_boot=200)
     values = {d.metric: d for d in comparison.differences}
     assert values["accuracy"].value > 0 < values["accuracy"].low
-    cells = {(c.label, c.group): c.change.value for c in accuracy_by_cell(before, after, evaluation, n_boot=100)}
+    cells = {(y, group): d.value for y, group, d in accuracy_by_cell(before, after, evaluation, n_boot=100)}
     right = before[(labels == 1) & (groups == 1)].argmax(1) == 1
     assert cells["yes", "f"] == pytest.approx(1 - right.mean())
     assert cells["yes", "m"] == cells["no", "f"] == cells["no", "m"] == 0

@@ -28,17 +28,21 @@ from fairhead.heads import tap
 from fairhead.language.benchmarks import crows_pairs, stereoset
 from fairhead.language.scorer import Scorer
 from fairhead.locate.edits import TextEdits
+from fairhead.locate.find import locate
 from fairhead.locate.head_maps import score_pairs
-from fairhead.locate.language import PairPlan, locate_pairs
-from fairhead.locate.language_writeup import report_of, to_dict, verdict
+from fairhead.locate.located_report import report_of, to_dict, verdict
 from fairhead.locate.log_odds import encoded_texts, take_apart, whole
-from fairhead.locate.pair_figures import columns, figures, read_of
-from fairhead.locate.pair_studies import Statistics
+from fairhead.locate.pair_question import PairQuestion, PairRows
 from fairhead.locate.pairs import pairs_of
 from fairhead.locate.passes import TextPasses
+from fairhead.locate.question import LocatePlan
 from fairhead.report import render
 
-QUICK = Statistics(n_boot=300)
+QUICK = LocatePlan(n_boot=300)
+
+
+def ask(model, pairs, terms, **options):
+    return locate(PairQuestion(model, pairs, terms), replace(QUICK, **options))
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +55,7 @@ def planted():
 @pytest.fixture(scope="module")
 def located(planted):
     model, pairs, terms = planted
-    return locate_pairs(model, pairs, terms, plan=PairPlan(how=QUICK))
+    return ask(model, pairs, terms, forward=True)
 
 
 # Families by what is special about them: norms, biases, grouped queries, soft caps, parallel blocks, hooks.
@@ -185,7 +189,7 @@ def test_logits_that_are_made_in_unknown_ways_are_refused() -> None:
 def test_the_planted_head_is_found_first_and_its_ablation_closes_the_gap(located) -> None:
     assert located.ranked[0] == PLANTED
     assert np.abs(located.head_map.gap).argmax() == PLANTED[0] * HEADS + PLANTED[1]
-    assert located.poles == ("stereotype", "anti-stereotype")
+    assert located.rows.poles == ("stereotype", "anti-stereotype")
     assert located.head_map.share[PLANTED] == pytest.approx(1, abs=0.1)
     for study in located.studies:
         change = study["log_odds"].change
@@ -202,7 +206,7 @@ def test_the_planted_head_is_found_first_and_its_ablation_closes_the_gap(located
 
 def test_single_heads_by_forward_pass_find_it_too(planted) -> None:
     model, pairs, terms = planted
-    found = locate_pairs(model, pairs, terms, plan=PairPlan(rank="effect", kinds=("mean",), how=QUICK, count=1))
+    found = ask(model, pairs, terms, rank="effect", forward=True, kinds=("mean",), count=1)
     assert found.ranked == (PLANTED,)
     assert found.effect_map.gap[PLANTED] == pytest.approx(found.effect_map.total, abs=1e-4)
     others = np.delete(found.effect_map.gap.ravel(), PLANTED[0] * HEADS + PLANTED[1])
@@ -212,10 +216,8 @@ def test_single_heads_by_forward_pass_find_it_too(planted) -> None:
 def test_a_model_that_prefers_the_other_side_is_seen_from_there(planted) -> None:
     model, _, _ = planted
     turned = pairs_of([replace(pair, more=pair.less, less=pair.more) for pair in made()])
-    found = locate_pairs(
-        model, turned, take_apart(model, turned), plan=PairPlan(forward=False, kinds=("zero",), how=QUICK)
-    )
-    assert found.poles == ("anti-stereotype", "stereotype")
+    found = ask(model, turned, take_apart(model, turned), kinds=("zero",))
+    assert found.rows.poles == ("anti-stereotype", "stereotype")
     assert found.ranked[0] == PLANTED
     assert found.studies[0]["ss"].change.a == 1.0
 
@@ -237,10 +239,10 @@ def test_a_null_model_gives_uniform_p_values() -> None:
 def test_a_null_model_has_no_head_chosen() -> None:
     model = scorer(llama(noise=0.3))
     pairs = text_pairs(n=80, swapped=True)
-    found = locate_pairs(model, pairs, take_apart(model, pairs), plan=PairPlan(forward=False, how=QUICK))
+    found = ask(model, pairs, take_apart(model, pairs))
     assert found.ranked == ()
     assert "No head carries a part" in verdict(found)[0]["text"]
-    render(report_of(found, pairs, {}))
+    render(report_of(found, {}))
 
 
 @pytest.mark.parametrize("kind", ["zero", "mean", "resample"])
@@ -286,8 +288,9 @@ def test_figures_are_those_of_the_benchmarks() -> None:
         scores = model.score(list(pairs.texts))
         logprobs = np.array([scores[t.id].logprob for t in pairs.texts])
         tokens = np.array([scores[t.id].n_tokens for t in pairs.texts])
-        found = figures(columns(pairs, read_of(pairs, logprobs, tokens)).sum(0))
-        result = benchmark.evaluate(raw or made(n=30), scores)
+        rows = PairRows(pairs)
+        found = {name: values[0] for name, values in rows.figures([rows.read(logprobs, tokens)]).items()}
+        result = benchmark.BENCHMARK.result(benchmark.table(raw or made(n=30), scores))
         assert float(found["ss"]) == pytest.approx(result["ss"].value)
         assert float(found["nll"]) == pytest.approx(-logprobs.sum() / tokens.sum())
         if benchmark is stereoset:
@@ -310,14 +313,13 @@ def test_stopped_runs_go_on_and_strangers_are_refused(planted, tmp_path, monkeyp
         take_apart(scorer(llama()), pairs, folder=tmp_path)
 
 
-def test_json_and_report_hold_what_was_found(located, planted) -> None:
-    _, pairs, _ = planted
-    content = to_dict(located, pairs, {"model": "made"})
+def test_json_and_report_hold_what_was_found(located) -> None:
+    content = to_dict(located, {"model": "made"})
     json.dumps(content, allow_nan=False)
     assert content["selected"][0] == list(PLANTED)
     assert content["gap"]["unit"] == "nats"
     assert {part["value"] for part in content["by_category"]} >= {"gender", "stereo", "antistereo"}
-    page = render(report_of(located, pairs, {"model": "made"}))
+    page = render(report_of(located, {"model": "made"}))
     assert "L1H2" in page
     assert "Mean log-odds, in nats" in page
     assert sum(content["log_odds_by_term"].values()) == pytest.approx(content["gap"]["total"], abs=1e-3)

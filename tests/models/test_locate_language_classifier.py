@@ -15,8 +15,8 @@ from fairhead.errors import UnsupportedModel
 from fairhead.locate import Decomposer, collect
 from fairhead.locate.class_directions import PooledTask, text_classifier_task
 from fairhead.locate.edits import HeadEdits
-from fairhead.locate.forward import SessionPasses
-from fairhead.locate.plan import halves_of
+from fairhead.locate.gap_question import halves_of
+from fairhead.locate.passes import RowPasses
 from fairhead.locate.session import Source, open_session
 
 MODELS = {
@@ -148,11 +148,13 @@ def test_passes_read_texts_by_length_and_give_them_in_their_own_order(planted, p
     session = open_session(source)
     choosing = halves_of(session.evaluation)
     task, rows = session.task(choosing), np.flatnonzero(~choosing)
-    lengths = [len(session.images.texts[row]) for row in rows]
+    inputs = session.inputs
+    lengths = [len(inputs.items[row]) for row in rows]
     assert len(set(lengths)) > 1
-    assert np.diff(np.array(lengths)[session.reading_order(rows)]).min() >= 0
+    assert np.diff(np.array(lengths)[inputs.order(rows)]).min() >= 0
     edits = HeadEdits.learn(session.features, session.evaluation.groups, session.evaluation.labels)
-    (plain,) = SessionPasses(session, task)(rows, edits, "mean")([()])
+    passes = RowPasses(session.decomposer, inputs.batches, task, order=inputs.order)
+    (plain,) = passes(rows, edits, "mean")([()])
     np.testing.assert_allclose(plain, task.logits(session.features.output[rows]), atol=1e-4)
 
 

@@ -73,7 +73,7 @@ def test_locate_finds_the_planted_head_in_crows_pairs(located) -> None:
 
 @pytest.mark.parametrize("gpu", [False, True])
 def test_tf32_is_noted_where_there_is_any(folder, crows, capsys, monkeypatch, gpu) -> None:
-    monkeypatch.setattr("fairhead.locate.pair_studies.has_tf32", lambda device: gpu)  # a processor multiplies as before
+    monkeypatch.setattr("fairhead.locate.pair_question.has_tf32", lambda device: gpu)
     options = ["--data", f"crows:{crows}", "--heads", "L1H2", "--draws", "3", "--n-boot", "100", "--json", "-"]
     main(["ablate", "--model", str(folder), *options, "--tf32"])
     noted = [note for note in json.loads(capsys.readouterr().out)["notes"] if "TF32" in note]

@@ -10,16 +10,27 @@ from scipy import stats
 from test_locate import HEADS, LAYERS, PLANTED, pictures, planted_vit, vit
 
 from fairhead.errors import InputError
-from fairhead.locate import Ablation, Decomposer, Head, classifier_task, collect, score_heads
+from fairhead.locate import (
+    Ablation,
+    Decomposer,
+    GapQuestion,
+    Head,
+    classifier_task,
+    collect,
+    layer_matched,
+    locate,
+    report_of,
+    score_heads,
+    to_dict,
+    verdict,
+)
 from fairhead.locate.concepts import concept_from_images, separation
-from fairhead.locate.effects import Evaluation
-from fairhead.locate.passes import ForwardPasses
-from fairhead.locate.plan import LocatePlan, halves_of
-from fairhead.locate.run import locate
-from fairhead.locate.sentences import outcome
-from fairhead.locate.studies import study, writing
+from fairhead.locate.gap_question import Evaluation, halves_of
+from fairhead.locate.located_report import outcome
+from fairhead.locate.passes import ForwardPasses, RowPasses
+from fairhead.locate.prove import study
+from fairhead.locate.question import LocatePlan
 from fairhead.locate.textspan import Pool
-from fairhead.locate.writeup import report_of, to_dict, verdict
 from fairhead.report import render
 from fairhead.stats import Difference
 
@@ -45,7 +56,7 @@ def found():
     )
     words = np.random.default_rng(0).normal(size=(30, 16))
     pool = Pool.of([f"t{i}" for i in range(30)], words, ["a", "b"], np.stack([concept.vector, -concept.vector]) * 9)
-    located = locate(features, evaluation, task, concept, pool=pool, choosing=choosing, plan=PLAN)
+    located = locate(GapQuestion(features, evaluation, task, concept, pool=pool, choosing=choosing), PLAN)
     return model, pixels, decomposer, features, evaluation, located
 
 
@@ -53,23 +64,23 @@ def test_the_planted_head_is_found_first(found) -> None:
     located = found[-1]
     assert located.ranked[0] == PLANTED
     assert located.head_map.share[PLANTED] > 0.8
-    assert located.separation.auc.value[PLANTED] > 0.95
-    assert located.coupling.low[PLANTED] > 0.9
-    assert located.spans[0].is_attribute[0]
+    assert located.words.separation.auc.value[PLANTED] > 0.95
+    assert located.words.coupling.low[PLANTED] > 0.9
+    assert located.words.spans[0].is_attribute[0]
 
 
 def test_every_rank_finds_it(found) -> None:
     _, pixels, decomposer, features, evaluation, located = found
-    forward = passes_over(decomposer, located.task, pixels)
+    task, concept = located.words.task, located.words.concept
+    question = GapQuestion(features, evaluation, task, concept, passes=passes_over(decomposer, task, pixels))
     for rank in ("concept", "bias", "effect"):
-        plan = LocatePlan(n_boot=200, draws=20, count=1, rank=rank, kinds=("mean",))
-        again = locate(features, evaluation, located.task, located.concept, plan=plan, forward=forward)
-        assert again.ranked == (PLANTED,)
+        how = LocatePlan(n_boot=200, draws=20, count=1, rank=rank, kinds=("mean",), forward=rank == "effect")
+        assert locate(question, how).ranked == (PLANTED,)
 
 
 def passes_over(decomposer, task, pixels):
-    """True forward passes over some rows, as `locate` asks for them."""
-    return lambda rows, edits, kind: ForwardPasses(decomposer, batches_of(pixels[rows]), task, edits, kind)
+    """True forward passes over some rows, as a question asks for them."""
+    return RowPasses(decomposer, lambda rows: batches_of(pixels[rows])(), task)
 
 
 def relayed_vit():
@@ -103,8 +114,9 @@ def test_a_head_that_acts_through_later_layers_is_found_by_its_effect_alone() ->
     rows = Evaluation(labels, task.classes, bright, ("bright", "dark"), "shade")
     concept = concept_from_images(features.output, bright, labels, name="shade", poles=("bright", "dark"))
     forward = passes_over(decomposer, task, pixels)
-    by_effect = LocatePlan(n_boot=200, draws=20, count=1, rank="effect", kinds=("mean",))
-    found = locate(features, rows, task, concept, plan=by_effect, forward=forward)
+    by_effect = LocatePlan(n_boot=200, draws=20, count=1, rank="effect", kinds=("mean",), forward=True)
+    question = GapQuestion(features, rows, task, concept, passes=forward)
+    found = locate(question, by_effect)
     assert found.ranked == (RELAYED,)
     assert found.effect_map is not None
     assert found.effect_map.share[RELAYED] > 0.9
@@ -115,12 +127,12 @@ def test_a_head_that_acts_through_later_layers_is_found_by_its_effect_alone() ->
     lost = (plain - without)[:, 1] - (plain - without)[:, 0]
     own = score_heads(lost[:, None, None], lost, bright[reporting], labels[reporting])
     np.testing.assert_allclose(found.effect_map.gap[RELAYED], own.gap[0, 0], rtol=1e-6)
-    directly = locate(features, rows, task, concept, plan=replace(by_effect, rank="gap"))
+    directly = locate(question, replace(by_effect, rank="gap", forward=False))
     assert RELAYED not in directly.ranked
     assert "Taken out alone in a true forward pass, 1 of them lower it there" in verdict(found)[0]["text"]
-    page = render(report_of(found, rows, {}))
+    page = render(report_of(found, {}))
     assert "loses without each head" in page
-    content = json.loads(json.dumps(to_dict(found, rows, {}), allow_nan=False))
+    content = json.loads(json.dumps(to_dict(found, {}), allow_nan=False))
     assert np.array(content["single_heads"]["values"]).argmax() == np.ravel_multi_index(RELAYED, (LAYERS, HEADS))
 
 
@@ -130,20 +142,22 @@ def test_heads_are_ranked_by_their_effect_on_one_half_and_reported_on_the_other(
     here, there = Head(0, 1), Head(1, 3)
     noise = np.random.default_rng(0).normal(size=(len(evaluation), 2))
 
-    def forward(rows, edits, kind):
-        assert len({bool(located.choosing[row]) for row in rows}) == 1
-        own = here if located.choosing[rows[0]] else there
-        gap = 3.0 * evaluation.groups[rows]
+    class Passes:
+        notes, in_tf32 = (), False
 
-        def edited(sets):
-            return [noise[rows] + np.stack([0 * gap, gap * (own not in heads)], axis=1) for heads in sets]
+        def __call__(self, rows, edits, kind):
+            assert len({bool(located.choosing[row]) for row in rows}) == 1
+            own = here if located.choosing[rows[0]] else there
+            gap = 3.0 * evaluation.groups[rows]
 
-        return edited
+            def edited(sets):
+                return [noise[rows] + np.stack([0 * gap, gap * (own not in heads)], axis=1) for heads in sets]
 
-    plan = replace(PLAN, rank="effect", kinds=("mean",))
-    again = locate(
-        features, evaluation, located.task, located.concept, choosing=located.choosing, plan=plan, forward=forward
-    )
+            return edited
+
+    task, concept = located.words.task, located.words.concept
+    question = GapQuestion(features, evaluation, task, concept, choosing=located.choosing, passes=Passes())
+    again = locate(question, replace(PLAN, rank="effect", kinds=("mean",), forward=True))
     assert again.ranked == (here,)
     assert again.effect_map is not None
     assert again.effect_map.gap[here] == pytest.approx(0, abs=1e-9)
@@ -154,12 +168,15 @@ def test_heads_are_ranked_by_their_effect_on_one_half_and_reported_on_the_other(
 def test_heads_cannot_be_ranked_by_their_effect_without_passes(found) -> None:
     _, _, _, features, evaluation, located = found
     with pytest.raises(InputError, match="only with forward passes"):
-        locate(features, evaluation, located.task, located.concept, plan=LocatePlan(rank="effect"))
+        LocatePlan(rank="effect")
+    question = GapQuestion(features, evaluation, located.words.task, located.words.concept)
+    with pytest.raises(InputError, match="give it forward passes"):
+        locate(question, LocatePlan(rank="effect", forward=True))
 
 
 @pytest.mark.parametrize("kind", ["mean", "project"])
 def test_editing_it_closes_the_gap_and_random_heads_do_not(found, kind) -> None:
-    _, pixels, decomposer, features, evaluation, located = found
+    _, pixels, decomposer, _, evaluation, located = found
     rows = ~located.choosing
     direct = next(s for s in located.studies if s.kind == kind)["DP"]
     assert direct.change.a > 0.8
@@ -167,9 +184,9 @@ def test_editing_it_closes_the_gap_and_random_heads_do_not(found, kind) -> None:
     assert direct.percentile == 0
 
     passes = batches_of(pixels[rows])
-    edited = ForwardPasses(decomposer, passes, located.task, located.edits, kind)
-    judged = evaluation.take(rows)
-    forward = study(edited, located.ranked, judged, writing(features), PLAN, kind, "forward")
+    edited = ForwardPasses(decomposer, passes, located.words.task, located.edits, kind)
+    controls = layer_matched(located.ranked, HEADS, draws=PLAN.draws)
+    forward = study(edited, located.ranked, evaluation.take(rows), controls, PLAN, kind, "forward")
     assert forward["DP"].change.b < 0.3
     assert forward["DP"].percentile == 0
     assert max(abs(c) for c in forward["DP"].controls) < 0.2
@@ -187,12 +204,12 @@ def test_curves_fall_with_the_first_head(found) -> None:
 
 
 def test_the_report_and_the_json(found) -> None:
-    _, _, _, _, evaluation, located = found
-    content = json.loads(json.dumps(to_dict(located, evaluation, {"seed": 0}), allow_nan=False))
+    located = found[-1]
+    content = json.loads(json.dumps(to_dict(located, {"seed": 0}), allow_nan=False))
     assert content["schema"] == "fairhead.headmap/1"
     assert content["selected"][0] == list(PLANTED)
     assert np.array(content["gap"]["values"]).shape == (LAYERS, HEADS)
-    page = render(report_of(located, evaluation, {"seed": 0}))
+    page = render(report_of(located, {"seed": 0}))
     assert f"L{PLANTED[0]}H{PLANTED[1]}" in page
     assert "Dose and response" in page
     assert verdict(located)[1]["tone"] in ("good", "note")
@@ -243,27 +260,28 @@ def test_where_there_is_nothing_nothing_is_chosen() -> None:
     groups = rng.permutation(np.arange(300) % 2)
     evaluation = Evaluation(labels, task.classes, groups, ("f", "m"), "sex")
     concept = concept_from_images(features.output, groups, labels, name="sex", poles=("f", "m"))
-    located = locate(features, evaluation, task, concept, plan=PLAN)
+    located = locate(GapQuestion(features, evaluation, task, concept), PLAN)
     assert located.ranked == ()
     assert located.studies == ()
     assert verdict(located)[0]["tone"] == "unclear"
-    assert "No head" in render(report_of(located, evaluation, {}))
+    assert "No head" in render(report_of(located, {}))
 
 
 def test_a_group_absent_from_a_half_is_named(found) -> None:
     _, _, _, features, evaluation, located = found
     with pytest.raises(InputError, match=r"dark has none of the \d+ images of the choosing half"):
-        locate(features, evaluation, located.task, located.concept, choosing=evaluation.groups == 1, plan=PLAN)
+        GapQuestion(features, evaluation, located.words.task, located.words.concept, choosing=evaluation.groups == 1)
     few = np.arange(8)
     with pytest.raises(InputError, match="use more images"):
-        locate(features.take(few), evaluation.take(few), located.task, located.concept, plan=PLAN)
+        GapQuestion(features.take(few), evaluation.take(few), located.words.task, located.words.concept)
 
 
 def test_classes_too_small_are_left_out_and_said(found) -> None:
     _, _, _, features, evaluation, located = found
     rows = np.flatnonzero((evaluation.labels == 0) | (np.arange(len(evaluation)) < 12))
-    small = locate(features.take(rows), evaluation.take(rows), located.task, located.concept, plan=PLAN)
-    assert small.notes[0] == f"Too few images to compare groups within: {located.task.classes[1]}."
+    task, concept = located.words.task, located.words.concept
+    small = locate(GapQuestion(features.take(rows), evaluation.take(rows), task, concept), PLAN)
+    assert small.notes[0] == f"Too few images to compare groups within: {task.classes[1]}."
 
 
 def test_options_that_mean_nothing(found) -> None:
@@ -271,9 +289,9 @@ def test_options_that_mean_nothing(found) -> None:
     with pytest.raises(InputError, match="rank is 'size'"):
         LocatePlan(rank="size")
     with pytest.raises(InputError, match="there is no class 'yes'"):
-        locate(features, evaluation, located.task, located.concept, plan=LocatePlan(positive="yes"))
+        GapQuestion(features, evaluation, located.words.task, located.words.concept, positive="yes")
     with pytest.raises(InputError, match="they must agree"):
-        locate(features.take(np.arange(9)), evaluation, located.task, located.concept)
+        GapQuestion(features.take(np.arange(9)), evaluation, located.words.task, located.words.concept)
 
 
 def test_clusters_stay_in_one_half() -> None:

@@ -15,8 +15,8 @@ from fairhead.language import load_scorer  # noqa: E402
 from fairhead.locate import Decomposer, collect  # noqa: E402
 from fairhead.locate.class_directions import text_classifier_task  # noqa: E402
 from fairhead.locate.edits import TextEdits  # noqa: E402
-from fairhead.locate.language import halves_of_pairs  # noqa: E402
 from fairhead.locate.log_odds import encoded_texts, take_apart, whole  # noqa: E402
+from fairhead.locate.pair_question import halves_of_pairs  # noqa: E402
 from fairhead.locate.pairs import read_pairs  # noqa: E402
 from fairhead.locate.passes import TextPasses  # noqa: E402
 

@@ -1,28 +1,15 @@
 """`fairhead ablate`: edit named heads in a true forward pass, against random heads, and save the edited model."""
 
 import enum
-from dataclasses import replace
+import json
+import re
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
 
 from fairhead.cli import locate_options as given
-from fairhead.cli.locate import finish
-from fairhead.cli.locate_language import PairOptions, PairRun, is_pairs, locate_in_pairs
-from fairhead.cli.locate_options import (
-    CHOICE,
-    OUTPUT,
-    check_folder,
-    check_heads,
-    check_numbers,
-    need_torch,
-    opened,
-    option,
-    source_of,
-    write_model,
-)
-from fairhead.cli.output import check_output
+from fairhead.cli.locate_options import CHOICE, OUTPUT, answered, check_numbers, option
 from fairhead.errors import InputError
 
 EPILOG = """
@@ -95,61 +82,15 @@ def ablate_command(
     images: given.ShowImages = True,
 ) -> None:
     """Edit heads, run the model again, and hold what changes against random heads."""
-    check_output(json_path)
     check_numbers({"--limit": limit, "--draws": draws, "--n-boot": n_boot, "--batch-size": batch_size, "--seed": seed})
-    where, chosen_on = _heads(heads, chosen)
+    named = _named(heads, chosen)
     if save is not None and kind is Edit.resample:
         raise InputError("--save cannot hold --kind resample, which needs other images; use mean, zero or project")
     if kind is Edit.resample and batch_size < 3:  # an odd number of rows in batches of 2 leaves one by itself
         raise InputError(
             f"--kind resample needs other rows in every batch; --batch-size is {batch_size}, at least 3 is expected"
         )
-    need_torch()
-    check_folder(out)
-    check_folder(save)
-    if is_pairs(data):
-        pair_run = PairRun(model, data, concept, limit, device, features, out, json_path, save)
-        how = PairOptions(len(where), "gap", True, draws, n_boot, seed, tf32, (kind.value,))
-        locate_in_pairs(context, pair_run, how, where, chosen_on)
-        return
-    from fairhead.locate.forward import SessionPasses, edits_everywhere, with_forward
-    from fairhead.locate.head_maps import Head
-    from fairhead.locate.plan import OTHER_HALF, LocatePlan, half_sha256, halves_of
-    from fairhead.locate.run import locate
-
-    source = source_of(context)
-    plan = LocatePlan(draws=draws, n_boot=n_boot, seed=seed, kinds=(kind.value,))
-    with opened(source, features) as (session, told):
-        check_heads(where, session.features.shape)
-        if tokens is Tokens.first and session.decomposer.pool is not None:
-            raise InputError(
-                f"{model} pools all its tokens and has no first token that stands for the image: add --tokens all"
-            )
-        choosing = halves_of(session.evaluation, seed)
-        directions = session.task(choosing)
-        direction = session.concept(directions, choosing)
-        found = locate(
-            session.features,
-            session.evaluation,
-            directions,
-            direction,
-            choosing=choosing,
-            heads=[Head(*pair) for pair in where],
-            plan=plan,
-        )
-        everywhere = None
-        if tokens is Tokens.every or save is not None:
-            everywhere = edits_everywhere(session, choosing)
-        in_place = everywhere if tokens is Tokens.every else None
-        passes = SessionPasses(session, directions, in_place, tf32, told.tell)
-        found = with_forward(passes, found, plan, kind.value)
-    if chosen_on not in (None, half_sha256(session.evaluation.ids, choosing)):
-        found = replace(found, notes=(*found.notes, OTHER_HALF))
-    finish(session, found, context, json_path, out, images)
-    if save is not None:
-        assert everywhere is not None
-        everywhere.bake(session.decomposer.stream.base, where, kind.value)
-        write_model(save, session.model.model, session.model.processor)
+    answered(context, {"kinds": (kind.value,), "forward": True}, named.heads, named.chosen_on, save)
 
 
 class _Named(NamedTuple):
@@ -159,19 +100,15 @@ class _Named(NamedTuple):
     chosen_on: str | None
 
 
-def _heads(text: str | None, path: str | None) -> _Named:
+def _named(text: str | None, path: str | None) -> _Named:
     if (text is None) == (path is None):
         raise InputError("the heads to edit are named by --heads L11H1,L10H5 or by --from headmap.json, one of them")
     if text is not None:
-        import re
-
         found = [re.fullmatch(r"\s*[Ll](\d+)[Hh](\d+)\s*", part) for part in text.split(",")]
         if not all(found):
             raise InputError(f"{text!r} does not name heads; write them as L11H4,L10H5 (layer and head from 0)")
         # A head that is named twice is edited once.
         return _Named(tuple(dict.fromkeys((int(match[1]), int(match[2])) for match in found if match)), None)
-    import json
-
     assert path is not None
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -182,10 +119,9 @@ def _heads(text: str | None, path: str | None) -> _Named:
     selected = content.get("selected") if isinstance(content, dict) else None
     if not isinstance(selected, list) or not all(map(_is_head, selected)):
         raise InputError(f"{path} is not a head map of fairhead locate: it has no list “selected” of [layer, head]")
-    pairs = tuple((layer, head) for layer, head in selected)
-    if not pairs:
+    if not selected:
         raise InputError(f"no head was chosen in {path}, so there is none to edit")
-    return _Named(pairs, content.get("choosing_sha256"))
+    return _Named(tuple((layer, head) for layer, head in selected), content.get("choosing_sha256"))
 
 
 def _is_head(found: object) -> bool:

@@ -1,21 +1,29 @@
-"""What `fairhead locate` and `fairhead ablate` ask for alike: their shared options, checks, and the open session."""
+"""What `fairhead locate` and `fairhead ablate` have in common: options, checks, and the way from them to an answer."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fairhead import __version__
+from fairhead.cli.output import check_output, command_line, terminal, write_json
+from fairhead.cli.progress import progress
 from fairhead.errors import FairheadError, InputError
 from fairhead.store import made_folder
 
 if TYPE_CHECKING:
-    from fairhead.cli.progress import Progress
-    from fairhead.locate.session import Session, Source
+    from fairhead.locate.find import Located
+    from fairhead.locate.session import Opened, Source
 
 TEXT, CHOICE, OUTPUT, STATISTICS, MODEL = "Text side", "Choice of heads", "Output", "Statistics", "Model"
+# Options of images and labelled texts alone.
+_NOT_FOR_PAIRS = {
+    *("task", "prompts", "text_adapter", "text_encoder", "calibrate", "texts", "concept_from", "orthogonal"),
+    *("evidence", "tokens", "batch_size", "images"),
+}
 
 
 def option(
@@ -69,33 +77,94 @@ def check_numbers(values: "dict[str, int | None]") -> None:
             raise InputError(f"{flag} is {value}; at least {least} is expected")
 
 
-def needed(value: str | None, flag: str, data: str) -> str:
-    """An option that this data set cannot do without.
+def answered(
+    context: typer.Context,
+    options: Mapping[str, Any],
+    heads: Sequence[tuple[int, int]] | None = None,
+    chosen_on: str | None = None,
+    save: Path | None = None,
+) -> None:
+    """Ask the question that a command's options name; write and show what is found.
 
-    Example:
-        >>> needed(None, "--task", "celeba:CelebA")
-        Traceback (most recent call last):
-            ...
-        fairhead.errors.InputError: --task is missing: celeba needs it; pairs of texts (crows, stereoset) do not
+    Args:
+        context: of the command; its parameters have the names of the fields of `Source`.
+        options: of the plan, beside those that both commands have.
+        heads: to be tested; None chooses them.
+        chosen_on: a hash of the rows that these were chosen on, where it is known.
+        save: folder for the edited model.
     """
-    if value is None:
-        name = data.partition(":")[0]
-        raise InputError(f"{flag} is missing: {name} needs it; pairs of texts (crows, stereoset) do not")
-    return value
+    given = context.params
+    check_output(given["json_path"])
+    need_torch()
+    for folder in (given["out"], save):
+        if folder is not None:  # a mistake there should not wait for the work
+            made_folder(folder)
+    from transformers.utils import logging
+
+    from fairhead.locate.find import locate
+    from fairhead.locate.question import OTHER_HALF, LocatePlan, half_sha256
+    from fairhead.locate.session import open_question
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    source = _source(context)
+    plan = LocatePlan(**options, draws=given["draws"], n_boot=given["n_boot"], seed=given["seed"])
+    with progress() as told:
+        opened = open_question(source, plan, given["features"], told.tell)
+        for stage in ("rows", "pairs"):
+            told.drop(stage)
+        check_heads(heads or (), opened.question.shape)
+        found = locate(opened.question, plan, heads)
+    if chosen_on not in (None, half_sha256(found.rows.ids, found.choosing)):
+        found = replace(found, notes=(*found.notes, OTHER_HALF))
+    _write(context, opened, found)
+    if save is not None:
+        assert plan.kinds is not None
+        opened.save(save, found.ranked, plan.kinds[0])
+        typer.echo(f"model: {save}", err=True)
 
 
-def source_of(context: typer.Context) -> "Source":
-    """What a command reads, from its options: they have the names of the source's fields."""
-    from dataclasses import fields
-
+def _source(context: typer.Context) -> "Source":
+    """What a command reads, from its options."""
     from fairhead.locate.session import Source
 
     asked = {f.name: context.params[f.name] for f in fields(Source) if f.name in context.params}
-    for name in ("concept", "task"):
-        asked[name] = needed(asked[name], f"--{name}", asked["data"])
     if asked.get("concept_from") == "auto":
         asked["concept_from"] = None
-    return Source(**asked)
+    source = Source(**asked)
+    if source.kind == "pairs":
+        for parameter in context.command.params:
+            how = context.get_parameter_source(parameter.name or "")
+            if parameter.name in _NOT_FOR_PAIRS and how is not None and how.name == "COMMANDLINE":
+                raise InputError(
+                    f"{parameter.opts[0]} has no meaning for pairs of texts (crows, stereoset): leave it out"
+                )
+    return source
+
+
+def _write(context: typer.Context, opened: "Opened", found: "Located") -> None:
+    """Write what was asked for, and show the result unless JSON goes to standard output."""
+    from fairhead.locate.located_report import report_of, to_dict
+
+    out, json_path, notes = context.params["out"], context.params["json_path"], opened.notes
+    provenance = {"version": __version__, "command": command_line(context), **opened.provenance}
+    content = to_dict(found, provenance, notes)
+    if out is not None:
+        from fairhead.report import write
+
+        write_json(content, str(out / "headmap.json"))
+        images = opened.images if context.params["images"] else None
+        write(report_of(found, provenance, images=images, notes=notes), out / "report.html")
+        for name, records in opened.question.records(found.studies).items():
+            records.save(out / f"{name}.csv")
+    if json_path is not None:
+        write_json(content, json_path)
+    if json_path != "-":
+        from fairhead.cli.locate_table import show_located
+
+        show_located(terminal(), found, notes)
+        if out is not None:
+            typer.echo(f"\nreport: {out / 'report.html'}")
 
 
 def check_heads(heads: Sequence[tuple[int, int]], shape: tuple[int, int]) -> None:
@@ -114,39 +183,8 @@ def check_heads(heads: Sequence[tuple[int, int]], shape: tuple[int, int]) -> Non
             )
 
 
-def check_folder(path: Path | None) -> None:
-    """Find out before the work whether the folder for the results can be made."""
-    if path is None:
-        return
-    made_folder(path)
-
-
 def need_torch() -> None:
     """Say what is missing before anything is read."""
     missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
     if missing:
         raise FairheadError(f'this needs {", ".join(missing)}, not installed here: pip install "fairhead[torch]"')
-
-
-@contextmanager
-def opened(source: "Source", features: str | None) -> "Iterator[tuple[Session, Progress]]":
-    """Open a session with progress on stderr and transformers quiet."""
-    from transformers.utils import logging
-
-    from fairhead.cli.progress import progress
-    from fairhead.locate.session import open_session
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    with progress() as told:
-        session = open_session(source, features, lambda done, total: told.tell("rows", done, total))
-        told.drop("rows")
-        yield session, told
-
-
-def write_model(folder: Path, model: Any, reader: Any) -> None:
-    """Save an edited model with its tokenizer or image processor."""
-    from fairhead.models import save
-
-    save(model, folder, reader.save_pretrained)
-    typer.echo(f"model: {folder}", err=True)

@@ -11,61 +11,50 @@ from rich.table import Table
 from fairhead.report.wording import head_name, p_value
 
 if TYPE_CHECKING:
-    from fairhead.locate.run import Located
-    from fairhead.locate.studies import Study
+    from fairhead.locate.find import Located
+
+_STYLES = {"good": "green", "bad": "bold red", "unclear": "yellow", "note": "none"}
 
 
 def show_located(console: Console, found: "Located", notes: Sequence[str]) -> None:
     """Verdict, chosen heads, effects of editing them."""
-    from fairhead.locate.writeup import verdict
+    from fairhead.locate.located_report import verdict
 
-    styles = {"good": "green", "bad": "bold red", "unclear": "yellow", "note": "none"}
     for line in verdict(found):
-        console.print(f"- [{styles[line['tone']]}]{escape(line['text'])}[/]", highlight=False)
+        console.print(f"- [{_STYLES[line['tone']]}]{escape(line['text'])}[/]", highlight=False)
     for note in (*notes, *found.notes):
         console.print(f"- [dim]{escape(note)}[/]", highlight=False)
     if not found.ranked:
         return
     console.print()
     table = Table(title="Chosen heads, on the reporting half", box=box.SIMPLE_HEAD, title_justify="left")
-    gap, apart, coupled = found.head_map, found.separation, found.coupling
-    maps = [("direct, logits", gap)]
-    maps += [] if found.effect_map is None else [("lost without it", found.effect_map)]
-    for title in ("head", *(name for name, _ in maps), "share", "Cohen's d", "AUC", "coupling"):
-        table.add_column(title, justify="left" if title == "head" else "right")
+    table.add_column("head")
+    for title, _ in found.words.columns(found, found.ranked[0]):
+        table.add_column(title, justify="right")
     for head in found.ranked:
-        table.add_row(
-            head_name(*head),
-            *(f"{m.gap[head]:+.3f} ({m.low[head]:+.3f} to {m.high[head]:+.3f})" for _, m in maps),
-            f"{100 * gap.share[head]:.0f} %" if gap.has_total else "",
-            f"{apart.d.value[head]:+.2f}",
-            f"{apart.auc.value[head]:.2f}",
-            f"{coupled.value[head]:+.2f}",
-        )
+        table.add_row(head_name(*head), *(cell for _, cell in found.words.columns(found, head)))
     console.print(table)
-    console.print(effects_table(found.studies))
-    for span in found.spans:
-        named = zip(span.texts, span.is_attribute, strict=True)
-        words = ", ".join(f"[bold]{escape(text)}[/]" if marked else escape(text) for text, marked in named)
-        console.print(f"{head_name(*span.head)}: {words}", highlight=False)
+    console.print(_effects(found))
+    for text in found.words.lines():
+        console.print(text, highlight=False)
 
 
-_SHOWN = ("cramers_v", "DP", "EOd", "accuracy")
-
-
-def effects_table(studies: "Sequence[Study]") -> Table:
-    """The main metrics before and after each edit, beside their controls; the JSON has all of them."""
+def _effects(found: "Located") -> Table:
+    """The main figures before and after each edit, beside their controls; the JSON has all of them."""
     table = Table(title="Effects of editing them", box=box.SIMPLE_HEAD, title_justify="left")
-    for title in ("edit", "metric", "before", "after", "change", "p layer", "p norm"):
-        table.add_column(title, justify="left" if title in ("edit", "metric") else "right")
-    for study in studies:
-        norm = {a.change.metric: a for a in study.norm_matched}
-        shown = [a for a in study.ablations if a.change.metric in _SHOWN]
-        for i, ablation in enumerate(sorted(shown, key=lambda a: _SHOWN.index(a.change.metric))):
+    words = found.words
+    by_norm = any(study.norm_matched for study in found.studies)
+    for title in ("edit", words.figure, "before", "after", "change", "p layer", *(["p norm"] if by_norm else [])):
+        table.add_column(title, justify="left" if title in ("edit", words.figure) else "right")
+    for study in found.studies:
+        norm = {a.change.metric: p_value(a.p_controls) for a in study.norm_matched}
+        known = {a.change.metric: a for a in study.ablations}
+        for i, ablation in enumerate(known[name] for name in words.in_table if name in known):
             change = ablation.change
             low = "" if change.low is None or change.high is None else f" ({change.low:+.3f} to {change.high:+.3f})"
-            # Controls test whether a gap is lowered; for accuracy a fall is the cost, not the aim.
-            tested = change.ideal == 0
+            # Controls test whether a gap is lowered; a fall of accuracy is the cost, not the aim.
+            tested = change.metric in words.gaps
+            last = [norm.get(change.metric, "") if tested else ""] if by_norm else []
             table.add_row(
                 "" if i else f"{study.kind}, {study.way}",
                 {"cramers_v": "V"}.get(change.metric, change.metric),
@@ -73,7 +62,7 @@ def effects_table(studies: "Sequence[Study]") -> Table:
                 f"{change.b:.3f}",
                 f"{change.value:+.3f}{low}",
                 p_value(ablation.p_controls) if tested else "",
-                p_value(norm[change.metric].p_controls) if tested and change.metric in norm else "",
+                *last,
             )
-    table.caption = "p: of random heads lowering it as much, matched by layer or by how much they write"
+    table.caption = words.caption
     return table

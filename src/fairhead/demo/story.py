@@ -16,17 +16,16 @@ from transformers.utils import logging as transformers_logging
 from fairhead.audit import compare
 from fairhead.demo.digits import CLASSES, SHADES, ShadedDigits, shaded_digits
 from fairhead.demo.writeup import Findings, report_of
-from fairhead.locate.ablation import Ablation
-from fairhead.locate.alone import effect_map
+from fairhead.locate.ablation import Ablation, layer_matched
 from fairhead.locate.class_directions import classifier_task
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.edits import HeadEdits
-from fairhead.locate.effects import Evaluation
+from fairhead.locate.gap_question import Evaluation
 from fairhead.locate.head_features import collect
-from fairhead.locate.head_maps import HeadMap, score_heads, top_heads
+from fairhead.locate.head_maps import HeadMap, top_heads
 from fairhead.locate.passes import ForwardPasses
-from fairhead.locate.plan import LocatePlan
-from fairhead.locate.studies import study, writing
+from fairhead.locate.prove import single_head_effects, study
+from fairhead.locate.question import LocatePlan
 from fairhead.mitigate import DAM, attach, save
 from fairhead.records import Records
 from fairhead.report import write
@@ -163,24 +162,19 @@ def _locate(model: ViTForImageClassification, digits: ShadedDigits, plan: DemoPl
             progress=lambda done, sets: tell(stage, done, total, f"{sets} sets of heads a picture"),
         )
 
-    alone = effect_map(passes(choosing, "scoring heads"), features.shape, seen, positive=1)
+    alone = single_head_effects(passes(choosing, "scoring heads"), features.shape, seen)
     # A quarter of a layer at most: the others are its controls. The other half says whether the choice was luck.
     ranked = top_heads(
         alone.gap * np.sign(alone.total), alone.p_adjusted, plan.most_heads, per_layer=max(1, plan.heads // 4)
     )
-    head_map = score_heads(
-        task.parts(features, 1)[~choosing],
-        task.total(features.output[~choosing], 1),
-        kept.groups,
-        kept.labels,
-        clusters=kept.clusters,
-        names=poles,
-    ).marking(tuple(sorted(ranked)))
+    parts, total = task.parts(features, 1)[~choosing], task.total(features.output[~choosing], 1)
+    head_map = kept.score(parts, total).marking(tuple(sorted(ranked)))
     if not ranked:
         return _Located(head_map)
-    how = LocatePlan(draws=plan.controls, n_boot=plan.n_boot, seed=plan.seed)
+    controls = layer_matched(ranked, plan.heads, draws=plan.controls, seed=plan.seed)
+    how = LocatePlan(n_boot=plan.n_boot, seed=plan.seed)
     edited = passes(~choosing, "ablating heads and controls")
-    found = study(edited, ranked, kept, writing(features), how, "mean", "forward")
+    found = study(edited, ranked, kept, controls, how, "mean", "forward")
     part = digits.keep(~choosing)
     (before,) = edited([()])
     return _Located(

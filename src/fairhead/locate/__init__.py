@@ -1,29 +1,29 @@
 """Which heads carry a named gap, how sure that is, and what happens when they change.
 
-A pass over the images takes every output apart (`Decomposer`, `collect`); everything else is asked of what it keeps.
-`locate` does all of it: scores, choice on one half, effects and controls on the other. `locate_pairs` does the same for
-the stereotype log-odds of a language model.
+A pass over the data takes every output apart (`Decomposer`, `collect`, `take_apart`); a question is asked of what it
+keeps: the gap between two groups in the evidence for a class (`GapQuestion`), or the log-odds of pairs of texts
+(`PairQuestion`). `locate` answers it: scores, choice on one half, effects and controls on the other.
 """
 
 from fairhead.locate.ablation import Ablation, Controls, layer_matched, norm_matched
 from fairhead.locate.class_directions import Task, classifier_task, task_from_images, task_from_texts
 from fairhead.locate.concepts import Concept, concept_from_images, concept_from_texts, coupling, separation
 from fairhead.locate.decompose import Decomposer, Terms
-from fairhead.locate.edits import HeadEdits
-from fairhead.locate.effects import DirectEffect, Evaluation
+from fairhead.locate.edits import HeadEdits, TextEdits
+from fairhead.locate.find import Located, locate
+from fairhead.locate.gap_question import DirectEffect, Evaluation, GapQuestion
 from fairhead.locate.head_features import Features, HeadMoments, collect
-from fairhead.locate.head_maps import Head, HeadMap, score_heads
-from fairhead.locate.language import LocatedPairs, PairPlan, locate_pairs
+from fairhead.locate.head_maps import Head, HeadMap, score_heads, score_pairs, top_heads
+from fairhead.locate.located_report import report_of, to_dict, verdict
 from fairhead.locate.log_odds import PairTerms, take_apart
+from fairhead.locate.pair_question import PairQuestion
 from fairhead.locate.pairs import TextPairs, read_pairs
-from fairhead.locate.passes import ForwardPasses
-from fairhead.locate.plan import LocatePlan
+from fairhead.locate.passes import ForwardPasses, RowPasses, TextPasses
 from fairhead.locate.prompts import Prompts, read_prompts
-from fairhead.locate.run import Located, locate
-from fairhead.locate.studies import Study, study
+from fairhead.locate.prove import Study, curves, single_head_effects, study
+from fairhead.locate.question import LocatePlan, Question
 from fairhead.locate.texts import AdaptedText, ClipText, TextTable
 from fairhead.locate.textspan import Pool, text_spans
-from fairhead.locate.writeup import report_of
 
 __all__ = [
     "Ablation",
@@ -36,39 +36,48 @@ __all__ = [
     "Evaluation",
     "Features",
     "ForwardPasses",
+    "GapQuestion",
     "Head",
     "HeadEdits",
     "HeadMap",
     "HeadMoments",
     "LocatePlan",
     "Located",
-    "LocatedPairs",
-    "PairPlan",
+    "PairQuestion",
     "PairTerms",
     "Pool",
     "Prompts",
+    "Question",
+    "RowPasses",
     "Study",
     "Task",
     "Terms",
+    "TextEdits",
     "TextPairs",
+    "TextPasses",
     "TextTable",
     "classifier_task",
     "collect",
     "concept_from_images",
     "concept_from_texts",
     "coupling",
+    "curves",
     "layer_matched",
     "locate",
-    "locate_pairs",
     "norm_matched",
     "read_pairs",
     "read_prompts",
     "report_of",
     "score_heads",
+    "score_pairs",
     "separation",
+    "single_head_effects",
     "study",
     "take_apart",
     "task_from_images",
     "task_from_texts",
     "text_spans",
+    "to_dict",
+    "top_heads",
+    "verdict",
 ]

@@ -50,6 +50,11 @@ class Task:
         """Outputs [n, d'] to logits [n, C]."""
         return np.asarray(output, dtype=np.float64) @ self.directions.T + self.bias
 
+    def reordered(self, order: Sequence[int]) -> "Task":
+        """The same classes in another order."""
+        rows = list(order)
+        return Task(tuple(self.classes[i] for i in rows), self.directions[rows], self.bias[rows], self.origin)
+
     def calibrated(self, output: NDArray[np.floating], labels: NDArray[np.integer]) -> "Task":
         """The same directions, shifted so that each class is predicted as often as it occurs among these rows.
 
@@ -160,12 +165,11 @@ class PooledTask(Task):
         plane = out @ dense, out @ dense_bias + out_bias
         return cls(tuple(classes), *plane, origin, dense, dense_bias, out, out_bias, activation)
 
-    def reordered(self, order: Sequence[int], classes: tuple[str, ...]) -> "PooledTask":
+    def reordered(self, order: Sequence[int]) -> "PooledTask":
         """The same classes in another order."""
-        rows = list(order)
-        return PooledTask.of(
-            classes, self.dense, self.dense_bias, self.out[rows], self.out_bias[rows], self.activation, self.origin
-        )
+        rows, names = list(order), [self.classes[i] for i in order]
+        last = self.out[rows], self.out_bias[rows]
+        return PooledTask.of(names, self.dense, self.dense_bias, *last, self.activation, self.origin)
 
     def logits(self, output: NDArray[np.floating]) -> Array:
         """Outputs [n, d'] to logits [n, C], through the hidden layer."""

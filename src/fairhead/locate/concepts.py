@@ -6,7 +6,7 @@ vector [d'] that points from the second pole to the first.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,6 @@ from fairhead.locate.head_features import Array, shrunk
 from fairhead.locate.head_maps import Clusters, FloatMap, check_cells, cluster_error, p_values, units_of
 from fairhead.locate.prompts import Prompts
 from fairhead.locate.texts import TextSide
-
-Method = Literal["means", "logistic", "leace"]
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,8 @@ def concept_from_images(
     *,
     name: str,
     poles: tuple[str, str],
-    method: Method = "means",
+    method: str = "means",
+    noun: str = "images",
 ) -> Concept:
     """A direction learned from the outputs of images whose group is known.
 
@@ -105,6 +104,7 @@ def concept_from_images(
         poles: the one that group 1 is, first.
         method: "means" (difference of the means), "logistic" (a probe with a ridge), or "leace" (the direction that
             linear erasure takes out: the difference, whitened).
+        noun: what the rows are.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -130,11 +130,11 @@ def concept_from_images(
     else:
         raise InputError(f"method is {method!r}; expected 'means', 'logistic' or 'leace'")
     if len(x) <= x.shape[1] and method != "means":
-        detail["few"] = f"{len(x)} images for {x.shape[1]} dimensions: shrunk, and less sure than its figures look"
+        detail["few"] = f"{len(x)} {noun} for {x.shape[1]} dimensions: shrunk, and less sure than its figures look"
     length = np.linalg.norm(vector)
     if length == 0:
         raise InputError(f"the two groups ({', '.join(poles)}) have the same outputs, so there is no direction")
-    return Concept(name, poles, vector / length, f"labelled images ({method})", detail)
+    return Concept(name, poles, vector / length, f"labelled {noun} ({method})", detail)
 
 
 def _within(

@@ -209,10 +209,18 @@ class HeadEdits:
         return torch.tensor(array, dtype=torch.float32)
 
 
-def check_kind(kind: str) -> None:
-    """Refuse what is not a kind of edit."""
-    if kind not in KINDS:
-        raise InputError(f"kind is {kind!r}; expected one of {', '.join(KINDS)}")
+def check_kind(kind: str, kinds: Sequence[str] = KINDS) -> None:
+    """Refuse what is not a kind of edit, or not one of those that can be made here.
+
+    Example:
+        >>> check_kind("project", TEXT_KINDS)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        fairhead.errors.InputError: kind is 'project'; expected one of mean, zero, resample: a projection needs two ...
+    """
+    if kind not in kinds:
+        why = ": a projection needs two groups of rows, and pairs of texts are about many" if kind in KINDS else ""
+        raise InputError(f"kind is {kind!r}; expected one of {', '.join(kinds)}{why}")
 
 
 def _give_biases(sites: Sequence[Site]) -> None:
@@ -306,7 +314,7 @@ class TextEdits(HeadEdits):
 
     def apply(self, heads: Tap, where: Sequence[tuple[int, int]], kind: str, tokens: int | None = None) -> None:
         """Ask an open tap for the edit. Resampling gives each token the output of one token of the bank."""
-        check_text_kind(kind)
+        check_kind(kind, TEXT_KINDS)
         if kind != "resample":
             super().apply(heads, where, kind, tokens)
             return
@@ -332,19 +340,3 @@ class TextEdits(HeadEdits):
             generator = torch.Generator().manual_seed(self.seed)
             self._kept[shape, device] = torch.randint(len(self.bank), shape, generator=generator).to(device)
         return self._kept[shape, device]
-
-
-def check_text_kind(kind: str) -> None:
-    """Refuse what is not a kind of edit of a language model.
-
-    Example:
-        >>> check_text_kind("project")  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-            ...
-        fairhead.errors.InputError: kind is 'project'; pairs of texts know mean, zero, resample: a projection needs ...
-    """
-    if kind not in TEXT_KINDS:
-        raise InputError(
-            f"kind is {kind!r}; pairs of texts know {', '.join(TEXT_KINDS)}: a projection needs two groups of rows, "
-            "and these pairs are about many"
-        )

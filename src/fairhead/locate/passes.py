@@ -4,9 +4,11 @@ Each batch is run once as it is. A set of heads then starts at the first layer t
 entered it: heads of the last two of twelve layers cost a sixth of a pass, and each image is decoded once.
 """
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +22,7 @@ from fairhead.language.packing import TokenSequence, predicting
 from fairhead.language.scorer import Planned, ReadyBatch, Scorer, quiet
 from fairhead.locate.class_directions import Task
 from fairhead.locate.decompose import Decomposer
-from fairhead.locate.edits import HeadEdits, check_text_kind
+from fairhead.locate.edits import TEXT_KINDS, HeadEdits, check_kind
 from fairhead.locate.head_features import Array
 from fairhead.locate.streams import Stream, stream_of
 
@@ -215,6 +217,69 @@ class ForwardPasses(Sweep):
         return self._task.logits(read)
 
 
+@dataclass(frozen=True)
+class RowPasses:
+    """Forward passes over rows of images or texts, as a `GapQuestion` asks for them.
+
+    Attributes:
+        decomposer: of the model.
+        batches: gives the model's inputs for some rows.
+        task: classes as directions.
+        everywhere: edits of all tokens; None edits the first token alone.
+        tf32: on GPUs that can, multiply in TF32: several times as fast. How many predictions that changes is noted.
+        order: gives the order in which some rows are best read; None for as they come.
+        progress: called with (stage, rows done, rows).
+
+    Example:
+        >>> passes = RowPasses(decomposer, batches, task)  # doctest: +SKIP
+        >>> before, after = passes(rows, edits, "mean")([(), [(3, 1)]])  # doctest: +SKIP
+    """
+
+    decomposer: Decomposer
+    batches: Callable[[NDArray[np.intp]], Iterable[Mapping[str, Tensor]]]
+    task: Task
+    everywhere: HeadEdits | None = None
+    tf32: bool = False
+    order: Callable[[NDArray[np.intp]], NDArray[np.intp]] | None = None
+    progress: Callable[[str, int, int], None] | None = None
+    _rounds: Iterator[int] = field(default_factory=lambda: itertools.count(1), init=False, repr=False)
+
+    def __call__(self, rows: NDArray[np.intp], edits: HeadEdits, kind: str) -> Callable[..., list[Array]]:
+        """Logits of some rows with each of several sets of heads edited; `edits` are those of the first token."""
+        number = next(self._rounds)
+
+        def tell(done: int, sets: int) -> None:
+            if self.progress is not None:
+                self.progress(f"forward passes {number}, {sets} sets of heads a row", done, len(rows))
+
+        # Whose output a resampled row gets must not depend on how long it is.
+        as_it_comes = self.order is None or kind == "resample"
+        order = np.arange(len(rows)) if as_it_comes or self.order is None else self.order(rows)
+        place = np.argsort(order, kind="stable")
+        tokens = 0 if self.everywhere is None else None
+        passes = ForwardPasses(
+            self.decomposer, lambda: self.batches(rows[order]), self.task, self.everywhere or edits, kind, tokens, tell
+        )
+
+        def edited(sets: Sequence[Sequence[tuple[int, int]]]) -> list[Array]:
+            with matmul_precision(self.in_tf32):
+                return [logits[place] for logits in passes(sets)]
+
+        return edited
+
+    @property
+    def in_tf32(self) -> bool:
+        """Whether it was asked for and can be."""
+        return self.tf32 and has_tf32(self.decomposer.maps.device)
+
+    @property
+    def notes(self) -> list[str]:
+        """Where heads are edited, in a sentence."""
+        if self.everywhere is None:
+            return ["Forward passes edit heads at the first token alone: what they write at others stays as it is."]
+        return ["Forward passes edit heads at every token."]
+
+
 class TextPasses(Sweep):
     """Log-probabilities [texts] with each of many sets of heads edited, all batches read once as they are.
 
@@ -238,7 +303,7 @@ class TextPasses(Sweep):
         kind: str = "mean",
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        check_text_kind(kind)
+        check_kind(kind, TEXT_KINDS)
         with quiet(scorer.model):
             batches = [_TextBatch.of(planned) for planned in scorer.planned(sequences)]
         # The order in which batches give their texts.

@@ -1,45 +1,56 @@
-"""From a model folder and a data set to features, groups, a concept and a task: what the commands share."""
+"""From a model and a data set to a question: what `fairhead locate` and `fairhead ablate` start from."""
 
 import hashlib
-import itertools
-import os
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from fairhead.data import Dataset, Images, parse_spec, read_labelled
+from fairhead.data import Images, parse_spec
 from fairhead.errors import InputError, UnsupportedModel
-from fairhead.locate.class_directions import Task, classifier_task, task_from_images, task_from_texts
+from fairhead.locate.class_directions import (
+    Task,
+    array_of,
+    classifier_task,
+    task_from_images,
+    task_from_texts,
+    text_classifier_task,
+)
 from fairhead.locate.concepts import Concept, concept_from_images, concept_from_texts
 from fairhead.locate.decompose import Decomposer
-from fairhead.locate.effects import Evaluation
+from fairhead.locate.edits import HeadEdits
+from fairhead.locate.gap_question import Evaluation, GapQuestion, halves_of
+from fairhead.locate.gap_words import STAND_IN
 from fairhead.locate.head_features import Features, collect
-from fairhead.locate.plan import halves_of
-from fairhead.locate.prompts import COLUMNS, PromptFile, Prompts, class_words, concept_prompts, read_prompts
+from fairhead.locate.log_odds import take_apart
+from fairhead.locate.pair_question import PairQuestion, halves_of_pairs
+from fairhead.locate.pairs import read_pairs
+from fairhead.locate.passes import RowPasses
+from fairhead.locate.prompts import PromptFile, Prompts, class_words, concept_prompts, read_prompts
+from fairhead.locate.question import LocatePlan, Mask, Question
+from fairhead.locate.row_inputs import ImageInputs, RowInputs, TextInputs, labelled_rows
 from fairhead.locate.texts import AdaptedText, ClipText, TextSide, TextTable
 from fairhead.locate.textspan import Pool
-from fairhead.models import open_model
-from fairhead.models.load import Kind
+from fairhead.models import save
 
-Progress = Callable[[int, int], None]
-_MOST_WORKERS = 16  # threads that decode images; each holds a batch of pixels
+Heads = Sequence[tuple[int, int]]
+Progress = Callable[[str, int, int], None]
+_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
 class Source:
-    """What a run reads.
+    """What a question is about.
 
     Attributes:
-        model: folder of an image model.
-        data: name and path of a data set, as `fairface:PATH`.
-        concept: the attribute: "gender", "age", or the name of one in the prompt file.
-        task: the data set's target column.
+        model: folder of an image model, a text classifier or a causal language model.
+        data: `name:path`: labelled images or texts, or pairs of texts.
+        concept: the attribute: "gender", "age", the name of one in the prompt file, a group column of texts; of pairs
+            the type of bias, None for all.
+        task: the data set's target column; None for pairs.
         prompts: a YAML file of prompts.
         text_adapter: an .npz file that maps an encoder's texts to the model's space, where it has no text tower.
         text_encoder: the folder of that encoder.
@@ -47,16 +58,19 @@ class Source:
         concept_from: "prompts", "means", "logistic" or "leace"; None takes prompts where there is a text side.
         orthogonal: take the class directions out of the concept.
         calibrate: shift zero-shot classes so that each is predicted as often as it occurs in the choosing half.
-        limit: images to use, drawn evenly over groups; None for all.
-        batch_size: images at a time.
+        evidence: the class whose evidence is looked at; None for that of the largest gap.
+        tokens: where forward passes edit heads: "first", "all", or "auto" for the first where there is one.
+        limit: rows to use, drawn evenly over groups; None for all.
+        batch_size: rows at a time.
         device: "auto", "cpu", "cuda", ...
-        seed: of the draw.
+        tf32: forward passes multiply in TF32 on GPUs that can.
+        seed: of the draw and of the halves.
     """
 
     model: str
     data: str
-    concept: str
-    task: str
+    concept: str | None = None
+    task: str | None = None
     prompts: str | None = None
     text_adapter: str | None = None
     text_encoder: str | None = None
@@ -64,112 +78,203 @@ class Source:
     concept_from: str | None = None
     orthogonal: bool = False
     calibrate: bool = False
+    evidence: str | None = None
+    tokens: str = "auto"
     limit: int | None = None
     batch_size: int = 32
     device: str = "auto"
+    tf32: bool = False
     seed: int = 0
 
+    @property
+    def kind(self) -> str:
+        """Of the data: "images", "texts" or "pairs".
 
-class ImageModel:
-    """A loaded image model with its processor."""
-
-    kind: Kind = "image"
-
-    def __init__(self, model: str, device: str = "auto") -> None:
-        self.loaded = open_model(model, self.kind, device=device, dtype="float32")
-        self.model, self.device = self.loaded.model, self.loaded.device
-        self.processor = self.loaded.processor if self.kind == "image" else self.loaded.tokenizer
-        self.model.requires_grad_(False)
-
-    def batches(self, images: Images, size: int, start: int = 0) -> Iterator[Mapping[str, Tensor]]:
-        """The model's inputs, batch by batch; the next ones are decoded in threads meanwhile."""
-
-        def prepare(rows: range) -> Tensor:
-            pictures = [images[i] for i in rows]
-            pixels: Tensor = self.processor(pictures, return_tensors="pt")["pixel_values"]
-            return pixels
-
-        workers = min(os.cpu_count() or 1, _MOST_WORKERS)
-        pool = ThreadPoolExecutor(workers)
-        try:
-            waiting: deque[Future[Tensor]] = deque()
-            for rows in even_batches(start, len(images), size):
-                waiting.append(pool.submit(prepare, rows))
-                if len(waiting) > workers:
-                    yield {"pixel_values": waiting.popleft().result().to(self.device)}
-            while waiting:
-                yield {"pixel_values": waiting.popleft().result().to(self.device)}
-        finally:  # also where whoever asked for batches has had enough
-            pool.shutdown(cancel_futures=True)
+        Example:
+            >>> Source("model", "crows:pairs.csv").kind, Source("model", "fairface:FairFace.zip").kind
+            ('pairs', 'images')
+        """
+        kind = parse_spec(self.data, "images", "texts", "pairs", "triplets").reader.kind
+        return "pairs" if kind == "triplets" else kind
 
 
-def even_batches(start: int, end: int, size: int) -> list[range]:
-    """Rows from start to end in batches of at most `size`, none much smaller: of 3 and more, each has at least two.
+@dataclass(frozen=True)
+class Opened:
+    """A question, and what the commands need beside it.
+
+    Attributes:
+        question: to be asked.
+        provenance: where model and rows come from.
+        save: bakes an edit of heads into the weights and writes the model: called with (folder, heads, kind).
+        notes: what was left out, in sentences.
+        images: of the rows, where they are images.
+    """
+
+    question: Question
+    provenance: Mapping[str, Any]
+    save: Callable[[Path, Heads, str], None]
+    notes: tuple[str, ...] = ()
+    images: Images | None = None
+
+
+def open_question(
+    source: Source, plan: LocatePlan, features: str | None = None, progress: Progress | None = None
+) -> Opened:
+    """Read, load, and run the model over the rows, or take what is stored of that already.
+
+    Args:
+        source: what to read.
+        plan: whether forward passes will be asked for.
+        features: a folder for the heads' terms; the next run with the same model and rows takes them from there.
+        progress: called with (stage, done, all).
 
     Example:
-        >>> even_batches(0, 9, 4)
-        [range(0, 3), range(3, 6), range(6, 9)]
+        >>> source = Source("toxicity-bert", "hatexplain:HateXplain", "Women", "toxic")  # doctest: +SKIP
+        >>> open_question(source, LocatePlan()).question.rows.poles  # doctest: +SKIP
+        ('Women', 'not Women')
     """
-    count = -(-(end - start) // size)
-    bounds = np.linspace(start, end, count + 1).round().astype(int).tolist()
-    return [range(*pair) for pair in itertools.pairwise(bounds)]
+    if source.kind == "pairs":
+        return _open_pairs(source, plan, features, progress)
+    GapQuestion.check(plan)
+    session = open_session(source, features, progress)
+    choosing = halves_of(session.evaluation, source.seed)
+    task = session.task(choosing)
+    concept = session.concept(task, choosing)
+    pooled = session.decomposer.pool is not None
+    if source.tokens == "first" and pooled:
+        raise InputError(
+            f"{source.model} pools all its tokens and has no first token that stands for the image: add --tokens all"
+        )
+    everywhere = passes = None
+    if plan.forward:
+        if source.tokens == "all" or (source.tokens == "auto" and pooled):
+            everywhere = session.edits_everywhere(choosing)
+        inputs = session.inputs
+        passes = RowPasses(session.decomposer, inputs.batches, task, everywhere, source.tf32, inputs.order, progress)
+    question = GapQuestion(
+        session.features,
+        session.evaluation,
+        task,
+        concept,
+        choosing=choosing,
+        positive=source.evidence,
+        pool=session.pool(),
+        passes=passes,
+    )
+
+    def bake(folder: Path, heads: Heads, kind: str) -> None:
+        edits = everywhere or session.edits_everywhere(choosing)
+        edits.bake(session.decomposer.stream.base, heads, kind)
+        save(session.inputs.model, folder, session.inputs.beside.save_pretrained)
+
+    provenance = {
+        "model": source.model,
+        "model_sha256": session.inputs.loaded.fingerprint(),
+        "data": source.data,
+        "images": len(session.evaluation),
+        "seed": source.seed,
+        "classes_from": task.origin,
+        "concept_from": concept.origin,
+    }
+    notes = (*session.notes, *((STAND_IN,) if isinstance(session.text, AdaptedText) else ()))
+    items = session.inputs.items
+    return Opened(question, provenance, bake, notes, items if isinstance(items, Images) else None)
+
+
+def _open_pairs(source: Source, plan: LocatePlan, features: str | None, progress: Progress | None) -> Opened:
+    from fairhead.language import load_scorer
+
+    PairQuestion.check(plan)
+    pairs = read_pairs(source.data, source.concept, source.limit, source.seed)
+    halves_of_pairs(pairs, source.seed)  # a mistake there should not wait for the model
+    scorer = load_scorer(source.model, device=source.device, dtype="float32")
+    told = _stage(progress, "pairs")
+    terms = take_apart(scorer, pairs, folder=features, progress=lambda done, total: told(done, total))
+    question = PairQuestion(scorer, pairs, terms, tf32=source.tf32, seed=source.seed, progress=progress)
+
+    def bake(folder: Path, heads: Heads, kind: str) -> None:
+        question.edits.bake(scorer.model, heads, kind)
+        save(scorer.model, folder, scorer.tokenizer.save_pretrained)
+
+    provenance = {
+        "model": source.model,
+        "data": source.data,
+        "bias_type": source.concept or "all",
+        "pairs": len(pairs),
+        "seed": source.seed,
+        **scorer.settings(),
+    }
+    return Opened(question, provenance, bake)
+
+
+def _stage(progress: Progress | None, name: str) -> Callable[[int, int], None]:
+    return lambda done, total: None if progress is None else progress(name, done, total)
 
 
 @dataclass(frozen=True)
 class Session:
-    """Everything that locating and ablating start from.
+    """A model, rows with labels and groups, and what is stored of the model on them.
 
     Attributes:
         source: what was asked for.
-        model: loaded.
+        inputs: the model and the rows that it reads.
         decomposer: of the model.
-        images: of the rows, not decoded.
         evaluation: labels and groups of the rows.
         features: of the rows.
         text: the text side, or None.
-        prompts: the concept in words, or None.
-        prompt_file: what the user's own file says.
+        prompts: the concept in words.
+        classes: the classes in words, where the user's own file says them.
         notes: what was left out, in sentences.
     """
 
     source: Source
-    model: ImageModel
+    inputs: RowInputs
     decomposer: Decomposer
-    images: Images
     evaluation: Evaluation
     features: Features
     text: TextSide | None
     prompts: Prompts
-    prompt_file: PromptFile
+    classes: Mapping[str, Sequence[str]] | None
     notes: tuple[str, ...]
 
-    def task(self, choosing: NDArray[np.bool_]) -> Task:
+    def task(self, choosing: Mask) -> Task:
         """The classes as directions: the model's classifier, prompts, or a probe fitted on the choosing half."""
-        classes = self.evaluation.classes
-        if getattr(self.model.model, "classifier", None) is not None:
-            found = classifier_task(self.model.model)
+        classes, model = self.evaluation.classes, self.inputs.model
+        if isinstance(self.inputs, TextInputs) or getattr(model, "classifier", None) is not None:
+            found = text_classifier_task(model) if isinstance(self.inputs, TextInputs) else classifier_task(model)
             if set(found.classes) != set(classes):
                 raise InputError(
                     f"the model's classes are {', '.join(found.classes)} and those of the data {', '.join(classes)}; "
                     "they must have the same names"
                 )
-            order = [found.classes.index(name) for name in classes]
-            return Task(classes, found.directions[order], found.bias[order], found.origin)
-        if self.text is not None:
-            name = self.source.data.partition(":")[0].strip().lower()
-            words = self.prompt_file.classes or class_words(name, self.source.task)
-            missing = [c for c in classes if c not in words]
-            if missing:
-                raise InputError(
-                    f"there are no prompts for the class {missing[0]!r}; there are some for {', '.join(words)}"
-                )
-            prompted = task_from_texts({c: words[c] for c in classes}, self.prompts.templates, self.text)
-            if not self.source.calibrate:
-                return prompted
-            return prompted.calibrated(self.features.output[choosing], self.evaluation.labels[choosing])
-        return task_from_images(self.features.output[choosing], self.evaluation.labels[choosing], classes)
+            self._check_logits(found)
+            return found.reordered([found.classes.index(name) for name in classes])
+        if self.text is None:
+            return task_from_images(self.features.output[choosing], self.evaluation.labels[choosing], classes)
+        assert self.source.task is not None
+        words = self.classes or class_words(parse_spec(self.source.data).reader.name, self.source.task)
+        missing = [c for c in classes if c not in words]
+        if missing:
+            raise InputError(
+                f"there are no prompts for the class {missing[0]!r}; there are some for {', '.join(words)}"
+            )
+        prompted = task_from_texts({c: words[c] for c in classes}, self.prompts.templates, self.text)
+        if not self.source.calibrate:
+            return prompted
+        return prompted.calibrated(self.features.output[choosing], self.evaluation.labels[choosing])
 
-    def concept(self, task: Task, choosing: NDArray[np.bool_]) -> Concept:
+    def _check_logits(self, task: Task) -> None:
+        """Once: is that what the model does with its first token?"""
+        batch = next(self.inputs.batches(np.arange(1)))
+        own = array_of(self.inputs.model(**batch).logits)
+        ours = task.logits(self.decomposer.outputs(batch).cpu().numpy())
+        if np.abs(ours - own).max() > _TOLERANCE * max(1.0, np.abs(own).max()):
+            raise UnsupportedModel(
+                f"the logits of {type(self.inputs.model).__name__} are not those of its classifier on the first token: "
+                "it does something more that is not known"
+            )
+
+    def concept(self, task: Task, choosing: Mask) -> Concept:
         """The concept's direction, from prompts or from the choosing half."""
         method = self.source.concept_from or ("prompts" if self.text is not None else "leace")
         if method == "prompts":
@@ -178,14 +283,14 @@ class Session:
             concept = concept_from_texts(self.prompts, self.text)
         else:
             chosen = self.evaluation.take(choosing)
-            kinds: Any = method
             concept = concept_from_images(
                 self.features.output[choosing],
                 chosen.groups,
                 shared_labels(chosen),
-                name=self.source.concept,
+                name=str(self.source.concept),
                 poles=chosen.poles,
-                method=kinds,
+                method=method,
+                noun=chosen.noun,
             )
         return concept.orthogonal_to(task) if self.source.orthogonal else concept
 
@@ -203,52 +308,42 @@ class Session:
             return Pool.of(table.texts, table.vectors)
         attribute = [text for pole in self.prompts.poles for text in self.prompts.texts(pole)]
         neutral = self.prompts.neutral_texts()
-        return Pool.of(
-            table.texts,
-            table.vectors,
-            attribute,
-            self.text(attribute),
-            neutral,
-            self.text(neutral) if neutral else None,
-        )
+        vectors = self.text(attribute), self.text(neutral) if neutral else None
+        return Pool.of(table.texts, table.vectors, attribute, vectors[0], neutral, vectors[1])
 
-    def reading_order(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-        """The order in which some rows are best read, [n]: as they come, where all cost the same."""
-        return np.arange(len(rows))
-
-    def batches(self, rows: NDArray[np.integer]) -> Iterator[Mapping[str, Tensor]]:
-        """The model's inputs for some rows."""
-        return self.model.batches(self.images.take(rows), self.source.batch_size)
+    def edits_everywhere(self, choosing: Mask) -> HeadEdits:
+        """What is put in a head's place at every token, learned on the choosing half: a pass over its rows."""
+        rows = np.flatnonzero(choosing)
+        part = self.evaluation.take(rows)
+        batches = self.inputs.batches(rows)
+        return HeadEdits.learn_everywhere(self.decomposer, batches, part.groups, shared_labels(part), part.poles)
 
 
 def open_session(source: Source, features: str | None = None, progress: Progress | None = None) -> Session:
-    """Read, load, and run the model over the images or texts (or take the features that are stored already).
-
-    Args:
-        source: what to read.
-        features: a folder for the features; the next run with the same model and images takes them from there.
-        progress: called with (images done, images).
-    """
-    if parse_spec(source.data).reader.kind == "texts":
-        from fairhead.locate.classifier import open_text_session
-
-        return open_text_session(source, features, progress)
+    """Read labelled rows, load the model, and run it over them; the arguments are those of `open_question`."""
+    if source.concept is None or source.task is None:
+        missing = "--concept" if source.concept is None else "--task"
+        name = source.data.partition(":")[0]
+        raise InputError(f"{missing} is missing: {name} needs it; pairs of texts (crows, stereoset) do not")
+    is_text = source.kind == "texts"
+    if is_text and (source.prompts or source.text_adapter or source.texts):
+        name = parse_spec(source.data).reader.name
+        raise InputError(f"prompts and text sides are for images; the concept of {name} is learned from its own rows")
     file = read_prompts(source.prompts) if source.prompts else PromptFile()
-    prompts = file.concept if file.concept is not None else concept_prompts(source.concept)
+    prompts = None if is_text else file.concept or concept_prompts(source.concept)
     # The data first: a mistake there should not wait for the model.
-    data, evaluation, rows, notes = _rows(source, prompts)
+    chosen = labelled_rows(source.data, source.concept, source.task, prompts, source.limit, source.seed)
+    evaluation, prompts = chosen.evaluation, chosen.prompts
     halves_of(evaluation, source.seed)
-    model = ImageModel(source.model, source.device)
-    text = _text_side(source, model)
+    kind = TextInputs if is_text else ImageInputs
+    inputs: RowInputs = kind(source.model, chosen.items, source.batch_size, source.device)
+    text = None if is_text else _text_side(source, inputs)
     templates = file.templates
     if templates is None and isinstance(text, AdaptedText):
         templates = ("{}",)  # the stand-in was fitted on bare words
     if templates is not None:
         prompts = replace(prompts, templates=templates)
-    images = data.all.inputs
-    assert isinstance(images, Images)
-    images = images.take(rows)
-    decomposer = Decomposer(model.model)
+    decomposer = Decomposer(inputs.model, unit=False if is_text else None)
     if isinstance(text, AdaptedText) and text.width != decomposer.width:
         raise InputError(
             f"the text adapter {source.text_adapter} gives vectors of {text.width} dimensions, the model's output has "
@@ -256,88 +351,33 @@ def open_session(source: Source, features: str | None = None, progress: Progress
         )
     assert evaluation.ids is not None
     identity = {
-        "model": model.loaded.fingerprint(),
+        "model": inputs.loaded.fingerprint(),
         "ids": hashlib.sha256("\n".join(evaluation.ids.tolist()).encode()).hexdigest(),
         "data": source.data.partition(":")[0],
         "unit": decomposer.unit,
         "token": decomposer.token,
     }
-
-    def batches(start: int) -> Iterator[Mapping[str, Tensor]]:
-        return model.batches(images, source.batch_size, start)
-
-    found = collect(decomposer, batches, len(rows), folder=features, identity=identity, progress=progress)
-    return Session(source, model, decomposer, images, evaluation, found, text, prompts, file, tuple(notes))
-
-
-def _rows(source: Source, prompts: Prompts) -> tuple[Dataset, Evaluation, NDArray[np.intp], list[str]]:
-    name = parse_spec(source.data, "images", "texts").reader.name
-    column = COLUMNS.get((name, source.concept), source.concept)
-    if column == source.task:
-        raise InputError(
-            f"concept and task are both {column!r}: within a class of it there is one group, so there is no gap to find"
-        )
-    data = read_labelled(source.data, target=source.task, groups=(column,))
-    groups = data.groups()[column]
-    pole = np.full(len(groups.levels), -1)
-    for number, end in enumerate(prompts.poles):
-        for level in end.levels:
-            if level in groups.levels:
-                pole[groups.levels.index(level)] = 1 - number
-    if not {0, 1} <= set(pole.tolist()):
-        ends = "; ".join(f"{end.name}: {', '.join(end.levels)}" for end in prompts.poles)
-        raise InputError(
-            f"the column {column!r} has the values {', '.join(map(str, groups.levels))}, which are not of both poles "
-            f"of {prompts.name!r} ({ends})"
-        )
-    if len(data.classes) < 2:
-        raise InputError(f"all rows have the {source.task} {data.classes[0]!r}; a task needs at least two classes")
-    rows = np.flatnonzero(pole[groups.codes] >= 0)
-    notes = []
-    if len(rows) < len(data):
-        notes.append(f"{len(data) - len(rows)} images belong to neither pole of {prompts.name} and were left out.")
-    rng = np.random.default_rng(source.seed)
-    rows = rng.permutation(rows)
-    if source.limit is not None and source.limit < len(rows):
-        rows = even_rows(rows, pole[groups.codes], source.limit)
-    cluster = data.attributes.cluster
-    first, second = prompts.poles
-    evaluation = Evaluation(
-        labels=data.all.labels[rows],
-        classes=data.classes,
-        groups=pole[groups.codes][rows],
-        poles=(first.name, second.name),
-        group_by=prompts.name,
-        ids=data.all.ids[rows],
-        target=source.task,
-        clusters=None if cluster is None else np.asarray(cluster.codes)[rows],
+    found = collect(
+        decomposer,
+        lambda start: inputs.batches(start=start),
+        len(evaluation),
+        folder=features,
+        identity=identity,
+        progress=_stage(progress, "rows"),
     )
-    return data, evaluation, rows, notes
+    return Session(source, inputs, decomposer, evaluation, found, text, prompts, file.classes, chosen.notes)
 
 
-def even_rows(rows: NDArray[np.intp], group: NDArray[np.intp], limit: int) -> NDArray[np.intp]:
-    """As many rows of each group, in the order given.
-
-    Example:
-        >>> even_rows(np.array([4, 2, 1, 0, 3]), np.array([1, 1, 1, 0, 0]), 4).tolist()
-        [4, 2, 1, 3]
-    """
-    first = rows[group[rows] == 1][: (limit + 1) // 2]
-    second = rows[group[rows] == 0][: limit - len(first)]
-    kept = set(first.tolist()) | set(second.tolist())
-    return np.array([row for row in rows if row in kept], dtype=np.intp)
-
-
-def _text_side(source: Source, model: ImageModel) -> TextSide | None:
+def _text_side(source: Source, inputs: RowInputs) -> TextSide | None:
     if (source.text_adapter is None) != (source.text_encoder is None):
         raise InputError(
             "a text adapter and the encoder it belongs to are given together (--text-adapter, --text-encoder)"
         )
     if source.text_adapter is not None and source.text_encoder is not None:
         return AdaptedText.load(source.text_adapter, source.text_encoder)
-    if hasattr(model.model, "get_text_features"):
+    if hasattr(inputs.model, "get_text_features"):
         try:
-            return ClipText(model.model, model.loaded.tokenizer)
+            return ClipText(inputs.model, inputs.loaded.tokenizer)
         except InputError as error:
             raise UnsupportedModel(f"the text tower has no tokenizer beside it: {error}") from None
     return None

@@ -1,0 +1,302 @@
+"""A located gap between groups in words: what else was measured of the heads, and the sentences of the report."""
+
+import base64
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from rich.markup import escape
+
+from fairhead.data import Images
+from fairhead.locate.class_directions import Task
+from fairhead.locate.concepts import Concept, Measure, Separation
+from fairhead.locate.head_maps import Head
+from fairhead.locate.located_report import (
+    Words,
+    among_controls,
+    interval,
+    line,
+    names_of,
+    outcome,
+    p_text,
+    signed,
+    surely_lost,
+)
+from fairhead.locate.question import Extremes
+from fairhead.locate.textspan import HeadTexts
+from fairhead.report.wording import head_name, metric_name, p_value
+
+if TYPE_CHECKING:
+    from fairhead.locate.find import Located
+    from fairhead.locate.prove import Curves, Study
+
+STAND_IN = (
+    "The text side here is a stand-in (a sentence encoder with a linear map), not the model's own text tower. What is "
+    "said about the heads of the image tower stands; nothing is said about the text tower. Among the texts of a head, "
+    "those of the attribute and the neutral ones have the stand-in's vectors, the others those of the table: trust the "
+    "p against neutral prompts."
+)
+
+
+@dataclass(frozen=True)
+class GapWords(Words):
+    """What is told of a gap between groups.
+
+    Attributes:
+        concept: its direction.
+        task: its classes.
+        positive: the class whose evidence was looked at.
+        target: what the classes are of.
+        separation: Cohen's d and AUC along the concept, on the reporting half.
+        coupling: correlation with the class evidence.
+        spans: TextSpan of the chosen heads; empty without a pool.
+    """
+
+    concept: Concept
+    task: Task
+    positive: str
+    target: str
+    separation: Separation
+    coupling: Measure
+    spans: tuple[HeadTexts, ...]
+
+    shown: ClassVar[tuple[str, ...]] = ("cramers_v", "DP", "EOd")
+    in_table: ClassVar[tuple[str, ...]] = (*shown, "accuracy")
+    gaps: ClassVar[tuple[str, ...]] = shown
+    figure: ClassVar[str] = "metric"
+    caption: ClassVar[str] = "p: of random heads lowering it as much, matched by layer or by how much they write"
+    edits: ClassVar[Mapping[str, str]] = {
+        "mean": "replacing what they write by its balanced mean",
+        "zero": "silencing them",
+        "resample": "giving them another row's output",
+        "project": "erasing the group from what they write (LEACE)",
+    }
+
+    @property
+    def evidence(self) -> str:
+        """The class whose evidence was looked at, in words: “yes” (Smiling)."""
+        return f"“{self.positive}” ({self.target})" if self.target else f"“{self.positive}”"
+
+    @property
+    def title(self) -> str:
+        """Of the report."""
+        return f"Heads that carry {self.concept.name}" + (f" in the task “{self.target}”" if self.target else "")
+
+    def figure_name(self, metric: str) -> str:
+        """A metric in a title."""
+        return metric_name(metric)
+
+    def question(self, located: "Located") -> str:
+        """What is asked."""
+        first, second = self.concept.poles
+        sorts = f"sorts {located.rows.noun} by {self.target}" if self.target else f"sorts {located.rows.noun}"
+        return (
+            f"A model {sorts} into {', '.join(self.task.classes)} ({self.task.origin}). Which attention heads "
+            f"carry a difference between {first} and {second} in the evidence for {self.evidence}, and what "
+            "happens to the gaps when those heads are changed? All attributes are perceived ones."
+        )
+
+    def opening(self, located: "Located") -> dict[str, str]:
+        """Which heads, their part in the gap, and the best of them along the concept."""
+        if not located.ranked:
+            what = (
+                "No head carries a part of the gap that can be told from chance"
+                if located.effect_map is None
+                else "No head, taken out alone in a true forward pass, lowers the gap by more than chance"
+            )
+            return line("unclear", f"{what} in the half that heads are chosen on.")
+        auc = self.separation.auc
+        best = max(located.ranked, key=lambda head: abs(auc.value[head] - 0.5))
+        chosen = f"were chosen on one half of the {located.rows.noun}" if located.chosen_here else "were named"
+        alone, lost = "", located.effect_map
+        if lost is not None:
+            sure = len(surely_lost(located, lost, np.sign(lost.total)))
+            alone = f" Taken out alone in a true forward pass, {sure} of them lower it there by more than chance."
+        return line(
+            "note",
+            f"{len(located.ranked)} of {located.head_map.gap.size} heads ({names_of(located.ranked)}) {chosen}. "
+            f"{self._part(located)}{alone} Along {self.concept.name}, {head_name(*best)} tells the groups "
+            f"apart best of them, with an AUC of "
+            f"{auc.value[best]:.2f} ({auc.low[best]:.2f} to {auc.high[best]:.2f}; 0.5 is not at all).",
+        )
+
+    def _part(self, located: "Located") -> str:
+        """The chosen heads' part in the gap; as a share where the whole can be told from 0."""
+        gap = located.head_map
+        whole = f"{signed(gap.total)} logits, 95 % interval {signed(gap.total_low)} to {signed(gap.total_high)}"
+        other = "the other half" if located.chosen_here else "the reporting half"
+        part = sum(float(gap.gap[head]) for head in located.ranked)
+        if gap.has_total:
+            return (
+                f"In {other} they make up {100 * part / gap.total:.0f} % of the gap in the evidence for "
+                f"{self.evidence} ({whole})."
+            )
+        return (
+            f"In {other} they add {signed(part)} logits to the gap in the evidence for {self.evidence}, which as a "
+            f"whole cannot be told from 0 ({whole})."
+        )
+
+    def effect(self, study: "Study") -> dict[str, str]:
+        """What an edit did to the first metric that has a value, and to accuracy."""
+        metric = next((m for m in self.shown if any(a.change.metric == m for a in study.ablations)), None)
+        if metric is None:
+            return line("unclear", f"The effect of {self.edit(study)} is undefined: too few rows.")
+        ablation = study[metric]
+        change, accuracy = ablation.change, ablation.accuracy
+        name = {"cramers_v": "Cramér's V of prediction and group"}.get(metric, metric)
+        text = (
+            f"{self.edit(study).capitalize()} changes {name} from {change.a:.3f} to {change.b:.3f} "
+            f"({interval(change)}, corrected p {p_text(change.p_adjusted)}). " + among_controls(ablation)
+        )
+        if accuracy is not None and accuracy.value is not None:
+            points = f"{signed(100 * accuracy.value, 1)} points ({interval(accuracy, 100, 1)})"
+            text += f" Accuracy changes by {points}."
+        cost = accuracy is not None and accuracy.high is not None and accuracy.high < 0
+        found = outcome(ablation)
+        return line("note" if cost and found.tone == "good" else found.tone, text + found.sentence)
+
+    def done(self, located: "Located") -> str:
+        """How it was found."""
+        n, noun = (int(located.choosing.sum()), int((~located.choosing).sum())), located.rows.noun
+        origin = f"chosen on {n[0]} {noun}" if located.chosen_here else "named"
+        learned = "the first" if located.chosen_here else f"the other {n[0]}"
+        text = (
+            f"The output representation was taken apart into an exact sum of terms, one a head. The direction of "
+            f"{self.concept.name} comes from {self.concept.origin}. Heads were {origin}; every figure here is of "
+            f"{'the other ' if located.chosen_here else ''}{n[1]} {noun}. Edits were learned on {learned}."
+        )
+        if self.spans or located.extremes:
+            ends = f"the {noun} at the ends of a head's axis, which know no groups, are of all {sum(n)}"
+            text += f" TextSpan and {ends}."
+        return text
+
+    def maps(self, located: "Located") -> list[dict[str, Any]]:
+        """The gap, what it loses without each head, and the separation of the groups."""
+        first, second = self.concept.poles
+        whole = located.head_map.total
+        of_heads, of_others = float(located.head_map.gap.sum()), float(located.other_map.gap.sum())
+        rest = (
+            f"The whole gap is {signed(whole)} logits: {signed(of_heads)} from all heads together, "
+            f"{signed(of_others)} from the embedding and the MLPs, {signed(whole - of_heads - of_others)} from "
+            "biases, which the norms scale differently from row to row."
+        )
+        title = f"Each head's part in the gap of the evidence for {self.evidence}"
+        sections = [{"kind": "headmap", "title": title, "text": rest, **located.head_map.to_dict()}]
+        if located.effect_map is not None:
+            lost, direct = located.effect_map.gap.ravel(), located.head_map.gap.ravel()
+            text = "Each head alone was edited in a true forward pass; heads were ranked by what the gap then lost."
+            if lost.std() and direct.std():
+                alike = signed(float(np.corrcoef(lost, direct)[0, 1]), 2)
+                text += f" Over all heads this and the direct part above correlate by {alike}."
+            title = f"What the gap of the evidence for {self.evidence} loses without each head"
+            sections.append({"kind": "headmap", "title": title, "text": text, **located.effect_map.to_dict()})
+        d = self.separation.d
+        sections.append(
+            {
+                "kind": "headmap",
+                "title": f"How well each head tells {first} from {second} along the concept",
+                "measure": f"Cohen's d along {self.concept.name}, {first} minus {second}",
+                "unit": "SD",
+                "values": d.value.tolist(),
+                "low": d.low.tolist(),
+                "high": d.high.tolist(),
+                "p_adjusted": d.p_adjusted.tolist(),
+                "selected": [list(head) for head in sorted(located.ranked)],
+            }
+        )
+        return sections
+
+    def heads(self, located: "Located", images: Images | None) -> list[dict[str, Any]]:
+        """A card a head: figures, texts, and the images at its ends."""
+        return [
+            {
+                "kind": "top_heads",
+                "title": "The chosen heads",
+                "text": "Texts in bold name the attribute." if self.spans else "",
+                "poles": list(self.concept.poles),
+                "heads": [self._card(located, ends, images) for ends in located.extremes],
+            }
+        ]
+
+    def _card(self, located: "Located", ends: Extremes, images: Images | None) -> dict[str, Any]:
+        head, gap, lost = ends.head, located.head_map, located.effect_map
+        d, auc, coupled = self.separation.d, self.separation.auc, self.coupling
+
+        def fact(name: str, value: float, low: float, high: float) -> dict[str, str]:
+            figure, *between = (f"{x:.2f}".replace("-", "−") for x in (value, low, high))
+            return {"name": name, "figure": figure, "note": " to ".join(between)}
+
+        facts = [fact("Direct part in the gap, logits", gap.gap[head], gap.low[head], gap.high[head])]
+        if lost is not None:
+            facts.append(fact("Lost without it, logits", lost.gap[head], lost.low[head], lost.high[head]))
+        for name, x in (("Cohen's d", d), ("AUC", auc), ("Coupling with the evidence", coupled)):
+            facts.append(fact(name, x.value[head], x.low[head], x.high[head]))
+        card: dict[str, Any] = {"head": list(head), "facts": facts}
+        span = next((s for s in self.spans if s.head == head), None)
+        if span is not None:
+            card["texts"] = span.to_dict()["texts"]
+            matched = "" if span.p_matched is None else f"; against neutral prompts {p_value(span.p_matched)}"
+            note = f"of its variance, p {p_value(span.p_adjusted)} adjusted{matched}"
+            share = f"{100 * span.attribute_share:.1f} %"
+            facts.append({"name": "Texts of the attribute", "figure": share, "note": note})
+        if images is not None:
+            card["most"] = [_picture(images, i) for i in ends.most]
+            card["least"] = [_picture(images, i) for i in ends.least]
+        return card
+
+    def columns(self, located: "Located", head: Head) -> list[tuple[str, str]]:
+        """Of the table in the terminal."""
+        gap = located.head_map
+        maps = [("direct, logits", gap)]
+        maps += [] if located.effect_map is None else [("lost without it", located.effect_map)]
+        return [
+            *((n, f"{m.gap[head]:+.3f} ({m.low[head]:+.3f} to {m.high[head]:+.3f})") for n, m in maps),
+            ("share", f"{100 * gap.share[head]:.0f} %" if gap.has_total else ""),
+            ("Cohen's d", f"{self.separation.d.value[head]:+.2f}"),
+            ("AUC", f"{self.separation.auc.value[head]:.2f}"),
+            ("coupling", f"{self.coupling.value[head]:+.2f}"),
+        ]
+
+    def lines(self) -> list[str]:
+        """The texts of each head, those of the attribute in bold."""
+        found = []
+        for span in self.spans:
+            named = zip(span.texts, span.is_attribute, strict=True)
+            words = ", ".join(f"[bold]{escape(text)}[/]" if marked else escape(text) for text, marked in named)
+            found.append(f"{head_name(*span.head)}: {words}")
+        return found
+
+    def curves(self, located: "Located") -> "list[tuple[str, Curves | None]]":
+        """Of the direct effect, and of forward passes."""
+        return [("direct effect alone", located.curves), *super().curves(located)]
+
+    def to_dict(self, located: "Located") -> dict[str, Any]:
+        """Concept, task, and what was measured along the concept."""
+        concept, ids = self.concept, located.rows.ids
+
+        def named(rows: tuple[int, ...]) -> list[str | int]:
+            return [i if ids is None else str(ids[i]) for i in rows]
+
+        curves = {"curves": located.curves, "forward_curves": located.forward_curves}
+        return {
+            "concept": {"name": concept.name, "poles": list(concept.poles), "origin": concept.origin, **concept.detail},
+            "task": {"classes": list(self.task.classes), "origin": self.task.origin, "evidence_for": self.positive},
+            "separation": self.separation.d.to_dict(),
+            "auc": self.separation.auc.to_dict(),
+            "coupling": self.coupling.to_dict(),
+            **{name: None if found is None else found.to_dict() for name, found in curves.items()},
+            "texts": [span.to_dict() for span in self.spans],
+            "extremes": [
+                {"head": list(e.head), "most": named(e.most), "least": named(e.least)} for e in located.extremes
+            ],
+        }
+
+
+def _picture(images: Images, row: int) -> str:
+    picture = images[row].copy()
+    picture.thumbnail((96, 96))
+    file = io.BytesIO()
+    picture.save(file, "JPEG", quality=80)
+    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -1,0 +1,283 @@
+"""What the engine asks about: rows, the gap between their two poles, and each head's part in it.
+
+There are three questions: the gap in the evidence for a class between two groups of images or of texts (`GapQuestion`),
+and the log-odds of pairs of texts (`PairQuestion`). `locate` chooses heads on one half of the rows and reports on the
+other, whatever the question.
+"""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairhead.audit.results import Comparison
+from fairhead.errors import InputError
+from fairhead.locate.edits import HeadEdits, check_kind
+from fairhead.locate.head_features import Array
+from fairhead.locate.head_maps import Head, HeadMap
+from fairhead.records import Records
+from fairhead.stats import Difference
+
+if TYPE_CHECKING:
+    from fairhead.locate.located_report import Words
+    from fairhead.locate.prove import Study
+
+Rank = Literal["gap", "concept", "bias", "effect"]
+RANKS: tuple[str, ...] = get_args(Rank)
+Mask = NDArray[np.bool_]
+# Sets of heads -> what is read of all rows with each of them edited; the empty set is the model as it is.
+Edited = Callable[[Sequence[Sequence[tuple[int, int]]]], Sequence[Array]]
+OTHER_HALF = (
+    "The heads were chosen on other rows than the choosing half of this run: some of those reported on here may have "
+    "been used for the choice. With the data, limit and seed of that run, the halves are the same."
+)
+
+
+@dataclass(frozen=True)
+class LocatePlan:
+    """How heads are chosen and tested.
+
+    Attributes:
+        count: heads to choose at most.
+        per_layer: of one layer at most; None for a quarter of its heads, so that enough are left as controls.
+        rank: "gap" (direct part in the gap), "effect" (what the gap loses when the head alone is edited in a true
+            forward pass) or, between groups, "concept" (how well a head tells the groups apart along the concept) and
+            "bias" (that, times its coupling with the class evidence).
+        alpha: chance of a false choice: the false discovery rate between groups, of any of all heads in pairs.
+        kinds: edits of the chosen heads; None for all that the question knows. The first is that of single heads and
+            curves.
+        forward: make true forward passes.
+        draws: control sets, unless all are fewer.
+        m: texts a head, in TextSpan.
+        permutations: relabellings behind the p-value of a head's texts.
+        extremes: rows named at either end of a head.
+        n_boot: bootstrap replicates.
+        level: confidence level.
+        seed: of controls and resampling.
+
+    Example:
+        >>> LocatePlan(count=2, kinds=("mean",)).draws
+        200
+    """
+
+    count: int = 4
+    per_layer: int | None = None
+    rank: Rank = "gap"
+    alpha: float = 0.05
+    kinds: tuple[str, ...] | None = None
+    forward: bool = False
+    draws: int = 200
+    m: int = 20
+    permutations: int = 2000
+    extremes: int | None = None
+    n_boot: int = 2000
+    level: float = 0.95
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.rank not in RANKS:
+            raise InputError(f"rank is {self.rank!r}; expected one of {', '.join(RANKS)}")
+        if self.rank == "effect" and not self.forward:
+            raise InputError("heads can be ranked by their effect only with forward passes: add --forward")
+        if self.count < 1 or self.draws < 1:
+            raise InputError(f"count is {self.count} and draws is {self.draws}; at least 1 of each is needed")
+
+
+class Changes(NamedTuple):
+    """What an edit did to the figures of some rows, paired.
+
+    Attributes:
+        differences: one a figure.
+        comparison: the same as an audit has it, where rows have labels and groups.
+        by_cell: accuracy by class and group, as (class, group, change), where rows have them.
+    """
+
+    differences: tuple[Difference, ...]
+    comparison: Comparison | None = None
+    by_cell: tuple[tuple[str, str, Difference], ...] = ()
+
+
+class Rows(Protocol):
+    """Rows, their two poles, and the figures that an edit may change.
+
+    A *read* is what one pass says of all rows: logits [n, C], or the sums behind the figures of pairs, [n, 7].
+    """
+
+    @property
+    def noun(self) -> str:
+        """What the rows are: "images", "texts" or "pairs"."""
+
+    @property
+    def poles(self) -> tuple[str, str]:
+        """What the gap is between, first minus second."""
+
+    @property
+    def ids(self) -> Sequence[Any] | NDArray[Any] | None:
+        """Of the rows."""
+
+    @property
+    def gap_name(self) -> str:
+        """What the gap is of: "evidence gap" or "log-odds"."""
+
+    @property
+    def doses(self) -> tuple[str, ...]:
+        """The figures of dose–response curves."""
+
+    def __len__(self) -> int:
+        """How many."""
+
+    def take(self, rows: NDArray[Any]) -> Self:
+        """The chosen rows: positions, or a mask."""
+
+    def score(self, parts: Array, total: Array, level: float = 0.95, measure: str | None = None) -> HeadMap:
+        """The mean gap in parts [n, layers, heads] of a whole [n]."""
+
+    def evidence(self, read: Array) -> Array:
+        """What the gap is a difference of, [n]."""
+
+    def figures(self, reads: Sequence[Array]) -> Mapping[str, Array]:
+        """Every figure of k reads, each [k]; NaN where it has no value."""
+
+    def compare(self, before: Array, after: Array, plan: LocatePlan) -> Changes:
+        """The figures of two reads."""
+
+
+class Extremes(NamedTuple):
+    """Rows at the ends of a head, by position: most towards the first pole, and towards the second."""
+
+    head: Head
+    most: tuple[int, ...]
+    least: tuple[int, ...]
+
+    @classmethod
+    def of(cls, head: Head, parts: Array, count: int, rows: NDArray[np.intp] | None = None) -> "Extremes":
+        """Of the head's parts [n]; `rows` [n] are their positions."""
+        order = np.argsort(parts, kind="stable")
+        order = order if rows is None else rows[order]
+        return cls(head, tuple(order[::-1][:count].tolist()), tuple(order[:count].tolist()))
+
+
+class Question(ABC):
+    """A gap, each head's direct part in it, and passes in which heads are edited.
+
+    Attributes:
+        rows: all n rows.
+        choosing: the half that heads are chosen on, [n] bool.
+        comparable: rows that a gap can be made of, [n] bool.
+        parts: each head's direct part in a row's evidence, [n, L, H].
+        other_parts: those of the embedding and the MLPs, [n, M].
+        total: the evidence itself, [n].
+        edits: what is put in a head's place, learned on the choosing half.
+        kinds: of edits that it knows.
+        ranks: that it knows.
+        norms: how much each head writes, [L, H], for controls matched by it; None for none.
+        notes: what was left out, in sentences.
+    """
+
+    kinds: tuple[str, ...]
+    ranks: tuple[str, ...] = RANKS
+    rows: Rows
+    choosing: Mask
+    comparable: Mask
+    parts: Array
+    other_parts: Array
+    total: Array
+    edits: HeadEdits
+    norms: Array | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Layers and heads."""
+        return self.parts.shape[1], self.parts.shape[2]
+
+    @property
+    def reported(self) -> NDArray[np.intp]:
+        """Positions of the reporting half."""
+        return np.flatnonzero(~self.choosing)
+
+    def direct_map(self, rows: Mask, level: float, others: bool = False) -> HeadMap:
+        """Each head's direct part in the gap of some rows, or that of the other terms as [1, M]."""
+        parts = self.other_parts[:, None] if others else self.parts
+        return self.rows.take(rows).score(parts[rows], self.total[rows], level)
+
+    @classmethod
+    def check(cls, plan: LocatePlan) -> None:
+        """Refuse a plan that this question cannot follow."""
+        if plan.rank not in cls.ranks:
+            raise InputError(f"rank is {plan.rank!r}; here it is {' or '.join(cls.ranks)}")
+        for kind in plan.kinds or ():
+            check_kind(kind, cls.kinds)
+
+    def ranking(self, direct: HeadMap, rows: Mask, plan: LocatePlan) -> tuple[Array, Array]:
+        """What heads are ranked by on the choosing half, larger being better, and corrected p-values: [L, H] each."""
+        return direct.gap * np.sign(direct.total), direct.p_adjusted
+
+    def doubts(self, direct: HeadMap, plan: LocatePlan) -> list[str]:
+        """What makes the choice uncertain, in sentences."""
+        return []
+
+    def forward_kinds(self, kinds: Sequence[str]) -> Sequence[str]:
+        """The kinds of edits that true forward passes are made with."""
+        return kinds
+
+    @abstractmethod
+    def direct(self, kind: str, seed: int) -> Edited | None:
+        """Direct effects on the reporting half; None for a kind that has none without a pass."""
+
+    @abstractmethod
+    def forward(self, rows: NDArray[np.intp], kind: str) -> Edited:
+        """True forward passes over some rows; a set of heads that was run is not run again."""
+
+    @abstractmethod
+    def forward_notes(self, edited: Edited | None) -> list[str]:
+        """What should be known of the passes that were made over the reporting half, if any were."""
+
+    def records(self, studies: "Sequence[Study]") -> Mapping[str, Records]:
+        """Predictions of the reporting half for an audit, by the name of their file; none where rows have no labels."""
+        return {}
+
+    @abstractmethod
+    def extremes(self, head: Head, count: int | None) -> Extremes:
+        """Rows at the ends of a head."""
+
+    @abstractmethod
+    def words(self, ranked: tuple[Head, ...], plan: LocatePlan) -> "Words":
+        """What else is to be told of the chosen heads, and how the report calls things."""
+
+
+def halves(cells: NDArray[np.integer], clusters: NDArray[np.integer] | None, seed: int = 0) -> Mask:
+    """Split rows in two, [n] bool: every cell evenly, or, where there are clusters, whole clusters at random.
+
+    Example:
+        >>> first = halves(np.repeat([0, 1], [6, 4]), None)
+        >>> first[:6].sum(), first[6:].sum()
+        (np.int64(3), np.int64(2))
+    """
+    rng = np.random.default_rng(seed)
+    chosen = np.zeros(len(cells), dtype=bool)
+    if clusters is not None:
+        names = np.unique(clusters)
+        return np.isin(clusters, rng.permutation(names)[: len(names) // 2])
+    for cell in np.unique(cells):
+        rows = rng.permutation(np.flatnonzero(cells == cell))
+        chosen[rows[: len(rows) // 2]] = True
+    return chosen
+
+
+def half_sha256(ids: Sequence[Any] | NDArray[Any] | None, choosing: Mask) -> str | None:
+    """A hash of who is in the choosing half, to tell later whether heads were chosen on it; None without ids.
+
+    Example:
+        >>> halves = np.array([True, True, False]), np.array([True, False, True])
+        >>> first, second = (half_sha256(("a", "b", "c"), half) for half in halves)
+        >>> first == second
+        False
+    """
+    if ids is None:
+        return None
+    return hashlib.sha256("\n".join(sorted(map(str, np.asarray(ids)[choosing]))).encode()).hexdigest()
