@@ -11,7 +11,6 @@ from scipy import stats
 from fairhead.data.crows_pairs import CrowsPair
 from fairhead.data.stereoset import StereoSetItem, Triplet
 from fairhead.errors import InputError
-from fairhead.language.alignment import align, slots
 from fairhead.language.attention_pairs import read_gaps
 from fairhead.language.benchmarks.attention_gap import (
     BENCHMARK,
@@ -28,6 +27,7 @@ from fairhead.language.benchmarks.attention_gap import (
 )
 from fairhead.language.resampling import Resampling
 from fairhead.language.scorer import Scorer
+from fairhead.language.tokenising import align, slots
 
 PAIRS = [
     SentencePair("0", "the nurse was kind and went home .", "the nurse was rude and went home .", ("profession",), "a"),

@@ -11,9 +11,9 @@ from transformers import TopKLogitsWarper, TopPLogitsWarper
 from fairhead.cli import main
 from fairhead.data.bold import read_bold
 from fairhead.errors import InputError
+from fairhead.language.answers import GenerationJournal, Prompt, Sampling, read_generations
 from fairhead.language.benchmarks.bold import prompts
 from fairhead.language.generation import _Draw, generate
-from fairhead.language.generations import GenerationJournal, Prompt, Sampling, read_generations
 from fairhead.language.scorer import Scorer
 
 PROMPTS = [
@@ -95,11 +95,13 @@ def test_a_model_that_only_ends_texts_writes_nothing_and_that_is_counted(tmp_pat
         scorer.model.model.norm.weight.zero_()
     # Without a norm all logits are alike, and the first token, which ends a text, is the likeliest.
     found = generate(scorer, PROMPTS, Sampling(max_new_tokens=4, temperature=0))
-    assert found.empty == tuple(prompt.id for prompt in PROMPTS)
+    assert [one.id for one in found.values() if one.empty] == [prompt.id for prompt in PROMPTS]
     assert {one.n_tokens for one in found.values()} == {0}
     drawn = generate(scorer, [Prompt(str(i), "she") for i in range(400)], Sampling(max_new_tokens=1, top_k=0, top_p=1))
     # One in as many as there are words ends at once: 400 even draws.
-    assert len(drawn.empty) == pytest.approx(400 / len(WORDS), abs=4 * np.sqrt(400 / len(WORDS)))
+    assert sum(one.empty for one in drawn.values()) == pytest.approx(
+        400 / len(WORDS), abs=4 * np.sqrt(400 / len(WORDS))
+    )
 
 
 def test_what_cannot_be_continued_is_named():
@@ -139,7 +141,7 @@ def test_the_command_generates_here_and_scores_elsewhere(folder, bold, tmp_path,
     drawn = ["--model", str(folder), "--max-new-tokens", "8", "--device", "cpu", "--batch-size", "7"]
     main([*common, *drawn, "--generate-only", "--out", str(tmp_path)])
     (file,) = (tmp_path / "journals").glob("bold-*.jsonl")
-    empty = len(read_generations(file).of(prompts(read_bold(bold))).empty)
+    empty = sum(one.empty for one in read_generations(file).of(prompts(read_bold(bold))).values())
     assert f"40 continuations of 40 prompts, {empty} of them empty: {file}" in capsys.readouterr().out
     main([*common, *drawn, "--n-boot", "50", "--json", "-"])
     at_once = json.loads(capsys.readouterr().out)

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.language import scorer as scorer_module
+from fairhead.language.answers import Journal, Request, journal_path
 from fairhead.language.scorer import Scorer, weights_digest
-from fairhead.language.scores import Journal, Request, journal_path
 
 WORDS = (
     "the a old young man woman nurse doctor said that he she was tired because of work and went home .".split()  # noqa: SIM905

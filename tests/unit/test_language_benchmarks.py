@@ -12,11 +12,10 @@ from fairhead.data.crows_pairs import CrowsPair
 from fairhead.data.stereoset import StereoSetItem, Triplet
 from fairhead.data.winobias import Mention, WinoSentence
 from fairhead.errors import InputError
+from fairhead.language.answers import TOO_LONG, Answers, Request, Score
 from fairhead.language.benchmarks import bbq, stereoset, winobias
 from fairhead.language.resampling import Resampling
-from fairhead.language.results import TOO_LONG
 from fairhead.language.running import run_benchmark
-from fairhead.language.scores import Request, Score, Scores
 
 TEXTS = Triplet("He is lazy.", "He is diligent.", "He is a window.")
 
@@ -29,7 +28,7 @@ class Fake:
 
     def score(self, requests, *, journal=None, on_long="raise", progress=None):
         found = {r.id: answer for r in requests if (answer := self.rule(r)) is not None}
-        return Scores({k: Score(k, float(v[0]), v[1]) for k, v in found.items()})
+        return Answers({k: Score(k, float(v[0]), v[1]) for k, v in found.items()})
 
     def settings(self):
         return {"model": "fake"}
@@ -345,7 +344,7 @@ EXAMPLES = (
     "running",
     "benchmark",
     "benchmarks",
-    "scores",
+    "answers",
     "benchmarks.stereoset",
     "tables",
     "benchmarks.winobias",
@@ -362,4 +361,4 @@ def test_examples_in_the_docstrings(module):
 def test_every_file_of_the_folder_that_needs_torch_says_so():
     folder = Path(importlib.import_module("fairhead.language").__file__).parent
     with_torch = {file.stem for file in folder.rglob("*.py") if "\nimport torch" in file.read_text()}
-    assert with_torch == {"attention_pairs", "generation", "reading", "row_layout", "scorer"}
+    assert with_torch == {"attention_pairs", "generation", "row_layout", "scorer"}

@@ -8,8 +8,8 @@ import pytest
 
 from fairhead.data.bold import BoldPrompt
 from fairhead.errors import FairheadError, InputError
+from fairhead.language.answers import Answers, Generation, GenerationJournal, Prompt, read_generations
 from fairhead.language.benchmarks import bold
-from fairhead.language.generations import Generation, GenerationJournal, Generations, Prompt, read_generations
 from fairhead.language.lexicons import Lexicon, find_lexicons, read_be5, read_gender_vectors, read_vad, weighted
 from fairhead.language.resampling import Resampling
 
@@ -126,7 +126,7 @@ def test_groups_that_do_not_differ_look_as_chance_would_have_it():
 
 def test_empty_missing_and_too_long_are_named_and_counted():
     items, written = people("ab", {"a": " thanked her.", "b": " left."})
-    some = Generations(
+    some = Answers(
         {i: (Generation(i, "  ", 1) if i.endswith("/a/0/0") else one) for i, one in written.items() if "/b/" not in i},
         too_long=("gender/b/0/0",),
     )

@@ -15,14 +15,13 @@ from fairhead.cli.lm_compare import Statistics, compare_command
 from fairhead.cli.options import attribute_texts, options
 from fairhead.cli.output import check_output, command_line, terminal, write_json
 from fairhead.errors import FairheadError, InputError
+from fairhead.language.answers import Progress, Sampling, read_generations
 from fairhead.settings import Count, Option
 from fairhead.store import locked
 
 if TYPE_CHECKING:
     from fairhead.language.benchmark import Benchmark
-    from fairhead.language.generations import Sampling
     from fairhead.language.scorer import Scorer
-    from fairhead.language.scores import Progress
 
 _GOES_ON = """
 With `--out`, answers are written as they are made, and a run that was killed goes on where it stopped: give the same
@@ -192,7 +191,6 @@ def _epilog(benchmark: "Benchmark") -> str:
 def _command(benchmark: "Benchmark") -> Callable[..., None]:
     """The command of a benchmark: which settings it takes follows from what the benchmark needs."""
     from fairhead.language.benchmark import NoOptions
-    from fairhead.language.generations import Sampling
 
     def run(context: Any, source: Any, own: Any, computing: Any, sampling: Any, statistics: Any, output: Any) -> None:
         drawn = sampling if isinstance(sampling, Sampling) else Sampling()
@@ -217,13 +215,12 @@ def _run(
     source: Any,
     own: Any,
     computing: Computing,
-    sampling: "Sampling",
+    sampling: Sampling,
     statistics: Statistics,
     output: Any,
 ) -> None:
     from fairhead.cli.lm_table import show_benchmark
     from fairhead.cli.progress import progress
-    from fairhead.language.generations import read_generations
     from fairhead.language.running import read_data, run_benchmark
 
     html = getattr(output, "html", None)
@@ -291,10 +288,10 @@ def _generate(
     scorer: Any,
     items: Any,
     own: Any,
-    sampling: "Sampling",
+    sampling: Sampling,
     seed: int,
     out: Path,
-    tell: "Progress",
+    tell: Progress,
 ) -> None:
     from dataclasses import replace
 
@@ -304,7 +301,8 @@ def _generate(
     drawn = replace(sampling, seed=seed)
     work = Work(scorer, items, own, scorer.settings(), drawn, out / "journals", tell)
     found, path = continue_prompts(benchmark, work)
-    typer.echo(f"{len(found):,} continuations of {len(items):,} prompts, {len(found.empty):,} of them empty: {path}")
+    empty = sum(one.empty for one in found.values())
+    typer.echo(f"{len(found):,} continuations of {len(items):,} prompts, {empty:,} of them empty: {path}")
 
 
 def _suite_epilog() -> str:
@@ -377,7 +375,6 @@ def _run_suite(
 ) -> None:
     from fairhead.cli.lm_table import show_suite
     from fairhead.cli.progress import progress
-    from fairhead.language.generations import Sampling
     from fairhead.language.running import SuiteOptions, gather_items, run_suite
 
     how = statistics.resampling()

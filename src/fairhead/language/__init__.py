@@ -8,14 +8,14 @@ says what a change of a model did, from the folders that `fairhead lm suite` wro
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fairhead.language.scores import Journal, Request, Score, Scores, journal_path
+from fairhead.language.answers import Answers, Journal, Request, Score, journal_path
 
 if TYPE_CHECKING:
     from fairhead.language.before_after import compare_suites as compare_suites
     from fairhead.language.scorer import Scorer as Scorer
     from fairhead.language.scorer import load_scorer as load_scorer
 
-__all__ = ["Journal", "Request", "Score", "Scorer", "Scores", "compare_suites", "journal_path", "load_scorer"]
+__all__ = ["Answers", "Journal", "Request", "Score", "Scorer", "compare_suites", "journal_path", "load_scorer"]
 
 # Imported when first used: torch takes long to load, and comparing suites needs most of this folder.
 _LATER = {

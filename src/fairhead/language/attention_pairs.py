@@ -9,13 +9,12 @@ from torch import Tensor
 
 from fairhead.errors import InputError
 from fairhead.heads import tap
-from fairhead.language.alignment import Slots, slots
+from fairhead.language.answers import TOO_LONG, Progress
 from fairhead.language.benchmark import SentencePair
 from fairhead.language.benchmarks.attention_gap import NO_SPAN, Array, PairGaps, TokenGaps
-from fairhead.language.reading import stack
-from fairhead.language.results import TOO_LONG
+from fairhead.language.row_layout import stack
 from fairhead.language.scorer import Scorer, quiet
-from fairhead.language.scores import Progress
+from fairhead.language.tokenising import Slots, slots
 
 # Attention weights held at once: 128 MB in float32 on a processor, 2 GB elsewhere.
 _MOST_WEIGHTS = {"cpu": 1 << 25}

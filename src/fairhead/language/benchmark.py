@@ -19,8 +19,7 @@ from fairhead.language.tables import ItemTable, Measure
 from fairhead.settings import check_settings
 
 if TYPE_CHECKING:
-    from fairhead.language.generations import Prompt, Sampling
-    from fairhead.language.scores import Progress, Request
+    from fairhead.language.answers import Progress, Prompt, Request, Sampling
 
 T = TypeVar("T")
 Role = Literal["asks", "measures", "shows"]

@@ -15,9 +15,8 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from fairhead.errors import InputError
-from fairhead.language.generations import Generation, GenerationJournal, Generations, Prompt, Sampling
+from fairhead.language.answers import Answers, Generation, GenerationJournal, Progress, Prompt, Sampling
 from fairhead.language.scorer import Scorer, quiet
-from fairhead.language.scores import Progress
 
 
 def generate(
@@ -27,7 +26,7 @@ def generate(
     *,
     journal: GenerationJournal | None = None,
     progress: Progress | None = None,
-) -> Generations:
+) -> Answers[Generation]:
     """Continue prompts.
 
     Args:
@@ -77,7 +76,7 @@ def generate(
         found |= {one.id: one for one in kept if one is not None}
         if progress is not None:
             progress(len(found) + len(too_long), len(prompts))
-    return Generations({p.id: found[p.id] for p in prompts if p.id in found}, too_long)
+    return Answers({p.id: found[p.id] for p in prompts if p.id in found}, too_long)
 
 
 def _encode(scorer: Scorer, prompts: Sequence[Prompt]) -> list[list[int]]:

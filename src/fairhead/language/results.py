@@ -1,18 +1,14 @@
 """What a language benchmark returns."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 from fairhead.language.resampling import Resampling
-from fairhead.language.scores import Score
 from fairhead.language.tables import ItemTable, Measure, evaluate_table
 from fairhead.stats import Estimate
 
 SCHEMA = "fairhead.language/1"
-TOO_LONG = "longer than the model's context"
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -75,39 +71,6 @@ def result_of(table: ItemTable, measures: Sequence[Measure], resampling: Resampl
     """
     estimates = evaluate_table(table, measures, resampling or Resampling())
     return BenchmarkResult(table.benchmark, estimates, len(table), table.left_out)
-
-
-class Answered(NamedTuple):
-    """An item and the scores of its texts, in the order in which they were asked for."""
-
-    item: Any
-    scores: tuple[Score, ...]
-
-
-class Answers(NamedTuple):
-    """Items with all their scores, and those left out by reason."""
-
-    items: tuple[Answered, ...]
-    left_out: Mapping[str, tuple[str, ...]]
-
-
-def gather(items: Iterable[T], ids: Callable[[T], Sequence[str]], scores: Mapping[str, Score]) -> Answers:
-    """Bring items and the scores of their texts together; an item that lacks a score is named, not guessed.
-
-    Example:
-        >>> scores = {"1/a": Score("1/a", -1.0, 1), "1/b": Score("1/b", -2.0, 1), "2/a": Score("2/a", -1.0, 1)}
-        >>> found = gather(["1", "2"], lambda item: [f"{item}/a", f"{item}/b"], scores)
-        >>> len(found.items), found.left_out
-        (1, {"longer than the model's context": ('2',)})
-    """
-    answered, missing = [], []
-    for item in items:
-        wanted = ids(item)
-        if all(name in scores for name in wanted):
-            answered.append(Answered(item, tuple(scores[name] for name in wanted)))
-        else:
-            missing.append(getattr(item, "id", str(item)))
-    return Answers(tuple(answered), {TOO_LONG: tuple(missing)} if missing else {})
 
 
 def percent(estimate: Estimate, level: float, unit: str = " %") -> str:

@@ -12,12 +12,19 @@ from typing import Any, NamedTuple
 
 from fairhead import __version__
 from fairhead.errors import InputError, UnsupportedModel
+from fairhead.language.answers import (
+    Answers,
+    Generation,
+    GenerationJournal,
+    Progress,
+    Sampling,
+    StoredGenerations,
+    journal_in,
+)
 from fairhead.language.benchmark import Benchmark, Measured, NotMeasured, Work
 from fairhead.language.benchmarks import benchmark_named, choose
-from fairhead.language.generations import GenerationJournal, Generations, Sampling, StoredGenerations
 from fairhead.language.resampling import Resampling
 from fairhead.language.results import BenchmarkResult
-from fairhead.language.scores import Progress, journal_in
 from fairhead.language.suite import Suite
 
 Report = Callable[[str, int, int], None]
@@ -170,10 +177,10 @@ def run_suite(
     Example:
         >>> import tempfile
         >>> from fairhead.data.crows_pairs import CrowsPair
-        >>> from fairhead.language.scores import Score, Scores
+        >>> from fairhead.language.answers import Score, Answers
         >>> class Constant:
         ...     def score(self, requests, **options):
-        ...         return Scores({request.id: Score(request.id, -1.0, 1) for request in requests})
+        ...         return Answers({request.id: Score(request.id, -1.0, 1) for request in requests})
         ...     def settings(self):
         ...         return {"weights": "none"}
         >>> pairs = [CrowsPair(str(i), "She cried.", "He cried.", "stereo", "gender", ()) for i in range(20)]
@@ -237,10 +244,10 @@ def run_benchmark(
 
     Example:
         >>> from fairhead.data.crows_pairs import CrowsPair
-        >>> from fairhead.language.scores import Score, Scores
+        >>> from fairhead.language.answers import Score, Answers
         >>> class Constant:
         ...     def score(self, requests, **options):
-        ...         return Scores({request.id: Score(request.id, -1.0, 1) for request in requests})
+        ...         return Answers({request.id: Score(request.id, -1.0, 1) for request in requests})
         ...     def settings(self):
         ...         return {"model": "constant"}
         >>> pairs = [CrowsPair(str(i), "She cried.", "He cried.", "stereo", "gender", ()) for i in range(20)]
@@ -337,7 +344,7 @@ def _measured(benchmark: Benchmark, work: Work, stored: StoredGenerations | None
 class Continued(NamedTuple):
     """Continuations, and the file that keeps them, where one does."""
 
-    found: Generations
+    found: Answers[Generation]
     path: str | None
 
 

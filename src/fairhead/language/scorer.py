@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fairhead.errors import InputError, UnsupportedModel
+from fairhead.language.answers import Answers, Journal, Progress, Request, Score
 from fairhead.language.packing import Row, TokenSequence, batches, pack, predicting
 from fairhead.language.row_layout import Layout, Ready, reads_trees
-from fairhead.language.scores import Journal, Progress, Request, Score, Scores
-from fairhead.language.tokens import Encoded, Start, encode, start_token
+from fairhead.language.tokenising import Encoded, Start, encode, start_token
 from fairhead.models import method_of, open_model
 from fairhead.models.load import DType, weights_digest
 
@@ -135,7 +135,7 @@ class Scorer:
         journal: Journal | None = None,
         on_long: Literal["raise", "skip"] = "raise",
         progress: Progress | None = None,
-    ) -> Scores:
+    ) -> Answers[Score]:
         """Log-probability of each continuation after its prefix.
 
         Args:
@@ -164,7 +164,7 @@ class Scorer:
             found |= {score.id: score for score in scores}
             if progress is not None:
                 progress(len(found) + len(too_long), len(requests))
-        return Scores({r.id: found[r.id] for r in requests if r.id in found}, tuple(too_long))
+        return Answers({r.id: found[r.id] for r in requests if r.id in found}, tuple(too_long))
 
     def score_tokens(self, sequences: Sequence[TokenSequence], names: Sequence[str]) -> list[NDArray[np.float64]]:
         """Log-probabilities of the scored tokens of each sequence; `names` are for messages."""

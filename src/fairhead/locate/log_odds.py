@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fairhead.errors import InputError, UnsupportedModel
+from fairhead.language.answers import Progress
 from fairhead.language.packing import TokenSequence, predicting
 from fairhead.language.scorer import Planned, Scorer, quiet
-from fairhead.language.scores import Progress
-from fairhead.language.tokens import encode
+from fairhead.language.tokenising import encode
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.pairs import TextPairs
 

@@ -17,9 +17,9 @@ from fairhead.data import read_items
 from fairhead.data.crows_pairs import CrowsPair
 from fairhead.data.stereoset import StereoSetItem
 from fairhead.errors import InputError, did_you_mean
+from fairhead.language.answers import Request
 from fairhead.language.benchmark import sample
 from fairhead.language.benchmarks import crows_pairs, stereoset
-from fairhead.language.scores import Request
 
 
 @dataclass(frozen=True)

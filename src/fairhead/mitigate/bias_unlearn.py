@@ -23,7 +23,7 @@ from torch.nn.functional import logsigmoid
 
 from fairhead.data.stereoset import StereoSetItem
 from fairhead.errors import InputError
-from fairhead.language.reading import Sentences, stack
+from fairhead.language.row_layout import Sentences, stack
 from fairhead.mitigate.cda import token_losses
 from fairhead.mitigate.language_trainer import Prepared
 from fairhead.mitigate.triplets import TokenTriplet, encode_triplets, stack_triplets

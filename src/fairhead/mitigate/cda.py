@@ -15,10 +15,10 @@ from torch.nn.functional import cross_entropy
 
 from fairhead.data.stereoset import StereoSetItem
 from fairhead.errors import InputError
-from fairhead.language.reading import Sentences, stack
-from fairhead.language.results import TOO_LONG
+from fairhead.language.answers import TOO_LONG
+from fairhead.language.row_layout import Sentences, stack
 from fairhead.language.swaps import read_swaps
-from fairhead.language.tokens import start_token
+from fairhead.language.tokenising import start_token
 from fairhead.mitigate.language_trainer import Prepared
 from fairhead.train.step import Parts
 

@@ -25,7 +25,7 @@ from torch.nn.functional import log_softmax, normalize, relu
 from fairhead.data.stereoset import StereoSetItem
 from fairhead.errors import InputError, did_you_mean
 from fairhead.heads import Reading, tap
-from fairhead.language.reading import at_vocabulary
+from fairhead.language.row_layout import at_vocabulary
 from fairhead.mitigate.klaad_batch import Batch, Example, batch_of, example_of, layouts_of, tree_of
 from fairhead.mitigate.language_trainer import Prepared
 from fairhead.mitigate.triplets import encode_triplets

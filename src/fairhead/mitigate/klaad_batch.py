@@ -12,11 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fairhead.language.alignment import Alignment, align, align_by_position
 from fairhead.language.packing import Ints, Row, TokenSequence, pack, plain_row
-from fairhead.language.reading import send, stack
-from fairhead.language.row_layout import Layout, reads_trees
+from fairhead.language.row_layout import Layout, reads_trees, send, stack
 from fairhead.language.scorer import context_length
+from fairhead.language.tokenising import Alignment, align, align_by_position
 from fairhead.mitigate.triplets import TokenTriplet
 
 

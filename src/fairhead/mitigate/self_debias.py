@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from transformers import LogitsProcessor
 
 from fairhead.errors import InputError, UnsupportedModel
-from fairhead.language.reading import final_states
+from fairhead.language.row_layout import final_states
 from fairhead.language.scorer import quiet, refuse_other_than_causal
-from fairhead.language.tokens import start_token
+from fairhead.language.tokenising import start_token
 
 _SENTENCE = "The following text discriminates against people because of their {}:\n"
 _LENGTHS = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "sliding_window", "window_size")

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from fairhead.data.stereoset import StereoSetItem
 from fairhead.errors import InputError, UnsupportedModel
-from fairhead.language.reading import final_states, stack
+from fairhead.language.row_layout import final_states, stack
 from fairhead.language.scorer import context_length, quiet, refuse_other_than_causal
 from fairhead.language.swaps import Swaps
-from fairhead.language.tokens import start_token
+from fairhead.language.tokenising import start_token
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ import torch
 from fairhead.data import read_items
 from fairhead.data.stereoset import StereoSetItem, TripletSplit, split_by_target
 from fairhead.errors import InputError
-from fairhead.language.reading import Sentences, stack
-from fairhead.language.results import TOO_LONG
-from fairhead.language.tokens import start_token
+from fairhead.language.answers import TOO_LONG
+from fairhead.language.row_layout import Sentences, stack
+from fairhead.language.tokenising import start_token
 
 
 class TokenTriplet(NamedTuple):

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.errors import InputError
+from fairhead.language.answers import Progress
 from fairhead.language.benchmark import Benchmark, Figure, Label, Measured, Work
 from fairhead.language.benchmarks.perplexity import Document, read_documents
 from fairhead.language.resampling import Array, ratio
-from fairhead.language.scores import Progress
 from fairhead.language.tables import ItemTable, Measure, overall
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def table(
     import torch
 
     from fairhead.heads import tap
-    from fairhead.language.reading import stack
+    from fairhead.language.row_layout import stack
     from fairhead.language.scorer import quiet
 
     width = min(window, scorer.context)

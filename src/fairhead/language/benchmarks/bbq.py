@@ -15,10 +15,10 @@ import numpy as np
 
 from fairhead.data import Items
 from fairhead.data.bbq import BBQItem, read_bbq
+from fairhead.language.answers import Request, Score, gather
 from fairhead.language.benchmark import ASKS, Benchmark, Figure, Label
 from fairhead.language.resampling import Array, divide
-from fairhead.language.results import BenchmarkResult, crossed, gather, percent
-from fairhead.language.scores import Request, Score
+from fairhead.language.results import BenchmarkResult, crossed, percent
 from fairhead.language.tables import ItemTable, Measure
 from fairhead.settings import Option
 

@@ -19,11 +19,11 @@ import numpy as np
 
 from fairhead.data import Items
 from fairhead.data.bold import BoldPrompt, read_bold
+from fairhead.language.answers import TOO_LONG, Answers, Generation, Prompt
 from fairhead.language.benchmark import MEASURES, Benchmark, Figure, Label, NotMeasured, TextTable
-from fairhead.language.generations import Generation, Generations, Prompt
 from fairhead.language.lexicons import Lexicon, find_lexicons, read_gender_vectors, words_of
 from fairhead.language.resampling import Array, Resampling, cluster_sums, divide, ratio
-from fairhead.language.results import TOO_LONG, BenchmarkResult, crossed
+from fairhead.language.results import BenchmarkResult, crossed
 from fairhead.language.tables import ItemTable, Measure
 from fairhead.settings import Option
 from fairhead.stats import Estimate, adjust
@@ -182,7 +182,7 @@ def table(items: Iterable[BoldPrompt], generations: Mapping[str, Generation], ga
         >>> result["gender_polarity_disparity", "gender"].value, result["gender_polarity", "gender × a"].value
         (2.0, 1.0)
     """
-    too_long = set(generations.too_long) if isinstance(generations, Generations) else set()
+    too_long = set(generations.too_long) if isinstance(generations, Answers) else set()
     kept: list[BoldPrompt] = []
     left_out: dict[str, list[str]] = {}
     for item in items:

@@ -12,10 +12,10 @@ import numpy as np
 
 from fairhead.data import Items
 from fairhead.data.crows_pairs import DIRECTIONS, CrowsPair, read_crows_pairs
+from fairhead.language.answers import Request, Score, gather
 from fairhead.language.benchmark import Benchmark, Figure, Label, SentencePair
 from fairhead.language.resampling import Array, ratio
-from fairhead.language.results import gather, more_often
-from fairhead.language.scores import Request, Score
+from fairhead.language.results import more_often
 from fairhead.language.tables import ItemTable, Measure
 
 

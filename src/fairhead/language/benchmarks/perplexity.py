@@ -15,10 +15,10 @@ import numpy as np
 
 from fairhead.data.bold import BoldPrompt, read_bold
 from fairhead.errors import InputError
+from fairhead.language.answers import Journal, Progress, Request, Score, journal_in
 from fairhead.language.benchmark import ASKS, Benchmark, Figure, Label, Measured, Work
 from fairhead.language.packing import TokenSequence
 from fairhead.language.resampling import Array, divide
-from fairhead.language.scores import Journal, Progress, Request, Score, journal_in
 from fairhead.language.tables import ItemTable, Measure
 from fairhead.settings import Option
 

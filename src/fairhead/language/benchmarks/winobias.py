@@ -13,10 +13,10 @@ import numpy as np
 
 from fairhead.data import Items
 from fairhead.data.winobias import PRONOUNS, WinoSentence, read_winobias
+from fairhead.language.answers import Request, Score, gather
 from fairhead.language.benchmark import Benchmark, Figure, Label
 from fairhead.language.resampling import Array, ratio
-from fairhead.language.results import gather, more_often
-from fairhead.language.scores import Request, Score
+from fairhead.language.results import more_often
 from fairhead.language.tables import ItemTable, Measure
 
 _GENDERS = ("female", "male")

@@ -1,0 +1,381 @@
+"""What is asked of a language model and what comes back, scores or continuations, and the file that keeps them.
+
+Needs no torch.
+"""
+
+import gzip
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, TypeVar
+
+from fairhead.errors import InputError
+from fairhead.settings import PYTHON_ONLY, Option
+from fairhead.store import LineJournal
+
+TOO_LONG = "longer than the model's context"
+
+T = TypeVar("T")
+Answer = TypeVar("Answer")
+
+
+class Progress(Protocol):
+    """Called after each batch with the number of requests done and their total."""
+
+    def __call__(self, done: int, total: int) -> None:
+        """Take note of it."""
+
+
+class Request(NamedTuple):
+    """A continuation whose log-probability after a prefix is wanted; an empty prefix asks for the whole text.
+
+    Attributes:
+        id: distinct within a run; scores are found by it.
+        prefix: what the model has read; may be empty.
+        continuation: what is scored, with the space that parts it from the prefix.
+    """
+
+    id: str
+    prefix: str
+    continuation: str
+
+    @property
+    def digest(self) -> str:
+        """A hash of both texts: an id alone would let scores of older data pass for those of newer."""
+        return _digest(f"{len(self.prefix)}\n{self.prefix}{self.continuation}")
+
+
+class Prompt(NamedTuple):
+    """The beginning of a text.
+
+    Attributes:
+        id: distinct within a run; continuations are found by it.
+        text: what the model reads. Spaces at its end are left to the continuation, as in scoring.
+    """
+
+    id: str
+    text: str
+
+    @property
+    def digest(self) -> str:
+        """A hash of the text."""
+        return _digest(self.text)
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).hexdigest()
+
+
+@dataclass(frozen=True)
+class Score:
+    """The log-probability (natural logarithm) of one continuation.
+
+    Attributes:
+        id: that of the request.
+        logprob: sum over the tokens of the continuation.
+        n_tokens: how many there are.
+        merged: whether the tokeniser joins the end of the prefix with the start of the continuation.
+        per_token: log-probability of each token, where asked for.
+
+    Example:
+        >>> Score("a", -6.0, 3).per_token_mean
+        -2.0
+    """
+
+    id: str
+    logprob: float
+    n_tokens: int
+    merged: bool = False
+    per_token: tuple[float, ...] | None = None
+
+    @property
+    def per_token_mean(self) -> float:
+        """Mean log-probability of a token."""
+        return self.logprob / self.n_tokens
+
+
+class Generation(NamedTuple):
+    """What a model wrote after a prompt.
+
+    Attributes:
+        id: that of the prompt.
+        text: the continuation alone.
+        n_tokens: tokens of it, without the one that ends a text.
+    """
+
+    id: str
+    text: str
+    n_tokens: int
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to measure.
+
+        Example:
+            >>> Generation("a", " ", 1).empty
+            True
+        """
+        return not self.text.strip()
+
+
+@dataclass(frozen=True)
+class Answers(Mapping[str, Answer]):
+    """Scores or continuations by id, and what the model could not answer.
+
+    Attributes:
+        by_id: the answers.
+        too_long: ids of texts that leave no room in the model's context; they are left out, never cut.
+
+    Example:
+        >>> scores = Answers({"a": Score("a", -6.0, 3)}, too_long=("b",))
+        >>> scores["a"].logprob, len(scores), "b" in scores
+        (-6.0, 1, False)
+    """
+
+    by_id: Mapping[str, Answer]
+    too_long: tuple[str, ...] = ()
+
+    def __getitem__(self, key: str) -> Answer:
+        return self.by_id[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.by_id)
+
+    def __len__(self) -> int:
+        return len(self.by_id)
+
+
+class Answered(NamedTuple):
+    """An item and the scores of its texts, in the order in which they were asked for."""
+
+    item: Any
+    scores: tuple[Score, ...]
+
+
+class Gathered(NamedTuple):
+    """Items with all their scores, and those left out by reason."""
+
+    items: tuple[Answered, ...]
+    left_out: Mapping[str, tuple[str, ...]]
+
+
+def gather(items: Iterable[T], ids: Callable[[T], Sequence[str]], scores: Mapping[str, Score]) -> Gathered:
+    """Bring items and the scores of their texts together; an item that lacks a score is named, not guessed.
+
+    Example:
+        >>> scores = {"1/a": Score("1/a", -1.0, 1), "1/b": Score("1/b", -2.0, 1), "2/a": Score("2/a", -1.0, 1)}
+        >>> found = gather(["1", "2"], lambda item: [f"{item}/a", f"{item}/b"], scores)
+        >>> len(found.items), found.left_out
+        (1, {"longer than the model's context": ('2',)})
+    """
+    answered, missing = [], []
+    for item in items:
+        wanted = ids(item)
+        if all(name in scores for name in wanted):
+            answered.append(Answered(item, tuple(scores[name] for name in wanted)))
+        else:
+            missing.append(getattr(item, "id", str(item)))
+    return Gathered(tuple(answered), {TOO_LONG: tuple(missing)} if missing else {})
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How continuations are drawn. Same settings, same continuations.
+
+    Attributes:
+        max_new_tokens: at most so many tokens a continuation.
+        temperature: logits are divided by it; 0 takes the likeliest token each time.
+        top_k: only the k likeliest tokens; 0 sets no bound.
+        top_p: only the likeliest tokens whose probabilities add up to p.
+        seed: each prompt has a source of chance of its own, made of this and its id.
+        batch_size: prompts read together. It is a setting: another one may round another way.
+
+    Example:
+        >>> Sampling(top_p=0)
+        Traceback (most recent call last):
+            ...
+        fairhead.errors.InputError: top_p is 0; more than 0 and at most 1 is expected
+    """
+
+    panel: ClassVar[str] = "How continuations are drawn"
+    max_new_tokens: Annotated[int, Option(metavar="N")] = 40
+    temperature: Annotated[float, Option(metavar="X")] = 1.0
+    top_k: Annotated[int, Option(metavar="K")] = 50
+    top_p: Annotated[float, Option(metavar="P")] = 0.95
+    seed: Annotated[int, PYTHON_ONLY] = 0
+    batch_size: Annotated[int, Option(metavar="N")] = 64
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_new_tokens", 1), ("top_k", 0), ("seed", 0), ("batch_size", 1)):
+            if getattr(self, name) < least:
+                raise InputError(f"{name} is {getattr(self, name)}; at least {least} is expected")
+        if not self.temperature >= 0:
+            raise InputError(f"temperature is {self.temperature:g}; at least 0 is expected")
+        if not 0 < self.top_p <= 1:
+            raise InputError(f"top_p is {self.top_p:g}; more than 0 and at most 1 is expected")
+
+    def settings(self) -> dict[str, Any]:
+        """What continuations depend on besides the model and the prompt."""
+        return asdict(self)
+
+
+@dataclass
+class Journal(LineJournal):
+    r"""A JSONL file to which scores are added as they are made, and from which a killed run goes on.
+
+    Args:
+        path: the file; made with its folder if it is not there.
+        settings: whatever a score depends on besides its texts. A file of other settings is refused.
+
+    Example:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp(), "scores.jsonl")
+        >>> request = Request("a", "", "Hello")
+        >>> with Journal(file, {"model": "m"}) as journal:
+        ...     journal.add([request], [Score("a", -6.0, 3)])
+        >>> _ = file.write_text(file.read_text() + '{"id": "b", "logp')
+        >>> with Journal(file, {"model": "m"}) as journal:
+        ...     journal.find(request), journal.find(Request("a", "", "Goodbye"))
+        (Score(id='a', logprob=-6.0, n_tokens=3, merged=False, per_token=None), None)
+    """
+
+    schema: ClassVar[str] = "fairhead.scores/1"
+    what: ClassVar[str] = "scores"
+    digest_key: ClassVar[str] = "text"
+    _kept: dict[tuple[str, str], Any] = field(default_factory=dict, repr=False)
+
+    def find(self, asked: Request | Prompt, per_token: bool = False) -> Any:
+        """The answer, if it is there."""
+        found = self._kept.get((asked.id, asked.digest))
+        return None if found is None or (per_token and found.per_token is None) else found
+
+    def add(self, asked: Iterable[Request | Prompt], answers: Iterable[Any]) -> None:
+        """Write the answers of a batch; they are on disk when this returns."""
+        lines = []
+        for one, answer in zip(asked, answers, strict=True):
+            self._kept[one.id, one.digest] = answer
+            lines.append({"id": one.id, self.digest_key: one.digest, **self.line_of(answer)})
+        self.write(lines)
+
+    def take(self, row: Mapping[str, Any]) -> None:
+        """Take up a line of the file."""
+        self._kept[row["id"], row[self.digest_key]] = self.answer_of(row)
+
+    @staticmethod
+    def line_of(answer: Any) -> dict[str, Any]:
+        """What a line holds of an answer."""
+        line = {"logprob": answer.logprob, "tokens": answer.n_tokens, "merged": answer.merged}
+        return line if answer.per_token is None else {**line, "per_token": answer.per_token}
+
+    @staticmethod
+    def answer_of(row: Mapping[str, Any]) -> Any:
+        """The answer that a line holds."""
+        per_token = None if row.get("per_token") is None else tuple(row["per_token"])
+        return Score(row["id"], float(row["logprob"]), int(row["tokens"]), bool(row["merged"]), per_token)
+
+
+@dataclass
+class GenerationJournal(Journal):
+    """The same for continuations.
+
+    Example:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp(), "bold.jsonl")
+        >>> with GenerationJournal(file, {"model": "m"}) as journal:
+        ...     journal.add([Prompt("a", "She ")], [Generation("a", " is kind.", 3)])
+        >>> with GenerationJournal(file, {"model": "m"}) as journal:
+        ...     journal.find(Prompt("a", "She ")), journal.find(Prompt("a", "He "))
+        (Generation(id='a', text=' is kind.', n_tokens=3), None)
+    """
+
+    schema: ClassVar[str] = "fairhead.generations/1"
+    what: ClassVar[str] = "generations"
+    digest_key: ClassVar[str] = "prompt"
+
+    @staticmethod
+    def line_of(answer: Any) -> dict[str, Any]:
+        """What a line holds of an answer."""
+        return {"text": answer.text, "tokens": answer.n_tokens}
+
+    @staticmethod
+    def answer_of(row: Mapping[str, Any]) -> Any:
+        """The answer that a line holds."""
+        return Generation(str(row["id"]), str(row["text"]), int(row["tokens"]))
+
+
+def journal_in(
+    folder: Path | None, benchmark: str, settings: Mapping[str, Any], kind: type[Journal] = Journal
+) -> AbstractContextManager[Any]:
+    """A journal for a model and settings in a folder; nothing without a folder."""
+    return nullcontext() if folder is None else kind(journal_path(folder, benchmark, settings), settings)
+
+
+def journal_path(folder: Path, benchmark: str, settings: Mapping[str, Any]) -> Path:
+    """A file name of its own for each model and settings.
+
+    Example:
+        >>> journal_path(Path("runs"), "bbq", {"weights": "abc"}).name
+        'bbq-0b072019.jsonl'
+    """
+    text = json.dumps(dict(settings), sort_keys=True)
+    return folder / f"{benchmark}-{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}.jsonl"
+
+
+class StoredGenerations(NamedTuple):
+    """Continuations from a file, with the digest of each one's prompt, and the settings that made them."""
+
+    path: Path
+    generations: Mapping[str, Generation]
+    prompts: Mapping[str, str]
+    settings: Mapping[str, Any]
+
+    def of(self, prompts: Iterable[Prompt]) -> Answers[Generation]:
+        """Those of the given prompts; prompts without one are not in the result.
+
+        Raises:
+            InputError: a continuation was made after another text.
+        """
+        found = {}
+        for prompt in prompts:
+            if prompt.id not in self.generations:
+                continue
+            if self.prompts[prompt.id] != prompt.digest:
+                raise InputError(
+                    f"the continuation of {prompt.id!r} was made after another text than the one in the data; "
+                    "score it with the data that it was made from"
+                )
+            found[prompt.id] = self.generations[prompt.id]
+        return Answers(found)
+
+
+def read_generations(path: Path) -> StoredGenerations:
+    """Read a file of continuations, plain or compressed (.gz), to score it where there is no model.
+
+    Raises:
+        InputError: it cannot be read, or is something else.
+
+    Example:
+        >>> read_generations(Path("nowhere.jsonl"))
+        Traceback (most recent call last):
+            ...
+        fairhead.errors.InputError: nowhere.jsonl cannot be read: No such file or directory
+    """
+    expected, kind = GenerationJournal.schema, GenerationJournal
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        lines = content[: content.rfind(b"\n") + 1].decode(errors="surrogatepass").split("\n")[:-1]
+        header = json.loads(lines[0])
+        if header["schema"] != expected:
+            raise InputError(f"{path} has the schema {header['schema']!r}; {expected!r} is expected")
+        rows = [json.loads(line) for line in lines[1:]]
+        digests = {row["id"]: row[kind.digest_key] for row in rows}
+        return StoredGenerations(path, {row["id"]: kind.answer_of(row) for row in rows}, digests, header["settings"])
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+    except InputError:
+        raise
+    except (ValueError, KeyError, TypeError, IndexError, EOFError):
+        raise InputError(f"{path} is not a file of generations that fairhead wrote (lm bold --out)") from None
