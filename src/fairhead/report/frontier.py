@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from fairhead.report.svg import Axis, drawing, element
+from fairhead.report.markup import fill
+from fairhead.report.svg import Axis
 
 # The corner that hyper-volume is measured from: 5 points of accuracy below plain training, and a gap of 50 points.
 _ACCURACY_BELOW = 0.05
 _GAP_AT_MOST = 0.5
-_HEIGHT = 340
 _TOP, _BOTTOM = 14, 300  # of the plot inside the drawing, in pixels
 # The width is the reader's; names are placed as for this one, between a phone's and a screen's. Pixels a letter.
 _WIDTH, _LETTER = 700, 7
@@ -86,40 +86,19 @@ class Frontier:
         def y(gap: float) -> float:
             return _BOTTOM - up.fraction(gap) / 100 * (_BOTTOM - _TOP)
 
-        parts = [
-            *(element("line", x1="0%", x2="100%", y1=y(t), y2=y(t), class_="grid") for t in up.ticks),
-            *(
-                element("line", x1=across.at(t), x2=across.at(t), y1=_TOP, y2=_BOTTOM, class_="grid")
-                for t in across.ticks
-            ),
-            *(element("text", _percent(t), x=across.at(t), y=_BOTTOM + 16, class_="tick") for t in across.ticks),
-            *(element("text", _percent(t), x="0%", y=y(t) - 4) for t in up.ticks),
-            element("text", "accuracy", x="100%", y=_BOTTOM + 34, text_anchor="end"),
-            element("text", f"{self.metric}, lower is more even", x="0%", y=_BOTTOM + 34),
-        ]
-        for a, b in pairwise(self.front()):
-            # Steps: between two methods of the front nothing better than the worse gap was reached.
-            left, right = across.at(a.accuracy), across.at(b.accuracy)
-            parts.append(element("line", x1=left, x2=left, y1=y(a.gap), y2=y(b.gap), class_="mde"))
-            parts.append(element("line", x1=left, x2=right, y1=y(b.gap), y2=y(b.gap), class_="mde"))
         places = _places([(across.fraction(p.accuracy), y(p.gap), p.method) for p in self.points])
-        for point, place in zip(self.points, places, strict=True):
-            x, middle = across.at(point.accuracy), y(point.gap)
-            low, high = across.at(point.accuracy_low), across.at(point.accuracy_high)
-            inside = [
-                element(
-                    "title", f"{point.method}: accuracy {_percent(point.accuracy)}, {self.metric} {_percent(point.gap)}"
-                ),
-                element("line", x1=low, x2=high, y1=middle, y2=middle, class_="interval"),
-                element("line", x1=x, x2=x, y1=y(point.gap_low), y2=y(point.gap_high), class_="interval"),
-                element("circle", cx=x, cy=middle, r=5, class_="dot"),
-            ]
-            parts.append(element("g", *inside, class_="row clear" if point.on_front else "row vague"))
-            name = element("text", point.method, x=place.across, y=place.down, text_anchor=place.anchor, class_="name")
-            leader = element("line", x2=place.across, y2=place.down - 4, class_="leader")
-            inside = [leader, name] if place in _APART else [name]
-            parts.append(element("svg", *inside, x=x, y=middle, overflow="visible"))  # from the point on, in pixels
-        return drawing(f"Accuracy and {self.metric} of every method", parts, height=_HEIGHT, class_="frontier")
+        return fill(
+            "frontier.html",
+            found=self,
+            steps=list(pairwise(self.front())),
+            named=[(point, place, place in _APART) for point, place in zip(self.points, places, strict=True)],
+            across=across,
+            up=up,
+            y=y,
+            percent=lambda value: f"{100 * value:.3g} %",
+            top=_TOP,
+            bottom=_BOTTOM,
+        )
 
 
 class _Place(NamedTuple):
@@ -185,7 +164,3 @@ def _box(x: float, y: float, name: str, place: _Place) -> _Box:
     width = _LETTER * len(name)
     left = x + place.across - (width if place.anchor == "end" else 0)
     return _Box(left, y + place.down - 11, left + width, y + place.down + 3)
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.3g} %"

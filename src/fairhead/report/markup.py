@@ -9,6 +9,7 @@ import jinja2
 from markupsafe import Markup
 
 from fairhead.report import wording
+from fairhead.report.svg import short
 
 # Overrides, embeddings and isolates of the direction of writing. Letters of right-to-left scripts need none of them.
 _TURNS = re.compile("[\u202a-\u202e\u2066-\u2069]")
@@ -45,6 +46,7 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters["paragraphs"] = lambda text: [part for part in text.split("\n\n") if part.strip()]
     environment.filters["plain"] = wording.plain_value
+    environment.filters["short"] = short
     environment.globals["style"] = Markup(files("fairhead.report").joinpath("templates/style.css").read_text("utf-8"))
     return environment
 

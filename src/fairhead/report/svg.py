@@ -21,7 +21,7 @@ def element(name: str, *children: str | Markup, **attributes: str | float | None
         <text x="50%" class="tick">&lt;b&gt;</text>
     """
     written = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escape(_short(value))}"'
+        f' {key.rstrip("_").replace("_", "-")}="{escape(short(value))}"'
         for key, value in attributes.items()
         if value is not None
     )
@@ -29,7 +29,13 @@ def element(name: str, *children: str | Markup, **attributes: str | float | None
     return Markup(f"<{name}{written}>{inner}</{name}>" if inner else f"<{name}{written}/>")
 
 
-def _short(value: str | float) -> str:
+def short(value: str | float) -> str:
+    """Write a number of a drawing with at most two decimals.
+
+    Example:
+        >>> short(1.5), short(2.0), short(1 / 3), short("50%")
+        ('1.5', '2', '0.33', '50%')
+    """
     return value if isinstance(value, str) else f"{value:.2f}".rstrip("0").rstrip(".")
 
 
@@ -89,7 +95,7 @@ class Axis:
 
     def at(self, value: float) -> str:
         """Return the position as an SVG length."""
-        return f"{_short(self.fraction(value))}%"
+        return f"{short(self.fraction(value))}%"
 
 
 def _round_step(rough: float) -> float:

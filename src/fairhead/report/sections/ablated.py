@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from itertools import pairwise
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 from markupsafe import Markup
@@ -11,11 +12,11 @@ from fairhead.report.forest import tick_scale
 from fairhead.report.form import Head, Must
 from fairhead.report.markup import fill
 from fairhead.report.sections import Section
-from fairhead.report.svg import Axis, drawing, element
+from fairhead.report.svg import Axis
 from fairhead.report.wording import Scale, count, head_name, metric_name, p_value, scale_of
 
 _FEW = 30  # below this, each control is a dot: a histogram of so few would be noise
-_TOP, _BASE, _HEIGHT = 48, 168, 196  # where bars end, where they stand, and the whole with the axis
+_TOP, _BASE = 48, 168  # where bars end, and where they stand
 
 _Fraction = Annotated[
     float | None,
@@ -137,62 +138,52 @@ def control_plot(
         4
     """
     axis = Axis.over([0.0, effect, *(x for x in (low, high) if x is not None), *controls])
-    written = tick_scale(axis, scale)
-    ground = [element("line", x1=axis.at(t), x2=axis.at(t), y1=_TOP, y2=_BASE, class_="grid") for t in axis.ticks]
-    ground.append(element("line", x1=axis.at(0), x2=axis.at(0), y1=_TOP - 4, y2=_BASE, class_="ideal"))
-    ground.append(element("line", x1="0%", x2="100%", y1=_BASE, y2=_BASE, class_="base"))
-    ground += [element("text", written.write(t), x=axis.at(t), y=_BASE + 18, class_="tick") for t in axis.ticks]
-    shapes = _dots(axis, controls) if len(controls) < _FEW else _bars(axis, controls)
-    return drawing(title, [*ground, *shapes, *_effect(axis, effect, low, high, scale)], _HEIGHT, "controls")
+    place = axis.fraction(effect)
+    return fill(
+        "control_plot.html",
+        title=title,
+        axis=axis,
+        tick=tick_scale(axis, scale),
+        dots=_dots(axis, controls) if len(controls) < _FEW else [],
+        bars=_bars(axis, controls) if len(controls) >= _FEW else [],
+        controls=controls,
+        effect=effect,
+        ends=[] if low is None or high is None else [low, high],
+        label=f"selected heads: {scale.write(effect, signed=True)}",
+        anchor="start" if place < 30 else "end" if place > 70 else "middle",
+        top=_TOP,
+        base=_BASE,
+    )
 
 
-def _bars(axis: Axis, controls: Sequence[float]) -> list[Markup]:
+class _Bar(NamedTuple):
+    controls: int
+    left: float
+    width: float  # percent
+    height: float
+
+
+def _bars(axis: Axis, controls: Sequence[float]) -> list[_Bar]:
     """Bars of a histogram; equal controls make one bar of the usual width."""
-    span = max(controls) - min(controls)
-    if span <= 1e-9 * (axis.high - axis.low):
-        edges = np.array([-0.5, 0.5]) * (axis.high - axis.low) / 30 + controls[0]
-        counts = np.array([len(controls)])
+    span, whole = max(controls) - min(controls), axis.high - axis.low
+    if span <= 1e-9 * whole:
+        edges, counts = np.array([-0.5, 0.5]) * whole / 30 + controls[0], np.array([len(controls)])
     else:
         # At most 40 bars, and none thinner than a fiftieth of the plot, or a far-off effect would leave only needles.
-        bins = max(1, min(40, round(2 * len(controls) ** (1 / 3)), int(50 * span / (axis.high - axis.low))))
+        bins = max(1, min(40, round(2 * len(controls) ** (1 / 3)), int(50 * span / whole)))
         counts, edges = np.histogram(controls, bins=bins)
-    tallest = (_BASE - _TOP) / counts.max()
-    return [
-        element(
-            "rect",
-            element("title", f"{count} of {len(controls)} control sets"),
-            x=axis.at(left),
-            width=f"{max(0.2, axis.fraction(right) - axis.fraction(left) - 0.15):.2f}%",
-            y=_BASE - count * tallest,
-            height=count * tallest,
-            class_="bar",
-        )
-        for count, left, right in zip(counts.tolist(), edges[:-1].tolist(), edges[1:].tolist(), strict=True)
-        if count
-    ]
+    widths = [max(0.2, axis.fraction(b) - axis.fraction(a) - 0.15) for a, b in pairwise(edges.tolist())]
+    heights = (_BASE - _TOP) / counts.max() * counts
+    bars = map(_Bar, counts.tolist(), edges[:-1].tolist(), widths, heights.tolist())
+    return [bar for bar in bars if bar.controls]
 
 
-def _dots(axis: Axis, controls: Sequence[float]) -> list[Markup]:
-    """One dot a control, stacked where they would cover each other."""
-    heights: dict[int, int] = {}
+def _dots(axis: Axis, controls: Sequence[float]) -> list[tuple[float, int]]:
+    """Each control and its height: one dot each, stacked where they would cover each other."""
+    levels: dict[int, int] = {}
     dots = []
     for control in sorted(controls):
         place = round(axis.fraction(control) / 2)
-        level = heights[place] = heights.get(place, 0) + 1
-        dots.append(element("circle", cx=axis.at(control), cy=max(_TOP, _BASE + 4 - 10 * level), r=4, class_="bar"))
+        levels[place] = levels.get(place, 0) + 1
+        dots.append((control, max(_TOP, _BASE + 4 - 10 * levels[place])))
     return dots
-
-
-def _effect(axis: Axis, effect: float, low: float | None, high: float | None, scale: Scale) -> list[Markup]:
-    place = axis.fraction(effect)
-    anchor = "start" if place < 30 else "end" if place > 70 else "middle"
-    label = f"selected heads: {scale.write(effect, signed=True)}"
-    parts = [
-        element("text", label, x=axis.at(effect), y=14, text_anchor=anchor, class_="effect-label"),
-        element("line", x1=axis.at(effect), x2=axis.at(effect), y1=30, y2=_BASE, class_="effect"),
-    ]
-    if low is not None and high is not None:
-        parts.append(element("line", x1=axis.at(low), x2=axis.at(high), y1=30, y2=30, class_="effect"))
-        parts += [element("line", x1=axis.at(x), x2=axis.at(x), y1=26, y2=34, class_="effect") for x in (low, high)]
-    parts.append(element("circle", cx=axis.at(effect), cy=30, r=5, class_="effect-dot"))
-    return parts

@@ -16,7 +16,7 @@ from fairhead.report.wording import Scale, count, head_name, p_value, scale_in_u
 # Steps of colour on either side of 0; the classes neg5 … neg1, zero, pos1 … pos5 are coloured in style.css.
 STEPS = 5
 
-_LEFT, _TOP = 34, 22  # room for the numbers of layers and heads
+_LEFT = 34  # room for the numbers of layers
 _WIDTH = 660.0  # what a map of many heads should fit in
 _SMALLEST, _LARGEST = 13.0, 46.0  # side of a cell
 
@@ -59,52 +59,61 @@ class Headmap(Section):
     def draw(self) -> Markup:
         """The map, its legend, and the heads worth naming."""
         layers, heads = len(self.values), len(self.values[0])
-        chosen = {(layer, head) for layer, head in self.selected}
         defined = [v for row in self.values for v in row if v is not None]
-        n_undefined = layers * heads - len(defined)
+        n_undefined, n_selected = layers * heads - len(defined), len({tuple(pair) for pair in self.selected})
         scale = scale_in_unit(self.unit, max(map(abs, defined), default=0.0))
         measure = f"{self.measure}, in {scale.unit}" if scale.unit else self.measure
         shape = f"{_several(layers, 'layer')} × {_several(heads, 'head')}"
-        parts = [shape, f"{len(chosen) or 'none'} selected"]
-        parts += [f"{count(n_undefined)} undefined"] if n_undefined else []
-        tooltips = [[self.row(layer, head).tooltip() for head in range(heads)] for layer in range(layers)]
+        missing = f", {count(n_undefined)} undefined" if n_undefined else ""
         return fill(
             "headmap.html",
-            drawn=heatmap(self.values, tooltips, chosen, f"{measure}: {shape}", scale.factor),
-            bar=colour_bar(min(defined), max(defined), scale.factor) if defined else None,
+            section=self,
+            rows=self.rows(),
             top=self.top(),
-            subject=f"{measure}: {', '.join(parts)}",
-            measure=self.measure,
+            bar=colour_bar(min(defined), max(defined), scale.factor) if defined else None,
+            side=min(_LARGEST, max(_SMALLEST, (_WIDTH - _LEFT) / heads)),
+            left=_LEFT,
+            title=f"{measure}: {shape}",
+            subject=f"{measure}: {shape}, {n_selected or 'none'} selected{missing}",
             n_undefined=n_undefined,
-            n_selected=len(chosen),
-            has_interval=self.low is not None and self.high is not None,
-            has_p=self.p_adjusted is not None,
         )
 
     def top(self) -> "list[HeadRow]":
         """The heads worth naming, largest first."""
-        chosen = {(layer, head) for layer, head in self.selected}
-        return [self.row(layer, head) for layer, head in ranked(self.values, chosen)]
+        rows = self.rows()
+        return [rows[layer][head] for layer, head in ranked(self.values, {(a, b) for a, b in self.selected})]
 
-    def row(self, layer: int, head: int) -> "HeadRow":
-        """What is written of a head."""
-        grids = (self.values, self.low, self.high, self.p_adjusted)
-        value, low, high, p = (None if grid is None else grid[layer][head] for grid in grids)
-        name, chosen = head_name(layer, head), (layer, head) in {tuple(pair) for pair in self.selected}
-        if value is None:
-            return HeadRow(name, "undefined", "", "", chosen)
-        scale = scale_in_unit(self.unit, value, low, high)
-        return HeadRow(name, scale.write(value), scale.interval(low, high), p_value(p), chosen)
+    def rows(self) -> "list[list[HeadRow]]":
+        """What is written of each head, [layers][heads]."""
+        largest = max((abs(v) for row in self.values for v in row if v is not None), default=0.0)
+        inside = _cell_scale(largest, scale_in_unit(self.unit, largest).factor)
+        selected = {tuple(pair) for pair in self.selected}
+        rows: list[list[HeadRow]] = []
+        for layer, values in enumerate(self.values):
+            rows.append([])
+            for head, value in enumerate(values):
+                low, high, p = (g[layer][head] if g else None for g in (self.low, self.high, self.p_adjusted))
+                name, chosen = head_name(layer, head), (layer, head) in selected
+                if value is None:
+                    rows[-1].append(HeadRow(name, "undefined", "", "", chosen, "none", "·"))
+                    continue
+                scale, look = scale_in_unit(self.unit, value, low, high), colour_class(value, largest)
+                figure = inside.number(value).replace("0.", ".", 1)
+                written = scale.write(value), scale.interval(low, high), p_value(p)
+                rows[-1].append(HeadRow(name, *written, chosen, look, figure))
+        return rows
 
 
 class HeadRow(NamedTuple):
-    """A head in the list beside the map."""
+    """A head in the map, and in the list beside it; `figure` is what its cell has room for."""
 
     name: str
     value: str
     interval: str
     p: str
     selected: bool
+    look: str
+    figure: str
 
     def tooltip(self) -> str:
         """The row in one line."""
@@ -129,96 +138,12 @@ def colour_class(value: float, largest: float) -> str:
     return "zero" if step == 0 else f"{'pos' if value > 0 else 'neg'}{step}"
 
 
-def heatmap(
-    values: Grid,
-    tooltips: Sequence[Sequence[str]],
-    selected: Collection[tuple[int, int]],
-    title: str,
-    factor: float = 1.0,
-) -> Markup:
-    """Draw the map; each cell carries its tooltip, and undefined cells are empty with a dot.
-
-    Args:
-        values: one value a head, [layers][heads]; None where undefined.
-        tooltips: what each cell says of itself, same shape.
-        selected: (layer, head) of the heads to outline.
-        title: what the map shows, for screen readers.
-        factor: what values are multiplied by where they are written into cells (100 for percent).
-
-    Example:
-        >>> drawn = heatmap([[0.5, None]], [["L0H0: 0.5", "L0H1: undefined"]], {(0, 0)}, "Effect by head")
-        >>> drawn.count("<rect"), "<title>L0H1: undefined</title>" in drawn
-        (4, True)
-    """
-    layers, heads = len(values), len(values[0])
-    side = min(_LARGEST, max(_SMALLEST, (_WIDTH - _LEFT) / heads))
-    largest = max((abs(v) for row in values for v in row if v is not None), default=0.0)
-    width, height = _LEFT + heads * side + 2, _TOP + layers * side + 2
-    parts = [
-        element("g", *_cells(values, tooltips, side, largest, _cell_scale(largest, factor)), class_="cells"),
-        element("g", *_numbers(layers, heads, side), class_="numbers"),
-    ]
-    for layer, head in sorted(selected):
-        # Inside the cell, so that neighbours that are both selected keep two outlines.
-        box = {"x": _LEFT + head * side + 1, "y": _TOP + layer * side + 1, "width": side - 2, "height": side - 2}
-        parts += [element("rect", class_=look, rx=2, fill="none", **box) for look in ("halo", "selected")]
-    return element(
-        "svg",
-        element("title", title),
-        *parts,
-        role="img",
-        class_="heatmap",
-        viewBox=f"0 0 {width:.0f} {height:.0f}",
-        # Never wider than drawn and never so small that the numbers cannot be read: then its box scrolls.
-        width=width,
-        style=f"min-width:{min(width, max(300.0, width * 0.75)):.0f}px",
-    )
-
-
-def _cells(
-    values: Grid, tooltips: Sequence[Sequence[str]], side: float, largest: float, written: Scale
-) -> list[Markup]:
-    return [
-        _cell(value, tooltips[layer][head], _LEFT + head * side, _TOP + layer * side, side, largest, written)
-        for layer, row in enumerate(values)
-        for head, value in enumerate(row)
-    ]
-
-
 def _cell_scale(largest: float, factor: float) -> Scale:
     """Return how values are written inside cells: two digits of the largest, in whatever power of ten it has."""
     digits = 0
     while largest and digits < 3 and largest * factor * 10**digits < 9.95:
         digits += 1
     return Scale(factor, digits)
-
-
-def _cell(value: float | None, tip: str, x: float, y: float, side: float, largest: float, written: Scale) -> Markup:
-    look = "none" if value is None else colour_class(value, largest)
-    box = element("rect", x=x + 0.5, y=y + 0.5, width=side - 1, height=side - 1)
-    text: list[Markup] = []
-    middle = {"x": x + side / 2, "y": y + side / 2}
-    if value is None:
-        text = [element("text", "·", **middle)]
-    elif side >= 34:
-        text = [element("text", written.number(value).replace("0.", ".", 1), **middle)]
-    elif look.startswith("neg"):
-        # Sign without colour: small cells have no room for a figure but have room for a minus.
-        text = [element("text", "−", **middle)]
-    return element("g", element("title", tip), box, *text, class_=look)
-
-
-def _numbers(layers: int, heads: int, side: float) -> list[Markup]:
-    every = 1 if side >= 18 else 4
-    across = [
-        element("text", str(h), x=_LEFT + (h + 0.5) * side, y=_TOP - 8, text_anchor="middle")
-        for h in range(0, heads, every)
-    ]
-    down = [
-        element("text", str(layer), x=_LEFT - 7, y=_TOP + (layer + 0.5) * side, dy="0.35em", text_anchor="end")
-        for layer in range(0, layers, every)
-    ]
-    return [*across, *down]
 
 
 def colour_bar(lowest: float, highest: float, factor: float = 1.0) -> Markup:

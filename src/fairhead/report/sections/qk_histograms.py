@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -9,9 +10,9 @@ from markupsafe import Markup
 
 from fairhead.report.markup import fill
 from fairhead.report.sections import Section
-from fairhead.report.svg import Axis, drawing, element
+from fairhead.report.svg import Axis
 
-_TOP, _BOTTOM, _HEIGHT = 8, 130, 168
+_TOP, _BOTTOM = 8, 130
 
 
 @dataclass(frozen=True)
@@ -73,34 +74,16 @@ class Dimension:
             for shape in self.groups
         ]
         top = max(float(x.max()) for x in (*densities, *curves))
-
-        def y(density: float) -> float:
-            return _BOTTOM - density / top * (_BOTTOM - _TOP)
-
-        parts = [
-            element("line", x1="0%", x2="100%", y1=_BOTTOM, y2=_BOTTOM, class_="grid"),
-            *(element("text", f"{t:g}", x=across.at(t), y=_BOTTOM + 16, class_="tick") for t in across.ticks),
-        ]
-        for number, (density, curve) in enumerate(zip(densities, curves, strict=True)):
-            bars = [
-                element(
-                    "rect",
-                    x=across.at(left),
-                    width=f"{across.fraction(right) - across.fraction(left):.3f}%",
-                    y=y(value),
-                    height=_BOTTOM - y(value),
-                )
-                for left, right, value in zip(edges[:-1], edges[1:], density.tolist(), strict=True)
-                if value > 0
-            ]
-            lines = [
-                element("line", x1=across.at(a), x2=across.at(b), y1=y(c), y2=y(d))
-                for a, b, c, d in zip(grid[:-1], grid[1:], curve[:-1].tolist(), curve[1:].tolist(), strict=True)
-            ]
-            parts += [element("g", *bars, class_=f"bars{number}"), element("g", *lines, class_=f"normal{number}")]
-        for number, (name, x, anchor) in enumerate(zip(names, ("0%", "100%"), ("start", "end"), strict=True)):
-            parts.append(element("text", name, x=x, y=_BOTTOM + 34, text_anchor=anchor, class_=f"name{number}"))
-        return drawing(f"{self.title()} by group", parts, height=_HEIGHT, class_="histogram")
+        return fill(
+            "histogram.html",
+            title=f"{self.title()} by group",
+            across=across,
+            bars=[list(zip(edges[:-1], edges[1:], density.tolist(), strict=True)) for density in densities],
+            curves=[list(pairwise(zip(grid.tolist(), curve.tolist(), strict=True))) for curve in curves],
+            y=lambda density: _BOTTOM - density / top * (_BOTTOM - _TOP),
+            bottom=_BOTTOM,
+            names=names,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,11 +10,7 @@ from fairhead.errors import InputError
 from fairhead.report.forest import Cell, Mark, Panel, forest
 from fairhead.report.markup import fill
 from fairhead.report.sections import Section
-from fairhead.report.svg import drawing, element
 from fairhead.report.wording import count, scale_in_unit
-
-_ROW = 19.0  # height of a token's bar and of the gap below it
-_LABEL = 38.0  # percent of the width that the tokens have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,31 +66,6 @@ class TokenPair:
         """The kinds of bias, and what differs."""
         both = ("".join(t for t, c in zip(side, self.changed, strict=True) if c) for side in (self.first, self.second))
         return f"{', '.join(map(str, self.groups))}: {' / '.join(' '.join(text.split()) for text in both)}"
-
-    def draw(self) -> Markup:
-        """One bar a token, as long as its gap; tokens that differ are in another colour, and both are named.
-
-        Example:
-            >>> pair = TokenPair(texts=["He cried", "She cried"], first=["He", " cried"], second=["She", " cried"],
-            ...                  changed=[True, False], gaps=[0.02, 0.01])
-            >>> pair.draw().count("<rect"), "He / She" in pair.draw()
-            (2, True)
-        """
-        largest = max(self.gaps, default=0.0) or 1.0
-        parts = []
-        for row, (first, second, changed, gap) in enumerate(
-            zip(self.first, self.second, self.changed, self.gaps, strict=True)
-        ):
-            name = f"{first.strip()} / {second.strip()}" if changed else first.strip()
-            top, length = row * _ROW, (100 - _LABEL - 12) * gap / largest
-            look = "fill: var(--pos4)" if changed else "fill: var(--neg3)"
-            ink = "fill: var(--ink)" if changed else None
-            parts += [
-                element("text", name, x=f"{_LABEL:g}%", y=top + 13, text_anchor="end", style=ink),
-                element("rect", x=f"{_LABEL + 1:g}%", y=top + 2, width=f"{length:.2f}%", height=_ROW - 5, style=look),
-                element("text", f"{gap:.4f}", x=f"{_LABEL + 2 + length:.2f}%", y=top + 13),
-            ]
-        return drawing(f"{self.title()}: gap of each token", parts, height=len(self.gaps) * _ROW, class_="pair")
 
 
 @dataclass(frozen=True, kw_only=True)
