@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from report_example import ablation, audit, comparison, estimate, headmap
 
 from fairhead.audit.results import Audit
+from fairhead.report.axis import Axis
 from fairhead.report.forest import Mark, forest
 from fairhead.report.form import plain
 from fairhead.report.sections import Section
 from fairhead.report.sections.ablated import control_plot
 from fairhead.report.sections.compared import better_direction, outcome
 from fairhead.report.sections.headmap import STEPS, colour_bar, colour_class
-from fairhead.report.svg import Axis
 from fairhead.report.wording import MINUS, THIN_SPACE, Scale, count, is_share, p_value, scale_of
 
 finite = st.floats(-1e6, 1e6).map(lambda x: 0.0 if abs(x) < 1e-6 else x)
@@ -160,7 +160,7 @@ def test_every_estimate_is_shown_once_or_listed_as_undefined() -> None:
     assert shown == sum(e.value is not None for e in found.estimates)
     assert listed == sum(e.value is None for e in found.estimates) > 0
     assert [block.heading for block in blocks] == ["Overall", "By g"]
-    assert [row[0] for block in blocks if block.table for row in block.table.rows] == ["a", "b", "c"]
+    assert [row.group for block in blocks if block.table for row in block.table.rows] == ["a", "b", "c"]
 
 
 def test_filled_dots_are_those_whose_interval_leaves_the_ideal_out() -> None:

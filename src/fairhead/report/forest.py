@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from fairhead.report.svg import Axis, drawing, element
+from fairhead.report.axis import Axis
+from fairhead.report.markup import part
 from fairhead.report.wording import THIN_SPACE, Scale
 
 
@@ -73,39 +74,14 @@ def forest(marks: Sequence[Mark], scale: Scale, ideal: float | None, hold: Seque
     """
     held = [*hold, ideal, *(x for mark in marks for x in (mark.value, mark.low, mark.high, *mark.detectable))]
     axis = Axis.over(x for x in held if x is not None)
-    return Forest(_heading(axis, scale, ideal), tuple(_row(axis, mark, ideal) for mark in marks))
+    heading = part("forest_axis", axis, tick_scale(axis, scale), ideal)
+    return Forest(heading, tuple(part("forest_row", axis, mark, ideal) for mark in marks))
 
 
 def tick_scale(axis: Axis, scale: Scale) -> Scale:
     """Return `scale` with just the digits that tell the ticks of `axis` apart."""
     step = (axis.ticks[1] - axis.ticks[0]) * scale.factor if len(axis.ticks) > 1 else 1.0
     return Scale(scale.factor, max(0, -floor(log10(step) + 1e-9)), scale.unit if scale.unit == "%" else "")
-
-
-def _heading(axis: Axis, scale: Scale, ideal: float | None) -> Markup:
-    written = tick_scale(axis, scale)
-    labels = [element("text", written.write(t), x=axis.at(t), y=13, class_="tick") for t in axis.ticks]
-    parts = [*labels, *_lines(axis, ideal, top="18", bottom="24")]
-    return drawing("Axis of the plot", parts, height=24, class_="axis")
-
-
-def _row(axis: Axis, mark: Mark, ideal: float | None) -> Markup:
-    # Coordinates of the inner drawing start at the middle of the row, whose height is not known here.
-    inside = [element("line", x1=axis.at(x), x2=axis.at(x), y1=-9, y2=9, class_="mde") for x in mark.detectable]
-    if mark.low is not None and mark.high is not None:
-        low, high = axis.at(mark.low), axis.at(mark.high)
-        inside.append(element("line", x1=low, x2=high, y1=0, y2=0, class_="interval"))
-        inside += [element("line", x1=x, x2=x, y1=-4, y2=4, class_="interval") for x in (low, high)]
-    inside.append(element("circle", cx=axis.at(mark.value), cy=0, r=4.5, class_="dot"))
-    parts = [*_lines(axis, ideal), element("svg", *inside, y="50%", overflow="visible")]
-    return drawing(mark.description, parts, height=30, class_=f"row {mark.look}")
-
-
-def _lines(axis: Axis, ideal: float | None, top: str = "0", bottom: str = "100%") -> list[Markup]:
-    grid = [element("line", x1=axis.at(t), x2=axis.at(t), y1=top, y2=bottom, class_="grid") for t in axis.ticks]
-    if ideal is not None:
-        grid.append(element("line", x1=axis.at(ideal), x2=axis.at(ideal), y1=top, y2=bottom, class_="ideal"))
-    return grid
 
 
 class Panel(NamedTuple):

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
+from fairhead.report.axis import Axis
 from fairhead.report.markup import fill
-from fairhead.report.svg import Axis
 
 # The corner that hyper-volume is measured from: 5 points of accuracy below plain training, and a gap of 50 points.
 _ACCURACY_BELOW = 0.05

@@ -9,7 +9,7 @@ import jinja2
 from markupsafe import Markup
 
 from fairhead.report import wording
-from fairhead.report.svg import short
+from fairhead.report.axis import short
 
 # Overrides, embeddings and isolates of the direction of writing. Letters of right-to-left scripts need none of them.
 _TURNS = re.compile("[\u202a-\u202e\u2066-\u2069]")

@@ -8,11 +8,11 @@ from typing import Annotated, ClassVar, NamedTuple
 import numpy as np
 from markupsafe import Markup
 
+from fairhead.report.axis import Axis
 from fairhead.report.forest import tick_scale
 from fairhead.report.form import Head, Must
 from fairhead.report.markup import fill
 from fairhead.report.sections import Section
-from fairhead.report.svg import Axis
 from fairhead.report.wording import Scale, count, head_name, metric_name, p_value, scale_of
 
 _FEW = 30  # below this, each control is a dot: a histogram of so few would be noise

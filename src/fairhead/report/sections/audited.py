@@ -6,10 +6,10 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from markupsafe import Markup
 
+from fairhead.report.axis import Axis
 from fairhead.report.forest import Cell, Mark, Panel, Undefined, forest, level, undefined
 from fairhead.report.markup import fill
 from fairhead.report.sections import Section
-from fairhead.report.svg import Axis, element
 from fairhead.report.wording import Scale, by, count, is_share, metric_name, scale_of
 from fairhead.stats import Estimate
 
@@ -56,7 +56,8 @@ class Audited(Section):
 
     def draw(self) -> Markup:
         """Overall figures first, then one block for each group column."""
-        return fill("audit.html", name=self.name, blocks=self.blocks())
+        words = {"count": count, "metric_name": metric_name, "scale_of": scale_of}
+        return fill("audit.html", name=self.name, blocks=self.blocks(), **words)
 
     def metric_definitions(self) -> Mapping[str, str]:
         """Those of the audit's metrics."""
@@ -89,19 +90,11 @@ class Audited(Section):
         return blocks
 
 
-class Rate(NamedTuple):
-    """One group's rate: figure, interval and a small drawing of both."""
-
-    value: str
-    interval: str
-    drawn: Markup
-
-
 class GroupTable(NamedTuple):
-    """The rates of each group of one column; None where a group does not have a rate that others have."""
+    """The rates of each group of one column, and the axis that each rate has in all of them."""
 
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, str, tuple[Rate | None, ...]], ...]  # group, n, rates
+    axes: Mapping[str, Axis]
+    rows: Sequence[GroupFigures]
     undefined: tuple[Undefined, ...]
 
 
@@ -203,30 +196,11 @@ def _detectable(estimate: Estimate, ideal: float | None) -> tuple[float, ...]:
 
 
 def _group_table(rows: Sequence[GroupFigures]) -> GroupTable:
-    names = list(dict.fromkeys(name for row in rows for name in row.rates))
+    names = dict.fromkeys(name for row in rows for name in row.rates)
     axes = {name: _axis(row.rates[name] for row in rows if name in row.rates) for name in names}
-    return GroupTable(
-        tuple(metric_name(name) for name in names),
-        tuple(
-            (row.group, count(row.n), tuple(_rate(row.rates.get(name), axes[name]) for name in names)) for row in rows
-        ),
-        undefined((row.group, metric_name(name), rate) for row in rows for name, rate in row.rates.items()),
-    )
+    missing = undefined((row.group, metric_name(name), rate) for row in rows for name, rate in row.rates.items())
+    return GroupTable(axes, rows, missing)
 
 
 def _axis(rates: Iterable[Estimate]) -> Axis:
     return Axis.over(x for r in rates for x in (r.value, r.low, r.high) if x is not None)
-
-
-def _rate(rate: Estimate | None, axis: Axis) -> Rate | None:
-    if rate is None:
-        return None
-    if rate.value is None:
-        return Rate("undefined", "", Markup())
-    low, high = rate.low, rate.high
-    scale = scale_of(rate.metric, rate.value, low, high)
-    line = [] if low is None or high is None else [element("line", x1=axis.at(low), x2=axis.at(high), y1=5, y2=5)]
-    dot = element("circle", cx=axis.at(rate.value), cy=5, r=3)
-    # The figures stand beside it in the cell, so a screen reader skips the drawing.
-    drawn = element("svg", *line, dot, class_="mini", width="100%", height=10, aria_hidden="true")
-    return Rate(scale.write(rate.value), scale.interval(low, high), drawn)

@@ -8,9 +8,8 @@ from markupsafe import Markup
 
 from fairhead.errors import InputError
 from fairhead.report.form import Grid, Head
-from fairhead.report.markup import fill
+from fairhead.report.markup import fill, part
 from fairhead.report.sections import Section
-from fairhead.report.svg import drawing, element
 from fairhead.report.wording import Scale, count, head_name, p_value, scale_in_unit
 
 # Steps of colour on either side of 0; the classes neg5 … neg1, zero, pos1 … pos5 are coloured in style.css.
@@ -157,14 +156,11 @@ def colour_bar(lowest: float, highest: float, factor: float = 1.0) -> Markup:
     largest = max(abs(lowest), abs(highest))
     looks = [f"neg{step}" for step in range(STEPS, 0, -1)] + ["zero"] + [f"pos{step}" for step in range(1, STEPS + 1)]
     first, last = (looks.index(colour_class(edge, largest)) for edge in (min(0.0, lowest), max(0.0, highest)))
-    side, zero, written = 34, STEPS - first, _cell_scale(largest, factor)
-    parts = []
+    zero, written, steps = STEPS - first, _cell_scale(largest, factor), []
     for i, look in enumerate(looks[first : last + 1]):
-        parts.append(element("g", element("rect", x=i * side, y=0, width=side - 1, height=12), class_=look))
-        if i in (0, zero, last - first):
-            label = "0" if i == zero else written.number((i - zero) / STEPS * largest)
-            parts.append(element("text", label, x=(i + 0.5) * side, y=26, text_anchor="middle"))
-    return drawing("Colours of the map", parts, 32, "key heatmap bar", width=(last - first + 1) * side)
+        label = "0" if i == zero else written.number((i - zero) / STEPS * largest)
+        steps.append((look, label if i in (0, zero, last - first) else ""))
+    return part("colour_bar", steps)
 
 
 def ranked(values: Grid, selected: Collection[tuple[int, int]], most: int = 10) -> list[tuple[int, int]]:

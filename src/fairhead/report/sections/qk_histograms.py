@@ -8,9 +8,9 @@ from typing import ClassVar, Literal
 import numpy as np
 from markupsafe import Markup
 
+from fairhead.report.axis import Axis
 from fairhead.report.markup import fill
 from fairhead.report.sections import Section
-from fairhead.report.svg import Axis
 
 _TOP, _BOTTOM = 8, 130
 

@@ -1,4 +1,4 @@
-"""Drawing primitives: escaped SVG elements and axes with round ticks.
+"""Axes with round ticks, for the drawings in the templates.
 
 Charts here have no fixed width. Horizontal positions are percentages and everything else is in CSS pixels, so text
 keeps its size from a phone to a print, and colours are CSS classes, so they follow the page into dark mode.
@@ -8,52 +8,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil, floor, log10
 
-from markupsafe import Markup, escape
 
-
-def element(name: str, *children: str | Markup, **attributes: str | float | None) -> Markup:
-    """Return one SVG element; children and attributes are escaped, attributes that are None are left out.
-
-    A trailing underscore is dropped from attribute names and the others become hyphens (`class_`, `text_anchor`).
-
-    Example:
-        >>> print(element("text", "<b>", x="50%", class_="tick"))
-        <text x="50%" class="tick">&lt;b&gt;</text>
-    """
-    written = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escape(short(value))}"'
-        for key, value in attributes.items()
-        if value is not None
-    )
-    inner = "".join(escape(child) for child in children)
-    return Markup(f"<{name}{written}>{inner}</{name}>" if inner else f"<{name}{written}/>")
-
-
-def short(value: str | float) -> str:
+def short(value: float) -> str:
     """Write a number of a drawing with at most two decimals.
 
     Example:
-        >>> short(1.5), short(2.0), short(1 / 3), short("50%")
-        ('1.5', '2', '0.33', '50%')
+        >>> short(1.5), short(2.0), short(1 / 3)
+        ('1.5', '2', '0.33')
     """
-    return value if isinstance(value, str) else f"{value:.2f}".rstrip("0").rstrip(".")
-
-
-def drawing(
-    title: str,
-    parts: Iterable[Markup],
-    height: float,
-    class_: str,
-    view_box: str | None = None,
-    width: str | float = "100%",
-) -> Markup:
-    """Return an `<svg>` that fills the width of its box and tells a screen reader what it shows.
-
-    Example:
-        >>> print(drawing("A line", [element("line", x2="50%")], height=10, class_="row"))
-        <svg class="row" role="img" width="100%" height="10"><title>A line</title><line x2="50%"/></svg>
-    """
-    return element("svg", element("title", title), *parts, class_=class_, role="img", width=width, height=height)
+    return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
 @dataclass(frozen=True)
