@@ -110,10 +110,11 @@ def save_model(model: nn.Module, kind: str, classes: tuple[str, ...], cell: Cell
         folder: where to.
     """
     recipe = Recipe(cell.backbone.model, classes, cell.backbone.settings)
-    place = recipe.place
-    beside: Any = recipe.pictures().save
-    if kind == "text" and place is not None:
-        beside = tokenizer_of(place).save_pretrained
+    if kind == "text":
+        assert recipe.place is not None
+        beside = tokenizer_of(recipe.place).save_pretrained
+    else:
+        beside = recipe.pictures().save
     save(whole_model(model, kind, cell, recipe), folder, beside)
 
 

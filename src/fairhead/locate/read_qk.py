@@ -14,6 +14,7 @@ from fairhead.data import Examples, Images, read_labelled
 from fairhead.errors import InputError, UnsupportedModel, did_you_mean
 from fairhead.heads import Tap
 from fairhead.models import LoadedModel, open_model
+from fairhead.models.attached import positions_of
 from fairhead.models.inputs import Pictures, normalising, tokens_of
 
 Array = NDArray[np.float64]
@@ -152,4 +153,5 @@ def _inputs(
 
         return pixels, None if side is None else (side, side)
     texts = list(examples.inputs)
-    return lambda start, end: tokens_of(loaded.tokenizer, texts[start:end], max_length), None
+    length = positions_of(loaded.model) or max_length
+    return lambda start, end: tokens_of(loaded.tokenizer, texts[start:end], length), None

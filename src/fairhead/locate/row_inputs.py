@@ -16,8 +16,8 @@ from fairhead.data import Images, parse_spec, read_labelled
 from fairhead.errors import InputError
 from fairhead.locate.gap_question import Evaluation
 from fairhead.locate.prompts import COLUMNS, Pole, Prompts
-from fairhead.mitigate.standardise import RunningStandardise
 from fairhead.models import open_model
+from fairhead.models.attached import positions_of
 from fairhead.models.load import Kind
 
 _MOST_WORKERS = 16  # threads that decode images; each holds a batch of pixels
@@ -197,9 +197,8 @@ class TextInputs(RowInputs):
         """Tokens, padded to the longest text of a batch; a model that knows its positions apart has one length."""
         texts: Sequence[Any] = self.items if rows is None else [self.items[i] for i in rows]
         longest = min(_MOST_TOKENS, getattr(self.model.config, "max_position_embeddings", _MOST_TOKENS))
-        known = [part.mean.shape[1] for part in self.model.modules() if isinstance(part, RunningStandardise)]
-        fixed = max(known, default=1)
-        how = {"padding": "max_length", "max_length": fixed} if fixed > 1 else {"padding": True, "max_length": longest}
+        fixed = positions_of(self.model)
+        how = {"padding": "max_length", "max_length": fixed} if fixed else {"padding": True, "max_length": longest}
         for part in even_batches(start, len(texts), self.batch_size):
             columns = zip(*(_columns(texts[i]) for i in part), strict=True)
             encoded = self.loaded.tokenizer(*map(list, columns), truncation=True, return_tensors="pt", **how)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fairhead.errors import UnsupportedModel
+from fairhead.models import method_of
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,17 @@ def stream_of(model: nn.Module) -> Stream:
         3
     """
     whole: Any = model
+    method = type(method_of(model)).__name__
+    if "encoder_layer" in model._modules:
+        raise UnsupportedModel(
+            f"this {type(model).__name__} carries {method} with an encoder layer appended to its own, through which "
+            "heads are not followed; give one without (DAM works in the last layer by default)"
+        )
+    if method == "SelfDebias":
+        raise UnsupportedModel(
+            "this model carries SelfDebias, whose logits are not a sum over its heads: give the model that it was made "
+            "from"
+        )
     base: Any = getattr(whole, "vision_model", None) or getattr(whole, "base_model", whole)
     name, blocks = _blocks_of(base)
     kind = type(blocks[0]).__name__

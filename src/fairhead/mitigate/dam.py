@@ -177,6 +177,12 @@ class DAMParts(nn.Module):
                 nn.Linear(config.hidden, config.width, bias=False),
             )
 
+    @property
+    def positions(self) -> int | None:
+        """Token positions that there are statistics for, where each has its own."""
+        known = self.q.mean.shape[1] if self.config.normalise else 1
+        return known if known > 1 else None
+
     def before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the padding of the batch. It stays until the next batch: checkpointing asks again on the way back."""
         mask = argument(model, "attention_mask", args, kwargs) if self.config.mask_padding else None

@@ -77,6 +77,12 @@ def method_of(model: nn.Module) -> Any:
     return found if _name_of(found) is not None else None
 
 
+def positions_of(model: nn.Module) -> int | None:
+    """The tokens that every batch must have for the model's method, which keeps statistics for each; None for any."""
+    found = (getattr(model._modules.get(name), "positions", None) for name in ATTACHABLE)
+    return next((positions for positions in found if positions is not None), None)
+
+
 class _Note(nn.Module):
     """Which method a model carries, kept among its weights."""
 

@@ -8,6 +8,7 @@ is refused by its name.
 import hashlib
 import json
 import os
+import warnings
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -211,8 +212,6 @@ def read_weights(
         fresh_head: whether weights outside the encoder may be missing, or of another shape: they are random then.
         settings: for `from_pretrained`.
     """
-    if fresh_head:
-        settings["ignore_mismatched_sizes"] = True
     with reading(place, "the weights"), quietly():
         kept = carried(place.folder)
         model, found = kind.from_pretrained(
@@ -222,13 +221,21 @@ def read_weights(
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,
             **settings,
         )
-    missing = {*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])} - _in_adapter(place)
+    missing = set(found["missing_keys"]) - _in_adapter(place)
+    shapes = {key: (list(there), list(here)) for key, there, here in found["mismatched_keys"]}
     if what == "encoder" and missing and all(key.startswith("pooler.") for key in missing):
         model.pooler, missing = None, set()
     if fresh_head:
         missing = {key for key in missing if _is_of_encoder(model, key)}
+        shapes = {key: two for key, two in shapes.items() if _is_of_encoder(model, key)}
+    for key, (there, here) in shapes.items():
+        raise InputError(
+            f"{place.name}: {len(shapes)} weights have another shape than config.json says, such as {key}, {there} "
+            f"there and {here} in the model"
+        )
     if missing:
         # They would be random numbers, and so would be all that is computed with them.
         advice = (
@@ -274,13 +281,20 @@ def _in_adapter(place: Place) -> set[str]:
 def _merge_adapter(place: Place, model: Any) -> None:
     """Merge LoRA's matrices into the weights, in place."""
     try:
-        from peft import PeftModel
+        from peft import PeftModel, get_peft_model_state_dict
     except ImportError:
         raise FairheadError(f"{place.name} is a LoRA adapter, which needs peft: pip install peft") from None
     assert place.adapter is not None
-    with reading(place, "the adapter"), quietly():
+    with reading(place, "the adapter"), quietly(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of missing weights, which are refused here
         adapted: Any = PeftModel.from_pretrained(model, place.adapter, local_files_only=True)
-        adapted.merge_and_unload()
+    expected = {key.removeprefix(_IN_ADAPTER) for key in get_peft_model_state_dict(adapted)}
+    missing = expected - _in_adapter(place)
+    if missing:
+        raise InputError(
+            f"{place.name}: the adapter lacks {len(missing)} weights of those that it names, such as {min(missing)}"
+        )
+    adapted.merge_and_unload()
 
 
 def weights_digest(model: nn.Module) -> str:
