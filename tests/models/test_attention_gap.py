@@ -25,9 +25,9 @@ from fairhead.language.benchmarks.attention_gap import (
     study,
     table,
 )
-from fairhead.language.resampling import Resampling
 from fairhead.language.scorer import Scorer
 from fairhead.language.tokenising import align, slots
+from fairhead.stats.bootstrap import Resampling
 
 PAIRS = [
     SentencePair("0", "the nurse was kind and went home .", "the nurse was rude and went home .", ("profession",), "a"),

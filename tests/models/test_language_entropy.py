@@ -9,9 +9,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from fairhead.errors import InputError
 from fairhead.language.benchmarks.attention_entropy import by_head, layers, measures, table
 from fairhead.language.benchmarks.perplexity import Document
-from fairhead.language.resampling import Resampling
 from fairhead.language.results import result_of
 from fairhead.language.scorer import Scorer
+from fairhead.stats.bootstrap import Resampling
 
 WORDS = ["<s>", "he", "she", "was", "kind", "cruel", "cried", "the", "nurse", "doctor"]
 TEXTS = ["he was kind", "the nurse cried the doctor was cruel she cried", "she cried", "he " * 40]

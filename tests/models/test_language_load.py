@@ -14,8 +14,8 @@ from fairhead.cli import main
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.language import load_scorer
 from fairhead.language.benchmarks.perplexity import Document
-from fairhead.language.resampling import Resampling
 from fairhead.language.running import run_benchmark
+from fairhead.stats.bootstrap import Resampling
 
 WORDS = ["<s>", "he", "she", "was", "kind", "cruel", "cried", "the", "nurse", "doctor"]
 CONTEXT = 16

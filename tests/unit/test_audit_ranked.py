@@ -7,8 +7,9 @@ import pytest
 from scipy.stats import binom, norm
 from sklearn.metrics import brier_score_loss, roc_auc_score
 
-from fairhead.audit import draws, ranked, scores
-from fairhead.audit.counts import sample_of_table, tabulate
+from fairhead.audit import ranked, scores
+from fairhead.stats import bootstrap
+from fairhead.stats.clusters import sample_of_table, tabulate
 
 
 def rows(n=6000, decimals=2, seed=0):
@@ -129,7 +130,7 @@ def test_a_table_is_the_sample_of_its_rows():
 def test_drawn_counts_have_the_binomial_distribution(n, share):
     """Of SciPy: all quantiles to the Monte-Carlo error of 200 000 draws, and two moments."""
     size = 200_000
-    drawn = draws.multinomial(n, np.array([share, 1 - share]), size, np.random.default_rng(5))
+    drawn = bootstrap.multinomial(n, np.array([share, 1 - share]), size, np.random.default_rng(5))
     assert (drawn.sum(axis=0) == n).all()
     assert (drawn == np.rint(drawn)).all()
     assert drawn.min() >= 0
@@ -155,7 +156,7 @@ def test_counts_made_from_normal_numbers_are_binomial_to_a_thousandth(n, share, 
     """Far below a thousandth, in fact, also where a count varies by no more than ±3."""
     n //= fewer
     size = 100_000
-    drawn = draws.multinomial(n, np.array([share, 1 - share]), size, EveryQuantile())[0]
+    drawn = bootstrap.multinomial(n, np.array([share, 1 - share]), size, EveryQuantile())[0]
     values = np.unique(drawn)
     found = np.searchsorted(np.sort(drawn), values, side="right") / size
     assert np.abs(found - binom(n, share).cdf(values)).max() < 2e-4
@@ -164,7 +165,7 @@ def test_counts_made_from_normal_numbers_are_binomial_to_a_thousandth(n, share, 
 def test_equal_units_are_drawn_in_order():
     """Sorting that is not stable orders them as the processor likes, and a seed would give other figures there."""
     share = np.full(1000, 1 / 1000)
-    drawn = draws.multinomial(10**6, share, 5, np.random.default_rng(0))
+    drawn = bootstrap.multinomial(10**6, share, 5, np.random.default_rng(0))
     left, z = np.full(5, 1e6), np.random.default_rng(0).standard_normal((1, 5))[0]
     part = 1 / 1000
     first = np.rint(left * part + np.sqrt(left * part * (1 - part)) * z + (1 - 2 * part) / 6 * (z * z - 1))
@@ -173,7 +174,7 @@ def test_equal_units_are_drawn_in_order():
 
 def test_drawn_counts_of_many_units_vary_together_as_a_multinomial_does():
     share = np.array([0.3, 0.002, 0.25, 0.0008, 0.2, 0.1472, 0.1])
-    drawn = draws.multinomial(5000, share, 100_000, np.random.default_rng(6))
+    drawn = bootstrap.multinomial(5000, share, 100_000, np.random.default_rng(6))
     expected = 5000 * (np.diag(share) - np.outer(share, share))
     scale = np.sqrt(np.outer(np.diag(expected), np.diag(expected)))
     assert (np.abs(np.cov(drawn) - expected) / scale).max() < 5 / np.sqrt(100_000)

@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 
 import fairhead
-from fairhead.audit import METRICS, intervals, ties
+from fairhead.audit import METRICS
+from fairhead.audit import candidate_rates as shrinkage
+from fairhead.audit.candidate_rates import candidate_rates
 from fairhead.audit.reduction import Reduction
-from fairhead.audit.truths import truths
 from fairhead.records import Records
+from fairhead.stats import intervals
 
 
 def test_shrinking_is_that_of_a_meta_analysis():
@@ -15,19 +17,19 @@ def test_shrinking_is_that_of_a_meta_analysis():
     rates, se = [0.1, 0.3, 0.4, 0.8], 0.05
     between = np.var(rates, ddof=1) - se**2
     expected = np.mean(rates) + (np.array(rates) - np.mean(rates)) * between / (between + se**2)
-    np.testing.assert_allclose(ties.shrink(rates, [se] * 4, beyond=0.0), expected, atol=1e-12)
+    np.testing.assert_allclose(shrinkage.shrink(rates, [se] * 4, beyond=0.0), expected, atol=1e-12)
 
 
 def test_rates_that_noise_explains_become_their_weighted_mean():
     rates, se = [0.50, 0.53, 0.49], [0.02, 0.04, 0.03]
     expected = np.average(rates, weights=1 / np.square(se))
-    np.testing.assert_allclose(ties.shrink(rates, se), [expected] * 3, atol=1e-12)
-    assert ties.even(rates, se) == pytest.approx(expected)
-    assert ties.even([0.2, 0.6, 0.9], [0.02] * 3) is None
+    np.testing.assert_allclose(shrinkage.shrink(rates, se), [expected] * 3, atol=1e-12)
+    assert shrinkage.even(rates, se) == pytest.approx(expected)
+    assert shrinkage.even([0.2, 0.6, 0.9], [0.02] * 3) is None
 
 
 def test_groups_without_a_rate_are_left_alone():
-    found = ties.tied_ends([0.5, np.nan, 0.51, 0.9], [0.02, np.nan, 0.02, 0.02])
+    found = shrinkage.tied_ends([0.5, np.nan, 0.51, 0.9], [0.02, np.nan, 0.02, 0.02])
     assert np.isnan(found[1])
     assert found[0] == found[2] == pytest.approx(0.505)
     assert found[3] == 0.9
@@ -44,7 +46,7 @@ def test_the_rates_for_a_gap_have_that_gap(name, multiclass, compare):
     hat = rng.uniform(0.2, 0.8, (len(metric.rates), 3, 5))
     hat[:, 1, 2] = np.nan
     reduction = Reduction(metric, multiclass, np.array([0.5, 0.2, 0.3]))
-    around = truths(reduction, hat, np.full(hat.shape, 0.06), 0.95)
+    around = candidate_rates(reduction, hat, np.full(hat.shape, 0.06), 0.95)
     observed = float(reduction(hat))
     for share in (0.0, 0.1, 0.4, 0.7, 0.9, 0.99):
         assert float(reduction(around.at(share * observed))) == pytest.approx(share * observed, abs=1e-12)
@@ -58,9 +60,9 @@ def covered(mean, se, repeats, seed=0):
     for _ in range(repeats):
         hat = mean + se * rng.normal(size=len(mean))
         star = hat + se * rng.normal(size=(500, len(mean)))
-        lowest = intervals.minimum(hat, star)
-        around = truths(reduction, hat[None, None], se[None, None], 0.95)
-        gap = intervals.gap(hat[None, None], star[:, None, None], reduction, around)
+        lowest = intervals.minimum(hat, hat - star, shrinkage.tied_lowest)
+        around = candidate_rates(reduction, hat[None, None], se[None, None], 0.95)
+        gap = intervals.gap(hat[None, None], (hat - star)[:, None, None], reduction, around)
         held += [lowest.low <= mean.min() <= lowest.high, gap.low <= np.ptp(mean) <= gap.high]
     return held / repeats
 
@@ -96,7 +98,7 @@ def test_a_gap_reaches_as_far_as_a_noisy_group_may_be():
 def test_taking_equal_rates_for_equal_covers_more(monkeypatch, figure, rule, shape):
     """On the same samples 2 to 4 % more of them."""
     together = covered(*SHAPES[shape], repeats=600)[figure]
-    monkeypatch.setattr(ties, rule, lambda rates, se: list(rates))
+    monkeypatch.setattr(shrinkage, rule, lambda rates, se: list(rates))
     assert together >= covered(*SHAPES[shape], repeats=600)[figure] + 0.01
 
 
@@ -118,7 +120,7 @@ def test_the_upper_end_reaches_as_far_as_that_of_any_two_groups(seed):
     ends = [rates[a] - rates[b] + 1.96 * np.hypot(se[a], se[b]) for a in range(6) for b in range(6) if a != b]
     expected = (max(ends) - np.ptp(rates)) / own
     # Only one end at a time is moved, and then both: that finds nearly all.
-    found = ties.reach(rates.tolist(), se.tolist(), 1.96)
+    found = shrinkage.reach(rates.tolist(), se.tolist(), 1.96)
     assert 1 <= found <= expected + 1e-12
     assert found > 0.9 * expected
 

@@ -15,11 +15,11 @@ from fairhead.errors import InputError
 from fairhead.language.before_after import compare_suites
 from fairhead.language.before_after_report import markdown_of, report_of, verdict
 from fairhead.language.benchmarks import benchmark_named
-from fairhead.language.paired import Change, Span
-from fairhead.language.resampling import Resampling
 from fairhead.language.suite import Suite
 from fairhead.language.tables import ItemTable
 from fairhead.report import render
+from fairhead.stats import Difference, Span
+from fairhead.stats.bootstrap import Resampling
 
 QUICK = Resampling(n_boot=400)
 
@@ -80,10 +80,10 @@ def figure(run, benchmark, metric, group=None, kind="headlines"):
 def test_terms_that_were_trained_on_take_no_part(found):
     klaad, even = found.runs
     held_out = figure(klaad, "stereoset", "ss")
-    assert (held_out.before, held_out.after, held_out.value, held_out.n) == pytest.approx((0.7, 0.7, 0.0, 120))
-    assert held_out.outcome == "cannot be told apart"
+    assert (held_out.a, held_out.b, held_out.value, held_out.n) == pytest.approx((0.7, 0.7, 0.0, 120))
+    assert held_out.outcome == "not significant"
     seen = figure(klaad, "stereoset", "ss", kind="seen")
-    assert (seen.before, seen.after) == pytest.approx((0.7, 0.5))
+    assert (seen.a, seen.b) == pytest.approx((0.7, 0.5))
     # Neither are they used for the run that was not trained on them: all columns speak of the same terms.
     assert figure(even, "stereoset", "ss").n == 120
     assert found.left_out_targets == tuple(sorted(TRAINING["training_targets"]))
@@ -92,11 +92,11 @@ def test_terms_that_were_trained_on_take_no_part(found):
 def test_figures_and_outcomes(found):
     klaad, even = found.runs
     ppl = figure(klaad, "perplexity", "perplexity")
-    assert ppl.after / ppl.before == pytest.approx(1.2)
+    assert ppl.b / ppl.a == pytest.approx(1.2)
     assert ppl.outcome == "worse"
     crows = figure(even, "crows_pairs", "ss")
-    assert (crows.before, crows.after, crows.outcome) == (0.8, 0.6, "better")
-    assert figure(even, "perplexity", "perplexity").outcome == "cannot be told apart"
+    assert (crows.a, crows.b, crows.outcome) == (0.8, 0.6, "better")
+    assert figure(even, "perplexity", "perplexity").outcome == "not significant"
     assert [c.layer for c in klaad.collapsed] == [1]
     assert klaad.collapsed[0].what == "nearly uniform"
     assert even.collapsed == ()
@@ -126,17 +126,17 @@ def test_the_verdict_names_what_it_can(found):
     assert "+20.0" in text
     assert "even is better in CrowS-Pairs ss" in text
     assert "attention has collapsed in 1 of 2 layers" in text
-    assert "cannot be told apart from base" in text
+    assert "does not differ significantly from base" in text
 
 
 def test_the_verdict_names_categories_that_got_worse_aimed_at_or_not(found):
-    worse = Change("crows_pairs", "ss", "gender", 0.6, 0.7, 0.1, 0.05, 0.15, 90, 90, 0.001, ideal=0.5)
+    worse = Difference("ss", "gender", 0.6, 0.7, 0.1, 0.05, 0.15, 90, 0.001, ideal=0.5, benchmark="crows_pairs")
     worse = replace(worse, nearer=Span(0.1, 0.05, 0.15))
     both = (worse, replace(worse, group_by="age"))
     run = replace(found.runs[0], targeted=("gender",), headlines=(), by_category=both, entropy=None, unpaired={})
     aimed, spill = (line["text"] for line in verdict(replace(found, runs=(run,))) if "categories" in line["text"])
-    assert "of 1 categories that were aimed at, 1 got worse (CrowS-Pairs gender ss" in aimed
-    assert "spill-over: of 1 categories that were not aimed at, 1 got worse (CrowS-Pairs age ss" in spill
+    assert "of 1 categories that were aimed at, 1 got significantly worse (CrowS-Pairs gender ss" in aimed
+    assert "spill-over: of 1 categories that were not aimed at, 1 got significantly worse (CrowS-Pairs age ss" in spill
 
 
 def test_the_report_is_a_page_and_its_strings_are_escaped(found, tmp_path_factory):
@@ -237,7 +237,7 @@ def test_every_row_of_a_markdown_table_has_as_many_cells(found):
 
 
 MODULES = (
-    "language.paired",
+    "stats.paired",
     "language.suite",
     "language.before_after",
     "language.before_after_report",

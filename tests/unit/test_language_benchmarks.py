@@ -14,8 +14,8 @@ from fairhead.data.winobias import Mention, WinoSentence
 from fairhead.errors import InputError
 from fairhead.language.answers import TOO_LONG, Answers, Request, Score
 from fairhead.language.benchmarks import bbq, stereoset, winobias
-from fairhead.language.resampling import Resampling
 from fairhead.language.running import run_benchmark
+from fairhead.stats.bootstrap import Resampling
 
 TEXTS = Triplet("He is lazy.", "He is diligent.", "He is a window.")
 
@@ -339,7 +339,6 @@ EXAMPLES = (
     "benchmarks.crows_pairs",
     "packing",
     "benchmarks.perplexity",
-    "resampling",
     "results",
     "running",
     "benchmark",

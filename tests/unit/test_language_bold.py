@@ -11,7 +11,7 @@ from fairhead.errors import FairheadError, InputError
 from fairhead.language.answers import Answers, Generation, GenerationJournal, Prompt, read_generations
 from fairhead.language.benchmarks import bold
 from fairhead.language.lexicons import Lexicon, find_lexicons, read_be5, read_gender_vectors, read_vad, weighted
-from fairhead.language.resampling import Resampling
+from fairhead.stats.bootstrap import Resampling
 
 VAD = """,Word,V.Mean.Sum,V.SD.Sum,A.Mean.Sum,D.Mean.Sum
 1,kind,9,1.0,5,7

@@ -6,9 +6,11 @@ from scipy import stats
 
 from fairhead.errors import InputError
 from fairhead.language.benchmarks import winobias
-from fairhead.language.paired import Change, Span, change, corrected, join
-from fairhead.language.resampling import Resampling, ratio
-from fairhead.language.tables import ItemTable, Measure, read_items
+from fairhead.language.tables import ItemTable, Measure, compare_items, join_items, read_items
+from fairhead.stats import Difference, Span
+from fairhead.stats.bootstrap import Resampling
+from fairhead.stats.clusters import ratio
+from fairhead.stats.paired import corrected
 
 QUICK = Resampling(n_boot=400)
 
@@ -30,11 +32,11 @@ def test_an_interval_is_that_of_paired_differences():
     rng = np.random.default_rng(0)
     before = rng.normal(0.5, 1, 300)
     after = before + rng.normal(0.02, 0.05, 300)
-    found = change(MEAN, None, *tables(before, after), Resampling(n_boot=4000))
+    found = compare_items(MEAN, None, *tables(before, after), Resampling(n_boot=4000))
     expected = stats.ttest_rel(after, before).confidence_interval(0.95)
     assert found.value == pytest.approx(np.mean(after - before))
     assert [found.low, found.high] == pytest.approx(list(expected), abs=0.08 * (expected.high - expected.low))
-    assert (found.before, found.after) == pytest.approx((before.mean(), after.mean()))
+    assert (found.a, found.b) == pytest.approx((before.mean(), after.mean()))
     # What 300 pairs show with 80 % power, from the textbook.
     power = (stats.norm.ppf(0.975) + stats.norm.ppf(0.8)) * np.std(after - before) / np.sqrt(300)
     assert found.mde == pytest.approx(power, rel=0.05)
@@ -48,7 +50,7 @@ def test_a_p_value_is_that_of_scipys_paired_permutation_test():
     )
     # Drawn to the end, and until a thousand are as large.
     for n_perm, drawn in ((900, 900), (50_000, 1000 / exact.pvalue)):
-        found = change(MEAN, None, *tables(before, after), QUICK, n_perm=n_perm)
+        found = compare_items(MEAN, None, *tables(before, after), QUICK, n_perm=n_perm)
         assert found.p == pytest.approx(exact.pvalue, abs=4 * np.sqrt(exact.pvalue / drawn))
 
 
@@ -58,7 +60,7 @@ def test_p_values_are_uniform_where_nothing_changed():
     clusters, p = np.repeat(np.arange(12), 5), []
     for _ in range(200):
         before, after = (rng.normal(0, 1, 12)[clusters] + rng.normal(0, 0.2, 60) for _ in range(2))
-        p.append(change(MEAN, None, *tables(before, after, clusters), Resampling(n_boot=20), n_perm=199).p)
+        p.append(compare_items(MEAN, None, *tables(before, after, clusters), Resampling(n_boot=20), n_perm=199).p)
     assert stats.kstest(p, "uniform").pvalue > 0.01
 
 
@@ -78,7 +80,8 @@ def test_p_values_see_through_what_the_figure_is_blind_to():
     measure = next(m for m in winobias.BENCHMARK.measures if m.metric == "mean_difference" and m.of(None))
     p = {
         effect: [
-            change(measure, None, *wino_pairs(rng, effect), Resampling(n_boot=20), n_perm=199).p for _ in range(300)
+            compare_items(measure, None, *wino_pairs(rng, effect), Resampling(n_boot=20), n_perm=199).p
+            for _ in range(300)
         ]
         for effect in (0.0, 0.2)
     }
@@ -88,10 +91,10 @@ def test_p_values_see_through_what_the_figure_is_blind_to():
 
 
 def test_a_change_that_is_sure_and_one_that_is_none():
-    steady = change(MEAN, None, *tables(np.arange(12.0), np.arange(12.0) + 0.5), QUICK, n_perm=9999)
+    steady = compare_items(MEAN, None, *tables(np.arange(12.0), np.arange(12.0) + 0.5), QUICK, n_perm=9999)
     assert steady.p == pytest.approx(2 / 2**12, abs=4 * np.sqrt(2 / 2**12 / 9999))
     thirds = np.array([1 / 3, 2 / 3, 0.1, 0.2] * 3)
-    there_and_back = change(MEAN, None, *tables(thirds, thirds[::-1]), QUICK, n_perm=999)
+    there_and_back = compare_items(MEAN, None, *tables(thirds, thirds[::-1]), QUICK, n_perm=999)
     assert there_and_back.p == pytest.approx(1, abs=0.01)
 
 
@@ -101,15 +104,15 @@ def test_intervals_hold_the_truth_as_often_as_they_say():
     for _ in range(300):
         before = rng.normal(0, 1, 60)
         after = before + 0.1 + rng.normal(0, 0.3, 15)[clusters]
-        found = change(MEAN, None, *tables(before, after, clusters), Resampling(n_boot=300), n_perm=1)
+        found = compare_items(MEAN, None, *tables(before, after, clusters), Resampling(n_boot=300), n_perm=1)
         hits += found.low <= 0.1 <= found.high
     assert 0.91 <= hits / 300 <= 0.985
 
 
-def test_the_same_answers_cannot_be_told_apart():
-    found = change(MEAN, None, *tables([0, 1] * 20, [0, 1] * 20), QUICK)
+def test_the_same_answers_do_not_differ():
+    found = compare_items(MEAN, None, *tables([0, 1] * 20, [0, 1] * 20), QUICK)
     assert (found.value, found.low, found.high, found.p, found.mde) == (0.0, 0.0, 0.0, 1.0, None)
-    assert (found.outcome, found.direction) == ("cannot be told apart", None)
+    assert (found.outcome, found.direction) == ("not significant", None)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +126,7 @@ def test_the_same_answers_cannot_be_told_apart():
 )
 def test_better_is_nearer_to_even(before, after, outcome, direction):
     a, b = ([1.0] * round(400 * share) + [0.0] * round(400 * (1 - share)) for share in (before, after))
-    found = change(MEAN, None, *tables(a, b), QUICK)
+    found = compare_items(MEAN, None, *tables(a, b), QUICK)
     assert (found.outcome, found.direction) == (outcome, direction)
 
 
@@ -134,29 +137,29 @@ def test_ratios_are_compared_as_ratios():
     perplexity = Measure("perplexity", nll, lambda t: np.exp(t[..., 0] / t[..., 1]), 1.0, relative=True)
     rng = np.random.default_rng(4)
     losses = rng.normal(3, 0.5, 100)
-    found = change(perplexity, None, *tables(losses, losses + np.log(1.1)), QUICK)
+    found = compare_items(perplexity, None, *tables(losses, losses + np.log(1.1)), QUICK)
     assert np.exp(found.value) == pytest.approx(1.1)
     assert [found.low, found.high] == pytest.approx([np.log(1.1)] * 2)  # the same for every document
     assert found.outcome == "worse"
 
 
 def test_what_is_undefined_says_why():
-    few = change(MEAN, None, *tables([0, 1], [1, 1]), QUICK)
+    few = compare_items(MEAN, None, *tables([0, 1], [1, 1]), QUICK)
     assert (few.outcome, few.undefined) == ("undefined", "2 items; at least 10 are needed")
-    one = change(MEAN, None, *tables([0, 1] * 10, [1, 1] * 10, [0] * 20), QUICK)
+    one = compare_items(MEAN, None, *tables([0, 1] * 10, [1, 1] * 10, [0] * 20), QUICK)
     assert "one cluster" in one.undefined
     assert corrected([few, one])[0].p_adjusted is None
 
 
 def test_a_figure_that_its_interval_alone_would_tell_says_why_it_is_not():
     def moved(clusters, p):
-        return Change("b", "m", None, 0.5, 0.6, 0.1, 0.05, 0.15, 100, clusters, p=p, mde=0.04)
+        return Difference("m", None, 0.5, 0.6, 0.1, 0.05, 0.15, 100, p=p, mde=0.04, clusters=clusters)
 
     # Of 8 clusters no swap is rarer than 2 in 256, which among 63 figures is nothing; among 6 it would be something.
     many = corrected([moved(8, 2 / 256), moved(100, 0.01), moved(100, 0.3), *[moved(100, 0.9)] * 60])
-    assert [c.outcome for c in many[:3]] == ["cannot be told apart"] * 3
+    assert [c.outcome for c in many[:3]] == ["not significant"] * 3
     assert (many[0].note, many[0].mde) == ("only 8 clusters: too few to show any change among 63 figures", None)
-    assert many[1].note == "its own interval leaves out 0, but not beyond chance among 63 figures"
+    assert many[1].note == "its own interval leaves out 0, but it is not significant among 63 figures"
     assert many[2].note == "its own interval leaves out 0, but its p is not below 0.05"
     assert [c.mde for c in many[1:3]] == [0.04, 0.04]
     few = corrected([moved(8, 2 / 256), *[moved(100, 0.9)] * 5])[0]
@@ -165,15 +168,15 @@ def test_a_figure_that_its_interval_alone_would_tell_says_why_it_is_not():
 
 def test_items_are_joined_on_their_ids():
     first, second = tables([1, 2, 3], [4, 5, 6])
-    a, b = join(first, second.take([2, 0]))
+    a, b = join_items(first, second.take([2, 0]))
     assert a.ids == b.ids == ("i0", "i2")
     assert b.column("x").tolist() == [4, 6]
     other = ItemTable.of("toy", ["z"], ["z"], [[]], {"x": [1]})
     with pytest.raises(InputError, match="no item in common"):
-        join(first, other)
+        join_items(first, other)
     moved = ItemTable.of("toy", first.ids, ["c"] * 3, [[]] * 3, {"x": [1, 2, 3]})
     with pytest.raises(InputError, match="describe the same items differently"):
-        join(first, moved)
+        join_items(first, moved)
 
 
 def test_a_table_comes_back_from_its_file(tmp_path):
@@ -199,7 +202,6 @@ def test_a_table_comes_back_from_its_file(tmp_path):
 
 
 def test_a_change_that_is_not_corrected_is_judged_by_its_own_p():
-    moved = Change(
-        "b", "m", None, 0.6, 0.55, -0.05, -0.08, -0.02, 9, 9, p=0.01, ideal=0.5, nearer=Span(-0.05, -0.08, -0.02)
-    )
+    nearer = Span(-0.05, -0.08, -0.02)
+    moved = Difference("m", None, 0.6, 0.55, -0.05, -0.08, -0.02, 9, p=0.01, ideal=0.5, nearer=nearer)
     assert moved.outcome == "better"

@@ -16,9 +16,9 @@ from fairhead.report.forest import Mark, forest
 from fairhead.report.form import plain
 from fairhead.report.sections import Section
 from fairhead.report.sections.ablated import control_plot
-from fairhead.report.sections.compared import better_direction, outcome
 from fairhead.report.sections.headmap import STEPS, colour_bar, colour_class
 from fairhead.report.wording import MINUS, THIN_SPACE, Scale, count, is_share, p_value, scale_of
+from fairhead.stats.outcome import better_way, outcome_of
 
 finite = st.floats(-1e6, 1e6).map(lambda x: 0.0 if abs(x) < 1e-6 else x)
 shares = st.floats(0, 1)
@@ -128,12 +128,12 @@ thousandths = st.integers(-1000, 1000).map(lambda k: k / 1000)
 
 @given(thousandths, thousandths, st.sampled_from([0.0, 1.0]))
 def test_better_means_nearer_to_the_ideal(a: float, b: float, ideal: float) -> None:
-    d = {"a": a, "b": b, "ideal": ideal, "low": 0.1, "high": 0.2, "p": 0.01, "p_adjusted": None}
+    d = {"a": a, "b": b, "value": b - a, "ideal": ideal, "low": 0.1, "high": 0.2, "p": 0.01, "p_adjusted": None}
     over_the_ideal = min(a, b) < ideal < max(a, b)
-    if over_the_ideal:  # the interval is of b - a: it does not say whether |b| is below |a| beyond chance
-        assert outcome(d) == "changed"
+    if over_the_ideal:  # the interval is of b - a: it does not say whether |b| is significantly below |a|
+        assert outcome_of(d) == "changed"
     elif a != b:
-        assert outcome(d) == ("better" if abs(b - ideal) < abs(a - ideal) else "worse")
+        assert outcome_of(d) == ("better" if abs(b - ideal) < abs(a - ideal) else "worse")
 
 
 @pytest.mark.parametrize(
@@ -141,14 +141,14 @@ def test_better_means_nearer_to_the_ideal(a: float, b: float, ideal: float) -> N
     [{"p_adjusted": 0.05}, {"low": -0.1}, {"low": 0.0}, {"low": None, "high": None}, {"p": 0.3, "p_adjusted": None}],
 )
 def test_what_may_be_chance_is_not_called_better(change: dict[str, float]) -> None:
-    d = {"a": 0.5, "b": 0.6, "ideal": 1.0, "low": 0.05, "high": 0.15, "p": 0.001, "p_adjusted": 0.01}
-    assert outcome(d) == "better"
-    assert outcome(d | change) == "not clear"
+    d = {"a": 0.5, "b": 0.6, "value": 0.1, "ideal": 1.0, "low": 0.05, "high": 0.15, "p": 0.001, "p_adjusted": 0.01}
+    assert outcome_of(d) == "better"
+    assert outcome_of(d | change) == "not significant"
 
 
 def test_without_an_ideal_no_direction_is_claimed() -> None:
-    d = {"a": 0.5, "b": 0.6, "ideal": None, "low": 0.05, "high": 0.15, "p": 0.001, "p_adjusted": 0.01}
-    assert (better_direction(d), outcome(d)) == ("", "changed")
+    d = {"a": 0.5, "b": 0.6, "value": 0.1, "ideal": None, "low": 0.05, "high": 0.15, "p": 0.001, "p_adjusted": 0.01}
+    assert (better_way(d), outcome_of(d)) == ("", "changed")
 
 
 def test_every_estimate_is_shown_once_or_listed_as_undefined() -> None:
@@ -183,7 +183,7 @@ def test_a_comparison_counts_its_outcomes() -> None:
     words = [row.cells[-1].text for panel in section.panels() for row in panel.rows]
     assert len(words) == sum(d.value is not None for d in compared.differences)
     assert section.summary() == ", ".join(
-        f"{words.count(w)} {w}" for w in ("better", "worse", "changed", "not clear") if w in words
+        f"{words.count(w)} {w}" for w in ("better", "worse", "changed", "not significant") if w in words
     )
 
 

@@ -6,11 +6,11 @@ from math import sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit import intervals, metrics
+from fairhead.audit import metrics
 from fairhead.audit.catalogue import Metric
 from fairhead.audit.estimate import Rules, in_short
 from fairhead.audit.rates import Tables
-from fairhead.stats import Estimate
+from fairhead.stats import Estimate, intervals
 
 Array = NDArray[np.float64]
 
@@ -71,14 +71,12 @@ def _length_interval(tables: Tables, level: float) -> intervals.Interval:
         scale = theta / observed
         return np.sqrt(np.maximum(scale * scale * square + 2 * scale * along + across, 0.0) / degrees)
 
-    around = intervals.Truths(
+    around = intervals.Candidates(
         at=lambda theta: hat * (theta / observed),
         signed=lambda _: along / (observed * degrees),
         shown=shown,
     )
-    found = intervals.gap_of_errors(
-        hat, error, lambda rates: np.sqrt((rates**2).sum(axis=(-1, -2)) / degrees), around, level
-    )
+    found = intervals.gap(hat, error, lambda rates: np.sqrt((rates**2).sum(axis=(-1, -2)) / degrees), around, level)
     return found._replace(high=min(found.high, 1.0))
 
 

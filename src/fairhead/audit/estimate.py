@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit import intervals
+from fairhead.audit.candidate_rates import candidate_rates, tied_lowest
 from fairhead.audit.catalogue import Metric
 from fairhead.audit.rates import ROUNDED, Rates
 from fairhead.audit.reduction import Multiclass, Reduction
-from fairhead.audit.truths import truths
-from fairhead.stats import Estimate
+from fairhead.stats import Estimate, intervals
 
 Array = NDArray[np.float64]
 
@@ -239,8 +238,8 @@ def _interval(reduction: Reduction, parts: Stack, level: float) -> intervals.Int
         case "minimum":
             return _lowest(parts, wide, level)
         case "spread" | "to_overall":
-            around = truths(reduction, parts.hat, parts.se * wide, level)
-            return _within_unit(intervals.gap_of_errors(parts.hat, parts.errors(level), reduction, around, level))
+            around = candidate_rates(reduction, parts.hat, parts.se * wide, level)
+            return _within_unit(intervals.gap(parts.hat, parts.errors(level), reduction, around, level))
         case "ratio" if reduction.multiclass == "max" or parts.hat.shape[1] == 1:
             return _ratio(reduction, parts, level)
         case "ratio":
@@ -275,7 +274,7 @@ def _lowest(parts: Stack, wide: Array, level: float) -> intervals.Interval:
     hat = np.arcsin(np.sqrt(parts.hat[kept]))
     error = (hat - np.arcsin(np.sqrt(parts.star[:, kept]))) * wide[kept]
     error[::2] *= -1
-    found = intervals.minimum_of_errors(hat, error, level)
+    found = intervals.minimum(hat, error, tied_lowest, level)
     low, high = (float(np.sin(min(max(angle, 0.0), np.pi / 2)) ** 2) for angle in (found.low, found.high))
     worst = int(np.argmin(hat))
     return found._replace(low=low, high=high, se=float(parts.se[kept][worst] * wide[kept][worst]))
@@ -287,8 +286,8 @@ def _ratio(reduction: Reduction, parts: Stack, level: float) -> intervals.Interv
     least = 0.5 / np.maximum(parts.rows, 1)
     hat = np.log(np.where(parts.hat < ROUNDED, least, parts.hat))
     error = hat - np.log(np.maximum(parts.hat - parts.errors(level), least))
-    around = truths(reduction, hat, np.std(error, axis=0), level, logarithms=True)
-    gap = intervals.gap_of_errors(hat, error, reduction.gap_of_logarithms, around, level)
+    around = candidate_rates(reduction, hat, np.std(error, axis=0), level, logarithms=True)
+    gap = intervals.gap(hat, error, reduction.gap_of_logarithms, around, level)
     value = float(np.exp(-reduction.gap_of_logarithms(hat)))
     null = None if gap.null is None else float(np.exp(-gap.null))
     return intervals.Interval(float(np.exp(-gap.high)), float(np.exp(-gap.low)), gap.se * value, null, gap.method)
@@ -303,7 +302,7 @@ def _mean_of_ratios(reduction: Reduction, parts: Stack, wide: Array, level: floa
     highest = np.fmax.reduce(parts.hat, axis=-1)[..., None]
     hat, error = parts.hat / highest, parts.errors(level) / highest
     lack = replace(reduction, metric=replace(reduction.metric, compare="spread"))
-    around = truths(lack, hat, parts.se * wide / highest, level)
+    around = candidate_rates(lack, hat, parts.se * wide / highest, level)
 
     def ratios(rates: Array) -> Array:
         """The mean of ratios, [B], where these are the true rates."""
@@ -316,7 +315,7 @@ def _mean_of_ratios(reduction: Reduction, parts: Stack, wide: Array, level: floa
     def signed(error: Array) -> Array:
         return (reduction(hat) - reduction(hat + _TINY * error)) / _TINY
 
-    gap = intervals.gap_of_errors(hat, error, lack, around._replace(shown=shown, signed=signed), level)
+    gap = intervals.gap(hat, error, lack, around._replace(shown=shown, signed=signed), level)
     gap = _within_unit(gap)
     null = float(np.nanmean(ratios(np.ones_like(hat))))
     return intervals.Interval(1 - gap.high, 1 - gap.low, gap.se, null, gap.method)

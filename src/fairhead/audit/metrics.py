@@ -10,20 +10,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fairhead.stats.clusters import divide
+
 Array = NDArray[np.float64]
-
-
-def divide(part: Array, whole: Array) -> Array:
-    """Divide, with NaN where the whole is 0.
-
-    Example:
-        >>> divide(np.array([1.0, 0.0]), np.array([2.0, 0.0])).tolist()
-        [0.5, nan]
-    """
-    if np.min(whole, initial=1) > 0:
-        return np.asarray(part / whole)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(whole > 0, part / whole, np.nan)
 
 
 def _classes_first(counts: Array) -> Array:

@@ -8,10 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit import intervals
 from fairhead.audit.association import association_value, enough_rows
 from fairhead.audit.catalogue import Metric
-from fairhead.audit.counts import Sample, cell_numbers, clusters_in, tabulate
 from fairhead.audit.estimate import NO_REPLICATE, Rules, Stack
 from fairhead.audit.paired_scores import BinnedPair, BinnedScores, pair_scores
 from fairhead.audit.rates import Rates, Tables
@@ -19,7 +17,10 @@ from fairhead.audit.reduction import Reduction
 from fairhead.audit.results import Audit
 from fairhead.audit.run import View, tables_for
 from fairhead.records import Column
-from fairhead.stats import Difference, Estimate
+from fairhead.stats import Difference, Estimate, Span, intervals
+from fairhead.stats.bootstrap import Sample
+from fairhead.stats.clusters import cell_numbers, clusters_in, tabulate
+from fairhead.stats.paired import permutation_p
 
 Array = NDArray[np.float64]
 
@@ -105,15 +106,13 @@ class _Values(NamedTuple):
     most: Callable[[float], float] | None = None
 
     def p_value(self) -> float:
-        """Of b − a, where the replicates are swaps; one that leaves no value counts against the finding."""
-        by_chance = np.abs(self.star_b - self.star_a)
-        as_large = np.count_nonzero(~(by_chance < abs(self.b - self.a) - 1e-12))
-        return (1 + int(as_large)) / (1 + len(by_chance))
+        """Of b − a, where the replicates are swaps."""
+        return permutation_p(abs(self.b - self.a), np.abs(self.star_b - self.star_a))
 
 
 def _ends(
     metric: Metric, drawn: _Values, alone: tuple[Estimate, Estimate], bootstrap: intervals.Interval, level: float
-) -> intervals.Ends:
+) -> Span:
     """The interval of a difference.
 
     Smooth figures have their percentile interval. A folded figure is too large by an amount that differs between
@@ -123,8 +122,8 @@ def _ends(
     value = drawn.b - drawn.a
     both = [e for e in alone if e.value is not None and e.low is not None and e.high is not None]
     if drawn.most is None or len(both) < 2:
-        return intervals.Ends(value, bootstrap.low, bootstrap.high)
-    one, other = (intervals.Ends(e.value or 0.0, e.low or 0.0, e.high or 0.0) for e in both)
+        return Span(value, bootstrap.low, bootstrap.high)
+    one, other = (Span(e.value or 0.0, e.low or 0.0, e.high or 0.0) for e in both)
     known = ~np.isnan(drawn.star_a) & ~np.isnan(drawn.star_b)
     spread = float(np.std(drawn.star_a[known]) * np.std(drawn.star_b[known]))
     covariance = float(np.cov(drawn.star_a[known], drawn.star_b[known], bias=True)[0, 1])
@@ -133,7 +132,7 @@ def _ends(
     low, high = -most, most
     if metric.compare == "ratio":  # there the rates moved by factors
         low, high = drawn.a * (np.exp(-most) - 1), drawn.a * (np.exp(most) - 1)
-    return intervals.Ends(value, max(ends.low, float(low)), min(ends.high, float(high)))
+    return Span(value, max(ends.low, float(low)), min(ends.high, float(high)))
 
 
 def _values(
@@ -183,7 +182,8 @@ def _most(reduction: Reduction, stacks: Sequence[Stack]) -> Callable[[float], fl
         floor = 0.5 / np.maximum(stacks[0].rows, 1)
         hats, stars = [np.log(hat) for hat in hats], [np.log(np.maximum(star, floor)) for star in stars]
         reduce = reduction.gap_of_logarithms
-    return lambda level: intervals.gap(hats[1] - hats[0], stars[1] - stars[0], reduce, level=level).high
+    moved = hats[1] - hats[0]
+    return lambda level: intervals.gap(moved, moved - (stars[1] - stars[0]), reduce, level=level).high
 
 
 def _largest_move(moves: Array) -> Array:

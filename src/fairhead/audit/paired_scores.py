@@ -5,12 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit.counts import cell_numbers, clusters_in, tabulate
-from fairhead.audit.metrics import divide
 from fairhead.audit.ranked import CALIBRATION_BINS
 from fairhead.audit.rates import Rates
 from fairhead.audit.scores import Scores, ScoreTables, binned_auc, bins_of_sorted
 from fairhead.records import Column
+from fairhead.stats.clusters import cell_numbers, clusters_in, divide, tabulate
 
 Array = NDArray[np.float64]
 

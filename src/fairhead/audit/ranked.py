@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit.counts import cell_numbers, count_rows, over_chunks
+from fairhead.stats.clusters import cell_numbers, count_rows, over_chunks
 
 Array = NDArray[np.float64]
 Codes = NDArray[np.integer]

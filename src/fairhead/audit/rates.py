@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit import intervals, metrics
+from fairhead.audit import metrics
+from fairhead.stats import intervals
 
 Array = NDArray[np.float64]
 Counts = NDArray[Any]  # whole numbers of rows, or sums of weights
@@ -117,7 +118,7 @@ class Rates:
         if level not in self._sum_intervals:
             hat, error = self.errors_of_terms(level)
             self._sum_intervals[level] = [
-                intervals.absolute_sum_of_errors(hat[:, g], error[..., g], level) for g in range(hat.shape[1])
+                intervals.absolute_sum(hat[:, g], error[..., g], level) for g in range(hat.shape[1])
             ]
         return self._sum_intervals[level]
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from fairhead.audit import metrics
 from fairhead.audit.catalogue import Metric
+from fairhead.stats.clusters import divide
 
 Array = NDArray[np.float64]
 Multiclass = Literal["max", "mean", "weighted"]
@@ -38,7 +39,7 @@ class Reduction:
                 return rates[..., 0, 0, 0]
             case "mean":
                 every = (-1, -2, -3)
-                return metrics.divide(np.nansum(rates, axis=every), (~np.isnan(rates)).sum(axis=every))
+                return divide(np.nansum(rates, axis=every), (~np.isnan(rates)).sum(axis=every))
             case _:
                 return self.over_classes(self.by_class(rates))
 
@@ -52,7 +53,7 @@ class Reduction:
             case "signed":
                 return rates[..., 0] - rates[..., 1]
             case "signed_ratio":
-                return metrics.divide(rates[..., 0], rates[..., 1])
+                return divide(rates[..., 0], rates[..., 1])
             case _:
                 return metrics.spread(rates)
 
@@ -71,7 +72,7 @@ class Reduction:
             return by_class[..., 0]
         if self.multiclass != "max":
             weights = np.where(np.isnan(by_class), 0.0, self.weights if self.multiclass == "weighted" else 1.0)
-            return metrics.divide(np.nansum(by_class * weights, axis=-1), weights.sum(axis=-1))
+            return divide(np.nansum(by_class * weights, axis=-1), weights.sum(axis=-1))
         if self.metric.compare in ("signed", "signed_ratio"):
             return by_class[..., self.followed]
         extreme = np.fmin if self.metric.compare == "ratio" else np.fmax

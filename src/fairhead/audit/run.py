@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit import intervals
 from fairhead.audit.association import association_estimate
 from fairhead.audit.catalogue import DEFAULT, METRICS, Metric
-from fairhead.audit.counts import MOST_CELLS, cell_numbers, clusters_in, count_rows, sample_of_table, tabulate
 from fairhead.audit.estimate import Rules, estimate
 from fairhead.audit.rates import RATES, Rates, Tables
 from fairhead.audit.reduction import Multiclass
@@ -22,7 +20,8 @@ from fairhead.audit.scores import Scores, ScoreTables
 from fairhead.errors import InputError, did_you_mean
 from fairhead.records import Column, Records
 from fairhead.records.memory import keep_freed_memory
-from fairhead.stats import Estimate
+from fairhead.stats import Estimate, intervals
+from fairhead.stats.clusters import MOST_CELLS, cell_numbers, clusters_in, count_rows, sample_of_table, tabulate
 
 MIN_CELL = 10
 

@@ -14,10 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit.counts import cell_numbers, clusters_in, sample_of_table, tabulate
-from fairhead.audit.metrics import divide
 from fairhead.audit.ranked import CALIBRATION_BINS, Auc, Binned, Entries, Ranked, auc_of
 from fairhead.audit.rates import Rates, Terms, unsettle
+from fairhead.stats.clusters import cell_numbers, clusters_in, divide, sample_of_table, tabulate
 
 Array = NDArray[np.float64]
 Codes = NDArray[np.integer]

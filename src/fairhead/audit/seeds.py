@@ -18,18 +18,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit import intervals
-from fairhead.audit.catalogue import METRICS
-from fairhead.audit.counts import cell_numbers
 from fairhead.audit.estimate import Rules, Stack
 from fairhead.audit.rates import Tables
 from fairhead.audit.reduction import Reduction
 from fairhead.audit.run import MIN_CELL, View, choose_metrics, group_columns
 from fairhead.errors import InputError, did_you_mean
 from fairhead.records import Records
+from fairhead.stats import intervals
+from fairhead.stats.bootstrap import drawn_units
+from fairhead.stats.clusters import cell_numbers
 
 Array = NDArray[np.float64]
-_BLOCK = 1 << 22  # unit weights drawn at a time
 
 
 @dataclass(frozen=True)
@@ -198,7 +197,7 @@ class SeedPool:
             kept = np.logical_and.reduce([d.stack.kept for d in drawn])
             hat = np.stack([d.stack.hat for d in drawn])
             star = np.stack([d.stack.star[kept[d.stack.kept]] for d in drawn], axis=1)
-            found = intervals.gap(hat, star, lambda r: drawn[0].reduction(r).mean(axis=-1), level=self.level)
+            found = intervals.gap(hat, hat - star, lambda r: drawn[0].reduction(r).mean(axis=-1), level=self.level)
             return max(found.low, 0.0), min(found.high, 1.0)
         star = np.mean([d.star for d in drawn], axis=0)
         interval = intervals.percentile(star[~np.isnan(star)], self.level)
@@ -259,7 +258,9 @@ class SeedPool:
         cell = run * cells + np.concatenate(keys)
         content = csr_array((np.ones(len(cell)), (cell, unit)), shape=(len(named) * cells, len(names)))
         observed: Array = np.asarray(content.sum(axis=1)).reshape(len(named), *shape)
-        star = np.concatenate([np.asarray(content @ w) for w in self._weights(len(names))], axis=1)
+        star = np.concatenate(
+            [np.asarray(content @ w.T) for w in drawn_units(len(names), self.n_boot, self.seed)], axis=1
+        )
         star = np.moveaxis(star.reshape(len(named), *shape, self.n_boot), -1, 1)  # [runs, B, G, C, C]
         tables: dict[str, dict[int, Tables]] = {}
         for i, (method, seed, _) in enumerate(named):
@@ -267,17 +268,6 @@ class SeedPool:
                 tuple(map(str, groups)), tuple(map(str, classes)), observed[i], star[i], observed[i].astype(np.int64)
             )
         return tables
-
-    def _weights(self, units: int) -> "list[Array]":
-        """How often each unit is drawn, in blocks [units, b] that add up to n_boot columns."""
-        rng = np.random.default_rng(self.seed)
-        size = max(1, min(self.n_boot, _BLOCK // units))
-        blocks = []
-        for start in range(0, self.n_boot, size):
-            count = min(size, self.n_boot - start)
-            picked = rng.integers(units, size=(count, units)) + np.arange(count)[:, None] * units
-            blocks.append(np.bincount(picked.ravel(), minlength=count * units).reshape(count, units).T.astype(float))
-        return blocks
 
 
 @dataclass(frozen=True)
@@ -304,13 +294,3 @@ def _spread(values: Array, stars: Array) -> _Spread | None:
     # own rows this is the paired t-test.
     df = np.inf if between == 0 else (seeds - 1) * (seeds * total / between) ** 2
     return _Spread(float(np.sqrt(total)), float(np.sqrt(test)), float(df))
-
-
-def metric_ideal(metric: str) -> float | None:
-    """The value of a perfect model, which tells whether a smaller or a larger figure is better.
-
-    Example:
-        >>> metric_ideal("EOd"), metric_ideal("accuracy")
-        (0.0, 1.0)
-    """
-    return METRICS[metric].ideal

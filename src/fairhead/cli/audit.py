@@ -57,7 +57,7 @@ Is the new model more even than the old one? Two files joined on id, or two colu
 
 Each gap stands with its interval, with the number of rows that it rests on (n), and with the minimum detectable
 effect (MDE): the smallest gap that a sample of this size would show in four of five cases. "Larger than 0" means that
-the interval leaves 0 out. "Cannot be told from 0" is no proof of evenness: look at the MDE. "Undefined" means that a
+the interval leaves 0 out. "Not significant" is no proof of evenness: look at the MDE. "Undefined" means that a
 group has too few rows.
 
 Percent in the terminal, fractions in JSON. Exit code 2: the input is not what was expected, and one line says why.

@@ -14,12 +14,12 @@ from fairhead.store import write_text
 
 if TYPE_CHECKING:
     from fairhead.language.before_after import BeforeAfter
-    from fairhead.language.resampling import Resampling
+    from fairhead.stats.bootstrap import Resampling
 
 EPILOG = """
 Every figure is paired: the models answered the same items, and whole clusters of items (templates, terms, occupations,
 pages) are drawn together. *better* and *worse* are about the distance to an even model, need an interval that leaves
-out 0, and p < 0.05 after Holm's correction over all figures of all runs; otherwise two models *cannot be told apart*,
+out 0, and p < 0.05 after Holm's correction over all figures of all runs; otherwise a difference is *not significant*,
 and the smallest difference that the figure alone would have shown is given (none where there are too few clusters).
 StereoSet is scored on terms that none of the models was trained on.
 
@@ -35,7 +35,7 @@ _GLYPHS = {
     "better": "[green]✓[/]",
     "worse": "[red]![/]",
     "changed": "[blue]~[/]",
-    "cannot be told apart": "[dim]?[/]",
+    "not significant": "[dim]?[/]",
 }
 _BEGIN, _END = "<!-- figures: begin -->", "<!-- figures: end -->"
 
@@ -61,7 +61,7 @@ class Statistics:
 
     def resampling(self, n_boot: int = 2000) -> "Resampling":
         """The same with a number of replicates where none was given."""
-        from fairhead.language.resampling import Resampling
+        from fairhead.stats.bootstrap import Resampling
 
         return Resampling(self.n_boot or n_boot, self.seed, self.level)
 
@@ -179,7 +179,7 @@ def _show(found: "BeforeAfter") -> None:
                 console.print(f"[dim]–: {escape(named(change))}: {escape(change.undefined)}[/]", highlight=False)
         if run.missing:
             console.print(f"[dim]Only one of the two has {', '.join(run.missing)}[/]", highlight=False)
-    console.print("[dim]✓ better, ! worse, ~ changed but neither, ? cannot be told apart[/]", highlight=False)
+    console.print("[dim]✓ better, ! worse, ~ changed but neither, ? not significant[/]", highlight=False)
     family = sum(change.p is not None for run in found.runs for change in run.headlines)
     alone = f"Interval and what would be seen are of a figure alone; ✓, ! and ~ also need p < 0.05 among all {family}."
     console.print(f"[dim]{alone}[/]", highlight=False)

@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from fairhead.audit.results import Audit, Comparison
-from fairhead.report.sections.compared import outcome
 from fairhead.stats import Difference, Estimate
 
 FOUR_FIFTHS = 0.8
@@ -13,7 +12,7 @@ FOUR_FIFTHS = 0.8
 HEADLINE = ("DP", "EOp", "EOd")
 
 
-_OUTCOMES = {"better": "B better", "worse": "B worse", "changed": "B differs", "not clear": "no difference shown"}
+_OUTCOMES = {"better": "B better", "worse": "B worse", "changed": "B differs"}
 
 
 class Verdict(NamedTuple):
@@ -42,7 +41,7 @@ def said(estimate: Estimate) -> str:
         return ""
     if estimate.low > 0:
         return "larger than 0"
-    return "smaller than 0" if estimate.high < 0 else "cannot be told from 0"
+    return "smaller than 0" if estimate.high < 0 else "not significant"
 
 
 def left_out(estimate: Estimate) -> str:
@@ -106,7 +105,7 @@ def _headline(gaps: list[Estimate], level: float) -> Verdict:
         return Verdict(f"The largest gap is {top.metric} by {top.group_by}: {figures}{groups}.", "bad")
     power = "" if top.mde is None else f" A sample like this would show one of {points(top.mde)} or more."
     return Verdict(
-        f"No gap in {_any_of(HEADLINE)} can be told from 0; the largest is {top.metric} by {top.group_by}, "
+        f"No gap in {_any_of(HEADLINE)} is significant; the largest is {top.metric} by {top.group_by}, "
         f"{figures}.{power}",
         "unclear",
     )
@@ -122,7 +121,7 @@ def said_of_difference(difference: Difference) -> str:
     """
     if difference.value is None:
         return f"undefined: {difference.undefined}"
-    return _OUTCOMES[outcome(vars(difference))]
+    return _OUTCOMES.get(difference.outcome, difference.outcome)
 
 
 def comparison_verdicts(comparison: Comparison) -> list[Verdict]:
@@ -136,11 +135,11 @@ def comparison_verdicts(comparison: Comparison) -> list[Verdict]:
             change = "" if d.low is None or d.high is None else f", {100 * d.low:+.1f} to {100 * d.high:+.1f}"
             text = f"{d.metric} by {d.group_by} ({100 * d.value:+.1f} points{change})"
             words.setdefault(said_of_difference(d), []).append(text)
-    tones = {"B better": "good", "B worse": "bad", "no difference shown": "unclear"}
+    tones = {"B better": "good", "B worse": "bad", "not significant": "unclear"}
     starts = {
         "B better": "B has a smaller gap than A in",
         "B worse": "B has a larger gap than A in",
-        "no difference shown": "No difference between B and A is shown in",
+        "not significant": "The difference between B and A is not significant in",
     }
     return [Verdict(f"{starts[word]} {', '.join(words[word])}.", tones[word]) for word in starts if word in words]
 

@@ -13,10 +13,11 @@ from fairhead import __version__
 from fairhead.errors import InputError
 from fairhead.language.benchmark import ASKS, Figure
 from fairhead.language.benchmarks import all_benchmarks, attention_entropy, benchmark_named
-from fairhead.language.paired import N_PERM, Change, change, corrected, join
-from fairhead.language.resampling import Resampling
 from fairhead.language.suite import Suite
-from fairhead.language.tables import ItemTable, Measure
+from fairhead.language.tables import ItemTable, Measure, compare_items, join_items
+from fairhead.stats import Difference
+from fairhead.stats.bootstrap import Resampling
+from fairhead.stats.paired import N_PERM, corrected
 
 SCHEMA = "fairhead.before_after/1"
 # What changes what is asked, beside options of the benchmark: answers to different questions are not compared.
@@ -63,9 +64,9 @@ class Run:
     model: str
     method: str | None
     targeted: tuple[str, ...]
-    headlines: tuple[Change, ...]
-    by_category: tuple[Change, ...]
-    seen: tuple[Change, ...]
+    headlines: tuple[Difference, ...]
+    by_category: tuple[Difference, ...]
+    seen: tuple[Difference, ...]
     entropy: list[list[float]] | None
     collapsed: tuple[Collapsed, ...]
     missing: tuple[str, ...]
@@ -99,6 +100,7 @@ class BeforeAfter:
             made["collapsed"] = [c._asdict() for c in run.collapsed]
             for key in ("headlines", "by_category", "seen"):
                 for one, line in zip(getattr(run, key), made[key], strict=True):
+                    line |= {"before": line.pop("a"), "after": line.pop("b")}
                     line |= {"outcome": one.outcome, "axis": benchmark_named(one.benchmark).axis(one.group_by)}
                     line["targeted"] = line["axis"] in run.targeted
         return content
@@ -132,7 +134,7 @@ def compare_suites(
         ...     table.write(folder / "crows_pairs.items.jsonl", {})
         ...     Suite(folder, "model", {}, None, {}).write()
         >>> change = compare_suites(folders).runs[0].headlines[0]
-        >>> change.metric, change.before, change.after, change.outcome
+        >>> change.metric, change.a, change.b, change.outcome
         ('ss', 1.0, 0.5, 'better')
     """
     if len(folders) < 2:
@@ -183,15 +185,15 @@ class _Pair:
     how: Resampling
     n_perm: int
 
-    def headlines(self) -> list[Change]:
+    def headlines(self) -> list[Difference]:
         """Headline figures of every benchmark that both runs have."""
         return [c for name in self._common() for c in self._changes(*self._tables(name), "headlines_of")]
 
-    def by_category(self) -> list[Change]:
+    def by_category(self) -> list[Difference]:
         """Figures of every category."""
         return [c for name in self._common() for c in self._changes(*self._tables(name), "by_category")]
 
-    def seen(self) -> tuple[Change, ...]:
+    def seen(self) -> tuple[Difference, ...]:
         """Headline figures on the terms that were trained on, of benchmarks that have terms."""
         names = [name for name in self._common() if self.trained and benchmark_named(name).trained_on]
         return tuple(c for name in names for c in self._changes(*self._tables(name, trained=True), "headlines_of"))
@@ -259,19 +261,20 @@ class _Pair:
                     f"{name} was run with {key} {said[0]!r} in {self.before.folder} and with {said[1]!r} in "
                     f"{self.after.folder}; run both alike"
                 )
-        one, other = join(before.table, after.table)
+        one, other = join_items(before.table, after.table)
         if benchmark.trained_on is not None and self.trained:
             seen = set(benchmark.trained_on(one, self.trained))
             rows = [i for i in range(len(one)) if (i in seen) == trained]
             one, other = one.take(rows), other.take(rows)
         return one, other
 
-    def _changes(self, before: ItemTable, after: ItemTable, wanted: str) -> list[Change]:
+    def _changes(self, before: ItemTable, after: ItemTable, wanted: str) -> list[Difference]:
         benchmark = benchmark_named(before.benchmark)
         measures = benchmark.measures_of(before)
         figures: Sequence[Figure] = getattr(benchmark, wanted)(before)
         return [
-            change(_measure(measures, figure), figure.group, before, after, self.how, self.n_perm) for figure in figures
+            compare_items(_measure(measures, figure), figure.group, before, after, self.how, self.n_perm)
+            for figure in figures
         ]
 
 
@@ -279,7 +282,7 @@ def _measure(measures: Sequence[Measure], figure: Figure) -> Measure:
     return next(m for m in measures if m.metric == figure.metric and m.of(figure.group))
 
 
-def _corrected(of_runs: Sequence[Sequence[Change]]) -> list[tuple[Change, ...]]:
+def _corrected(of_runs: Sequence[Sequence[Difference]]) -> list[tuple[Difference, ...]]:
     """Correct over the changes of all runs, and part them again."""
     together = corrected([c for of_run in of_runs for c in of_run])
     parted, taken = [], 0

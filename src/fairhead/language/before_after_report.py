@@ -8,10 +8,10 @@ from fairhead import __version__
 from fairhead.language.before_after import BeforeAfter, Run
 from fairhead.language.benchmark import Label
 from fairhead.language.benchmarks import benchmark_named
-from fairhead.language.paired import Change
 from fairhead.report import Report
 from fairhead.report.sections.changes import written
 from fairhead.report.wording import THIN_SPACE, count, p_value
+from fairhead.stats import Difference
 
 NBSP = "\u00a0"
 BAR = "\\|"
@@ -67,10 +67,10 @@ def verdict(found: BeforeAfter) -> list[dict[str, str]]:
     """What the figures allow one to say, a few sentences a run.
 
     Example:
-        >>> same = Change("crows_pairs", "ss", None, 0.6, 0.6, 0.0, -0.02, 0.02, 900, 900, p=1.0)
+        >>> same = Difference("ss", None, 0.6, 0.6, 0.0, -0.02, 0.02, 900, p=1.0, benchmark="crows_pairs")
         >>> run = Run("klaad", "models/klaad", "klaad", (), (same,), (), (), None, (), (), {})
         >>> verdict(BeforeAfter("base", "models/base", None, (run,), ()))[0]["text"]
-        'klaad cannot be told apart from base in any of 1 figures.'
+        'klaad does not differ significantly from base in any of 1 figures.'
     """
     lines: list[dict[str, str]] = []
     for run in found.runs:
@@ -81,14 +81,14 @@ def verdict(found: BeforeAfter) -> list[dict[str, str]]:
             if by_outcome[word]:
                 listed = "; ".join(said(c, found) for c in by_outcome[word])
                 if word == "changed":
-                    text = f"{run.name} has moved, but it cannot be told whether nearer to even, in {listed}."
+                    text = f"{run.name} has changed significantly, but its distance from even has not, in {listed}."
                 else:
                     text = f"{run.name} is {word} in {listed}."
                 lines.append(_line(tone, text))
-        apart = sum(c.outcome == "cannot be told apart" for c in judged)
+        apart = sum(c.outcome == "not significant" for c in judged)
         if apart:
             which = f"in the other {apart} figures" if told else f"in any of {apart} figures"
-            lines.append(_line("unclear", f"{run.name} cannot be told apart from {found.base} {which}."))
+            lines.append(_line("unclear", f"{run.name} does not differ significantly from {found.base} {which}."))
         lines += _categories(run) + _attention(run)
         if run.unpaired:
             named_ones = ", ".join(f"{benchmark_named(name).title} {count(n)}" for name, n in run.unpaired.items())
@@ -117,8 +117,8 @@ def _categories(run: Run) -> list[dict[str, str]]:
         listed = [f" ({'; '.join(map(said, some))})" if some else "" for some in (worse, better)]
         further = sum(c.direction == "further" for c in chosen)
         text = (
-            f"{run.name}, {words.format(len(chosen))}, {len(worse)} got worse{listed[0]} and {len(better)} better"
-            f"{listed[1]} beyond chance; further from even than before, certain or not: {further}."
+            f"{run.name}, {words.format(len(chosen))}, {len(worse)} got significantly worse{listed[0]} and "
+            f"{len(better)} better{listed[1]}; further from even than before, significant or not: {further}."
         )
         lines.append(_line("bad" if worse else "note", text))
     return lines
@@ -148,11 +148,11 @@ def _depth(run: Run) -> int:
     return len(run.entropy or [])
 
 
-def said(change: Change, found: BeforeAfter | None = None) -> str:
+def said(change: Difference, found: BeforeAfter | None = None) -> str:
     """A change in a few words; with the comparison that it is of, also which terms of StereoSet it is about.
 
     Example:
-        >>> moved = Change("crows_pairs", "ss", "age", 0.6, 0.55, -0.05, -0.08, -0.02, 87, 87, p=0.01, p_adjusted=0.04)
+        >>> moved = Difference("ss", "age", 0.6, 0.55, -0.05, -0.08, -0.02, 87, p=0.01, benchmark="crows_pairs")
         >>> said(moved).replace("\u202f", " ").replace("\u2212", "-")
         'CrowS-Pairs age ss 60.0 % → 55.0 % (-5.0, -8.0 to -2.0)'
     """
@@ -161,20 +161,20 @@ def said(change: Change, found: BeforeAfter | None = None) -> str:
     return f"{where} {made.before} → {made.after} ({made.difference}, {made.interval})"
 
 
-def named(change: Change) -> str:
+def named(change: Difference) -> str:
     """Benchmark, category and metric of a change."""
     return " ".join(filter(None, (benchmark_named(change.benchmark).title, *_which(change))))
 
 
-def _which(change: Change) -> tuple[str | None, str]:
+def _which(change: Difference) -> tuple[str | None, str]:
     return change.group_by, _label(change).name
 
 
-def as_figures(change: Change) -> dict[str, Any]:
+def as_figures(change: Difference) -> dict[str, Any]:
     """A change as sections of a report have it."""
     return {
-        "before": change.before,
-        "after": change.after,
+        "before": change.a,
+        "after": change.b,
         "value": change.value,
         "low": change.low,
         "high": change.high,
@@ -188,7 +188,7 @@ def as_figures(change: Change) -> dict[str, Any]:
     }
 
 
-def targeted(run: Run, change: Change) -> bool:
+def targeted(run: Run, change: Difference) -> bool:
     """Whether a run was trained on the axis that a figure is of."""
     return benchmark_named(change.benchmark).axis(change.group_by) in run.targeted
 
@@ -217,15 +217,15 @@ def spillover(found: BeforeAfter) -> dict[str, Any]:
     }
 
 
-def _place(change: Change) -> tuple[str, str, str]:
+def _place(change: Difference) -> tuple[str, str, str]:
     return benchmark_named(change.benchmark).title, change.group_by or "all", _label(change).name
 
 
-def _label(change: Change) -> Label:
+def _label(change: Difference) -> Label:
     return benchmark_named(change.benchmark).label(change.metric)
 
 
-def _section(change: Change) -> str:
+def _section(change: Difference) -> str:
     return benchmark_named(change.benchmark).section
 
 
@@ -241,7 +241,7 @@ def _changes(
     return {**made, "panels": list(panels), "definitions": dict(definitions)}
 
 
-def _panels(found: BeforeAfter, of_runs: Sequence[Sequence[Change]]) -> list[dict[str, Any]]:
+def _panels(found: BeforeAfter, of_runs: Sequence[Sequence[Difference]]) -> list[dict[str, Any]]:
     """With one run a panel is a benchmark, with several it is a figure; either way its rows share an axis."""
     several = len(found.runs) > 1
     panels: dict[tuple[str, ...], list[dict[str, Any]]] = {}
@@ -267,18 +267,18 @@ def _definitions(found: BeforeAfter, section: str) -> dict[str, str]:
     return {name: says for name, says in labels.items() if says}
 
 
-def _where(found: BeforeAfter, change: Change) -> str:
+def _where(found: BeforeAfter, change: Difference) -> str:
     benchmark = benchmark_named(change.benchmark)
     return f"{benchmark.title} (held-out terms)" if benchmark.trained_on and found.left_out_targets else benchmark.title
 
 
-def _better(change: Change) -> str:
+def _better(change: Difference) -> str:
     """Which way is better, for the reader who does not know the figure."""
-    if change.ideal is None or change.before is None or change.after is None:
+    if change.ideal is None or change.a is None or change.b is None:
         return ""
     if change.ideal == 0.5:
         return f"nearer 50{THIN_SPACE}% is better"
-    low, high = sorted((change.before, change.after))
+    low, high = sorted((change.a, change.b))
     if low < change.ideal < high:
         return f"nearer {change.ideal:g} is better"
     return "lower is better" if low >= change.ideal else "higher is better"
@@ -333,7 +333,7 @@ def markdown_of(found: BeforeAfter) -> str:
         for row in matrix["rows"]:
             cells = [_matrix_cell(cell) for cell in row["cells"]]
             lines.append(_cells(row["benchmark"], row["category"], *cells))
-        lines += ["", "**bold**: beyond chance; ◎: an axis that was trained on; ↓ nearer to even, ↑ further from it."]
+        lines += ["", "**bold**: significant; ◎: an axis that was trained on; ↓ nearer to even, ↑ further from it."]
     seen = [(run, c) for run in found.runs for c in run.seen]
     if seen:
         lines += ["", "### On the terms trained on (circular)", "", "| | run | before | after | change | p |"]
@@ -345,12 +345,12 @@ def markdown_of(found: BeforeAfter) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _row(found: BeforeAfter, run: Run, change: Change) -> str:
+def _row(found: BeforeAfter, run: Run, change: Difference) -> str:
     what = " ".join(filter(None, (_where(found, change), *_which(change))))
     if change.value is None:
         return _cells(what, run.name, "", "", "", "", "", f"undefined: {change.undefined}")
     made = written(as_figures(change))
-    outcome = change.outcome if change.outcome == "cannot be told apart" else f"**{change.outcome}**"
+    outcome = change.outcome if change.outcome == "not significant" else f"**{change.outcome}**"
     outcome += f" ({change.note})" if change.note else ""
     moved = f"{made.difference} ({made.interval})"
     figures = (made.before, made.after, moved, made.detectable, p_value(change.p_adjusted))

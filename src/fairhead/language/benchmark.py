@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args, g
 import numpy as np
 
 from fairhead.errors import FairheadError, InputError, did_you_mean
-from fairhead.language.resampling import Resampling
 from fairhead.language.results import BenchmarkResult, result_of
 from fairhead.language.tables import ItemTable, Measure
 from fairhead.settings import check_settings
+from fairhead.stats.bootstrap import Resampling
 
 if TYPE_CHECKING:
     from fairhead.language.answers import Progress, Prompt, Request, Sampling

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fairhead.language.resampling import Resampling
 from fairhead.language.tables import ItemTable, Measure, evaluate_table
 from fairhead.stats import Estimate
+from fairhead.stats.bootstrap import Resampling
 
 SCHEMA = "fairhead.language/1"
 
@@ -62,7 +62,7 @@ def result_of(table: ItemTable, measures: Sequence[Measure], resampling: Resampl
     """The figures of a table of items.
 
     Example:
-        >>> from fairhead.language.resampling import ratio
+        >>> from fairhead.stats.clusters import ratio
         >>> import numpy as np
         >>> table = ItemTable.of("b", list("abcdefghijkl"), list("abcdefghijkl"), [[]] * 12, {"right": [1, 0] * 6})
         >>> right = Measure("accuracy", lambda t: np.column_stack([t.column("right"), np.ones(len(t))]), ratio, 1.0)

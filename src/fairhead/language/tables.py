@@ -6,7 +6,7 @@ model and without the data. Needs no torch.
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,8 +15,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fairhead.errors import InputError
-from fairhead.language.resampling import Array, Resampling, Statistic, cluster_sums
-from fairhead.stats import Estimate
+from fairhead.stats import Difference, Estimate
+from fairhead.stats.bootstrap import Array, Resampling, Statistic
+from fairhead.stats.clusters import cluster_sums
+from fairhead.stats.paired import N_PERM, paired_difference
 from fairhead.store import whole_file
 
 SCHEMA = "fairhead.items/1"
@@ -209,7 +211,7 @@ class Measure:
         detail: anything else worth knowing about the items.
 
     Example:
-        >>> from fairhead.language.resampling import ratio
+        >>> from fairhead.stats.clusters import ratio
         >>> table = ItemTable.of("b", ["0", "1", "2"], ["x", "x", "y"], [[], [], []], {"right": [1, 1, 0]})
         >>> ones = lambda t: np.column_stack([t.column("right"), np.ones(len(t))])
         >>> mean, of_clusters = (Measure("accuracy", ones, ratio, per_cluster=choice) for choice in (False, True))
@@ -236,7 +238,7 @@ def evaluate_table(table: ItemTable, measures: Sequence[Measure], how: Resamplin
     """Every measure of all items and of each category that it is made for, with intervals.
 
     Example:
-        >>> from fairhead.language.resampling import ratio
+        >>> from fairhead.stats.clusters import ratio
         >>> table = ItemTable.of("b", list("abcdefghijkl"), list("abcdefghijkl"), [["x"]] * 12, {"right": [1, 0] * 6})
         >>> right = Measure("accuracy", lambda t: np.column_stack([t.column("right"), np.ones(len(t))]), ratio, 1.0)
         >>> [(e.group_by, e.value) for e in evaluate_table(table, [right], Resampling())]
@@ -254,3 +256,65 @@ def evaluate_table(table: ItemTable, measures: Sequence[Measure], how: Resamplin
                     )
                 )
     return tuple(estimates)
+
+
+def join_items(first: ItemTable, second: ItemTable) -> tuple[ItemTable, ItemTable]:
+    """The items that both tables have, in the same order.
+
+    Raises:
+        InputError: there is none, or an item is of other clusters or categories in the second.
+
+    Example:
+        >>> one = ItemTable.of("b", ["x", "y"], ["x", "y"], [[], []], {"right": [1, 0]})
+        >>> other = ItemTable.of("b", ["y", "z"], ["y", "z"], [[], []], {"right": [1, 1]})
+        >>> [table.ids for table in join_items(one, other)]
+        [('y',), ('y',)]
+    """
+    places = {name: i for i, name in enumerate(second.ids)}
+    here = [i for i, name in enumerate(first.ids) if name in places]
+    if not here:
+        raise InputError(f"{first.benchmark}: the two runs have no item in common; were they made of the same data?")
+    there = [places[first.ids[i]] for i in here]
+    a, b = first.take(here), second.take(there)
+    if a.clusters != b.clusters or a.fields != b.fields:
+        raise InputError(
+            f"{first.benchmark}: the two runs describe the same items differently; run both with one version"
+        )
+    return a, b
+
+
+def compare_items(
+    measure: Measure, group: str | None, before: ItemTable, after: ItemTable, how: Resampling, n_perm: int = N_PERM
+) -> Difference:
+    """One figure on two tables of the same items.
+
+    Args:
+        measure: the figure.
+        group: the category; None for all items.
+        before: answers of the first model.
+        after: answers of the second, in the same order.
+        how: how intervals are made.
+        n_perm: random swaps at most.
+
+    Example:
+        >>> from fairhead.stats.clusters import ratio
+        >>> right = Measure("accuracy", lambda t: np.column_stack([t.column("right"), np.ones(len(t))]), ratio, 1.0)
+        >>> names = [str(i) for i in range(40)]
+        >>> one, other = (ItemTable.of("b", names, names, [[]] * 40, {"right": r}) for r in ([0, 1] * 20, [1] * 40))
+        >>> found = compare_items(right, None, one, other, Resampling())
+        >>> found.value, found.outcome
+        (0.5, 'better')
+    """
+    one, other = before.part(group), after.part(group)
+    found = paired_difference(
+        measure.metric,
+        measure.statistic,
+        measure.sums(one),
+        measure.sums(other),
+        len(one),
+        how,
+        ideal=measure.ideal,
+        relative=measure.relative,
+        n_perm=n_perm,
+    )
+    return replace(found, benchmark=before.benchmark, group_by=group)

@@ -1,11 +1,11 @@
 """The log-odds of pairs of texts under a causal language model, asked of their terms and of forward passes.
 
-Every figure is a function of sums over pairs; how it changes is asked as it is of the benchmarks (`language.paired`).
+Every figure is a function of sums over pairs; how it changes is asked as it is of the benchmarks (`stats.paired`).
 """
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from fairhead.errors import InputError
 from fairhead.language.packing import TokenSequence
-from fairhead.language.paired import change_of_sums
-from fairhead.language.resampling import Resampling, cluster_sums, divide
 from fairhead.language.scorer import Scorer
 from fairhead.locate.edits import TEXT_KINDS, TextEdits
 from fairhead.locate.head_features import Array
@@ -26,6 +24,9 @@ from fairhead.locate.pairs import TextPairs
 from fairhead.locate.passes import TextPasses, has_tf32, matmul_precision
 from fairhead.locate.question import Changes, Edited, Extremes, LocatePlan, Mask, Question, halves
 from fairhead.stats import Difference, adjust
+from fairhead.stats.bootstrap import Resampling
+from fairhead.stats.clusters import cluster_sums, divide
+from fairhead.stats.paired import paired_difference
 
 POLES = ("stereotype", "anti-stereotype")
 _EXTREMES = 3
@@ -190,30 +191,13 @@ def paired_differences(
     first, second = (cluster_sums(table, clusters.tolist()) for table in (before, after))
     how = Resampling(n_boot, seed, level, min_items=1)
     found = [
-        change_of_sums(
+        paired_difference(
             name, partial(_figure, name=name), first, second, len(before), how, ideal=IDEALS[name], n_perm=n_boot
         )
         for name in names
     ]
     adjusted = adjust([change.p for change in found], "holm")
-    return tuple(
-        Difference(
-            metric=change.metric,
-            group_by=None,
-            a=change.before,
-            b=change.after,
-            value=change.value,
-            low=change.low,
-            high=change.high,
-            n=change.n,
-            p=change.p,
-            p_adjusted=p,
-            undefined=change.undefined,
-            mde=change.mde,
-            ideal=change.ideal,
-        )
-        for change, p in zip(found, adjusted, strict=True)
-    )
+    return tuple(replace(change, p_adjusted=p) for change, p in zip(found, adjusted, strict=True))
 
 
 def _figure(totals: Array, name: str) -> Array:

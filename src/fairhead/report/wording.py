@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from math import floor, log10
 from typing import Any, NamedTuple
 
+from fairhead.stats.outcome import p_value as p_value
+
 THIN_SPACE = "\u202f"  # narrow and without a line break: between thousands, and before a unit
 MINUS = "\u2212"
 
@@ -151,20 +153,6 @@ def _scale(factor: float, value: float | None, low: float | None, high: float | 
     # Percent with one decimal, as people write them, unless the figure would vanish.
     digits = decimals(None if value is None else value * factor)
     return Scale(factor, digits if abs((value or 0) * factor) < 0.1 or factor == 1 else 1, unit)
-
-
-def p_value(p: float | None) -> str:
-    """Write a p-value; very small ones as a bound, because a permutation test cannot tell them apart.
-
-    Example:
-        >>> p_value(0.0001), p_value(0.0432), p_value(0.31), p_value(None)
-        ('< 0.001', '0.043', '0.31', '')
-    """
-    if p is None:
-        return ""
-    if p < 0.001:
-        return "< 0.001"
-    return f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
 
 
 def head_name(layer: int, head: int) -> str:

@@ -71,7 +71,7 @@ class Difference:
         undefined: why there is no value, or None.
         mde: the smallest difference that this paired sample would show with 80 % power, were it the only one.
         ideal: as in `Estimate`: tells whether a smaller or a larger b is better.
-        benchmark: the benchmark that the figure is of, such as "crows_pairs"; None for an audit.
+        benchmark: the benchmark that the figure is of, such as "crows_pairs"; empty for an audit.
         clusters: independent clusters in both, where items come in clusters.
         nearer: by how much the distance to the ideal changed (negative is nearer), where that has its own interval.
         relative: whether `value`, `low`, `high` and `mde` are logarithms of ratios.
@@ -96,7 +96,7 @@ class Difference:
     undefined: str | None = None
     mde: float | None = None
     ideal: float | None = None
-    benchmark: str | None = None
+    benchmark: str = ""
     clusters: int | None = None
     nearer: Span | None = None
     relative: bool = False
@@ -144,7 +144,7 @@ class Difference:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form; what only figures of benchmarks have is left out of others."""
-        more = () if self.benchmark is not None else ("benchmark", "clusters", "nearer", "relative", "note")
+        more = () if self.benchmark else ("benchmark", "clusters", "nearer", "relative", "note")
         return {name: value for name, value in asdict(self).items() if name not in more}
 
 

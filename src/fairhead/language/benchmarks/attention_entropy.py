@@ -17,8 +17,9 @@ from fairhead.errors import InputError
 from fairhead.language.answers import Progress
 from fairhead.language.benchmark import Benchmark, Figure, Label, Measured, Work
 from fairhead.language.benchmarks.perplexity import Document, read_documents
-from fairhead.language.resampling import Array, ratio
 from fairhead.language.tables import ItemTable, Measure, overall
+from fairhead.stats.bootstrap import Array
+from fairhead.stats.clusters import ratio
 
 if TYPE_CHECKING:
     from torch import Tensor

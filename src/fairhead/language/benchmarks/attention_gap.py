@@ -22,11 +22,12 @@ from fairhead.errors import InputError
 from fairhead.language.attention_report import report, shown, verdict
 from fairhead.language.benchmark import ASKS, SHOWS, Benchmark, Figure, Label, Measured, SentencePair, Work
 from fairhead.language.benchmarks import all_benchmarks
-from fairhead.language.resampling import Resampling, cluster_sums, ratio
 from fairhead.language.results import BenchmarkResult
 from fairhead.language.tables import ItemTable, Measure
 from fairhead.settings import Option, WholeNumber
 from fairhead.stats import adjust
+from fairhead.stats.bootstrap import Resampling
+from fairhead.stats.clusters import cluster_sums, ratio
 
 Array = NDArray[np.float64]
 
@@ -370,7 +371,7 @@ BENCHMARK = Benchmark(
             "better": "attention differs less between a stereotyped sentence and its counterpart",
             "worse": "attention differs more between a stereotyped sentence and its counterpart",
             "changed": "the gap has changed sides",
-            "cannot be told apart": "no change of the attention gap is shown",
+            "not significant": "the change of the attention gap is not significant",
         }
     },
     sentences=lambda result, level: [sentence["text"] for sentence in verdict(result)],

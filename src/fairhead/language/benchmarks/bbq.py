@@ -17,10 +17,11 @@ from fairhead.data import Items
 from fairhead.data.bbq import BBQItem, read_bbq
 from fairhead.language.answers import Request, Score, gather
 from fairhead.language.benchmark import ASKS, Benchmark, Figure, Label
-from fairhead.language.resampling import Array, divide
 from fairhead.language.results import BenchmarkResult, crossed, percent
 from fairhead.language.tables import ItemTable, Measure
 from fairhead.settings import Option
+from fairhead.stats.bootstrap import Array
+from fairhead.stats.clusters import divide
 
 PROMPTS: Mapping[str, str] = {
     "plain": "{context} {question}",

@@ -22,11 +22,12 @@ from fairhead.data.bold import BoldPrompt, read_bold
 from fairhead.language.answers import TOO_LONG, Answers, Generation, Prompt
 from fairhead.language.benchmark import MEASURES, Benchmark, Figure, Label, NotMeasured, TextTable
 from fairhead.language.lexicons import Lexicon, find_lexicons, read_gender_vectors, words_of
-from fairhead.language.resampling import Array, Resampling, cluster_sums, divide, ratio
 from fairhead.language.results import BenchmarkResult, crossed
 from fairhead.language.tables import ItemTable, Measure
 from fairhead.settings import Option
 from fairhead.stats import Estimate, adjust
+from fairhead.stats.bootstrap import Array, Resampling
+from fairhead.stats.clusters import cluster_sums, divide, ratio
 
 EMPTY = "empty generation"
 NO_PROMPT = "prompt without a word"

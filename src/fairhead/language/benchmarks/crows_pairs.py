@@ -14,9 +14,10 @@ from fairhead.data import Items
 from fairhead.data.crows_pairs import DIRECTIONS, CrowsPair, read_crows_pairs
 from fairhead.language.answers import Request, Score, gather
 from fairhead.language.benchmark import Benchmark, Figure, Label, SentencePair
-from fairhead.language.resampling import Array, ratio
 from fairhead.language.results import more_often
 from fairhead.language.tables import ItemTable, Measure
+from fairhead.stats.bootstrap import Array
+from fairhead.stats.clusters import ratio
 
 
 def requests(pairs: Iterable[CrowsPair], options: Any = None) -> list[Request]:

@@ -18,9 +18,10 @@ from fairhead.errors import InputError
 from fairhead.language.answers import Journal, Progress, Request, Score, journal_in
 from fairhead.language.benchmark import ASKS, Benchmark, Figure, Label, Measured, Work
 from fairhead.language.packing import TokenSequence
-from fairhead.language.resampling import Array, divide
 from fairhead.language.tables import ItemTable, Measure
 from fairhead.settings import Option
+from fairhead.stats.bootstrap import Array
+from fairhead.stats.clusters import divide
 
 if TYPE_CHECKING:
     from fairhead.language.scorer import Scorer

@@ -15,11 +15,12 @@ import numpy as np
 from fairhead.data.stereoset import GOLD_LABELS, KINDS, StereoSetItem, read_stereoset
 from fairhead.language.answers import Request, Score, gather
 from fairhead.language.benchmark import ASKS, Benchmark, Figure, Label, SentencePair
-from fairhead.language.resampling import Array, divide
 from fairhead.language.results import crossed, more_often
 from fairhead.language.tables import ItemTable, Measure
 from fairhead.language.training_record import without_training_targets
 from fairhead.settings import Option
+from fairhead.stats.bootstrap import Array
+from fairhead.stats.clusters import divide
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ from fairhead.data import Items
 from fairhead.data.winobias import PRONOUNS, WinoSentence, read_winobias
 from fairhead.language.answers import Request, Score, gather
 from fairhead.language.benchmark import Benchmark, Figure, Label
-from fairhead.language.resampling import Array, ratio
 from fairhead.language.results import more_often
 from fairhead.language.tables import ItemTable, Measure
+from fairhead.stats.bootstrap import Array
+from fairhead.stats.clusters import ratio
 
 _GENDERS = ("female", "male")
 _MALE = frozenset({"he", "him", "his", "himself"})

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import expm1
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from markupsafe import Markup
 
@@ -12,12 +12,11 @@ from fairhead.report.forest import Cell, Mark, Panel, forest, level, undefined
 from fairhead.report.markup import fill
 from fairhead.report.sections import Section
 from fairhead.report.wording import Scale, count, decimals, p_value
-
-_Outcome = Literal["better", "worse", "changed", "cannot be told apart", "undefined"]
-OUTCOMES: tuple[str, ...] = get_args(_Outcome)
+from fairhead.stats import OUTCOMES, Outcome
 
 _ROUNDING = 1e-9
-_LOOKS = {"better": "better", "worse": "worse", "changed": "clear", "cannot be told apart": "vague"}
+# Outcome -> the look of its mark and its word. Only "not significant" is a hollow dot.
+LOOKS = {"better": "better", "worse": "worse", "changed": "clear", "not significant": "vague"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +33,7 @@ class Change:
     mde: float | None
     n: int
     unit: Literal["share", "number", "ratio"]
-    outcome: _Outcome
+    outcome: Outcome
     undefined: str | None = None
 
     def check(self, where: str) -> None:
@@ -109,13 +108,13 @@ def _panel(caption: str, changes: Sequence[NamedChange]) -> Panel:
             Cell(made.difference, made.interval),
             Cell(made.detectable),
             Cell(p_value(change.p), p_value(change.p_adjusted)),
-            Cell(word, change.better, _LOOKS[word]),
+            Cell(word, change.better, LOOKS[word]),
         )
         value, low, high, mde = (_shown(x, unit) for x in (change.value, change.low, change.high, change.mde))
         assert value is not None
         ticks = () if mde is None else (-mde, mde)
         words = f"{change.name}: {made.difference}, {word}"
-        marks.append(Mark(value, low, high, ticks, _LOOKS[word], words, change.name, change.note, cells))
+        marks.append(Mark(value, low, high, ticks, LOOKS[word], words, change.name, change.note, cells))
     unit = changes[0].unit
     drawn = forest(marks, Scale(1.0 if unit == "number" else 100.0, unit="%" if unit == "ratio" else ""), ideal=0.0)
     return Panel(caption, drawn, marks)

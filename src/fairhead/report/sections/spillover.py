@@ -9,8 +9,9 @@ from markupsafe import Markup
 from fairhead.errors import InputError
 from fairhead.report.markup import fill
 from fairhead.report.sections import Section
-from fairhead.report.sections.changes import OUTCOMES, Change, written
+from fairhead.report.sections.changes import Change, written
 from fairhead.report.wording import count
+from fairhead.stats import OUTCOMES
 
 _GLYPHS = {"better": "✓", "worse": "!", "changed": "↷"}
 _LEANING = {"nearer": ("lean-better", "nearer to"), "further": ("lean-worse", "further from")}

@@ -5,13 +5,16 @@ reaches 0 and misses a true gap near 0 almost always. Here the interval holds th
 refuse: rates with a gap of θ, plus the bootstrap's own errors, would often enough show the gap that was observed. Far
 from 0, and without near-ties between groups, it is the percentile interval of the gap.
 
-Which rates with a gap of θ? Those near the observed ones, with nearly equal rates taken for equal (`ties`). The largest
-and the lowest of several are not smooth, and of such figures no estimate has the right quantiles whatever the true
-rates are (Hirano and Porter 2012): an interval covers more than 95 % here or less there. These cover 93 to 97 % in most
-cases, down to 92 % with two clusters of equal rates and up to 98 % and more where one group is lower than many by about
-its standard error, or where a small, noisy group could be the extreme one as well. A mean over classes of the larger of
-two gaps (Fairlearn's equalized odds, where classes are not put together by "max") knows no ties between the two: where
-both are equal in every class, 88 %.
+Which rates with a gap of θ? The caller's `Candidates`: those near the observed ones, with nearly equal rates taken for
+equal. The largest and the lowest of several are not smooth, and of such figures no estimate has the right quantiles
+whatever the true rates are (Hirano and Porter 2012): an interval covers more than 95 % here or less there. Those of an
+audit cover 93 to 97 % in most cases, down to 92 % with two clusters of equal rates and up to 98 % and more where one
+group is lower than many by about its standard error, or where a small, noisy group could be the extreme one as well. A
+mean over classes of the larger of two gaps (Fairlearn's equalized odds, where classes are not put together by "max")
+knows no ties between the two: where both are equal in every class, 88 %.
+
+Errors are hat − star, replicates mirrored at the observed rates: inversion then gives back the percentile interval
+where a figure is smooth.
 
 A gap is any function f of group rates that is homogeneous, f(c·rates) = c·f(rates), and blind to a common shift.
 """
@@ -25,10 +28,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit import metrics, ties
+from fairhead.stats.outcome import Span
 
 Array = NDArray[np.float64]
 Reduce = Callable[[Array], Array]
+Tied = Callable[[Sequence[float], Sequence[float]], Sequence[float]]
 
 # λ beyond which one pair of groups makes the gap in every replicate, whatever the noise.
 _FAR = 1e6
@@ -90,7 +94,7 @@ def quantiles(values: Array, shares: Sequence[float], complete: bool = False) ->
     return np.array(found)
 
 
-class Truths(NamedTuple):
+class Candidates(NamedTuple):
     """What the true rates behind a gap may be.
 
     Attributes:
@@ -106,7 +110,9 @@ class Truths(NamedTuple):
     shown: Callable[[float], Array] | None = None
 
 
-def gap(hat: Array, star: Array, reduce: Reduce, truths: Truths | None = None, level: float = 0.95) -> Interval:
+def gap(
+    hat: Array, error: Array, reduce: Reduce, candidates: Candidates | None = None, level: float = 0.95
+) -> Interval:
     """Interval of a gap f(rates) ≥ 0 by inverting a test; the module's head says why.
 
     The test of a gap θ accepts what lies in [θ − w, b(θ)]: w is the percentile half-width far from 0, and b(θ) takes
@@ -115,70 +121,57 @@ def gap(hat: Array, star: Array, reduce: Reduce, truths: Truths | None = None, l
 
     Args:
         hat: observed group rates, any shape [...].
-        star: replicates of them, shape [B, ...].
+        error: their errors, shape [B, ...].
         reduce: f, from [..., shape of hat] to [...]; homogeneous and blind to a common shift.
-        truths: what the true rates may be; by default the observed rates, scaled.
+        candidates: what the true rates may be; by default the observed rates, scaled.
         level: confidence level.
 
     Example:
         >>> rng = np.random.default_rng(0)
-        >>> rates = np.array([0.50, 0.52])
-        >>> noise = rng.normal(0, 0.05, (2000, 2))
-        >>> gap(rates, rates + noise, lambda r: np.ptp(r, axis=-1)).low
+        >>> gap(np.array([0.50, 0.52]), rng.normal(0, 0.05, (2000, 2)), lambda r: np.ptp(r, axis=-1)).low
         0.0
     """
-    # The errors are mirrored, so that inversion gives back the percentile interval where f is smooth.
-    return gap_of_errors(hat, hat - star, reduce, truths, level)
-
-
-def gap_of_errors(hat: Array, error: Array, reduce: Reduce, truths: Truths | None, level: float) -> Interval:
-    """`gap`, from errors hat − star."""
     observed, alpha = float(reduce(hat)), 1 - level
     null = reduce(error)
     if observed == 0:
         high = float(quantiles(null, [level])[0])
         return Interval(0.0, high, _std(null), float(np.mean(null)), "inversion")
     # Far from 0 only the groups that make the gap count, with their signs: what is left is the signed gap's own noise.
-    if truths is None or truths.signed is None:
+    if candidates is None or candidates.signed is None:
         far = reduce(_FAR * hat + error) - _FAR * observed
     else:
-        far = truths.signed(error)
+        far = candidates.signed(error)
     lowest, highest = quantiles(far, [alpha / 2, 1 - alpha / 2]).tolist()
     se = _std(far)
-    width = -lowest * (1.0 if truths is None else truths.reach)
+    width = -lowest * (1.0 if candidates is None else candidates.reach)
     low = 0.0
     if np.count_nonzero(null >= observed) <= alpha * len(null):
 
         def p_value(theta: float) -> float:
-            if truths is not None and truths.shown is not None:
-                shown = truths.shown(theta)
+            if candidates is not None and candidates.shown is not None:
+                shown = candidates.shown(theta)
             else:
-                shown = reduce((hat * (theta / observed) if truths is None else truths.at(theta)) + error)
+                shown = reduce((hat * (theta / observed) if candidates is None else candidates.at(theta)) + error)
             return float(np.count_nonzero(shown >= observed) + np.count_nonzero(shown < theta - width)) / len(shown)
 
         low = _end(p_value, alpha, observed - highest, 0.0, observed, se) if se > 0 else observed
     return Interval(low, observed + max(width, 0.0), se, float(null.sum()) / len(null), "inversion")
 
 
-def absolute_sum(hat: Array, star: Array, level: float = 0.95) -> Interval:
+def absolute_sum(hat: Array, error: Array, level: float = 0.95) -> Interval:
     """Interval of Σ|term|, such as a calibration error: folded like a gap, and with an interval like one.
 
     Args:
         hat: observed terms, shape [K].
-        star: replicates of them, shape [B, K]; those with NaN are left out, and if none is left the ends are NaN.
+        error: their errors, shape [B, K]; replicates with NaN are left out, and if none is left the ends are NaN.
         level: confidence level.
 
     Example:
         >>> noise = np.random.default_rng(0).normal(0, 0.01, (2001, 15))
-        >>> interval = absolute_sum(noise[0], noise[0] + noise[1:])
+        >>> interval = absolute_sum(noise[0], noise[1:])
         >>> interval.low, 0.1 < interval.null < 0.14
         (0.0, True)
     """
-    return absolute_sum_of_errors(hat, hat - star, level)
-
-
-def absolute_sum_of_errors(hat: Array, error: Array, level: float) -> Interval:
-    """`absolute_sum`, from errors hat − star."""
     most = np.abs(error).max(axis=0, initial=0.0)
     if isnan(most.sum()):
         error = error[~np.isnan(error).any(axis=-1)]
@@ -196,12 +189,12 @@ def absolute_sum_of_errors(hat: Array, error: Array, level: float) -> Interval:
             found += np.abs(scale * hat[~straight] + error[:, ~straight]).sum(axis=-1)
         return found
 
-    truths = Truths(
+    candidates = Candidates(
         at=lambda theta: hat * (theta / observed),
         signed=lambda _: folded(_FAR) - _FAR * observed,
         shown=lambda theta: folded(theta / observed),
     )
-    return gap_of_errors(hat, error, lambda terms: np.abs(terms).sum(axis=-1), truths, level)
+    return gap(hat, error, lambda terms: np.abs(terms).sum(axis=-1), candidates, level)
 
 
 def spread_of_sums(terms: tuple[Array, Array], own: Callable[[float], list[Interval]], level: float = 0.95) -> Interval:
@@ -219,7 +212,7 @@ def spread_of_sums(terms: tuple[Array, Array], own: Callable[[float], list[Inter
     Example:
         >>> noise = np.random.default_rng(0).normal(0, [0.01, 0.05], (2001, 15, 2))
         >>> terms = (noise[0], noise[1:])
-        >>> own = lambda level: [absolute_sum_of_errors(noise[0][:, g], noise[1:, :, g], level) for g in range(2)]
+        >>> own = lambda level: [absolute_sum(noise[0][:, g], noise[1:, :, g], level) for g in range(2)]
         >>> spread_of_sums(terms, own).low
         0.0
     """
@@ -229,18 +222,19 @@ def spread_of_sums(terms: tuple[Array, Array], own: Callable[[float], list[Inter
     pairs = n_groups * (n_groups - 1) // 2
     every, strict = own(level), own(level if pairs == 1 else 1 - (1 - level) / pairs)
 
-    def differences(ends: list[Interval]) -> list[Ends]:
-        sides = [Ends(float(value), end.low, end.high) for value, end in zip(sums, ends, strict=True)]
+    def differences(ends: list[Interval]) -> list[Span]:
+        sides = [Span(float(value), end.low, end.high) for value, end in zip(sums, ends, strict=True)]
         return [difference(a, b, 0.0, 0.0) for a, b in permutations(sides, 2)]
 
     low = max(0.0, *(d.low for d in differences(strict)))
     high = max(d.high for d in differences(every))
     se = float(np.hypot(every[int(sums.argmax())].se, every[int(sums.argmin())].se))
-    by_chance = metrics.spread(np.abs(error).sum(axis=-2))
+    noise = np.abs(error).sum(axis=-2)
+    by_chance = np.fmax.reduce(noise, axis=-1) - np.fmin.reduce(noise, axis=-1)
     return Interval(low, high, se, float(np.nanmean(by_chance)), "inversion")
 
 
-def minimum(hat: Array, star: Array, level: float = 0.95) -> Interval:
+def minimum(hat: Array, error: Array, tied: Tied | None = None, level: float = 0.95) -> Interval:
     """Interval of the lowest of several rates, such as worst-group accuracy, by inverting a test like that of `gap`.
 
     The lowest of nearly equal rates is too low on average. So a lowest rate of θ is refused where it would show one as
@@ -250,21 +244,16 @@ def minimum(hat: Array, star: Array, level: float = 0.95) -> Interval:
 
     Args:
         hat: observed rates, shape [K].
-        star: replicates of them, shape [B, K].
+        error: their errors, shape [B, K].
+        tied: from rates and standard errors to rates with those near the lowest brought together; None leaves them.
         level: confidence level.
 
     Example:
-        >>> rng = np.random.default_rng(0)
-        >>> rates = np.array([0.7, 0.9])
-        >>> interval = minimum(rates, rates + rng.normal(0, 0.02, (2000, 2)))
+        >>> noise = np.random.default_rng(0).normal(0, 0.02, (2000, 2))
+        >>> interval = minimum(np.array([0.7, 0.9]), noise)
         >>> round(interval.low, 2), round(interval.high, 2)
         (0.66, 0.74)
     """
-    return minimum_of_errors(hat, hat - star, level)
-
-
-def minimum_of_errors(hat: Array, error: Array, level: float) -> Interval:
-    """`minimum`, from errors hat − star."""
     worst, observed, alpha = int(np.argmin(hat)), float(np.min(hat)), 1 - level
     each = np.std(error, axis=0)
     se = float(each[worst])
@@ -273,7 +262,7 @@ def minimum_of_errors(hat: Array, error: Array, level: float) -> Interval:
     lowest, highest = quantiles(error[:, worst], [alpha / 2, 1 - alpha / 2]).tolist()
     low = float(np.min(hat - each * (highest / se)))
     width = observed - low
-    together = np.array(ties.tied_lowest(hat.tolist(), np.maximum(each, _NO_NOISE * se).tolist()))
+    together = hat if tied is None else np.array(tied(hat.tolist(), np.maximum(each, _NO_NOISE * se).tolist()))
 
     def p_value(theta: float) -> float:
         centre = np.maximum(together, theta)
@@ -322,34 +311,14 @@ def _end(
     return float(min(max(probe, min(refused, kept)), max(refused, kept)))
 
 
-def narrow(hat: Array, by: Array | float) -> Array:
-    """Bring the highest and the lowest of rates [..., G] towards each other, by `by` [...] in all, through ties.
-
-    Example:
-        >>> narrow(np.array([0.0, 0.5, 0.9]), 0.2).round(2).tolist()
-        [0.1, 0.5, 0.8]
-    """
-    top, bottom = np.fmax.reduce(hat, axis=-1), np.fmin.reduce(hat, axis=-1)
-    cut = np.minimum(by, top - bottom) / 2
-    return np.clip(hat, (bottom + cut)[..., None], (top - cut)[..., None])
-
-
-class Ends(NamedTuple):
-    """A figure and its interval."""
-
-    value: float
-    low: float
-    high: float
-
-
-def difference(a: Ends, b: Ends, correlation: float, ideal: float | None) -> Ends:
+def difference(a: Span, b: Span, correlation: float, ideal: float | None) -> Span:
     """Interval of b − a from the intervals of both and the correlation of their replicates.
 
     Each side adds the distances to the ends that matter there as the sides of a triangle (MOVER). A distance that ends
     at the ideal value is bias as much as noise, because the figure is folded there, and is added in full.
 
     Example:
-        >>> apart = difference(Ends(0.5, 0.4, 0.6), Ends(0.2, 0.1, 0.3), 0.0, 0.0)
+        >>> apart = difference(Span(0.5, 0.4, 0.6), Span(0.2, 0.1, 0.3), 0.0, 0.0)
         >>> round(apart.low, 3), round(apart.high, 3)
         (-0.441, -0.159)
     """
@@ -361,7 +330,7 @@ def difference(a: Ends, b: Ends, correlation: float, ideal: float | None) -> End
         return max(0.0, x * x + y * y - 2 * correlation * x * y) ** 0.5
 
     value = b.value - a.value
-    return Ends(value, value - reach(a.high, b.low), value + reach(a.low, b.high))
+    return Span(value, value - reach(a.high, b.low), value + reach(a.low, b.high))
 
 
 def minimum_detectable(se: float, level: float = 0.95, power: float = 0.8) -> float:

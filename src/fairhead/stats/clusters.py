@@ -1,182 +1,23 @@
-"""From rows to counts, and from counts to bootstrap replicates.
-
-Every figure of an audit is a function of how many rows fall in which cell (group, true class, predicted class). Counts
-add up over chunks, files and machines; and drawing rows with replacement is drawing *counts* from a multinomial, which
-costs the same for a thousand rows and for ten million.
-"""
+"""From rows to independent units: cells of counts, strata of weights, clusters and their sums."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from fairhead.audit.draws import multinomial
 from fairhead.errors import InputError
+from fairhead.stats.bootstrap import Array, Content, Ints, Sample
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-
+MOST_CELLS = 1 << 22  # with more than these, only those that occur are listed
 _CHUNK = 1 << 17  # rows keyed at a time: the keys of a chunk stay in cache, and memory does not grow with the file
 _MOST_THREADS = 4  # that count rows
 _WORTH_COUNTING = 16  # chunks; fewer are counted before threads have started
-_BLOCK = 1 << 23  # numbers drawn at a time
-_STREAMS = 2  # of random numbers, which threads draw from
-_WORTH_THREADS = 1 << 17  # numbers; drawing fewer takes less than starting a thread
-MOST_CELLS = 1 << 22  # with more than these, only those that occur are listed
-_MOST_NUMBERS = 1 << 28  # replicates × cells held at once: 2 GB
 _WEIGHT_STRATA = 16  # weights of one cell are resampled in so many strata of equal size
-
-
-@dataclass(frozen=True)
-class Content:
-    """What each unit adds to which cell, as (unit, cell, value) entries; units are what is resampled.
-
-    Attributes:
-        unit: shape [E].
-        cell: shape [E], flat cell numbers.
-        value: shape [E]; None where every value is 1.
-        rows: rows in each cell, unweighted, with the shape of the cells.
-    """
-
-    unit: Ints
-    cell: Ints
-    value: Floats | None
-    rows: Ints
-
-    @cached_property
-    def _is_a_cell_each(self) -> bool:
-        """Whether each unit adds 1 to a cell of its own, in the order of cells."""
-        in_order = np.array_equal(self.unit, np.arange(len(self.unit))) and bool((np.diff(self.cell) > 0).all())
-        return self.value is None and in_order
-
-    def total(self, drawn: Floats) -> Floats:
-        """Sum cells over drawn units: [U, B] to counts [B, *cells]."""
-        # The replicate axis is kept contiguous in memory though it comes first: reductions over groups are then quick.
-        if self._is_a_cell_each:
-            counts = drawn
-            if len(drawn) < self.rows.size:
-                counts = np.zeros((self.rows.size, drawn.shape[1]))
-                counts[self.cell] = drawn
-        else:
-            from scipy.sparse import csr_array  # here: it takes longer to import than most audits to run
-
-            value = np.ones(len(self.unit)) if self.value is None else self.value
-            matrix = csr_array((value, (self.cell, self.unit)), shape=(self.rows.size, len(drawn)))
-            counts = np.asarray(matrix @ drawn)
-        return counts.reshape(*self.rows.shape, drawn.shape[1]).transpose(-1, *range(self.rows.ndim))
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Distinct units, how often each occurs, and what they hold.
-
-    A unit is a cell (plain rows), a cell and a stratum of weights, or a kind of cluster.
-
-    Attributes:
-        multiplicity: occurrences of each unit, shape [U].
-        contents: one table of cells, or two for a paired comparison.
-    """
-
-    multiplicity: Ints
-    contents: tuple[Content, ...]
-
-    def observed(self) -> list[Floats]:
-        """The (weighted) counts of the sample itself, one array [*cells] a table."""
-        return [content.total(self.multiplicity[:, None].astype(np.float64))[0] for content in self.contents]
-
-    def bootstrap(self, n_boot: int, rng: np.random.Generator) -> list[Floats]:
-        """Counts of resampled units: one array [n_boot, *cells] a table.
-
-        Example:
-            >>> sample = tabulate([np.array([0, 0, 1, 3])], [(2, 2)])
-            >>> sample.observed()[0].tolist()
-            [[2.0, 1.0], [0.0, 1.0]]
-            >>> sample.bootstrap(5, np.random.default_rng(0))[0].sum(axis=(1, 2)).tolist()
-            [4.0, 4.0, 4.0, 4.0, 4.0]
-        """
-        n = int(self.multiplicity.sum())
-        share, n_units = self.multiplicity / n, len(self.multiplicity)
-        unit_of = np.repeat(np.arange(n_units), self.multiplicity) if n < 4 * n_units else None
-
-        def draw(size: int, rng: np.random.Generator) -> Floats:
-            if unit_of is None:
-                return multinomial(n, share, size, rng)
-            # Nearly every unit occurs once: drawing them one by one is quicker.
-            picked = unit_of[rng.integers(n, size=(size, n))] * size
-            picked += np.arange(size)[:, None]
-            drawn = np.bincount(picked.ravel(), minlength=size * n_units).reshape(n_units, size)
-            return drawn.astype(np.float64)
-
-        return self._blocks(n_boot, draw, rng)
-
-    def swapped(self, n_perm: int, rng: np.random.Generator) -> list[Floats]:
-        """Counts after swapping the two predictions of each unit with probability ½: two arrays [n_perm, *cells].
-
-        A unit whose two predictions are the same does not change by it and is not drawn.
-
-        Example:
-            >>> sample = tabulate([np.array([0, 0, 1]), np.array([1, 0, 1])], [(2,), (2,)])
-            >>> a, b = sample.swapped(4, np.random.default_rng(0))
-            >>> (a + b).tolist()
-            [[3.0, 3.0], [3.0, 3.0], [3.0, 3.0], [3.0, 3.0]]
-        """
-        first, second = self.contents
-        moved = np.zeros(len(self.multiplicity), dtype=bool)
-        moved[first.unit[first.cell != second.cell]] = True
-
-        once, often = moved & (self.multiplicity == 1), moved & (self.multiplicity > 1)
-
-        def draw(size: int, rng: np.random.Generator) -> Floats:
-            drawn = np.zeros((len(moved), size))
-            drawn[once] = rng.integers(2, size=(int(once.sum()), size), dtype=np.int8)  # much quicker than binomial
-            drawn[often] = rng.binomial(self.multiplicity[often, None], 0.5, size=(int(often.sum()), size))
-            return drawn
-
-        out, into = self._blocks(n_perm, draw, rng)
-        observed_first, observed_second = self.observed()
-        return [observed_first + into - out, observed_second + out - into]
-
-    def _blocks(
-        self, n_boot: int, draw: Callable[[int, np.random.Generator], Floats], rng: np.random.Generator
-    ) -> list[Floats]:
-        cells = max(content.rows.size for content in self.contents)
-        if n_boot * cells > _MOST_NUMBERS:
-            raise InputError(
-                f"{n_boot:,} replicates of {cells:,} cells (groups × classes², or groups × bins of scores) do not fit "
-                f"in {_MOST_NUMBERS >> 27} GB of memory; take fewer replicates (--n-boot), fewer groups, or one class "
-                "against the rest (--positive)."
-            )
-        n_units = len(self.multiplicity)
-        # As many streams on any machine, so that a seed gives the same figures on all of them.
-        streams = rng.spawn(_STREAMS) if n_boot * n_units >= _WORTH_THREADS else [rng]
-        shares = [n_boot // len(streams) + (i < n_boot % len(streams)) for i in range(len(streams))]
-        most = max(1, _BLOCK // (n_units * len(streams)))
-
-        def stream(share: int, rng: np.random.Generator) -> list[list[Floats]]:
-            blocks = []
-            for start in range(0, share, most):
-                drawn = draw(min(most, share - start), rng)
-                blocks.append([content.total(drawn) for content in self.contents])
-            return blocks
-
-        if len(streams) == 1:
-            blocks = stream(n_boot, rng)
-        else:
-            with ThreadPoolExecutor(min(len(streams), os.cpu_count() or 1)) as pool:
-                blocks = [block for part in pool.map(stream, shares, streams) for block in part]
-        return [_join(parts) for parts in zip(*blocks, strict=True)]
-
-
-def _join(parts: Sequence[Floats]) -> Floats:
-    if len(parts) == 1:
-        return parts[0]
-    return np.moveaxis(np.concatenate([np.moveaxis(p, 0, -1) for p in parts], axis=-1), -1, 0)
 
 
 def cell_numbers(codes: Sequence[NDArray[np.integer]], sizes: Sequence[int]) -> NDArray[np.integer]:
@@ -202,7 +43,7 @@ def cell_numbers(codes: Sequence[NDArray[np.integer]], sizes: Sequence[int]) -> 
 def tabulate(
     keys: Sequence[NDArray[np.integer]],
     shapes: Sequence[tuple[int, ...]],
-    weight: Floats | None = None,
+    weight: Array | None = None,
     cluster: NDArray[np.integer] | None = None,
 ) -> Sample:
     """Count rows into cells.
@@ -238,7 +79,7 @@ class _Entries:
     multiplicity: Ints
     unit: Ints
     key: Ints
-    value: Floats | None
+    value: Array | None
     rows: Ints
 
 
@@ -314,7 +155,7 @@ def sample_of_table(rows: NDArray[np.integer]) -> Sample:
     return Sample(multiplicity, (Content(np.arange(len(cells)), cells, None, rows.astype(np.int64)),))
 
 
-def _weighted_rows(key: Ints, weight: Floats | None) -> _Entries:
+def _weighted_rows(key: Ints, weight: Array | None) -> _Entries:
     """Split each cell into strata of near-equal weight: the units of the weighted bootstrap.
 
     With at most 16 different weights in a cell nothing is lost; otherwise a stratum stands for its mean weight.
@@ -336,7 +177,7 @@ def _weighted_rows(key: Ints, weight: Floats | None) -> _Entries:
     return _Entries(multiplicity, np.arange(len(new_unit)), key[new_unit], value, multiplicity)
 
 
-def _clusters(key: Ints, weight: Floats | None, cluster: NDArray[np.integer]) -> _Entries:
+def _clusters(key: Ints, weight: Array | None, cluster: NDArray[np.integer]) -> _Entries:
     """Turn clusters into units; without weights, those with the same counts are one that occurs several times."""
     _, number = np.unique(cluster, return_inverse=True)
     order = np.lexsort((key, number))
@@ -359,3 +200,92 @@ def _clusters(key: Ints, weight: Floats | None, cluster: NDArray[np.integer]) ->
     return _Entries(
         multiplicity, kept_unit, cell[kept], rows[kept].astype(np.float64), rows[kept] * multiplicity[kept_unit]
     )
+
+
+def cluster_sums(values: ArrayLike, clusters: Sequence[Hashable]) -> Array:
+    """Sum rows [n, k] over each cluster: [clusters, k], in order of first appearance.
+
+    Example:
+        >>> cluster_sums([[1, 1], [2, 1], [4, 1]], ["a", "b", "a"]).tolist()
+        [[5.0, 2.0], [2.0, 1.0]]
+    """
+    numbers: dict[Hashable, int] = {}
+    codes = [numbers.setdefault(cluster, len(numbers)) for cluster in clusters]
+    table = np.asarray(values, dtype=np.float64)
+    sums = np.zeros((len(numbers), table.shape[1]))
+    np.add.at(sums, codes, table)
+    return sums
+
+
+def ratio(totals: Array) -> Array:
+    """First sum over second, [..., 2] to [...]: a share or a mean; NaN where the second is 0.
+
+    Example:
+        >>> ratio(np.array([3.0, 4.0]))
+        array(0.75)
+    """
+    return divide(totals[..., 0], totals[..., 1])
+
+
+def divide(part: Array, whole: Array) -> Array:
+    """Divide, with NaN where the whole is 0.
+
+    Example:
+        >>> divide(np.array([1.0, 0.0]), np.array([2.0, 0.0])).tolist()
+        [0.5, nan]
+    """
+    if np.min(whole, initial=1) > 0:
+        return np.asarray(part / whole)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(whole > 0, part / whole, np.nan)
+
+
+class ClusterErrors(NamedTuple):
+    """Standard errors of k sums over rows, shape [k], and the independent clusters that they rest on.
+
+    Tests and intervals are Student's, with one degree of freedom less than there are clusters.
+    """
+
+    se: Array
+    clusters: int
+
+    def reach(self, level: float = 0.95) -> Array:
+        """Half the width of the intervals, [k]."""
+        from scipy.special import stdtrit  # here: not needed for --help
+
+        return np.asarray(stdtrit(self.clusters - 1, (1 + level) / 2) * self.se)
+
+    def p_values(self, distance: Array) -> Array:
+        """Two-sided, of distances [k] from the null; what has no error is certain, or it is 0."""
+        from scipy.special import stdtr
+
+        with np.errstate(divide="ignore", invalid="ignore"):
+            t = np.where(self.se > 0, np.abs(distance) / self.se, np.where(distance == 0, 0.0, np.inf))
+        return np.asarray(2 * stdtr(self.clusters - 1, -t))
+
+
+def cluster_errors(influence: Array, clusters: NDArray[Any] | None = None) -> ClusterErrors:
+    """Standard errors of sums whose rows may depend on each other in any way within a cluster.
+
+    Args:
+        influence: what each row adds to the error of each sum, [n, k].
+        clusters: of each row, [n]; None if all rows are independent.
+
+    Raises:
+        InputError: there is one cluster only.
+
+    Example:
+        >>> x = np.array([1.0, 2.0, 3.0, 6.0])
+        >>> errors = cluster_errors((x - x.mean())[:, None] / 4)
+        >>> errors.se.round(4).tolist(), errors.clusters          # that of a mean: s / √n
+        ([1.0801], 4)
+    """
+    unit = np.arange(len(influence)) if clusters is None else np.unique(clusters, return_inverse=True)[1]
+    n_units = int(unit.max(initial=-1)) + 1
+    if n_units < 2:
+        raise InputError("all rows belong to one cluster; at least two are needed to say how sure a figure is")
+    if n_units < len(influence):
+        summed = np.zeros((n_units, influence.shape[1]))
+        np.add.at(summed, unit, influence)
+        influence = summed
+    return ClusterErrors(np.sqrt((influence**2).sum(0) * n_units / (n_units - 1)), n_units)
