@@ -239,9 +239,64 @@ def odd() -> dict[str, Any]:
     )  # fmt: skip
 
 
+def bench_line(method: str, accuracy: float, gap: float, **more: Any) -> dict[str, Any]:
+    """A method of a bench block, as table.json has it."""
+
+    def figure(mean: float) -> dict[str, Any]:
+        return {"mean": mean, "sd": 0.011, "low": mean - 0.02, "high": mean + 0.02}
+
+    change = {"value": gap - 0.2, "low": gap - 0.26, "high": gap - 0.14, "mde": 0.07, "p_adjusted": 0.013}
+    search = {
+        "values": {"learning_rate": 0.0001}, "score": 0.91, "own_score": None, "searched": {"learning_rate": "log"},
+        "trials": 11, "failed": 2, "seconds": 1234.5, "watt_hours": None, "config": 3,
+    }  # fmt: skip
+    cost = {"seconds": 61.2, "watt_hours": None, "mib": 2048.4, "mib_of": "process", "shared_by": 1, "steps": 100.0}
+    line = {
+        "method": method, "uses_groups": False, "seeds": [0, 1, 2], "best": ["EOd"], "cost": cost, "search": search,
+        "figures": {"accuracy": figure(accuracy), "EOd": figure(gap)}, "failed": {"7": "the loss is not finite"},
+        "differences": {"EOd": {**change, "outcome": "better"}, "accuracy": dict.fromkeys(change)},
+    }  # fmt: skip
+    return line | more
+
+
+def methods() -> dict[str, Any]:
+    """What `fairhead bench` and `fairhead attention` show, apart from pictures."""
+    points = [
+        {"method": m, "accuracy": a, "accuracy_low": a - 0.02, "accuracy_high": a + 0.02, "gap": g, "gap_low": g - 0.02,
+         "gap_high": g + 0.02, "on_front": m != "lff"}
+        for m, a, g in (("erm", 0.9, 0.2), ("dam", 0.89, 0.05), ("lff", 0.88, 0.19))
+    ]  # fmt: skip
+    shape = {"n": 90, "mean": 0.5, "sd": 1.0, "distance": 0.04, "counts": [10, 60, 20]}
+    dimension = {
+        "side": "q", "head": 0, "index": 5, "groups": [shape, {**shape, "sd": 0.0}], "difference": 0.2,
+        "spread_ratio": 0.0, "edges": [-2.0, 0.0, 1.0, 3.0],
+    }  # fmt: skip
+    nothing = {"figures": {}, "differences": {}, "best": [], "seeds": [], "cost": None, "search": None}
+    return report(
+        [
+            {
+                "kind": "bench", "title": "faces, tiny", "baseline": "erm", "metrics": ["accuracy", "EOd"],
+                "methods": [
+                    bench_line("erm", 0.9, 0.2, differences={}),
+                    bench_line("dam", 0.89, 0.05),
+                    bench_line("dro", 0.85, 0.1, uses_groups=True, remark="trained with groups", best=[]),
+                    bench_line("broken", 0, 0, **nothing),
+                ],
+                "findings": ["EOd: dam −15.0 points."],
+                "frontier": {"metric": "EOd", "points": points, "hypervolume": 0.4},
+            },
+            {
+                "kind": "tables", "title": "Reported",
+                "tables": [{"caption": "UTKFace", "columns": ["method", "EOd"], "rows": [["erm", "12.3"]]}],
+            },
+            {"kind": "qk_histograms", "title": "q", "names": ["f", "m"], "chosen": [dimension], "findings": ["q"]},
+        ]
+    )  # fmt: skip
+
+
 def with_strings(value: Any, text: str) -> Any:
     """Every free string, and every key that comes from data, replaced by `text`."""
-    fixed = {"schema", "kind", "tone"}
+    fixed = {"schema", "kind", "tone", "side"}
     if isinstance(value, dict):
         return {
             key if key in _KEYS else text + key: item if key in fixed else with_strings(item, text)
@@ -257,7 +312,10 @@ _KEYS = frozenset(
     """schema title question verdict text tone sections kind audit name comparison a_name b_name measure unit values
     low high p_adjusted selected metric before after effect p controls exhaustive percentile p_controls
     accuracy_effect value provenance estimates by_group group_by group n rates ideal undefined mde groups detail
-    differences a b""".split()  # noqa: SIM905
+    differences a b baseline metrics methods findings frontier method uses_groups seeds best cost search figures failed
+    remark mean sd outcome score own_score searched trials seconds watt_hours mib mib_of shared_by steps config points
+    accuracy accuracy_low accuracy_high gap gap_low gap_high on_front hypervolume tables caption columns rows names
+    chosen side head index difference spread_ratio edges distance counts""".split()  # noqa: SIM905
 )
 
 
@@ -268,6 +326,7 @@ if __name__ == "__main__":
         ("example", example()),
         ("many", many()),
         ("odd", odd()),
+        ("methods", methods()),
         ("hostile", with_strings(example(), HOSTILE)),
     ):
         write(built, Path(sys.argv[1], f"{name}.html"))

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from report_example import HOSTILE, ablation, audit, example, headmap, many, odd, report, with_strings
+from report_example import HOSTILE, ablation, audit, example, headmap, many, methods, odd, report, with_strings
 
 import fairhead.audit
 from fairhead.errors import InputError
@@ -60,7 +60,7 @@ class Page(HTMLParser):
         return " ".join(data for tag, data in self.texts if tag != "style")
 
 
-REPORTS = {"example": example(), "many": many(), "odd": odd()}
+REPORTS = {"example": example(), "many": many(), "odd": odd(), "methods": methods()}
 
 
 @pytest.fixture(params=REPORTS, scope="module")
@@ -110,7 +110,7 @@ def test_no_figure_is_left_raw(page: Page) -> None:
         assert not any(re.search(r"\bnan\b|\binf\b|None", value or "") for value in attributes.values())
 
 
-@pytest.mark.parametrize("build", [example, many, odd])
+@pytest.mark.parametrize("build", [example, many, odd, methods])
 def test_strings_from_data_change_nothing_but_text(build: Any) -> None:
     """Hostile strings everywhere give the elements and attributes that harmless ones give, one for one."""
     hostile, harmless = (Page(render(with_strings(build(), text))) for text in (HOSTILE, "harmless"))
