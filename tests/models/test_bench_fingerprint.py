@@ -5,7 +5,6 @@ from dataclasses import make_dataclass, replace
 
 from made_faces import GRID, make_faces
 
-from fairhead.bench import backbones
 from fairhead.bench import fingerprint as fingerprints
 from fairhead.bench.fingerprint import fingerprint
 from fairhead.bench.grid import Backbone, Cell, Data, Method
@@ -15,6 +14,7 @@ from fairhead.bench.runner import Workplace, run_grid
 from fairhead.bench.table import table_of
 from fairhead.data import utkface
 from fairhead.mitigate import registry
+from fairhead.models import fresh
 
 CELL = Cell(Data("d", "utkface:x"), Backbone("b", "vit-2x2"), Method("jtt", "jtt"), 0, {"epochs": 1})
 
@@ -40,21 +40,21 @@ def test_a_changed_default_is_another_result(monkeypatch):
             patch.setattr(where, name, value)
             return fingerprint(CELL)
 
-    jtt = registry.METHODS["jtt"]
+    def with_options(name, **options):
+        return {**registry.METHODS, name: replace(registry.METHODS[name], options=options)}
+
     plan = make_dataclass("Plan", [("weight_decay", float, 0.1)], bases=(fingerprints.TrainingPlan,), frozen=True)
     found = [
-        changed(registry, "METHODS", {**registry.METHODS, "jtt": replace(jtt, upweight=20)}),
+        changed(registry, "METHODS", with_options("jtt", upweight=20)),
         changed(fingerprints, "TrainingPlan", plan),
-        changed(backbones, "_FRESH_SETTINGS", {**backbones._FRESH_SETTINGS, "mlp": 3072}),
+        changed(fresh, "_FRESH_SETTINGS", {**fresh._FRESH_SETTINGS, "mlp": 3072}),
         changed(utkface, "read_utkface", lambda path, *, drop_duplicates=False: None),
         changed(fingerprints, "REVISION", fingerprints.REVISION + 1),
     ]
     assert len({before, *found}) == 6
     assert fingerprint(CELL) == before
     # Another method's default is no concern of this one.
-    assert (
-        changed(registry, "METHODS", {**registry.METHODS, "dro": replace(registry.METHODS["dro"], eta=0.9)}) == before
-    )
+    assert changed(registry, "METHODS", with_options("dro", eta=0.9)) == before
 
 
 def test_results_from_before_a_setting_came_are_known_and_its_use_is_another_result():
@@ -82,7 +82,7 @@ def test_rows_of_another_default_are_run_again(tmp_path, monkeypatch):
     row = Store(tmp_path / "out").rows()[1]
     assert row["settings"]["method"]["options"] == {}
     assert row["effective"]["method"]["options"]["momentum"] == 0.1
-    dam = replace(registry.METHODS["dam"], momentum=0.2)
+    dam = replace(registry.METHODS["dam"], options={"momentum": 0.2})
     monkeypatch.setattr(registry, "METHODS", {**registry.METHODS, "dam": dam})
     table = table_of(grid, Store(tmp_path / "out"))
     assert [line.method for line in table.blocks[0].lines] == ["erm"]

@@ -22,8 +22,7 @@ from fairhead.bench.one_run import save_model
 from fairhead.cli import app
 from fairhead.cli.mitigate import EPILOG
 from fairhead.errors import InputError
-from fairhead.mitigate import METHODS
-from fairhead.mitigate.references import METHODS_WITH_ATTRIBUTES
+from fairhead.mitigate.registry import names
 from fairhead.models.fresh import Recipe
 from fairhead.models.inputs import normalising
 from fairhead.records import Records
@@ -84,7 +83,7 @@ def test_a_run_leaves_model_records_audit_and_report(faces, tmp_path):
     np.testing.assert_allclose(records.scores, [by_id[str(name)] for name in records.id], atol=1e-5)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", names("classifier", uses_groups=False))
 def test_every_method_runs_on_a_grid_s_cell_and_its_model_can_be_kept(name, faces, tmp_path):
     options = {"counts": [2], "least": 1} if name == "clusters" else {}
     cell = a_cell(faces, name, **options)
@@ -95,7 +94,7 @@ def test_every_method_runs_on_a_grid_s_cell_and_its_model_can_be_kept(name, face
     torch.testing.assert_close(predict(again, done.task.test), predict(done.trained.model, done.task.test))
 
 
-@pytest.mark.parametrize("name", METHODS_WITH_ATTRIBUTES)
+@pytest.mark.parametrize("name", names(uses_groups=True))
 def test_every_reference_runs_on_a_grid_s_cell(name, tmp_path):
     # DFR fits on half of the validation rows, which must have every (class, group) cell.
     faces = make_faces(tmp_path / "faces", n=480)
@@ -117,7 +116,7 @@ def test_a_model_of_last_encoder_training_is_kept_whole(name, faces, tmp_path):
 
 
 def test_the_help_names_every_method():
-    for name in (*METHODS, *METHODS_WITH_ATTRIBUTES):
+    for name in names("classifier"):
         assert f"`{name}`" in EPILOG
 
 

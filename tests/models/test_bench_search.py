@@ -17,16 +17,15 @@ from torch import nn
 from fairhead.bench import search
 from fairhead.bench.cell import run_cell, run_trial
 from fairhead.bench.fingerprint import fingerprint, row_of
-from fairhead.bench.grid import TRAIN_WITH_GROUPS
 from fairhead.bench.grid_file import read_grid
 from fairhead.bench.render import markdown, report_of
 from fairhead.bench.results_folder import Store
 from fairhead.bench.runner import Workplace, run_grid
 from fairhead.bench.search import Place, choices, final_cells, trial_cells
 from fairhead.bench.table import table_of
+from fairhead.mitigate import method
 from fairhead.mitigate.priors import PLAN_PRIORS, Choice, ListOf, LogUniform, ShareOfEpochs, Uniform
-from fairhead.mitigate.references import METHODS_WITH_ATTRIBUTES
-from fairhead.mitigate.registry import METHODS
+from fairhead.mitigate.registry import names
 from fairhead.records import Records
 from fairhead.report import render
 
@@ -47,9 +46,9 @@ def grid_of(tmp_path, faces):
     return read
 
 
-@pytest.mark.parametrize("name", [*METHODS, *METHODS_WITH_ATTRIBUTES])
+@pytest.mark.parametrize("name", names("classifier"))
 def test_every_draw_is_a_setting_that_the_method_takes(name):
-    config = {**METHODS, **METHODS_WITH_ATTRIBUTES}[name]
+    config = method(name)
     priors = getattr(config, "priors", {})
     known = {setting.name for setting in fields(config)}
     assert set(priors) <= known
@@ -60,15 +59,15 @@ def test_every_draw_is_a_setting_that_the_method_takes(name):
 
 
 def test_the_priors_are_those_that_were_published():
-    assert METHODS["jtt"].priors == {"first_epochs": ShareOfEpochs(0.2, 0.8), "upweight": LogUniform(0, 2.5, True)}
-    assert METHODS["lff"].priors == {"q": Uniform(0.05, 0.95)}
-    assert METHODS["dro_cvar"].priors == {"alpha": LogUniform(-2, 0)}
-    assert METHODS["kd"].priors["share"] == Choice((0.3, 0.7, 1.0))
-    assert METHODS_WITH_ATTRIBUTES["group_dro"].priors == {"step_size": LogUniform(-3, -1)}
-    assert METHODS_WITH_ATTRIBUTES["dfr"].priors == {"strengths": ListOf(LogUniform(-2, 0.5))}
+    assert method("jtt").priors == {"first_epochs": ShareOfEpochs(0.2, 0.8), "upweight": LogUniform(0, 2.5, True)}
+    assert method("lff").priors == {"q": Uniform(0.05, 0.95)}
+    assert method("dro_cvar").priors == {"alpha": LogUniform(-2, 0)}
+    assert method("kd").priors["share"] == Choice((0.3, 0.7, 1.0))
+    assert method("group_dro").priors == {"step_size": LogUniform(-3, -1)}
+    assert method("dfr").priors == {"strengths": ListOf(LogUniform(-2, 0.5))}
     assert PLAN_PRIORS["image"]["learning_rate"] == LogUniform(-4, -2)
     assert PLAN_PRIORS["text"]["learning_rate"] == LogUniform(-5.5, -4)
-    assert METHODS["erm"].__class__.__dict__.get("priors") is None
+    assert method("erm").__class__.__dict__.get("priors") is None
 
 
 def test_draws_spread_over_their_prior():
@@ -98,10 +97,6 @@ def test_a_reader_that_another_package_brings_is_searched_by_its_kind(tmp_path, 
         rates[kind] = [cell.plan["learning_rate"] for cell in cells if cell.trial]
     # 10^-4 to 10^-2 for pictures, 10^-5.5 to 10^-4 for texts (SubpopBench)
     assert min(rates["images"]) >= 1e-4 >= max(rates["texts"])
-
-
-def test_methods_that_train_with_groups_are_known():
-    assert set(METHODS_WITH_ATTRIBUTES) == set(TRAIN_WITH_GROUPS)
 
 
 def test_every_method_has_the_same_number_of_trials_and_the_same_learning_rates(grid_of):

@@ -15,8 +15,9 @@ from torch import nn
 
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads import Tap
-from fairhead.mitigate import DAM, METHODS, EncoderLayer, attach, load, save
+from fairhead.mitigate import DAM, EncoderLayer, attach, load, method, save
 from fairhead.mitigate.dam import most_attended
+from fairhead.mitigate.registry import names
 from fairhead.mitigate.standardise import RunningStandardise
 
 WORDS = {**TEXT, "num_labels": 3}
@@ -253,10 +254,10 @@ def test_with_the_backbone_frozen_one_layer_and_the_head_are_trained(family, app
         assert {name.rpartition(".1.")[0] for name in inside} == {site.name.rpartition(".1.")[0]}  # the second of two
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name.startswith("dam")])
+@pytest.mark.parametrize("name", [name for name in names("classifier") if name.startswith("dam")])
 def test_every_preset_trains(name, tmp_path):
     family = "BERT" if name.endswith("text") else "DINOv2"
-    model = attach(build(family), METHODS[name]).train()
+    model = attach(build(family), method(name)).train()
     model(**batch(family)).loss.backward()
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
     save(model.eval(), tmp_path)

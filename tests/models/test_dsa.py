@@ -10,7 +10,7 @@ from transformers import BertConfig, BertForSequenceClassification, ViTConfig, V
 
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.mitigate import method, run
-from fairhead.mitigate.references import JobWithAttributes, method_with_attributes, run_with_attributes
+from fairhead.mitigate.references import JobWithAttributes, run_with_attributes
 from fairhead.mitigate.references.dsa import attention_divergence, pasted, telling_patches, without_conflict
 from fairhead.train import Examples, TrainingPlan, predict
 
@@ -42,7 +42,7 @@ def task():
 
 def test_the_attack_misleads_the_model_of_the_group_where_it_looks(task):
     (train, groups), (validation, other), _ = task
-    config = method_with_attributes("dsa", layer=0)
+    config = method("dsa", layer=0)
     job = JobWithAttributes(build_model, train, validation, PLAN, groups_train=groups, groups_validation=other)
     model = config._model_of_groups(job)
     doubles = config._attacked(model, job)
@@ -71,7 +71,7 @@ def test_a_shortcut_that_plain_training_takes_is_left(task):
         return (predict(trained.model, test).argmax(-1) == test.labels)[against].float().mean().item(), trained
 
     plain, _ = accuracy_against(method("erm"))
-    even, trained = accuracy_against(method_with_attributes("dsa", layer=0))
+    even, trained = accuracy_against(method("dsa", layer=0))
     assert even > plain + 0.15
     assert [stage.name for stage in trained.stages] == ["model of the group", "attack", "training with doubles"]
     # What is handed back is the model itself, with two classes and nothing left hanging on it.
@@ -83,7 +83,7 @@ def test_a_shortcut_that_plain_training_takes_is_left(task):
 def test_the_loss_is_that_of_both_pictures_and_the_attention_between_them():
     (train, groups), (validation, other) = rows(64, 0.9, 0), rows(64, 0.9, 1)
     seen = []
-    config = method_with_attributes("dsa", weight=0.7)
+    config = method("dsa", weight=0.7)
     job = JobWithAttributes(
         lambda: build_model(1), train, validation, PLAN, groups_train=groups, groups_validation=other
     )
@@ -153,7 +153,7 @@ def test_the_divergence_is_scipy_s():
 
 def test_what_cannot_be_done_is_said(task):
     (train, _), (validation, _), _ = task
-    dsa = method_with_attributes("dsa")
+    dsa = method("dsa")
     with pytest.raises(InputError, match="uses the sensitive attribute"):
         run(dsa, build_model, train, validation, PLAN)
     ids = torch.ones(8, 4, dtype=torch.long)
@@ -165,4 +165,4 @@ def test_what_cannot_be_done_is_said(task):
     with pytest.raises(UnsupportedModel, match="it needs pictures"):
         run_with_attributes(dsa, build_text, texts, texts, texts.labels, texts.labels, PLAN)
     with pytest.raises(InputError, match="at least 1"):
-        method_with_attributes("dsa", patches=0)
+        method("dsa", patches=0)

@@ -23,8 +23,8 @@ from fairhead.language.scorer import Scorer
 from fairhead.language.swaps import read_swaps
 from fairhead.mitigate.bias_unlearn import BiasUnlearn
 from fairhead.mitigate.cda import CDA
-from fairhead.mitigate.language_methods import LANGUAGE_METHODS
 from fairhead.mitigate.language_trainer import LanguageTrainer
+from fairhead.mitigate.registry import names
 from fairhead.mitigate.self_debias import SelfDebias
 from fairhead.mitigate.sentence_debias import directions, project_out
 from fairhead.mitigate.triplets import TokenTriplet, stack_triplets
@@ -304,7 +304,7 @@ def stereoset(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("method", [name for name in LANGUAGE_METHODS if name != "klaad"])
+@pytest.mark.parametrize("method", [name for name in names("language") if name != "klaad"])
 def test_every_method_writes_a_model_that_can_be_scored(method, folder, stereoset, swaps, tmp_path, capsys):
     out = tmp_path / method
     arguments = ["mitigate", method, "--model", str(folder), "--out", str(out), "--device", "cpu"]

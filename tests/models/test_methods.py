@@ -13,7 +13,8 @@ from transformers import ViTConfig, ViTForImageClassification
 from fairhead.errors import InputError
 from fairhead.mitigate import DAM, METHODS, Trained, attach, method, run
 from fairhead.mitigate.jtt import JTT
-from fairhead.mitigate.references import METHODS_WITH_ATTRIBUTES, method_with_attributes, run_with_attributes
+from fairhead.mitigate.references import run_with_attributes
+from fairhead.mitigate.registry import names
 from fairhead.train import Examples, TrainingPlan, predict
 
 QUICK = TrainingPlan(epochs=2, batch_size=16, learning_rate=1e-3)
@@ -35,12 +36,13 @@ def pictures(n=48, seed=0):
 def train_any(config, build=build_vit, plan=QUICK, **options) -> Trained:
     train, groups = pictures()
     validation, validation_groups = pictures(36, seed=1)
-    if getattr(config, "uses_attributes", False):
+    if getattr(config, "uses_groups", False):
         return run_with_attributes(config, build, train, validation, groups, validation_groups, plan, **options)
     return run(config, build, train, validation, plan, **options)
 
 
-ALL = {**METHODS, **METHODS_WITH_ATTRIBUTES}
+ALL = {name: method(name) for name in names("classifier")}
+REFERENCES = names(uses_groups=True)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -81,7 +83,7 @@ def test_plain_training_is_the_loop_itself():
 
     model = build_vit()
     done = fit(model, pictures()[0], pictures(36, seed=1)[0], QUICK)
-    trained = train_any(METHODS["erm"])
+    trained = train_any(ALL["erm"])
     assert trained.fit.history == done.history
     assert torch.equal(parameters_to_vector(model.parameters()), parameters_to_vector(trained.model.parameters()))
 
@@ -93,8 +95,8 @@ def test_names_and_options_that_are_not_known_are_told():
         InputError, match=r"has no option 'upwieght'; it takes: first_epochs, upweight. Did you mean 'upw"
     ):
         method("jtt", upwieght=3)
-    with pytest.raises(InputError, match=r"no method 'jtt'; known: group_dro"):
-        method_with_attributes("jtt")
+    with pytest.raises(InputError, match=r"method 'cda' needs the option 'swaps'"):
+        method("cda")
     with pytest.raises(InputError, match=r"has no option 'lr'; it takes: none"):
         method("erm", lr=1)
     assert method("clusters", counts=[2, 3]).counts == (2, 3)
@@ -109,17 +111,27 @@ def test_names_and_options_that_are_not_known_are_told():
         attach(build_vit(), DAM(momentum=3))
 
 
-@pytest.mark.parametrize("name", METHODS_WITH_ATTRIBUTES)
+@pytest.mark.parametrize("name", REFERENCES)
 def test_attribute_users_are_fenced_off(name):
     train, _ = pictures()
-    assert METHODS_WITH_ATTRIBUTES[name].uses_attributes
+    assert ALL[name].uses_groups
     with pytest.raises(InputError, match=r"uses the sensitive attribute.*run_with_attributes"):
-        run(METHODS_WITH_ATTRIBUTES[name], build_vit, train, train, QUICK)
+        run(ALL[name], build_vit, train, train, QUICK)
 
 
-def test_no_method_without_attributes_is_marked_as_using_them():
-    assert not any(getattr(config, "uses_attributes", False) for config in METHODS.values())
-    assert not METHODS.keys() & METHODS_WITH_ATTRIBUTES.keys()
+def test_the_registry_says_of_every_method_what_its_class_says():
+    for name, entry in METHODS.items():
+        kind = entry.load()
+        assert getattr(kind, "uses_groups", False) == entry.uses_groups == ("references" in kind.__module__), name
+        assert hasattr(kind, "train") == (entry.kind == "classifier"), name
+        assert entry.about
+        assert not entry.about.endswith("."), name
+
+
+def test_a_method_for_language_models_is_refused_by_name():
+    train, _ = pictures()
+    with pytest.raises(InputError, match=r"SelfDebias trains no classifier: see fairhead.mitigate.LanguageTrainer"):
+        run(method("self_debias"), build_vit, train, train, QUICK)
 
 
 @pytest.mark.parametrize("name", ["erm", "lff", "arl", "xrm"])
@@ -127,7 +139,7 @@ def test_a_group_column_among_the_inputs_is_refused(name):
     train, groups = pictures()
     smuggled = Examples({**train.inputs, "race": groups}, train.labels)
     with pytest.raises(InputError, match=r"'race' is not an input of ViTForImageClassification.*never sees them"):
-        run(METHODS[name], build_vit, smuggled, train, QUICK)
+        run(ALL[name], build_vit, smuggled, train, QUICK)
 
 
 def test_groups_must_fit_the_rows():
@@ -135,7 +147,7 @@ def test_groups_must_fit_the_rows():
     with pytest.raises(
         InputError, match=r"training groups have shape \[3\]; expected one number from 0 for each of the 48"
     ):
-        run_with_attributes(METHODS_WITH_ATTRIBUTES["dfr"], build_vit, train, train, groups[:3], groups, QUICK)
+        run_with_attributes(ALL["dfr"], build_vit, train, train, groups[:3], groups, QUICK)
 
 
 def test_selection_by_worst_class_keeps_another_epoch():
@@ -180,7 +192,7 @@ def task():
 
 @pytest.fixture(scope="module")
 def plain(task):
-    return accuracies(run(METHODS["erm"], build_model, task.train, task.validation, PLAN).model, task)
+    return accuracies(run(ALL["erm"], build_model, task.train, task.validation, PLAN).model, task)
 
 
 def test_plain_training_takes_the_shortcut(plain):
@@ -210,7 +222,7 @@ def test_the_shortcut_is_avoided_without_attributes(name, options, gain, task, p
 @pytest.mark.parametrize("name", ["group_dro", "dfr", "fscl"])
 def test_the_shortcut_is_avoided_with_attributes(name, task, plain):
     groups = task.train_groups, task.validation_groups
-    config = METHODS_WITH_ATTRIBUTES[name]
+    config = ALL[name]
     trained = run_with_attributes(
         config, build_model, task.train, task.validation, *groups, PLAN, selection="worst_group"
     )
@@ -222,7 +234,7 @@ def test_the_shortcut_is_avoided_with_attributes(name, task, plain):
 def test_selection_by_groups_is_a_flagged_choice_for_any_method(task, plain):
     groups = task.train_groups, task.validation_groups
     trained = run_with_attributes(
-        METHODS["erm"], build_model, task.train, task.validation, *groups, PLAN, selection="worst_group"
+        ALL["erm"], build_model, task.train, task.validation, *groups, PLAN, selection="worst_group"
     )
     probabilities = predict(trained.model, task.validation).argmax(-1)
     cells = [

@@ -17,7 +17,7 @@ from transformers import ViTConfig, ViTForImageClassification
 from fairhead.errors import InputError
 from fairhead.mitigate import DAM, attach, method, run
 from fairhead.mitigate.losses import gathered
-from fairhead.mitigate.references import method_with_attributes, run_with_attributes
+from fairhead.mitigate.references import run_with_attributes
 from fairhead.mitigate.two_networks import PairOutput
 from fairhead.mitigate.xrm import TwinLoss
 from fairhead.train import Examples, TrainingPlan, fit, predict
@@ -150,7 +150,7 @@ def in_process(rank, processes, port, folder):
         found["weights"] |= {f"{name}: {key}": tensor for key, tensor in trained.model.state_dict().items()}
     for name in ("fscl", "tadet", "dsa"):
         groups = torch.arange(32) // 2 % 2
-        trained = run_with_attributes(method_with_attributes(name), tiny_vit, data, data, groups, groups, plan)
+        trained = run_with_attributes(method(name), tiny_vit, data, data, groups, groups, plan)
         found["weights"] |= {f"{name}: {key}": tensor for key, tensor in trained.model.state_dict().items()}
     check_gradient_of_a_sum(rank, processes)
     found["twins"] = turned_labels(rank, processes)

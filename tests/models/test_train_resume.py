@@ -9,8 +9,9 @@ from torch.utils.data import SubsetRandomSampler
 from transformers import ViTConfig, ViTForImageClassification
 
 from fairhead.errors import InputError
-from fairhead.mitigate import METHODS, method, run
-from fairhead.mitigate.references import METHODS_WITH_ATTRIBUTES, method_with_attributes, run_with_attributes
+from fairhead.mitigate import method, run
+from fairhead.mitigate.references import run_with_attributes
+from fairhead.mitigate.registry import names
 from fairhead.train import Examples, TrainingPlan, fit
 
 PLAN = TrainingPlan(epochs=3, batch_size=12, learning_rate=3e-3, checkpoint_minutes=0, device="cpu")
@@ -83,10 +84,10 @@ def test_every_method_goes_on_to_the_model_that_it_would_have_become(name, after
     assert resumed.fit.resumed_at > 0 or after == 17 or name in ("kd", "jtt", "eiil", "xrm", "spare", "clusters")
 
 
-@pytest.mark.parametrize("name", METHODS_WITH_ATTRIBUTES)
+@pytest.mark.parametrize("name", names(uses_groups=True))
 def test_every_reference_goes_on_as_well(name, tmp_path):
     data, groups = pictures(), torch.arange(48) // 2 % 2
-    config, rest = method_with_attributes(name), (data, data, groups, groups, PLAN)
+    config, rest = method(name), (data, data, groups, groups, PLAN)
     whole = run_with_attributes(config, build, *rest)
     with pytest.raises(Killed):
         run_with_attributes(config, Switch(9).build, *rest, checkpoints=tmp_path)
@@ -95,8 +96,8 @@ def test_every_reference_goes_on_as_well(name, tmp_path):
 
 def test_a_training_that_has_ended_is_not_run_again(tmp_path):
     data = pictures()
-    first = run(METHODS["dam"], build, data, data, PLAN, checkpoints=tmp_path)
-    again = run(METHODS["dam"], Switch(0).build, data, data, PLAN, checkpoints=tmp_path)
+    first = run(method("dam"), build, data, data, PLAN, checkpoints=tmp_path)
+    again = run(method("dam"), Switch(0).build, data, data, PLAN, checkpoints=tmp_path)
     assert_same(again, first)
     assert again.fit.resumed_at == first.fit.steps
 

@@ -14,8 +14,8 @@ from transformers import BertConfig, BertForSequenceClassification, ViTConfig, V
 
 import fairhead.train.fitting as fitting
 from fairhead.mitigate import method, run
-from fairhead.mitigate.references import METHODS_WITH_ATTRIBUTES, method_with_attributes, run_with_attributes
-from fairhead.mitigate.registry import METHODS
+from fairhead.mitigate.references import run_with_attributes
+from fairhead.mitigate.registry import names
 from fairhead.train import Examples, TrainingPlan, fit
 from fairhead.train.examples import Batch, Batches
 from fairhead.train.step import (
@@ -82,7 +82,7 @@ def weights(model):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", names("classifier", uses_groups=False))
 def test_a_gpu_replays_every_method_to_the_same_losses(name):
     options = {"arl": {"pretrain": 8}, "jtt": {"upweight": 3}}.get(name, {})
     data = pictures()
@@ -96,7 +96,7 @@ def test_a_gpu_replays_every_method_to_the_same_losses(name):
     )
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", names("classifier", uses_groups=False))
 def test_every_method_trains_the_same_model_when_its_steps_are_replayed(name, tapes):
     # The adversary of ARL gets its say while steps are replayed already; JTT has fewer steps to make.
     options = {"arl": {"pretrain": 8}, "jtt": {"upweight": 3}}.get(name, {})
@@ -108,11 +108,11 @@ def test_every_method_trains_the_same_model_when_its_steps_are_replayed(name, ta
     assert torch.equal(weights(replayed.model), weights(plain.model))
 
 
-@pytest.mark.parametrize("name", METHODS_WITH_ATTRIBUTES)
+@pytest.mark.parametrize("name", names(uses_groups=True))
 def test_every_reference_trains_the_same_model_when_its_steps_are_replayed(name, tapes):
     data = pictures()
     groups = (torch.arange(len(data)) % 3 == 0).long()
-    config = method_with_attributes(name)
+    config = method(name)
 
     def train(plan):
         return run_with_attributes(config, tiny_vit, data, data, groups, groups, plan)

@@ -14,7 +14,7 @@ from typing import Any
 from fairhead.bench.grid import PLAN_FIELDS, Cell
 from fairhead.data import parse_spec
 from fairhead.errors import InputError
-from fairhead.mitigate import method
+from fairhead.mitigate.registry import method_named, names
 from fairhead.models.fresh import Recipe
 from fairhead.train import TrainingPlan
 
@@ -28,22 +28,23 @@ _SAME_RESULT = ("data_on_device", "replay", "compile")
 
 
 def method_of(cell: Cell) -> Any:
-    """The settings of a cell's method; those that train with groups are looked up apart.
+    """The settings of a cell's method; it must use groups exactly where the cell says so.
 
     Raises:
         InputError: no such method or option, a reference among the methods, or the other way round.
     """
-    from fairhead.mitigate.references import METHODS_WITH_ATTRIBUTES, method_with_attributes
-
-    wanted, options = cell.method.method, cell.settings()["method"]["options"]
-    if cell.method.uses_groups and (cell.method.selection is None or wanted in METHODS_WITH_ATTRIBUTES):
-        return method_with_attributes(wanted, **options)
-    if wanted in METHODS_WITH_ATTRIBUTES:
+    entry, options = method_named(cell.method.method), cell.settings()["method"]["options"]
+    if entry.kind != "classifier":
+        raise InputError(f"{entry.name} is for language models: run it with fairhead mitigate {entry.name}")
+    if entry.uses_groups and not cell.method.uses_groups:
         raise InputError(
-            f"{wanted} trains with the sensitive attribute: list it under references (or give --reference-group), "
+            f"{entry.name} trains with the sensitive attribute: list it under references (or give --reference-group), "
             "so that the table shows it apart"
         )
-    return method(wanted, **options)
+    if cell.method.uses_groups and cell.method.selection is None and not entry.uses_groups:
+        known = ", ".join(names(uses_groups=True))
+        raise InputError(f"{entry.name} is among the references and never sees a group; those that do: {known}")
+    return entry.configure(**options)
 
 
 def effective(cell: Cell) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fairhead.mitigate.registry import method_named
+
 # What `TrainingPlan` takes and a grid may set; the seed is an axis of the grid and the device an option of the command.
 PLAN_FIELDS = (
     "epochs",
@@ -21,8 +23,6 @@ PLAN_FIELDS = (
 SELECTIONS = ("accuracy", "worst_class")
 PARTS = ("train", "validation", "test")
 METRICS = ("DP", "EOp", "EOd", "accuracy", "worst_group_accuracy")
-# Methods that train with groups, by their names in `fairhead.mitigate.references`.
-TRAIN_WITH_GROUPS = ("group_dro", "dfr", "fscl", "tadet", "dsa")
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,15 @@ class Method:
     selection: str | None = None
 
     @property
+    def trains_with_groups(self) -> bool:
+        """Whether it does, rather than only have its epoch chosen with them."""
+        return self.uses_groups and (self.selection is None or method_named(self.method).uses_groups)
+
+    @property
     def remark(self) -> str:
         """How it uses groups; empty where it does not."""
         if self.uses_groups:
-            trains = self.selection is None or self.method in TRAIN_WITH_GROUPS
-            said = ["trains with groups"] if trains else []
+            said = ["trains with groups"] if self.trains_with_groups else []
             return ", ".join([*said, "epoch chosen with groups"] if self.selection else said)
         return "chosen with groups" if self.chosen_with_groups else ""
 

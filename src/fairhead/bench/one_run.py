@@ -11,7 +11,7 @@ from torch import nn
 
 from fairhead.audit import Audit, Comparison, audit, compare
 from fairhead.bench.cell import Tell, run_cell
-from fairhead.bench.grid import TRAIN_WITH_GROUPS, Cell, Method
+from fairhead.bench.grid import Cell, Method
 from fairhead.bench.runner import check
 from fairhead.models import attach, method_of, save
 from fairhead.models.fresh import Recipe
@@ -163,7 +163,7 @@ def report_of(
         "fairhead bench runs several seeds.",
     }
     how = []
-    if cell.method.selection is None or cell.method.method in TRAIN_WITH_GROUPS:
+    if cell.method.trains_with_groups:
         how.append(f"{name} saw the groups while training")
     if cell.method.selection is not None:
         how.append(f"The epoch of {name} was chosen by the groups of the validation rows")

@@ -10,26 +10,20 @@ from typing import Annotated, Any
 import typer
 
 from fairhead.cli.output import command_line, harmless
-from fairhead.errors import FairheadError, InputError, did_you_mean
+from fairhead.errors import FairheadError, InputError
+from fairhead.mitigate.registry import listed, method_named, names
 
 # What an option of a method would be called that wanted a group.
 _GROUP_WORDS = ("group", "groups", "attribute", "attributes", "sensitive", "group_by", "protected")
 
-EPILOG = """
+EPILOG = f"""
 **Methods** (none of them sees a group)
 
-- `erm`: plain training, which all others are held against.
-- `dam`: attention on normalised, absolute q and k, and alignment of attended values (Lu et al., 2024).
-  `dam_norm`, `dam_no_alignment`, `dam_no_attention`: without one of its parts. `dam_release`, `dam_release_frozen`,
-  `dam_release_text`: as the released code does it. `encoder_layer`: an appended layer, without DAM.
-- `dro`, `dro_chi2`, `dro_cvar`: distributionally robust, with a fixed threshold or solved exactly.
-- `arl`: adversarial reweighting. `kd`: distillation. `jtt`: train twice, errors up-weighted. `lff`: learning from
-  failure. `eiil`: inferred environments.
-- `scaling`: class-specific scaling. `afr`: last layer reweighted. `xrm`: cross risk minimisation. `spare`,
-  `clusters`: groups guessed from features.
+{listed("classifier", uses_groups=False)}
 
-**References** that train with the groups, for comparison: `group_dro`, `dfr`, `fscl`, `tadet`, `dsa`
-(pictures only); they need `--reference-group`.
+**References** that train with the groups, for comparison; they need `--reference-group`
+
+{listed("classifier", uses_groups=True)}
 
 **Examples**
 
@@ -154,8 +148,8 @@ def mitigate_command(
     by_group = selection is Selection.worst_group
     if against == method and not options and not by_group:
         raise InputError(f"--against {against} is the method itself: name another, or give it options of its own")
-    names = tuple(part.strip() for part in parts.split(","))
-    if len(names) != 3:
+    three = tuple(part.strip() for part in parts.split(","))
+    if len(three) != 3:
         raise InputError(f"--parts is {parts!r}; expected three names, those of train, validation and test")
     cell = Cell(
         data=Data(
@@ -164,7 +158,7 @@ def mitigate_command(
             options=reader_options,
             group=reference_group,
             split_by_seed=_splits_by_seed(data, reader_options),
-            parts=names,
+            parts=three,
             max_length=max_length,
             limit=limit,
         ),
@@ -234,25 +228,19 @@ def _refuse_groups(options: Mapping[str, Any]) -> None:
         if name.lower() in _GROUP_WORDS:
             raise InputError(
                 f"--option {name}=...: groups are for auditing only, training never sees them. The methods that do "
-                "train with groups (group_dro, dfr, fscl, tadet, dsa) take --reference-group COLUMN"
+                f"train with groups ({', '.join(names(uses_groups=True))}) take --reference-group COLUMN"
             )
 
 
 def _uses_groups(method: str, reference_group: str | None, by_group: bool) -> bool:
     """Whether a run looks at groups, in training or to choose its epoch; a group given to any other is refused."""
-    from fairhead.mitigate import METHODS
-    from fairhead.mitigate.references import METHODS_WITH_ATTRIBUTES
-
-    if method in METHODS_WITH_ATTRIBUTES:
+    if method_named(method).uses_groups:
         if reference_group is None:
             raise InputError(
                 f"{method} trains with the sensitive attribute: say which column with --reference-group, or use a "
                 "method that needs none"
             )
         return True
-    if method not in METHODS:
-        known = [*METHODS, *METHODS_WITH_ATTRIBUTES]
-        raise InputError(f"no method {method!r}; known: {', '.join(known)}.{did_you_mean(method, known)}")
     if by_group:
         if reference_group is None:
             raise InputError(

@@ -10,14 +10,13 @@ from fairhead.cli.klaad import klaad_command
 from fairhead.cli.language_methods import COMMANDS as LANGUAGE_COMMANDS
 from fairhead.cli.language_methods import EPILOG as LANGUAGE_EPILOG
 from fairhead.cli.mitigate import EPILOG, mitigate_command
+from fairhead.mitigate.registry import listed
 
 _OTHERS = "METHOD"
-_LANGUAGE = """
+_LANGUAGE = f"""
 **For language models**, each with options of its own (`fairhead mitigate klaad --help`):
 
-- `klaad`: attention alike on a stereotype and on its opposite (Kim et al., 2025).
-- `cda`: sentences and their counterfactuals. `bias_unlearn`: stereotypes forgotten, the rest kept. `sentence_debias`:
-  the direction of swapped words taken out. `self_debias`: at decoding, without training.
+{listed("language")}
 """
 
 

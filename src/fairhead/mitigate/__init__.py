@@ -1,33 +1,49 @@
-"""Methods that reduce a gap, one file each. None of them ever sees a group; those that do are in `references`."""
+"""Methods that reduce a gap, one file each. None of them ever sees a group; those that do are in `references`.
 
-from fairhead.mitigate.dam import DAM as DAM
-from fairhead.mitigate.encoder_layer import EncoderLayer as EncoderLayer
-from fairhead.mitigate.klaad import KLAAD as KLAAD
-from fairhead.mitigate.language_trainer import LanguageTrainer as LanguageTrainer
+Names are imported when first used, so that the registry can be read without torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from fairhead.mitigate.registry import METHODS as METHODS
+from fairhead.mitigate.registry import MethodEntry as MethodEntry
 from fairhead.mitigate.registry import method as method
-from fairhead.mitigate.registry import run as run
-from fairhead.mitigate.training_job import Job as Job
-from fairhead.mitigate.training_job import Stage as Stage
-from fairhead.mitigate.training_job import Trained as Trained
-from fairhead.mitigate.triplets import TripletData as TripletData
-from fairhead.models import attach as attach
-from fairhead.models import load as load
-from fairhead.models import save as save
 
-__all__ = [
-    "DAM",
-    "KLAAD",
-    "METHODS",
-    "EncoderLayer",
-    "Job",
-    "LanguageTrainer",
-    "Stage",
-    "Trained",
-    "TripletData",
-    "attach",
-    "load",
-    "method",
-    "run",
-    "save",
-]
+if TYPE_CHECKING:
+    from fairhead.mitigate.dam import DAM as DAM
+    from fairhead.mitigate.encoder_layer import EncoderLayer as EncoderLayer
+    from fairhead.mitigate.klaad import KLAAD as KLAAD
+    from fairhead.mitigate.language_trainer import LanguageTrainer as LanguageTrainer
+    from fairhead.mitigate.training_job import Job as Job
+    from fairhead.mitigate.training_job import Stage as Stage
+    from fairhead.mitigate.training_job import Trained as Trained
+    from fairhead.mitigate.training_job import run as run
+    from fairhead.mitigate.triplets import TripletData as TripletData
+    from fairhead.models import attach as attach
+    from fairhead.models import load as load
+    from fairhead.models import save as save
+
+# Public name -> the module that defines it.
+_LATER = {
+    "DAM": "fairhead.mitigate.dam",
+    "EncoderLayer": "fairhead.mitigate.encoder_layer",
+    "Job": "fairhead.mitigate.training_job",
+    "KLAAD": "fairhead.mitigate.klaad",
+    "LanguageTrainer": "fairhead.mitigate.language_trainer",
+    "Stage": "fairhead.mitigate.training_job",
+    "Trained": "fairhead.mitigate.training_job",
+    "TripletData": "fairhead.mitigate.triplets",
+    "attach": "fairhead.models",
+    "load": "fairhead.models",
+    "run": "fairhead.mitigate.training_job",
+    "save": "fairhead.models",
+}
+
+__all__ = ["METHODS", "MethodEntry", "method", *_LATER]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LATER[name]), name)

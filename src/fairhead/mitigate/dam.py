@@ -9,7 +9,7 @@ Two parts, both in one attention layer (the last), neither of which sees a group
 
 Departures from the paper's released code, which has defects there: running statistics are buffers that are saved with
 the model; ε guards the division; anchors without a positive are left out; the first token is not one of its own values;
-padding counts nowhere. `RELEASED` has the settings that follow the released code instead. Not followed even there:
+padding counts nowhere. `dam_release` in the registry follows the released code instead. Not followed even there:
 HateXplain's second centring at evaluation only and its missing unit length, the MultiNLI queue without gradients, ReLU
 in the appended layer of the frozen and the text form (GELU here), eight heads in it whatever the model has, and a
 projection of text as wide as the model.
@@ -126,29 +126,6 @@ class DAM:
         model = attach(job.build_model(), self)
         job.fit("training", model)
         return model
-
-
-# What the released code does, in its three forms, and each ablation of the paper's Table 7.
-RELEASED = {
-    "dam_release": DAM(append=True, first_token="in", eps=0.0, mask_padding=False),
-    "dam_release_frozen": DAM(
-        append=True, freeze=True, first_token="in", divide=False, detach_stats=True, values=5, hidden=256
-    ),
-    "dam_release_text": DAM(
-        append=True,
-        pick="per_head",
-        first_token="shifted",
-        eps=0.0,
-        temperature=0.07,
-        mask_padding=False,
-        alignment_weight=0.8,
-    ),
-}
-ABLATIONS = {
-    "dam_norm": DAM(absolute=False),
-    "dam_no_alignment": DAM(alignment_weight=0),
-    "dam_no_attention": DAM(normalise=False, absolute=False),
-}
 
 
 class DAMParts(nn.Module):

@@ -5,7 +5,7 @@ projection into the output layer; `self_debias` changes what is read off the mod
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -13,23 +13,11 @@ from pathlib import Path
 from fairhead.errors import InputError
 from fairhead.language.swaps import read_swaps
 from fairhead.language.training_record import FILE, TrainingRecord
-from fairhead.mitigate.bias_unlearn import BiasUnlearn
-from fairhead.mitigate.cda import CDA
-from fairhead.mitigate.klaad import KLAAD
 from fairhead.mitigate.self_debias import SelfDebias
 from fairhead.mitigate.sentence_debias import SentenceDebias, counterfactual_pairs, directions, project_out
 from fairhead.mitigate.triplets import TripletData, targets
 from fairhead.models import attach, open_model, save
 from fairhead.store import locked
-
-# Name → class of its settings.
-LANGUAGE_METHODS: Mapping[str, type] = {
-    "klaad": KLAAD,
-    "cda": CDA,
-    "bias_unlearn": BiasUnlearn,
-    "sentence_debias": SentenceDebias,
-    "self_debias": SelfDebias,
-}
 
 
 def sentence_debias(

@@ -1,51 +1,199 @@
-"""Every method by name, and the one way to run them: same loop, same plan, same data, all cost counted."""
+"""The registry of methods: what each is for, where its settings are, and a line of help. Imports no torch.
 
-from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
-from typing import Any, cast
+A method is one file with a frozen dataclass of settings and one line here. Another package adds one by an entry point
+of the group `fairhead.methods` that names a `MethodEntry`.
+"""
 
-from torch import nn
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Literal
 
 from fairhead.errors import InputError, did_you_mean
-from fairhead.mitigate.afr import AFR
-from fairhead.mitigate.arl import ARL
-from fairhead.mitigate.clusters import Clusters
-from fairhead.mitigate.dam import ABLATIONS, DAM, RELEASED
-from fairhead.mitigate.dro import DRO
-from fairhead.mitigate.eiil import EIIL
-from fairhead.mitigate.encoder_layer import EncoderLayer
-from fairhead.mitigate.erm import ERM
-from fairhead.mitigate.jtt import JTT
-from fairhead.mitigate.kd import KD
-from fairhead.mitigate.lff import LfF
-from fairhead.mitigate.scaling import ClassScaling
-from fairhead.mitigate.spare import SPARE
-from fairhead.mitigate.training_job import Job, Method, Trained
-from fairhead.mitigate.xrm import XRM
-from fairhead.settings import check_config, check_settings
-from fairhead.train import Epoch, Examples, Selection, TrainingPlan
+from fairhead.settings import check_settings
 
-# Name -> settings. None of these is ever given a group; see `references` for those that are.
-METHODS: Mapping[str, Any] = {
-    "erm": ERM(),
-    "dam": DAM(),
-    **ABLATIONS,
-    **RELEASED,
-    "encoder_layer": EncoderLayer(),
-    "dro": DRO(),
-    "dro_chi2": DRO("chi2"),
-    "dro_cvar": DRO("cvar"),
-    "arl": ARL(),
-    "kd": KD(),
-    "jtt": JTT(),
-    "lff": LfF(),
-    "eiil": EIIL(),
-    "scaling": ClassScaling(),
-    "afr": AFR(),
-    "xrm": XRM(),
-    "spare": SPARE(),
-    "clusters": Clusters(),
+ENTRY_POINTS = "fairhead.methods"
+Kind = Literal["classifier", "language"]
+
+
+@dataclass(frozen=True)
+class MethodEntry:
+    """One method.
+
+    Attributes:
+        name: how it is called in commands, grids and tables.
+        settings: where its dataclass is, as "module:Class"; imported when first used.
+        about: what it does, in a line.
+        kind: of the models that it trains: "classifier" (pictures and texts), or "language" (causal models).
+        uses_groups: trains with the sensitive attribute: a reference, fenced off from the others.
+        options: settings of this variant of the method, where they differ from the class's own.
+
+    Example:
+        >>> METHODS["dro_cvar"].configure(alpha=0.5)
+        DRO(form='cvar', eta=0.25, power=1.5, alpha=0.5)
+    """
+
+    name: str
+    settings: str
+    about: str
+    kind: Kind = "classifier"
+    uses_groups: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def load(self) -> Any:
+        """The class of its settings."""
+        module, _, name = self.settings.partition(":")
+        return getattr(import_module(module), name)
+
+    def configure(self, **options: Any) -> Any:
+        """Its settings, with `options` changed.
+
+        Raises:
+            InputError: no such option, a value out of its range, or a needed one that is missing.
+        """
+        kind = self.load()
+        known = [setting.name for setting in fields(kind)]
+        for option in options:
+            if option not in known:
+                raise InputError(
+                    f"method {self.name!r} has no option {option!r}; it takes: {', '.join(known) or 'none'}."
+                    f"{did_you_mean(option, known)}"
+                )
+        check_settings(kind, options, f"method {self.name!r}")
+        # Lists come from YAML and JSON; settings are hashable.
+        values = {option: tuple(value) if isinstance(value, list) else value for option, value in options.items()}
+        for setting in fields(kind):
+            needed = setting.default is MISSING and setting.default_factory is MISSING
+            if needed and setting.name not in {**self.options, **values}:
+                raise InputError(f"method {self.name!r} needs the option {setting.name!r}")
+        return kind(**{**self.options, **values})
+
+
+def _here(name: str, place: str, about: str, **more: Any) -> MethodEntry:
+    return MethodEntry(name, f"fairhead.mitigate.{place}", about, **more)
+
+
+def _language(name: str, place: str, about: str) -> MethodEntry:
+    return _here(name, place, about, kind="language")
+
+
+def _reference(name: str, place: str, about: str) -> MethodEntry:
+    return MethodEntry(name, f"fairhead.mitigate.references.{place}", about, uses_groups=True)
+
+
+METHODS: Mapping[str, MethodEntry] = {
+    entry.name: entry
+    for entry in (
+        _here("erm", "training_job:ERM", "plain training, which all others are compared with"),
+        _here("dam", "dam:DAM", "attention on normalised, absolute q and k; attended values aligned (Lu et al., 2024)"),
+        _here("dam_norm", "dam:DAM", "DAM without absolute values", options={"absolute": False}),
+        _here("dam_no_alignment", "dam:DAM", "DAM without the alignment loss", options={"alignment_weight": 0}),
+        _here(
+            "dam_no_attention",
+            "dam:DAM",
+            "DAM's alignment loss alone",
+            options={"normalise": False, "absolute": False},
+        ),
+        _here(
+            "dam_release",
+            "dam:DAM",
+            "DAM as its released code has it",
+            options={"append": True, "first_token": "in", "eps": 0.0, "mask_padding": False},
+        ),
+        _here(
+            "dam_release_frozen",
+            "dam:DAM",
+            "DAM as its released code has it for frozen models",
+            options={
+                "append": True,
+                "freeze": True,
+                "first_token": "in",
+                "divide": False,
+                "detach_stats": True,
+                "values": 5,
+                "hidden": 256,
+            },
+        ),
+        _here(
+            "dam_release_text",
+            "dam:DAM",
+            "DAM as its released code has it for texts",
+            options={
+                "append": True,
+                "pick": "per_head",
+                "first_token": "shifted",
+                "eps": 0.0,
+                "temperature": 0.07,
+                "mask_padding": False,
+                "alignment_weight": 0.8,
+            },
+        ),
+        _here("encoder_layer", "encoder_layer:EncoderLayer", "an appended encoder layer, without DAM"),
+        _here("dro", "dro:DRO", "distributionally robust training with a fixed threshold (Hashimoto et al., 2018)"),
+        _here("dro_chi2", "dro:DRO", "the same, exact worst case over a χ² ball", options={"form": "chi2"}),
+        _here("dro_cvar", "dro:DRO", "the same, exact mean over the worst rows", options={"form": "cvar"}),
+        _here("arl", "arl:ARL", "rows reweighted by an adversary (Lahoti et al., 2020)"),
+        _here("kd", "kd:KD", "distillation from a teacher (Chai et al., 2022)"),
+        _here("jtt", "jtt:JTT", "trained twice, the first model's errors up-weighted (Liu et al., 2021)"),
+        _here("lff", "lff:LfF", "learning from failure, beside a biased network (Nam et al., 2020)"),
+        _here("eiil", "eiil:EIIL", "GroupDRO over two inferred environments (Creager et al., 2021)"),
+        _here("scaling", "scaling:ClassScaling", "class probabilities scaled for the worst class"),
+        _here("afr", "afr:AFR", "last layer retrained with reweighted rows (Qiu et al., 2023)"),
+        _here("xrm", "xrm:XRM", "environments from twin networks (Pezeshki et al., 2024)"),
+        _here("spare", "spare:SPARE", "clusters of early outputs shown evenly (Yang et al., 2024)"),
+        _here("clusters", "clusters:Clusters", "label made independent of clusters in features"),
+        _reference("group_dro", "group_dro:GroupDRO", "GroupDRO with the true groups (Sagawa et al., 2020)"),
+        _reference("dfr", "dfr:DFR", "last layer fitted on even groups (Kirichenko et al., 2023)"),
+        _reference("fscl", "fscl:FSCL", "fair supervised contrastive loss (Park et al., 2022)"),
+        _reference("tadet", "tadet:TADeT", "first token's queries aligned (Sudhakar et al., 2023)"),
+        _reference("dsa", "dsa:DSA", "patches that give the group away spoilt, for pictures (Qiang et al., 2024)"),
+        _language("klaad", "klaad:KLAAD", "attention alike on a stereotype and its opposite (Kim et al., 2025)"),
+        _language("cda", "cda:CDA", "sentences and their counterfactuals (Zhao et al., 2018)"),
+        _language("bias_unlearn", "bias_unlearn:BiasUnlearn", "stereotypes forgotten, the rest kept"),
+        _language(
+            "sentence_debias",
+            "sentence_debias:SentenceDebias",
+            "the direction of swapped words taken out of the last states (Liang et al., 2020)",
+        ),
+        _language(
+            "self_debias",
+            "self_debias:SelfDebias",
+            "at decoding, words that a biased text would have become less likely (Schick et al., 2021)",
+        ),
+    )
 }
+
+
+def names(kind: Kind | None = None, uses_groups: bool | None = None) -> list[str]:
+    """The names in `METHODS`, of one kind, and with or without references.
+
+    Example:
+        >>> names("classifier", uses_groups=True)
+        ['group_dro', 'dfr', 'fscl', 'tadet', 'dsa']
+    """
+    found = METHODS.values()
+    return [e.name for e in found if kind in (None, e.kind) and uses_groups in (None, e.uses_groups)]
+
+
+def listed(kind: Kind, uses_groups: bool | None = None) -> str:
+    """Methods and what they do, a line each, in Markdown."""
+    return "\n".join(f"- `{name}`: {METHODS[name].about}." for name in names(kind, uses_groups))
+
+
+def method_named(name: str) -> MethodEntry:
+    """The entry of a method, here or of another package.
+
+    Raises:
+        InputError: there is none; the message names the nearest.
+    """
+    if name in METHODS:
+        return METHODS[name]
+    added = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    if name in added:
+        return _loaded(added[name])
+    known = [*METHODS, *added]
+    raise InputError(f"no method {name!r}; known: {', '.join(known)}.{did_you_mean(name, known)}")
 
 
 def method(name: str, **options: Any) -> Any:
@@ -57,85 +205,21 @@ def method(name: str, **options: Any) -> Any:
     Example:
         >>> method("dam", momentum=0.2).momentum
         0.2
-        >>> method("dma")
+        >>> method("jt")
         Traceback (most recent call last):
-        fairhead.errors.InputError: no method 'dma'; known: erm, dam, ... Did you mean 'dam'?
+        fairhead.errors.InputError: no method 'jt'; known: erm, dam, ... Did you mean 'jtt'?
     """
-    return configured(METHODS, name, options)
+    return method_named(name).configure(**options)
 
 
-def configured(methods: Mapping[str, Any], name: str, options: Mapping[str, Any]) -> Any:
-    """Look `name` up among `methods` and change its options."""
-    if name not in methods:
-        raise InputError(f"no method {name!r}; known: {', '.join(methods)}.{did_you_mean(name, list(methods))}")
-    known = [setting.name for setting in fields(methods[name])]
-    for option in options:
-        if option not in known:
-            raise InputError(
-                f"method {name!r} has no option {option!r}; it takes: {', '.join(known) or 'none'}."
-                f"{did_you_mean(option, known)}"
-            )
-    check_settings(type(methods[name]), options, f"method {name!r}")
-    # Lists come from YAML and JSON; settings are hashable.
-    values = {option: tuple(value) if isinstance(value, list) else value for option, value in options.items()}
-    return replace(methods[name], **values)
-
-
-def run(
-    config: Method,
-    build_model: Callable[[], nn.Module],
-    train: Examples,
-    validation: Examples,
-    plan: TrainingPlan | None = None,
-    selection: Selection = "accuracy",
-    on_epoch: Callable[[Epoch], None] | None = None,
-    **more: Any,
-) -> Trained:
-    """Train with one method.
-
-    Args:
-        config: the method's settings, from `method(...)` or the class itself.
-        build_model: gives a fresh, seeded model, the same one each time: some methods train two.
-        train: inputs and labels, no groups.
-        validation: inputs and labels to choose the epoch by.
-        plan: how to train.
-        selection: "accuracy" or "worst_class"; the first best epoch is kept.
-        on_epoch: called after each epoch of each stage.
-        more: attributes of `Job`: `checkpoints` to go on after a kill, `auxiliary` models by name, ...
-
-    Returns:
-        The model, the history, and everything that ran to get there.
-
-    Raises:
-        InputError: the method needs attributes, or the data cannot be trained on.
-
-    Example:
-        >>> import torch
-        >>> from transformers import ViTConfig, ViTForImageClassification
-        >>> from fairhead.mitigate import method, run
-        >>> from fairhead.train import Examples, TrainingPlan
-        >>> shape = dict(image_size=4, patch_size=2, num_channels=1, hidden_size=8, intermediate_size=8)
-        >>> def build_model():
-        ...     torch.manual_seed(0)
-        ...     return ViTForImageClassification(ViTConfig(num_hidden_layers=1, num_attention_heads=2, **shape))
-        >>> data = Examples({"pixel_values": torch.randn(8, 1, 4, 4)}, torch.arange(8) % 2)
-        >>> trained = run(method("dam"), build_model, data, data, TrainingPlan(epochs=2, batch_size=4))
-        >>> [(stage.name, stage.steps) for stage in trained.stages]
-        [('training', 4)]
-    """
-    if getattr(config, "uses_attributes", False):
+def _loaded(point: EntryPoint) -> MethodEntry:
+    try:
+        entry = point.load()
+    except (ImportError, AttributeError) as error:
+        raise InputError(f"the method {point.name!r} cannot be imported from {point.value}: {error}") from error
+    if not isinstance(entry, MethodEntry) or entry.name != point.name:
         raise InputError(
-            f"{type(config).__name__} uses the sensitive attribute, and `run` trains without one: "
-            "use fairhead.mitigate.references.run_with_attributes, and say so where the result is shown"
+            f"the entry point {point.name!r} of the group {ENTRY_POINTS} names {point.value}; a "
+            "fairhead.mitigate.MethodEntry of that name is expected"
         )
-    return run_job(config, Job(build_model, train, validation, plan or TrainingPlan(), selection, on_epoch, **more))
-
-
-def run_job(config: Method, job: Job) -> Trained:
-    """Train, and put together what came of it."""
-    check_config(config)
-    settings = {f.name: getattr(config, f.name) for f in fields(cast(Any, config)) if f.compare}
-    job.identity = {"method": type(config).__name__, "settings": settings, **job.identity}
-    model = config.train(job)
-    assert job.last_fit is not None, f"{type(config).__name__} trained nothing through the loop"
-    return Trained(model.eval(), job.last_fit, tuple(job.stages), config)
+    return entry

@@ -3,15 +3,16 @@
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Sampler
 
 from fairhead.errors import InputError
+from fairhead.settings import check_config
 from fairhead.train import Epoch, Examples, Fit, Loss, Selection, TrainingPlan, fit, predict
 
 # Metadata of a setting that came after results had been kept: those without it stay what they were, and are known by
@@ -164,3 +165,76 @@ class Job:
     def generator(self) -> torch.Generator:
         """A source of chance that depends on the plan's seed alone."""
         return torch.Generator().manual_seed(self.plan.seed)
+
+
+@dataclass(frozen=True)
+class ERM:
+    """Minimise the model's own loss, averaged over rows (empirical risk minimisation): plain training."""
+
+    def train(self, job: Job) -> nn.Module:
+        """One stage: the loop as it is."""
+        model = job.build_model()
+        job.fit("training", model)
+        return model
+
+
+def run(
+    config: Method,
+    build_model: Callable[[], nn.Module],
+    train: Examples,
+    validation: Examples,
+    plan: TrainingPlan | None = None,
+    selection: Selection = "accuracy",
+    on_epoch: Callable[[Epoch], None] | None = None,
+    **more: Any,
+) -> Trained:
+    """Train with one method.
+
+    Args:
+        config: the method's settings, from `method(...)` or the class itself.
+        build_model: gives a fresh, seeded model, the same one each time: some methods train two.
+        train: inputs and labels, no groups.
+        validation: inputs and labels to choose the epoch by.
+        plan: how to train.
+        selection: "accuracy" or "worst_class"; the first best epoch is kept.
+        on_epoch: called after each epoch of each stage.
+        more: attributes of `Job`: `checkpoints` to go on after a kill, `auxiliary` models by name, ...
+
+    Returns:
+        The model, the history, and everything that ran to get there.
+
+    Raises:
+        InputError: the method needs attributes, or the data cannot be trained on.
+
+    Example:
+        >>> import torch
+        >>> from transformers import ViTConfig, ViTForImageClassification
+        >>> from fairhead.mitigate import method, run
+        >>> from fairhead.train import Examples, TrainingPlan
+        >>> shape = dict(image_size=4, patch_size=2, num_channels=1, hidden_size=8, intermediate_size=8)
+        >>> def build_model():
+        ...     torch.manual_seed(0)
+        ...     return ViTForImageClassification(ViTConfig(num_hidden_layers=1, num_attention_heads=2, **shape))
+        >>> data = Examples({"pixel_values": torch.randn(8, 1, 4, 4)}, torch.arange(8) % 2)
+        >>> trained = run(method("dam"), build_model, data, data, TrainingPlan(epochs=2, batch_size=4))
+        >>> [(stage.name, stage.steps) for stage in trained.stages]
+        [('training', 4)]
+    """
+    if getattr(config, "uses_groups", False):
+        raise InputError(
+            f"{type(config).__name__} uses the sensitive attribute, and `run` trains without one: "
+            "use fairhead.mitigate.references.run_with_attributes, and say so where the result is shown"
+        )
+    return run_job(config, Job(build_model, train, validation, plan or TrainingPlan(), selection, on_epoch, **more))
+
+
+def run_job(config: Method, job: Job) -> Trained:
+    """Train, and put together what came of it."""
+    if not hasattr(config, "train"):
+        raise InputError(f"{type(config).__name__} trains no classifier: see fairhead.mitigate.LanguageTrainer")
+    check_config(config)
+    settings = {f.name: getattr(config, f.name) for f in fields(cast(Any, config)) if f.compare}
+    job.identity = {"method": type(config).__name__, "settings": settings, **job.identity}
+    model = config.train(job)
+    assert job.last_fit is not None, f"{type(config).__name__} trained nothing through the loop"
+    return Trained(model.eval(), job.last_fit, tuple(job.stages), config)

@@ -1,25 +1,40 @@
-"""The training loop: inputs and labels go in, never a group."""
+"""The training loop: inputs and labels go in, never a group.
 
-from fairhead.train.examples import Examples as Examples
-from fairhead.train.fitting import Epoch as Epoch
-from fairhead.train.fitting import Fit as Fit
-from fairhead.train.fitting import fit as fit
-from fairhead.train.fitting import predict as predict
-from fairhead.train.loop import TrainingDiverged as TrainingDiverged
+Names are imported when first used, so that plans can be made without torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from fairhead.train.plan import LanguagePlan as LanguagePlan
 from fairhead.train.plan import TrainingPlan as TrainingPlan
-from fairhead.train.selection import Selection as Selection
-from fairhead.train.step import Loss as Loss
 
-__all__ = [
-    "Epoch",
-    "Examples",
-    "Fit",
-    "LanguagePlan",
-    "Loss",
-    "Selection",
-    "TrainingDiverged",
-    "TrainingPlan",
-    "fit",
-    "predict",
-]
+if TYPE_CHECKING:
+    from fairhead.train.examples import Examples as Examples
+    from fairhead.train.fitting import Epoch as Epoch
+    from fairhead.train.fitting import Fit as Fit
+    from fairhead.train.fitting import fit as fit
+    from fairhead.train.fitting import predict as predict
+    from fairhead.train.loop import TrainingDiverged as TrainingDiverged
+    from fairhead.train.selection import Selection as Selection
+    from fairhead.train.step import Loss as Loss
+
+# Public name -> the module that defines it.
+_LATER = {
+    "Epoch": "fairhead.train.fitting",
+    "Examples": "fairhead.train.examples",
+    "Fit": "fairhead.train.fitting",
+    "Loss": "fairhead.train.step",
+    "Selection": "fairhead.train.selection",
+    "TrainingDiverged": "fairhead.train.loop",
+    "fit": "fairhead.train.fitting",
+    "predict": "fairhead.train.fitting",
+}
+
+__all__ = ["LanguagePlan", "TrainingPlan", *_LATER]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LATER[name]), name)

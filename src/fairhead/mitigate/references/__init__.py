@@ -1,9 +1,9 @@
 """Methods that **use the sensitive attribute while training**: what could be reached with it, for comparison only.
 
-They are fenced off: `fairhead.mitigate.run` refuses them, and each is marked `uses_attributes`.
+They are fenced off: `fairhead.mitigate.run` refuses them, and each is marked `uses_groups`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,24 +17,9 @@ from fairhead.mitigate.references.fscl import FSCL as FSCL
 from fairhead.mitigate.references.group_dro import GroupDRO as GroupDRO
 from fairhead.mitigate.references.job_with_groups import JobWithAttributes as JobWithAttributes
 from fairhead.mitigate.references.tadet import TADeT as TADeT
-from fairhead.mitigate.registry import configured, run_job
-from fairhead.mitigate.training_job import Method, Trained
+from fairhead.mitigate.training_job import Method, Trained, run_job
 from fairhead.train import Epoch, Examples, Selection, TrainingPlan
 from fairhead.train.selection import worst_of_cells
-
-# Name -> settings; each has `uses_attributes = True`.
-METHODS_WITH_ATTRIBUTES: Mapping[str, Any] = {
-    "group_dro": GroupDRO(),
-    "dfr": DFR(),
-    "fscl": FSCL(),
-    "tadet": TADeT(),
-    "dsa": DSA(),
-}
-
-
-def method_with_attributes(name: str, **options: Any) -> Any:
-    """The settings of a reference method; as `fairhead.mitigate.method`."""
-    return configured(METHODS_WITH_ATTRIBUTES, name, options)
 
 
 def run_with_attributes(

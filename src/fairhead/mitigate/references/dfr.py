@@ -32,12 +32,12 @@ class DFR:
         subsets: the last layer is the average over this many random even subsets.
 
     Example:
-        >>> from fairhead.mitigate.references import method_with_attributes
-        >>> method_with_attributes("dfr", subsets=5).subsets
+        >>> from fairhead.mitigate import method
+        >>> method("dfr", subsets=5).subsets
         5
     """
 
-    uses_attributes: ClassVar[bool] = True
+    uses_groups: ClassVar[bool] = True
 
     strengths: tuple[Positive, ...] = (1.0, 0.7, 0.3, 0.1, 0.07, 0.03, 0.01)
     subsets: Count = 20

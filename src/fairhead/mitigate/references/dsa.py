@@ -45,12 +45,12 @@ class DSA:
         group_epochs: of the model of the group; None for as many as the plan has.
 
     Example:
-        >>> from fairhead.mitigate.references import method_with_attributes
-        >>> method_with_attributes("dsa", patches=2).patches
+        >>> from fairhead.mitigate import method
+        >>> method("dsa", patches=2).patches
         2
     """
 
-    uses_attributes: ClassVar[bool] = True
+    uses_groups: ClassVar[bool] = True
 
     weight: NotNegative = 1.0
     patches: Count = 1

@@ -30,12 +30,12 @@ class FSCL:
         width: of the projection that the contrastive loss compares.
 
     Example:
-        >>> from fairhead.mitigate.references import method_with_attributes
-        >>> method_with_attributes("fscl").temperature
+        >>> from fairhead.mitigate import method
+        >>> method("fscl").temperature
         0.1
     """
 
-    uses_attributes: ClassVar[bool] = True
+    uses_groups: ClassVar[bool] = True
 
     weight: NotNegative = 1.0
     temperature: Positive = 0.1

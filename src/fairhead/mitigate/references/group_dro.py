@@ -23,12 +23,12 @@ class GroupDRO:
         balance: draw every cell equally often.
 
     Example:
-        >>> from fairhead.mitigate.references import method_with_attributes
-        >>> method_with_attributes("group_dro").uses_attributes
+        >>> from fairhead.mitigate import method
+        >>> method("group_dro").uses_groups
         True
     """
 
-    uses_attributes: ClassVar[bool] = True
+    uses_groups: ClassVar[bool] = True
 
     step_size: NotNegative = 0.01
     adjustment: NotNegative = 0.0

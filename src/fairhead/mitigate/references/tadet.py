@@ -29,12 +29,12 @@ class TADeT:
         alignment: weight of the query term.
 
     Example:
-        >>> from fairhead.mitigate.references import method_with_attributes
-        >>> method_with_attributes("tadet").layer
+        >>> from fairhead.mitigate import method
+        >>> method("tadet").layer
         -1
     """
 
-    uses_attributes: ClassVar[bool] = True
+    uses_groups: ClassVar[bool] = True
 
     layer: int = -1
     adversary: NotNegative = 1.0
