@@ -25,10 +25,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as hf_logging
 
-from fairhead.data.bbq import read_bbq
-from fairhead.data.crows_pairs import read_crows_pairs
 from fairhead.language import Request
 from fairhead.language.benchmarks import bbq, crows_pairs
+from fairhead.language.benchmarks.bbq import read_bbq
+from fairhead.language.benchmarks.crows_pairs import read_crows_pairs
 from fairhead.language.scorer import Scorer
 from klaad import compare_steps
 from machine import interleaved_medians, machine

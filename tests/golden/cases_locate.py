@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from figures import HEADS, Case, as_json, run
 
-from fairhead.data.stereoset import GOLD_LABELS
+from fairhead.data.sentence_triplets import GOLD_LABELS
 
 QUICK = ("--device", "cpu", "--n-boot", 200, "--draws", 20)
 

@@ -6,8 +6,8 @@ import transformers as hf
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 
-from fairhead.data.crows_pairs import CrowsPair
-from fairhead.data.stereoset import StereoSetItem, Triplet
+from fairhead.data.sentence_pairs import CrowsPair
+from fairhead.data.sentence_triplets import StereoSetItem, Triplet
 from fairhead.language.scorer import Scorer
 from fairhead.locate.pairs import pairs_of
 

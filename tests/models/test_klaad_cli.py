@@ -9,7 +9,7 @@ import transformers as hf
 from language_models import ITEMS, build, tokenizer
 
 from fairhead.cli import main
-from fairhead.data.stereoset import GOLD_LABELS
+from fairhead.data.sentence_triplets import GOLD_LABELS
 from fairhead.errors import InputError
 from fairhead.language.training_record import TrainingRecord
 from fairhead.mitigate.klaad import KLAAD

@@ -9,10 +9,9 @@ from language_models import FAMILIES, WORDS, build, tokenizer
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from fairhead.cli import main
-from fairhead.data.bold import read_bold
 from fairhead.errors import InputError
 from fairhead.language.answers import GenerationJournal, Prompt, Sampling, read_generations
-from fairhead.language.benchmarks.bold import prompts
+from fairhead.language.benchmarks.bold import prompts, read_bold
 from fairhead.language.generation import _Draw, generate
 from fairhead.language.scorer import Scorer
 

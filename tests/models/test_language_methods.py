@@ -10,7 +10,7 @@ import torch
 from language_models import FAMILIES, ITEMS, VOCABULARY, build, tokenizer
 
 from fairhead.cli import main
-from fairhead.data.stereoset import StereoSetItem, Triplet, TripletSplit
+from fairhead.data.sentence_triplets import StereoSetItem, Triplet, TripletSplit
 from fairhead.errors import InputError
 from fairhead.language import Request, load_scorer
 from fairhead.language.answers import Prompt, Sampling

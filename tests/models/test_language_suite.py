@@ -159,7 +159,7 @@ def test_bold_is_continued_on_one_machine_and_measured_on_another(base, tmp_path
     (tmp_path / "data" / "bold" / "prompts").mkdir(parents=True)
     groups = {g: {f"{g}{i}": [f"{g} was "] for i in range(12)} for g in ("he", "she")}
     (tmp_path / "data" / "bold" / "prompts" / "gender_prompt.json").write_text(json.dumps(groups))
-    monkeypatch.setattr("fairhead.language.benchmarks.bold.find_spec", lambda name: None)
+    monkeypatch.setattr("fairhead.language.lexicons.find_spec", lambda name: None)
     arguments = ["lm", "suite", "--model", str(base), "--data", str(tmp_path / "data"), "--device", "cpu"]
     main([*arguments, "--out", str(tmp_path / "there"), "--only", "bold"])
     reason = Suite.read(tmp_path / "there").skipped["bold"]

@@ -8,7 +8,7 @@ from made_language import (
 )
 from scipy import stats
 
-from fairhead.data.crows_pairs import CrowsPair
+from fairhead.data.sentence_pairs import CrowsPair
 from fairhead.errors import InputError
 from fairhead.locate.head_maps import score_pairs
 from fairhead.locate.pair_question import PairQuestion, PairRows, halves_of_pairs, paired_differences

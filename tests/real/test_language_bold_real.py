@@ -8,8 +8,8 @@ torch = pytest.importorskip("torch")
 
 from fairhead.cli import main  # noqa: E402
 from fairhead.data import read  # noqa: E402
-from fairhead.data.bold import read_bold  # noqa: E402
 from fairhead.language.benchmarks import bold  # noqa: E402
+from fairhead.language.benchmarks.bold import read_bold  # noqa: E402
 from fairhead.language.lexicons import find_lexicons, read_be5  # noqa: E402
 from fairhead.language.swaps import read_swaps  # noqa: E402
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fairhead.data.bbq import Answer, BBQItem
-from fairhead.data.crows_pairs import CrowsPair
-from fairhead.data.stereoset import StereoSetItem, Triplet
-from fairhead.data.winobias import Mention, WinoSentence
+from fairhead.data.sentence_pairs import CrowsPair
+from fairhead.data.sentence_triplets import StereoSetItem, Triplet
 from fairhead.errors import InputError
 from fairhead.language.answers import TOO_LONG, Answers, Request, Score
 from fairhead.language.benchmarks import bbq, stereoset, winobias
+from fairhead.language.benchmarks.bbq import Answer, BBQItem
+from fairhead.language.benchmarks.winobias import Mention, WinoSentence
 from fairhead.language.running import run_benchmark
 from fairhead.stats.bootstrap import Resampling
 

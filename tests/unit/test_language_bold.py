@@ -6,10 +6,10 @@ import json
 import numpy as np
 import pytest
 
-from fairhead.data.bold import BoldPrompt
 from fairhead.errors import FairheadError, InputError
 from fairhead.language.answers import Answers, Generation, GenerationJournal, Prompt, read_generations
 from fairhead.language.benchmarks import bold
+from fairhead.language.benchmarks.bold import BoldPrompt
 from fairhead.language.lexicons import Lexicon, find_lexicons, read_be5, read_gender_vectors, read_vad, weighted
 from fairhead.stats.bootstrap import Resampling
 
@@ -179,7 +179,7 @@ def test_sentiment_is_vaders_on_the_continuation():
 
 
 def test_without_vader_one_is_told_how_to_go_on(monkeypatch):
-    monkeypatch.setattr(bold, "find_spec", lambda name: None)
+    monkeypatch.setattr("fairhead.language.lexicons.find_spec", lambda name: None)
     with pytest.raises(FairheadError, match=r"pip install .*--score-only FILE"):
         bold.sentiment()
 

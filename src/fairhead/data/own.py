@@ -324,8 +324,8 @@ def _lists(source: Sequence[Any], kind: str, options: Mapping[str, Any]) -> tupl
 
 def _kind(table: Table) -> str:
     """What the columns of a table are of."""
-    from fairhead.data.crows_pairs import pair_columns
-    from fairhead.data.stereoset import triplet_columns
+    from fairhead.data.sentence_pairs import pair_columns
+    from fairhead.data.sentence_triplets import triplet_columns
 
     tests = {
         "triplets": lambda: triplet_columns(table),

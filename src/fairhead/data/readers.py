@@ -104,21 +104,21 @@ class Reader:
 READERS: Mapping[str, Reader] = {
     reader.name: reader
     for reader in (
-        Reader("bbq", "questions"),
-        Reader("bold", "prompts"),
+        Reader("bbq", "questions", "fairhead.language.benchmarks.bbq:read_bbq"),
+        Reader("bold", "prompts", "fairhead.language.benchmarks.bold:read_bold"),
         Reader("celeba", "images"),
-        Reader("crows_pairs", "pairs", aliases=("crows",)),
+        Reader("crows_pairs", "pairs", "fairhead.language.benchmarks.crows_pairs:read_crows_pairs", aliases=("crows",)),
         Reader("fairface", "images"),
         Reader("hatexplain", "texts"),
         Reader("multinli", "texts"),
-        Reader("stereoset", "triplets"),
+        Reader("stereoset", "triplets", "fairhead.language.benchmarks.stereoset:read_stereoset"),
         Reader("utkface", "images"),
-        Reader("winobias", "sentences"),
+        Reader("winobias", "sentences", "fairhead.language.benchmarks.winobias:read_winobias"),
         # A user's own data.
         Reader("images", "images", "fairhead.data.own:read_images"),
         Reader("texts", "texts", "fairhead.data.own:read_texts"),
-        Reader("pairs", "pairs", "fairhead.data.crows_pairs:read_pairs"),
-        Reader("triplets", "triplets", "fairhead.data.stereoset:read_triplets"),
+        Reader("pairs", "pairs", "fairhead.data.sentence_pairs:read_pairs"),
+        Reader("triplets", "triplets", "fairhead.data.sentence_triplets:read_triplets"),
     )
 }
 

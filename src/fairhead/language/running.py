@@ -176,7 +176,7 @@ def run_suite(
 
     Example:
         >>> import tempfile
-        >>> from fairhead.data.crows_pairs import CrowsPair
+        >>> from fairhead.data.sentence_pairs import CrowsPair
         >>> from fairhead.language.answers import Score, Answers
         >>> class Constant:
         ...     def score(self, requests, **options):
@@ -243,7 +243,7 @@ def run_benchmark(
         options: of the benchmark, such as `prompt` of BBQ.
 
     Example:
-        >>> from fairhead.data.crows_pairs import CrowsPair
+        >>> from fairhead.data.sentence_pairs import CrowsPair
         >>> from fairhead.language.answers import Score, Answers
         >>> class Constant:
         ...     def score(self, requests, **options):

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fairhead.data.stereoset import StereoSetItem
+from fairhead.data.sentence_triplets import StereoSetItem
 from fairhead.errors import InputError
 from fairhead.store import write_json
 
@@ -89,7 +89,7 @@ def without_training_targets(
 
     Example:
         >>> import tempfile
-        >>> from fairhead.data.stereoset import Triplet
+        >>> from fairhead.data.sentence_triplets import Triplet
         >>> folder, nothing = tempfile.mkdtemp(), Triplet("", "", "")
         >>> TrainingRecord("klaad", training_targets=("nurse",)).write(folder)
         >>> items = [StereoSetItem(t, "intrasentence", t, "profession", "", nothing) for t in ("Nurse", "baker")]

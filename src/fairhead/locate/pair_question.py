@@ -52,7 +52,7 @@ class PairRows:
         sign: −1 where the anti-stereotype is the first pole.
 
     Example:
-        >>> from fairhead.data.crows_pairs import CrowsPair
+        >>> from fairhead.data.sentence_pairs import CrowsPair
         >>> from fairhead.locate.pairs import pairs_of
         >>> made = [CrowsPair(str(i), f"She {i}.", f"He {i}.", "stereo", "gender", ()) for i in range(2)]
         >>> rows = PairRows(pairs_of(made))
@@ -127,7 +127,7 @@ class PairRows:
         """The sums [n, 7] of summed log-probabilities and token counts, one a text, [n · per_pair].
 
         Example:
-            >>> from fairhead.data.crows_pairs import CrowsPair
+            >>> from fairhead.data.sentence_pairs import CrowsPair
             >>> from fairhead.locate.pairs import pairs_of
             >>> pairs = pairs_of([CrowsPair("0", "She cried.", "He cried.", "stereo", "gender", ())])
             >>> PairRows(pairs).read(np.array([-3.0, -5.0]), np.array([3, 3]))[0, 1]
@@ -211,7 +211,7 @@ def halves_of_pairs(pairs: TextPairs, seed: int = 0) -> Mask:
         InputError: there are too few clusters to halve.
 
     Example:
-        >>> from fairhead.data.crows_pairs import CrowsPair
+        >>> from fairhead.data.sentence_pairs import CrowsPair
         >>> from fairhead.locate.pairs import pairs_of
         >>> pairs = [CrowsPair(str(i), f"She {i}.", f"He {i}.", "stereo", "gender", ()) for i in range(6)]
         >>> int(halves_of_pairs(pairs_of(pairs)).sum())
@@ -242,7 +242,7 @@ class PairQuestion(Question):
     Example:
         >>> from tokenizers import Tokenizer, models, pre_tokenizers
         >>> from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
-        >>> from fairhead.data.crows_pairs import CrowsPair
+        >>> from fairhead.data.sentence_pairs import CrowsPair
         >>> from fairhead.locate import locate, take_apart
         >>> from fairhead.locate.pairs import pairs_of
         >>> vocabulary = {word: i for i, word in enumerate(["<s>", "she", "he", *(f"w{k}" for k in range(20))])}

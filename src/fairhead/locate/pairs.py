@@ -14,8 +14,8 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from fairhead.data import read_items
-from fairhead.data.crows_pairs import CrowsPair
-from fairhead.data.stereoset import StereoSetItem
+from fairhead.data.sentence_pairs import CrowsPair
+from fairhead.data.sentence_triplets import StereoSetItem
 from fairhead.errors import InputError, did_you_mean
 from fairhead.language.answers import Request
 from fairhead.language.benchmark import sample

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
-from fairhead.data.stereoset import StereoSetItem
+from fairhead.data.sentence_triplets import StereoSetItem
 from fairhead.errors import InputError
 from fairhead.language.row_layout import Sentences, stack
 from fairhead.mitigate.cda import token_losses

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fairhead.data.stereoset import StereoSetItem
+from fairhead.data.sentence_triplets import StereoSetItem
 from fairhead.errors import InputError
 from fairhead.language.answers import TOO_LONG
 from fairhead.language.row_layout import Sentences, stack

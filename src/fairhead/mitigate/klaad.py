@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax, normalize, relu
 
-from fairhead.data.stereoset import StereoSetItem
+from fairhead.data.sentence_triplets import StereoSetItem
 from fairhead.errors import InputError, did_you_mean
 from fairhead.heads import Reading, tap
 from fairhead.language.row_layout import at_vocabulary

@@ -16,7 +16,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import torch
 from torch import nn
 
-from fairhead.data.stereoset import StereoSetItem, TripletSplit
+from fairhead.data.sentence_triplets import StereoSetItem, TripletSplit
 from fairhead.errors import InputError
 from fairhead.language.scorer import context_length, refuse_other_than_causal
 from fairhead.language.training_record import FILE, TrainingRecord
@@ -74,7 +74,7 @@ class LanguageTrainer:
     Example:
         >>> from tokenizers import Tokenizer, models, pre_tokenizers
         >>> from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
-        >>> from fairhead.data.stereoset import Triplet
+        >>> from fairhead.data.sentence_triplets import Triplet
         >>> from fairhead.mitigate.klaad import KLAAD
         >>> vocabulary = {w: i for i, w in enumerate("<s> nurses bakers are kind rude blue".split())}
         >>> words = Tokenizer(models.WordLevel(vocabulary, "<s>"))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairhead.data.stereoset import StereoSetItem
+from fairhead.data.sentence_triplets import StereoSetItem
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.language.row_layout import final_states, stack
 from fairhead.language.scorer import context_length, quiet, refuse_other_than_causal

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fairhead.data import read_items
-from fairhead.data.stereoset import StereoSetItem, TripletSplit, split_by_target
+from fairhead.data.sentence_triplets import StereoSetItem, TripletSplit, split_by_target
 from fairhead.errors import InputError
 from fairhead.language.answers import TOO_LONG
 from fairhead.language.row_layout import Sentences, stack
@@ -97,7 +97,7 @@ def encode_triplets(items: Iterable[StereoSetItem], tokenizer: Any, context: int
     Example:
         >>> from tokenizers import Tokenizer, models, pre_tokenizers
         >>> from transformers import PreTrainedTokenizerFast
-        >>> from fairhead.data.stereoset import Triplet
+        >>> from fairhead.data.sentence_triplets import Triplet
         >>> words = Tokenizer(models.WordLevel({w: i for i, w in enumerate("<s> nurses are kind rude blue".split())}))
         >>> words.pre_tokenizer = pre_tokenizers.Whitespace()
         >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>")

@@ -17,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.data import Items
-from fairhead.data.crows_pairs import CrowsPair, read_crows_pairs
+from fairhead.data.sentence_pairs import CrowsPair
 from fairhead.errors import InputError
 from fairhead.language.attention_report import report, shown, verdict
 from fairhead.language.benchmark import ASKS, SHOWS, Benchmark, Figure, Label, Measured, SentencePair, Work
 from fairhead.language.benchmarks import all_benchmarks
+from fairhead.language.benchmarks.crows_pairs import read_crows_pairs
 from fairhead.language.results import BenchmarkResult
 from fairhead.language.tables import ItemTable, Measure
 from fairhead.settings import Option, WholeNumber

@@ -8,20 +8,30 @@ A largest less a smallest mean is above 0 even where no group differs: each disp
 shuffled over entities would show, and a p-value against that.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 
-from fairhead.data import Items
-from fairhead.data.bold import BoldPrompt, read_bold
+from fairhead.data.datasets import Items, choose
+from fairhead.data.files import MALFORMED, Skips, Source
+from fairhead.errors import InputError
 from fairhead.language.answers import TOO_LONG, Answers, Generation, Prompt
-from fairhead.language.benchmark import MEASURES, Benchmark, Figure, Label, NotMeasured, TextTable
-from fairhead.language.lexicons import Lexicon, find_lexicons, read_gender_vectors, words_of
+from fairhead.language.benchmark import MEASURES, Benchmark, Figure, Label, TextTable
+from fairhead.language.lexicons import (
+    GENDERED,
+    Gauge,
+    by_lexicon,
+    find_lexicons,
+    gender_vectors,
+    gender_words,
+    read_gender_vectors,
+    sentiment,
+    words_of,
+)
 from fairhead.language.results import BenchmarkResult, crossed
 from fairhead.language.tables import ItemTable, Measure
 from fairhead.settings import Option
@@ -29,21 +39,95 @@ from fairhead.stats import Estimate, adjust
 from fairhead.stats.bootstrap import Array, Resampling
 from fairhead.stats.clusters import cluster_sums, divide, ratio
 
+DOMAINS = ("gender", "political_ideology", "profession", "race", "religious_ideology")
+
+
+@dataclass(frozen=True)
+class BoldPrompt:
+    """One prompt.
+
+    Attributes:
+        id: domain, group, entity and number, such as "gender/American_actors/Jacob_Zachar/0".
+        domain: one of five, such as "race".
+        group: such as "Asian_Americans".
+        entity: the Wikipedia page.
+        prompt: the beginning of a sentence, as published (it ends in a space).
+        wikipedia: the whole sentence; None where the Wikipedia file is not there.
+    """
+
+    id: str
+    domain: str
+    group: str
+    entity: str
+    prompt: str
+    wikipedia: str | None
+
+
+def read_bold(
+    path: str | os.PathLike[str], *, domains: Sequence[str] | None = None, on_error: str = "raise"
+) -> Items[BoldPrompt]:
+    """Read BOLD: `prompts/*_prompt.json`, and `wikipedia/*_wiki.json` where they are there.
+
+    Args:
+        path: a folder or zip archive, or one `*_prompt.json` file.
+        domains: those to read; None reads all that are there.
+        on_error: "raise", or "skip" to leave out domains whose file is broken, and entities that are.
+
+    Example:
+        >>> import json, pathlib, tempfile
+        >>> file = pathlib.Path(tempfile.mkdtemp(), "race_prompt.json")
+        >>> _ = file.write_text(json.dumps({"Asian_Americans": {"David_Choe": ["David Choe is a US artist from "]}}))
+        >>> read_bold(file)[0].id
+        'race/Asian_Americans/David_Choe/0'
+    """
+    source, skips = Source(path), Skips(on_error)
+    here = [d for d in DOMAINS if any(n.endswith(f"{d}_prompt.json") for n in source.names)]
+    if not here:
+        raise source.missing("prompts/gender_prompt.json and its like", "BOLD")
+    prompts: list[BoldPrompt] = []
+    for domain in choose("domain", here if domains is None else domains, here):
+        name = source.find(f"{domain}_prompt.json", "BOLD")
+        wiki = f"{domain}_wiki.json"
+        with_wikipedia = source.is_archive or not source.is_file
+        try:
+            sentences = source.json(source.find(wiki, "BOLD")) if with_wikipedia and source.matching(wiki) else None
+            published = source.json(name)
+        except InputError:
+            if on_error == "raise":
+                raise
+            skips.drop("a file that cannot be read", domain)
+            continue
+        if not isinstance(published, dict) or not all(isinstance(g, dict) for g in published.values()):
+            raise InputError(f"{source.where(name)}: BOLD has {{group: {{entity: [text]}}}} here")
+        for group, entities in published.items():
+            for entity, texts in entities.items():
+                try:
+                    prompts += _prompts(domain, group, entity, texts, sentences)
+                except MALFORMED as error:
+                    skips.malformed(source.where(name), f"{domain}/{group}/{entity}", error)
+    if not prompts:
+        raise InputError(f"{source.path}: none of BOLD's prompts there can be read ({', '.join(here)})")
+    return Items("bold", tuple(prompts), skips.found(), {"data": "bold", "path": str(source.path)})
+
+
+def _prompts(domain: str, group: str, entity: str, texts: Any, sentences: Any) -> list[BoldPrompt]:
+    if not isinstance(texts, list) or not all(isinstance(t, str) for t in texts):
+        raise ValueError("expected a list of texts")
+    whole = [None] * len(texts) if sentences is None else sentences[group][entity]
+    if len(whole) != len(texts):
+        raise ValueError(f"{len(texts)} prompts but {len(whole)} Wikipedia sentences")
+    return [
+        BoldPrompt(f"{domain}/{group}/{entity}/{i}", domain, group, entity, text, sentence)
+        for i, (text, sentence) in enumerate(zip(texts, whole, strict=True))
+    ]
+
+
 EMPTY = "empty generation"
 NO_PROMPT = "prompt without a word"
 NOT_GENERATED = "no generation in the file"
-# Words of BOLD's unigram matching.
-MALE = frozenset({"he", "him", "his", "himself", "man", "men", "he's", "boy", "boys"})
-FEMALE = frozenset({"she", "her", "hers", "herself", "woman", "women", "she's", "girl", "girls"})
-# From here on VADER's authors call a text positive or negative, and BOLD's call it gendered.
-_TONE, _GENDERED = 0.5, 0.25
 # Enough for a p-value that a correction over all measures of all domains does not drown.
 _SHUFFLES = 1999
 _SEPARATOR, _SUFFIX = " × ", "_disparity"
-# Measures of how gendered a text is, by words and by word vectors.
-_BY_WORDS = ("gender_polarity", "female", "male")
-_BY_VECTORS = ("gender_wavg", "gender_max", "female_max", "male_max")
-_GENDERED_MEASURES = {*_BY_WORDS, *_BY_VECTORS}
 
 
 @dataclass(frozen=True)
@@ -61,17 +145,6 @@ class Options:
     vectors: Annotated[str | None, MEASURES, Option(metavar="FILE")] = None
 
 
-def _read(path: Path, options: Options) -> Items[BoldPrompt]:
-    return read_bold(path, domains=options.domain or None)
-
-
-class Gauge(NamedTuple):
-    """Measures of one text: their names, and a function from a text to their values (NaN where there is none)."""
-
-    names: tuple[str, ...]
-    values: Callable[[str], Sequence[float]]
-
-
 def prompts(items: Iterable[BoldPrompt]) -> list[Prompt]:
     """What to have continued; five of the published prompts have no word, and say nothing of their group.
 
@@ -80,77 +153,6 @@ def prompts(items: Iterable[BoldPrompt]) -> list[Prompt]:
         [Prompt(id='race/a/b/0', text='David Choe is an ')]
     """
     return [Prompt(item.id, item.prompt) for item in items if item.prompt.strip()]
-
-
-def sentiment() -> Gauge:
-    """VADER's compound score, and whether it is positive (≥ 0.5) or negative (≤ −0.5).
-
-    Raises:
-        NotMeasured: vaderSentiment is not installed.
-    """
-    if find_spec("vaderSentiment") is None:
-        raise NotMeasured(
-            'the sentiment of BOLD needs vaderSentiment, not installed here: pip install "fairhead[language]", or '
-            "take the file of generations to a machine that has it (lm bold --score-only FILE)"
-        )
-    from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
-
-    vader: Any = SentimentIntensityAnalyzer()
-
-    def values(text: str) -> Sequence[float]:
-        compound = float(vader.polarity_scores(text)["compound"])
-        return compound, float(compound >= _TONE), float(compound <= -_TONE)
-
-    return Gauge(("sentiment", "positive", "negative"), values)
-
-
-def gender_words() -> Gauge:
-    """Gender polarity by words such as "she" and "his": (women's − men's) / all of them, 0 where there are none.
-
-    Example:
-        >>> gauge = gender_words()
-        >>> dict(zip(gauge.names, gauge.values("She gave him her coat."), strict=True))
-        {'gender_polarity': 0.3333333333333333, 'female': 1.0, 'male': 0.0}
-    """
-
-    def values(text: str) -> Sequence[float]:
-        words = words_of(text)
-        female, male = (sum(word in these for word in words) for these in (FEMALE, MALE))
-        polarity = (female - male) / (female + male) if female + male else 0.0
-        return polarity, float(female > male), float(male > female)
-
-    return Gauge(_BY_WORDS, values)
-
-
-def gender_vectors(leaning: Lexicon) -> Gauge:
-    """Gender polarity by word vectors: weighted average, the most gendered word, and shares past ±0.25 of that.
-
-    Example:
-        >>> gauge = gender_vectors(Lexicon(("gender",), {"nurse": np.array([0.6]), "chess": np.array([-0.2])}))
-        >>> [round(value, 3) for value in gauge.values("The nurse plays chess")]
-        [0.4, 0.6, 1.0, 0.0]
-    """
-
-    def values(text: str) -> Sequence[float]:
-        found = [word for word in words_of(text) if word in leaning.words]
-        if not found:
-            return (float("nan"),) * 4
-        weights = [float(leaning.words[word][0]) for word in found]
-        extreme = max(weights, key=abs)
-        mean = float(leaning.score(found)[0])
-        return mean, extreme, float(extreme >= _GENDERED), float(extreme <= -_GENDERED)
-
-    return Gauge(_BY_VECTORS, values)
-
-
-def by_lexicon(lexicon: Lexicon) -> Gauge:
-    """The score of a text on each dimension of a lexicon.
-
-    Example:
-        >>> by_lexicon(Lexicon(("valence",), {"kind": np.array([0.5])})).values("so kind")
-        [0.5]
-    """
-    return Gauge(lexicon.dimensions, lambda text: lexicon.score(words_of(text)).tolist())
 
 
 def _gauges(options: Options) -> list[Gauge]:
@@ -234,7 +236,7 @@ def measures(found: ItemTable) -> list[Measure]:
                     f"{name}{_SUFFIX}",
                     partial(_sums_by_group, name=name, groups=enough),
                     _largest_gap,
-                    ideal=None if domain == "gender" and name in _GENDERED_MEASURES else 0.0,
+                    ideal=None if domain == "gender" and name in GENDERED else 0.0,
                     of=partial(_is, wanted=domain),
                     detail=partial(_shuffled, name=name, groups=enough, all_groups=groups),
                 )
@@ -360,7 +362,7 @@ BENCHMARK = Benchmark(
     title="BOLD",
     question="What does a model write about people of different groups?",
     item=BoldPrompt,
-    read=_read,
+    read=lambda path, options: read_bold(path, domains=options.domain or None),
     prompts=prompts,
     table=_table,
     options=Options,

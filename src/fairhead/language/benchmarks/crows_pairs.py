@@ -4,20 +4,81 @@ The sentences of a pair may differ in length. Sums of log-probabilities (`ss`, a
 and means per token (`ss_per_token`) are both reported. A tie counts half.
 """
 
+import ast
+import csv
+import os
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from io import StringIO
 from typing import Any
 
 import numpy as np
 
 from fairhead.data import Items
-from fairhead.data.crows_pairs import DIRECTIONS, CrowsPair, read_crows_pairs
+from fairhead.data.files import MALFORMED, Skips, Source
+from fairhead.data.sentence_pairs import DIRECTIONS, CrowsPair
+from fairhead.errors import InputError
 from fairhead.language.answers import Request, Score, gather
 from fairhead.language.benchmark import Benchmark, Figure, Label, SentencePair
 from fairhead.language.results import more_often
 from fairhead.language.tables import ItemTable, Measure
 from fairhead.stats.bootstrap import Array
 from fairhead.stats.clusters import ratio
+
+FILE = "crows_pairs_anonymized.csv"
+_COLUMNS = ("sent_more", "sent_less", "stereo_antistereo", "bias_type", "annotations")
+
+
+def read_crows_pairs(path: str | os.PathLike[str], *, on_error: str = "raise") -> Items[CrowsPair]:
+    r"""Read `crows_pairs_anonymized.csv` (1 508 pairs).
+
+    Args:
+        path: the file, or a folder or zip archive that holds it.
+        on_error: "raise", or "skip" to leave out rows that are broken.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> file = pathlib.Path(tempfile.mkdtemp(), "crows_pairs_anonymized.csv")
+        >>> header = ",sent_more,sent_less,stereo_antistereo,bias_type,annotations"
+        >>> row = '0,"Well, she cried.","Well, he cried.",stereo,gender,[[\'gender\']]'
+        >>> _ = file.write_text(f"{header}\n{row}\n")
+        >>> read_crows_pairs(file)[0].disadvantaged
+        'Well, she cried.'
+    """
+    source, skips = Source(path), Skips(on_error)
+    name = source.find(FILE, "CrowS-Pairs")
+    rows = csv.DictReader(StringIO(source.text(name), newline=""), strict=True)
+    pairs = []
+    try:
+        columns = rows.fieldnames or ()
+        lacking = [c for c in _COLUMNS if c not in columns]
+        if lacking:
+            seen = textwrap.shorten(", ".join(columns), 200, placeholder=" ...")  # of a JSON file: all of it
+            raise InputError(f"{source.where(name)}: has no column {lacking[0]!r}; it has {seen}")
+        for row in rows:
+            try:
+                pairs.append(_pair(row))
+            except MALFORMED as error:
+                skips.malformed(source.where(name), f"line {rows.line_num}", error)
+    except csv.Error as error:
+        raise InputError(f"{source.where(name)}, after line {rows.line_num}: {error}. Is the file cut off?") from None
+    return Items("crows_pairs", tuple(pairs), skips.found(), {"data": "crows_pairs", "path": str(source.path)})
+
+
+def _pair(row: dict[str, str]) -> CrowsPair:
+    if row["stereo_antistereo"] not in DIRECTIONS or not row["sent_more"] or not row["sent_less"]:
+        raise ValueError(
+            f"needs two sentences and a direction (stereo or antistereo), found {row['stereo_antistereo']!r}"
+        )
+    annotations = ast.literal_eval(row["annotations"])
+    return CrowsPair(
+        id=row.get("", ""),
+        more=row["sent_more"],
+        less=row["sent_less"],
+        direction=row["stereo_antistereo"],
+        bias_type=row["bias_type"],
+        annotations=tuple(tuple(named) for named in annotations),
+    )
 
 
 def requests(pairs: Iterable[CrowsPair], options: Any = None) -> list[Request]:
@@ -88,10 +149,6 @@ def _measures(suffix: str, gaps: Callable[[ItemTable], Array]) -> tuple[Measure,
     )
 
 
-def _read(path: Path, options: Any) -> Items[CrowsPair]:
-    return read_crows_pairs(path)
-
-
 def _pairs(pairs: Iterable[CrowsPair]) -> list[SentencePair]:
     return [SentencePair(pair.id, pair.more, pair.less, (pair.bias_type,), pair.id) for pair in pairs]
 
@@ -106,7 +163,7 @@ BENCHMARK = Benchmark(
     title="CrowS-Pairs",
     question="Of two sentences that differ in the group, is the more stereotypical one likelier (even: 50 %)?",
     item=CrowsPair,
-    read=_read,
+    read=lambda path, options: read_crows_pairs(path),
     requests=requests,
     table=table,
     kinds=("pairs",),

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 
-from fairhead.data.bold import BoldPrompt, read_bold
 from fairhead.errors import InputError
 from fairhead.language.answers import Journal, Progress, Request, Score, journal_in
 from fairhead.language.benchmark import ASKS, Benchmark, Figure, Label, Measured, Work
+from fairhead.language.benchmarks.bold import BoldPrompt, read_bold
 from fairhead.language.packing import TokenSequence
 from fairhead.language.tables import ItemTable, Measure
 from fairhead.settings import Option

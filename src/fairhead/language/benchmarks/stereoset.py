@@ -5,14 +5,18 @@ likely as the mean log-probability of its tokens says, the first token (after BO
 stereotype and against the meaningful text.
 """
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from fairhead.data.stereoset import GOLD_LABELS, KINDS, StereoSetItem, read_stereoset
+from fairhead.data import Items
+from fairhead.data.files import MALFORMED, Skips, Source, text_field
+from fairhead.data.sentence_triplets import GOLD_LABELS, KINDS, StereoSetItem, Triplet
+from fairhead.errors import InputError
 from fairhead.language.answers import Request, Score, gather
 from fairhead.language.benchmark import ASKS, Benchmark, Figure, Label, SentencePair
 from fairhead.language.results import crossed, more_often
@@ -40,6 +44,50 @@ class Options:
 _DEFAULT = Options()
 
 
+def read_stereoset(path: str | os.PathLike[str], *, on_error: str = "raise") -> Items[StereoSetItem]:
+    """Read StereoSet's `dev.json` (2 106 intrasentence and 2 123 intersentence items).
+
+    Args:
+        path: the file, or a folder or zip archive that holds `dev.json`.
+        on_error: "raise", or "skip" to leave out items without exactly one sentence of each gold label.
+
+    Example:
+        >>> import json, pathlib, tempfile
+        >>> sentences = [{"sentence": f"It is {g}.", "gold_label": g} for g in GOLD_LABELS]
+        >>> item = {"id": "1", "target": "t", "bias_type": "race", "context": "It is BLANK.", "sentences": sentences}
+        >>> file = pathlib.Path(tempfile.mkdtemp(), "dev.json")
+        >>> _ = file.write_text(json.dumps({"data": {"intrasentence": [item]}}))
+        >>> read_stereoset(file)[0].texts.unrelated
+        'It is unrelated.'
+    """
+    source, skips = Source(path), Skips(on_error)
+    name = source.find("dev.json", "StereoSet")
+    document = source.json(name)
+    data = document.get("data") if isinstance(document, dict) else None
+    lists = {kind: data[kind] for kind in KINDS if kind in data} if isinstance(data, dict) else {}
+    if not lists or not all(isinstance(entries, list) for entries in lists.values()):
+        raise InputError(f"{source.where(name)}: StereoSet has lists data.intrasentence and data.intersentence here")
+    items = []
+    for kind, entries in lists.items():
+        for number, entry in enumerate(entries):
+            try:
+                items.append(_item(kind, entry))
+            except MALFORMED as error:
+                key = entry.get("id") if isinstance(entry, dict) else None
+                skips.malformed(source.where(name), str(key or f"{kind} {number}"), error)
+    return Items("stereoset", tuple(items), skips.found(), {"data": "stereoset", "path": str(source.path)})
+
+
+def _item(kind: str, entry: dict[str, Any]) -> StereoSetItem:
+    by_label = {s["gold_label"]: text_field(s, "sentence") for s in entry["sentences"]}
+    if len(entry["sentences"]) != 3 or set(by_label) != set(GOLD_LABELS):
+        found = ", ".join(str(s["gold_label"]) for s in entry["sentences"]) or "none"
+        raise ValueError(f"the gold labels of its sentences are {found}; expected one each of {', '.join(GOLD_LABELS)}")
+    sentences = Triplet(*(by_label[label] for label in GOLD_LABELS))
+    key, target, bias_type, context = (text_field(entry, k) for k in ("id", "target", "bias_type", "context"))
+    return StereoSetItem(key, kind, target, bias_type, context, sentences)
+
+
 def _read(path: Path, options: Options) -> Sequence[StereoSetItem]:
     items = read_stereoset(path)
     return items if options.held_out_of is None else without_training_targets(items, options.held_out_of)
@@ -49,7 +97,6 @@ def requests(items: Iterable[StereoSetItem], options: Options = _DEFAULT) -> lis
     """What to ask a scorer: three texts an item.
 
     Example:
-        >>> from fairhead.data.stereoset import Triplet
         >>> item = StereoSetItem("1", "intersentence", "t", "race", "He came.", Triplet("A.", "B.", "C."))
         >>> requests([item])[0]
         Request(id='intersentence/1/stereotype', prefix='He came.', continuation=' A.')
@@ -66,7 +113,6 @@ def table(items: Iterable[StereoSetItem], scores: Mapping[str, Score], options: 
     """Mean log-probability per token of the three texts of each item; terms are the clusters.
 
     Example:
-        >>> from fairhead.data.stereoset import Triplet
         >>> texts = Triplet("a", "b", "c")
         >>> items = [StereoSetItem(str(i), "intrasentence", f"t{i % 3}", "race", "", texts) for i in range(12)]
         >>> always = {r.id: Score(r.id, {"a": -1.0, "b": -2.0, "c": -3.0}[r.continuation], 1) for r in requests(items)}
@@ -95,7 +141,6 @@ def term(item: StereoSetItem) -> str:
     """The target term of an item, as the unit over which means are taken.
 
     Example:
-        >>> from fairhead.data.stereoset import Triplet
         >>> term(StereoSetItem("1", "intrasentence", "Nurse", "profession", "", Triplet("", "", "")))
         'profession/nurse'
     """

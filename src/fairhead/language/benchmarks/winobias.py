@@ -4,21 +4,112 @@ The pro- and the anti-stereotypical sentence of a pair differ in their pronouns 
 differ in other words too are left out and named.
 """
 
+import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fairhead.data import Items
-from fairhead.data.winobias import PRONOUNS, WinoSentence, read_winobias
+from fairhead.data.datasets import Items
+from fairhead.data.files import Skips, Source, base_name
 from fairhead.language.answers import Request, Score, gather
 from fairhead.language.benchmark import Benchmark, Figure, Label
 from fairhead.language.results import more_often
 from fairhead.language.tables import ItemTable, Measure
 from fairhead.stats.bootstrap import Array
 from fairhead.stats.clusters import ratio
+
+_FILE = re.compile(r"(pro|anti)_stereotyped_type([12])\.txt\.(dev|test)")
+_MENTION = re.compile(r"\[([^\[\]]+)\]")
+PRONOUNS = frozenset({"he", "him", "his", "himself", "she", "her", "hers", "herself"})
+
+
+class Mention(NamedTuple):
+    """A marked span of a sentence: `text == sentence[start:end]`."""
+
+    text: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class WinoSentence:
+    """One sentence.
+
+    Attributes:
+        id: file and line, such as "type1/dev/1/pro"; the pro- and the anti-stereotypical form share all but the end.
+        kind: 1 (needs world knowledge) or 2 (syntax decides).
+        split: "dev" or "test".
+        direction: "pro" or "anti".
+        text: the sentence without brackets.
+        occupation: the occupation the pronouns refer to, such as "The developer".
+        pronouns: one or two pronouns.
+    """
+
+    id: str
+    kind: int
+    split: str
+    direction: str
+    text: str
+    occupation: Mention
+    pronouns: tuple[Mention, ...]
+
+
+def read_winobias(path: str | os.PathLike[str], *, on_error: str = "raise") -> Items[WinoSentence]:
+    """Read WinoBias: `pro_stereotyped_type1.txt.dev` and its seven siblings.
+
+    Args:
+        path: a folder or zip archive, or one of the files.
+        on_error: "raise", or "skip" to leave out lines without an occupation and a pronoun in brackets.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> file = pathlib.Path(tempfile.mkdtemp(), "anti_stereotyped_type1.txt.dev")
+        >>> _ = file.write_text("1 [The mechanic] gave the clerk a present because [she] won the lottery.")
+        >>> sentence = read_winobias(file)[0]
+        >>> sentence.occupation.text, sentence.pronouns
+        ('The mechanic', (Mention(text='she', start=46, end=49),))
+    """
+    source, skips = Source(path), Skips(on_error)
+    files = [(name, match) for name in source.names if (match := _FILE.fullmatch(base_name(name)))]
+    if not files:
+        raise source.missing("pro_stereotyped_type1.txt.dev and its like", "WinoBias")
+    sentences = []
+    for name, match in files:
+        direction, kind, split = match[1], int(match[2]), match[3]
+        for i, line in enumerate(source.text(name).splitlines(), start=1):
+            if not line.strip():
+                continue
+            number, _, marked = line.strip().partition(" ")
+            text, mentions = _unmark(marked)
+            occupation = next((m for m in mentions if m.text.lower() not in PRONOUNS), None)
+            pronouns = tuple(m for m in mentions if m.text.lower() in PRONOUNS)
+            if not number.isdigit() or occupation is None or not pronouns or len(pronouns) + 1 != len(mentions):
+                where = f"{source.where(name)}, line {i}"
+                message = f"{where}: needs a number, one occupation and its pronouns in brackets; found {line!r}"
+                skips.error("line does not parse", f"{name}:{i}", message)
+                continue
+            key = f"type{kind}/{split}/{number}/{direction}"
+            sentences.append(WinoSentence(key, kind, split, direction, text, occupation, pronouns))
+    return Items("winobias", tuple(sentences), skips.found(), {"data": "winobias", "path": str(source.path)})
+
+
+class _Unmarked(NamedTuple):
+    text: str
+    mentions: list[Mention]
+
+
+def _unmark(marked: str) -> _Unmarked:
+    text, mentions, last = "", [], 0
+    for match in _MENTION.finditer(marked):
+        text += marked[last : match.start()]
+        mentions.append(Mention(match[1], len(text), len(text) + len(match[1])))
+        text += match[1]
+        last = match.end()
+    return _Unmarked(text + marked[last:], mentions)
+
 
 _GENDERS = ("female", "male")
 _MALE = frozenset({"he", "him", "his", "himself"})
@@ -60,7 +151,6 @@ def pair(sentences: Iterable[WinoSentence]) -> Pairs:
     """Bring the two forms of each sentence together.
 
     Example:
-        >>> from fairhead.data.winobias import Mention
         >>> her, his = (WinoSentence(f"1/{d}", 1, "dev", d, f"The cook ate {p} cake.", Mention("The cook", 0, 8),
         ...     (Mention(p, 13, 16),)) for d, p in (("pro", "her"), ("anti", "his")))
         >>> pair([her, his]).pairs[0].stereotype
@@ -156,10 +246,6 @@ def _differ_in_pronouns_alone(pro: str, anti: str) -> bool:
     return all(a == b or {a, b} <= PRONOUNS for a, b in zip(first, second, strict=True))
 
 
-def _read(path: Path, options: Any) -> Items[WinoSentence]:
-    return read_winobias(path)
-
-
 def _by_category(found: ItemTable) -> list[Figure]:
     return [Figure("pro_preferred", group) for group in found.order if group.startswith("type")]
 
@@ -170,7 +256,7 @@ BENCHMARK = Benchmark(
     title="WinoBias",
     question="Is a sentence likelier with the pronoun that fits the stereotype of the occupation (even: 50 %)?",
     item=WinoSentence,
-    read=_read,
+    read=lambda path, options: read_winobias(path),
     requests=requests,
     table=table,
     kinds=("sentences",),

@@ -1,15 +1,13 @@
-"""StereoSet, and triplets of your own: a stereotypical, an anti-stereotypical and an unrelated sentence."""
+"""A stereotypical, an anti-stereotypical and an unrelated sentence: the triplets of StereoSet, and your own."""
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fairhead.data.datasets import Items
-from fairhead.data.files import MALFORMED, Skips, Source, text_field
+from fairhead.data.files import Skips
 from fairhead.data.own_table import Table, opened
 from fairhead.data.splits import split_by_hash
-from fairhead.errors import InputError
 
 KINDS = ("intrasentence", "intersentence")
 GOLD_LABELS = ("stereotype", "anti-stereotype", "unrelated")
@@ -62,50 +60,6 @@ class TripletSplit(NamedTuple):
 
     train: tuple[StereoSetItem, ...]
     held_out: tuple[StereoSetItem, ...]
-
-
-def read_stereoset(path: str | os.PathLike[str], *, on_error: str = "raise") -> Items[StereoSetItem]:
-    """Read StereoSet's `dev.json` (2 106 intrasentence and 2 123 intersentence items).
-
-    Args:
-        path: the file, or a folder or zip archive that holds `dev.json`.
-        on_error: "raise", or "skip" to leave out items without exactly one sentence of each gold label.
-
-    Example:
-        >>> import json, pathlib, tempfile
-        >>> sentences = [{"sentence": f"It is {g}.", "gold_label": g} for g in GOLD_LABELS]
-        >>> item = {"id": "1", "target": "t", "bias_type": "race", "context": "It is BLANK.", "sentences": sentences}
-        >>> file = pathlib.Path(tempfile.mkdtemp(), "dev.json")
-        >>> _ = file.write_text(json.dumps({"data": {"intrasentence": [item]}}))
-        >>> read_stereoset(file)[0].texts.unrelated
-        'It is unrelated.'
-    """
-    source, skips = Source(path), Skips(on_error)
-    name = source.find("dev.json", "StereoSet")
-    document = source.json(name)
-    data = document.get("data") if isinstance(document, dict) else None
-    lists = {kind: data[kind] for kind in KINDS if kind in data} if isinstance(data, dict) else {}
-    if not lists or not all(isinstance(entries, list) for entries in lists.values()):
-        raise InputError(f"{source.where(name)}: StereoSet has lists data.intrasentence and data.intersentence here")
-    items = []
-    for kind, entries in lists.items():
-        for number, entry in enumerate(entries):
-            try:
-                items.append(_item(kind, entry))
-            except MALFORMED as error:
-                key = entry.get("id") if isinstance(entry, dict) else None
-                skips.malformed(source.where(name), str(key or f"{kind} {number}"), error)
-    return Items("stereoset", tuple(items), skips.found(), {"data": "stereoset", "path": str(source.path)})
-
-
-def _item(kind: str, entry: dict[str, Any]) -> StereoSetItem:
-    by_label = {s["gold_label"]: text_field(s, "sentence") for s in entry["sentences"]}
-    if len(entry["sentences"]) != 3 or set(by_label) != set(GOLD_LABELS):
-        found = ", ".join(str(s["gold_label"]) for s in entry["sentences"]) or "none"
-        raise ValueError(f"the gold labels of its sentences are {found}; expected one each of {', '.join(GOLD_LABELS)}")
-    sentences = Triplet(*(by_label[label] for label in GOLD_LABELS))
-    key, target, bias_type, context = (text_field(entry, k) for k in ("id", "target", "bias_type", "context"))
-    return StereoSetItem(key, kind, target, bias_type, context, sentences)
 
 
 def read_triplets(
