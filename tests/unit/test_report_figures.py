@@ -189,7 +189,7 @@ def test_a_comparison_counts_its_outcomes() -> None:
 
 def test_a_map_names_each_head_and_its_figures() -> None:
     section = headmap(48, 48, np.random.default_rng(0), [[47, 46], [47, 47]])
-    drawn, top = made(**section).draw(), made(**section).top()
+    drawn, top = made(**section).draw(), made(**section).top(made(**section).rows())
     titles = re.findall(r"<title>(L\d+H\d+): ([^,<]*)", drawn)
     assert len(titles) == 48 * 48
     layer, head = np.unravel_index(np.abs(section["values"]).argmax(), (48, 48))

@@ -61,10 +61,6 @@ def plain(value: Any, where: str) -> Any:
     """
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
-    elif hasattr(value, "to_dict"):
-        value = value.to_dict()
-    elif is_dataclass(value) and not isinstance(value, type):
-        value = json_of(value)
     if isinstance(value, str):
         # A lone surrogate, left by a reader of broken text, could not be written to a file.
         return value.encode("utf-8", "replace").decode("utf-8")
@@ -74,6 +70,10 @@ def plain(value: Any, where: str) -> Any:
         if not isfinite(value):
             raise InputError(f"{where} is {value}, which JSON cannot hold; use None for a value that is undefined")
         return float(value)
+    if hasattr(value, "to_dict"):
+        value = value.to_dict()
+    elif is_dataclass(value) and not isinstance(value, type):
+        value = json_of(value)
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
@@ -108,6 +108,8 @@ def build(hint: Any, value: Any, where: str) -> Any:
         Traceback (most recent call last):
         fairhead.errors.InputError: report.controls[1] is a string; expected a number
     """
+    if hint in (str, int, float, bool):
+        return _expect(value, hint, where)
     origin, inside = get_origin(hint), get_args(hint)
     if origin is Annotated:
         for must in (extra for extra in inside[1:] if isinstance(extra, Must)):
@@ -130,9 +132,7 @@ def build(hint: Any, value: Any, where: str) -> Any:
         return {key: build(inside[1], one, f"{where}.{key}") for key, one in value.items()}
     if hasattr(hint, "from_json"):
         return hint.from_json(value, where)
-    if is_dataclass(hint):
-        return build_dataclass(hint, value, where)
-    return _expect(value, hint, where)
+    return build_dataclass(hint, value, where)
 
 
 def build_dataclass(kind: Any, value: Any, where: str) -> Any:

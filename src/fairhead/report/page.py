@@ -90,7 +90,7 @@ def render(report: Report | Mapping[str, Any]) -> str:
     Raises:
         InputError: the report is not of the form `fairhead.report/1`; the message names the place.
     """
-    checked = Report.from_dict(plain(report, "report"))
+    checked: Report = build(Report, plain(report, "report"), "report")
     definitions = {name: text for section in checked.sections for name, text in section.metric_definitions().items()}
     return in_reading_order(fill("page.html", report=checked, definitions=definitions))
 

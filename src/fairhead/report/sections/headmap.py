@@ -57,7 +57,7 @@ class Headmap(Section):
 
     def draw(self) -> Markup:
         """The map, its legend, and the heads worth naming."""
-        layers, heads = len(self.values), len(self.values[0])
+        layers, heads, rows = len(self.values), len(self.values[0]), self.rows()
         defined = [v for row in self.values for v in row if v is not None]
         n_undefined, n_selected = layers * heads - len(defined), len({tuple(pair) for pair in self.selected})
         scale = scale_in_unit(self.unit, max(map(abs, defined), default=0.0))
@@ -67,8 +67,8 @@ class Headmap(Section):
         return fill(
             "headmap.html",
             section=self,
-            rows=self.rows(),
-            top=self.top(),
+            rows=rows,
+            top=self.top(rows),
             bar=colour_bar(min(defined), max(defined), scale.factor) if defined else None,
             side=min(_LARGEST, max(_SMALLEST, (_WIDTH - _LEFT) / heads)),
             left=_LEFT,
@@ -77,9 +77,8 @@ class Headmap(Section):
             n_undefined=n_undefined,
         )
 
-    def top(self) -> "list[HeadRow]":
+    def top(self, rows: "list[list[HeadRow]]") -> "list[HeadRow]":
         """The heads worth naming, largest first."""
-        rows = self.rows()
         return [rows[layer][head] for layer, head in ranked(self.values, {(a, b) for a, b in self.selected})]
 
     def rows(self) -> "list[list[HeadRow]]":
