@@ -17,9 +17,9 @@ from fairhead.errors import InputError, UnsupportedModel
 from fairhead.locate import Decomposer, Head, collect, layer_matched, norm_matched
 from fairhead.locate.class_directions import Task
 from fairhead.locate.edits import HeadEdits
+from fairhead.locate.engine import curves
 from fairhead.locate.gap_question import MEASURED, DirectEffect, Evaluation, accuracy_by_cell, compared
 from fairhead.locate.passes import ForwardPasses
-from fairhead.locate.prove import curves
 
 WHERE = [(0, 1), (1, 0), (1, 3)]
 

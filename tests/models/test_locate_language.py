@@ -28,7 +28,7 @@ from fairhead.heads import tap
 from fairhead.language.benchmarks import crows_pairs, stereoset
 from fairhead.language.scorer import Scorer
 from fairhead.locate.edits import TextEdits
-from fairhead.locate.find import locate
+from fairhead.locate.engine import locate
 from fairhead.locate.head_maps import score_pairs
 from fairhead.locate.located_report import report_of, to_dict, verdict
 from fairhead.locate.log_odds import encoded_texts, take_apart, whole

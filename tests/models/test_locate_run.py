@@ -25,10 +25,10 @@ from fairhead.locate import (
     verdict,
 )
 from fairhead.locate.concepts import concept_from_images, separation
+from fairhead.locate.engine import study
 from fairhead.locate.gap_question import Evaluation, halves_of
 from fairhead.locate.located_report import outcome
 from fairhead.locate.passes import ForwardPasses, RowPasses
-from fairhead.locate.prove import study
 from fairhead.locate.question import LocatePlan
 from fairhead.locate.textspan import Pool
 from fairhead.report import render

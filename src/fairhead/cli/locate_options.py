@@ -15,7 +15,7 @@ from fairhead.errors import FairheadError, InputError
 from fairhead.store import made_folder
 
 if TYPE_CHECKING:
-    from fairhead.locate.find import Located
+    from fairhead.locate.engine import Located
     from fairhead.locate.session import Opened, Source
 
 TEXT, CHOICE, OUTPUT, STATISTICS, MODEL = "Text side", "Choice of heads", "Output", "Statistics", "Model"
@@ -101,7 +101,7 @@ def answered(
             made_folder(folder)
     from transformers.utils import logging
 
-    from fairhead.locate.find import locate
+    from fairhead.locate.engine import locate
     from fairhead.locate.question import OTHER_HALF, LocatePlan, half_sha256
     from fairhead.locate.session import open_question
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from fairhead.report.wording import head_name, p_value
 
 if TYPE_CHECKING:
-    from fairhead.locate.find import Located
+    from fairhead.locate.engine import Located
 
 _STYLES = {"good": "green", "bad": "bold red", "unclear": "yellow", "note": "none"}
 

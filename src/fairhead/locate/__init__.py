@@ -10,7 +10,7 @@ from fairhead.locate.class_directions import Task, classifier_task, task_from_im
 from fairhead.locate.concepts import Concept, concept_from_images, concept_from_texts, coupling, separation
 from fairhead.locate.decompose import Decomposer, Terms
 from fairhead.locate.edits import HeadEdits, TextEdits
-from fairhead.locate.find import Located, locate
+from fairhead.locate.engine import Located, Study, curves, locate, single_head_effects, study
 from fairhead.locate.gap_question import DirectEffect, Evaluation, GapQuestion
 from fairhead.locate.head_features import Features, HeadMoments, collect
 from fairhead.locate.head_maps import Head, HeadMap, score_heads, score_pairs, top_heads
@@ -20,7 +20,6 @@ from fairhead.locate.pair_question import PairQuestion
 from fairhead.locate.pairs import TextPairs, read_pairs
 from fairhead.locate.passes import ForwardPasses, RowPasses, TextPasses
 from fairhead.locate.prompts import Prompts, read_prompts
-from fairhead.locate.prove import Study, curves, single_head_effects, study
 from fairhead.locate.question import LocatePlan, Question
 from fairhead.locate.texts import AdaptedText, ClipText, TextTable
 from fairhead.locate.textspan import Pool, text_spans

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +15,11 @@ from fairhead.errors import InputError, did_you_mean
 from fairhead.locate.class_directions import Task, evidence_of
 from fairhead.locate.concepts import Concept, Measure, Separation, coupling, separation
 from fairhead.locate.edits import HeadEdits, check_kind
+from fairhead.locate.engine import Study
 from fairhead.locate.gap_words import GapWords
 from fairhead.locate.head_features import Array, Features, Pooled
 from fairhead.locate.head_maps import Head, HeadMap, score_heads
-from fairhead.locate.prove import Study
+from fairhead.locate.passes import RowPasses
 from fairhead.locate.question import Changes, Edited, Extremes, LocatePlan, Mask, Question, halves
 from fairhead.locate.textspan import HeadTexts, Pool, text_spans
 from fairhead.records import Column, Records
@@ -235,21 +236,6 @@ class DirectEffect:
         return logits
 
 
-class Passes(Protocol):
-    """True forward passes over rows of the question: `RowPasses`, or what stands in for them."""
-
-    @property
-    def notes(self) -> list[str]:
-        """What should be known of them."""
-
-    @property
-    def in_tf32(self) -> bool:
-        """Whether they multiply in TF32."""
-
-    def __call__(self, rows: NDArray[np.intp], edits: HeadEdits, kind: str) -> Edited:
-        """Logits [n, C] of some rows with each of several sets of heads edited."""
-
-
 class GapQuestion(Question):
     """The gap between two groups in the evidence for a class.
 
@@ -286,7 +272,7 @@ class GapQuestion(Question):
         choosing: Mask | None = None,
         positive: str | None = None,
         pool: Pool | None = None,
-        passes: Passes | None = None,
+        passes: RowPasses | None = None,
         seed: int = 0,
     ) -> None:
         if len(features) != len(evaluation) or evaluation.classes != task.classes:

@@ -14,8 +14,8 @@ from fairhead.locate.class_directions import Task
 from fairhead.locate.concepts import Concept, Measure, Separation
 from fairhead.locate.head_maps import Head
 from fairhead.locate.located_report import (
-    Words,
     among_controls,
+    edit_words,
     interval,
     line,
     names_of,
@@ -29,8 +29,7 @@ from fairhead.locate.textspan import HeadTexts
 from fairhead.report.wording import head_name, metric_name, p_value
 
 if TYPE_CHECKING:
-    from fairhead.locate.find import Located
-    from fairhead.locate.prove import Curves, Study
+    from fairhead.locate.engine import Located, Study
 
 STAND_IN = (
     "The text side here is a stand-in (a sentence encoder with a linear map), not the model's own text tower. What is "
@@ -41,7 +40,7 @@ STAND_IN = (
 
 
 @dataclass(frozen=True)
-class GapWords(Words):
+class GapWords:
     """What is told of a gap between groups.
 
     Attributes:
@@ -65,7 +64,9 @@ class GapWords(Words):
     shown: ClassVar[tuple[str, ...]] = ("cramers_v", "DP", "EOd")
     in_table: ClassVar[tuple[str, ...]] = (*shown, "accuracy")
     gaps: ClassVar[tuple[str, ...]] = shown
+    dose_ways: ClassVar[tuple[str, ...]] = ("direct", "forward")
     figure: ClassVar[str] = "metric"
+    limits: ClassVar[tuple[str, ...]] = ()
     caption: ClassVar[str] = "p: of random heads lowering it as much, matched by layer or by how much they write"
     edits: ClassVar[Mapping[str, str]] = {
         "mean": "replacing what they write by its balanced mean",
@@ -142,12 +143,12 @@ class GapWords(Words):
         """What an edit did to the first metric that has a value, and to accuracy."""
         metric = next((m for m in self.shown if any(a.change.metric == m for a in study.ablations)), None)
         if metric is None:
-            return line("unclear", f"The effect of {self.edit(study)} is undefined: too few rows.")
+            return line("unclear", f"The effect of {edit_words(self, study)} is undefined: too few rows.")
         ablation = study[metric]
         change, accuracy = ablation.change, ablation.accuracy
         name = {"cramers_v": "Cramér's V of prediction and group"}.get(metric, metric)
         text = (
-            f"{self.edit(study).capitalize()} changes {name} from {change.a:.3f} to {change.b:.3f} "
+            f"{edit_words(self, study).capitalize()} changes {name} from {change.a:.3f} to {change.b:.3f} "
             f"({interval(change)}, corrected p {p_text(change.p_adjusted)}). " + among_controls(ablation)
         )
         if accuracy is not None and accuracy.value is not None:
@@ -268,10 +269,6 @@ class GapWords(Words):
             found.append(f"{head_name(*span.head)}: {words}")
         return found
 
-    def curves(self, located: "Located") -> "list[tuple[str, Curves | None]]":
-        """Of the direct effect, and of forward passes."""
-        return [("direct effect alone", located.curves), *super().curves(located)]
-
     def to_dict(self, located: "Located") -> dict[str, Any]:
         """Concept, task, and what was measured along the concept."""
         concept, ids = self.concept, located.rows.ids
@@ -279,7 +276,7 @@ class GapWords(Words):
         def named(rows: tuple[int, ...]) -> list[str | int]:
             return [i if ids is None else str(ids[i]) for i in rows]
 
-        curves = {"curves": located.curves, "forward_curves": located.forward_curves}
+        curves = {"curves": located.curves.get("direct"), "forward_curves": located.curves.get("forward")}
         return {
             "concept": {"name": concept.name, "poles": list(concept.poles), "origin": concept.origin, **concept.detail},
             "task": {"classes": list(self.task.classes), "origin": self.task.origin, "evidence_for": self.positive},

@@ -1,102 +1,29 @@
 """What was located, as data and in words: the JSON of a head map, the verdict, and the sections of a report."""
 
 import platform
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from fairhead import __version__
 from fairhead.locate.ablation import Ablation
 from fairhead.locate.head_maps import Head, HeadMap
-from fairhead.locate.question import half_sha256
+from fairhead.locate.question import Words, half_sha256
 from fairhead.report import Report
 from fairhead.report.wording import head_name
 from fairhead.stats import ALPHA, Difference
 
 if TYPE_CHECKING:
     from fairhead.data import Images
-    from fairhead.locate.find import Located
-    from fairhead.locate.prove import Curves, Study
+    from fairhead.locate.engine import Curves, Located, Study
 
 SCHEMA = "fairhead.headmap/1"
-
-
-class Words(ABC):
-    """What is told of one kind of gap beside its maps and effects, and what things are called.
-
-    Attributes:
-        edits: a kind of edit -> what it does to heads.
-        shown: figures that the report shows of an effect.
-        in_table: those of the table in the terminal.
-        gaps: those that are gaps, which an edit should lower.
-        figure: what a figure is called: "metric" or "figure".
-        caption: of the table of effects.
-        limits: what the figures cannot say, for the end of the notes.
-    """
-
-    edits: ClassVar[Mapping[str, str]]
-    shown: ClassVar[tuple[str, ...]]
-    in_table: ClassVar[tuple[str, ...]]
-    gaps: ClassVar[tuple[str, ...]]
-    figure: ClassVar[str]
-    caption: ClassVar[str]
-    limits: ClassVar[tuple[str, ...]] = ()
-
-    @property
-    @abstractmethod
-    def title(self) -> str:
-        """Of the report."""
-
-    @abstractmethod
-    def question(self, located: "Located") -> str:
-        """What is asked, in a paragraph."""
-
-    @abstractmethod
-    def opening(self, located: "Located") -> dict[str, str]:
-        """The first line of the verdict: which heads, and their part in the gap."""
-
-    @abstractmethod
-    def effect(self, study: "Study") -> dict[str, str]:
-        """The line of the verdict about one edit."""
-
-    @abstractmethod
-    def done(self, located: "Located") -> str:
-        """How it was found, in a paragraph."""
-
-    @abstractmethod
-    def maps(self, located: "Located") -> list[dict[str, Any]]:
-        """Sections with maps of all heads."""
-
-    @abstractmethod
-    def heads(self, located: "Located", images: "Images | None") -> list[dict[str, Any]]:
-        """Sections about the chosen heads."""
-
-    @abstractmethod
-    def columns(self, located: "Located", head: Head) -> list[tuple[str, str]]:
-        """What a table says of a chosen head: the names of columns, and what they hold."""
-
-    @abstractmethod
-    def to_dict(self, located: "Located") -> dict[str, Any]:
-        """What the JSON has beside what all kinds have."""
-
-    def lines(self) -> list[str]:
-        """What the terminal shows under the tables, as rich markup."""
-        return []
-
-    def figure_name(self, metric: str) -> str:
-        """A figure in a title."""
-        return metric
-
-    def curves(self, located: "Located") -> "list[tuple[str, Curves | None]]":
-        """The dose–response curves that are shown, each with how they were made."""
-        return [("true forward passes", located.forward_curves)]
-
-    def edit(self, study: "Study") -> str:
-        """An edit in words."""
-        way = "as a true forward pass" if study.way == "forward" else "direct effect alone"
-        return f"{self.edits[study.kind]} ({way})"
+# How an edit was made: of one study, and of curves.
+_WAYS = {
+    "direct": ("direct effect alone", "direct effect alone"),
+    "forward": ("as a true forward pass", "true forward passes"),
+}
 
 
 def to_dict(located: "Located", provenance: Mapping[str, Any], notes: Sequence[str] = ()) -> dict[str, Any]:
@@ -120,7 +47,7 @@ def to_dict(located: "Located", provenance: Mapping[str, Any], notes: Sequence[s
 
 def _study(study: "Study") -> dict[str, Any]:
     content = {"kind": study.kind, "way": study.way, "metrics": [ablation.to_dict() for ablation in study.ablations]}
-    if study.comparison is not None:
+    if study.changes.by_cell:
         content["norm_matched"] = [ablation.to_dict() for ablation in study.norm_matched]
         cells = study.changes.by_cell
         content["accuracy_by_cell"] = [{"label": y, "group": group, **d.to_dict()} for y, group, d in cells]
@@ -143,7 +70,7 @@ def report_of(
         sections += words.heads(located, images)
         for study in _shown(located):
             sections += _study_sections(words, study)
-        sections += [_curve_section(found, way) for way, found in words.curves(located) if found is not None]
+        sections += [_curve_section(located.curves[way], way) for way in words.dose_ways if way in located.curves]
     return {
         "schema": Report.schema,
         "title": words.title,
@@ -152,6 +79,11 @@ def report_of(
         "sections": sections,
         "provenance": {"fairhead": __version__, "python": platform.python_version(), **provenance},
     }
+
+
+def edit_words(words: Words, study: "Study") -> str:
+    """An edit in words."""
+    return f"{words.edits[study.kind]} ({_WAYS[study.way][0]})"
 
 
 def verdict(located: "Located") -> list[dict[str, str]]:
@@ -170,20 +102,20 @@ def _shown(located: "Located") -> list["Study"]:
 
 
 def _study_sections(words: Words, study: "Study") -> list[dict[str, Any]]:
-    title = words.edit(study).capitalize()
+    title = edit_words(words, study).capitalize()
     sections: list[dict[str, Any]] = [
         {"kind": "ablation", "title": f"{title}: {words.figure_name(a.change.metric)}", **a.to_dict()}
         for a in study.ablations
         if a.change.metric in words.shown
     ]
-    if study.comparison is not None:
+    if study.changes.comparison is not None:
         sections.append(
             {
                 "kind": "comparison",
                 "title": f"{title}: every metric",
                 "a_name": "the model as it is",
                 "b_name": "with the heads changed",
-                "comparison": study.comparison.to_dict(),
+                "comparison": study.changes.comparison.to_dict(),
             }
         )
     return sections
@@ -203,7 +135,7 @@ def _curve_section(found: "Curves", way: str) -> dict[str, Any]:
         panels.append({"metric": metric, "points": points})
     return {
         "kind": "curve",
-        "title": f"Dose and response ({way})",
+        "title": f"Dose and response ({_WAYS[way][1]})",
         "text": "Heads are changed one after the other, in the order of their rank.",
         "panels": panels,
     }

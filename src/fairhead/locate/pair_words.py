@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from fairhead.data import Images
 from fairhead.locate.head_maps import Head, HeadMap
 from fairhead.locate.located_report import (
-    Words,
     among_controls,
+    edit_words,
     interval,
     line,
     names_of,
@@ -20,8 +20,7 @@ from fairhead.locate.pairs import TextPairs
 from fairhead.report.wording import head_name, p_value
 
 if TYPE_CHECKING:
-    from fairhead.locate.find import Located
-    from fairhead.locate.prove import Study
+    from fairhead.locate.engine import Located, Study
 
 _BENCHMARKS = {"crows_pairs": "CrowS-Pairs", "stereoset": "StereoSet"}
 
@@ -52,7 +51,7 @@ class CategoryPart:
 
 
 @dataclass(frozen=True)
-class PairWords(Words):
+class PairWords:
     """What is told of log-odds.
 
     Attributes:
@@ -70,6 +69,7 @@ class PairWords(Words):
     shown: ClassVar[tuple[str, ...]] = ("log_odds", "log_odds_size", "ss", "nll", "lms")
     in_table: ClassVar[tuple[str, ...]] = shown
     gaps: ClassVar[tuple[str, ...]] = ("log_odds", "log_odds_size", "ss")
+    dose_ways: ClassVar[tuple[str, ...]] = ("forward",)
     figure: ClassVar[str] = "figure"
     caption: ClassVar[str] = "p layer: of random heads of the same layers lowering it as much"
     edits: ClassVar[Mapping[str, str]] = {
@@ -133,8 +133,8 @@ class PairWords(Words):
         assert change.a is not None
         assert change.b is not None
         text = (
-            f"{self.edit(study).capitalize()} changes the mean log-odds from {signed(change.a)} to {signed(change.b)} "
-            f"nats ({interval(change)}). {among_controls(ablation)}"
+            f"{edit_words(self, study).capitalize()} changes the mean log-odds from {signed(change.a)} to "
+            f"{signed(change.b)} nats ({interval(change)}). {among_controls(ablation)}"
         )
         cost = False
         if study.way == "forward":
@@ -157,6 +157,14 @@ class PairWords(Words):
             f"norm. Heads were {origin}; every figure here is of {n[1]} pairs. Edits act on all tokens and were "
             f"learned on the other {n[0]}. Mean log-odds by term, in nats: {sums}."
         )
+
+    def figure_name(self, metric: str) -> str:
+        """A figure in a title."""
+        return metric
+
+    def lines(self) -> list[str]:
+        """What the terminal shows under the tables: nothing more."""
+        return []
 
     def maps(self, located: "Located") -> list[dict[str, Any]]:
         """The direct parts, and what is lost without each head."""
@@ -210,7 +218,7 @@ class PairWords(Words):
             "benchmark": self.pairs.name,
             "poles": list(self.poles),
             "log_odds_by_term": dict(self.sums),
-            "curves": None if located.forward_curves is None else located.forward_curves.to_dict(),
+            "curves": located.curves["forward"].to_dict() if "forward" in located.curves else None,
             "by_category": [asdict(part) for part in self.by_category],
             "extremes": [
                 {"head": list(e.head), "first": named(e.most), "second": named(e.least)} for e in located.extremes

@@ -1,15 +1,14 @@
-"""What the engine asks about: rows, the gap between their two poles, and each head's part in it.
+"""What `locate` is asked: a gap between two poles, each head's part in it, and passes in which heads are edited.
 
 There are three questions: the gap in the evidence for a class between two groups of images or of texts (`GapQuestion`),
-and the log-odds of pairs of texts (`PairQuestion`). `locate` chooses heads on one half of the rows and reports on the
-other, whatever the question.
+and the log-odds of pairs of texts (`PairQuestion`). Heads are chosen on one half of the rows and reported on the other.
 """
 
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,14 +22,22 @@ from fairhead.records import Records
 from fairhead.stats import Difference
 
 if TYPE_CHECKING:
-    from fairhead.locate.located_report import Words
-    from fairhead.locate.prove import Study
+    from fairhead.locate.engine import Study
+    from fairhead.locate.gap_question import Evaluation
+    from fairhead.locate.gap_words import GapWords
+    from fairhead.locate.pair_question import PairRows
+    from fairhead.locate.pair_words import PairWords
 
+# Who is compared, and the figures that an edit may change. A *read* is what one pass says of all rows: logits [n, C],
+# or the sums behind the figures of pairs, [n, 7].
+Rows: TypeAlias = "Evaluation | PairRows"
+# What else was found about a kind of gap, and how the report tells it.
+Words: TypeAlias = "GapWords | PairWords"
+# Sets of heads -> what is read with each of them edited; the empty set is the model as it is.
+Edited = Callable[[Sequence[Sequence[tuple[int, int]]]], Sequence[Array]]
+Mask = NDArray[np.bool_]
 Rank = Literal["gap", "concept", "bias", "effect"]
 RANKS: tuple[str, ...] = get_args(Rank)
-Mask = NDArray[np.bool_]
-# Sets of heads -> what is read of all rows with each of them edited; the empty set is the model as it is.
-Edited = Callable[[Sequence[Sequence[tuple[int, int]]]], Sequence[Array]]
 OTHER_HALF = (
     "The heads were chosen on other rows than the choosing half of this run: some of those reported on here may have "
     "been used for the choice. With the data, limit and seed of that run, the halves are the same."
@@ -99,51 +106,6 @@ class Changes(NamedTuple):
     differences: tuple[Difference, ...]
     comparison: Comparison | None = None
     by_cell: tuple[tuple[str, str, Difference], ...] = ()
-
-
-class Rows(Protocol):
-    """Rows, their two poles, and the figures that an edit may change.
-
-    A *read* is what one pass says of all rows: logits [n, C], or the sums behind the figures of pairs, [n, 7].
-    """
-
-    @property
-    def noun(self) -> str:
-        """What the rows are: "images", "texts" or "pairs"."""
-
-    @property
-    def poles(self) -> tuple[str, str]:
-        """What the gap is between, first minus second."""
-
-    @property
-    def ids(self) -> Sequence[Any] | NDArray[Any] | None:
-        """Of the rows."""
-
-    @property
-    def gap_name(self) -> str:
-        """What the gap is of: "evidence gap" or "log-odds"."""
-
-    @property
-    def doses(self) -> tuple[str, ...]:
-        """The figures of dose–response curves."""
-
-    def __len__(self) -> int:
-        """How many."""
-
-    def take(self, rows: NDArray[Any]) -> Self:
-        """The chosen rows: positions, or a mask."""
-
-    def score(self, parts: Array, total: Array, level: float = 0.95, measure: str | None = None) -> HeadMap:
-        """The mean gap in parts [n, layers, heads] of a whole [n]."""
-
-    def evidence(self, read: Array) -> Array:
-        """What the gap is a difference of, [n]."""
-
-    def figures(self, reads: Sequence[Array]) -> Mapping[str, Array]:
-        """Every figure of k reads, each [k]; NaN where it has no value."""
-
-    def compare(self, before: Array, after: Array, plan: LocatePlan) -> Changes:
-        """The figures of two reads."""
 
 
 class Extremes(NamedTuple):
@@ -246,7 +208,7 @@ class Question(ABC):
         """Rows at the ends of a head."""
 
     @abstractmethod
-    def words(self, ranked: tuple[Head, ...], plan: LocatePlan) -> "Words":
+    def words(self, ranked: tuple[Head, ...], plan: LocatePlan) -> Words:
         """What else is to be told of the chosen heads, and how the report calls things."""
 
 

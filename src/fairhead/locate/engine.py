@@ -1,22 +1,22 @@
-"""What editing heads does: every figure before and after, held against random heads, and how the effect grows.
+"""`locate`: from a question to a map of heads, the heads that carry the gap, and what changes without them.
 
-A direct effect changes the heads' own terms and nothing else: later layers and the norms' deviations stay as they were.
-It costs no forward pass, so hundreds of control sets take seconds. A true forward pass (`passes.py`) lets later layers
-answer.
+Every figure of an edit is held against random heads. A direct effect changes the heads' own terms and nothing else:
+later layers and the norms' deviations stay as they were. It costs no forward pass, so hundreds of control sets take
+seconds. A true forward pass (`passes.py`) lets later layers answer.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fairhead.audit.results import Comparison
 from fairhead.locate.ablation import Ablation, Controls, layer_matched, norm_matched
+from fairhead.locate.edits import HeadEdits
 from fairhead.locate.head_features import Array
-from fairhead.locate.head_maps import Head, HeadMap
-from fairhead.locate.question import Changes, Edited, LocatePlan, Question, Rows
+from fairhead.locate.head_maps import Head, HeadMap, top_heads
+from fairhead.locate.question import Changes, Edited, Extremes, LocatePlan, Mask, Question, Rows, Words
 from fairhead.stats import Difference
 
 
@@ -28,7 +28,7 @@ class Study:
         kind: of edit.
         way: "direct" or "forward".
         ablations: one a figure, against layer-matched controls.
-        norm_matched: the same against norm-matched ones, where there are any.
+        norm_matched: the same against controls that write as much, where there are any.
         changes: every figure before and after, paired.
         after: what was read with the heads edited.
 
@@ -43,11 +43,6 @@ class Study:
     norm_matched: tuple[Ablation, ...]
     changes: Changes
     after: Array
-
-    @property
-    def comparison(self) -> Comparison | None:
-        """The changes as an audit has them."""
-        return self.changes.comparison
 
     def __getitem__(self, metric: str) -> Ablation:
         """The ablation of one figure, against layer-matched controls."""
@@ -64,17 +59,7 @@ def study(
     way: str,
     by_norm: Controls | None = None,
 ) -> Study:
-    """Edit the chosen heads and the controls.
-
-    Args:
-        edited: what is read with each of several sets of heads edited.
-        ranked: the chosen heads.
-        rows: what is read of.
-        controls: matched by layer.
-        plan: replicates and seed.
-        kind: of edit.
-        way: "direct" or "forward".
-        by_norm: controls matched by how much heads write.
+    """Edit the chosen heads, and controls matched by layer and by how much heads write.
 
     Example:
         >>> from fairhead.locate.gap_question import DirectEffect, Evaluation
@@ -178,13 +163,7 @@ def curve_sets(ranked: Sequence[Head]) -> CurveSets:
 
 
 def curves(edited: Edited, ranked: Sequence[Head], rows: Rows) -> Curves:
-    """Add-one, single-head and leave-one-out curves of heads in the order of their rank.
-
-    Args:
-        edited: what is read with each of several sets of heads edited.
-        ranked: best first.
-        rows: what is read of.
-    """
+    """Add-one, single-head and leave-one-out curves of heads in the order of their rank, best first."""
     sets = curve_sets(ranked)
     every = [heads for part in sets for heads in part]
     found = rows.figures(edited(every))
@@ -200,14 +179,7 @@ def single_head_effects(
     """What the gap loses when each head alone is edited in a true forward pass.
 
     What a head itself writes (its direct part) leaves out what later layers make of it; this does not. The price is
-    one pass for each head.
-
-    Args:
-        edited: what is read with each of several sets of heads edited.
-        shape: layers and heads.
-        rows: what is read of.
-        kind: of edit, for the words.
-        level: of the intervals.
+    one pass for each head, of `shape` [layers, heads].
 
     Example:
         >>> from fairhead.locate.gap_question import Evaluation
@@ -227,43 +199,154 @@ def single_head_effects(
     return rows.score(lost, before, level, measure)
 
 
-class Proof(NamedTuple):
+@dataclass
+class Proof:
     """What editing the chosen heads does on the reporting half.
 
     Attributes:
         studies: direct effects, one a kind, then those of forward passes.
-        curves: the dose–response curves of the first direct effect; None without one.
-        forward_curves: those of the first forward pass.
-        passes: the first forward pass.
+        curves: dose–response curves of the first study of either way.
+        passes: the first forward passes.
     """
 
-    studies: tuple[Study, ...] = ()
-    curves: Curves | None = None
-    forward_curves: Curves | None = None
+    studies: list[Study] = field(default_factory=list)
+    curves: dict[str, Curves] = field(default_factory=dict)
     passes: Edited | None = None
 
 
 def prove(question: Question, ranked: tuple[Head, ...], plan: LocatePlan) -> Proof:
     """Edit the chosen heads and random ones on the reporting half, in every way that was asked for."""
+    found = Proof()
+    if not ranked:
+        return found
     kinds = plan.kinds or question.kinds
     rows = question.rows.take(question.reported)
     how = {"draws": plan.draws, "seed": plan.seed}
     controls = layer_matched(ranked, question.shape[1], **how)
     by_norm = None if question.norms is None else norm_matched(ranked, question.norms, **how)
-    found = Proof()
     for kind in kinds:
         edited = question.direct(kind, plan.seed)
         if edited is not None:
-            made = study(edited, ranked, rows, controls, plan, kind, "direct", by_norm)
-            found = found._replace(studies=(*found.studies, made), curves=found.curves or curves(edited, ranked, rows))
+            found.studies.append(study(edited, ranked, rows, controls, plan, kind, "direct", by_norm))
+            found.curves = found.curves or {"direct": curves(edited, ranked, rows)}
     for kind in question.forward_kinds(kinds) if plan.forward else ():
         edited = question.forward(question.reported, kind)
-        edited([heads for part in curve_sets(ranked) for heads in part] + list(controls.sets))  # one sweep for all
+        edited([*(heads for part in curve_sets(ranked) for heads in part), *controls.sets])  # one sweep for all
         # Controls matched by norm would have to start at whatever layer they lie in.
-        made = study(edited, ranked, rows, controls, plan, kind, "forward")
-        found = found._replace(
-            studies=(*found.studies, made),
-            forward_curves=found.forward_curves or curves(edited, ranked, rows),
-            passes=found.passes or edited,
-        )
+        found.studies.append(study(edited, ranked, rows, controls, plan, kind, "forward"))
+        if found.passes is None:
+            found.passes, found.curves["forward"] = edited, curves(edited, ranked, rows)
     return found
+
+
+@dataclass(frozen=True)
+class Located:
+    """What `locate` finds. Maps and figures are of the reporting half.
+
+    Attributes:
+        rows: all rows, of both halves.
+        choosing: those of the choosing half, [n] bool.
+        head_map: each head's direct part in the gap, the chosen heads marked.
+        other_map: parts of the embedding and the MLPs, [1, M].
+        effect_map: what the gap loses without each head alone, in forward passes; None unless ranked by it.
+        ranked: the chosen heads, best first.
+        studies: effects of editing them; empty where none was chosen.
+        curves: dose–response curves of the first study of either way, "direct" and "forward".
+        extremes: rows at the ends of each chosen head.
+        edits: what was learned for editing heads, on the choosing half.
+        words: what else was found about this kind of gap, and how it is told.
+        notes: what should be known, in sentences.
+        chosen_here: whether the heads were chosen on the choosing half, or named by whoever asked.
+
+    Example:
+        >>> found = locate(question)  # doctest: +SKIP
+        >>> found.ranked, found.head_map.share[found.ranked[0]]  # doctest: +SKIP
+        ((Head(layer=10, head=5), Head(layer=11, head=1)), 0.41)
+    """
+
+    rows: Rows
+    choosing: Mask
+    head_map: HeadMap
+    other_map: HeadMap
+    effect_map: HeadMap | None
+    ranked: tuple[Head, ...]
+    studies: tuple[Study, ...]
+    curves: Mapping[str, Curves]
+    extremes: tuple[Extremes, ...]
+    edits: HeadEdits
+    words: Words
+    notes: tuple[str, ...]
+    chosen_here: bool = True
+
+
+def locate(
+    question: Question, plan: LocatePlan | None = None, heads: Sequence[tuple[int, int]] | None = None
+) -> Located:
+    """Find the heads that carry a gap, and say what happens without them.
+
+    Args:
+        question: which gap, of what.
+        plan: how.
+        heads: those to test, best first, where they are known; None chooses them.
+
+    Raises:
+        InputError: the question cannot be asked in this way, or nothing can be compared.
+
+    Example:
+        >>> from fairhead.locate import Evaluation, Features, GapQuestion, Task, concept_from_images
+        >>> rng = np.random.default_rng(0)
+        >>> groups, labels = np.arange(240) % 2, (np.arange(240) // 2) % 2
+        >>> z = rng.normal(size=(240, 3, 4, 2)).astype(np.float32)  # three layers of four heads
+        >>> z[:, 2, 1, 0] += 3 * groups  # one of them writes the group
+        >>> maps = rng.normal(size=(3, 4, 6, 2)).astype(np.float32)
+        >>> output = np.einsum("nlhd,lhod->no", z, maps)
+        >>> features = Features(z, np.zeros((240, 1, 6), np.float32), output, np.ones((240, 3), np.float32), maps)
+        >>> task = Task(("no", "yes"), np.stack([0 * maps[2, 1, :, 0], maps[2, 1, :, 0]]), np.zeros(2), "made")
+        >>> rows = Evaluation(labels, task.classes, groups, ("light", "dark"), "shade")
+        >>> concept = concept_from_images(output, groups, labels, name="shade", poles=("light", "dark"))
+        >>> found = locate(GapQuestion(features, rows, task, concept), LocatePlan(count=1, draws=9, n_boot=100))
+        >>> found.ranked
+        (Head(layer=2, head=1),)
+        >>> [(study.kind, study["DP"].percentile) for study in found.studies][:1]
+        [('mean', 0.0)]
+    """
+    plan = plan or LocatePlan()
+    question.check(plan)
+    choosing, comparable = question.choosing, question.comparable
+    notes = list(question.notes)
+    kind = (plan.kinds or question.kinds)[0]
+
+    def lost(half: Mask) -> HeadMap:
+        rows = np.flatnonzero(half & comparable)
+        passes = question.forward(rows, kind)
+        return single_head_effects(passes, question.shape, question.rows.take(rows), kind=kind, level=plan.level)
+
+    by_effect = plan.rank == "effect" and heads is None
+    if heads is None:
+        direct = question.direct_map(choosing & comparable, plan.level)
+        notes += question.doubts(direct, plan)
+        rank, p = question.ranking(lost(choosing) if by_effect else direct, choosing & comparable, plan)
+        per_layer = plan.per_layer or max(1, question.shape[1] // 4)
+        ranked = top_heads(rank, p, plan.count, plan.alpha, per_layer)
+    else:
+        ranked = tuple(Head(*head) for head in heads)
+    marked = tuple(sorted(ranked))
+    effect_map = lost(~choosing).marking(marked) if by_effect else None
+    proof = prove(question, ranked, plan)
+    if plan.forward and (ranked or by_effect):
+        notes += question.forward_notes(proof.passes)
+    return Located(
+        rows=question.rows,
+        choosing=choosing,
+        head_map=question.direct_map(~choosing & comparable, plan.level).marking(marked),
+        other_map=question.direct_map(~choosing & comparable, plan.level, others=True),
+        effect_map=effect_map,
+        ranked=ranked,
+        studies=tuple(proof.studies),
+        curves=proof.curves,
+        extremes=tuple(question.extremes(head, plan.extremes) for head in ranked),
+        edits=question.edits,
+        words=question.words(ranked, plan),
+        notes=tuple(notes),
+        chosen_here=heads is None,
+    )
