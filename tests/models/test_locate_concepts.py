@@ -12,8 +12,17 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.locate.class_directions import Task, evidence_of, fit_logistic, task_from_images, task_from_texts
 from fairhead.locate.concepts import concept_from_images, concept_from_texts
-from fairhead.locate.prompts import CONCEPTS, Pole, Prompts, class_words, concept_prompts, read_prompts
-from fairhead.locate.texts import AdaptedText, ClipText, TextTable
+from fairhead.locate.prompts import (
+    CONCEPTS,
+    AdaptedText,
+    ClipText,
+    Pole,
+    Prompts,
+    TextTable,
+    class_words,
+    concept_prompts,
+    read_prompts,
+)
 
 WORDS = [
     "a",

@@ -198,7 +198,7 @@ def test_the_gap_of_all_terms_is_the_gap_of_the_model(found) -> None:
 
 
 def test_curves_fall_with_the_first_head(found) -> None:
-    curves = found[-1].curves
+    curves = found[-1].curves["direct"]
     assert curves.added[0].figures["DP"] > 0.8
     assert curves.added[1].figures["DP"] < 0.3
 

@@ -19,9 +19,8 @@ from fairhead.locate.log_odds import PairTerms, take_apart
 from fairhead.locate.pair_question import PairQuestion
 from fairhead.locate.pairs import TextPairs, read_pairs
 from fairhead.locate.passes import ForwardPasses, RowPasses, TextPasses
-from fairhead.locate.prompts import Prompts, read_prompts
+from fairhead.locate.prompts import AdaptedText, ClipText, Prompts, TextTable, read_prompts
 from fairhead.locate.question import LocatePlan, Question
-from fairhead.locate.texts import AdaptedText, ClipText, TextTable
 from fairhead.locate.textspan import Pool, text_spans
 
 __all__ = [

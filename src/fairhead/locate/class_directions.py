@@ -16,7 +16,7 @@ from scipy.special import logsumexp, ndtr
 from torch import Tensor, nn
 
 from fairhead.errors import InputError, UnsupportedModel
-from fairhead.locate.texts import TextSide
+from fairhead.locate.prompts import TextSide
 
 if TYPE_CHECKING:
     from fairhead.locate.head_features import Features

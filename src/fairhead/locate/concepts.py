@@ -16,8 +16,7 @@ from fairhead.errors import InputError
 from fairhead.locate.class_directions import Task, fit_logistic, unit
 from fairhead.locate.head_features import Array, shrunk
 from fairhead.locate.head_maps import Clusters, FloatMap, check_cells, cluster_error, p_values, units_of
-from fairhead.locate.prompts import Prompts
-from fairhead.locate.texts import TextSide
+from fairhead.locate.prompts import Prompts, TextSide
 
 
 @dataclass(frozen=True)

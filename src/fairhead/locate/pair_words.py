@@ -22,7 +22,7 @@ from fairhead.report.wording import head_name, p_value
 if TYPE_CHECKING:
     from fairhead.locate.engine import Located, Study
 
-_BENCHMARKS = {"crows_pairs": "CrowS-Pairs", "stereoset": "StereoSet"}
+_BENCHMARKS = {"crows_pairs": "CrowS-Pairs", "stereoset": "StereoSet", "pairs": "your own", "triplets": "your own"}
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ log-probabilities, StereoSet means per token, and StereoSet counts every target 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -59,20 +59,18 @@ class TextPairs:
         """The chosen pairs: positions, or a mask; weights add up to 1 again."""
         chosen = np.arange(len(self))[rows]
         weights = self.weights[chosen]
-        return TextPairs(
-            self.name,
-            tuple(self.ids[i] for i in chosen),
-            tuple(self.texts[i * self.per_pair + k] for i in chosen for k in range(self.per_pair)),
-            self.per_pair,
-            weights / weights.sum(),
-            self.clusters[chosen],
-            {name: tuple(values[i] for i in chosen) for name, values in self.categories.items()},
-            self.per_token,
+        return replace(
+            self,
+            ids=tuple(self.ids[i] for i in chosen),
+            texts=tuple(self.texts[i * self.per_pair + k] for i in chosen for k in range(self.per_pair)),
+            weights=weights / weights.sum(),
+            clusters=self.clusters[chosen],
+            categories={name: tuple(values[i] for i in chosen) for name, values in self.categories.items()},
         )
 
 
 def read_pairs(spec: str, bias_type: str | None = None, limit: int | None = None, seed: int = 0) -> TextPairs:
-    """Pairs of a benchmark named as `crows:PATH` or `stereoset:PATH`.
+    """Pairs of `crows:PATH` or `stereoset:PATH`, or of your own `pairs:PATH` and `triplets:PATH`.
 
     Args:
         spec: name and path.
@@ -95,11 +93,11 @@ here: crows_pairs, stereoset, pairs, triplets
             near = did_you_mean(bias_type, known)
             raise InputError(f"{data.name} has no pairs about {bias_type!r}; it has {', '.join(known)}.{near}")
         items = [item for item in items if item.bias_type == bias_type]
-    return pairs_of(items if limit is None else sample(items, limit, seed))
+    return pairs_of(items if limit is None else sample(items, limit, seed), data.name)
 
 
-def pairs_of(items: Sequence[CrowsPair | StereoSetItem]) -> TextPairs:
-    """Items of one benchmark as pairs.
+def pairs_of(items: Sequence[CrowsPair | StereoSetItem], name: str | None = None) -> TextPairs:
+    """Items of one benchmark as pairs; `name` it where it is not the published one.
 
     CrowS-Pairs were written one by one, so each is independent of the others unless they share a sentence. Items of
     StereoSet about the same term depend on each other.
@@ -110,15 +108,15 @@ def pairs_of(items: Sequence[CrowsPair | StereoSetItem]) -> TextPairs:
         >>> found.clusters.tolist(), found.per_token, [text.id for text in found.texts[:2]]
         ([0, 0], False, ['0/more', '0/less'])
     """
-    if not items:
-        raise InputError("there is no pair of texts; at least 2 are needed")
     crows = [item for item in items if isinstance(item, CrowsPair)]
     terms = [item for item in items if isinstance(item, StereoSetItem)]
-    if crows and terms:
-        raise InputError("these are pairs of two benchmarks; their log-odds are not defined alike: take one of them")
+    if bool(crows) == bool(terms):
+        what = "there is no pair of texts; at least 2 are needed"
+        both = "these are pairs of two benchmarks; their log-odds are not defined alike: take one of them"
+        raise InputError(both if crows else what)
     if crows:
         return TextPairs(
-            "crows_pairs",
+            name or "crows_pairs",
             tuple(p.id for p in crows),
             tuple(crows_pairs.requests(crows)),
             2,
@@ -130,7 +128,7 @@ def pairs_of(items: Sequence[CrowsPair | StereoSetItem]) -> TextPairs:
     names = [f"{item.bias_type}/{item.target.casefold()}" for item in terms]
     _, codes, counts = np.unique(names, return_inverse=True, return_counts=True)
     return TextPairs(
-        "stereoset",
+        name or "stereoset",
         tuple(f"{item.kind}/{item.id}" for item in terms),
         tuple(stereoset.requests(terms)),
         3,

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fairhead.data import Images, parse_spec, read_labelled
+from fairhead.data import Dataset, Images, parse_spec
 from fairhead.errors import InputError
 from fairhead.locate.gap_question import Evaluation
-from fairhead.locate.prompts import COLUMNS, Pole, Prompts
+from fairhead.locate.prompts import COLUMNS, CONCEPTS, Pole, Prompts
 from fairhead.models import open_model
 from fairhead.models.attached import positions_of
 from fairhead.models.load import Kind
@@ -30,18 +30,25 @@ class LabelledRows(NamedTuple):
     Attributes:
         items: images or texts, not decoded.
         evaluation: their labels and groups.
-        prompts: the poles in words.
+        prompts: the poles in words, where there are any.
         notes: about rows that were left out, in sentences.
     """
 
     items: Any
     evaluation: Evaluation
-    prompts: Prompts
+    prompts: Prompts | None
     notes: tuple[str, ...]
 
 
 def labelled_rows(
-    spec: str, concept: str, task: str, prompts: Prompts | None, limit: int | None = None, seed: int = 0
+    spec: str,
+    concept: str,
+    task: str,
+    *,
+    prompts: Prompts | None = None,
+    held_out: bool = False,
+    limit: int | None = None,
+    seed: int = 0,
 ) -> LabelledRows:
     """Read labelled images or texts, with the groups of a concept.
 
@@ -49,61 +56,64 @@ def labelled_rows(
         spec: `name:path` of a data set.
         concept: the attribute, or the column that holds it.
         task: the target column.
-        prompts: the poles. Without them, as for texts, the first two values of the column are the poles, and rows that
-            a model may have been trained on are left out.
+        prompts: the user's own poles. Without them images have those that ship with fairhead, where the column has
+            their values; else its first two values are the poles.
+        held_out: leave out rows of the training part.
         limit: rows at most, evenly over the groups.
         seed: of their order.
 
     Raises:
         InputError: the column does not tell two groups apart, or is the task itself.
     """
-    column = COLUMNS.get((parse_spec(spec).reader.name, concept), concept)
+    reader, path = parse_spec(spec, "images", "texts")
+    column = COLUMNS.get((reader.name, concept), concept)
     if column == task:
         raise InputError(
             f"concept and task are both {column!r}: within a class of it there is one group, so there is no gap to find"
         )
-    data = read_labelled(spec, target=task, groups=(column,))
+    data = reader.read(path, **reader.named({"label": task, "groups": (column,)}))
+    assert isinstance(data, Dataset)
     groups = data.groups()[column]
     levels = [str(level) for level in groups.levels]
-    usable, notes, noun, target = np.ones(len(data), dtype=bool), [], "images", task
-    if prompts is None:
-        if len(levels) < 2:
-            raise InputError(f"all rows have the {column} {levels[0]!r}; two groups are needed")
-        first, second = (Pole(level, (level,), (level,)) for level in levels[:2])
-        prompts, noun, target = Prompts(concept, (first, second)), "texts", ""
-        usable = data.split != "train"
-        notes.append(f"{int((~usable).sum())} texts of the training part were left out: the model may know them.")
+    if len(levels) < 2 or len(data.classes) < 2:
+        what = (column, levels[0]) if len(levels) < 2 else (task, data.classes[0])
+        raise InputError(f"all rows have the {what[0]} {what[1]!r}; at least two groups and two classes are needed")
+    if prompts is None and reader.kind == "images":
+        known = CONCEPTS.get(concept)
+        fits = known is not None and all(set(end.levels) & set(levels) for end in known.poles)
+        prompts = known if fits else None
+    poles = prompts.poles if prompts is not None else tuple(Pole(level, (), (level,)) for level in levels[:2])
     pole = np.full(len(levels), -1)
-    for number, end in enumerate(prompts.poles):
+    for number, end in enumerate(poles):
         pole[[i for i, level in enumerate(levels) if level in end.levels]] = 1 - number
     if not {0, 1} <= set(pole.tolist()):
-        ends = "; ".join(f"{end.name}: {', '.join(end.levels)}" for end in prompts.poles)
+        ends = "; ".join(f"{end.name}: {', '.join(end.levels)}" for end in poles)
         raise InputError(
             f"the column {column!r} has the values {', '.join(levels)}, which are not of both poles "
-            f"of {prompts.name!r} ({ends})"
+            f"of {concept if prompts is None else prompts.name!r} ({ends})"
         )
-    if len(data.classes) < 2:
-        raise InputError(f"all rows have the {task} {data.classes[0]!r}; a task needs at least two classes")
-    group = pole[groups.codes]
+    group, usable, notes = pole[groups.codes], np.ones(len(data), dtype=bool), []
+    name, noun = concept if prompts is None else prompts.name, reader.kind
+    if held_out:
+        usable = data.split != "train"
+        notes.append(f"{int((~usable).sum())} {noun} of the training part were left out: the model may know them.")
     if (group < 0).any():
-        count = int((group < 0).sum())
-        notes.append(f"{count} {noun} belong to neither pole of {prompts.name} and were left out.")
+        notes.append(f"{int((group < 0).sum())} {noun} belong to neither pole of {name} and were left out.")
     rows = np.random.default_rng(seed).permutation(np.flatnonzero(usable & (group >= 0)))
     if limit is not None and limit < len(rows):
         rows = even_rows(rows, group, limit)
-    cluster = data.attributes.cluster
+    cluster, inputs = data.attributes.cluster, data.all.inputs
     evaluation = Evaluation(
         labels=data.all.labels[rows],
         classes=data.classes,
         groups=group[rows],
-        poles=(prompts.poles[0].name, prompts.poles[1].name),
-        group_by=prompts.name,
+        poles=(poles[0].name, poles[1].name),
+        group_by=name,
         ids=data.all.ids[rows],
         clusters=None if cluster is None else np.asarray(cluster.codes)[rows],
         noun=noun,
-        target=target,
+        target=task if noun == "images" else "",
     )
-    inputs: Any = data.all.inputs
     items = inputs.take(rows) if isinstance(inputs, Images) else [inputs[i] for i in rows]
     return LabelledRows(items, evaluation, prompts, tuple(notes))
 

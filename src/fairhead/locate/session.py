@@ -29,12 +29,23 @@ from fairhead.locate.log_odds import take_apart
 from fairhead.locate.pair_question import PairQuestion, halves_of_pairs
 from fairhead.locate.pairs import read_pairs
 from fairhead.locate.passes import RowPasses
-from fairhead.locate.prompts import PromptFile, Prompts, class_words, concept_prompts, read_prompts
+from fairhead.locate.prompts import (
+    TEMPLATES,
+    AdaptedText,
+    ClipText,
+    PromptFile,
+    Prompts,
+    TextSide,
+    TextTable,
+    class_words,
+    concept_prompts,
+    read_prompts,
+)
 from fairhead.locate.question import LocatePlan, Mask, Question
 from fairhead.locate.row_inputs import ImageInputs, RowInputs, TextInputs, labelled_rows
-from fairhead.locate.texts import AdaptedText, ClipText, TextSide, TextTable
 from fairhead.locate.textspan import Pool
 from fairhead.models import save
+from fairhead.models.places import config_of, find
 
 Heads = Sequence[tuple[int, int]]
 Progress = Callable[[str, int, int], None]
@@ -222,8 +233,8 @@ class Session:
         evaluation: labels and groups of the rows.
         features: of the rows.
         text: the text side, or None.
-        prompts: the concept in words.
-        classes: the classes in words, where the user's own file says them.
+        prompts: the concept in words, where there are any.
+        words: templates, and the classes where the user's own file says them.
         notes: what was left out, in sentences.
     """
 
@@ -233,8 +244,8 @@ class Session:
     evaluation: Evaluation
     features: Features
     text: TextSide | None
-    prompts: Prompts
-    classes: Mapping[str, Sequence[str]] | None
+    prompts: Prompts | None
+    words: PromptFile
     notes: tuple[str, ...]
 
     def task(self, choosing: Mask) -> Task:
@@ -252,13 +263,13 @@ class Session:
         if self.text is None:
             return task_from_images(self.features.output[choosing], self.evaluation.labels[choosing], classes)
         assert self.source.task is not None
-        words = self.classes or class_words(parse_spec(self.source.data).reader.name, self.source.task)
+        words = self.words.classes or class_words(parse_spec(self.source.data).reader.name, self.source.task)
         missing = [c for c in classes if c not in words]
         if missing:
             raise InputError(
                 f"there are no prompts for the class {missing[0]!r}; there are some for {', '.join(words)}"
             )
-        prompted = task_from_texts({c: words[c] for c in classes}, self.prompts.templates, self.text)
+        prompted = task_from_texts({c: words[c] for c in classes}, self.words.templates or (), self.text)
         if not self.source.calibrate:
             return prompted
         return prompted.calibrated(self.features.output[choosing], self.evaluation.labels[choosing])
@@ -276,11 +287,12 @@ class Session:
 
     def concept(self, task: Task, choosing: Mask) -> Concept:
         """The concept's direction, from prompts or from the choosing half."""
-        method = self.source.concept_from or ("prompts" if self.text is not None else "leace")
+        can = self.text is not None and self.prompts is not None
+        method = self.source.concept_from or ("prompts" if can else "leace")
         if method == "prompts":
             if self.text is None:
                 raise InputError("there is no text side to read prompts: give one, or learn the concept from images")
-            concept = concept_from_texts(self.prompts, self.text)
+            concept = concept_from_texts(self.prompts or concept_prompts(str(self.source.concept)), self.text)
         else:
             chosen = self.evaluation.take(choosing)
             concept = concept_from_images(
@@ -304,7 +316,7 @@ class Session:
                 f"the text vectors of {self.source.texts} have {table.vectors.shape[1]} dimensions, the model's output "
                 f"{self.features.output.shape[1]}: they belong to another model"
             )
-        if self.text is None:
+        if self.text is None or self.prompts is None:
             return Pool.of(table.texts, table.vectors)
         attribute = [text for pole in self.prompts.poles for text in self.prompts.texts(pole)]
         neutral = self.prompts.neutral_texts()
@@ -325,24 +337,27 @@ def open_session(source: Source, features: str | None = None, progress: Progress
         missing = "--concept" if source.concept is None else "--task"
         name = source.data.partition(":")[0]
         raise InputError(f"{missing} is missing: {name} needs it; pairs of texts (crows, stereoset) do not")
-    is_text = source.kind == "texts"
+    is_text, name = source.kind == "texts", parse_spec(source.data).reader.name
     if is_text and (source.prompts or source.text_adapter or source.texts):
-        name = parse_spec(source.data).reader.name
         raise InputError(f"prompts and text sides are for images; the concept of {name} is learned from its own rows")
     file = read_prompts(source.prompts) if source.prompts else PromptFile()
-    prompts = None if is_text else file.concept or concept_prompts(source.concept)
     # The data first: a mistake there should not wait for the model.
-    chosen = labelled_rows(source.data, source.concept, source.task, prompts, source.limit, source.seed)
-    evaluation, prompts = chosen.evaluation, chosen.prompts
+    chosen = labelled_rows(
+        source.data,
+        source.concept,
+        source.task,
+        prompts=file.concept,
+        held_out=is_text or (name == "images" and _is_classifier(source.model)),
+        limit=source.limit,
+        seed=source.seed,
+    )
+    evaluation = chosen.evaluation
     halves_of(evaluation, source.seed)
     kind = TextInputs if is_text else ImageInputs
     inputs: RowInputs = kind(source.model, chosen.items, source.batch_size, source.device)
     text = None if is_text else _text_side(source, inputs)
-    templates = file.templates
-    if templates is None and isinstance(text, AdaptedText):
-        templates = ("{}",)  # the stand-in was fitted on bare words
-    if templates is not None:
-        prompts = replace(prompts, templates=templates)
+    # The stand-in was fitted on bare words.
+    templates = file.templates or (("{}",) if isinstance(text, AdaptedText) else TEMPLATES)
     decomposer = Decomposer(inputs.model, unit=False if is_text else None)
     if isinstance(text, AdaptedText) and text.width != decomposer.width:
         raise InputError(
@@ -365,7 +380,14 @@ def open_session(source: Source, features: str | None = None, progress: Progress
         identity=identity,
         progress=_stage(progress, "rows"),
     )
-    return Session(source, inputs, decomposer, evaluation, found, text, prompts, file.classes, chosen.notes)
+    prompts = None if chosen.prompts is None else replace(chosen.prompts, templates=templates)
+    words = replace(file, templates=templates)
+    return Session(source, inputs, decomposer, evaluation, found, text, prompts, words, chosen.notes)
+
+
+def _is_classifier(model: str) -> bool:
+    """Whether a model has been trained to classify pictures."""
+    return any(str(name).endswith("ForImageClassification") for name in config_of(find(model)).architectures or ())
 
 
 def _text_side(source: Source, inputs: RowInputs) -> TextSide | None:

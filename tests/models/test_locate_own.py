@@ -1,0 +1,93 @@
+"""`fairhead locate` on a user's own files."""
+
+import csv
+import json
+
+import made_language
+import made_posts
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from families import VIT
+from PIL import Image
+
+from fairhead.cli import main
+
+QUICK = ["--n-boot", "100", "--draws", "3"]
+
+
+def written(file, header, rows):
+    with file.open("w", newline="") as handle:
+        csv.writer(handle).writerows([header, *rows])
+    return file
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Own pictures: noise, brighter for one sex; whether somebody smiles has nothing to do with it."""
+    folder, rng, rows = tmp_path_factory.mktemp("own"), np.random.default_rng(0), []
+    for i in range(160):
+        pixels = rng.normal(90 + 80 * (i % 2), 40, size=(8, 8, 3)).clip(0, 255).astype(np.uint8)
+        Image.fromarray(pixels).save(folder / f"{i}.png")
+        rows.append([f"{i}.png", ("no", "yes")[rng.integers(2)], "fm"[i % 2], ("train", "test")[i % 4 > 0]])
+    return written(folder / "labels.csv", ["file", "smiling", "sex", "split"], rows)
+
+
+@pytest.fixture(scope="module")
+def posts(tmp_path_factory):
+    rng, rows = np.random.default_rng(0), []
+    for i in range(400):
+        words = [made_posts.FILLERS[k] for k in rng.choice(len(made_posts.FILLERS), rng.integers(4, 8))]
+        words[0] = "women" if i % 2 else words[0]
+        rows.append([" ".join(words), ("normal", "toxic")[i // 2 % 2], ("women", "nobody")[i % 2 == 0]])
+    return written(tmp_path_factory.mktemp("own") / "posts.csv", ["text", "verdict", "about"], rows)
+
+
+def saved_vit(folder):
+    torch.manual_seed(0)
+    config = hf.ViTConfig(**VIT, id2label={0: "no", 1: "yes"}, label2id={"no": 0, "yes": 1})
+    model = hf.ViTForImageClassification(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() == 2:
+                weight.mul_(4.0)
+    model.save_pretrained(folder)
+    size = {"height": 8, "width": 8}
+    hf.CLIPImageProcessorPil(size=size, crop_size=size, do_center_crop=False).save_pretrained(folder)
+
+
+def located(folder, out, *options):
+    main(["locate", "--model", str(folder), *options, *QUICK, "--out", str(out)])
+    return json.loads((out / "headmap.json").read_text())
+
+
+def test_own_pictures_are_compared_by_their_column(pictures, tmp_path) -> None:
+    saved_vit(tmp_path / "m")
+    options = ["--data", f"images:{pictures}", "--concept", "sex", "--task", "smiling", "--forward"]
+    content = located(tmp_path / "m", tmp_path, *options)
+    assert content["concept"]["poles"] == ["f", "m"]
+    assert content["concept"]["origin"] == "labelled images (leace)"
+    assert content["notes"][0].endswith("images of the training part were left out: the model may know them.")
+    assert 120 <= sum(content["n"].values()) < 130, "the test part, and the validation rows drawn from the other"
+
+
+def test_own_posts_are_compared_by_their_column(posts, tmp_path) -> None:
+    made_posts.planted_bert().save_pretrained(tmp_path)
+    made_posts.tokenizer().save_pretrained(tmp_path)
+    options = ["--data", f"texts:{posts}", "--concept", "about", "--task", "verdict", "--heads", "1"]
+    content = located(tmp_path, tmp_path / "out", *options)
+    assert content["selected"] == [list(made_posts.PLANTED)]
+
+
+@pytest.mark.parametrize("kind", ["pairs", "triplets"])
+def test_own_pairs_have_log_odds(kind, tmp_path) -> None:
+    made_language.planted_llama().save_pretrained(tmp_path)
+    made_language.tokenizer().save_pretrained(tmp_path)
+    rows = [[pair.more, pair.less, "the the are word1"] for pair in made_language.pairs(n=40)]
+    width = {"pairs": 2, "triplets": 3}[kind]
+    header = [["more", "less"], ["stereotype", "anti_stereotype", "unrelated"]][width - 2]
+    file = written(tmp_path / "own.csv", header, [row[:width] for row in rows])
+    content = located(tmp_path, tmp_path / "out", "--data", f"{kind}:{file}", "--heads", "1", "--forward")
+    assert content["selected"] == [list(made_language.PLANTED)]
+    assert content["benchmark"] == kind
