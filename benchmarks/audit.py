@@ -1,12 +1,12 @@
-"""What an audit costs, next to Fairlearn's bootstrap and to pandas reading the same file, in one run.
+"""What an audit costs, next to Fairlearn's bootstrap and to pandas, polars and pyarrow reading the same file.
 
     python benchmarks/audit.py [--repeats 5] [--fairlearn-boot 30] [--memory-rows 10000000]
 
 1. The same group rates, gaps and intervals of four metrics, 20 000 rows, 8 groups, 2000 replicates. Fairlearn would run
    for minutes, so two short runs of it give the seconds that one replicate takes, and 2000 of them are its time.
-2. Reading and auditing a CSV against `pandas.read_csv` of the same file, all warm, each in a process of its own, since
-   one would help the other: fairhead has glibc keep the memory that is freed, and where it has, pandas too reads small
-   files in less time. That is shown as well.
+2. Reading and auditing a CSV against pandas, polars and pyarrow reading the same file, all warm, each in a process of
+   its own, since one would help the other: fairhead has glibc keep the memory that is freed, and where it has, pandas
+   too reads small files in less time. That is shown as well.
 3. Peak memory of auditing a CSV of ten million rows, in a process of its own.
 """
 
@@ -25,6 +25,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import polars as pl
+import pyarrow.csv
 from fairlearn.metrics import MetricFrame, false_positive_rate, selection_rate, true_positive_rate
 from sklearn.metrics import accuracy_score
 
@@ -132,6 +134,10 @@ def reading(folder: Path, repeats: int, decimals: int) -> None:
         write(path, n, decimals)
         peers: dict[str, Callable[[], float]] = {
             "pandas.read_csv": partial(seconds, partial(pd.read_csv, path)),
+            "polars.read_csv": partial(seconds, partial(pl.read_csv, path)),
+            "pyarrow.csv.read_csv": partial(seconds, partial(pyarrow.csv.read_csv, path)),
+            "Records.read": partial(seconds, partial(records_of, path)),
+            "Records.read with score": partial(seconds, partial(records_of, path, "score")),
             "audit": partial(seconds, partial(audit_file, path)),
             "audit with score": partial(seconds, partial(audit_file, path, "score")),
             "audit, once read": partial(seconds_once_read, path),
@@ -149,7 +155,7 @@ def reading(folder: Path, repeats: int, decimals: int) -> None:
         median = {name: float(np.median(times[2:])) for name, times in found.items()}
         for name, value in median.items():
             ratio = value / median["pandas.read_csv"]
-            print(f"  {n:>10,} rows  {name:<22} {1000 * value:8.1f} ms  ratio {ratio:.2f}", flush=True)
+            print(f"  {n:>10,} rows  {name:<23} {1000 * value:8.1f} ms  ratio {ratio:.2f}", flush=True)
     print("  (wanted: at most 1.5; what an audit costs once the file is read hardly depends on the rows)")
 
 
