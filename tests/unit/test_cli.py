@@ -320,7 +320,7 @@ BAD_TABLES = {
     "negative weight": (changed(w=first(-1)), [*ARGUMENTS, "--weight", "w"], "negative or infinite in 1 row"),
     "group is an id": (changed(), [*ARGUMENTS[:4], "--group", "y"], "'y' is given as --label and as --group"),
     "no prediction": (changed(), ["--label", "y", "--group", "race"], "neither predictions nor scores"),
-    "no bootstrap": (changed(), [*ARGUMENTS, "--n-boot", "0"], "n_boot is 0"),
+    "no bootstrap": (changed(), [*ARGUMENTS, "--n-boot", "0"], "--n-boot is 0"),
     "level": (changed(), [*ARGUMENTS, "--level", "95"], "level is 95"),
     "threshold": (changed(), ["--label", "y", "--score", "p", "--group", "race", "--threshold", "2"], "threshold is 2"),
     "positive": (changed(), [*ARGUMENTS, "--positive", "yes"], "positive class 'yes' is not among"),

@@ -14,7 +14,6 @@ from rich.progress import Progress as Bars
 import fairhead
 from fairhead.cli import main
 from fairhead.cli.progress import Progress, _columns
-from fairhead.cli.tables import show_comparison
 from fairhead.records import Records
 
 HOSTILE = ["\x1b[31mred\x07", "\u202egnp.exe", "[bold]x[/]", "Zoë – ŷ", "\ud800", "nul\0"]
@@ -85,10 +84,10 @@ def test_no_width_cuts_a_word_of_a_comparison():
     )
     for width in range(60, 130):
         console = Console(file=io.StringIO(), width=width)
-        show_comparison(console, found, [], ("a", "b"), 0.95)
+        found.show(console, ("a", "b"))
         shown = set(re.findall(r"\w+", console.file.getvalue()))
-        assert {word for word in shown if word.startswith(("differ", "wors", "sho"))} <= {
-            *("difference", "differs", "worse", "worst", "shown")
+        assert {word for word in shown if word.startswith(("differ", "wors", "sig"))} <= {
+            *("difference", "differs", "worse", "worst", "significant")
         }, width
 
 

@@ -1,14 +1,21 @@
 """What an audit returns: estimates with intervals, and their JSON form.
 
-These are plain data. The numbers are made in the other files of this folder, the tables in `cli/` and `report/`.
+These are plain data. The numbers are made in the other files of this folder, the tables in `report/`.
 """
 
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from fairhead.report.result import Result
 from fairhead.stats import Difference, Estimate
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fairhead.report.page import Report
 
 AUDIT_SCHEMA = "fairhead.audit/1"
 COMPARISON_SCHEMA = "fairhead.comparison/1"
@@ -32,7 +39,7 @@ class GroupRow:
 
 
 @dataclass(frozen=True)
-class Audit:
+class Audit(Result):
     """Gaps with intervals: what `fairhead.audit` returns.
 
     Attributes:
@@ -73,9 +80,38 @@ class Audit:
         """The JSON form as text; never NaN, which is not JSON."""
         return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False, allow_nan=False, default=str)
 
+    def rows(self) -> list[dict[str, Any]]:
+        """One row an estimate."""
+        left_out = ("detail", "groups")
+        return [
+            {k: v for k, v in vars(e).items() if k not in left_out} | {"groups": " > ".join(e.groups)}
+            for e in self.estimates
+        ]
+
+    def page(self, name: str | None = None) -> "Report":
+        """The audit as a report; `name` says whose predictions they are."""
+        from fairhead.audit.findings import audit_verdicts
+        from fairhead.report.page import Report
+        from fairhead.report.sections.audited import Audited
+
+        name = name or str(self.provenance.get("path", "the predictions"))
+        return Report(
+            title=f"Audit of {Path(name).name}",
+            question=f"Are the predictions in {name} even by {' and '.join(_columns(self))}?",
+            verdict=audit_verdicts(self),
+            sections=[Audited(title=f"Audit of {name}", name=name, audit=self)],
+            provenance=dict(self.provenance),
+        )
+
+
+def _columns(audit: "Audit") -> list[str]:
+    """The group columns of an audit, without their intersections."""
+    found = dict.fromkeys(e.group_by for e in audit.estimates if e.group_by is not None)
+    return [name for name in found if " × " not in name] or ["no group"]
+
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Result):
     """Paired differences of two sets of predictions: what `fairhead.compare` returns.
 
     Attributes:
@@ -109,3 +145,47 @@ class Comparison:
     def to_json(self, indent: int | None = 2) -> str:
         """The JSON form as text; never NaN, which is not JSON."""
         return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False, allow_nan=False, default=str)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a difference, with its outcome."""
+        return [{**d.to_dict(), "outcome": d.outcome} for d in self.differences]
+
+    def page(self, names: tuple[str, str] | None = None) -> "Report":
+        """The comparison and both audits as a report; `names` are those of the two sets of predictions."""
+        from fairhead.audit.findings import audit_verdicts, comparison_verdicts
+        from fairhead.report.page import Report, Sentence
+        from fairhead.report.sections.audited import Audited
+        from fairhead.report.sections.compared import Compared
+
+        a, b = names or (str(self.provenance.get(side, {}).get("path", side.upper())) for side in "ab")
+        both = ((f"A, {a}", self.a), (f"B, {b}", self.b))
+        alone = [Sentence(f"{name}: {s.text}", s.tone) for name, audit in both for s in audit_verdicts(audit)]
+        title = f"{b} against {a}"
+        return Report(
+            title=f"Audit of {Path(a).name}",
+            question=f"Are the predictions {b} (B) more even by {' and '.join(_columns(self.a))} than {a} (A)?",
+            verdict=[*comparison_verdicts(self), *alone],
+            sections=[
+                Compared(title=title, comparison=self, a_name=a, b_name=b),
+                *(
+                    Audited(title=f"Audit of {name}", name=name, audit=audit)
+                    for name, audit in ((a, self.a), (b, self.b))
+                ),
+            ],
+            provenance=dict(self.provenance),
+        )
+
+    def show(self, console: "Console | None" = None, names: tuple[str, str] | None = None) -> None:
+        """Print the differences; `result.a.show()` and `result.b.show()` print each audit."""
+        from rich.markup import escape
+
+        from fairhead.audit.findings import comparison_verdicts
+        from fairhead.report.console import terminal
+        from fairhead.report.terminal import show_verdict
+
+        console = console or terminal()
+        compared, *_ = self.page(names).sections
+        heading = f"A = {compared.a_name}, B = {compared.b_name}"
+        console.print(f"[bold]{escape(heading)}[/]", highlight=False)
+        show_verdict(console, comparison_verdicts(self))
+        compared.show(console)

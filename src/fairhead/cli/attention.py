@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fairhead.cli.locate_options import check_numbers
-from fairhead.cli.output import check_output, command_line, harmless
+from fairhead.cli.output import check_output, command_line
 from fairhead.errors import FairheadError, InputError
+from fairhead.report.console import harmless
 
 if TYPE_CHECKING:
     from fairhead.locate.assumption import Assumption, Side

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fairhead.cli.output import harmless
 from fairhead.errors import FairheadError, InputError
+from fairhead.report.console import harmless
 
 if TYPE_CHECKING:
     from fairhead.bench.runner import News

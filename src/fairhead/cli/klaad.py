@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fairhead.cli.output import terminal, write_json
+from fairhead.cli.output import write_json
 from fairhead.errors import FairheadError, InputError
+from fairhead.report.console import terminal
 
 if TYPE_CHECKING:
     from fairhead.language.training_record import TrainingRecord

@@ -13,9 +13,10 @@ from typer.core import TyperGroup
 from fairhead.cli.lm_compare import EPILOG as COMPARE_EPILOG
 from fairhead.cli.lm_compare import Statistics, compare_command
 from fairhead.cli.options import attribute_texts, options
-from fairhead.cli.output import check_output, command_line, terminal, write_json
+from fairhead.cli.output import check_output, command_line, write_json
 from fairhead.errors import FairheadError, InputError
 from fairhead.language.answers import Progress, Sampling, read_generations
+from fairhead.report.console import terminal
 from fairhead.settings import Count, Option
 from fairhead.store import locked
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from fairhead.cli.options import options
-from fairhead.cli.output import check_output, command_line, terminal, write_json
+from fairhead.cli.output import check_output, command_line, write_json
 from fairhead.errors import InputError
+from fairhead.report.console import terminal
 from fairhead.settings import Count, Option, WholeNumber
 from fairhead.store import write_text
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fairhead import __version__
-from fairhead.cli.output import check_output, command_line, terminal, write_json
+from fairhead.cli.output import check_output, command_line, write_json
 from fairhead.cli.progress import progress
 from fairhead.errors import FairheadError, InputError
+from fairhead.report.console import terminal
 from fairhead.store import made_folder
 
 if TYPE_CHECKING:

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from fairhead.cli.output import command_line, harmless
+from fairhead.cli.output import command_line
 from fairhead.errors import FairheadError, InputError
 from fairhead.mitigate.registry import listed, method_named, names
+from fairhead.report.console import harmless
 
 # What an option of a method would be called that wanted a group.
 _GROUP_WORDS = ("group", "groups", "attribute", "attributes", "sensitive", "group_by", "protected")
@@ -180,16 +181,16 @@ def mitigate_command(
         },
         selection="accuracy" if by_group else selection.value,
     )
+    from fairhead.audit.findings import audit_verdicts, comparison_verdicts
     from fairhead.bench.one_run import mitigate, report_of
     from fairhead.cli.progress import progress
-    from fairhead.cli.verdicts import audit_verdicts, comparison_verdicts
     from fairhead.models.load import device_named
     from fairhead.report import write
 
     with progress() as shown:
         single = mitigate(cell, out, against, str(device_named(device)), cache, shown.tell)
     compared = [] if single.comparison is None else comparison_verdicts(single.comparison)
-    verdicts = [verdict._asdict() for verdict in (*compared, *audit_verdicts(single.audit, 0.95))]
+    verdicts = [vars(verdict) for verdict in (*compared, *audit_verdicts(single.audit))]
     report = report_of(single, cell, against, verdicts, command_line(context))
     write(report, out / "report.html")
     for sentence in report["verdict"]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from math import floor, log10
 from typing import Any, NamedTuple
 
+from fairhead.stats import Difference, Estimate
 from fairhead.stats.outcome import p_value as p_value
 
 THIN_SPACE = "\u202f"  # narrow and without a line break: between thousands, and before a unit
@@ -183,3 +184,74 @@ def plain_value(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(plain_value(item) for item in value)
     return str(value)
+
+
+FOUR_FIFTHS = 0.8
+_SIDES = {"better": "B better", "worse": "B worse", "changed": "B differs"}
+
+
+def said(estimate: Estimate) -> str:
+    """What can be said about a gap or ratio at the level of its interval; empty for a plain level such as accuracy.
+
+    Example:
+        >>> said(Estimate("DP", "race", 0.12, 0.08, 0.16, 500, ideal=0.0))
+        'larger than 0'
+        >>> said(Estimate("impact_ratio", "race", 0.9, 0.7, 1.0, 500, ideal=1.0))
+        'four-fifths rule: undecided'
+    """
+    if estimate.undefined is not None or estimate.low is None or estimate.high is None:
+        return f"undefined: {estimate.undefined}"
+    if estimate.metric == "impact_ratio":
+        if estimate.high < FOUR_FIFTHS:
+            return "four-fifths rule: fails"
+        return f"four-fifths rule: {'holds' if estimate.low >= FOUR_FIFTHS else 'undecided'}"
+    if estimate.ideal != 0 or estimate.group_by is None:
+        return ""
+    if estimate.low > 0:
+        return "larger than 0"
+    return "smaller than 0" if estimate.high < 0 else "not significant"
+
+
+def left_out(estimate: Estimate) -> str:
+    """What a figure goes without, if anything: a worst group may be among them.
+
+    Example:
+        >>> left_out(Estimate("worst_group_accuracy", "race", 1.0, 0.9, 1.0, 60, ideal=1.0, detail={"excluded": ["a"]}))
+        'without 1 cell that is too small'
+    """
+    n = 0 if estimate.undefined is not None else len(estimate.detail.get("excluded", ()))
+    return f"without {n} cells that are too small" if n > 1 else "without 1 cell that is too small" if n else ""
+
+
+def points(value: float) -> str:
+    """A difference of two shares, for people.
+
+    Example:
+        >>> points(0.1234)
+        '12.3 points'
+    """
+    return f"{100 * value:.1f} points"
+
+
+def between(estimate: Estimate) -> str:
+    """The groups that attain a gap, highest first, and the class if there are several.
+
+    Example:
+        >>> between(Estimate("DP", "race", 0.12, 0.08, 0.16, 500, ideal=0.0, groups=("white", "black")))
+        'white above black'
+    """
+    of_class = f" for class {estimate.detail['class']}" if "class" in estimate.detail else ""
+    return " above ".join(dict.fromkeys((*estimate.groups[:1], *estimate.groups[-1:]))) + of_class
+
+
+def said_of_difference(difference: Difference) -> str:
+    """What can be said about b against a.
+
+    Example:
+        >>> d = Difference("DP", "race", 0.2, 0.1, -0.1, -0.15, -0.05, 900, p=0.001, p_adjusted=0.004, ideal=0.0)
+        >>> said_of_difference(d)
+        'B better'
+    """
+    if difference.value is None:
+        return f"undefined: {difference.undefined}"
+    return _SIDES.get(difference.outcome, difference.outcome)

@@ -8,11 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from markupsafe import Markup
 
 from fairhead.report.form import build, build_dataclass, one_of, take
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 # Kind -> where its class is; imported when first used.
 SECTIONS: dict[str, str] = {
@@ -62,6 +65,9 @@ class Section:
     def draw(self) -> Markup:
         """The section below its title and text. Strings are escaped by `fill`, `element` and `Markup.format`."""
         raise NotImplementedError
+
+    def show(self, console: "Console") -> None:
+        """What the section shows in a terminal; nothing unless it says otherwise."""
 
     def metric_definitions(self) -> Mapping[str, str]:
         """Metric -> its definition, for the notes at the end of the page."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from markupsafe import Markup
 
@@ -12,6 +12,9 @@ from fairhead.report.markup import fill
 from fairhead.report.sections import Section
 from fairhead.report.wording import Scale, by, count, is_share, metric_name, scale_of
 from fairhead.stats import Estimate
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +61,12 @@ class Audited(Section):
         """Overall figures first, then one block for each group column."""
         words = {"count": count, "metric_name": metric_name, "scale_of": scale_of}
         return fill("audit.html", name=self.name, blocks=self.blocks(), **words)
+
+    def show(self, console: "Console") -> None:
+        """Its tables."""
+        from fairhead.report.terminal import show_audit
+
+        show_audit(console, self.audit)
 
     def metric_definitions(self) -> Mapping[str, str]:
         """Those of the audit's metrics."""

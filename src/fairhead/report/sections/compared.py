@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from markupsafe import Markup
 
@@ -13,6 +13,9 @@ from fairhead.report.sections.audited import AuditFigures
 from fairhead.report.sections.changes import LOOKS
 from fairhead.report.wording import Scale, by, count, is_share, metric_name, p_value, scale_of
 from fairhead.stats import Difference
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +69,12 @@ class Compared(Section):
         """How many differences have which outcome."""
         words: list[str] = [d.outcome for d in self.comparison.differences if d.value is not None]
         return ", ".join(f"{count(words.count(word))} {word}" for word in LOOKS if word in words)
+
+    def show(self, console: "Console") -> None:
+        """Its tables."""
+        from fairhead.report.terminal import show_comparison
+
+        show_comparison(console, self.comparison)
 
     def metric_definitions(self) -> Mapping[str, str]:
         """Those of both audits' metrics."""

@@ -1,19 +1,22 @@
-"""The tables of `fairhead audit` in the terminal. Percentages are for people; JSON has fractions."""
+"""Audits and comparisons in a terminal. Percentages are for people; JSON has fractions."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fairhead.audit.catalogue import METRICS
-from fairhead.audit.results import Audit, Comparison, GroupRow
-from fairhead.cli.verdicts import Verdict, between, left_out, said, said_of_difference
-from fairhead.report.wording import is_share, p_value
+from fairhead.report.wording import between, is_share, left_out, p_value, said, said_of_difference
 from fairhead.stats import Estimate
 
-_STYLES = {"good": "green", "bad": "bold red", "unclear": "yellow", "note": "none"}
+if TYPE_CHECKING:
+    from fairhead.report.page import Sentence
+    from fairhead.report.sections.audited import AuditFigures, GroupFigures
+    from fairhead.report.sections.compared import ComparisonFigures
+
+TONES = {"good": "green", "bad": "bold red", "unclear": "yellow", "note": "none"}
 _METRIC_NAMES = {
     "impact_ratio": "impact ratio",
     "worst_group_accuracy": "worst-group accuracy",
@@ -39,11 +42,9 @@ _INTERVAL_WIDTH = 13
 _MANY_GROUPS = 60
 
 
-def show_audit(console: Console, audit: Audit, verdicts: Iterable[Verdict], what: str, level: float) -> None:
-    """Headline, figures of each group, gaps."""
-    console.print(f"[bold]{escape(what)}[/]", highlight=False)
-    show_verdicts(console, verdicts)
-    percent = f"{100 * level:g} %"
+def show_audit(console: Console, audit: "AuditFigures") -> None:
+    """Overall figures, figures of each group, gaps."""
+    percent = _level(audit.provenance.get("audit", {}))
     overall = [
         f"{name(e)} {figure(e, unit=' %')}" for e in audit.estimates if e.group_by is None and e.value is not None
     ]
@@ -60,23 +61,18 @@ def show_audit(console: Console, audit: Audit, verdicts: Iterable[Verdict], what
         console.print()
         console.print(_gap_table(gaps, group_by, percent, console.width < _NARROW))
         _show_reasons(console, [row.rates[rate] for row in rows for rate in rates])
-    _show_legend(console, dict.fromkeys(e.metric for e in audit.estimates if e.group_by is not None))
+    _show_legend(console, {e.metric: e.detail.get("definition") for e in audit.estimates if e.group_by is not None})
 
 
-def show_comparison(
-    console: Console, comparison: Comparison, verdicts: Iterable[Verdict], names: tuple[str, str], level: float
-) -> None:
+def show_comparison(console: Console, comparison: "ComparisonFigures") -> None:
     """Paired differences of two sets of predictions."""
-    console.print()
-    console.print(f"[bold]A = {escape(names[0])}, B = {escape(names[1])}[/]", highlight=False)
     alone = [(side, comparison.provenance.get(f"only_in_{side.lower()}", 0)) for side in "AB"]
     if any(count for _, count in alone):
         left_out = " and ".join(f"{count:,} rows that are only in {side}" for side, count in alone if count)
         console.print(f"Left out: {left_out}.", style="yellow", highlight=False)
-    show_verdicts(console, verdicts)
     sizes = sorted({d.n for d in comparison.differences})
     rows = " to ".join(f"{n:,}" for n in dict.fromkeys([*sizes[:1], *sizes[-1:]]))
-    table = _table(f"B − A, paired, {rows} rows, {100 * level:g} % intervals")
+    table = _table(f"B − A, paired, {rows} rows, {_level(comparison.provenance)} intervals")
     narrow = console.width < _NARROW
     table.add_column("metric", overflow="fold", min_width=11)
     if not narrow:
@@ -105,10 +101,14 @@ def show_comparison(
         console.print(f"[dim]p adj.: permutation p, corrected over all lines ({correction}).[/]", highlight=False)
 
 
-def show_verdicts(console: Console, verdicts: Iterable[Verdict]) -> None:
-    """One line a verdict, in the colour of its tone."""
-    for verdict in verdicts:
-        console.print(escape(verdict.text), style=_STYLES[verdict.tone], highlight=False)
+def show_verdict(console: Console, verdict: "Iterable[Sentence]") -> None:
+    """One line a sentence, in the colour of its tone."""
+    for sentence in verdict:
+        console.print(escape(sentence.text), style=TONES[sentence.tone], highlight=False)
+
+
+def _level(options: Mapping[str, Any]) -> str:
+    return f"{100 * options.get('level', 0.95):g} %"
 
 
 def name(estimate: Estimate) -> str:
@@ -161,7 +161,7 @@ def _table(title: str) -> Table:
     )
 
 
-def _group_table(rows: Sequence[GroupRow], rates: Sequence[str], group_by: str, percent: str) -> Table:
+def _group_table(rows: "Sequence[GroupFigures]", rates: Sequence[str], group_by: str, percent: str) -> Table:
     """One line a group: n and its rates."""
     table = _table(f"{escape(group_by)}: each group, percent with {percent} intervals")
     table.add_column(escape(group_by), overflow="fold")
@@ -173,7 +173,7 @@ def _group_table(rows: Sequence[GroupRow], rates: Sequence[str], group_by: str, 
     return table
 
 
-def _shown_groups(rows: Sequence[GroupRow]) -> tuple[list[GroupRow], int]:
+def _shown_groups(rows: "Sequence[GroupFigures]") -> "tuple[list[GroupFigures], int]":
     """The rows to show, in their order, and how many are left out: the smallest of very many."""
     if len(rows) <= _MANY_GROUPS:
         return list(rows), 0
@@ -181,7 +181,7 @@ def _shown_groups(rows: Sequence[GroupRow]) -> tuple[list[GroupRow], int]:
     return [rows[i] for i in sorted(largest)], len(rows) - _MANY_GROUPS
 
 
-def _rate_columns(rows: Sequence[GroupRow], width: int) -> list[str]:
+def _rate_columns(rows: "Sequence[GroupFigures]", width: int) -> list[str]:
     """The rates shown: a few of a binary task, accuracy and the recall of each class of a small multi-class one."""
     left = width - _GROUP_WIDTH
     room = max(1, left // _RATE_WIDTH, min(4, left // _STACKED_WIDTH))
@@ -224,11 +224,11 @@ def _show_reasons(console: Console, rates: Iterable[Estimate]) -> None:
         console.print(f"[dim]–: {len(reasons) - 5} more for too few rows (all in --json)[/]", highlight=False)
 
 
-def _show_legend(console: Console, metrics: Iterable[str]) -> None:
+def _show_legend(console: Console, definitions: Mapping[str, Any]) -> None:
     legend = Table.grid(padding=(0, 2))
-    for metric in metrics:
-        if metric in METRICS:
-            legend.add_row(_metric_name(metric), escape(METRICS[metric].definition))
+    for metric, definition in definitions.items():
+        if definition:
+            legend.add_row(_metric_name(metric), escape(str(definition)))
     legend.add_row("MDE", "smallest gap that a sample of this size shows with 80 % power")
     console.print()
     console.print(legend, style="dim")

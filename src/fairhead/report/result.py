@@ -1,0 +1,80 @@
+"""What every verb returns: a result that can be shown, written, turned into a table, and seen in a notebook."""
+
+import os
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # imported when used: an audit needs neither pandas nor templates
+    import pandas as pd
+    from rich.console import Console
+
+    from fairhead.report.page import Report
+
+
+class Result:
+    """Base of what verbs return. A kind of result says what its page is, its JSON form and its rows.
+
+    Example:
+        >>> from fairhead.report import Report, Sentence
+        >>> class Found(Result):
+        ...     def page(self):
+        ...         verdict = [Sentence("Two heads.", "good")]
+        ...         return Report(title="Heads", question="", verdict=verdict, sections=[], provenance={})
+        ...     def to_dict(self):
+        ...         return {"heads": 2}
+        ...     def rows(self):
+        ...         return [{"head": "L0H1", "gap": 0.5}, {"head": "L1H0", "gap": 0.25}]
+        >>> Found().show()
+        Two heads.
+        >>> Found().to_frame()["gap"].sum()
+        np.float64(0.75)
+    """
+
+    def page(self) -> "Report":
+        """The result as a report."""
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        raise NotImplementedError
+
+    def rows(self) -> Sequence[Mapping[str, Any]]:
+        """The main figures, one row each, for `to_frame`."""
+        raise NotImplementedError
+
+    def to_frame(self) -> "pd.DataFrame":
+        """The main figures as a pandas DataFrame, one row each."""
+        import pandas as pd
+
+        return pd.DataFrame(list(self.rows()))
+
+    def show(self, console: "Console | None" = None) -> None:
+        """Print the findings and their tables, as the command line does."""
+        show_page(self.page(), console)
+
+    def report(self, path: str | os.PathLike[str]) -> Path:
+        """Write a self-contained page to a path that ends in .html, with its JSON beside it; return the path."""
+        from fairhead.report.page import write
+
+        write(self.page(), path)
+        return Path(path)
+
+    def _repr_html_(self) -> str:
+        from fairhead.report.page import render
+
+        # In a frame of its own, so that neither the notebook's style nor the page's reaches the other.
+        page = escape(render(self.page()), quote=True)
+        return f'<iframe srcdoc="{page}" style="width:100%;height:42em;border:1px solid #ccc" sandbox></iframe>'
+
+
+def show_page(page: "Report", console: "Console | None" = None) -> None:
+    """Print a report: the verdict in the colours of its tones, then what each section shows in a terminal."""
+    from fairhead.report.console import terminal
+    from fairhead.report.terminal import show_verdict
+
+    console = console or terminal()
+    show_verdict(console, page.verdict)
+    for section in page.sections:
+        section.show(console)
