@@ -29,6 +29,7 @@ check: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 # Ratios against Fairlearn, pandas, plain forward passes and plain training; a quarter of an hour, and a quiet machine.
 bench: .venv/.dev

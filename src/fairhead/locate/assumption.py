@@ -1,6 +1,6 @@
 """DAM's Assumption 1 on real q and k: is each dimension normal within a group, with one spread in both groups?
 
-The theory (`fairhead.mitigate.theory`) takes each dimension of q and k as a mixture of two normal distributions, one a
+The theory (`fairhead.locate.theory`) takes each dimension of q and k as a mixture of two normal distributions, one a
 group, with q and k independent within a group. Nothing real is exactly so. What is told is how far off it is: the
 distance of each group from the normal distribution of its own mean and deviation, the ratio of the two deviations, and
 what both do to the quantity that the theory is about: the gap in attention logits that it predicts, beside the one that
@@ -17,7 +17,7 @@ from scipy import stats
 from scipy.special import ndtr
 
 from fairhead.errors import InputError
-from fairhead.mitigate.theory import Operation, absolute_bound, folded_mean, norm_bound, paper_bound
+from fairhead.locate.theory import Operation, absolute_bound, folded_mean, norm_bound, paper_bound
 from fairhead.report.sections.qk_histograms import Dimension, Shape
 from fairhead.stats import adjust
 
