@@ -50,7 +50,7 @@ NOT_FIGURES = frozenset(
     ]
 )
 # Why there is no figure, or not of everything: that there is a reason matters, or for how many, and not the words.
-REASONS = {"undefined", "excluded", "unstable", "note", "left_out"}
+REASONS = {"undefined", "excluded", "unstable", "note", "left_out", "few"}
 # When a key, or a word such as an outcome, is called something else: new name -> the name in the goldens.
 RENAMED_KEYS: Mapping[str, str] = {}
 RENAMED_WORDS: Mapping[str, str] = {"not significant": "cannot be told apart"}

@@ -6,24 +6,25 @@ import operator
 
 import cases_language
 import cases_locate
+import cases_real
 import cases_tables
 import cases_training
 import pytest
 from figures import EXPECTED, NUMPY, check, differences
 
-CASES = {**cases_tables.CASES, **cases_language.CASES, **cases_locate.CASES, **cases_training.CASES}
+MADE = {**cases_tables.CASES, **cases_language.CASES, **cases_locate.CASES, **cases_training.CASES}
+CASES = {**MADE, **cases_real.CASES}
 
 # Cases that do not hold now, with what is wrong; the golden stands until that is mended.
 WRONG_NOW = {"mitigate_posts": "saving a classifier of texts asks how large its pictures are"}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.xfail(reason=WRONG_NOW[name])] if name in WRONG_NOW else [])
-        for name in CASES
-    ],
-)
+def _marks(name):
+    wrong = [pytest.mark.xfail(reason=WRONG_NOW[name])] if name in WRONG_NOW else []
+    return wrong + [pytest.mark.real] * (name in cases_real.CASES)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=_marks(name)) for name in CASES])
 def test_figures_are_the_golden_ones(name, tmp_path, monkeypatch, request):
     monkeypatch.chdir(tmp_path)
     case = CASES[name]
