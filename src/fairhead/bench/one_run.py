@@ -16,6 +16,11 @@ from fairhead.bench.runner import check
 from fairhead.models import attach, method_of, save
 from fairhead.models.fresh import Recipe
 from fairhead.models.inputs import tokenizer_of
+from fairhead.report import Report, Sentence
+from fairhead.report.sections import Section
+from fairhead.report.sections.audited import Audited
+from fairhead.report.sections.compared import Compared
+from fairhead.report.sections.prose import Text
 from fairhead.store import locked, whole_folder, write_json
 from fairhead.train import TrainingDiverged
 from fairhead.train.features import put_back
@@ -138,44 +143,37 @@ def whole_model(trained: nn.Module, kind: str, cell: Cell, recipe: Recipe) -> nn
 
 def report_of(
     single: Single, cell: Cell, against: str | None, verdicts: Sequence[Mapping[str, str]], command: str
-) -> dict[str, Any]:
-    """The run as `fairhead.report` takes it; the verdict comes from the caller."""
+) -> Report:
+    """The page of a run; the verdict comes from the caller."""
     name, row = cell.method.name, single.row
     by = " and ".join(dict.fromkeys(e.group_by for e in single.audit.estimates if e.group_by is not None))
     question = f"Is {cell.backbone.name}, trained with {name} on {cell.data.name}, even by {by}?"
-    sections: list[dict[str, Any]] = [
-        {"kind": "audit", "title": f"Audit of {name}", "name": name, "audit": single.audit.to_dict()},
-        {"kind": "text", "title": "Training and its cost", "text": _cost_text(row)},
+    sections: list[Section] = [
+        Audited(title=f"Audit of {name}", name=name, audit=single.audit),
+        Text(title="Training and its cost", text=_cost_text(row)),
     ]
-    if single.comparison is not None:
+    if single.comparison is not None and against is not None:
         question = f"Is {cell.backbone.name} more even by {by} when trained with {name} (B) than with {against} (A)?"
-        comparison = {
-            "kind": "comparison",
-            "title": f"{name} against {against}",
-            "comparison": single.comparison.to_dict(),
-            "a_name": against,
-            "b_name": name,
-        }
-        sections.insert(0, comparison)
-    note = {
-        "tone": "note",
-        "text": "One training run: the intervals cover the choice of test rows, not the luck of the seed. "
-        "fairhead bench runs several seeds.",
-    }
+        title = f"{name} against {against}"
+        sections.insert(0, Compared(title=title, comparison=single.comparison, a_name=against, b_name=name))
+    notes = [
+        "One training run: the intervals cover the choice of test rows, not the luck of the seed. "
+        "fairhead bench runs several seeds."
+    ]
     how = []
     if cell.method.trains_with_groups:
         how.append(f"{name} saw the groups while training")
     if cell.method.selection is not None:
         how.append(f"The epoch of {name} was chosen by the groups of the validation rows")
-    attributes = {"tone": "note", "text": f"{'. '.join(how)}: what could be reached with them."}
-    return {
-        "schema": "fairhead.report/1",
-        "title": f"{name} on {cell.data.name}",
-        "question": question,
-        "verdict": [*verdicts, note, *([attributes] if cell.method.uses_groups else [])],
-        "sections": sections,
-        "provenance": {"command": command, "settings": json.dumps(row["settings"], default=str), **row["made_with"]},
-    }
+    if cell.method.uses_groups:
+        notes.append(f"{'. '.join(how)}: what could be reached with them.")
+    return Report(
+        title=f"{name} on {cell.data.name}",
+        question=question,
+        verdict=[*(Sentence(**verdict) for verdict in verdicts), *(Sentence(note, "note") for note in notes)],
+        sections=sections,
+        provenance={"command": command, "settings": json.dumps(row["settings"], default=str), **row["made_with"]},
+    )
 
 
 def _cost_text(row: Mapping[str, Any]) -> str:

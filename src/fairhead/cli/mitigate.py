@@ -193,8 +193,8 @@ def mitigate_command(
     verdicts = [vars(verdict) for verdict in (*compared, *audit_verdicts(single.audit))]
     report = report_of(single, cell, against, verdicts, command_line(context))
     write(report, out / "report.html")
-    for sentence in report["verdict"]:
-        typer.echo(harmless(f"- {sentence['text']}"))
+    for sentence in report.verdict:
+        typer.echo(harmless(f"- {sentence.text}"))
     typer.echo(f"\nmodel: {out / 'model'}\nreport: {out / 'report.html'}")
 
 
