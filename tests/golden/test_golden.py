@@ -15,13 +15,9 @@ from figures import EXPECTED, NUMPY, check, differences
 MADE = {**cases_tables.CASES, **cases_language.CASES, **cases_locate.CASES, **cases_training.CASES}
 CASES = {**MADE, **cases_real.CASES}
 
-# Cases that do not hold now, with what is wrong; the golden stands until that is mended.
-WRONG_NOW = {"mitigate_posts": "saving a classifier of texts asks how large its pictures are"}
-
 
 def _marks(name):
-    wrong = [pytest.mark.xfail(reason=WRONG_NOW[name])] if name in WRONG_NOW else []
-    return wrong + [pytest.mark.real] * (name in cases_real.CASES)
+    return [pytest.mark.real] if name in cases_real.CASES else []
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=_marks(name)) for name in CASES])
