@@ -11,7 +11,6 @@ from scipy import stats
 from fairhead.data.sentence_pairs import CrowsPair
 from fairhead.data.sentence_triplets import StereoSetItem, Triplet
 from fairhead.errors import InputError
-from fairhead.language.attention_pairs import read_gaps
 from fairhead.language.benchmarks.attention_gap import (
     BENCHMARK,
     EQUAL,
@@ -25,6 +24,7 @@ from fairhead.language.benchmarks.attention_gap import (
     study,
     table,
 )
+from fairhead.language.read_attention import read_gaps
 from fairhead.language.scorer import Scorer
 from fairhead.language.tokenising import align, slots
 from fairhead.stats.bootstrap import Resampling

@@ -7,9 +7,8 @@ import transformers as hf
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from fairhead.errors import InputError
-from fairhead.language.benchmarks.attention_entropy import by_head, layers, measures, table
+from fairhead.language.benchmarks.attention_entropy import BENCHMARK, by_head, layers, table
 from fairhead.language.benchmarks.perplexity import Document
-from fairhead.language.results import result_of
 from fairhead.language.scorer import Scorer
 from fairhead.stats.bootstrap import Resampling
 
@@ -66,7 +65,7 @@ def test_a_model_without_queries_looks_everywhere_alike():
     found = table(of, DOCUMENTS)
     assert np.allclose(by_head(found)[1], 1.0, atol=1e-6)
     assert max(by_head(found)[0]) < 0.98
-    result = result_of(found, measures(found), Resampling(min_items=1, n_boot=50))
+    result = BENCHMARK.result(found, Resampling(n_boot=50))
     assert result["attention_entropy_layer_1"].value == pytest.approx(1.0, abs=1e-6)
     every = np.mean([h for layer in by_head(found) for h in layer])
     assert result["attention_entropy"].value == pytest.approx(every)

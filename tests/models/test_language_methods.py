@@ -14,11 +14,11 @@ from fairhead.data.sentence_triplets import StereoSetItem, Triplet, TripletSplit
 from fairhead.errors import InputError
 from fairhead.language import Request, load_scorer
 from fairhead.language.answers import Prompt, Sampling
-from fairhead.language.attention_pairs import read_gaps
 from fairhead.language.benchmarks import attention_entropy
 from fairhead.language.benchmarks.attention_gap import SentencePair
 from fairhead.language.benchmarks.perplexity import Document
 from fairhead.language.generation import generate
+from fairhead.language.read_attention import read_gaps
 from fairhead.language.scorer import Scorer
 from fairhead.language.swaps import read_swaps
 from fairhead.mitigate.bias_unlearn import BiasUnlearn

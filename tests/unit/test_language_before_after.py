@@ -15,8 +15,8 @@ from fairhead.errors import InputError
 from fairhead.language.before_after import compare_suites
 from fairhead.language.before_after_report import markdown_of, report_of, verdict
 from fairhead.language.benchmarks import benchmark_named
+from fairhead.language.item_table import ItemTable
 from fairhead.language.suite import Suite
-from fairhead.language.tables import ItemTable
 from fairhead.report import render
 from fairhead.stats import Difference, Span
 from fairhead.stats.bootstrap import Resampling

@@ -6,7 +6,7 @@ from scipy import stats
 
 from fairhead.errors import InputError
 from fairhead.language.benchmarks import winobias
-from fairhead.language.tables import ItemTable, Measure, compare_items, join_items, read_items
+from fairhead.language.item_table import ItemTable, Measure, compare_items, join_items, read_items
 from fairhead.stats import Difference, Span
 from fairhead.stats.bootstrap import Resampling
 from fairhead.stats.clusters import ratio

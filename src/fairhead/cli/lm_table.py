@@ -6,7 +6,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fairhead.language.benchmark import Benchmark, TextTable
-from fairhead.language.results import BenchmarkResult
+from fairhead.language.item_table import BenchmarkResult
 from fairhead.language.suite import Suite
 from fairhead.stats import Estimate
 

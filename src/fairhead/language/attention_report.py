@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fairhead.language.benchmark import TextTable
-from fairhead.language.results import BenchmarkResult
+from fairhead.language.item_table import BenchmarkResult
 from fairhead.stats import Estimate
 
 _CAREFUL = (

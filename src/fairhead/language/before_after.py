@@ -13,8 +13,8 @@ from fairhead import __version__
 from fairhead.errors import InputError
 from fairhead.language.benchmark import ASKS, Figure
 from fairhead.language.benchmarks import all_benchmarks, attention_entropy, benchmark_named
+from fairhead.language.item_table import ItemTable, Measure, compare_items, join_items
 from fairhead.language.suite import Suite
-from fairhead.language.tables import ItemTable, Measure, compare_items, join_items
 from fairhead.stats import Difference
 from fairhead.stats.bootstrap import Resampling
 from fairhead.stats.paired import N_PERM, corrected

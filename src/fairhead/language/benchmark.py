@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args, g
 import numpy as np
 
 from fairhead.errors import FairheadError, InputError, did_you_mean
-from fairhead.language.results import BenchmarkResult, result_of
-from fairhead.language.tables import ItemTable, Measure
+from fairhead.language.item_table import BenchmarkResult, ItemTable, Measure
 from fairhead.settings import check_settings
+from fairhead.stats import Estimate
 from fairhead.stats.bootstrap import Resampling
 
 if TYPE_CHECKING:
@@ -233,8 +233,12 @@ class Benchmark:
         self, table: ItemTable, how: Resampling | None = None, options: Any = None, reading: Any = None
     ) -> BenchmarkResult:
         """The figures of a table."""
-        chosen = replace(how or Resampling(), min_items=self.min_items)
-        made = result_of(table, self.measures_of(table), chosen)
+        chosen, measures = replace(how or Resampling(), min_items=self.min_items), self.measures_of(table)
+        found: list[Estimate] = []
+        for group in (None, *table.order):
+            part = table.part(group)
+            found += [measure.estimate(part, group, chosen) for measure in measures if measure.of(group)]
+        made = BenchmarkResult(self.name, tuple(found), len(table), table.left_out)
         return self.finish(made, reading, self.options() if options is None else options, chosen)
 
     def label(self, metric: str) -> Label:
@@ -304,3 +308,45 @@ def sample(items: Sequence[T], limit: int, seed: int, unit: Callable[[T], str] |
     distinct = list(dict.fromkeys(units))
     kept = {distinct[i] for i in np.random.default_rng(seed).permutation(len(distinct))[:limit]}
     return [item for item, of in zip(items, units, strict=True) if of in kept]
+
+
+def percent(estimate: Estimate, level: float, unit: str = " %") -> str:
+    """A share that is defined, with its interval.
+
+    Example:
+        >>> percent(Estimate("ss", None, 0.6, 0.55, 0.65, 100, ideal=0.5), 0.95)
+        '60.0 % (95 % interval 55.0 to 65.0)'
+    """
+    value, low, high = (100 * (x or 0.0) for x in (estimate.value, estimate.low, estimate.high))
+    return f"{value:.1f}{unit} ({100 * level:g} % interval {low:.1f} to {high:.1f})"
+
+
+def more_often(metric: str, words: str) -> Callable[[BenchmarkResult, float], list[str]]:
+    """A sentence on a share whose even value is one half: `Benchmark.sentences` of many.
+
+    Example:
+        >>> estimate = Estimate("ss", None, 0.6, 0.55, 0.65, 100, ideal=0.5)
+        >>> more_often("ss", "The first is likelier in")(BenchmarkResult("b", (estimate,), 100), 0.95)
+        ['The first is likelier in 60.0 % (95 % interval 55.0 to 65.0): more often than not.']
+    """
+
+    def sentences(result: BenchmarkResult, level: float) -> list[str]:
+        found = result[metric]
+        if found.value is None or found.low is None or found.high is None:
+            return [f"{metric} is undefined: {found.undefined}."]
+        verdict = "more often than not" if found.low > 0.5 else "less often than not"
+        if found.low <= 0.5 <= found.high:
+            verdict = "not significantly different from 50 %"
+        return [f"{words} {percent(found, level)}: {verdict}."]
+
+    return sentences
+
+
+def crossed(*names: str) -> str:
+    """The name of an intersection, as in audits.
+
+    Example:
+        >>> crossed("intrasentence", "gender")
+        'intrasentence × gender'
+    """
+    return " × ".join(names)

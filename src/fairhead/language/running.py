@@ -23,7 +23,7 @@ from fairhead.language.answers import (
 )
 from fairhead.language.benchmark import Benchmark, Measured, NotMeasured, Work
 from fairhead.language.benchmarks import benchmark_named, choose
-from fairhead.language.results import BenchmarkResult
+from fairhead.language.item_table import BenchmarkResult
 from fairhead.language.suite import Suite
 from fairhead.stats.bootstrap import Resampling
 

@@ -12,8 +12,7 @@ from typing import Any
 
 from fairhead.errors import InputError
 from fairhead.language.benchmarks import all_benchmarks
-from fairhead.language.results import BenchmarkResult
-from fairhead.language.tables import ItemTable, StoredItems, read_items
+from fairhead.language.item_table import BenchmarkResult, ItemTable, StoredItems, read_items
 from fairhead.language.training_record import FILE as TRAINING_FILE
 from fairhead.language.training_record import TrainingRecord
 from fairhead.store import made_folder, write_json

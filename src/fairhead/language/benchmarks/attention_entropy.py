@@ -17,7 +17,7 @@ from fairhead.errors import InputError
 from fairhead.language.answers import Progress
 from fairhead.language.benchmark import Benchmark, Figure, Label, Measured, Work
 from fairhead.language.benchmarks.perplexity import Document, read_documents
-from fairhead.language.tables import ItemTable, Measure, overall
+from fairhead.language.item_table import ItemTable, Measure
 from fairhead.stats.bootstrap import Array
 from fairhead.stats.clusters import ratio
 
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 # Tokens of each document that are read: entropies of longer rows differ little, and maps grow with the square.
 WINDOW = 128
-# Attention weights held at once: 256 MB in float32 on a processor, 2 GB elsewhere.
-_MOST_WEIGHTS = {"cpu": 1 << 26}
 # A layer has collapsed where less than this share is left: of what parts it from uniform, or of its entropy.
 COLLAPSE = 0.5
 
@@ -49,39 +47,24 @@ def table(
     """
     import torch
 
-    from fairhead.heads import tap
-    from fairhead.language.row_layout import stack
-    from fairhead.language.scorer import quiet
+    from fairhead.language.read_attention import read_attention
 
     width = min(window, scorer.context)
     if width < 3:
         raise InputError(f"a window of {width} tokens: at least 3 are expected")
     encoded = scorer.tokenizer([d.text for d in documents], add_special_tokens=False, verbose=False)["input_ids"]
     tokens = [[scorer.start_token.id, *ids[: width - 1]] for ids in encoded]
-    # Alike in length, so that little is padded.
-    order = sorted((i for i, ids in enumerate(tokens) if len(ids) > 2), key=lambda i: len(tokens[i]))
-    short = tuple(document.id for document, ids in zip(documents, tokens, strict=True) if len(ids) <= 2)
-    if not order:
+    long = {i: [ids] for i, ids in enumerate(tokens) if len(ids) > 2}
+    if not long:
         raise InputError("there is no text of at least two tokens to read attention on")
     found: dict[int, Tensor] = {}
-    model = scorer.attending
-    with quiet(model), tap(model) as heads:
-        reading = heads.read("weights")
-        names = [f"L{site.layer}H{head}" for site in heads.sites for head in range(site.n_heads)]
-        place = torch.device(scorer.device or "cpu").type
-        most = _MOST_WEIGHTS.get(place, 1 << 29)
-        while order:
-            # The longest of the next ones decides how many fit.
-            fits = max(1, most // (len(names) * len(tokens[order[min(len(order), 64) - 1]]) ** 2))
-            batch, order = order[: min(fits, 64)], order[min(fits, 64) :]
-            ids, mask = stack([tokens[i] for i in batch])
-            model(input_ids=ids.to(scorer.device), attention_mask=mask.to(scorer.device), use_cache=False)
-            # [B, all heads]
-            entropies = torch.cat([_mean_entropy(weights, mask) for weights in reading], dim=1)
-            reading.clear()
-            found |= dict(zip(batch, entropies.double().cpu(), strict=True))
-            if progress is not None:
-                progress(len(found), len(documents) - len(short))
+    names: list[str] = []
+    for batch in read_attention(scorer, long, progress):
+        # [B, all heads]
+        entropies = torch.cat([_mean_entropy(weights, batch.mask) for weights in batch.weights], dim=1)
+        found |= dict(zip(batch.members, entropies.double().cpu(), strict=True))
+        names = batch.heads
+    short = tuple(document.id for i, document in enumerate(documents) if i not in long)
     kept = [i for i in range(len(documents)) if i in found]
     values = torch.stack([found[i] for i in kept]).numpy()
     if not np.isfinite(values).all():
@@ -177,7 +160,7 @@ def _mean(metric: str, names: Sequence[str]) -> Measure:
         mean: NDArray[Any] = np.mean([table.column(name) for name in names], axis=0) if len(table) else rows
         return np.column_stack([mean * rows, rows])
 
-    return Measure(metric, columns, ratio, None, overall)
+    return Measure(metric, columns, ratio, of=lambda category: category is None)
 
 
 def _measure(work: Work) -> Measured:

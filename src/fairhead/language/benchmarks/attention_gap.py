@@ -1,7 +1,7 @@
 """Where attention parts ways between a stereotyped sentence and its counterpart: on the words that differ?
 
 KLAAD's motivation: in a pair of sentences, is the token whose attention differs most one of those that carry the bias?
-`attention_pairs.read_gaps` reads a model; this file makes figures of what it read, and needs no torch.
+`read_attention.read_gaps` reads a model; this file makes figures of what it read, and needs no torch.
 
 Read the answer with care. Tokens that differ have keys that differ, in any model and for any words: that attention to
 them differs most is no proof of bias. What tells something is how the figures compare, between models, heads or kinds
@@ -23,12 +23,12 @@ from fairhead.language.attention_report import report, shown, verdict
 from fairhead.language.benchmark import ASKS, SHOWS, Benchmark, Figure, Label, Measured, SentencePair, Work
 from fairhead.language.benchmarks import all_benchmarks
 from fairhead.language.benchmarks.crows_pairs import read_crows_pairs
-from fairhead.language.results import BenchmarkResult
-from fairhead.language.tables import ItemTable, Measure
+from fairhead.language.item_table import BenchmarkResult, ItemTable, Measure
 from fairhead.settings import Option, WholeNumber
 from fairhead.stats import adjust
 from fairhead.stats.bootstrap import Resampling
-from fairhead.stats.clusters import cluster_sums, ratio
+from fairhead.stats.clusters import cluster_errors, ratio
+from fairhead.stats.paired import permutation_p
 
 Array = NDArray[np.float64]
 
@@ -177,33 +177,16 @@ def _mean_of(*parts: tuple[str, int]) -> Any:
     return columns
 
 
-class MeanTest(NamedTuple):
-    """A one-sided test that a mean is above 0; None where every pair has the same value.
-
-    Attributes:
-        mean: the mean.
-        t: Student's, with sums over clusters in place of single pairs.
-        p: its p-value.
-        p_permutation: the share of draws with a mean as large, had the span lain elsewhere in each sentence.
-        n: pairs.
-    """
-
-    mean: float
-    t: float | None
-    p: float | None
-    p_permutation: float
-    n: int
-
-
 def study(
     result: BenchmarkResult, gaps: PairGaps, options: Options, how: Resampling, n_perm: int = 2000
 ) -> BenchmarkResult:
     """Add what a table does not hold: tests, every layer, every head, and single pairs.
 
     Added by name are `layer`, the layer that the estimates and tests are of; `tests` of "above_chance" and
-    "gap_difference", over all pairs (`MeanTest`); `layers`, every layer's gaps, averaged over heads; `heads`, by head,
-    how much more often than by chance its largest gap is on the span, [layers][heads] each; and `pairs`: single pairs,
-    token by token, those with the largest gap relative to the others of their sentence, of each kind of bias in turn.
+    "gap_difference" over all pairs, by Student's t and against spans moved elsewhere in each sentence; `layers`, every
+    layer's gaps, averaged over heads; `heads`, [layers][heads] each, how much more often than by chance a head's
+    largest gap is on the span; and `pairs`: single pairs, token by token, those with the largest gap relative to the
+    others of their sentence, of each kind of bias in turn.
     """
     heads = gaps.hit.shape[2]
     layer = _number(gaps, options.layer)
@@ -220,7 +203,7 @@ def study(
     observed = {"above_chance": hit[:, layer] - chance, "gap_difference": on[:, layer] - off[:, layer]}
     more = {
         "layer": layer,
-        "tests": {name: _tested(v, clusters, by_chance[name])._asdict() for name, v in observed.items()},
+        "tests": {name: _tested(v, clusters, by_chance[name]) for name, v in observed.items()},
         "layers": [{"layer": i, **dict(zip(names, row, strict=True))} for i, row in enumerate(by_layer.tolist())],
         "heads": {name: _grid(values, heads) for name, values in grids.items()},
         "pairs": [_picture(gaps, i, layer) for i in _telling(gaps, layer, options.pictures)],
@@ -245,27 +228,24 @@ class _Means(NamedTuple):
 
 def _means(values: Array, clusters: Sequence[str], level: float = 0.95) -> _Means:
     """Means of [n, k] over n with intervals and one-sided tests by Student's t, clusters as units: [k] each."""
-    from scipy import special
+    from scipy.special import stdtr
 
-    n = len(values)
     mean = values.mean(axis=0)
-    sums = cluster_sums(values - mean, clusters)
-    c = len(sums)
-    if c < 2:
+    if len(set(clusters)) < 2:
         nothing = np.full(mean.shape, np.nan)
         return _Means(mean, nothing, nothing, nothing, nothing)
-    # For clusters of one pair each this is the standard error of the mean.
-    se = np.sqrt(c / (c - 1) * (sums**2).sum(axis=0)) / n
-    reach = special.stdtrit(c - 1, (1 + level) / 2) * se
-    t = np.divide(mean, se, out=np.full(mean.shape, np.nan), where=se > 1e-12)
-    return _Means(mean, mean - reach, mean + reach, t, special.stdtr(c - 1, -t))
+    errors = cluster_errors((values - mean) / len(values), np.array(clusters))
+    reach = errors.reach(level)
+    t = np.divide(mean, errors.se, out=np.full(mean.shape, np.nan), where=errors.se > 1e-12)
+    return _Means(mean, mean - reach, mean + reach, t, stdtr(errors.clusters - 1, -t))
 
 
-def _tested(values: Array, clusters: Sequence[str], by_chance: Array) -> MeanTest:
-    mean, _, _, t, p = (float(part[0]) for part in _means(values[:, None], clusters))
-    as_large = int(np.count_nonzero(by_chance >= mean - 1e-12))
-    t_or_none, p_or_none = (None if np.isnan(x) else x for x in (t, p))
-    return MeanTest(mean, t_or_none, p_or_none, (1 + as_large) / (1 + len(by_chance)), len(values))
+def _tested(values: Array, clusters: Sequence[str], by_chance: Array) -> dict[str, float | None]:
+    """A one-sided test that a mean is above 0; t and p are None where every pair has the same value."""
+    found = _means(values[:, None], clusters)
+    mean, t, p = (None if np.isnan(part[0]) else float(part[0]) for part in (found.value, found.t, found.p))
+    by_permutation = permutation_p(float(found.value[0]), by_chance)
+    return {"mean": mean, "t": t, "p": p, "p_permutation": by_permutation, "n": len(values)}
 
 
 def _shifted(gaps: PairGaps, layer: int, n_perm: int, seed: int) -> dict[str, Array]:
@@ -323,7 +303,7 @@ def _read(path: Path, options: Options) -> Items[CrowsPair]:
 
 
 def _measure(work: Work) -> Measured:
-    from fairhead.language.attention_pairs import read_gaps
+    from fairhead.language.read_attention import read_gaps
 
     how = {"average": work.options.average, "start_token": work.options.counts_start_token}
     gaps = read_gaps(work.scorer, sentence_pairs(work.items), **how, progress=work.progress)

@@ -22,9 +22,8 @@ from fairhead.data.datasets import Items, choose
 from fairhead.data.files import MALFORMED, Line, Skips, Source, text_field, texts_field
 from fairhead.errors import InputError
 from fairhead.language.answers import Request, Score, gather
-from fairhead.language.benchmark import ASKS, Benchmark, Figure, Label
-from fairhead.language.results import BenchmarkResult, crossed, percent
-from fairhead.language.tables import ItemTable, Measure
+from fairhead.language.benchmark import ASKS, Benchmark, Figure, Label, crossed, percent
+from fairhead.language.item_table import BenchmarkResult, ItemTable, Measure
 from fairhead.settings import Option
 from fairhead.stats.bootstrap import Array
 from fairhead.stats.clusters import divide

@@ -20,7 +20,8 @@ from fairhead.data.datasets import Items, choose
 from fairhead.data.files import MALFORMED, Skips, Source
 from fairhead.errors import InputError
 from fairhead.language.answers import TOO_LONG, Answers, Generation, Prompt
-from fairhead.language.benchmark import MEASURES, Benchmark, Figure, Label, TextTable
+from fairhead.language.benchmark import MEASURES, Benchmark, Figure, Label, TextTable, crossed
+from fairhead.language.item_table import BenchmarkResult, ItemTable, Measure
 from fairhead.language.lexicons import (
     GENDERED,
     Gauge,
@@ -32,8 +33,6 @@ from fairhead.language.lexicons import (
     sentiment,
     words_of,
 )
-from fairhead.language.results import BenchmarkResult, crossed
-from fairhead.language.tables import ItemTable, Measure
 from fairhead.settings import Option
 from fairhead.stats import Estimate, adjust
 from fairhead.stats.bootstrap import Array, Resampling

@@ -19,9 +19,8 @@ from fairhead.data.files import MALFORMED, Skips, Source
 from fairhead.data.sentence_pairs import DIRECTIONS, CrowsPair
 from fairhead.errors import InputError
 from fairhead.language.answers import Request, Score, gather
-from fairhead.language.benchmark import Benchmark, Figure, Label, SentencePair
-from fairhead.language.results import more_often
-from fairhead.language.tables import ItemTable, Measure
+from fairhead.language.benchmark import Benchmark, Figure, Label, SentencePair, more_often
+from fairhead.language.item_table import ItemTable, Measure
 from fairhead.stats.bootstrap import Array
 from fairhead.stats.clusters import ratio
 

@@ -17,8 +17,8 @@ from fairhead.errors import InputError
 from fairhead.language.answers import Journal, Progress, Request, Score, journal_in
 from fairhead.language.benchmark import ASKS, Benchmark, Figure, Label, Measured, Work
 from fairhead.language.benchmarks.bold import BoldPrompt, read_bold
+from fairhead.language.item_table import ItemTable, Measure
 from fairhead.language.packing import TokenSequence
-from fairhead.language.tables import ItemTable, Measure
 from fairhead.settings import Option
 from fairhead.stats.bootstrap import Array
 from fairhead.stats.clusters import divide

@@ -18,9 +18,8 @@ from fairhead.data.files import MALFORMED, Skips, Source, text_field
 from fairhead.data.sentence_triplets import GOLD_LABELS, KINDS, StereoSetItem, Triplet
 from fairhead.errors import InputError
 from fairhead.language.answers import Request, Score, gather
-from fairhead.language.benchmark import ASKS, Benchmark, Figure, Label, SentencePair
-from fairhead.language.results import crossed, more_often
-from fairhead.language.tables import ItemTable, Measure
+from fairhead.language.benchmark import ASKS, Benchmark, Figure, Label, SentencePair, crossed, more_often
+from fairhead.language.item_table import ItemTable, Measure
 from fairhead.language.training_record import without_training_targets
 from fairhead.settings import Option
 from fairhead.stats.bootstrap import Array

@@ -15,9 +15,8 @@ import numpy as np
 from fairhead.data.datasets import Items
 from fairhead.data.files import Skips, Source, base_name
 from fairhead.language.answers import Request, Score, gather
-from fairhead.language.benchmark import Benchmark, Figure, Label
-from fairhead.language.results import more_often
-from fairhead.language.tables import ItemTable, Measure
+from fairhead.language.benchmark import Benchmark, Figure, Label, more_often
+from fairhead.language.item_table import ItemTable, Measure
 from fairhead.stats.bootstrap import Array
 from fairhead.stats.clusters import ratio
 

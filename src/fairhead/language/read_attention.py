@@ -1,6 +1,6 @@
-"""Reading a model's attention on pairs of sentences, through the tap: how far apart it is at each token."""
+"""Reading a language model's attention through the tap: batch by batch, and on pairs of sentences."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -18,9 +18,57 @@ from fairhead.language.tokenising import Slots, slots
 
 # Attention weights held at once: 128 MB in float32 on a processor, 2 GB elsewhere.
 _MOST_WEIGHTS = {"cpu": 1 << 25}
-_MOST_PAIRS = 64
+_MOST_AT_ONCE = 64
 
 Average = Literal["before", "after"]
+
+
+class AttentionBatch(NamedTuple):
+    """Attention that was read in one forward pass.
+
+    Attributes:
+        members: numbers of what was read.
+        weights: [N, H, T, T] a layer: the first sequences of all members, then their second ones, ...; they hold until
+            the next batch is read.
+        mask: 1 for tokens, 0 for padding, [N, T].
+        heads: "L0H0", "L0H1", ...
+    """
+
+    members: list[int]
+    weights: Sequence[Tensor]
+    mask: Tensor
+    heads: list[str]
+
+
+def read_attention(
+    scorer: Scorer, tokens: Mapping[int, Sequence[Sequence[int]]], progress: Progress | None = None
+) -> Iterator[AttentionBatch]:
+    """Read the attention in every layer, those alike in length together, so that little is padded.
+
+    Args:
+        scorer: the model.
+        tokens: number -> its sequences, as many for each.
+        progress: called with what is done and how much there is.
+    """
+    longest = {i: max(map(len, sequences)) for i, sequences in tokens.items()}
+    order, done = sorted(tokens, key=longest.__getitem__), 0
+    model = scorer.attending
+    with quiet(model), tap(model) as heads:
+        reading = heads.read("weights")
+        names = [f"L{site.layer}H{head}" for site in heads.sites for head in range(site.n_heads)]
+        most = _MOST_WEIGHTS.get(torch.device(scorer.device or "cpu").type, 1 << 29)
+        while order:
+            # The longest of the next ones decides how many fit.
+            last = order[min(len(order), _MOST_AT_ONCE) - 1]
+            fits = max(1, most // (len(tokens[last]) * len(names) * longest[last] ** 2))
+            batch, order = order[: min(fits, _MOST_AT_ONCE)], order[min(fits, _MOST_AT_ONCE) :]
+            ids, mask = stack([sequence for turn in zip(*(tokens[i] for i in batch), strict=True) for sequence in turn])
+            model(input_ids=ids.to(scorer.device), attention_mask=mask.to(scorer.device), use_cache=False)
+            yield AttentionBatch(batch, list(reading), mask, names)
+            reading.clear()
+            done += len(batch)
+            if progress is not None:
+                progress(done, len(tokens))
 
 
 class _Encoded(NamedTuple):
@@ -66,29 +114,13 @@ def read_gaps(
         InputError: no pair is left, or attention that is not finite.
     """
     found, left_out = _comparable(scorer, pairs, start_token)
-    order = sorted(found, key=lambda i: max(len(found[i].first), len(found[i].second)))
     gaps: dict[int, list[_Gaps]] = {}
-    model = scorer.attending
-    with quiet(model), tap(model) as heads:
-        reading = heads.read("weights")
-        n_heads = sum(site.n_heads for site in heads.sites)
-        most = _MOST_WEIGHTS.get(torch.device(scorer.device or "cpu").type, 1 << 29)
-        while order:
-            # The longest of the next ones decides how many fit.
-            last = found[order[min(len(order), _MOST_PAIRS) - 1]]
-            longest = max(len(last.first), len(last.second))
-            size = min(_MOST_PAIRS, max(1, most // (2 * n_heads * longest**2)))
-            batch, order = order[:size], order[size:]
-            encoded = [found[i] for i in batch]
-            ids, mask = stack([e.first for e in encoded] + [e.second for e in encoded])
-            model(input_ids=ids.to(scorer.device), attention_mask=mask.to(scorer.device), use_cache=False)
-            by_layer = [_column_gaps(weights, encoded, average) for weights in reading]
-            reading.clear()
-            for row, i in enumerate(batch):
-                n = len(found[i].slots.first)
-                gaps[i] = [_Gaps(heads[row, :, :n], mean[row, :n]) for heads, mean in by_layer]
-            if progress is not None:
-                progress(len(gaps), len(found))
+    for batch in read_attention(scorer, {i: (e.first, e.second) for i, e in found.items()}, progress):
+        encoded = [found[i] for i in batch.members]
+        by_layer = [_column_gaps(weights, encoded, average) for weights in batch.weights]
+        for row, i in enumerate(batch.members):
+            n = len(found[i].slots.first)
+            gaps[i] = [_Gaps(heads[row, :, :n], mean[row, :n]) for heads, mean in by_layer]
     kept = sorted(found)
     tokens = tuple(_token_gaps(scorer.tokenizer, found[i], gaps[i], pairs[i].id) for i in kept)
     return PairGaps.of([pairs[i] for i in kept], tokens, [[layer.heads for layer in gaps[i]] for i in kept], left_out)

@@ -6,7 +6,7 @@ model and without the data. Needs no torch.
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -185,16 +185,6 @@ def _short(value: float) -> float | int:
     return int(value) if value == int(value) else float(f"{value:.9g}")
 
 
-def everywhere(group: str | None) -> bool:
-    """Every category, and all items together."""
-    return True
-
-
-def overall(group: str | None) -> bool:
-    """All items together and no category."""
-    return group is None
-
-
 @dataclass(frozen=True)
 class Measure:
     """A figure as a function of sums over items.
@@ -204,7 +194,7 @@ class Measure:
         columns: what each item adds, from a table of n items to [n, k].
         statistic: from totals [..., k] to the figure [...]; NaN where it has no value.
         ideal: the value of a model without a preference (or without a mistake), where there is one.
-        of: which categories it is made for.
+        of: which categories it is made for, None being all items; by default all of them.
         per_cluster: the figure is a mean over clusters that count alike, however many items each has; the last column
             is then the number of items.
         relative: two models are compared by the ratio of their figures, not by the difference.
@@ -223,7 +213,7 @@ class Measure:
     columns: Callable[[ItemTable], Array]
     statistic: Statistic
     ideal: float | None = None
-    of: Callable[[str | None], bool] = everywhere
+    of: Callable[[str | None], bool] = lambda category: True
     per_cluster: bool = False
     relative: bool = False
     detail: Callable[[ItemTable], Mapping[str, Any]] | None = None
@@ -233,29 +223,10 @@ class Measure:
         sums = cluster_sums(self.columns(table), table.clusters)
         return sums / sums[:, -1:] if self.per_cluster else sums
 
-
-def evaluate_table(table: ItemTable, measures: Sequence[Measure], how: Resampling) -> tuple[Estimate, ...]:
-    """Every measure of all items and of each category that it is made for, with intervals.
-
-    Example:
-        >>> from fairhead.stats.clusters import ratio
-        >>> table = ItemTable.of("b", list("abcdefghijkl"), list("abcdefghijkl"), [["x"]] * 12, {"right": [1, 0] * 6})
-        >>> right = Measure("accuracy", lambda t: np.column_stack([t.column("right"), np.ones(len(t))]), ratio, 1.0)
-        >>> [(e.group_by, e.value) for e in evaluate_table(table, [right], Resampling())]
-        [(None, 0.5), ('x', 0.5)]
-    """
-    estimates = []
-    for group in (None, *table.order):
-        part = table.part(group)
-        for measure in measures:
-            if measure.of(group):
-                detail = None if measure.detail is None else measure.detail(part)
-                estimates.append(
-                    how.estimate(
-                        measure.metric, group, measure.sums(part), measure.statistic, len(part), measure.ideal, detail
-                    )
-                )
-    return tuple(estimates)
+    def estimate(self, part: ItemTable, group: str | None, how: Resampling) -> Estimate:
+        """The figure of the items of one category, with its interval."""
+        detail = None if self.detail is None else self.detail(part)
+        return how.estimate(self.metric, group, self.sums(part), self.statistic, len(part), self.ideal, detail)
 
 
 def join_items(first: ItemTable, second: ItemTable) -> tuple[ItemTable, ItemTable]:
@@ -318,3 +289,50 @@ def compare_items(
         n_perm=n_perm,
     )
     return replace(found, benchmark=before.benchmark, group_by=group)
+
+
+@dataclass(frozen=True)
+class BenchmarkResult:
+    """The scores of a model on a benchmark.
+
+    Attributes:
+        benchmark: its name.
+        estimates: each with interval and n. Shares are fractions, not percent.
+        n: items scored.
+        left_out: items that were not, by reason.
+        provenance: model, data and settings.
+        more: what else was found, JSON-ready, by name.
+
+    Example:
+        >>> estimate = Estimate("ss", None, 0.6, 0.5, 0.7, 100, 0.5)
+        >>> BenchmarkResult("crows_pairs", (estimate,), 100)["ss"].value
+        0.6
+    """
+
+    benchmark: str
+    estimates: tuple[Estimate, ...]
+    n: int
+    left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    def __getitem__(self, key: str | tuple[str, str | None]) -> Estimate:
+        """`result["ss"]` over all items, or `result["ss", "gender"]`."""
+        metric, group_by = (key, None) if isinstance(key, str) else key
+        for estimate in self.estimates:
+            if (estimate.metric, estimate.group_by) == (metric, group_by):
+                return estimate
+        have = sorted({(e.metric, e.group_by) for e in self.estimates}, key=str)
+        raise KeyError(f"there is no estimate {(metric, group_by)}; there are {have}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {
+            "schema": "fairhead.language/1",
+            "benchmark": self.benchmark,
+            "provenance": dict(self.provenance),
+            "n": self.n,
+            "left_out": {reason: list(ids) for reason, ids in self.left_out.items()},
+            "estimates": [asdict(e) for e in self.estimates],
+            **self.more,
+        }
