@@ -288,7 +288,7 @@ def test_triplets(tmp_path):
     items = read_items(f"triplets:{write(tmp_path / 'own.csv', rows)}", "triplets")
     assert items[0] == StereoSetItem("a", "intrasentence", "nurse", "work", "", ("S.", "A.", "U."))
     assert items[1].texts.unrelated == "He came. U."
-    assert (items[1].id, items[1].target, items[1].bias_type) == ("row 2", "row 2", "all")
+    assert (items[1].id, items[1].target, items[1].bias_type) == ("row 2", "S.", "all")
     assert items[2].texts.stereotype == "S."
 
 

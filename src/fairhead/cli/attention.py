@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fairhead.cli.data_options import DataColumns
 from fairhead.cli.locate_options import check_numbers
+from fairhead.cli.options import options
 from fairhead.cli.output import check_output, command_line
 from fairhead.errors import FairheadError, InputError
 from fairhead.report.console import harmless
@@ -42,15 +44,15 @@ def _option(flag: str, help: str, metavar: str | None = None) -> Any:
     return typer.Option(flag, help=help, metavar=metavar, envvar=variable, show_envvar=False)
 
 
+@options("attention")
 def attention_command(
     context: typer.Context,
     model: Annotated[Path, _option("--model", "Folder of the model.", "DIR")],
-    data: Annotated[str, _option("--data", "reader:path, such as utkface:UTKFace.zip.", "SPEC")],
+    data: Annotated[str, _option("--data", "reader:path, such as utkface:UTKFace.zip or images:labels.csv.", "SPEC")],
+    columns: DataColumns,
     against: Annotated[Path | None, _option("--against", "Folder of another model, shown beside it.", "DIR")] = None,
-    group: Annotated[str | None, _option("--group", "Group column; the first there is by default.", "COLUMN")] = None,
-    groups: Annotated[str | None, _option("--groups", "Two of its groups; the two largest by default.", "A,B")] = None,
-    data_option: Annotated[
-        list[str] | None, _option("--data-option", "Of the reader: target=gender, ...", "KEY=VALUE")
+    groups: Annotated[
+        str | None, _option("--groups", "Two groups of the column; the two largest by default.", "A,B")
     ] = None,
     part: Annotated[str, _option("--part", "Part of the data.", "NAME")] = "test",
     limit: Annotated[int, _option("--limit", "At most so many rows, drawn at random.", "N")] = 2000,
@@ -78,7 +80,6 @@ def attention_command(
     if against is not None and against.resolve() == model.resolve():
         raise InputError(f"--against is {str(against)!r}, the model itself: give another one, or leave it out")
     chosen = tuple(_dimension(text) for text in dimension or [])
-    from fairhead.cli.mitigate import pairs
     from fairhead.cli.output import write_json
     from fairhead.cli.progress import progress
     from fairhead.locate.assumption import check_assumption
@@ -87,7 +88,8 @@ def attention_command(
     from fairhead.report import render
     from fairhead.store import write_text
 
-    rows = read_rows(data, group, pairs(data_option, "--data-option"), part, limit, seed)
+    group = columns.group[0] if columns.group else None
+    rows = read_rows(data, group, columns.options(data), part, limit, seed)
     two = _two_groups(rows, groups)
     folders = {_name(folder, model, against): folder for folder in (model, against) if folder is not None}
     seen = {}

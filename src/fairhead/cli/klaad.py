@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fairhead.cli.data_options import DataColumns
+from fairhead.cli.options import options
 from fairhead.cli.output import write_json
 from fairhead.errors import FairheadError, InputError
 from fairhead.report.console import terminal
@@ -16,8 +18,10 @@ if TYPE_CHECKING:
     from fairhead.language.training_record import TrainingRecord
 
 EPILOG = """
-**What is trained on**: triplets of StereoSet (a stereotype, its opposite, a sentence unrelated to either). A tenth of
-the target terms is held out; which ones is written beside the weights, so that nobody scores the model on the others.
+**What is trained on**: triplets (a stereotype, its opposite, a sentence unrelated to either) of StereoSet or of your
+own. Of own pairs, the third sentence is the less stereotypical one of another pair. A tenth of the target terms (of
+pairs: of the pairs) is held out; which ones is written beside the weights, so that nobody scores the model on the
+others (`--held-out-of`).
 
 **Presets**: `llama`, `gpt-neo`, `gemma-2` (the paper's weights and margins), `gpt-2`, `qwen`; by default that of the
 model's family.
@@ -26,7 +30,7 @@ model's family.
 
     fairhead mitigate klaad --model SmolLM2-135M --data stereoset:dev.json --out klaad
 
-    fairhead mitigate klaad --model SmolLM2-135M --data stereoset:dev.json --lora 8 --lr 1e-4 --out klaad-lora
+    fairhead mitigate klaad --model SmolLM2-135M --data pairs:own.csv --lora 8 --lr 1e-4 --out klaad-lora
 
     fairhead mitigate klaad --model SmolLM2-135M --data stereoset:dev.json --grid ablations --out ablations
 
@@ -89,18 +93,20 @@ def _option(flag: str, help: str, panel: str, metavar: str | None = None) -> Any
     return typer.Option(flag, help=help, rich_help_panel=panel, metavar=metavar, envvar=variable, show_envvar=False)
 
 
+@options("mitigate")
 def klaad_command(
     model: Annotated[
         str, _option("--model", "Folder of a causal language model; nothing is downloaded.", _TRAINING, "PATH")
     ],
-    data: Annotated[str, _option("--data", "stereoset:PATH, as published.", _DATA, "SPEC")],
+    data: Annotated[str, _option("--data", "stereoset:PATH; of your own triplets:PATH or pairs:PATH.", _DATA, "SPEC")],
+    columns: DataColumns,
     out: Annotated[Path, _option("--out", "Folder for the trained model.", _OUTPUT, "DIR")],
     held_out: Annotated[
         float, _option("--held-out", "Share of items whose target terms are kept out.", _DATA, "SHARE")
     ] = 0.1,
     split_seed: Annotated[int, _option("--split-seed", "Another seed, another split.", _DATA, "N")] = 0,
     bias_type: Annotated[
-        str | None, _option("--bias-type", "Only gender, profession, race or religion.", _DATA, "NAME")
+        str | None, _option("--bias-type", "Only one category: gender, profession, ...", _DATA, "NAME")
     ] = None,
     limit: Annotated[int | None, _option("--limit", "Train on so many items only, to try.", _DATA, "N")] = None,
     preset: Annotated[
@@ -186,7 +192,7 @@ def klaad_command(
         checkpoint_minutes=checkpoint_minutes,
         seed=seed,
     )
-    triplets = TripletData(data, held_out, split_seed, bias_type, limit)
+    triplets = TripletData(data, held_out, split_seed, bias_type, limit, columns.options(data))
     runs = [Run("", {}, {})] if grid is None else read_grid(grid)
     for run in runs:  # what is wrong with one is said before any is trained
         method_for(preset, {**loss, **run.loss})("llama")

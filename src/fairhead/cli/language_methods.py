@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fairhead.cli.data_options import DataColumns
 from fairhead.cli.klaad import Precision
+from fairhead.cli.options import options
 from fairhead.errors import FairheadError
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ def _option(flag: str, help: str, panel: str, metavar: str | None = None) -> Any
 
 
 Model = Annotated[str, _option("--model", "Folder of a causal language model; nothing is downloaded.", _METHOD, "PATH")]
-Data = Annotated[str, _option("--data", "stereoset:PATH, as published.", _DATA, "SPEC")]
+Data = Annotated[str, _option("--data", "stereoset:PATH; of your own triplets:PATH or pairs:PATH.", _DATA, "SPEC")]
 Out = Annotated[Path, _option("--out", "Folder for the new model.", _OUTPUT, "DIR")]
 SwapLists = Annotated[
     str, _option("--swaps", "Word lists: folder of WinoBias or gn_glove, or a file of pairs.", _DATA, "PATH")
@@ -54,9 +56,11 @@ Seed = Annotated[int, _option("--seed", "Of batches and of LoRA's first weights.
 Device = Annotated[str, _option("--device", "cpu, cuda, cuda:1, ...; auto takes a GPU.", _TRAINING)]
 
 
+@options("mitigate")
 def cda_command(
     model: Model,
     data: Data,
+    columns: DataColumns,
     swaps: SwapLists,
     out: Out,
     one_sided: Annotated[
@@ -84,12 +88,14 @@ def cda_command(
     read_swaps(swaps)  # a mistake there should not wait for the model
     settings = CDA(swaps, originals=not one_sided, all_sentences=all_sentences)
     plan = {"epochs": epochs, "batch_size": batch_size, "learning_rate": lr, "lora": lora, "seed": seed}
-    _train("cda", settings, model, _triplets(data, held_out, split_seed, limit), out, plan, precision, device)
+    _train("cda", settings, model, _triplets(data, columns, held_out, split_seed, limit), out, plan, precision, device)
 
 
+@options("mitigate")
 def bias_unlearn_command(
     model: Model,
     data: Data,
+    columns: DataColumns,
     out: Out,
     forget_weight: Annotated[float, _option("--forget-weight", "Of forgetting stereotypes.", _METHOD, "W")] = 0.5,
     retain_weight: Annotated[float, _option("--retain-weight", "Of learning their opposites.", _METHOD, "W")] = 0.3,
@@ -117,12 +123,23 @@ def bias_unlearn_command(
 
     settings = BiasUnlearn(forget_weight, retain_weight, keep_weight, beta, anti_in_forget)
     plan = {"epochs": epochs, "batch_size": batch_size, "learning_rate": lr, "lora": lora, "seed": seed}
-    _train("bias_unlearn", settings, model, _triplets(data, held_out, split_seed, limit), out, plan, precision, device)
+    _train(
+        "bias_unlearn",
+        settings,
+        model,
+        _triplets(data, columns, held_out, split_seed, limit),
+        out,
+        plan,
+        precision,
+        device,
+    )
 
 
+@options("mitigate")
 def sentence_debias_command(
     model: Model,
     data: Data,
+    columns: DataColumns,
     swaps: SwapLists,
     out: Out,
     components: Annotated[int, _option("--components", "Directions that are taken out.", _METHOD, "N")] = 1,
@@ -144,7 +161,7 @@ def sentence_debias_command(
         def tell(done: int, total: int) -> None:
             shown.tell("pairs read", done, total)
 
-        triplets = _triplets(data, held_out, split_seed, limit)
+        triplets = _triplets(data, columns, held_out, split_seed, limit)
         record = sentence_debias(model, triplets, out, settings, device=device, progress=tell)
     typer.echo(f"{record.results['pairs']:,} pairs of sentences, {components} direction(s) taken out\nmodel: {out}")
 
@@ -181,10 +198,10 @@ def _require(lora: int | None) -> None:
     logging.disable_progress_bar()
 
 
-def _triplets(data: str, held_out: float, split_seed: int, limit: int | None) -> Any:
+def _triplets(data: str, columns: DataColumns, held_out: float, split_seed: int, limit: int | None) -> Any:
     from fairhead.mitigate.triplets import TripletData
 
-    return TripletData(data, held_out, split_seed, None, limit)
+    return TripletData(data, held_out, split_seed, None, limit, columns.options(data))
 
 
 def _train(

@@ -1,14 +1,15 @@
 """`fairhead mitigate`: train one model with one method, and say what came of it."""
 
 import enum
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from fairhead.cli.data_options import DataColumns
+from fairhead.cli.options import key_values, options
 from fairhead.cli.output import command_line
 from fairhead.errors import FairheadError, InputError
 from fairhead.mitigate.registry import listed, method_named, names
@@ -30,7 +31,9 @@ EPILOG = f"""
 
     fairhead mitigate dam --data utkface:UTKFace.zip --model vit-8x8 --epochs 30 --batch-size 256 --lr 1e-4 --out dam
 
-    fairhead mitigate jtt --data celeba:CelebA --data-option target=Attractive --model path:dinov2-small
+    fairhead mitigate dam --data images:labels.csv --label smiling --group sex --model vit-8x8 --out own
+
+    fairhead mitigate jtt --data celeba:CelebA --label Attractive --model path:dinov2-small
       --train last_encoder --option upweight=20 --against erm --out jtt
 
     fairhead mitigate group_dro --reference-group white --data utkface:UTKFace.zip --model vit-8x8 --out reference
@@ -70,20 +73,20 @@ def _option(flag: str, help: str, panel: str, metavar: str | None = None) -> Any
     return typer.Option(flag, help=help, rich_help_panel=panel, metavar=metavar, envvar=variable, show_envvar=False)
 
 
+@options("mitigate")
 def mitigate_command(
     context: typer.Context,
     method: Annotated[str, typer.Argument(help="dam, jtt, ...: see below.", metavar="METHOD")],
-    data: Annotated[str, _option("--data", "reader:path, such as utkface:UTKFace.zip.", _DATA, "SPEC")],
+    data: Annotated[
+        str, _option("--data", "reader:path: utkface:UTKFace.zip, images:labels.csv, texts:posts.csv.", _DATA, "SPEC")
+    ],
+    columns: DataColumns,
     model: Annotated[
         str, _option("--model", "vit-8x8 (fresh, layers × heads) or path:FOLDER (pretrained).", _MODEL, "NAME")
     ] = "vit-8x8",
     out: Annotated[Path, _option("--out", "Folder for model, records, audit and report.", _OUTPUT, "DIR")] = Path(
         "fairhead-run"
     ),
-    data_option: Annotated[
-        list[str] | None,
-        _option("--data-option", "Of the reader: target=gender, bias_rate=0.9, ...", _DATA, "KEY=VALUE"),
-    ] = None,
     parts: Annotated[
         str, _option("--parts", "The reader's names of train, validation and test.", _DATA, "A,B,C")
     ] = "train,val,test",
@@ -140,14 +143,14 @@ def mitigate_command(
         raise FairheadError(f'this needs {", ".join(missing)}, not installed here: pip install "fairhead[torch]"')
     from fairhead.bench.grid import Backbone, Cell, Data, Method
 
-    options = pairs(option, "--option")
-    _refuse_groups(options)
-    reader_options = pairs(data_option, "--data-option")
+    method_options = key_values(option, "--option")
+    _refuse_groups(method_options)
+    reader_options = columns.options(data)
     for flag, number in (("--limit", limit), ("--max-length", max_length)):
         if number is not None and number < 1:
             raise InputError(f"{flag} is {number}; at least 1 is needed")
     by_group = selection is Selection.worst_group
-    if against == method and not options and not by_group:
+    if against == method and not method_options and not by_group:
         raise InputError(f"--against {against} is the method itself: name another, or give it options of its own")
     three = tuple(part.strip() for part in parts.split(","))
     if len(three) != 3:
@@ -163,11 +166,11 @@ def mitigate_command(
             max_length=max_length,
             limit=limit,
         ),
-        backbone=Backbone(Path(model).name, model, train.value, pairs(model_option, "--model-option")),
+        backbone=Backbone(Path(model).name, model, train.value, key_values(model_option, "--model-option")),
         method=Method(
             method,
             method,
-            options,
+            method_options,
             uses_groups=_uses_groups(method, reference_group, by_group),
             selection="worst_group" if by_group else None,
         ),
@@ -196,32 +199,6 @@ def mitigate_command(
     for sentence in report.verdict:
         typer.echo(harmless(f"- {sentence.text}"))
     typer.echo(f"\nmodel: {out / 'model'}\nreport: {out / 'report.html'}")
-
-
-def pairs(given: Sequence[str] | None, flag: str) -> dict[str, Any]:
-    """The values of "key=value" options, read as YAML.
-
-    Raises:
-        InputError: one is not of that form.
-
-    Example:
-        >>> pairs(["values=4", "lr=1e-4", "counts=[2, 3]"], "--option")
-        {'values': 4, 'lr': 0.0001, 'counts': [2, 3]}
-    """
-    from fairhead.bench.values import yaml_of
-
-    found = {}
-    for pair in given or []:
-        key, equals, text = pair.partition("=")
-        if not equals or not key:
-            raise InputError(f"{flag} takes key=value; found {pair!r}")
-        value = yaml_of(text, f"{flag} {key}")
-        # YAML wants a point in 1e-4 to take it for a number.
-        if isinstance(value, str):
-            with suppress(ValueError):
-                value = float(value)
-        found[key] = value
-    return found
 
 
 def _refuse_groups(options: Mapping[str, Any]) -> None:

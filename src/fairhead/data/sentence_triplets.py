@@ -99,15 +99,15 @@ def read_triplets(
     skips = Skips(on_error)
     with opened(path) as table:
         names = triplet_columns(table, stereotype, anti_stereotype, unrelated)
-        before, about = table.find(context, ("context",)), table.find(term, ("term", "target"))
+        before, named = table.find(context, ("context",)), table.find(term, ("term", "target"))
         kind, key = table.find(category, ("category", "bias_type")), table.find(id, ("id",))
-        table.load(*names, before, about, kind, key)
-        contexts, terms, kinds = (table.optional(*one) for one in ((before, ""), (about, ""), (kind, "all")))
+        table.load(*names, before, named, kind, key)
+        contexts, terms, kinds = (table.optional(*one) for one in ((before, ""), (named, ""), (kind, "all")))
         ids, items = table.ids(key).tolist(), []
         for row, sentences in table.sentences(names, skips).items():
             which = KINDS[bool(contexts[row]) and "BLANK" not in contexts[row]]
-            target = terms[row] or ids[row]
-            items.append(StereoSetItem(ids[row], which, target, kinds[row], contexts[row], Triplet(*sentences)))
+            about = terms[row] or sentences[0]
+            items.append(StereoSetItem(ids[row], which, about, kinds[row], contexts[row], Triplet(*sentences)))
         return Items("triplets", tuple(items), skips.found(), {"data": "triplets", **table.provenance()})
 
 

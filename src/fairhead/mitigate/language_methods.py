@@ -51,7 +51,7 @@ def sentence_debias(
         record = TrainingRecord(
             "sentence_debias",
             asdict(settings),
-            data=asdict(data),
+            data=data.described(),
             training_targets=targets(split.train),
             held_out_targets=targets(split.held_out),
             base=str(model),

@@ -196,7 +196,7 @@ class LanguageTrainer:
     def identity(self, data: TripletData | TripletSplit) -> dict[str, Any]:
         """What decides the result: the method, its settings, the plan, the data and the model to begin with."""
         if isinstance(data, TripletData):
-            described = asdict(data)
+            described = data.described()
         else:
             described = {"items": len(data.train), "held_out_items": len(data.held_out)}
         name = self.name or type(self.method).__name__.lower()

@@ -1,14 +1,16 @@
 """Sentences in threes (stereotype, anti-stereotype, unrelated), from StereoSet to the batches a model is trained on."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from fairhead.data import read_items
-from fairhead.data.sentence_triplets import StereoSetItem, TripletSplit, split_by_target
+from fairhead.data import parse_spec, read_items
+from fairhead.data.sentence_pairs import CrowsPair
+from fairhead.data.sentence_triplets import StereoSetItem, Triplet, TripletSplit, split_by_target
+from fairhead.data.splits import shuffle_by_hash
 from fairhead.errors import InputError
 from fairhead.language.answers import TOO_LONG
 from fairhead.language.row_layout import Sentences, stack
@@ -41,6 +43,7 @@ class TripletData:
         seed: of the split.
         bias_type: only items of this type ("gender", "profession", "race", "religion"); None takes all.
         limit: train on so many items only, to try things out; the split stays the same.
+        options: of the reader.
     """
 
     source: str
@@ -48,6 +51,7 @@ class TripletData:
     seed: int = 0
     bias_type: str | None = None
     limit: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 0 <= self.held_out < 1:
@@ -62,20 +66,51 @@ class TripletData:
             >>> TripletData("crows:crows_pairs.csv").read()
             Traceback (most recent call last):
                 ...
-            fairhead.errors.InputError: crows_pairs has pairs of sentences; sentences in threes are needed here: \
-stereoset, triplets
+            fairhead.errors.InputError: crows_pairs is there to score models with, and none should be trained on it; \
+stereoset:PATH, triplets:PATH or pairs:PATH is expected
         """
-        items: list[StereoSetItem] = list(read_items(self.source, "triplets"))
+        reader = parse_spec(self.source, "triplets", "pairs").reader
+        if reader.name == "crows_pairs":
+            raise InputError(
+                "crows_pairs is there to score models with, and none should be trained on it; stereoset:PATH, "
+                "triplets:PATH or pairs:PATH is expected"
+            )
+        found = list(read_items(self.source, **self.options))
+        items: list[StereoSetItem] = triplets_of(found) if reader.kind == "pairs" else found
         if self.bias_type is not None:
             known = sorted({item.bias_type for item in items})
             items = [item for item in items if item.bias_type == self.bias_type]
             if not items:
                 raise InputError(f"there are no items of bias type {self.bias_type!r}; there are {', '.join(known)}")
         split = split_by_target(items, self.held_out, self.seed)
+        if reader.kind == "pairs":  # no sentence that is held out is to be the third one of a training triplet
+            kept = {item.id for item in split.train}
+            split = split._replace(train=tuple(triplets_of([pair for pair in found if pair.id in kept])))
         if self.limit is None or self.limit >= len(split.train):
             return split
         chosen = np.random.default_rng(self.seed).permutation(len(split.train))[: self.limit]
         return split._replace(train=tuple(split.train[i] for i in sorted(chosen)))
+
+    def described(self) -> dict[str, Any]:
+        """What it is, as a record of the training keeps it."""
+        return {name: value for name, value in asdict(self).items() if name != "options" or value}
+
+
+def triplets_of(pairs: Sequence[CrowsPair]) -> list[StereoSetItem]:
+    """Pairs as triplets, each a term of its own: the third sentence is the less stereotypical one of another pair.
+
+    Example:
+        >>> pairs = [CrowsPair(str(i), f"She {i}.", f"He {i}.", "stereo", "gender", ()) for i in range(3)]
+        >>> triplet = triplets_of(pairs)[0]
+        >>> triplet.sentences.stereotype, triplet.sentences.unrelated in ("He 1.", "He 2."), triplet.target
+        ('She 0.', True, 'She 0.')
+    """
+    order = shuffle_by_hash([pair.less for pair in pairs], seed=0)
+    if len(order) < 2:
+        raise InputError("at least two pairs with different sentences are needed: each is held against another one")
+    after = dict(zip(order, [*order[1:], order[0]], strict=True))
+    kind = "intrasentence"
+    return [StereoSetItem(p.id, kind, p.more, p.bias_type, "", Triplet(p.more, p.less, after[p.less])) for p in pairs]
 
 
 def targets(items: Iterable[StereoSetItem]) -> tuple[str, ...]:

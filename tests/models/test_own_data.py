@@ -1,0 +1,197 @@
+"""A stranger's own pictures, posts and sentence pairs, through the commands: train, audit, look, locate, score."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from language_models import ITEMS, build
+from language_models import tokenizer as language_tokenizer
+from made_posts import bert, tokenizer
+from PIL import Image
+
+from fairhead.cli import main
+from fairhead.language.training_record import TrainingRecord
+from fairhead.records import Records
+
+TINY = ["--model", "vit-2x2"]
+for _key, _value in {"width": 16, "mlp": 16, "image_size": 8, "patch_size": 4}.items():
+    TINY += ["--model-option", f"{_key}={_value}"]
+TRAINING = ["--epochs", "2", "--batch-size", "8", "--lr", "1e-2", "--device", "cpu"]
+
+
+def run(*arguments):
+    main([str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """60 pictures, and a table of paths, labels, sex and person."""
+    folder = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(0)
+    with (folder / "labels.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["Photo", "smiling", "sex", "person"])
+        for i in range(60):
+            pixels = np.clip(rng.normal(80 + 90 * (i % 2), 30, (8, 8, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / f"{i}.png")
+            table.writerow([f" {i}.png", "yes" if i % 2 else "no", "f" if (i // 2) % 2 else "m", f"p{i // 3}"])
+    return folder / "labels.csv"
+
+
+@pytest.fixture(scope="module")
+def photo_options(photos):
+    return ["--data", f"images:{photos}", "--data-option", "input=Photo", "--label", "smiling", "--group", "sex"]
+
+
+@pytest.fixture(scope="module")
+def smiling(photo_options, tmp_path_factory):
+    out = tmp_path_factory.mktemp("smiling")
+    run("mitigate", "erm", *photo_options, "--person", "person", *TINY, *TRAINING, "--out", out, "--cache", out / "c")
+    return out
+
+
+def test_own_pictures_are_trained_on_and_audited(smiling):
+    audited = json.loads((smiling / "audit.json").read_text())
+    assert {e["group_by"] for e in audited["estimates"]} - {None} == {"sex"}
+    records = Records.read(smiling / "records.csv")
+    assert records.groups["sex"].levels == ("f", "m")
+    assert records.classes == ("no", "yes")
+    row = json.loads((smiling / "run.json").read_text())
+    assert sum(row["rows"].values()) == 60
+    assert row["settings"]["data"]["options"]["groups"] == ["sex"]
+
+
+def test_own_pictures_are_looked_at(smiling, photo_options, tmp_path):
+    page = tmp_path / "maps.html"
+    run("attention", "--model", smiling / "model", *photo_options, "--part", "train", "--out", page, "--device", "cpu")
+    assert json.loads(page.with_suffix(".json").read_text())["provenance"]["group"] == "sex"
+
+
+def test_a_changed_picture_is_decoded_again(photos, tmp_path):
+    from fairhead.bench.grid import Data
+    from fairhead.bench.tasks import _dataset, _read, read_task
+    from fairhead.models.fresh import Recipe
+
+    folder = tmp_path / "copy"
+    folder.mkdir()
+    for file in photos.parent.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    data = Data("own", f"images:{folder / 'labels.csv'}", {"input": "Photo", "label": "smiling", "groups": ["sex"]})
+
+    def pixels():
+        _read.cache_clear()
+        task = read_task(
+            data, lambda classes: Recipe("vit-2x2", classes, {"image_size": 8, "patch_size": 4}), 0, tmp_path / "cache"
+        )
+        ids = _dataset(data, 0).examples("train").ids.tolist()
+        return task.train.inputs["pixel_values"][ids.index(first)]
+
+    first = _dataset(data, 0).examples("train").ids.tolist()[0]
+    before = pixels()
+    Image.new("RGB", (8, 8), "white").save(folder / f"{int(first) - 1}.png")
+    assert (pixels() == 255).all()
+    assert not (before == 255).all()
+
+
+def test_a_grid_takes_own_pictures(photos, tmp_path):
+    (tmp_path / "grid.yaml").write_text(f"""
+title: Own photos
+data:
+  - {{name: own, read: "images:{photos}", options: {{input: Photo, label: smiling, groups: [sex]}}}}
+backbones:
+  - {{name: tiny, model: vit-2x2, settings: {{width: 16, mlp: 16, image_size: 8, patch_size: 4}}}}
+methods: [erm]
+seeds: [0]
+plan: {{epochs: 1, batch_size: 8}}
+n_boot: 100
+""")
+    run("bench", tmp_path / "grid.yaml", "--out", tmp_path / "out", "--device", "cpu")
+    (row,) = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
+    assert (row["status"], row["group"]) == ("done", "sex")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--label", "smile"],
+            "has no column 'smile'. Did you mean 'smiling'? Its columns: Photo, smiling",
+        ),
+        (["--label", "smiling"], "images has no group column: nothing to audit. Name one or more (--group, groups=)"),
+        (["--label", "smiling", "--group", "smiling"], "'smiling' is what is predicted"),
+        (["--label", "smiling", "--group", "sex", "--data-option", "input=file"], "has no column 'file'"),
+    ],
+)
+def test_mistakes_are_one_line(photos, tmp_path, capsys, options, message):
+    given = ["mitigate", "erm", "--data", f"images:{photos}", "--data-option", "input=Photo", *TINY, *options]
+    with pytest.raises(SystemExit):
+        run(*given, "--out", tmp_path / "out")
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def posts(tmp_path_factory):
+    """200 posts of random words, half of them about women, as JSON lines."""
+    rng = np.random.default_rng(0)
+    file = tmp_path_factory.mktemp("posts") / "posts.jsonl"
+    lines = []
+    for i in range(200):
+        words = [f"word{k}" for k in rng.choice(30, 6)]
+        if i % 2:
+            words[0] = "women"
+        label = "toxic" if (i // 2) % 2 else "normal"
+        lines.append({"comment": " ".join(words), "label": label, "about": "women" if i % 2 else "others"})
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
+
+
+@pytest.fixture(scope="module")
+def toxicity(posts, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bert")
+    bert().save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    out = tmp_path_factory.mktemp("toxicity")
+    run("mitigate", "erm", "--data", f"texts:{posts}", "--group", "about", "--model", f"path:{folder}",
+        "--max-length", "16", *TRAINING, "--out", out)  # fmt: skip
+    return out
+
+
+def test_own_posts_are_trained_on_and_audited(toxicity):
+    records = Records.read(toxicity / "records.csv")
+    assert records.groups["about"].levels == ("others", "women")
+    assert len(records) == 20
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("llama")
+    build("llama").save_pretrained(folder)
+    language_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    """30 pairs of sentences with a category."""
+    file = tmp_path_factory.mktemp("pairs") / "own.csv"
+    sentences = [item.texts for item in ITEMS]
+    with file.open("w", newline="") as handle:
+        table = csv.writer(handle)
+        table.writerow(["stereotype", "antistereotype", "about"])
+        for i in range(30):
+            table.writerow([*sentences[i % len(sentences)][:2], "work" if i % 2 else "home"])
+    return file
+
+
+@pytest.mark.parametrize("method", ["klaad", "bias_unlearn"])
+def test_own_pairs_are_trained_on(llama, pairs, tmp_path, method):
+    run("mitigate", method, "--model", llama, "--data", f"pairs:{pairs}", "--group", "about", "--held-out", "0.25",
+        "--batch-size", "4", "--device", "cpu", "--out", tmp_path / "out")  # fmt: skip
+    record = TrainingRecord.read(tmp_path / "out")
+    assert record.data["source"] == f"pairs:{pairs}"
+    assert record.data["options"] == {"category": "about"}
+    assert record.training_targets
+    assert not set(record.training_targets) & set(record.held_out_targets)
