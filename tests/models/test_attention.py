@@ -208,7 +208,7 @@ def test_two_models_side_by_side_from_the_command_line(faces, models, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--group", "wite"], "no group column 'wite'.*Did you mean 'white'"),
+        (["--group", "wite"], "there is no group 'wite'.*Did you mean 'white'"),
         (["--groups", "White"], "expected two groups of white"),
         (["--groups", "White,Blue"], "white has no 'Blue'"),
         (["--layer", "7"], "layer 7 does not exist"),

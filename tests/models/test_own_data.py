@@ -195,3 +195,10 @@ def test_own_pairs_are_trained_on(llama, pairs, tmp_path, method):
     assert record.data["options"] == {"category": "about"}
     assert record.training_targets
     assert not set(record.training_targets) & set(record.held_out_targets)
+
+
+def test_a_reference_looks_at_the_column_it_is_given(photos, tmp_path):
+    run("mitigate", "group_dro", "--reference-group", "sex", "--data", f"images:{photos}", "--data-option",
+        "input=Photo", "--label", "smiling", *TINY, *TRAINING, "--out", tmp_path / "out")  # fmt: skip
+    row = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert (row["group"], row["uses_groups"]) == ("sex", True)

@@ -88,8 +88,7 @@ def attention_command(
     from fairhead.report import render
     from fairhead.store import write_text
 
-    group = columns.group[0] if columns.group else None
-    rows = read_rows(data, group, columns.options(data), part, limit, seed)
+    rows = read_rows(data, columns.first_group, columns.options(data), part, limit, seed)
     two = _two_groups(rows, groups)
     folders = {_name(folder, model, against): folder for folder in (model, against) if folder is not None}
     seen = {}

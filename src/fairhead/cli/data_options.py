@@ -28,8 +28,15 @@ class DataColumns:
     person: Annotated[str | None, Option(metavar="COLUMN")] = None
     data_option: Annotated[Mapping[str, Any], Option(metavar="KEY=VALUE")] = field(default_factory=dict)
 
+    @property
+    def first_group(self) -> str | None:
+        """The first column to audit by, if any is named."""
+        return self.group[0] if self.group else None
+
     def options(self, data: str) -> dict[str, Any]:
         """The options of the reader that `name:path` names.
+
+        A reader whose groups cannot be chosen is not told them; whoever asks for one looks whether it is there.
 
         Example:
             >>> DataColumns(label="Smiling", data_option={"seed": 3}).options("celeba:CelebA")
@@ -37,5 +44,8 @@ class DataColumns:
         """
         from fairhead.data import parse_spec
 
-        named = {"label": self.label, "groups": self.group, "split": self.split, "id": self.id, "person": self.person}
-        return {**parse_spec(data).reader.named(named), **self.data_option}
+        reader = parse_spec(data).reader
+        named: dict[str, Any] = {"label": self.label, "split": self.split, "id": self.id, "person": self.person}
+        if {"groups", "category"} & {*reader.options}:
+            named["groups"] = self.group
+        return {**reader.named(named), **self.data_option}

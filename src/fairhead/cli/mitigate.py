@@ -2,6 +2,7 @@
 
 import enum
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -142,9 +143,12 @@ def mitigate_command(
     if missing:
         raise FairheadError(f'this needs {", ".join(missing)}, not installed here: pip install "fairhead[torch]"')
     from fairhead.bench.grid import Backbone, Cell, Data, Method
+    from fairhead.data import parse_spec
 
     method_options = key_values(option, "--option")
     _refuse_groups(method_options)
+    if reference_group is not None and (columns.group or not parse_spec(data).reader.options.get("groups", True)):
+        columns = replace(columns, group=tuple(dict.fromkeys((*columns.group, reference_group))))
     reader_options = columns.options(data)
     for flag, number in (("--limit", limit), ("--max-length", max_length)):
         if number is not None and number < 1:
@@ -160,7 +164,7 @@ def mitigate_command(
             name=data.partition(":")[0],
             read=data,
             options=reader_options,
-            group=reference_group,
+            group=reference_group or columns.first_group,
             split_by_seed=_splits_by_seed(data, reader_options),
             parts=three,
             max_length=max_length,
