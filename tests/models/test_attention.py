@@ -190,7 +190,7 @@ def test_two_models_side_by_side_from_the_command_line(faces, models, tmp_path):
         "--model", models / "plain", "--against", models / "dam", "--data", f"utkface:{faces}", "--part", "train",
         "--group", "white", "--pictures", 3, "--dimension", "q:1:0", "--device", "cpu", "--out", out,
     )  # fmt: skip
-    assert "distance from it" in said
+    assert "distance from normal" in said
     page, twin = out.read_text(), json.loads(out.with_suffix(".json").read_text())
     parser = _Balanced()
     parser.feed(page)

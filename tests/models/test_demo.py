@@ -72,7 +72,7 @@ def test_no_digit_is_in_two_parts():
     [
         ("EOd", -0.05, 0.02, "good", "reduces EOd by 5.0 points (95 % interval −7.0 to −3.0, corrected p = 0.010)"),
         ("EOd", 0.05, 0.02, "bad", "raises EOd by 5.0 points"),
-        ("EOd", -0.05, 0.06, "unclear", "no difference that can be told from chance"),
+        ("EOd", -0.05, 0.06, "unclear", "not significant"),
         ("accuracy", 0.05, 0.02, "good", "raises accuracy by 5.0 points"),
         ("accuracy", -0.05, 0.02, "bad", "lowers accuracy by 5.0 points"),
     ],
@@ -233,7 +233,7 @@ def test_a_smaller_gap_at_the_price_of_accuracy_is_not_praised():
         (-0.1, [0.0] * 3, "note", "too few of them to rule out chance"),
         (0.1, [0.0] * 40, "bad", "40 raise EOd less, or lower it"),
         (0.1, [0.2] * 40, "bad", "0 raise EOd less, or lower it"),
-        (-0.01, [-0.2] * 40, "unclear", "no difference that can be told from chance"),
+        (-0.01, [-0.2] * 40, "unclear", "not significant"),
     ],
 )
 def test_words_on_the_heads_follow_the_interval_and_the_controls(value, controls, tone, words):

@@ -129,7 +129,7 @@ def test_a_head_that_acts_through_later_layers_is_found_by_its_effect_alone() ->
     np.testing.assert_allclose(found.effect_map.gap[RELAYED], own.gap[0, 0], rtol=1e-6)
     directly = locate(question, replace(by_effect, rank="gap", forward=False))
     assert RELAYED not in directly.ranked
-    assert "Taken out alone in a true forward pass, 1 of them lower it there" in verdict(found)[0]["text"]
+    assert "Taken out alone in a true forward pass, 1 of them lower it significantly there" in verdict(found)[0]["text"]
     page = render(report_of(found, {}))
     assert "loses without each head" in page
     content = json.loads(json.dumps(to_dict(found, {}), allow_nan=False))
@@ -162,7 +162,7 @@ def test_heads_are_ranked_by_their_effect_on_one_half_and_reported_on_the_other(
     assert again.effect_map is not None
     assert again.effect_map.gap[here] == pytest.approx(0, abs=1e-9)
     assert again.effect_map.gap[there] == pytest.approx(3)
-    assert "0 of them lower it there by more than chance" in verdict(again)[0]["text"]
+    assert "0 of them lower it significantly there" in verdict(again)[0]["text"]
 
 
 def test_heads_cannot_be_ranked_by_their_effect_without_passes(found) -> None:
@@ -220,11 +220,11 @@ def test_the_report_and_the_json(found) -> None:
     [
         ((0.30, 0.10, -0.25, -0.15), 0.001, 50, "", "good"),
         ((0.30, 0.10, -0.25, -0.15), 0.001, 2, "too few of them to rule out chance", "note"),
-        ((0.30, 0.10, -0.25, 0.05), 0.001, 50, "cannot be told from chance", "unclear"),
-        ((0.30, 0.10, -0.25, -0.15), 0.2, 50, "cannot be told from chance", "unclear"),
+        ((0.30, 0.10, -0.25, 0.05), 0.001, 50, "Not significant", "unclear"),
+        ((0.30, 0.10, -0.25, -0.15), 0.2, 50, "Not significant", "unclear"),
         ((0.05, 0.16, 0.05, 0.17), 0.004, 50, "wider than before.", "bad"),
         ((0.30, -0.40, -0.90, -0.50), 0.001, 50, "wider than before, on the other side", "bad"),
-        ((0.35, 0.36, -0.02, 0.04), 0.6, 50, "cannot be told from chance", "unclear"),
+        ((0.35, 0.36, -0.02, 0.04), 0.6, 50, "Not significant", "unclear"),
     ],
 )
 def test_a_verdict_follows_from_interval_p_and_controls(ends, p, controls, words, tone) -> None:

@@ -31,12 +31,12 @@ START = "With erm, EOd is 20.0 % at an accuracy of 80.0 %."
 def test_nothing_can_be_told_apart():
     lines = [ERM, *(a_line(name, (-0.01, 0.6), (0.0, 1.0)) for name in ("dam", "jtt"))]
     assert verdict(lines, "erm") == (
-        f"{START} None of the methods without groups can be told from erm in EOd; differences below about 3.0 points "
+        f"{START} No method without groups differs significantly from erm in EOd; differences below about 3.0 points "
         "would be missed even in a single comparison."
     )
     assert finding(lines, "EOd", "erm") == (
-        "EOd: none of 2 methods can be told from erm; differences below about 3.0 points would be missed even "
-        "in a single comparison."
+        "EOd: none of 2 methods differs significantly from erm; differences below about 3.0 points would be missed "
+        "even in a single comparison."
     )
 
 
@@ -50,7 +50,10 @@ def test_cells_that_a_figure_goes_without_are_named():
 
 def test_a_sample_that_could_tell_nothing_is_said_to_be_one():
     said = finding([ERM, a_line("dam", (-0.01, 0.9), mde=1.26)], "EOd", "erm")
-    assert said == "EOd: dam cannot be told from erm; with these seeds and rows no difference at all could be told."
+    assert (
+        said
+        == "EOd: dam does not differ significantly from erm; these seeds and rows are too few to show any difference."
+    )
 
 
 def test_what_was_chosen_with_groups_is_said_apart():
@@ -62,22 +65,22 @@ def test_what_was_chosen_with_groups_is_said_apart():
     assert finding([ERM, chosen], "EOd", "erm") == "EOd: jtt chosen with groups −10.0 points against erm."
     vague = a_line("jtt chosen with groups", (-0.1, 0.9), uses_groups=True, remark="chosen with groups")
     said = verdict([ERM, vague], "erm")
-    assert "Even trained or chosen with the groups (jtt chosen with groups), EOd cannot be told" in said
+    assert "Even trained or chosen with the groups (jtt chosen with groups), EOd does not differ significantly" in said
 
 
 @pytest.mark.parametrize(
     ("accuracy", "price"),
     [
         ((-0.05, 0.01), "accuracy −5.0 points"),
-        ((-0.05, 0.2), "accuracy cannot be told apart"),
+        ((-0.05, 0.2), "accuracy: not significant, p = 0.20"),
         (None, "accuracy not compared"),
     ],
 )
 def test_a_smaller_gap_comes_with_its_price(accuracy, price):
     lines = [ERM, a_line("dam", (-0.1, 0.01), accuracy), a_line("jtt", (0.01, 0.9), (0.0, 1.0))]
     said = verdict(lines, "erm")
-    assert f"A smaller EOd, beyond noise: dam −10.0 points ({price})." in said
-    assert "jtt cannot be told from erm in EOd" in said
+    assert f"Significantly smaller EOd: dam −10.0 points ({price})." in said
+    assert "jtt does not differ significantly from erm in EOd" in said
 
 
 @pytest.mark.parametrize(("commonest", "named"), [(0.45, False), (0.51, True), (None, False)])
@@ -91,18 +94,20 @@ def test_a_method_that_knows_nothing_is_named(commonest, named):
 def test_a_larger_gap_and_a_loss_of_accuracy_alone_are_said_too():
     lines = [ERM, a_line("lff", (0.1, 0.01), (-0.2, 0.01)), a_line("jtt", (-0.01, 0.9), (-0.04, 0.01))]
     said = verdict(lines, "erm")
-    assert "A larger EOd, beyond noise: lff +10.0 points (accuracy −20.0 points)." in said
-    assert "Of these, accuracy differs beyond noise: jtt −4.0 points." in said
+    assert "Significantly larger EOd: lff +10.0 points (accuracy −20.0 points)." in said
+    assert "Of these, accuracy differs significantly: jtt −4.0 points." in said
 
 
 def test_references_are_kept_apart():
     dam = a_line("dam", (-0.01, 0.9), (0.0, 1.0))
     told = a_line("group_dro", (-0.09, 0.01), (0.0, 1.0), uses_groups=True)
     assert verdict([ERM, dam, told], "erm").endswith(
-        "Trained with the groups: group_dro −9.0 points (accuracy cannot be told apart)."
+        "Trained with the groups: group_dro −9.0 points (accuracy: not significant, p = 1.00)."
     )
     vague = a_line("group_dro", (-0.01, 0.9), (0.0, 1.0), uses_groups=True)
-    assert "Even trained with the groups (group_dro), EOd cannot be told" in verdict([ERM, dam, vague], "erm")
+    assert "Even trained with the groups (group_dro), EOd does not differ significantly" in verdict(
+        [ERM, dam, vague], "erm"
+    )
 
 
 def test_what_cannot_be_known_is_said():

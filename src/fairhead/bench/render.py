@@ -114,7 +114,7 @@ def _notes(table: Table) -> list[str]:
         "Percent; mean ± standard deviation over seeds, with the 95 % interval of the mean from test sampling (these "
         "models, other test rows).",
         "Differences are paired on seeds and test rows; their interval holds both kinds of chance, training and test.",
-        "Bold: the best method without groups, where its difference from every other one can be told from noise "
+        "Bold: the best method without groups, where its difference from every other one is significant "
         "(5 %, Bonferroni).",
         "s: wall seconds of training, all stages; MiB: peak memory "
         f"({next((line.cost.mib_of for b in table.blocks for line in b.lines if line.cost), 'not known')}).",

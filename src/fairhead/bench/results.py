@@ -9,9 +9,9 @@ from fairhead.audit.seeds import SeedDifference, SeedFigure
 from fairhead.report.frontier import Frontier
 from fairhead.report.sections.bench_block import Choice as Choice
 from fairhead.report.sections.bench_block import Cost as Cost
+from fairhead.stats import ALPHA, Outcome
 
 TABLE_SCHEMA = "fairhead.bench.table/1"
-SIGNIFICANCE = 0.05
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Line:
         figures: metric -> figure over seeds.
         differences: metric -> paired difference from the baseline.
         p_adjusted: metric -> p of that difference, corrected over the methods of the block (Holm).
-        best: metrics in which it is the best and can be told from all others.
+        best: metrics in which it is significantly better than every other method.
         cost: averaged over seeds.
         failed: seed -> error of the cells that came to nothing.
         remark: how it uses groups, if it does.
@@ -49,12 +49,12 @@ class Line:
         """The remark in brackets, unless the name says it already."""
         return f" ({self.remark})" if self.remark and self.remark not in self.method else ""
 
-    def outcome(self, metric: str) -> str:
+    def outcome(self, metric: str) -> Outcome:
         """What may be said of the difference from the baseline."""
         p, difference = self.p_adjusted.get(metric), self.differences[metric]
         if difference.value is None:
             return "undefined"
-        if p is None or p >= SIGNIFICANCE:
+        if p is None or p >= ALPHA:
             return "not significant"
         return "better" if is_better(metric, difference.value) else "worse"
 

@@ -1,7 +1,7 @@
 """From results to a table whose bold type means something. Imports no torch.
 
 Every figure is recomputed from the records of the cells. A method is set in bold where it is the best *and* its paired
-difference from each other method can be told from noise; a table without bold type is a finding too.
+difference from each other method is significant; a table without bold type is a finding too.
 """
 
 import json
@@ -14,13 +14,13 @@ import numpy as np
 from fairhead.audit import METRICS
 from fairhead.audit.seeds import SeedPool
 from fairhead.bench.grid import Cell, Grid, Method
-from fairhead.bench.results import SIGNIFICANCE, Block, Choice, Cost, Line, Table
+from fairhead.bench.results import Block, Choice, Cost, Line, Table
 from fairhead.bench.results_folder import Store
 from fairhead.bench.verdict import finding, verdict
 from fairhead.errors import InputError
 from fairhead.records import Records
 from fairhead.report.frontier import Frontier, Point
-from fairhead.stats import adjust
+from fairhead.stats import ALPHA, adjust
 
 
 def table_of(grid: Grid, store: Store, command: str = "") -> Table:
@@ -216,7 +216,7 @@ def _corrected(lines: Sequence[Line], metrics: Sequence[str]) -> list[Line]:
 
 
 def _best(lines: Sequence[Line], pool: SeedPool, metric: str) -> str | None:
-    """The best method without groups, where it can be told from every other one.
+    """The best method without groups, where it differs significantly from every other one.
 
     Each of these p counts as often as there are others, or as methods that were held against the baseline where those
     are more, as with references (Bonferroni): Holm's would set a method in bold whose difference from the baseline,
@@ -234,7 +234,7 @@ def _best(lines: Sequence[Line], pool: SeedPool, metric: str) -> str | None:
     if any(p is None for p in against):
         return None
     tests = max(len(against), sum(metric in line.differences for line in lines))
-    return ordered[0] if all((p or 0.0) * tests < SIGNIFICANCE for p in against) else None
+    return ordered[0] if all((p or 0.0) * tests < ALPHA for p in against) else None
 
 
 def _badness(metric: str, value: float | None) -> float:

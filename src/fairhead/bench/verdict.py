@@ -1,9 +1,10 @@
-"""What a table shows, in words: which methods can be told from the baseline, and how fine the sample can tell."""
+"""What a table shows, in words: which methods differ significantly from the baseline, and what would be missed."""
 
 from collections.abc import Sequence
 
-from fairhead.bench.results import SIGNIFICANCE, Line, is_better
+from fairhead.bench.results import Line
 from fairhead.report.wording import MINUS
+from fairhead.stats.outcome import p_text
 
 # The gap that the verdict is about: the first of these that has a value.
 _GAPS = ("EOd", "EOp", "DP")
@@ -11,7 +12,7 @@ _NAMES = {"worst_group_accuracy": "worst-group accuracy"}
 
 
 def verdict(lines: Sequence[Line], baseline: str, commonest: float | None = None) -> str:
-    """A few sentences on one block: how large the gap is, which methods change it beyond noise, and at what price.
+    """A few sentences on one block: how large the gap is, which methods change it significantly, and at what price.
 
     Args:
         lines: all methods.
@@ -27,32 +28,34 @@ def verdict(lines: Sequence[Line], baseline: str, commonest: float | None = None
     gap = known[0]
     said = [f"With {baseline}, {gap} is {_percent(plain, gap)} at an accuracy of {_percent(plain, 'accuracy')}."]
     if len(plain.seeds) < 2:
-        return f"{said[0]} One seed: what training adds by chance is not known, so that nothing can be told from noise."
+        return f"{said[0]} One seed: the variance of training is unknown, so no difference can be tested."
     tested = [line for line in lines if _p(line, gap) is not None]
     if not tested:
         said.append(f"No other method shares two seeds with {baseline} yet: nothing to compare.")
     free, references = ([line for line in tested if line.uses_groups is uses] for uses in (False, True))
-    for better, word in ((True, "smaller"), (False, "larger")):
-        told = [line for line in free if _told(line, gap) and is_better(gap, _change(line, gap)) is better]
-        if told:
-            said.append(f"A {word} {gap}, beyond noise: {_listed(told, gap)}.")
-    vague = [line for line in free if not _told(line, gap)]
+    for outcome, word in (("better", "smaller"), ("worse", "larger")):
+        differ = [line for line in free if line.outcome(gap) == outcome]
+        if differ:
+            said.append(f"Significantly {word} {gap}: {_listed(differ, gap)}.")
+    vague = [line for line in free if not _differs(line, gap)]
     if vague:
-        who = "None of the methods without groups can be told" if vague == free and len(free) > 1 else ""
-        names = ", ".join(line.method for line in vague)
-        who = who or f"{names} cannot be told"
-        said.append(f"{who} from {baseline} in {gap}; {_missed(vague, gap)}.")
-        cost = [line for line in vague if _told(line, "accuracy")]
+        who = ", ".join(line.method for line in vague) + (" does not differ" if len(vague) == 1 else " do not differ")
+        if vague == free and len(free) > 1:
+            who = "No method without groups differs"
+        said.append(f"{who} significantly from {baseline} in {gap}; {_missed(vague, gap)}.")
+        cost = [line for line in vague if _differs(line, "accuracy")]
         if cost:
             changes = ", ".join(f"{line.method} {_points(_change(line, 'accuracy'))}" for line in cost)
-            said.append(f"Of these, accuracy differs beyond noise: {changes} points.")
-    told = [line for line in references if _told(line, gap)]
-    how = "trained or chosen" if any("chosen" in line.remark for line in told or references) else "trained"
-    if told:
-        said.append(f"{how.capitalize()} with the groups: {_listed(told, gap)}.")
+            said.append(f"Of these, accuracy differs significantly: {changes} points.")
+    differ = [line for line in references if _differs(line, gap)]
+    how = "trained or chosen" if any("chosen" in line.remark for line in differ or references) else "trained"
+    if differ:
+        said.append(f"{how.capitalize()} with the groups: {_listed(differ, gap)}.")
     elif references:
         names = " and ".join(line.method for line in references)
-        said.append(f"Even {how} with the groups ({names}), {gap} cannot be told from that of {baseline}.")
+        said.append(
+            f"Even {how} with the groups ({names}), {gap} does not differ significantly from that of {baseline}."
+        )
     return " ".join([*said, *_no_better_than_a_guess(lines, commonest)])
 
 
@@ -76,29 +79,29 @@ def _price(line: Line) -> str:
     """What a smaller gap costs."""
     if _p(line, "accuracy") is None:
         return "accuracy not compared"
-    if not _told(line, "accuracy"):
-        return "accuracy cannot be told apart"
+    if not _differs(line, "accuracy"):
+        return f"accuracy: not significant, {p_text(_p(line, 'accuracy'))}"
     return f"accuracy {_points(_change(line, 'accuracy'))} points"
 
 
 def finding(lines: Sequence[Line], metric: str, baseline: str) -> str:
-    """One sentence: which methods can be told from the baseline in this metric, and how fine the sample can tell."""
+    """One sentence: which methods differ significantly from the baseline in this metric, and what would be missed."""
     tested = [line for line in lines if _p(line, metric) is not None]
     name = _NAMES.get(metric, metric)
     if not tested:
         reasons = [f.undefined for line in lines for m, f in line.figures.items() if m == metric and f.undefined]
         why = f"undefined ({reasons[0]})" if reasons else f"fewer than two seeds in common with {baseline}"
         return f"{name}: {why}."
-    told = [line for line in tested if _told(line, metric)]
+    differ = [line for line in tested if _differs(line, metric)]
     without = _without(lines, metric)
     if all(line.differences[metric].mde is None for line in tested):
         return f"{name}: the same answers as {baseline} everywhere.{without}"
-    if not told:
-        who = f"{tested[0].method} cannot" if len(tested) == 1 else f"none of {len(tested)} methods can"
-        return f"{name}: {who} be told from {baseline}; {_missed(tested, metric)}.{without}"
-    said = [f"{line.method} {_points(_change(line, metric))} points{line.aside}" for line in told]
-    rest = [line for line in tested if line not in told]
-    others = f"; the other {len(rest)} cannot be told from it, and {_missed(rest, metric)}" if rest else ""
+    if not differ:
+        who = f"{tested[0].method} does not differ" if len(tested) == 1 else f"none of {len(tested)} methods differs"
+        return f"{name}: {who} significantly from {baseline}; {_missed(tested, metric)}.{without}"
+    said = [f"{line.method} {_points(_change(line, metric))} points{line.aside}" for line in differ]
+    rest = [line for line in tested if line not in differ]
+    others = f"; for the other {len(rest)} it is not significant, and {_missed(rest, metric)}" if rest else ""
     return f"{name}: {', '.join(said)} against {baseline}{others}.{without}"
 
 
@@ -113,7 +116,7 @@ def _missed(lines: Sequence[Line], metric: str) -> str:
     if not known:
         return "their answers are the same everywhere"
     if max(known) >= 100:
-        return "with these seeds and rows no difference at all could be told"
+        return "these seeds and rows are too few to show any difference"
     return f"differences below about {max(known):.1f} points would be missed even in a single comparison"
 
 
@@ -121,9 +124,8 @@ def _p(line: Line, metric: str) -> float | None:
     return line.p_adjusted.get(metric) if metric in line.differences else None
 
 
-def _told(line: Line, metric: str) -> bool:
-    p = _p(line, metric)
-    return p is not None and p < SIGNIFICANCE
+def _differs(line: Line, metric: str) -> bool:
+    return metric in line.differences and line.outcome(metric) in ("better", "worse")
 
 
 def _change(line: Line, metric: str) -> float:

@@ -132,7 +132,7 @@ def attention_command(
 _NOTES = (
     "Bars: the rows of each group. Lines: normal distributions with each group's own mean and deviation. The distance "
     "from normal is the largest difference of the two distribution functions, 0 for normal. Shares of dimensions are "
-    "corrected over all of them (Holm), and with many rows also small departures are told from normal.",
+    "corrected over all of them (Holm), and with many rows small departures from normal are significant, too.",
     "Gaps in the logit are averaged over heads, each in the direction that it has in half of the rows; the gaps "
     "themselves, predicted and measured, are those of the other half, so that noise alone makes none.",
     "q and k are those that attention goes on with: in a model with DAM they are normalised and absolute, far from "

@@ -79,7 +79,7 @@ def bench_command(
     table_only: Annotated[bool, _option("--table-only", "Run nothing: make the table of what there is.")] = False,
     list_grids: Annotated[bool, _option("--list", "Show the grids that ship, and stop.")] = False,
 ) -> None:
-    """Run data × backbones × methods × seeds; show which differences can be told from noise."""
+    """Run data × backbones × methods × seeds; show which differences are significant."""
     if list_grids:
         _list_grids()
         return

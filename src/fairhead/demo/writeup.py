@@ -19,10 +19,9 @@ from fairhead.report import Report, Sentence
 from fairhead.report.sections.audited import Audited
 from fairhead.report.sections.compared import Compared
 from fairhead.report.sections.prose import Text
+from fairhead.stats.outcome import p_text
 from fairhead.train import Fit
 
-# A difference is told from chance below this p (corrected over the comparison, or among the control heads).
-_ALPHA = 0.05
 # An interval that begins below this shows a gap, but does not show that it is a large one.
 _SMALL_GAP = 0.02
 
@@ -80,7 +79,7 @@ def verdict(findings: Findings) -> list[Sentence]:
     if findings.ablations:
         lines += [_heads_line(findings.head_map), _ablation_line(findings.ablations[0])]
     else:
-        text = "No head, taken out alone, lowers the background's effect on the logits by more than chance."
+        text = "No head, taken out alone, lowers the effect of the background on the logits significantly."
         lines.append(Sentence(text, "unclear"))
     return lines
 
@@ -157,11 +156,10 @@ def _in_words(change: Difference, what: str, metric: str) -> tuple[str, str]:
         return "unclear", f"{what}: the change of {metric} is undefined, because {change.undefined}."
     interval = f"95 % interval {_points(change.low, sign=True)} to {_points(change.high, sign=True)}"
     if change.p_adjusted is not None:
-        interval += f", corrected p {'< 0.001' if change.p_adjusted < 0.001 else f'= {change.p_adjusted:.3f}'}"
-    chance = change.p_adjusted is not None and change.p_adjusted >= _ALPHA
-    if change.low <= 0 <= change.high or chance:
+        interval += f", corrected {p_text(change.p_adjusted)}"
+    if not change.significant:
         moved = f"{what} changes {metric} by {_points(change.value, sign=True)} points ({interval})"
-        return "unclear", f"{moved}: no difference that can be told from chance."
+        return "unclear", f"{moved}: not significant."
     lowers = change.high < 0
     better = lowers == (change.ideal == 0)
     verb = ("reduces" if better else "lowers") if lowers else "raises"

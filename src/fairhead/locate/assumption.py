@@ -19,12 +19,11 @@ from scipy.special import ndtr
 from fairhead.errors import InputError
 from fairhead.locate.theory import Operation, absolute_bound, folded_mean, norm_bound, paper_bound
 from fairhead.report.sections.qk_histograms import Dimension, Shape
-from fairhead.stats import adjust
+from fairhead.stats import ALPHA, adjust
 
 Array = NDArray[np.float64]
 Side = Literal["q", "k"]
 LEAST_ROWS = 20  # of a group: D'Agostino's test is not defined for fewer
-_SIGNIFICANCE = 0.05
 _BARS = 32
 _PARTS = 10  # of each half of the rows, for the jackknife; a group has a row in each
 
@@ -111,12 +110,12 @@ class Assumption:
         said = []
         for side, found in (("q", self.q), ("k", self.k)):
             said.append(
-                f"{side}: {100 * found.not_normal:.0f} % of dimension and group pairs are told from normal (Holm); the "
-                f"distance from it is {found.distance_median:.3f} at the median, {found.distance_largest:.3f} at most. "
-                f"The spread of {self.names[1]} over that of {self.names[0]} is {found.spread_median:.2f} at the "
+                f"{side}: {100 * found.not_normal:.0f} % of dimension × group pairs are significantly non-normal; "
+                f"the distance from normal is {found.distance_median:.3f} (median), {found.distance_largest:.3f} at "
+                f"most. The spread of {self.names[1]} over that of {self.names[0]} is {found.spread_median:.2f} at the "
                 f"median ({found.spread_smallest:.2f} to {found.spread_largest:.2f}); {100 * found.spreads_differ:.0f} "
-                f"% of dimensions have two spreads beyond noise. Means lie {found.difference_median:.2f} standard "
-                f"deviations apart at the median, {found.difference_largest:.2f} at most."
+                f"% of dimensions have significantly different spreads. Means lie {found.difference_median:.2f} "
+                f"standard deviations apart at the median, {found.difference_largest:.2f} at most."
             )
         for check in self.gaps:
             difference = check.measured - check.predicted
@@ -124,7 +123,7 @@ class Assumption:
                 f"Gap in the logit, {_OPERATIONS[check.operation]}: the theory predicts {check.predicted:.3f}, these "
                 f"rows have {check.measured:.3f}; the difference, {difference:.3f} ± {check.error:.3f}, is "
                 + (
-                    "beyond noise: the assumption does not hold closely enough to predict the gap."
+                    "more than three errors: the assumption does not hold closely enough to predict the gap."
                     if abs(difference) > 3 * check.error
                     else "within three errors."
                 )
@@ -273,7 +272,7 @@ def _distance(x: Array, mean: Array, sd: Array) -> Array:
 
 def _refused(p: Array) -> float:
     corrected = adjust(p.tolist(), "holm")
-    return float(np.mean([value is not None and value < _SIGNIFICANCE for value in corrected]))
+    return float(np.mean([value is not None and value < ALPHA for value in corrected]))
 
 
 def _gap(q: Array, k: Array, in_second: NDArray[np.bool_], operation: Operation) -> GapCheck:

@@ -334,7 +334,7 @@ class GapQuestion(Question):
         if plan.rank not in ("gap", "effect") or direct.has_total:
             return []
         return [
-            "In the choosing half the gap of the evidence as a whole cannot be told from 0 "
+            "In the choosing half the gap of the evidence as a whole is not significant "
             f"({direct.total:.3f} logits, {direct.total_low:.3f} to {direct.total_high:.3f}): which "
             "heads are on its side is uncertain."
         ]

@@ -20,13 +20,13 @@ from fairhead.locate.located_report import (
     line,
     names_of,
     outcome,
-    p_text,
     signed,
     surely_lost,
 )
 from fairhead.locate.question import Extremes
 from fairhead.locate.textspan import HeadTexts
 from fairhead.report.wording import head_name, metric_name, p_value
+from fairhead.stats.outcome import p_text
 
 if TYPE_CHECKING:
     from fairhead.locate.engine import Located, Study
@@ -103,9 +103,9 @@ class GapWords:
         """Which heads, their part in the gap, and the best of them along the concept."""
         if not located.ranked:
             what = (
-                "No head carries a part of the gap that can be told from chance"
+                "No head carries a significant part of the gap"
                 if located.effect_map is None
-                else "No head, taken out alone in a true forward pass, lowers the gap by more than chance"
+                else "No head, taken out alone in a true forward pass, lowers the gap significantly"
             )
             return line("unclear", f"{what} in the half that heads are chosen on.")
         auc = self.separation.auc
@@ -114,7 +114,7 @@ class GapWords:
         alone, lost = "", located.effect_map
         if lost is not None:
             sure = len(surely_lost(located, lost, np.sign(lost.total)))
-            alone = f" Taken out alone in a true forward pass, {sure} of them lower it there by more than chance."
+            alone = f" Taken out alone in a true forward pass, {sure} of them lower it significantly there."
         return line(
             "note",
             f"{len(located.ranked)} of {located.head_map.gap.size} heads ({names_of(located.ranked)}) {chosen}. "
@@ -124,7 +124,7 @@ class GapWords:
         )
 
     def _part(self, located: "Located") -> str:
-        """The chosen heads' part in the gap; as a share where the whole can be told from 0."""
+        """The chosen heads' part in the gap; as a share where the whole is significant."""
         gap = located.head_map
         whole = f"{signed(gap.total)} logits, 95 % interval {signed(gap.total_low)} to {signed(gap.total_high)}"
         other = "the other half" if located.chosen_here else "the reporting half"
@@ -136,7 +136,7 @@ class GapWords:
             )
         return (
             f"In {other} they add {signed(part)} logits to the gap in the evidence for {self.evidence}, which as a "
-            f"whole cannot be told from 0 ({whole})."
+            f"whole is not significant ({whole})."
         )
 
     def effect(self, study: "Study") -> dict[str, str]:
@@ -149,7 +149,7 @@ class GapWords:
         name = {"cramers_v": "Cramér's V of prediction and group"}.get(metric, metric)
         text = (
             f"{edit_words(self, study).capitalize()} changes {name} from {change.a:.3f} to {change.b:.3f} "
-            f"({interval(change)}, corrected p {p_text(change.p_adjusted)}). " + among_controls(ablation)
+            f"({interval(change)}, corrected {p_text(change.p_adjusted)}). " + among_controls(ablation)
         )
         if accuracy is not None and accuracy.value is not None:
             points = f"{signed(100 * accuracy.value, 1)} points ({interval(accuracy, 100, 1)})"

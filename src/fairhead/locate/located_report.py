@@ -13,6 +13,7 @@ from fairhead.locate.question import Words, half_sha256
 from fairhead.report import Report
 from fairhead.report.wording import head_name
 from fairhead.stats import ALPHA, Difference
+from fairhead.stats.outcome import p_text
 
 if TYPE_CHECKING:
     from fairhead.data import Images
@@ -159,9 +160,8 @@ def outcome(ablation: Ablation) -> Outcome:
     change = ablation.change
     if change.a is None or change.b is None or change.low is None or change.high is None:
         return Outcome("", "unclear")
-    p = 1.0 if change.p_adjusted is None else change.p_adjusted
-    if change.low <= 0 <= change.high or p >= ALPHA:
-        return Outcome(" That change cannot be told from chance in this sample.", "unclear")
+    if not change.significant:
+        return Outcome(f" Not significant ({p_text(change.p_adjusted)}).", "unclear")
     if abs(change.b) > abs(change.a):
         side = ", on the other side" if change.a * change.b < 0 else ""
         return Outcome(f" The gap is wider than before{side}.", "bad")
@@ -180,13 +180,13 @@ def among_controls(ablation: Ablation) -> str:
     Example:
         >>> lower = Difference("DP", "sex", 0.16, 0.05, -0.11, -0.17, -0.05, n=500, p=0.01, p_adjusted=0.02)
         >>> among_controls(Ablation((Head(2, 1),), lower, controls=(-0.2, 0.01, 0.0), exhaustive=False))
-        'Of 3 control sets of the same layers, 1 lower it as much (p = 0.500).'
+        'Of 3 control sets of the same layers, 1 lower it as much (p = 0.50).'
     """
     count = round(ablation.percentile * len(ablation.controls))
     falls = ablation.change.value is None or ablation.change.value <= 0
     what = "lower it as much" if falls else "raise it less, or lower it"
     sets = f"Of {len(ablation.controls)} control sets of the same layers"
-    return f"{sets}, {count} {what} (p {p_text(ablation.p_controls)})."
+    return f"{sets}, {count} {what} ({p_text(ablation.p_controls)})."
 
 
 def surely_lost(located: "Located", ranking: HeadMap, side: float = 1.0) -> list[Head]:
@@ -221,13 +221,6 @@ def signed(value: float, digits: int = 3) -> str:
     """
     text = f"{value:+.{digits}f}"
     return text.replace("-", "−") if float(text) else text[1:]
-
-
-def p_text(p: float | None) -> str:
-    """A p-value after the letter: "= 0.031"."""
-    if p is None:
-        return "unknown"
-    return "< 0.001" if p < 0.001 else f"= {p:.3f}"
 
 
 def line(tone: str, text: str) -> dict[str, str]:

@@ -109,10 +109,10 @@ class PairWords:
         opening = (
             f"The log-odds of {first} against {second} are {signed(whole.total)} nats on average ({whole.n} pairs, "
             f"95 % interval {signed(whole.total_low)} to {signed(whole.total_high)})"
-            + ("" if whole.has_total else ", which cannot be told from 0")
+            + ("" if whole.has_total else ", not significant")
         )
         if not located.ranked:
-            text = f"{opening}. No head carries a part of that which can be told from chance after correction."
+            text = f"{opening}. No head carries a significant part of that after correction."
             return line("unclear", text)
         ranking = located.effect_map or whole
         part = sum(ranking.gap[head] for head in located.ranked)
@@ -123,7 +123,7 @@ class PairWords:
             "note",
             f"{opening}. {len(located.ranked)} of {whole.gap.size} heads ({names_of(located.ranked)}) were {origin}. "
             f"In the {half} half {what} {signed(part)} nats; "
-            f"{f'{names_of(sure)} alone' if sure else 'none'} can be told from chance there.",
+            f"{f'significant there: {names_of(sure)}' if sure else 'no head is significant there'}.",
         )
 
     def effect(self, study: "Study") -> dict[str, str]:
