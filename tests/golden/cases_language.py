@@ -1,11 +1,9 @@
 """Language models: the benchmarks, the suite of them, and two models compared."""
 
 import json
-import tempfile
 from functools import cache
-from pathlib import Path
 
-from figures import TORCH, Case, as_json, run
+from figures import TORCH, Case, as_json, run, scratch
 from made_benchmarks import save_model, write_benchmarks
 
 SUITE = ("stereoset", "crows_pairs", "bbq", "winobias", "perplexity", "attention_entropy", "attention_gap", "bold")
@@ -15,7 +13,7 @@ QUICK = ("--device", "cpu", "--n-boot", 200)
 @cache
 def made():
     """A folder with `data`, and the models `one` and `other`; made once a process."""
-    root = Path(tempfile.mkdtemp(prefix="golden-"))
+    root = scratch()
     write_benchmarks(root / "data")
     save_model(root / "one", seed=0)
     save_model(root / "other", seed=1)

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import tempfile
 from functools import cache
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import made_posts
 import made_vision
 import numpy as np
 import torch
-from figures import HEADS, Case, as_json, run
+from figures import HEADS, Case, as_json, run, scratch
 
 from fairhead.data.sentence_triplets import GOLD_LABELS
 
@@ -22,7 +21,7 @@ QUICK = ("--device", "cpu", "--n-boot", 200, "--draws", 20)
 @cache
 def made():
     """A folder of data and models; made once a process."""
-    root = Path(tempfile.mkdtemp(prefix="golden-"))
+    root = scratch()
     made_vision.write_faces(root / "faces")
     made_vision.save_clip(root / "clip")
     made_vision.save_classifier(root / "classifier")

@@ -2,14 +2,13 @@
 
 import csv
 import json
-import tempfile
 from functools import cache
 from pathlib import Path
 
 import made_posts
 import made_vision
 from cases_language import made as made_language
-from figures import TORCH, TRAINED, Case, as_json, run
+from figures import TORCH, TRAINED, Case, as_json, run, scratch
 
 GRID = """
 title: Made faces
@@ -32,7 +31,7 @@ METHODS = (
 @cache
 def made():
     """A folder with faces and posts, and a model that reads posts; made once a process."""
-    root = Path(tempfile.mkdtemp(prefix="golden-"))
+    root = scratch()
     made_vision.write_hard_faces(root / "faces")
     (root / "posts").mkdir()
     _tell_labels(made_posts.write_posts(root / "posts", n=300))

@@ -5,8 +5,11 @@ than quoted (`REASONS`). A key or an entry that the golden has must be there and
 fault.
 """
 
+import atexit
 import json
 import math
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +79,13 @@ class Case:
 
     figures: Callable[[Path], Any]
     tolerance: Tolerance
+
+
+def scratch() -> Path:
+    """A folder that several cases share; gone when the process ends."""
+    folder = Path(tempfile.mkdtemp(prefix="golden-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def as_json(*arguments: object) -> Any:
