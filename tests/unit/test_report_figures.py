@@ -160,7 +160,7 @@ def test_every_estimate_is_shown_once_or_listed_as_undefined() -> None:
     assert shown == sum(e.value is not None for e in found.estimates)
     assert listed == sum(e.value is None for e in found.estimates) > 0
     assert [block.heading for block in blocks] == ["Overall", "By g"]
-    assert [row.group for block in blocks if block.table for row in block.table.rows] == ["a", "b", "c"]
+    assert [row.group for block in blocks for row in block.groups] == ["a", "b", "c"]
 
 
 def test_filled_dots_are_those_whose_interval_leaves_the_ideal_out() -> None:

@@ -141,9 +141,7 @@ def whole_model(trained: nn.Module, kind: str, cell: Cell, recipe: Recipe) -> nn
     return whole.eval()
 
 
-def report_of(
-    single: Single, cell: Cell, against: str | None, verdicts: Sequence[Mapping[str, str]], command: str
-) -> Report:
+def report_of(single: Single, cell: Cell, against: str | None, verdicts: Sequence[Sentence], command: str) -> Report:
     """The page of a run; the verdict comes from the caller."""
     name, row = cell.method.name, single.row
     by = " and ".join(dict.fromkeys(e.group_by for e in single.audit.estimates if e.group_by is not None))
@@ -170,7 +168,7 @@ def report_of(
     return Report(
         title=f"{name} on {cell.data.name}",
         question=question,
-        verdict=[*(Sentence(**verdict) for verdict in verdicts), *(Sentence(note, "note") for note in notes)],
+        verdict=[*verdicts, *(Sentence(note, "note") for note in notes)],
         sections=sections,
         provenance={"command": command, "settings": json.dumps(row["settings"], default=str), **row["made_with"]},
     )

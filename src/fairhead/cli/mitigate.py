@@ -197,7 +197,7 @@ def mitigate_command(
     with progress() as shown:
         single = mitigate(cell, out, against, str(device_named(device)), cache, shown.tell)
     compared = [] if single.comparison is None else comparison_verdicts(single.comparison)
-    verdicts = [vars(verdict) for verdict in (*compared, *audit_verdicts(single.audit))]
+    verdicts = [*compared, *audit_verdicts(single.audit)]
     report = report_of(single, cell, against, verdicts, command_line(context))
     write(report, out / "report.html")
     for sentence in report.verdict:

@@ -146,17 +146,12 @@ class _Box(NamedTuple):
     bottom: float
 
     def meets(self, other: "_Box") -> bool:
-        return (
-            self.left < other.right and other.left < self.right and self.top < other.bottom and other.top < self.bottom
-        )
+        left, right = max(self.left, other.left), min(self.right, other.right)
+        return left < right and max(self.top, other.top) < min(self.bottom, other.bottom)
 
     def within(self, other: "_Box") -> bool:
-        return (
-            other.left <= self.left
-            and self.right <= other.right
-            and other.top <= self.top
-            and self.bottom <= other.bottom
-        )
+        beside = other.left <= self.left and self.right <= other.right
+        return beside and other.top <= self.top and self.bottom <= other.bottom
 
 
 def _box(x: float, y: float, name: str, place: _Place) -> _Box:

@@ -1,6 +1,6 @@
 """An audit on the page: gaps and levels of each group column as a forest, then the rates of each group."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
@@ -93,40 +93,28 @@ class Audited(Section):
                     undefined((by(e.group_by), metric_name(e.metric), e) for e in estimates),
                     _said(estimates, "excluded"),
                     _said(estimates, "unstable"),
-                    _group_table(groups) if groups else None,
+                    groups,
+                    _axes(groups),
+                    undefined(
+                        (row.group, metric_name(name), rate) for row in groups for name, rate in row.rates.items()
+                    ),
                 )
             )
         return blocks
 
 
-class GroupTable(NamedTuple):
-    """The rates of each group of one column, and the axis that each rate has in all of them."""
-
-    axes: Mapping[str, Axis]
-    rows: Sequence[GroupFigures]
-    undefined: tuple[Undefined, ...]
-
-
 class Block(NamedTuple):
-    """Everything about one group column, or about no group: overall figures.
-
-    Attributes:
-        heading: what the block is about.
-        columns: headings of the figures' columns.
-        panels: forests of the figures that have a value.
-        undefined: the others.
-        left_out: which groups were too small to enter some gap, in words.
-        thin: which groups entered with few rows, in words.
-        table: the rates of each group.
-    """
+    """Everything about one group column, or about no group: overall figures."""
 
     heading: str
-    columns: tuple[str, ...]
-    panels: tuple[Panel, ...]
-    undefined: tuple[Undefined, ...]
-    left_out: tuple[str, ...]
-    thin: tuple[str, ...]
-    table: GroupTable | None
+    columns: tuple[str, ...]  # headings of the figures
+    panels: tuple[Panel, ...]  # of the figures that have a value
+    undefined: tuple[Undefined, ...]  # the others
+    left_out: tuple[str, ...]  # groups too small to enter some gap, in words
+    thin: tuple[str, ...]  # groups that entered with few rows, in words
+    groups: Sequence[GroupFigures]
+    axes: Mapping[str, Axis]  # of each rate, in all groups
+    undefined_rates: tuple[Undefined, ...]
 
 
 def _said(estimates: Sequence[Estimate], key: str) -> tuple[str, ...]:
@@ -204,12 +192,10 @@ def _detectable(estimate: Estimate, ideal: float | None) -> tuple[float, ...]:
     return (ideal - estimate.mde if below else ideal + estimate.mde,)
 
 
-def _group_table(rows: Sequence[GroupFigures]) -> GroupTable:
-    names = dict.fromkeys(name for row in rows for name in row.rates)
-    axes = {name: _axis(row.rates[name] for row in rows if name in row.rates) for name in names}
-    missing = undefined((row.group, metric_name(name), rate) for row in rows for name, rate in row.rates.items())
-    return GroupTable(axes, rows, missing)
-
-
-def _axis(rates: Iterable[Estimate]) -> Axis:
-    return Axis.over(x for r in rates for x in (r.value, r.low, r.high) if x is not None)
+def _axes(rows: Sequence[GroupFigures]) -> dict[str, Axis]:
+    """An axis for each rate that some group has."""
+    known: dict[str, list[float]] = {}
+    for row in rows:
+        for name, rate in row.rates.items():
+            known.setdefault(name, []).extend(x for x in (rate.value, rate.low, rate.high) if x is not None)
+    return {name: Axis.over(values) for name, values in known.items()}
