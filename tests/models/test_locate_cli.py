@@ -162,7 +162,7 @@ def test_age_leaves_out_those_between_its_poles(clip, faces, capsys) -> None:
         (["locate", "--limit", "3"], "of the choosing half; both groups are needed in both"),
         (["locate", "--n-boot", "5"], "--n-boot is 5; at least 100"),
         (["locate", "--out", "/proc/none"], "cannot be written"),
-        (["locate", "--features", "/proc/none"], "cannot be a folder for features"),
+        (["locate", "--features", "/proc/none"], "cannot be written"),
         (["locate", "--text-adapter", "x.npz"], "are given together"),
         (["locate", "--prompts", "missing.yaml"], "cannot be read as YAML"),
         (["locate", "--rank", "effect"], "add --forward"),

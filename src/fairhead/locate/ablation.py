@@ -100,11 +100,7 @@ class Controls:
 def layer_matched(selected: Sequence[tuple[int, int]], n_heads: int, *, draws: int = 200, seed: int = 0) -> Controls:
     """Head sets with as many heads of each layer as `selected` has, leaving those out.
 
-    Args:
-        selected: the chosen heads.
-        n_heads: heads in a layer.
-        draws: how many different sets to draw where there are more than twice as many; all are taken otherwise.
-        seed: of the draw.
+    So many different `draws` are made where there are more than twice as many sets; otherwise all are taken.
 
     Raises:
         InputError: no heads were chosen, or so many of a layer that too few others are left there.
@@ -147,12 +143,8 @@ def norm_matched(
 ) -> Controls:
     """Head sets in which each chosen head is replaced by one that writes about as much, of whatever layer.
 
-    Args:
-        selected: the chosen heads.
-        norms: how much each head writes: the mean length of its centred term, [layers, heads].
-        neighbours: how many heads nearest in (the logarithm of) that length each may be replaced by.
-        draws: as in `layer_matched`.
-        seed: of the draw.
+    How much a head writes is the mean length of its centred term, `norms` [layers, heads]; it may be replaced by one of
+    so many `neighbours` nearest in the logarithm of that.
 
     Example:
         >>> norms = np.array([[1.0, 1.1, 5.0], [1.2, 0.1, 0.9]])

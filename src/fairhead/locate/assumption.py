@@ -33,17 +33,12 @@ class Summary:
     """All dimensions of q, or of k.
 
     Attributes:
-        dimensions: how many.
-        constant: how many never vary, and are left out of the rest.
-        distance_median: over dimensions and groups.
-        distance_largest: over dimensions and groups.
+        dimensions: how many; `constant` of them never vary, and are left out of the rest.
+        distance_median: of a group's distance from normal, over dimensions and groups; and the largest.
         not_normal: share of (dimension, group) pairs that D'Agostino and Pearson's test refuses, corrected (Holm).
-        spread_smallest: ratio of deviations, over dimensions.
-        spread_median: ratio of deviations, over dimensions.
-        spread_largest: ratio of deviations, over dimensions.
+        spread_median: of the ratio of deviations, over dimensions; and the smallest and largest.
         spreads_differ: share of dimensions whose deviations Brown and Forsythe's test tells apart, corrected (Holm).
-        difference_median: size of the standardised difference of means, over dimensions.
-        difference_largest: the same, the largest.
+        difference_median: of the size of the standardised difference of means, over dimensions; and the largest.
     """
 
     dimensions: int

@@ -42,11 +42,11 @@ class Task:
     """
 
     classes: tuple[str, ...]
-    directions: NDArray[np.float64]
-    bias: NDArray[np.float64]
+    directions: Array
+    bias: Array
     origin: str
 
-    def logits(self, output: NDArray[np.floating]) -> NDArray[np.float64]:
+    def logits(self, output: NDArray[np.floating]) -> Array:
         """Outputs [n, d'] to logits [n, C]."""
         return np.asarray(output, dtype=np.float64) @ self.directions.T + self.bias
 
@@ -59,10 +59,7 @@ class Task:
         """The same directions, shifted so that each class is predicted as often as it occurs among these rows.
 
         Prompts say where a class lies and nothing about how far from the others: argmax may never choose one of them.
-
-        Args:
-            output: [n, d'], of rows that are not reported on.
-            labels: their classes, [n].
+        Take outputs [n, d'] and labels [n] of rows that are not reported on.
 
         Example:
             >>> task = Task(("no", "yes"), np.array([[0.0], [1.0]]), np.zeros(2), "prompts")
@@ -71,7 +68,7 @@ class Task:
             (np.int64(10), np.int64(3))
         """
         wanted = np.bincount(labels, minlength=len(self.classes)) / len(labels)
-        logits = np.asarray(output, dtype=np.float64) @ self.directions.T + self.bias
+        logits = self.logits(output)
         shift = np.where(wanted > 0, 0.0, -np.inf)
         # Softened shares have one solution, found by scaling; ever less soft, it goes over into that of argmax.
         for softness in np.geomspace(1.0, 1e-3, 8) * (logits.std() or 1.0):
@@ -88,30 +85,29 @@ class Task:
         origin = f"{self.origin}, shifted so that each class is predicted as often as it occurs"
         return Task(self.classes, self.directions, self.bias + shift, origin)
 
-    def evidence(self, positive: int) -> NDArray[np.float64]:
+    def evidence(self, positive: int) -> Array:
         """The direction of the evidence for one class: against the other, or against the mean of the others; [d']."""
-        others = [c for c in range(len(self.classes)) if c != positive]
-        return self.directions[positive] - self.directions[others].mean(0)
+        return evidence_of(self.directions.T, positive)
 
-    def parts(self, features: "Features", positive: int) -> NDArray[np.float64]:
+    def parts(self, features: "Features", positive: int) -> Array:
         """Each head's part in the evidence for one class, [n, L, H]."""
         return features.parts(self.evidence(positive)[None])[..., 0]
 
-    def other_parts(self, features: "Features", positive: int) -> NDArray[np.float64]:
+    def other_parts(self, features: "Features", positive: int) -> Array:
         """The other terms' parts in it, [n, M]."""
         return features.other_parts(self.evidence(positive)[None])[..., 0]
 
-    def total(self, output: NDArray[np.floating], positive: int) -> NDArray[np.float64]:
+    def total(self, output: NDArray[np.floating], positive: int) -> Array:
         """The evidence itself, [n], up to a constant."""
         return np.asarray(output, dtype=np.float64) @ self.evidence(positive)
 
-    def push(self, features: "Features", layer: int, moved: Array) -> NDArray[np.float64]:
+    def push(self, features: "Features", layer: int, moved: Array) -> Array:
         """The change of the logits [n, H, C] if each head's z [n, H, d] at a layer changed so, all else held."""
         through = np.einsum("co,hod->hcd", self.directions, features.maps[layer], optimize=True)
         return np.asarray(np.einsum("nhd,hcd->nhc", moved, through, optimize=True))
 
 
-def evidence_of(logits: NDArray[np.floating], positive: int) -> NDArray[np.float64]:
+def evidence_of(logits: NDArray[np.floating], positive: int) -> Array:
     """Evidence for one class in logits [n, C]: against the other, or against the mean of the others; [n].
 
     Example:
@@ -208,8 +204,7 @@ class PooledTask(Task):
         return np.einsum("nho,nco->nhc", terms, self.row_directions(features.output), optimize=True)
 
     def _evidence(self, output: NDArray[np.floating], positive: int) -> Array:
-        directions = self.row_directions(output)
-        return np.asarray(directions[:, positive] - np.delete(directions, positive, axis=1).mean(1))
+        return evidence_of(self.row_directions(output), positive)
 
     def _before(self, output: NDArray[np.floating]) -> Array:
         return np.asarray(output, dtype=np.float64) @ self.dense.T + self.dense_bias
@@ -265,13 +260,6 @@ def text_classifier_task(model: nn.Module) -> PooledTask:
 
     Raises:
         UnsupportedModel: it is built in another way.
-
-    Example:
-        >>> from transformers import BertConfig, BertForSequenceClassification
-        >>> small = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=9)
-        >>> model = BertForSequenceClassification(BertConfig(**small, id2label={0: "normal", 1: "toxic"}))
-        >>> text_classifier_task(model).classes
-        ('normal', 'toxic')
     """
     whole: Any = model
     head: Any = getattr(whole, "classifier", None)
@@ -319,9 +307,7 @@ def task_from_texts(
     return Task(tuple(words), scale * np.stack(directions), np.zeros(len(words)), "zero-shot prompts")
 
 
-def task_from_images(
-    output: NDArray[np.floating], labels: NDArray[np.integer], classes: Sequence[str], ridge: float = 1.0
-) -> Task:
+def task_from_images(output: NDArray[np.floating], labels: NDArray[np.integer], classes: Sequence[str]) -> Task:
     """Classes as a linear probe on outputs, for models that have neither a classifier nor a text side.
 
     Example:
@@ -331,7 +317,7 @@ def task_from_images(
         >>> bool((task.logits(output).argmax(1) == labels).all())
         True
     """
-    weights, bias = fit_logistic(np.asarray(output, dtype=np.float64), labels, len(classes), ridge)
+    weights, bias = fit_logistic(np.asarray(output, dtype=np.float64), labels, len(classes))
     return Task(tuple(classes), weights, bias, f"a linear probe fitted on {len(output)} images")
 
 

@@ -93,17 +93,10 @@ def concept_from_images(
     method: str = "means",
     noun: str = "images",
 ) -> Concept:
-    """A direction learned from the outputs of images whose group is known.
+    """A direction learned from outputs [n, d'] of images whose group is known: 1 for the first pole, 0 for the second.
 
-    Args:
-        output: [n, d'].
-        groups: 1 for the first pole and 0 for the second, [n].
-        labels: class numbers, [n]; the groups are compared within each, all counting the same.
-        name: of the concept.
-        poles: the one that group 1 is, first.
-        method: "means" (difference of the means), "logistic" (a probe with a ridge), or "leace" (the direction that
-            linear erasure takes out: the difference, whitened).
-        noun: what the rows are.
+    Groups are compared within each label, all counting the same. The method is "means" (difference of the means),
+    "logistic" (a probe with a ridge), or "leace" (what linear erasure takes out: the difference, whitened).
 
     Example:
         >>> rng = np.random.default_rng(0)

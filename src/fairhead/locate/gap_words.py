@@ -148,7 +148,7 @@ class GapWords:
         change, accuracy = ablation.change, ablation.accuracy
         name = {"cramers_v": "Cramér's V of prediction and group"}.get(metric, metric)
         text = (
-            f"{edit_words(self, study).capitalize()} changes {name} from {change.a:.3f} to {change.b:.3f} "
+            f"{edit_words(self, study, start=True)} changes {name} from {change.a:.3f} to {change.b:.3f} "
             f"({interval(change)}, corrected {p_text(change.p_adjusted)}). " + among_controls(ablation)
         )
         if accuracy is not None and accuracy.value is not None:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.errors import InputError
+from fairhead.store import made_folder, write_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -282,10 +283,7 @@ def collect(
         meta = found or meta
         if meta["done"] == n:
             return Features.load(path)
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"{path} cannot be a folder for features: {error.strerror or error}") from None
+        made_folder(path)
     maps = decomposer.maps.float().cpu().numpy()
     if path is not None:  # after a pooler all maps are one: it is written once
         np.save(path / "maps.npy", maps if decomposer.pool is None else maps[:1, :1])
@@ -335,6 +333,4 @@ def _write_meta(path: Path, arrays: Mapping[str, Rows], meta: Mapping[str, Any])
     for array in arrays.values():
         if isinstance(array, np.memmap):
             array.flush()
-    beside = path / ".features.json.tmp"
-    beside.write_text(json.dumps(meta, ensure_ascii=False), encoding="utf-8")
-    os.replace(beside, path / "features.json")
+    write_json(path / "features.json", meta)

@@ -213,15 +213,8 @@ def score_pairs(
 ) -> HeadMap:
     """Score each head by its mean part in a difference between the two members of n pairs; Holm over the heads.
 
-    Args:
-        differences: each head's part in the difference of each pair, [n, layers, heads].
-        total: the whole difference, [n].
-        weights: how much each pair counts, [n]; None for all the same.
-        clusters: as in `score_heads`.
-        names: the members' names, first minus second.
-        level: of the intervals.
-        measure: what the difference is, in words.
-        unit: of it.
+    Parts are [n, layers, heads] of the whole difference, [n]; a pair counts as much as its weight. The other arguments
+    are those of `score_heads`.
 
     Example:
         >>> parts = np.random.default_rng(0).normal(size=(200, 2, 3))
@@ -289,14 +282,9 @@ def _head_map(
 def top_heads(
     rank: FloatMap, p_adjusted: FloatMap, count: int, alpha: float = 0.05, per_layer: int | None = None
 ) -> tuple[Head, ...]:
-    """The heads with the largest positive rank among those that are significant, best first.
+    """The heads with the largest positive rank [layers, heads] among those that are significant, best first.
 
-    Args:
-        rank: [layers, heads].
-        p_adjusted: corrected p-values, [layers, heads].
-        count: how many heads at most.
-        alpha: false discovery rate.
-        per_layer: how many of one layer at most.
+    There are `count` at most, and so many of one layer.
 
     Example:
         >>> top_heads(np.array([[3.0, 1.0], [2.0, 5.0]]), np.array([[0.01, 0.01], [0.01, 0.5]]), count=2)

@@ -82,9 +82,10 @@ def report_of(
     }
 
 
-def edit_words(words: Words, study: "Study") -> str:
-    """An edit in words."""
-    return f"{words.edits[study.kind]} ({_WAYS[study.way][0]})"
+def edit_words(words: Words, study: "Study", start: bool = False) -> str:
+    """An edit in words, perhaps at the start of a sentence."""
+    text = f"{words.edits[study.kind]} ({_WAYS[study.way][0]})"
+    return text[:1].upper() + text[1:] if start else text
 
 
 def verdict(located: "Located") -> list[dict[str, str]]:
@@ -103,7 +104,7 @@ def _shown(located: "Located") -> list["Study"]:
 
 
 def _study_sections(words: Words, study: "Study") -> list[dict[str, Any]]:
-    title = edit_words(words, study).capitalize()
+    title = edit_words(words, study, start=True)
     sections: list[dict[str, Any]] = [
         {"kind": "ablation", "title": f"{title}: {words.figure_name(a.change.metric)}", **a.to_dict()}
         for a in study.ablations

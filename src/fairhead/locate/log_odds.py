@@ -31,6 +31,7 @@ from fairhead.language.scorer import Planned, Scorer, quiet
 from fairhead.language.tokenising import encode
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.pairs import TextPairs
+from fairhead.store import made_folder, whole_file, write_json
 
 Array = NDArray[np.float64]
 SCHEMA = "fairhead.pair_terms/1"
@@ -148,10 +149,8 @@ def take_apart(
         else:
             parts.append(reader.read(texts[2 * start : 2 * (start + _BLOCK)]))
             if file is not None:
-                beside = file.with_name(f".{file.name}")
-                with beside.open("wb") as handle:
+                with whole_file(file) as part, part.open("wb") as handle:
                     np.savez(handle, **{f.name: getattr(parts[-1], f.name) for f in fields(PairTerms)})
-                os.replace(beside, file)
         if progress is not None:
             progress(min(start + _BLOCK, len(pairs)), len(pairs))
     return PairTerms.joined(parts)
@@ -346,11 +345,10 @@ def _opened(folder: Path, scorer: Scorer, pairs: TextPairs) -> Path:
     """The folder, if what lies there is of the same model and texts."""
     texts = hashlib.sha256("\n".join(f"{t.id} {t.digest}" for t in pairs.texts).encode()).hexdigest()
     identity: Mapping[str, Any] = {"schema": SCHEMA, "texts": texts, "block": _BLOCK, **scorer.settings()}
-    file = folder / "pairs.json"
+    file = made_folder(folder) / "pairs.json"
+    if not file.exists():
+        write_json(file, identity)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not file.exists():
-            file.write_text(json.dumps(identity), encoding="utf-8")
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"{folder} cannot keep the heads' terms: {error}") from None

@@ -133,7 +133,7 @@ class PairWords:
         assert change.a is not None
         assert change.b is not None
         text = (
-            f"{edit_words(self, study).capitalize()} changes the mean log-odds from {signed(change.a)} to "
+            f"{edit_words(self, study, start=True)} changes the mean log-odds from {signed(change.a)} to "
             f"{signed(change.b)} nats ({interval(change)}). {among_controls(ablation)}"
         )
         cost = False

@@ -167,29 +167,14 @@ class Sweep(ABC):
 class ForwardPasses(Sweep):
     """Logits [n, C] with each of many sets of heads edited; a set that was run is not run again.
 
-    Args:
-        decomposer: of the model.
-        batches: gives the model's inputs from the start, each time it is called.
-        task: classes as directions.
-        edits: what is put in a head's place.
-        kind: of edit.
-        tokens: 0 for the first token, None for all.
-        progress: called with (rows done, sets), batch after batch.
+    The arguments are those of `Sweep`, with the model's decomposer and its classes as directions.
 
     Raises:
         InputError: the first token is to be edited of a model that has none.
 
     Example:
-        >>> import numpy as np, torch
-        >>> from transformers import ViTConfig, ViTModel
-        >>> shape = dict(image_size=4, patch_size=2, hidden_size=8, intermediate_size=8)
-        >>> model = ViTModel(ViTConfig(num_hidden_layers=3, num_attention_heads=2, **shape)).eval()
-        >>> edits = HeadEdits(np.zeros((3, 2, 4)), np.zeros((3, 2, 4, 4)), 0.0, 1)
-        >>> task = Task(("a", "b"), np.random.default_rng(0).normal(size=(2, 8)), np.zeros(2), "made")
-        >>> images = [{"pixel_values": torch.randn(5, 3, 4, 4)}]
-        >>> passes = ForwardPasses(Decomposer(model), lambda: images, task, edits, "zero")
-        >>> [logits.shape for logits in passes([[], [(2, 1)], [(0, 0), (1, 1)]])]
-        [(5, 2), (5, 2), (5, 2)]
+        >>> passes = ForwardPasses(Decomposer(model), lambda: batches, task, edits, "zero")  # doctest: +SKIP
+        >>> before, after = passes([[], [(0, 0), (1, 1)]])  # doctest: +SKIP
     """
 
     def __init__(
@@ -282,13 +267,6 @@ class RowPasses:
 
 class TextPasses(Sweep):
     """Log-probabilities [texts] with each of many sets of heads edited, all batches read once as they are.
-
-    Args:
-        scorer: the model.
-        sequences: the texts.
-        edits: what is put in a head's place.
-        kind: of edit.
-        progress: called with (texts done, sets of heads that each runs through).
 
     Example:
         >>> passes = TextPasses(scorer, texts, edits, "zero")  # doctest: +SKIP

@@ -37,14 +37,9 @@ class Spanned(NamedTuple):
 def span_of_moments(
     mean: Array, covariance: Array, head_map: NDArray[np.floating], texts: NDArray[np.floating], m: int = 20
 ) -> Spanned:
-    """TextSpan from a head's moments.
+    """TextSpan from a head's moments: mean [d] and covariance [d, d] of z, and its map [d', d] to the output.
 
-    Args:
-        mean: of z, [d].
-        covariance: of z, [d, d].
-        head_map: from z to the output representation, [d', d].
-        texts: the pool, [T, d'].
-        m: texts to choose; fewer where they explain nothing more.
+    Of the pool [T, d'], m texts are chosen, fewer where they explain nothing more.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -186,17 +181,9 @@ def text_spans(
 ) -> tuple[HeadTexts, ...]:
     """TextSpan of several heads, with how surprising the attribute texts among the chosen ones are.
 
-    The choice does not know which texts name the attribute; relabelling as many random texts of the pool gives the
-    share of variance that chance would explain. Against the matched neutral texts the count is hypergeometric.
-
-    Args:
-        moments: of z.
-        maps: [L, H, d', d].
-        pool: the texts.
-        heads: which; None for all.
-        m: texts a head.
-        permutations: random relabellings.
-        seed: of them.
+    The choice does not know which texts name the attribute; relabelling as many random texts of the pool
+    (`permutations` times) gives the share of variance that chance would explain. Against the matched neutral texts the
+    count is hypergeometric. Moments are those of z, maps [L, H, d', d]; without `heads` it is asked of all.
 
     Example:
         >>> from fairhead.locate.head_features import HeadMoments
