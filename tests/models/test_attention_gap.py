@@ -203,8 +203,8 @@ def test_heads_are_corrected_together_and_all_of_it_is_json():
 def test_pairs_of_both_data_sets():
     crows = CrowsPair("7", "she cried", "he cried", "antistereo", "gender", ())
     item = StereoSetItem("9", "intersentence", "Nurse", "profession", "x", Triplet("a", "b", "c"))
-    first, second = sentence_pairs([crows, item])
+    first, second = (sentence_pairs([one])[0] for one in (crows, item))
     assert (first.first, first.second, first.groups) == ("she cried", "he cried", ("gender",))
-    assert (second.first, second.second, second.cluster) == ("x a", "x b", "nurse")
-    with pytest.raises(InputError, match="a str is no pair"):
+    assert (second.first, second.second, second.cluster) == ("x a", "x b", "profession/nurse")
+    with pytest.raises(InputError, match="the items of one benchmark are expected; found str"):
         sentence_pairs(["text"])

@@ -66,6 +66,7 @@ class SentencePair(NamedTuple):
         second: its counterpart.
         groups: categories that the pair is of.
         cluster: pairs of one cluster are drawn together.
+        categories: kind of category -> the pair's.
     """
 
     id: str
@@ -73,6 +74,7 @@ class SentencePair(NamedTuple):
     second: str
     groups: tuple[str, ...]
     cluster: str
+    categories: Mapping[str, str] = {}
 
 
 class TextTable(NamedTuple):
@@ -164,7 +166,9 @@ class Benchmark:
             intervals are made.
         report: the report of a result, from it, the model's name and the confidence level.
         trained_on: rows of a table whose terms are among these: a model trained on them is not scored on them.
-        pairs: its items as pairs of sentences, stereotype first.
+        pairs: its items as pairs of sentences, stereotype first; the first two `requests` of an item are those of its
+            pair.
+        per_token: whether the log-odds of a pair are of means per token, not of sums.
         sentences: what the figures allow one to say, from a result and the confidence level.
         shown: the table for a terminal, from a result and the confidence level; by default one row a category.
         hides: categories without a row there.
@@ -209,6 +213,7 @@ class Benchmark:
     report: Callable[[BenchmarkResult, str, float], dict[str, Any]] | None = None
     trained_on: Callable[[ItemTable, Iterable[str]], list[int]] | None = None
     pairs: Callable[[Iterable[Any]], list[SentencePair]] | None = None
+    per_token: bool = False
     sentences: Callable[[BenchmarkResult, float], list[str]] = lambda result, level: []
     shown: Callable[[BenchmarkResult, float], TextTable] | None = None
     hides: Callable[[str], bool] = lambda category: False

@@ -14,12 +14,10 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from fairhead.data import read_items
-from fairhead.data.sentence_pairs import CrowsPair
-from fairhead.data.sentence_triplets import StereoSetItem
 from fairhead.errors import InputError, did_you_mean
 from fairhead.language.answers import Request
 from fairhead.language.benchmark import sample
-from fairhead.language.benchmarks import crows_pairs, stereoset
+from fairhead.language.benchmarks import benchmark_of
 
 
 @dataclass(frozen=True)
@@ -38,6 +36,7 @@ class TextPairs:
         per_token: whether log-odds are of means per token, not of sums.
 
     Example:
+        >>> from fairhead.data.sentence_pairs import CrowsPair
         >>> pairs = pairs_of([CrowsPair(str(i), f"She {i}.", f"He {i}.", "stereo", "gender", ()) for i in range(4)])
         >>> len(pairs), pairs.take(np.array([1, 3])).ids, pairs.weights.sum()
         (4, ('1', '3'), np.float64(1.0))
@@ -96,46 +95,35 @@ here: crows_pairs, stereoset, pairs, triplets
     return pairs_of(items if limit is None else sample(items, limit, seed), data.name)
 
 
-def pairs_of(items: Sequence[CrowsPair | StereoSetItem], name: str | None = None) -> TextPairs:
+def pairs_of(items: Sequence[Any], name: str | None = None) -> TextPairs:
     """Items of one benchmark as pairs; `name` it where it is not the published one.
 
     CrowS-Pairs were written one by one, so each is independent of the others unless they share a sentence. Items of
     StereoSet about the same term depend on each other.
 
     Example:
+        >>> from fairhead.data.sentence_pairs import CrowsPair
         >>> pair = CrowsPair("0", "She cried.", "He cried.", "stereo", "gender", ())
         >>> found = pairs_of([pair, pair])
         >>> found.clusters.tolist(), found.per_token, [text.id for text in found.texts[:2]]
         ([0, 0], False, ['0/more', '0/less'])
     """
-    crows = [item for item in items if isinstance(item, CrowsPair)]
-    terms = [item for item in items if isinstance(item, StereoSetItem)]
-    if bool(crows) == bool(terms):
-        what = "there is no pair of texts; at least 2 are needed"
-        both = "these are pairs of two benchmarks; their log-odds are not defined alike: take one of them"
-        raise InputError(both if crows else what)
-    if crows:
-        return TextPairs(
-            name or "crows_pairs",
-            tuple(p.id for p in crows),
-            tuple(crows_pairs.requests(crows)),
-            2,
-            np.full(len(crows), 1 / len(crows)),
-            _linked([(p.more, p.less) for p in crows]),
-            {"bias_type": tuple(p.bias_type for p in crows), "direction": tuple(p.direction for p in crows)},
-            per_token=False,
-        )
-    names = [f"{item.bias_type}/{item.target.casefold()}" for item in terms]
-    _, codes, counts = np.unique(names, return_inverse=True, return_counts=True)
+    if not items:
+        raise InputError("there is no pair of texts; at least 2 are needed")
+    benchmark = benchmark_of(items)
+    if benchmark.pairs is None or benchmark.requests is None:
+        raise InputError(f"{benchmark.title} has no pairs of texts")
+    pairs, texts = benchmark.pairs(items), benchmark.requests(items, benchmark.options())
+    _, codes, counts = np.unique([pair.cluster for pair in pairs], return_inverse=True, return_counts=True)
     return TextPairs(
-        name or "stereoset",
-        tuple(f"{item.kind}/{item.id}" for item in terms),
-        tuple(stereoset.requests(terms)),
-        3,
+        name or benchmark.name,
+        tuple(pair.id for pair in pairs),
+        tuple(texts),
+        len(texts) // len(pairs),
         1 / (counts[codes] * len(counts)),
-        codes,
-        {"bias_type": tuple(item.bias_type for item in terms), "kind": tuple(item.kind for item in terms)},
-        per_token=True,
+        codes if counts.max() > 1 else _linked([(pair.first, pair.second) for pair in pairs]),
+        {kind: tuple(pair.categories[kind] for pair in pairs) for kind in pairs[0].categories},
+        benchmark.per_token,
     )
 
 

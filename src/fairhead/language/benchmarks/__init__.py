@@ -5,10 +5,11 @@ point of the group `fairhead.benchmarks` that names a `Benchmark`.
 """
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
+from typing import Any
 
 from fairhead.errors import InputError, did_you_mean
 from fairhead.language.benchmark import Benchmark
@@ -69,6 +70,25 @@ def benchmark_named(name: str) -> Benchmark:
         ('crows_pairs', 'attention_gap')
     """
     return choose([name])[-1]
+
+
+def benchmark_of(items: Sequence[Any]) -> Benchmark:
+    """The benchmark that items are of, by their class.
+
+    Raises:
+        InputError: none has such items, or they are of two.
+
+    Example:
+        >>> from fairhead.data.sentence_pairs import CrowsPair
+        >>> benchmark_of([CrowsPair("0", "She cried.", "He cried.", "stereo", "gender", ())]).name
+        'crows_pairs'
+    """
+    kinds = {type(item) for item in items}
+    found = [benchmark for benchmark in all_benchmarks() if benchmark.item in kinds]
+    if len(kinds) != 1 or not found:
+        named = ", ".join(sorted(kind.__name__ for kind in kinds)) or "nothing"
+        raise InputError(f"the items of one benchmark are expected; found {named}")
+    return found[0]
 
 
 def choose(names: Iterable[str]) -> list[Benchmark]:

@@ -21,7 +21,7 @@ from fairhead.data.sentence_pairs import CrowsPair
 from fairhead.errors import InputError
 from fairhead.language.attention_report import report, shown, verdict
 from fairhead.language.benchmark import ASKS, SHOWS, Benchmark, Figure, Label, Measured, SentencePair, Work
-from fairhead.language.benchmarks import all_benchmarks
+from fairhead.language.benchmarks import benchmark_of
 from fairhead.language.benchmarks.crows_pairs import read_crows_pairs
 from fairhead.language.item_table import BenchmarkResult, ItemTable, Measure
 from fairhead.settings import Option, WholeNumber
@@ -60,15 +60,10 @@ def sentence_pairs(items: Sequence[Any]) -> list[SentencePair]:
         >>> sentence_pairs([CrowsPair("0", "She cried.", "He cried.", "stereo", "gender", ())])[0].groups
         ('gender',)
     """
-    having = {b.item: b for b in all_benchmarks() if b.pairs is not None and b.item is not None}
-    pairs: list[SentencePair] = []
-    for item in items:
-        benchmark = having.get(type(item))
-        if benchmark is None or benchmark.pairs is None:
-            titles = " or ".join(b.title for b in having.values())
-            raise InputError(f"a {type(item).__name__} is no pair of sentences; {titles} is expected")
-        pairs += benchmark.pairs([item])
-    return pairs
+    benchmark = benchmark_of(items)
+    if benchmark.pairs is None:
+        raise InputError(f"{benchmark.title} has no pairs of sentences; CrowS-Pairs or StereoSet has")
+    return benchmark.pairs(items)
 
 
 class TokenGaps(NamedTuple):

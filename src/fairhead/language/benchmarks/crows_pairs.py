@@ -149,7 +149,17 @@ def _measures(suffix: str, gaps: Callable[[ItemTable], Array]) -> tuple[Measure,
 
 
 def _pairs(pairs: Iterable[CrowsPair]) -> list[SentencePair]:
-    return [SentencePair(pair.id, pair.more, pair.less, (pair.bias_type,), pair.id) for pair in pairs]
+    return [
+        SentencePair(
+            pair.id,
+            pair.more,
+            pair.less,
+            (pair.bias_type,),
+            pair.id,
+            {"bias_type": pair.bias_type, "direction": pair.direction},
+        )
+        for pair in pairs
+    ]
 
 
 def _by_category(found: ItemTable) -> list[Figure]:

@@ -174,8 +174,8 @@ def _pairs(items: Iterable[StereoSetItem]) -> list[SentencePair]:
     found = []
     for item in items:
         first, second, _ = item.texts
-        groups = (item.bias_type, item.kind)
-        found.append(SentencePair(f"{item.kind}/{item.id}", first, second, groups, item.target.casefold()))
+        of = {"bias_type": item.bias_type, "kind": item.kind}
+        found.append(SentencePair(f"{item.kind}/{item.id}", first, second, tuple(of.values()), term(item), of))
     return found
 
 
@@ -213,5 +213,6 @@ BENCHMARK = Benchmark(
     sentences=more_often("ss", "The stereotype is likelier than its opposite in"),
     trained_on=_trained_on,
     pairs=_pairs,
+    per_token=True,
     examples=("fairhead lm stereoset --model SmolLM2-135M --data stereoset/dev.json",),
 )
