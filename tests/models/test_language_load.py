@@ -128,6 +128,20 @@ def test_the_command_names_what_it_left_out(folder, crows, tmp_path, capsys):
     assert overall["n"] == 15
 
 
+def test_the_command_takes_pairs_of_your_own(folder, tmp_path, capsys):
+    rows = [f"{i},she {w},he {w},gender" for i, w in enumerate(["cried", "was kind", "was cruel"] * 5)]
+    (tmp_path / "own.csv").write_text("\n".join(["nr,worse,better,about", *rows]))
+    arguments = ["lm", "crows", "--model", str(folder), "--data", f"pairs:{tmp_path / 'own.csv'}", "--device", "cpu"]
+    columns = ["--group", "about", "--id", "nr", "--data-option", "more=worse", "--data-option", "less=better"]
+    main([*arguments, *columns, "--json", "-"])
+    result = json.loads(capsys.readouterr().out)
+    assert result["n"] == 15
+    assert {e["group_by"] for e in result["estimates"]} == {None, "stereo", "gender"}
+    with pytest.raises(SystemExit):
+        main([*arguments, "--group", "kind"])
+    assert "nr, worse, better, about" in capsys.readouterr().err
+
+
 def test_the_command_reads_plain_text(folder, tmp_path, capsys):
     (tmp_path / "text.txt").write_text("he was kind\n\nshe was kind\n\nthe nurse cried\n")
     main(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hi
 import typer
 from typer.core import TyperGroup
 
+from fairhead.cli.data_options import DataColumns
 from fairhead.cli.lm_compare import EPILOG as COMPARE_EPILOG
 from fairhead.cli.lm_compare import Statistics, compare_command
 from fairhead.cli.options import attribute_texts, options
@@ -193,14 +194,18 @@ def _command(benchmark: "Benchmark") -> Callable[..., None]:
     """The command of a benchmark: which settings it takes follows from what the benchmark needs."""
     from fairhead.language.benchmark import NoOptions
 
-    def run(context: Any, source: Any, own: Any, computing: Any, sampling: Any, statistics: Any, output: Any) -> None:
+    def run(
+        context: Any, source: Any, own: Any, columns: Any, computing: Any, sampling: Any, statistics: Any, output: Any
+    ) -> None:
         drawn = sampling if isinstance(sampling, Sampling) else Sampling()
-        _run(context, benchmark, source, own, computing, drawn, statistics, output)
+        _run(context, benchmark, source, own, columns, computing, drawn, statistics, output)
 
     run.__annotations__ = {
         "context": typer.Context,
         "source": Written if benchmark.prompts else Source,
         "own": benchmark.options,
+        # Of these kinds there are readers of a user's own data.
+        "columns": DataColumns if {"pairs", "triplets"} & {*benchmark.kinds} else NoOptions,
         "computing": Computing if benchmark.prompts or benchmark.section == "Attention" else Scoring,
         "sampling": Sampling if benchmark.prompts else NoOptions,
         "statistics": Statistics,
@@ -215,6 +220,7 @@ def _run(
     benchmark: "Benchmark",
     source: Any,
     own: Any,
+    columns: Any,
     computing: Computing,
     sampling: Sampling,
     statistics: Statistics,
@@ -233,7 +239,8 @@ def _run(
         _check_written(source, output)
     how = statistics.resampling(benchmark.n_boot)
     # The data first, then what the figures need: a mistake there should not wait for the model.
-    items = read_data(benchmark, source.data, own, source.limit, how.seed)
+    named = {} if columns == type(columns)() else columns.options(source.data)
+    items = read_data(benchmark, source.data, own, source.limit, how.seed, named)
     generate_only, score_only = (getattr(source, name, None) for name in ("generate_only", "score_only"))
     if not generate_only:
         benchmark.ready(own)

@@ -6,6 +6,7 @@ wrote are joined on the ids of their items. Needs no torch.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -219,19 +220,16 @@ class _Pair:
 
     def entropy(self, suite: Suite) -> list[list[float]] | None:
         """Mean entropy of each head."""
-        return (
-            attention_entropy.by_head(suite.table("attention_entropy"))
-            if "attention_entropy" in suite.measured
-            else None
-        )
+        name = attention_entropy.BENCHMARK.name
+        return attention_entropy.by_head(suite.table(name)) if name in suite.measured else None
 
     def collapsed(self) -> tuple[Collapsed, ...]:
         """Layers that have lost the shape of their attention."""
-        both = [self.entropy(suite) for suite in (self.before, self.after)]
-        if both[0] is None or both[1] is None:
+        before, after = (self.entropy(suite) or [] for suite in (self.before, self.after))
+        if len(before) != len(after):  # one was not measured, or has other layers
             return ()
         found = []
-        for layer, (one, other) in enumerate(zip(*both, strict=True)):
+        for layer, (one, other) in enumerate(zip(before, after, strict=True)):
             a, b = sum(one) / len(one), sum(other) / len(other)
             what = attention_entropy.collapse(a, b)
             if what is not None:
@@ -284,12 +282,8 @@ def _measure(measures: Sequence[Measure], figure: Figure) -> Measure:
 
 def _corrected(of_runs: Sequence[Sequence[Difference]]) -> list[tuple[Difference, ...]]:
     """Correct over the changes of all runs, and part them again."""
-    together = corrected([c for of_run in of_runs for c in of_run])
-    parted, taken = [], 0
-    for of_run in of_runs:
-        parted.append(tuple(together[taken : taken + len(of_run)]))
-        taken += len(of_run)
-    return parted
+    together = iter(corrected([c for of_run in of_runs for c in of_run]))
+    return [tuple(islice(together, len(of_run))) for of_run in of_runs]
 
 
 def _names(folders: Sequence[Path]) -> tuple[str, ...]:

@@ -128,12 +128,9 @@ def _attention(run: Run) -> list[dict[str, str]]:
     lines = []
     if run.collapsed:
         layers = "; ".join(f"layer {c.layer}, entropy {c.before:.2f} → {c.after:.2f}, {c.what}" for c in run.collapsed)
-        lines.append(
-            _line(
-                "bad",
-                f"{run.name}: attention has collapsed in {len(run.collapsed)} of {_depth(run)} layers ({layers}).",
-            )
-        )
+        depth = len(run.entropy or [])
+        text = f"{run.name}: attention has collapsed in {len(run.collapsed)} of {depth} layers ({layers})."
+        lines.append(_line("bad", text))
     entropy = next((c for c in run.headlines if c.benchmark == "attention_entropy" and c.value is not None), None)
     if entropy is not None and not run.collapsed:
         lines.append(_line("note", f"{run.name}: no layer's attention has collapsed; {said(entropy)}."))
@@ -142,10 +139,6 @@ def _attention(run: Run) -> list[dict[str, str]]:
         if change.outcome in words:
             lines.append(_line("note", f"{run.name}: {said(change)}: {words[change.outcome]}."))
     return lines
-
-
-def _depth(run: Run) -> int:
-    return len(run.entropy or [])
 
 
 def said(change: Difference, found: BeforeAfter | None = None) -> str:
@@ -274,14 +267,8 @@ def _where(found: BeforeAfter, change: Difference) -> str:
 
 def _better(change: Difference) -> str:
     """Which way is better, for the reader who does not know the figure."""
-    if change.ideal is None or change.a is None or change.b is None:
-        return ""
-    if change.ideal == 0.5:
-        return f"nearer 50{THIN_SPACE}% is better"
-    low, high = sorted((change.a, change.b))
-    if low < change.ideal < high:
-        return f"nearer {change.ideal:g} is better"
-    return "lower is better" if low >= change.ideal else "higher is better"
+    way = f"nearer 50{THIN_SPACE}%" if change.ideal == 0.5 else change.better_way
+    return f"{way} is better" if change.better_way else ""
 
 
 def _entropy_maps(found: BeforeAfter) -> list[dict[str, Any]]:
@@ -313,14 +300,10 @@ def _line(tone: str, text: str) -> dict[str, str]:
 
 def markdown_of(found: BeforeAfter) -> str:
     """The figures as Markdown: verdict, headlines, the matrix."""
+    level = f"{100 * found.provenance.get('level', 0.95):g} %"
     lines = [f"- {sentence['text']}" for sentence in verdict(found)]
-    lines += [
-        "",
-        "### Figures",
-        "",
-        "| | run | before | after | change (95 % interval) | detectable | p, Holm | outcome |",
-    ]
-    lines[-1] = lines[-1].replace("95 %", f"{100 * found.provenance.get('level', 0.95):g} %")
+    lines += ["", "### Figures", ""]
+    lines.append(f"| | run | before | after | change ({level} interval) | detectable | p, Holm | outcome |")
     lines.append("|---|---|--:|--:|--:|--:|--:|---|")
     order = dict.fromkeys((c.benchmark, c.metric, c.group_by) for run in found.runs for c in run.headlines)
     for key in order:

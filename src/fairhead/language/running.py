@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fairhead import __version__
+from fairhead.data import parse_spec
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.language.answers import (
     Answers,
@@ -30,7 +31,14 @@ from fairhead.stats.bootstrap import Resampling
 Report = Callable[[str, int, int], None]
 
 
-def read_data(benchmark: Benchmark, data: str | Path, options: Any, limit: int | None, seed: int) -> Sequence[Any]:
+def read_data(
+    benchmark: Benchmark,
+    data: str | Path,
+    options: Any,
+    limit: int | None,
+    seed: int,
+    columns: Mapping[str, Any] | None = None,
+) -> Sequence[Any]:
     """Items of a benchmark, drawn at random where there is a limit.
 
     Args:
@@ -39,20 +47,20 @@ def read_data(benchmark: Benchmark, data: str | Path, options: Any, limit: int |
         options: of the benchmark.
         limit: at most so many.
         seed: of the draw.
+        columns: options of the reader, where data are read by one.
     """
-    if Path(data).exists() or ":" not in str(data) or not benchmark.kinds:
-        return benchmark.sample(benchmark.read(Path(data), options), limit, seed)
-    from fairhead.data import parse_spec
-
-    reader, path = parse_spec(str(data), *benchmark.kinds)
-    if reader.name == (benchmark.data or benchmark.name):
-        return benchmark.sample(benchmark.read(Path(path), options), limit, seed)
-    given = [
-        name for name in benchmark.options_with(None) if getattr(options, name) != getattr(benchmark.options(), name)
-    ]
-    if given:
-        raise InputError(f"{given[0]} is an option for the data of {benchmark.title}; {reader.name} has none of it")
-    items: Any = reader.read(path)
+    path, reader = Path(data), None
+    if not path.exists() and ":" in str(data) and benchmark.kinds:
+        reader, place = parse_spec(str(data), *benchmark.kinds)
+        path = Path(place)
+    if not columns and (reader is None or reader.name == (benchmark.data or benchmark.name)):
+        return benchmark.sample(benchmark.read(path, options), limit, seed)
+    if reader is None:
+        raise InputError(f"columns are of data given as reader:path, such as pairs:own.csv; found {data}")
+    for name in benchmark.options_with(None):
+        if getattr(options, name) != getattr(benchmark.options(), name):
+            raise InputError(f"{name} is an option for the data of {benchmark.title}; {reader.name} does not have it")
+    items: Any = reader.read(path, **(columns or {}))
     return benchmark.sample(list(items), limit, seed)
 
 
