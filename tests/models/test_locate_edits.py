@@ -12,7 +12,7 @@ from scipy.linalg import sqrtm
 from sklearn.covariance import OAS
 
 import fairhead
-from fairhead.audit.tables import table_metrics
+from fairhead.audit.catalogue import table_metrics
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.locate import Decomposer, Head, collect, layer_matched, norm_matched
 from fairhead.locate.class_directions import Task

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fairhead.audit import METRICS
-from fairhead.audit.results import Audit, Comparison, GroupRow
+from fairhead.audit.audit_results import Audit, Comparison, GroupRow
 from fairhead.stats import Difference, Estimate
 
 HOSTILE = "\"><img src=x onerror=alert(1)><script>alert('1')</script></style></title>&amp;{{ 7*7 }}"

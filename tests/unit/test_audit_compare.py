@@ -11,7 +11,7 @@ from scipy.stats import false_discovery_control, permutation_test
 from sklearn.metrics import roc_auc_score
 
 import fairhead
-from fairhead.audit.join import join
+from fairhead.audit.audited_rows import join
 from fairhead.errors import InputError
 from fairhead.records import Column, Records
 from fairhead.stats import adjust

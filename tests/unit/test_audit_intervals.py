@@ -4,15 +4,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from calibration import calibration_error
 from fairlearn.metrics import MetricFrame, false_positive_rate, selection_rate, true_positive_rate
-from sklearn.metrics import accuracy_score
+from sklearn.metrics import accuracy_score, brier_score_loss, roc_auc_score
 
 import fairhead
-from fairhead.audit import METRICS, scores
+from fairhead.audit import METRICS, score_rates
 from fairhead.audit.candidate_rates import tied_lowest
 from fairhead.audit.estimate import Rules, Stack, estimate
 from fairhead.audit.rates import Tables
-from fairhead.audit.run import tables_for
+from fairhead.audit.run_audit import tables_for
 from fairhead.records import Column, Records
 from fairhead.stats import intervals
 from fairhead.stats.clusters import tabulate
@@ -270,8 +271,8 @@ def test_score_bootstrap_has_the_spread_of_a_bootstrap_of_rows(name):
     n = 1500
     y = rng.integers(2, size=n)
     s = np.clip(0.5 + 0.3 * (y - 0.5) + rng.normal(0, 0.2, n), 0, 1)
-    plain = {"AUC": scores.auc, "Brier": scores.brier, "ECE": scores.calibration_error}[name]
-    rates = scores.ScoreTables(scores.Scores(y, s), np.zeros(n, int), 1, 4000, 0).rates(name)
+    plain = {"AUC": roc_auc_score, "Brier": brier_score_loss, "ECE": calibration_error}[name]
+    rates = score_rates.ScoreTables(score_rates.Scores(y, s), np.zeros(n, int), 1, 4000, 0).rates(name)
     assert rates.hat.item() == pytest.approx(plain(y == 1, s), abs=1e-12)
     by_rows = [plain(y[at] == 1, s[at]) for at in rng.integers(n, size=(1500, n))]
     # The standard deviation of 1500 replicates is known to 2 %.

@@ -4,10 +4,11 @@ import os
 
 import numpy as np
 import pytest
+from calibration import calibration_error
 from scipy.stats import binom, norm
 from sklearn.metrics import brier_score_loss, roc_auc_score
 
-from fairhead.audit import ranked, scores
+from fairhead.audit import ranked, score_rates
 from fairhead.stats import bootstrap
 from fairhead.stats.clusters import sample_of_table, tabulate
 
@@ -50,21 +51,23 @@ def test_bins_hold_equal_numbers_of_rows_and_equal_scores_share_one(decimals):
     at = np.searchsorted(binned.edges, score, side="right")
     np.testing.assert_array_equal(binned.rows, [np.bincount(at[hit == h], minlength=15) for h in (False, True)])
     order = np.argsort(score)
-    np.testing.assert_array_equal(at[order], scores.bins_of_sorted(score[order], 15))
+    np.testing.assert_array_equal(at[order], score_rates.bins_of_sorted(score[order], 15))
 
 
 @pytest.mark.parametrize("decimals", [None, 2])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_group_figures_are_scikit_learns(decimals, weighted):
     hit, score, group, weight = rows(decimals=decimals)
-    tables = scores.ScoreTables(scores.Scores(hit.astype(int), score, weight if weighted else None), group, 3, 100, 0)
+    tables = score_rates.ScoreTables(
+        score_rates.Scores(hit.astype(int), score, weight if weighted else None), group, 3, 100, 0
+    )
     for g in range(3):
         own = group == g
         given = {"sample_weight": weight[own]} if weighted else {}
         assert tables.rates("AUC").hat[0, g] == pytest.approx(roc_auc_score(hit[own], score[own], **given), abs=1e-12)
         expected = brier_score_loss(hit[own], score[own], **given)
         assert tables.rates("Brier").hat[0, g] == pytest.approx(expected, abs=1e-12)
-        error = scores.calibration_error(hit[own], score[own], weight[own] if weighted else None)
+        error = calibration_error(hit[own], score[own], weight[own] if weighted else None)
         assert tables.rates("ECE").hat[0, g] == pytest.approx(error, abs=1e-12)
 
 
@@ -84,7 +87,7 @@ def test_replicates_in_bins_spread_as_without_them(name):
     rng = np.random.default_rng(1)
     y = np.repeat([0, 1], 5000)
     s = 1 / (1 + np.exp(-rng.normal(3 * y - 1.5, 1.5)))
-    found = scores.ScoreTables(scores.Scores(y, s), np.zeros(10_000, int), 1, 20_000, 0).rates(name)
+    found = score_rates.ScoreTables(score_rates.Scores(y, s), np.zeros(10_000, int), 1, 20_000, 0).rates(name)
     if name == "AUC":
         wins = s[y == 1][:, None] > s[y == 0]
         variance = wins.mean(axis=1).var() / 5000 + wins.mean(axis=0).var() / 5000
@@ -99,7 +102,7 @@ def test_replicates_spread_as_without_bins_where_positives_are_few():
     n = 40_000
     y = (np.arange(n) < 0.002 * n).astype(int)
     s = np.where(y == 1, 0.94 + 0.06 * rng.random(n), rng.random(n))
-    found = scores.ScoreTables(scores.Scores(y, s), np.zeros(n, int), 1, 5000, 0).rates("AUC")
+    found = score_rates.ScoreTables(score_rates.Scores(y, s), np.zeros(n, int), 1, 5000, 0).rates("AUC")
     wins = s[y == 1][:, None] > s[y == 0]
     variance = wins.mean(axis=1).var() / y.sum() + wins.mean(axis=0).var() / (n - y.sum())
     assert found.star.std() == pytest.approx(np.sqrt(variance), rel=0.05)

@@ -28,7 +28,7 @@ def make(n=400, seed=0, **more):
     [
         "import fairhead; print(callable(fairhead.audit))",
         "import fairhead.audit; import fairhead; print(callable(fairhead.audit))",
-        "from fairhead.audit.results import Audit; import fairhead; print(callable(fairhead.audit))",
+        "from fairhead.audit.audit_results import Audit; import fairhead; print(callable(fairhead.audit))",
         "import fairhead; fairhead.compare; print(callable(fairhead.audit) and callable(fairhead.audit.audit))",
         "from fairhead import audit; import fairhead.audit.metrics; print(callable(audit))",
         "import fairhead.audit as a; print(callable(a) and a.METRICS['DP'].ideal == 0)",

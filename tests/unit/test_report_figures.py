@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_example import ablation, audit, comparison, estimate, headmap
 
-from fairhead.audit.results import Audit
+from fairhead.audit.audit_results import Audit
 from fairhead.report.axis import Axis
 from fairhead.report.forest import Mark, forest
 from fairhead.report.form import plain

@@ -4,10 +4,10 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from fairhead.audit.audit_results import Audit, Comparison, GroupRow
 from fairhead.audit.catalogue import METRICS, Metric
 from fairhead.audit.comparison import compare
-from fairhead.audit.results import Audit, Comparison, GroupRow
-from fairhead.audit.run import audit
+from fairhead.audit.run_audit import audit
 from fairhead.stats import Difference, Estimate
 
 __all__ = [

@@ -3,9 +3,18 @@
 The same idea goes by different formulas in different libraries; each formula has its own name here.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
+from fairhead.audit import metrics
+from fairhead.stats.clusters import divide
+
+Array = NDArray[np.float64]
+Multiclass = Literal["max", "mean", "weighted"]
 Compare = Literal["spread", "ratio", "to_overall", "signed", "signed_ratio", "minimum", "mean", "association"]
 
 
@@ -119,3 +128,116 @@ DEFAULT = (
     "AUC_gap",
     "ECE_gap",
 )
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A metric as a function of rates [..., R, C, G]: R kinds of rate, C classes, G groups; cells left out are NaN.
+
+    Attributes:
+        metric: what to compute.
+        multiclass: how classes are put together: the worst one, their mean, or weighted.
+        weights: weight of each class, shape [C].
+        followed: the class whose signed difference is reported, where "max" would let signs cancel.
+    """
+
+    metric: Metric
+    multiclass: Multiclass
+    weights: Array
+    followed: int = 0
+
+    def __call__(self, rates: Array) -> Array:
+        """The metric: [..., R, C, G] to [...]."""
+        match self.metric.compare:
+            case "minimum":
+                return np.fmin.reduce(rates, axis=(-1, -2, -3))
+            case "mean" if rates.shape[-3:] == (1, 1, 1):
+                return rates[..., 0, 0, 0]
+            case "mean":
+                every = (-1, -2, -3)
+                return divide(np.nansum(rates, axis=every), (~np.isnan(rates)).sum(axis=every))
+            case _:
+                return self.over_classes(self.by_class(rates))
+
+    def by_part(self, rates: Array) -> Array:
+        """Compare groups: [..., R, C, G] to [..., R, C]."""
+        match self.metric.compare:
+            case "ratio":
+                return metrics.ratio(rates)
+            case "to_overall":
+                return np.fmax.reduce(np.abs(rates[..., :-1] - rates[..., -1:]), axis=-1)
+            case "signed":
+                return rates[..., 0] - rates[..., 1]
+            case "signed_ratio":
+                return divide(rates[..., 0], rates[..., 1])
+            case _:
+                return metrics.spread(rates)
+
+    def by_class(self, rates: Array) -> Array:
+        """Put the kinds of rate together: [..., R, C, G] to [..., C]."""
+        parts = self.by_part(rates)
+        if parts.shape[-2] == 1:
+            return parts[..., 0, :]
+        if self.metric.combine == "mean":
+            return parts.mean(axis=-2)
+        return parts.min(axis=-2) if self.metric.compare == "ratio" else parts.max(axis=-2)
+
+    def over_classes(self, by_class: Array) -> Array:
+        """Put classes together, [..., C] to [...]; those without a value count neither in an extreme nor in a mean."""
+        if by_class.shape[-1] == 1:
+            return by_class[..., 0]
+        if self.multiclass != "max":
+            weights = np.where(np.isnan(by_class), 0.0, self.weights if self.multiclass == "weighted" else 1.0)
+            return divide(np.nansum(by_class * weights, axis=-1), weights.sum(axis=-1))
+        if self.metric.compare in ("signed", "signed_ratio"):
+            return by_class[..., self.followed]
+        extreme = np.fmin if self.metric.compare == "ratio" else np.fmax
+        return extreme.reduce(by_class, axis=-1)
+
+    def gap_of_logarithms(self, log_rates: Array) -> Array:
+        """For a ratio that is an extreme over rates and classes: minus its logarithm, from logarithms of the rates."""
+        return np.fmax.reduce(metrics.spread(log_rates), axis=(-1, -2))
+
+
+def table_metrics(counts: Array, names: Sequence[str], min_cell: int = 10) -> dict[str, Array]:
+    """Metrics as an audit defines them, of tables that all have the same rows.
+
+    Args:
+        counts: rows by group, label and prediction, [S, G, C, C]. Tables may differ in the predictions alone.
+        names: metrics of counts: accuracy, gaps, worst groups, associations.
+        min_cell: a rate of fewer rows is undefined.
+
+    Returns:
+        By name, [S]; NaN where a table leaves a metric undefined.
+
+    Example:
+        >>> table = np.array([[[40.0, 10.0], [10.0, 40.0]], [[25.0, 25.0], [25.0, 25.0]]])
+        >>> {name: round(float(value[0]), 3) for name, value in table_metrics(table[None], ["accuracy", "EOd"]).items()}
+        {'accuracy': 0.65, 'EOd': 0.3}
+    """
+    n = int(counts[0].sum())
+    margins = metrics.Margins.of(counts)
+    recall = margins.true_positive_rate()
+    rates = {
+        "selection_rate": margins.selection_rate(),
+        "TPR": recall,
+        "FPR": margins.false_positive_rate(),
+        "recall": recall,
+    }
+    # The rows behind each rate are those of the labels, the same in every table.
+    true = counts[0].sum(-1).T  # [C, G]
+    total = true.sum(0)
+    rows = {"selection_rate": total + 0 * true, "TPR": true, "recall": true, "FPR": total - true}
+    found = {}
+    for name in names:
+        metric = METRICS[name]
+        if name == "accuracy":
+            found[name] = metrics.Margins.of(metrics.pooled(counts)).accuracy()[..., 0, 0]
+        elif metric.compare == "association":
+            found[name] = metrics.association_value(name, counts, n)
+        else:
+            stacked = np.stack([np.where(rows[r] >= min_cell, rates[r], np.nan) for r in metric.rates], axis=1)
+            if counts.shape[-1] == 2 and metric.compare != "minimum":
+                stacked = stacked[..., 1:, :]  # of two classes the positive one
+            found[name] = Reduction(metric, "max", np.ones(stacked.shape[-2]))(stacked)
+    return found

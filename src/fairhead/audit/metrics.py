@@ -2,7 +2,7 @@
 
 Counts have the shape [..., G, C, C]: group, true class, predicted class; leading axes (bootstrap replicates) pass
 through. Rates come back as [..., C, G], one class against the rest and groups last; an empty denominator gives NaN,
-which the functions that compare groups leave out. For a binary task take class 1: `selection_rate(counts)[..., 1, :]`.
+which the functions that compare groups leave out. For a binary task take class 1: `rates[..., 1, :]`.
 """
 
 from typing import NamedTuple
@@ -27,6 +27,13 @@ class Margins(NamedTuple):
         predicted: rows predicted to be of each class.
         hits: rows that are both.
         total: all rows of a group, shape [..., 1, G].
+
+    Example:
+        >>> margins = Margins.of(np.array([[[3, 1], [0, 4]], [[1, 1], [1, 1]]]))
+        >>> margins.selection_rate()[1].tolist(), margins.true_positive_rate()[1].tolist()
+        ([0.625, 0.5], [1.0, 0.5])
+        >>> margins.precision()[1].tolist(), margins.accuracy().tolist()
+        ([0.8, 0.5], [[0.875, 0.5]])
     """
 
     true: Array
@@ -69,66 +76,6 @@ class Margins(NamedTuple):
     def accuracy(self) -> Array:
         """P(ŷ = y | g), shape [..., 1, G], of the margins of all classes."""
         return divide(self.hits.sum(axis=-2, keepdims=True), self.total)
-
-
-def base_rate(counts: Array) -> Array:
-    """P(y = c | g), shape [..., C, G].
-
-    Example:
-        >>> base_rate(np.array([[[3, 1], [0, 4]], [[1, 1], [1, 1]]]))[1].tolist()
-        [0.5, 0.5]
-    """
-    return Margins.of(counts).base_rate()
-
-
-def selection_rate(counts: Array) -> Array:
-    """P(ŷ = c | g), shape [..., C, G].
-
-    Example:
-        >>> selection_rate(np.array([[[3, 1], [0, 4]], [[1, 1], [1, 1]]]))[1].tolist()
-        [0.625, 0.5]
-    """
-    return Margins.of(counts).selection_rate()
-
-
-def true_positive_rate(counts: Array) -> Array:
-    """P(ŷ = c | y = c, g), shape [..., C, G]: the recall of each class.
-
-    Example:
-        >>> true_positive_rate(np.array([[[3, 1], [0, 4]], [[1, 1], [1, 1]]]))[1].tolist()
-        [1.0, 0.5]
-    """
-    return Margins.of(counts).true_positive_rate()
-
-
-def false_positive_rate(counts: Array) -> Array:
-    """P(ŷ = c | y ≠ c, g), shape [..., C, G].
-
-    Example:
-        >>> false_positive_rate(np.array([[[3, 1], [0, 4]], [[1, 1], [1, 1]]]))[1].tolist()
-        [0.25, 0.5]
-    """
-    return Margins.of(counts).false_positive_rate()
-
-
-def precision(counts: Array) -> Array:
-    """P(y = c | ŷ = c, g), shape [..., C, G].
-
-    Example:
-        >>> precision(np.array([[[3, 1], [0, 4]], [[1, 1], [1, 1]]]))[1].tolist()
-        [0.8, 0.5]
-    """
-    return Margins.of(counts).precision()
-
-
-def accuracy(counts: Array) -> Array:
-    """P(ŷ = y | g), shape [..., G].
-
-    Example:
-        >>> accuracy(np.array([[[3, 1], [0, 4]], [[1, 1], [1, 1]]])).tolist()
-        [0.875, 0.5]
-    """
-    return Margins.of(counts).accuracy()[..., 0, :]
 
 
 def spread(rates: Array) -> Array:
@@ -212,6 +159,21 @@ def cramers_v_corrected(table: Array, n: Array | float | None = None) -> Array:
     rows = rows - (rows - 1) ** 2 / (size - 1)
     columns = columns - (columns - 1) ** 2 / (size - 1)
     return np.sqrt(divide(phi2, np.minimum(rows, columns) - 1))
+
+
+def association_value(name: str, counts: Array, n: int) -> Array:
+    """The metric itself: counts [..., G, C, C] of n rows to [...].
+
+    Example:
+        >>> association_value("cramers_v_excess", np.ones((2, 2, 2)), 8).item()
+        0.0
+    """
+    by_prediction = counts.sum(axis=-2)
+    if name == "cramers_v":
+        return cramers_v(by_prediction)
+    if name == "cramers_v_corrected":
+        return cramers_v_corrected(by_prediction, n)
+    return cramers_v(by_prediction) - cramers_v(counts.sum(axis=-1))
 
 
 def _filled(table: Array) -> tuple[Array, Array]:

@@ -18,14 +18,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fairhead.audit.audited_rows import View, group_columns
+from fairhead.audit.catalogue import Reduction
 from fairhead.audit.estimate import Rules, Stack
 from fairhead.audit.rates import Tables
-from fairhead.audit.reduction import Reduction
-from fairhead.audit.run import MIN_CELL, View, choose_metrics, group_columns
+from fairhead.audit.run_audit import choose_metrics
 from fairhead.errors import InputError, did_you_mean
 from fairhead.records import Records
 from fairhead.stats import intervals
-from fairhead.stats.bootstrap import drawn_units
+from fairhead.stats.bootstrap import MIN_ROWS, drawn_units
 from fairhead.stats.clusters import cell_numbers
 
 Array = NDArray[np.float64]
@@ -141,7 +142,7 @@ class SeedPool:
     n_boot: int = 2000
     seed: int = 0
     level: float = 0.95
-    min_cell: int = MIN_CELL
+    min_cell: int = MIN_ROWS
 
     def figure(self, method: str, metric: str) -> SeedFigure:
         """One metric of one method: mean, spread over seeds, and test-sampling interval."""

@@ -188,7 +188,7 @@ def mitigate_command(
         },
         selection="accuracy" if by_group else selection.value,
     )
-    from fairhead.audit.findings import audit_verdicts, comparison_verdicts
+    from fairhead.audit.audit_results import audit_verdicts, comparison_verdicts
     from fairhead.bench.one_run import mitigate, report_of
     from fairhead.cli.progress import progress
     from fairhead.models.load import device_named

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.audit import compare
-from fairhead.audit.results import Comparison
-from fairhead.audit.tables import table_metrics
+from fairhead.audit.audit_results import Comparison
+from fairhead.audit.catalogue import table_metrics
 from fairhead.errors import InputError, did_you_mean
 from fairhead.locate.class_directions import Task, evidence_of
 from fairhead.locate.concepts import Concept, Measure, Separation, coupling, separation

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit.results import Comparison
+from fairhead.audit.audit_results import Comparison
 from fairhead.errors import InputError
 from fairhead.locate.edits import HeadEdits, check_kind
 from fairhead.locate.head_features import Array

@@ -3,27 +3,24 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import combinations
 from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit.association import association_estimate
-from fairhead.audit.catalogue import DEFAULT, METRICS, Metric
-from fairhead.audit.estimate import Rules, estimate
+from fairhead.audit.audit_results import Audit, GroupRow
+from fairhead.audit.audited_rows import View, group_columns, one_group, privileged_group, with_weight
+from fairhead.audit.catalogue import DEFAULT, METRICS, Metric, Multiclass
+from fairhead.audit.estimate import Rules, association_estimate, estimate
 from fairhead.audit.rates import RATES, Rates, Tables
-from fairhead.audit.reduction import Multiclass
-from fairhead.audit.results import Audit, GroupRow
-from fairhead.audit.scores import Scores, ScoreTables
+from fairhead.audit.score_rates import ScoreTables
 from fairhead.errors import InputError, did_you_mean
 from fairhead.records import Column, Records
 from fairhead.records.memory import keep_freed_memory
 from fairhead.stats import Estimate, intervals
+from fairhead.stats.bootstrap import MIN_ROWS
 from fairhead.stats.clusters import MOST_CELLS, cell_numbers, clusters_in, count_rows, sample_of_table, tabulate
-
-MIN_CELL = 10
 
 _BY_GROUP = ("base_rate", "selection_rate", "TPR", "FPR", "precision", "accuracy")
 _BY_GROUP_SCORES = ("AUC", "ECE", "Brier")
@@ -38,7 +35,7 @@ def audit(
     n_boot: int = 2000,
     seed: int = 0,
     level: float = 0.95,
-    min_cell: int = MIN_CELL,
+    min_cell: int = MIN_ROWS,
     multiclass: Multiclass = "max",
     positive: Any = None,
     privileged: Mapping[str, Any] | None = None,
@@ -115,70 +112,6 @@ class Draws:
 
     n_boot: int
     seed: int
-
-
-@dataclass(frozen=True)
-class View:
-    """Records as the audit reads them: class codes of labels and predictions, with the positive class last.
-
-    Attributes:
-        label: shape [n].
-        prediction: shape [n].
-        classes: their names.
-        scores: of the positive class, shape [n], or of each class, shape [n, C].
-        weight: shape [n], or None.
-        cluster: shape [n], or None.
-        prediction_rule: how predictions came from scores, where there was no prediction column.
-    """
-
-    label: NDArray[np.integer]
-    prediction: NDArray[np.integer]
-    classes: tuple[str, ...]
-    scores: NDArray[np.float64] | None
-    weight: NDArray[np.float64] | None
-    cluster: NDArray[np.integer] | None
-    prediction_rule: str | None
-
-    @classmethod
-    def of(cls, records: Records, positive: Any = None) -> "View":
-        """Read records; `positive` as in `audit`."""
-        if not len(records):
-            raise InputError("There are no rows to audit.")
-        levels = list(records.classes)
-        if len(levels) < 2:
-            raise InputError(f"Labels and predictions have one class only, {levels[0]!r}; at least two are needed.")
-        label, scores = records.label.codes, records.scores
-        rule = None
-        if records.prediction is not None:
-            prediction = records.prediction.codes
-        elif scores is None:
-            raise InputError("The records have neither predictions nor scores; one of them is needed.")
-        elif scores.ndim == 1:
-            prediction, rule = (scores >= 0.5).astype(np.int8), "score >= 0.5"
-        else:
-            prediction, rule = scores.argmax(axis=1), "highest score"
-        if scores is not None and scores.ndim == 2 and len(levels) == 2:
-            scores = scores[:, 1]
-        names = tuple(str(level) for level in levels)
-        if positive is not None:
-            if str(positive) not in names:
-                raise InputError(
-                    f"The positive class {positive!r} is not among the classes {list(names)}."
-                    f"{did_you_mean(str(positive), names)}"
-                )
-            c = names.index(str(positive))
-            if len(names) > 2 or c == 0:
-                label, prediction = (label == c).astype(np.int8), (prediction == c).astype(np.int8)
-                if scores is not None:
-                    scores = scores[:, c] if scores.ndim == 2 else 1 - scores
-                names = (names[1] if len(names) == 2 else f"not {names[c]}", names[c])
-        cluster = None if records.cluster is None else records.cluster.codes
-        return cls(label, prediction, names, scores, records.weight, cluster, rule)
-
-    @cached_property
-    def ranked(self) -> Scores | None:
-        """The scores, sorted when first needed."""
-        return None if self.scores is None else Scores(self.label, self.scores, self.weight, self.cluster)
 
 
 @dataclass(frozen=True)
@@ -313,41 +246,6 @@ def rates_ends(rates: Mapping[str, Rates], level: float) -> dict[str, NDArray[np
     return ends | dict(zip(stars, np.split(found, np.cumsum(widths)[:-1], axis=-1), strict=True))
 
 
-def group_columns(records: Records, group_by: str | Sequence[str] | None, intersections: bool) -> dict[str, Column]:
-    """The group columns to audit, with their intersections ("race × gender") where asked for."""
-    names = [group_by] if isinstance(group_by, str) else list(records.groups if group_by is None else group_by)
-    for name in names:
-        if name not in records.groups:
-            known = list(records.groups)
-            raise InputError(f"There is no group column {name!r}; there are {known}.{did_you_mean(name, known)}")
-        if len(records.groups[name].levels) < 2:
-            only = [str(level) for level in records.groups[name].levels]
-            raise InputError(f"Group column {name!r} has one group only, {only}; a gap needs at least two.")
-    columns = {name: records.groups[name] for name in names}
-    if intersections:
-        for size in range(2, len(names) + 1):
-            for some in combinations(names, size):
-                columns[" × ".join(some)] = _cross([records.groups[name] for name in some])
-    return columns
-
-
-def _cross(columns: Sequence[Column]) -> Column:
-    """Every combination that occurs, as one column."""
-    key = columns[0].codes.astype(np.int64)
-    for column in columns[1:]:
-        key = key * len(column.levels) + column.codes
-    sizes = [len(column.levels) for column in columns]
-    present = np.flatnonzero(np.bincount(key, minlength=int(np.prod(sizes))))
-    number = np.zeros(int(np.prod(sizes)), dtype=np.int32)
-    number[present] = np.arange(len(present))
-    parts = np.unravel_index(present, sizes)
-    names = tuple(
-        " × ".join(str(column.levels[part[i]]) for column, part in zip(columns, parts, strict=True))
-        for i in range(len(present))
-    )
-    return Column(number[key], names)
-
-
 def choose_metrics(names: Sequence[str] | str | None, has_scores: bool) -> list[Metric]:
     """The metrics asked for; an unknown name is an error that proposes the nearest one."""
     if names is None or names == "all":
@@ -362,27 +260,6 @@ def choose_metrics(names: Sequence[str] | str | None, has_scores: bool) -> list[
             raise InputError(f"Metric {name!r} needs scores, and the records have none.")
         chosen.append(METRICS[name])
     return chosen
-
-
-def with_weight(records: Records) -> Records:
-    """The rows whose weight is not 0: no figure rests on the others, so they are not counted either."""
-    weight = records.weight
-    return records if weight is None or (weight > 0).all() else records.take(weight > 0)
-
-
-def one_group(n: int) -> Column:
-    """All rows as one group."""
-    return Column(np.zeros(n, dtype=np.int8), ("all",))
-
-
-def privileged_group(name: str, column: Column, privileged: Mapping[str, Any] | None) -> int | None:
-    """The number of the privileged group, where one is named for this column."""
-    groups = [str(level) for level in column.levels]
-    if privileged is None or name not in privileged:
-        return None
-    if str(privileged[name]) not in groups:
-        raise InputError(f"The privileged group {privileged[name]!r} is not in column {name!r}, which has {groups}.")
-    return groups.index(str(privileged[name]))
 
 
 def _check_options(n_boot: int, seed: int, level: float, min_cell: int, multiclass: str) -> None:

@@ -4,12 +4,14 @@ These are plain data. The numbers are made in the other files of this folder, th
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fairhead import report  # what needs templates is imported when it is used
 from fairhead.report.result import Result
+from fairhead.report.wording import between, points, said, said_of_difference
 from fairhead.stats import Difference, Estimate
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 AUDIT_SCHEMA = "fairhead.audit/1"
 COMPARISON_SCHEMA = "fairhead.comparison/1"
+# The gaps that the headline speaks of: three readings of "treated alike".
+HEADLINE = ("DP", "EOp", "EOd")
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,6 @@ class Audit(Result):
 
     def page(self, name: str | None = None) -> "Report":
         """The audit as a report; `name` says whose predictions they are."""
-        from fairhead.audit.findings import audit_verdicts
         from fairhead.report.page import Report
         from fairhead.report.sections.audited import Audited
 
@@ -152,14 +155,13 @@ class Comparison(Result):
 
     def page(self, names: tuple[str, str] | None = None) -> "Report":
         """The comparison and both audits as a report; `names` are those of the two sets of predictions."""
-        from fairhead.audit.findings import audit_verdicts, comparison_verdicts
-        from fairhead.report.page import Report, Sentence
+        from fairhead.report.page import Report
         from fairhead.report.sections.audited import Audited
         from fairhead.report.sections.compared import Compared
 
         a, b = names or (str(self.provenance.get(side, {}).get("path", side.upper())) for side in "ab")
         both = ((f"A, {a}", self.a), (f"B, {b}", self.b))
-        alone = [Sentence(f"{name}: {s.text}", s.tone) for name, audit in both for s in audit_verdicts(audit)]
+        alone = [report.Sentence(f"{name}: {s.text}", s.tone) for name, audit in both for s in audit_verdicts(audit)]
         title = f"{b} against {a}"
         return Report(
             title=f"Audit of {Path(a).name}",
@@ -179,7 +181,6 @@ class Comparison(Result):
         """Print the differences; `result.a.show()` and `result.b.show()` print each audit."""
         from rich.markup import escape
 
-        from fairhead.audit.findings import comparison_verdicts
         from fairhead.report.console import terminal
         from fairhead.report.terminal import show_verdict
 
@@ -189,3 +190,68 @@ class Comparison(Result):
         console.print(f"[bold]{escape(heading)}[/]", highlight=False)
         show_verdict(console, comparison_verdicts(self))
         compared.show(console)
+
+
+def audit_verdicts(audit: Audit) -> list[report.Sentence]:
+    """The headline of an audit, then one sentence on the four-fifths rule for each group column."""
+    level = audit.provenance.get("audit", {}).get("level", 0.95)
+    gaps = [e for e in audit.estimates if e.metric in HEADLINE and e.group_by is not None]
+    verdicts = [_headline(gaps, level)]
+    for e in audit.estimates:
+        if e.metric == "impact_ratio" and e.value is not None and e.low is not None and e.high is not None:
+            figures = f"{e.value:.2f} ({100 * level:g} % interval {e.low:.2f} to {e.high:.2f})"
+            tone = {"fails": "bad", "holds": "good", "undecided": "unclear"}[said(e).rpartition(" ")[2]]
+            verb = {"bad": "fails", "good": "holds", "unclear": "cannot be decided"}[tone]
+            verdicts.append(
+                report.Sentence(f"The four-fifths rule {verb} by {e.group_by}: impact ratio {figures}.", tone)
+            )
+    return verdicts
+
+
+def _headline(gaps: list[Estimate], level: float) -> report.Sentence:
+    defined = [e for e in gaps if e.value is not None and e.low is not None and e.high is not None]
+    if not defined:
+        reason = gaps[0].undefined if gaps else "none was asked for"
+        return report.Sentence(f"No gap in {_any_of(HEADLINE)} is defined: {reason}.", "unclear")
+    shown = [e for e in defined if said(e) == "larger than 0"]
+    top = max(shown or defined, key=lambda e: e.value or 0.0)
+    assert top.value is not None
+    assert top.low is not None
+    assert top.high is not None
+    figures = f"{points(top.value)} ({100 * level:g} % interval {100 * top.low:.1f} to {100 * top.high:.1f})"
+    groups = f", {between(top)}" if top.groups else ""
+    if shown:
+        return report.Sentence(f"The largest gap is {top.metric} by {top.group_by}: {figures}{groups}.", "bad")
+    power = "" if top.mde is None else f" A sample like this would show one of {points(top.mde)} or more."
+    return report.Sentence(
+        f"No gap in {_any_of(HEADLINE)} is significant; the largest is {top.metric} by {top.group_by}, "
+        f"{figures}.{power}",
+        "unclear",
+    )
+
+
+def comparison_verdicts(comparison: Comparison) -> list[report.Sentence]:
+    """One sentence on the headline gaps of two sets of predictions."""
+    words: dict[str, list[str]] = {}
+    asked = [d for d in comparison.differences if d.metric in HEADLINE and d.group_by is not None]
+    if asked and all(d.value is None for d in asked):
+        return [report.Sentence(f"No difference in {_any_of(HEADLINE)} is defined: {asked[0].undefined}.", "unclear")]
+    for d in asked:
+        if d.value is not None:
+            change = "" if d.low is None or d.high is None else f", {100 * d.low:+.1f} to {100 * d.high:+.1f}"
+            text = f"{d.metric} by {d.group_by} ({100 * d.value:+.1f} points{change})"
+            words.setdefault(said_of_difference(d), []).append(text)
+    tones = {"B better": "good", "B worse": "bad", "not significant": "unclear"}
+    starts = {
+        "B better": "B has a smaller gap than A in",
+        "B worse": "B has a larger gap than A in",
+        "not significant": "The difference between B and A is not significant in",
+    }
+    return [
+        report.Sentence(f"{starts[word]} {', '.join(words[word])}.", tones[word]) for word in starts if word in words
+    ]
+
+
+def _any_of(names: Iterable[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} or {last}"

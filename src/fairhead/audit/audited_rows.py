@@ -1,0 +1,252 @@
+"""Records as an audit reads them: codes of classes and groups, and two sets of records on the same rows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairhead.audit.score_rates import Scores
+from fairhead.errors import InputError, did_you_mean
+from fairhead.records import Column, Records
+
+
+@dataclass(frozen=True)
+class View:
+    """Records as the audit reads them: class codes of labels and predictions, with the positive class last.
+
+    Attributes:
+        label: shape [n].
+        prediction: shape [n].
+        classes: their names.
+        scores: of the positive class, shape [n], or of each class, shape [n, C].
+        weight: shape [n], or None.
+        cluster: shape [n], or None.
+        prediction_rule: how predictions came from scores, where there was no prediction column.
+    """
+
+    label: NDArray[np.integer]
+    prediction: NDArray[np.integer]
+    classes: tuple[str, ...]
+    scores: NDArray[np.float64] | None
+    weight: NDArray[np.float64] | None
+    cluster: NDArray[np.integer] | None
+    prediction_rule: str | None
+
+    @classmethod
+    def of(cls, records: Records, positive: Any = None) -> "View":
+        """Read records; `positive` as in `audit`."""
+        if not len(records):
+            raise InputError("There are no rows to audit.")
+        levels = list(records.classes)
+        if len(levels) < 2:
+            raise InputError(f"Labels and predictions have one class only, {levels[0]!r}; at least two are needed.")
+        label, scores = records.label.codes, records.scores
+        rule = None
+        if records.prediction is not None:
+            prediction = records.prediction.codes
+        elif scores is None:
+            raise InputError("The records have neither predictions nor scores; one of them is needed.")
+        elif scores.ndim == 1:
+            prediction, rule = (scores >= 0.5).astype(np.int8), "score >= 0.5"
+        else:
+            prediction, rule = scores.argmax(axis=1), "highest score"
+        if scores is not None and scores.ndim == 2 and len(levels) == 2:
+            scores = scores[:, 1]
+        names = tuple(str(level) for level in levels)
+        if positive is not None:
+            if str(positive) not in names:
+                raise InputError(
+                    f"The positive class {positive!r} is not among the classes {list(names)}."
+                    f"{did_you_mean(str(positive), names)}"
+                )
+            c = names.index(str(positive))
+            if len(names) > 2 or c == 0:
+                label, prediction = (label == c).astype(np.int8), (prediction == c).astype(np.int8)
+                if scores is not None:
+                    scores = scores[:, c] if scores.ndim == 2 else 1 - scores
+                names = (names[1] if len(names) == 2 else f"not {names[c]}", names[c])
+        cluster = None if records.cluster is None else records.cluster.codes
+        return cls(label, prediction, names, scores, records.weight, cluster, rule)
+
+    @cached_property
+    def ranked(self) -> Scores | None:
+        """The scores, sorted when first needed."""
+        return None if self.scores is None else Scores(self.label, self.scores, self.weight, self.cluster)
+
+
+def group_columns(records: Records, group_by: str | Sequence[str] | None, intersections: bool) -> dict[str, Column]:
+    """The group columns to audit, with their intersections ("race × gender") where asked for."""
+    names = [group_by] if isinstance(group_by, str) else list(records.groups if group_by is None else group_by)
+    for name in names:
+        if name not in records.groups:
+            known = list(records.groups)
+            raise InputError(f"There is no group column {name!r}; there are {known}.{did_you_mean(name, known)}")
+        if len(records.groups[name].levels) < 2:
+            only = [str(level) for level in records.groups[name].levels]
+            raise InputError(f"Group column {name!r} has one group only, {only}; a gap needs at least two.")
+    columns = {name: records.groups[name] for name in names}
+    if intersections:
+        for size in range(2, len(names) + 1):
+            for some in combinations(names, size):
+                columns[" × ".join(some)] = _cross([records.groups[name] for name in some])
+    return columns
+
+
+def _cross(columns: Sequence[Column]) -> Column:
+    """Every combination that occurs, as one column."""
+    key = columns[0].codes.astype(np.int64)
+    for column in columns[1:]:
+        key = key * len(column.levels) + column.codes
+    sizes = [len(column.levels) for column in columns]
+    present = np.flatnonzero(np.bincount(key, minlength=int(np.prod(sizes))))
+    number = np.zeros(int(np.prod(sizes)), dtype=np.int32)
+    number[present] = np.arange(len(present))
+    parts = np.unravel_index(present, sizes)
+    names = tuple(
+        " × ".join(str(column.levels[part[i]]) for column, part in zip(columns, parts, strict=True))
+        for i in range(len(present))
+    )
+    return Column(number[key], names)
+
+
+def with_weight(records: Records) -> Records:
+    """The rows whose weight is not 0: no figure rests on the others, so they are not counted either."""
+    weight = records.weight
+    return records if weight is None or (weight > 0).all() else records.take(weight > 0)
+
+
+def one_group(n: int) -> Column:
+    """All rows as one group."""
+    return Column(np.zeros(n, dtype=np.int8), ("all",))
+
+
+def privileged_group(name: str, column: Column, privileged: Mapping[str, Any] | None) -> int | None:
+    """The number of the privileged group, where one is named for this column."""
+    groups = [str(level) for level in column.levels]
+    if privileged is None or name not in privileged:
+        return None
+    if str(privileged[name]) not in groups:
+        raise InputError(f"The privileged group {privileged[name]!r} is not in column {name!r}, which has {groups}.")
+    return groups.index(str(privileged[name]))
+
+
+class Joined(NamedTuple):
+    """Two sets of records with the same rows in the same order, and the rows that were in one only."""
+
+    a: Records
+    b: Records
+    only_in_a: int
+    only_in_b: int
+
+
+def join(a: Records, b: Records) -> Joined:
+    """Bring two sets of records to the same rows in the same order, with the same classes.
+
+    Groups, clusters and weights are a's; where b has them too, they must be the same.
+
+    Example:
+        >>> one = Records(Column(np.array([0, 1]), (0, 1)), id=np.array([7, 8]))
+        >>> other = Records(Column(np.array([1, 0, 1]), (0, 1)), id=np.array([9, 7, 8]))
+        >>> joined = join(one, other)
+        >>> joined.b.id.tolist(), joined.only_in_a, joined.only_in_b
+        ([7, 8], 0, 1)
+    """
+    only_in_a = only_in_b = 0
+    if (a.id is None) != (b.id is None):
+        raise InputError("Only one of the two sets of records has ids; give both an id column, or neither.")
+    if a.id is None or b.id is None:
+        if len(a) != len(b):
+            raise InputError(f"Without ids both must have the same rows, but a has {len(a)} and b has {len(b)}.")
+    else:
+        a_ids, b_ids = _comparable(a.id, b.id)
+        _refuse_duplicates(a.provenance.get("path", "a"), a_ids)
+        _refuse_duplicates(b.provenance.get("path", "b"), b_ids)
+        _, in_a, in_b = np.intersect1d(a_ids, b_ids, assume_unique=True, return_indices=True)
+        if not len(in_a):
+            raise InputError(f"No id is in both: the first of a is {a.id[0]}, the first of b is {b.id[0]}.")
+        only_in_a, only_in_b = len(a) - len(in_a), len(b) - len(in_b)
+        in_order = np.argsort(in_a)
+        a, b = a.take(in_a[in_order]), b.take(in_b[in_order])
+    classes = _all_classes(a, b)
+    a, b = _with_classes(a, classes), _with_classes(b, classes)
+    _refuse_differences(a, "label", a.label.codes != b.label.codes)
+    for name in [name for name in a.groups if name in b.groups]:
+        _refuse_differences(a, f"group {name!r}", _differ(a.groups[name], b.groups[name]))
+    if a.cluster is not None and b.cluster is not None:
+        _refuse_differences(a, "cluster", _differ(a.cluster, b.cluster))
+    if a.weight is not None and b.weight is not None:
+        _refuse_differences(a, "weight", ~np.isclose(a.weight, b.weight, rtol=1e-6, atol=0.0))
+    return Joined(a, replace(b, groups=a.groups, cluster=a.cluster, weight=a.weight), only_in_a, only_in_b)
+
+
+def _refuse_differences(a: Records, what: str, differ: NDArray[np.bool_]) -> None:
+    different = np.flatnonzero(differ)
+    if len(different):
+        which = f"row {different[0] + 1}" if a.id is None else f"id {a.id[different[0]]}"
+        raise InputError(
+            f"{len(different)} of {len(a)} joined rows have another {what} in b than in a; the first has {which}. "
+            "Both must be predictions for the same rows, which have the same labels, groups, clusters and weights."
+        )
+
+
+def _differ(a: Column, b: Column) -> NDArray[np.bool_]:
+    """Rows with another value, [n]; 7 is "7"."""
+    if a.levels == b.levels:  # of clusters there may be millions
+        return np.asarray(a.codes != b.codes)
+    number = {str(level): code for code, level in enumerate(a.levels)}
+    codes = np.array([number.get(str(level), -1) for level in b.levels], dtype=np.int64)
+    return np.asarray(a.codes != codes[b.codes])
+
+
+def _comparable(a: NDArray[Any], b: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Ids of one kind: 7 is "7" where others are text, and integers of different types stay exact."""
+    if a.dtype.kind == b.dtype.kind and a.dtype.kind in "iu":
+        return a, b
+    from fairhead.records.columns import tidy_levels  # here: it loads pandas, which an audit of arrays can do without
+
+    both = np.empty(len(a) + len(b), dtype=object)
+    both[:] = tidy_levels([*a.tolist(), *b.tolist()])
+    return both[: len(a)], both[len(a) :]
+
+
+def _refuse_duplicates(where: str, ids: NDArray[Any]) -> None:
+    values, first, counts = np.unique(ids, return_index=True, return_counts=True)
+    if len(values) < len(ids):
+        twice = int(np.argmin(np.where(counts > 1, first, len(ids))))
+        raise InputError(
+            f"Id {values[twice]} occurs {counts[twice]} times in {where}, "
+            f"and {int((counts > 1).sum())} ids occur more than once; a comparison needs one row an id."
+        )
+
+
+def _all_classes(a: Records, b: Records) -> tuple[Any, ...]:
+    """The classes of a in a's order, so that its positive one stays last; sorted anew where b has others too."""
+    more = [c for c in b.classes if c not in a.classes]
+    classes = (*a.classes, *more)
+    return tuple(sorted(classes)) if more and len({type(c) for c in classes}) == 1 else classes
+
+
+def _with_classes(records: Records, classes: tuple[Any, ...]) -> Records:
+    """Records in terms of other classes, in their order: labels, predictions and scores."""
+    if records.classes == classes:
+        return records
+
+    def recode(column: Column) -> Column:
+        number = np.array([classes.index(level) for level in column.levels], dtype=np.int32)
+        return Column(number[column.codes], classes)
+
+    scores = records.scores
+    if scores is not None:
+        if set(classes) != set(records.classes):
+            raise InputError(
+                f"The scores are for the classes {list(records.classes)}, but the other side has {list(classes)}; "
+                "give both the same classes (classes=[...])."
+            )
+        # Of two classes the score is of the last one.
+        scores = 1 - scores if scores.ndim == 1 else scores[:, [records.classes.index(c) for c in classes]]
+    prediction = None if records.prediction is None else recode(records.prediction)
+    return replace(records, label=recode(records.label), prediction=prediction, scores=scores)
