@@ -4,8 +4,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 from fairhead.audit.seeds import SeedDifference, SeedFigure
-from fairhead.bench.results import Line
 from fairhead.bench.table import _best
+from fairhead.bench.verdict import Line
 from fairhead.stats import adjust
 
 

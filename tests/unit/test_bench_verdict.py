@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fairhead.audit.seeds import SeedDifference, SeedFigure
-from fairhead.bench.results import Line
-from fairhead.bench.verdict import finding, verdict
+from fairhead.bench.verdict import Line, finding, verdict
 
 
 def a_line(method, gap=None, accuracy=None, uses_groups=False, seeds=(0, 1), undefined=None, mde=0.03, remark=""):

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fairhead.bench.results import Block, Table
+from fairhead.bench.table import Block, Table
 from fairhead.report import Report, Sentence, render
 from fairhead.report.form import build_dataclass, plain
 from fairhead.report.sections import Section

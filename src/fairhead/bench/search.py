@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 from fairhead.audit import audit
 from fairhead.bench.fingerprint import fingerprint, method_of
 from fairhead.bench.grid import Backbone, Cell, Data, Grid, Method, Search
-from fairhead.bench.results import Choice
 from fairhead.bench.results_folder import Store
 from fairhead.data import parse_spec
 from fairhead.mitigate.priors import PLAN_PRIORS, Prior
+from fairhead.report.sections.bench_block import Choice
 from fairhead.train import TrainingPlan
 
 # Rows of a store by cell and fingerprint.

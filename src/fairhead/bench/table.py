@@ -6,7 +6,7 @@ difference from each other method is significant; a table without bold type is a
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,13 +14,79 @@ import numpy as np
 from fairhead.audit import METRICS
 from fairhead.audit.seeds import SeedPool
 from fairhead.bench.grid import Cell, Grid, Method
-from fairhead.bench.results import Block, Choice, Cost, Line, Table
 from fairhead.bench.results_folder import Store
-from fairhead.bench.verdict import finding, verdict
+from fairhead.bench.verdict import Line, finding, verdict
 from fairhead.errors import InputError
 from fairhead.records import Records
 from fairhead.report.frontier import Frontier, Point
+from fairhead.report.sections.bench_block import Choice, Cost
 from fairhead.stats import ALPHA, adjust
+
+TABLE_SCHEMA = "fairhead.bench.table/1"
+
+
+@dataclass(frozen=True)
+class Block:
+    """All methods on one data set with one backbone.
+
+    Attributes:
+        data: name of the data set.
+        backbone: name of the model.
+        group: the column that gaps are about.
+        n: test rows, averaged over seeds.
+        lines: one a method.
+        frontier: of fairness and accuracy; None where a figure is undefined.
+        verdict: what the block shows, in a few sentences.
+        findings: one sentence for each metric.
+    """
+
+    data: str
+    backbone: str
+    group: str
+    n: int
+    lines: tuple[Line, ...]
+    frontier: Frontier | None
+    verdict: str
+    findings: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "data": self.data,
+            "backbone": self.backbone,
+            "group": self.group,
+            "n": self.n,
+            "verdict": self.verdict,
+            "findings": list(self.findings),
+            "methods": [line.to_dict() for line in self.lines],
+            "frontier": None if self.frontier is None else asdict(self.frontier),
+        }
+
+
+@dataclass(frozen=True)
+class Table:
+    """The results of a grid."""
+
+    title: str
+    about: str
+    baseline: str
+    metrics: tuple[str, ...]
+    blocks: tuple[Block, ...]
+    reported: Mapping[str, Any]
+    provenance: Mapping[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form; values are fractions."""
+        return {
+            "schema": TABLE_SCHEMA,
+            "title": self.title,
+            "about": self.about,
+            "baseline": self.baseline,
+            "metrics": list(self.metrics),
+            "blocks": [block.to_dict() for block in self.blocks],
+            "reported": dict(self.reported),
+            "provenance": dict(self.provenance),
+        }
 
 
 def table_of(grid: Grid, store: Store, command: str = "") -> Table:

@@ -1,14 +1,92 @@
-"""What a table shows, in words: which methods differ significantly from the baseline, and what would be missed."""
+"""The lines of a table, and in words which methods differ significantly from the baseline and what would be missed."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from fairhead.bench.results import Line
+from fairhead.audit import METRICS
+from fairhead.audit.seeds import SeedDifference, SeedFigure
+from fairhead.report.sections.bench_block import Choice, Cost
 from fairhead.report.wording import MINUS
+from fairhead.stats import ALPHA, Outcome
 from fairhead.stats.outcome import p_text
 
 # The gap that the verdict is about: the first of these that has a value.
 _GAPS = ("EOd", "EOp", "DP")
 _NAMES = {"worst_group_accuracy": "worst-group accuracy"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One method in a block.
+
+    Attributes:
+        method: its name.
+        uses_groups: it trains or was chosen with groups: a reference, never in bold.
+        seeds: those that are done.
+        figures: metric -> figure over seeds.
+        differences: metric -> paired difference from the baseline.
+        p_adjusted: metric -> p of that difference, corrected over the methods of the block (Holm).
+        best: metrics in which it is significantly better than every other method.
+        cost: averaged over seeds.
+        failed: seed -> error of the cells that came to nothing.
+        remark: how it uses groups, if it does.
+        search: what a search of its hyper-parameters found; None where there was none.
+    """
+
+    method: str
+    uses_groups: bool
+    seeds: tuple[int, ...]
+    figures: Mapping[str, SeedFigure]
+    differences: Mapping[str, SeedDifference]
+    p_adjusted: Mapping[str, float | None]
+    best: frozenset[str]
+    cost: Cost | None
+    failed: Mapping[int, str]
+    remark: str = ""
+    search: Choice | None = None
+
+    @property
+    def aside(self) -> str:
+        """The remark in brackets, unless the name says it already."""
+        return f" ({self.remark})" if self.remark and self.remark not in self.method else ""
+
+    def outcome(self, metric: str) -> Outcome:
+        """What may be said of the difference from the baseline."""
+        p, difference = self.p_adjusted.get(metric), self.differences[metric]
+        if difference.value is None:
+            return "undefined"
+        if p is None or p >= ALPHA:
+            return "not significant"
+        return "better" if is_better(metric, difference.value) else "worse"
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "method": self.method,
+            "uses_groups": self.uses_groups,
+            "seeds": list(self.seeds),
+            "figures": {name: figure.to_dict() for name, figure in self.figures.items()},
+            "differences": {
+                name: {**d.to_dict(), "p_adjusted": self.p_adjusted.get(name), "outcome": self.outcome(name)}
+                for name, d in self.differences.items()
+            },
+            "best": sorted(self.best),
+            "cost": None if self.cost is None else vars(self.cost),
+            "failed": {str(seed): error for seed, error in self.failed.items()},
+            "remark": self.remark,
+            "search": None if self.search is None else asdict(self.search),
+        }
+
+
+def is_better(metric: str, change: float) -> bool:
+    """Whether a change of a metric is towards its ideal.
+
+    Example:
+        >>> is_better("EOd", -0.02), is_better("accuracy", -0.02)
+        (True, False)
+    """
+    return change > 0 if METRICS[metric].ideal else change < 0
 
 
 def verdict(lines: Sequence[Line], baseline: str, commonest: float | None = None) -> str:

@@ -89,7 +89,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class MethodFigures:
-    """One method; see `fairhead.bench.results.Line`."""
+    """One method; see `fairhead.bench.verdict.Line`."""
 
     method: str
     uses_groups: bool
