@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,10 +19,12 @@ from fairhead.language import load_scorer
 from fairhead.locate import Decomposer
 from fairhead.locate.class_directions import classifier_task, text_classifier_task
 from fairhead.mitigate import DAM, EncoderLayer
+from fairhead.mitigate.language_trainer import train_folder
 from fairhead.mitigate.self_debias import SelfDebias
 from fairhead.models import attach, load, method_of, open_model, save
 from fairhead.models.attached import positions_of
 from fairhead.models.fresh import Recipe
+from fairhead.train.features import last_encoder
 
 IMAGES = {
     "ViT": (hf.ViTForImageClassification, hf.ViTConfig(**VIT)),
@@ -118,6 +121,8 @@ def test_load_gives_a_self_debiased_model_back(language, tmp_path):
     for model in (fairhead.load(tmp_path), load_scorer(tmp_path, device="cpu").model):
         assert method_of(model) == SelfDebias(("rude",), sentence="{} so")
         same(model, wanted, ids)
+    with pytest.raises(InputError, match="carries SelfDebias, which training would leave out"):
+        train_folder(tmp_path, SimpleNamespace(read=lambda: None), tmp_path / "out", lambda family: None)
     with pytest.raises(UnsupportedModel, match="carries SelfDebias, whose logits are not a sum"):
         Decomposer(load(tmp_path))
     hf.AutoModelForCausalLM.from_pretrained(tmp_path).save_pretrained(tmp_path)  # as it is without the method
@@ -295,9 +300,22 @@ def test_a_task_head_is_fresh_where_it_is_to_be_trained_and_nothing_else_is(tmp_
         model = Recipe(name, ("a", "b", "c")).build("image", seed=0)  # the file has two classes
         assert model.classifier.weight.shape[0] == 3
         torch.testing.assert_close(model.vit.layernorm.weight, made("ViT").vit.layernorm.weight, rtol=0, atol=0)
+    with pytest.raises(InputError, match="has no setting 'width'; it has image_size"):
+        Recipe(str(tmp_path), ("a", "b"), {"width": 16}).check()
     written(lambda w: {k: v for k, v in w.items() if k != "vit.layernorm.weight"}, tmp_path / "model.safetensors")
     with pytest.raises(InputError, match=r"lacks 1 that the model needs, such as vit\.layernorm\.weight"):
         Recipe(f"path:{tmp_path}", ("a", "b")).build("image", seed=0)
+
+
+def test_training_that_begins_with_a_dam_model_keeps_dam_or_says_so(tmp_path):
+    save(carrying("ViT", DAM()), tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text('{"size": 8}')
+    model = Recipe(str(tmp_path), ("a", "b")).build("image", seed=0)
+    same(model, load(tmp_path), inputs("ViT"))
+    with pytest.raises(InputError, match="carries DAM, which last-encoder training would leave out"):
+        last_encoder(model)
+    with pytest.raises(InputError, match=r"carries DAM.* already"):
+        attach(model, DAM())
 
 
 def test_features_of_a_classifier_do_not_pass_a_random_pooler(tmp_path):

@@ -12,7 +12,7 @@ from fairhead.bench.grid import Cell
 from fairhead.bench.grid_file import expanded
 from fairhead.bench.tasks import Progress, Task, read_task
 from fairhead.mitigate.training_job import AuxiliaryModel
-from fairhead.models.fresh import Recipe
+from fairhead.models.fresh import Recipe, is_fresh
 from fairhead.models.places import Place
 from fairhead.train import Examples
 
@@ -80,8 +80,7 @@ def _inputs_of(recipe: Recipe, kind: str) -> int | Place | None:
 def _recipe(cell: Cell, name: str, classes: tuple[str, ...]) -> Recipe:
     """A fresh model has the settings (width, image size) of the cell's own fresh one; a pretrained one has its own."""
     name = expanded(name, f"the model of {cell.method.name}")
-    fresh = not name.startswith("path:") and not cell.backbone.model.startswith("path:")
-    settings: Mapping[str, Any] = cell.backbone.settings if fresh else {}
+    settings: Mapping[str, Any] = cell.backbone.settings if is_fresh(name) and is_fresh(cell.backbone.model) else {}
     return Recipe(name, classes, settings)
 
 

@@ -84,6 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what it cannot encode is escaped, not an error
             stream.reconfigure(errors="backslashreplace")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # what a user must know is said by the command
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         # Not standalone: errors of usage would come in a box of several lines. The arguments go into provenance.

@@ -47,7 +47,7 @@ def _option(flag: str, help: str, metavar: str | None = None) -> Any:
 @options("attention")
 def attention_command(
     context: typer.Context,
-    model: Annotated[Path, _option("--model", "Folder of the model.", "DIR")],
+    model: Annotated[Path, _option("--model", "Folder of the model, or a name on the hub.", "DIR")],
     data: Annotated[str, _option("--data", "reader:path, such as utkface:UTKFace.zip or images:labels.csv.", "SPEC")],
     columns: DataColumns,
     against: Annotated[Path | None, _option("--against", "Folder of another model, shown beside it.", "DIR")] = None,

@@ -96,7 +96,7 @@ def _option(flag: str, help: str, panel: str, metavar: str | None = None) -> Any
 @options("mitigate")
 def klaad_command(
     model: Annotated[
-        str, _option("--model", "Folder of a causal language model; nothing is downloaded.", _TRAINING, "PATH")
+        str, _option("--model", "Folder of a causal language model, or a name on the hub.", _TRAINING, "PATH")
     ],
     data: Annotated[str, _option("--data", "stereoset:PATH; of your own triplets:PATH or pairs:PATH.", _DATA, "SPEC")],
     columns: DataColumns,
@@ -168,16 +168,12 @@ def klaad_command(
         raise InputError("--keep-adapter needs --lora: without it there is no adapter")
     from dataclasses import replace
 
-    from transformers.utils import logging
-
     from fairhead.cli.progress import progress
     from fairhead.mitigate.klaad_grid import Run, method_for, read_grid
     from fairhead.mitigate.language_trainer import train_folder
     from fairhead.mitigate.triplets import TripletData
     from fairhead.train.plan import LanguagePlan
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
     weights = {"ce_weight": ce_weight, "kl_weight": kl_weight, "triplet_weight": triplet_weight, "margin": margin}
     loss: dict[str, Any] = {name: value for name, value in weights.items() if value is not None}
     loss |= {"layers": _layers(layers), "heads": heads.value, "renorm": renorm.value, "detach_anti": detach_anti}

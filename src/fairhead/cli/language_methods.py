@@ -38,7 +38,7 @@ def _option(flag: str, help: str, panel: str, metavar: str | None = None) -> Any
     return typer.Option(flag, help=help, rich_help_panel=panel, metavar=metavar, envvar=variable, show_envvar=False)
 
 
-Model = Annotated[str, _option("--model", "Folder of a causal language model; nothing is downloaded.", _METHOD, "PATH")]
+Model = Annotated[str, _option("--model", "Folder of a causal language model, or a name on the hub.", _METHOD, "PATH")]
 Data = Annotated[str, _option("--data", "stereoset:PATH; of your own triplets:PATH or pairs:PATH.", _DATA, "SPEC")]
 Out = Annotated[Path, _option("--out", "Folder for the new model.", _OUTPUT, "DIR")]
 SwapLists = Annotated[
@@ -192,10 +192,6 @@ def _require(lora: int | None) -> None:
     if missing:
         extra = "torch" if lora is None else "lora"
         raise FairheadError(f'this needs {", ".join(missing)}, not installed here: pip install "fairhead[{extra}]"')
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
 
 
 def _triplets(data: str, columns: DataColumns, held_out: float, split_seed: int, limit: int | None) -> Any:

@@ -58,7 +58,7 @@ class Source:
     """What is measured on what.
 
     Attributes:
-        model: folder of a causal language model; nothing is downloaded.
+        model: folder of a causal language model, or its name on the hub if it is cached (hub:NAME fetches it).
         data: file, folder or zip archive as published, or reader:path.
         limit: only so many items, drawn at random with --seed.
     """
@@ -74,7 +74,7 @@ class Written:
 
     Attributes:
         data: file, folder or zip archive as published, or reader:path.
-        model: folder of a causal language model; nothing is downloaded.
+        model: folder of a causal language model, or its name on the hub if it is cached (hub:NAME fetches it).
         limit: only so many prompts, drawn at random with --seed.
         score_only: measure this file of generations; no model is needed.
         generate_only: write generations, measure nothing.
@@ -336,7 +336,7 @@ def _suite_command() -> Callable[..., None]:
     Suite.__doc__ = f"""What is measured on what.
 
     Attributes:
-        model: folder of a causal language model; nothing is downloaded.
+        model: folder of a causal language model, or its name on the hub if it is cached (hub:NAME fetches it).
         data: folder with one folder a benchmark, as published.
         out: folder for journals, tables of items and figures.
         only: benchmarks, with commas between: {names}.
@@ -400,15 +400,10 @@ def _run_suite(
 
 
 def load_model(path: str, computing: Computing) -> "Scorer":
-    """A scorer from a folder, without the chatter of the libraries."""
+    """A scorer of a model."""
     missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
     if missing:
         raise FairheadError(f'this needs {", ".join(missing)}, not installed here: pip install "fairhead[torch]"')
-    from transformers.utils import logging
-
     from fairhead.language.scorer import load_scorer
 
-    # What a user of this command must know is said by it, in one place.
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
     return load_scorer(path, **asdict(computing))

@@ -34,7 +34,7 @@ def option(
     return typer.Option(flag, help=help, rich_help_panel=panel, metavar=metavar, envvar=envvar, show_envvar=False)
 
 
-ModelPath = Annotated[str, option("--model", "Folder of a model; nothing is downloaded.", None, "PATH")]
+ModelPath = Annotated[str, option("--model", "Folder of a model, or a name on the hub that is cached.", None, "PATH")]
 Data = Annotated[
     str,
     option("--data", "name:path; fairface, celeba, utkface, hatexplain, or pairs: crows, stereoset.", None, "DATA"),
@@ -100,14 +100,10 @@ def answered(
     for folder in (given["out"], save):
         if folder is not None:  # a mistake there should not wait for the work
             made_folder(folder)
-    from transformers.utils import logging
-
     from fairhead.locate.engine import locate
     from fairhead.locate.question import OTHER_HALF, LocatePlan, half_sha256
     from fairhead.locate.session import open_question
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
     source = _source(context)
     plan = LocatePlan(**options, draws=given["draws"], n_boot=given["n_boot"], seed=given["seed"])
     with progress() as told:

@@ -83,7 +83,13 @@ def mitigate_command(
     ],
     columns: DataColumns,
     model: Annotated[
-        str, _option("--model", "vit-8x8 (fresh, layers × heads) or path:FOLDER (pretrained).", _MODEL, "NAME")
+        str,
+        _option(
+            "--model",
+            "vit-8x8 (fresh, layers × heads), or path:FOLDER or a name on the hub (pretrained).",
+            _MODEL,
+            "NAME",
+        ),
     ] = "vit-8x8",
     out: Annotated[Path, _option("--out", "Folder for model, records, audit and report.", _OUTPUT, "DIR")] = Path(
         "fairhead-run"

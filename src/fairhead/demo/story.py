@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from scipy.special import softmax
 from transformers import ViTConfig, ViTForImageClassification
-from transformers.utils import logging as transformers_logging
 
 from fairhead.audit import compare
 from fairhead.demo.digits import CLASSES, SHADES, ShadedDigits, shaded_digits
@@ -119,7 +118,7 @@ def run_demo(
         with _timed(seconds, "locate"):
             located = _locate(models["plain"], digits, plan, tell)
     for name, model in models.items():
-        _save_model(model, out / "models" / name)
+        save(model, out / "models" / name)
     _save_records({**records, **located.records}, out / "records")
     findings = Findings(plain_fit, dam_fit, comparison, located.head_map, located.ablations)
     report = report_of(findings, plan.seed, digits, seconds, command)
@@ -221,16 +220,6 @@ def _train(name: str, model: ViTForImageClassification, digits: ShadedDigits, pl
         tell(name, epoch.number, epochs, note)
 
     return fit(model, digits.train, digits.validation, replace(plan.training, seed=plan.seed), on_epoch)
-
-
-def _save_model(model: ViTForImageClassification, folder: Path) -> None:
-    shows_bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        save(model, folder)
-    finally:
-        if shows_bars:
-            transformers_logging.enable_progress_bar()
 
 
 def _save_records(records: Mapping[str, Records], folder: Path) -> None:

@@ -17,6 +17,7 @@ from fairhead.mitigate.self_debias import SelfDebias
 from fairhead.mitigate.sentence_debias import SentenceDebias, counterfactual_pairs, directions, project_out
 from fairhead.mitigate.triplets import TripletData, targets
 from fairhead.models import attach, open_model, save
+from fairhead.models.attached import refuse_method
 from fairhead.store import locked
 
 
@@ -46,6 +47,7 @@ def sentence_debias(
         split, swaps = data.read(), read_swaps(settings.swaps)
         pairs = counterfactual_pairs(split.train, swaps)
         loaded = open_model(model, "causal", device=device, dtype="float32")
+        refuse_method(loaded.model, "the projection")
         axes = directions(loaded.model, loaded.tokenizer, pairs, settings.components, settings.batch_size, progress)
         project_out(loaded.model, axes)
         record = TrainingRecord(

@@ -22,6 +22,7 @@ from fairhead.language.scorer import context_length, refuse_other_than_causal
 from fairhead.language.training_record import FILE, TrainingRecord
 from fairhead.mitigate.triplets import TripletData, targets
 from fairhead.models import open_model, save
+from fairhead.models.attached import refuse_method
 from fairhead.store import locked
 from fairhead.train.checkpoint import comparable, first_difference
 from fairhead.train.plan import LanguagePlan
@@ -235,6 +236,7 @@ def train_folder(
     data.read()  # a mistake there should not wait for the model
     with locked(out) as folder:
         loaded = open_model(model, "causal", device=device, dtype="float32")
+        refuse_method(loaded.model, "training")
         chosen = method(loaded.model.config.model_type)
         trainer = LanguageTrainer(loaded.model, loaded.tokenizer, chosen, plan or LanguagePlan(), name, str(model))
         if (folder / FILE).is_file():

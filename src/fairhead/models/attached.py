@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fairhead.errors import InputError, did_you_mean
-from fairhead.models.places import quietly
+from fairhead.models.places import quietly, read_json
 from fairhead.settings import check_config
 from fairhead.store import filling
 
@@ -64,17 +64,34 @@ def attach(model: Any, method: Any, tokenizer: Any = None) -> Any:
         raise InputError(f"this {type(model).__name__} carries {method_of(model)} already: start from a fresh model")
     check_config(method)
     carrier = method.attach(model) if tokenizer is None else method.attach(model, tokenizer)
-    if carrier is model:
-        model.add_module(_NOTE, _Note(method))
-    else:
+    if carrier is not model:
         carrier.method = method
-    return carrier
+        return carrier
+    model.add_module(_NOTE, _Note(method))
+    for name, child in model.named_children():
+        if name in ATTACHABLE:  # in the mode of the rest
+            child.train(model.training)
+    return model
 
 
 def method_of(model: nn.Module) -> Any:
     """The method that `attach` has put into a model, or None."""
     found = getattr(model._modules.get(_NOTE, model), "method", None)
     return found if _name_of(found) is not None else None
+
+
+def within(model: Any) -> Any:
+    """The model whose weights are kept: the one inside, where a method stands around it."""
+    return model.base if method_of(model) is not None and _NOTE not in model._modules else model
+
+
+def refuse_method(model: nn.Module, what: str) -> None:
+    """Raise where a model carries a method, which `what` would leave out."""
+    method = method_of(model)
+    if method is not None:
+        raise InputError(
+            f"this model carries {type(method).__name__}, which {what} would leave out: give the model it was made from"
+        )
 
 
 def positions_of(model: nn.Module) -> int | None:
@@ -122,26 +139,21 @@ def save(model: Any, folder: Path | str, *beside: Callable[[Path], Any]) -> None
         >>> torch.equal(model(picture).logits, again(picture).logits)
         True
     """
-    folder, method, written, weights = Path(folder), method_of(model), model, None
-    if method is not None and _NOTE not in model._modules:  # around the model whose weights are kept
-        written = model.base
-        weights = {**written.state_dict(), _NOTE_KEY: _as_tensor(method)}
+    folder, written, weights = Path(folder), within(model), None
+    if written is not model:
+        weights = {**written.state_dict(), _NOTE_KEY: _as_tensor(method_of(model))}
     with filling(folder) as part, quietly():
         written.save_pretrained(part, state_dict=weights)
         for write in beside:
             write(part)
-        for old in (*folder.glob("model*.safetensors*"), *(folder / name for name in _FILES_BEFORE)):
-            old.unlink(missing_ok=True)
+        # Of the model that was there nothing may be taken for a part of this one.
+        for pattern in ("config.json", "model.safetensors*", "model-*-of-*.safetensors", *_FILES_BEFORE):
+            for old in folder.glob(pattern):
+                old.unlink()
 
 
 class Carried(NamedTuple):
-    """A method as a folder keeps it.
-
-    Attributes:
-        method: its settings.
-        weights: what it has learnt, by their names in the model.
-        source: the file.
-    """
+    """A method as a folder keeps it: its settings, what it has learnt by the names in the model, and the file."""
 
     method: Any
     weights: dict[str, Tensor]
@@ -172,7 +184,7 @@ def carried(folder: Path) -> Carried | None:
 
     weights: dict[str, Tensor] = {}
     source = folder
-    for file in weight_files(folder):
+    for file in _weight_files(folder):
         with safe_open(file, "pt") as opened:
             keys: list[str] = opened.keys()
             ours = [key for key in keys if _is_of_method(key) or key == _NOTE_KEY]
@@ -192,13 +204,12 @@ def carried(folder: Path) -> Carried | None:
     return None
 
 
-def weight_files(folder: Path) -> list[Path]:
+def _weight_files(folder: Path) -> list[Path]:
     """The files that transformers reads a folder's weights from."""
     whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if whole.is_file() or not index.is_file():
         return [whole] if whole.is_file() else []
-    shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-    return [folder / name for name in sorted(set(shards))]
+    return [folder / name for name in sorted(set(read_json(index)["weight_map"].values()))]
 
 
 _SAVE_AGAIN = "save the model with fairhead.mitigate.save"
@@ -206,12 +217,6 @@ _SAVE_AGAIN = "save the model with fairhead.mitigate.save"
 
 def _is_of_method(key: str) -> bool:
     return key.split(".")[0] in ATTACHABLE
-
-
-def _settings_of(name: str) -> type:
-    module, _, kind = ATTACHABLE[name].partition(":")
-    found: type = getattr(import_module(module), kind)
-    return found
 
 
 def _name_of(method: Any) -> str | None:
@@ -234,7 +239,8 @@ def _from_json(text: str, source: Path) -> Any:
     if name not in ATTACHABLE:
         known = list(ATTACHABLE)
         raise InputError(f"{source} names the method {name!r}; known: {', '.join(known)}.{did_you_mean(name, known)}")
-    kind = _settings_of(name)
+    module, _, kind_name = ATTACHABLE[name].partition(":")
+    kind = getattr(import_module(module), kind_name)
     for option in settings.keys() - {setting.name for setting in fields(kind)}:
         raise InputError(f"{source} has a setting {option!r} that {name!r} has not: another version wrote it")
     return kind(**{option: tuple(value) if isinstance(value, list) else value for option, value in settings.items()})

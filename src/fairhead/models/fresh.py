@@ -20,6 +20,11 @@ _FRESH_SETTINGS = {"width": 768, "mlp": 768, "image_size": 64, "patch_size": 16}
 _TOWERS_ALONE = {"clip_vision_model": "CLIP", "siglip_vision_model": "Siglip"}
 
 
+def is_fresh(name: str) -> bool:
+    """Whether a name asks for fresh weights."""
+    return _FRESH.fullmatch(name) is not None
+
+
 @dataclass(frozen=True)
 class Recipe:
     """A model that can be built again and again.
@@ -48,7 +53,7 @@ class Recipe:
         Raises:
             InputError: there are none.
         """
-        if _FRESH.fullmatch(self.name):
+        if is_fresh(self.name):
             return None
         try:
             return find(self.name)
@@ -65,7 +70,8 @@ class Recipe:
         Raises:
             InputError: saying which.
         """
-        known = ["image_size"] if self.place else list(_FRESH_SETTINGS)
+        shape = _FRESH.fullmatch(self.name)
+        known = list(_FRESH_SETTINGS) if self.place is None else ["image_size"]
         for setting, value in self.settings.items():
             if setting not in known:
                 raise InputError(
@@ -74,14 +80,11 @@ class Recipe:
                 )
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InputError(f"backbone {self.name}: {setting} is {value!r}; expected a whole number of at least 1")
-        if not self.place:
-            self._check_fresh()
-
-    def _check_fresh(self) -> None:
-        shape, settings = _FRESH.fullmatch(self.name), self.all_settings()
-        assert shape is not None
+        if shape is None:
+            return
         if int(shape[1]) < 1 or int(shape[2]) < 1:
             raise InputError(f"backbone {self.name} needs at least one layer and one head")
+        settings = self.all_settings()
         divisors = {"width": (int(shape[2]), "its heads"), "image_size": (settings["patch_size"], "its patch_size")}
         for setting, (divisor, whose) in divisors.items():
             if settings[setting] % divisor:
@@ -91,7 +94,7 @@ class Recipe:
 
     def all_settings(self) -> dict[str, Any]:
         """The settings, with the defaults of a fresh model."""
-        return {**self.settings} if not _FRESH.fullmatch(self.name) else {**_FRESH_SETTINGS, **self.settings}
+        return {**(_FRESH_SETTINGS if is_fresh(self.name) else {}), **self.settings}
 
     def pictures(self) -> Pictures:
         """How this model wants its pictures."""

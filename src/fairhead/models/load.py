@@ -9,7 +9,9 @@ import hashlib
 import json
 import os
 import warnings
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -19,7 +21,7 @@ from torch import Tensor, nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from fairhead.errors import FairheadError, InputError, UnsupportedModel
-from fairhead.models.attached import carried, method_of
+from fairhead.models.attached import carried, method_of, within
 from fairhead.models.inputs import processor_of, tokenizer_of
 from fairhead.models.places import ADAPTER, Place, config_of, find, quietly, read_json, reading
 
@@ -65,19 +67,19 @@ def load(model: Model, *, device: str = "cpu", dtype: DType = "stored", download
     return open_model(model, device=device, dtype=dtype, download=download).model
 
 
-@dataclass
+@dataclass(frozen=True)
 class LoadedModel:
-    """A model in evaluation mode, where it came from, and what makes its inputs ready.
+    """A model in evaluation mode, with what makes its inputs ready.
 
     Attributes:
         model: with the method that it carries.
         place: its files; None for a live model that knows of none.
+        given: its tokenizer and processor, where they do not come from there.
     """
 
     model: Any
     place: Place | None
-    _tokenizer: Any = field(default=None, repr=False)
-    _processor: Any = field(default=None, repr=False)
+    given: Mapping[str, Any]
 
     @property
     def device(self) -> torch.device:
@@ -85,22 +87,18 @@ class LoadedModel:
         found: torch.device = next(self.model.parameters()).device
         return found
 
-    @property
+    @cached_property
     def tokenizer(self) -> Any:
         """Its tokenizer."""
-        if self._tokenizer is None:
-            self._tokenizer = tokenizer_of(self.files("tokenizer"))
-        return self._tokenizer
+        return self.given.get("tokenizer") or tokenizer_of(self.files("tokenizer"))
 
-    @property
+    @cached_property
     def processor(self) -> Any:
         """Its image processor."""
-        if self._processor is None:
-            self._processor = processor_of(self.files("processor"))
-        return self._processor
+        return self.given.get("processor") or processor_of(self.files("processor"))
 
     def files(self, what: str) -> Place:
-        """Where its files are, for `what`."""
+        """Where `what` is to be found."""
         if self.place is None:
             raise InputError(f"this {type(self.model).__name__} was not loaded from a folder: give its {what} as well")
         return self.place
@@ -138,20 +136,25 @@ def open_model(
         InputError: as `load` does.
         UnsupportedModel: it is of another kind.
     """
+    given = {"tokenizer": tokenizer, "processor": processor}
     if isinstance(model, nn.Module):
-        return LoadedModel(model.eval(), _origin(model), tokenizer, processor)
+        return LoadedModel(model.eval(), _origin(model), given)
     target = device_named(device)
-    numbers = _dtype(dtype, target)
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "stored": None}
+    known["auto"] = torch.float32 if target.type == "cpu" else torch.bfloat16
+    if dtype not in known:
+        raise InputError(f"dtype {dtype!r} is not known; one of {', '.join(known)} is expected")
     place = find(model, download)
-    found = read_weights(place, class_of(place, kind), numbers, kind)
-    return LoadedModel(found.eval().to(target), place, tokenizer, processor)
+    found = read_weights(place, class_of(place, kind), known[dtype], kind)
+    return LoadedModel(found.eval().to(target), place, given)
 
 
 def _origin(model: Any) -> Place | None:
     """Where a live model says that it came from, if that is still there."""
+    name = getattr(getattr(model, "config", None), "_name_or_path", None)
     try:
-        return find(str(model.config._name_or_path))
-    except (AttributeError, InputError):
+        return find(name) if name else None
+    except InputError:
         return None
 
 
@@ -163,16 +166,21 @@ def class_of(place: Place, kind: Kind) -> Any:
         UnsupportedModel: it is no language model and one is expected.
     """
     config = config_of(place)
+    named = [config.architectures] if isinstance(config.architectures, str) else list(config.architectures or ())
     task = None if place.adapter is None else read_json(place.adapter / ADAPTER).get("task_type")
-    if kind == "causal":
-        _refuse_other_than_causal(place, config)
+    if kind == "causal":  # an encoder would be loaded too, with an output layer of random numbers
+        causal = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+        causal -= set() if getattr(config, "is_decoder", False) else {"BertLMHeadModel", "RobertaForCausalLM"}
+        if named and not causal & set(named):
+            raise UnsupportedModel(
+                f"{place.name}: holds a {named[0]}; a causal language model (such as LlamaForCausalLM) is expected"
+            )
     if kind == "encoder":
-        projected = [name for name in config.architectures or () if str(name).endswith("ModelWithProjection")]
+        projected = [name for name in named if name.endswith("ModelWithProjection")]
         return getattr(transformers, projected[0] if projected else _TOWERS.get(config.model_type, _AUTO[kind]))
     if kind in _AUTO or task in _AUTO:
         return getattr(transformers, _AUTO[kind if kind in _AUTO else str(task)])
-    names = config.architectures or ("AutoModel" if kind == "image" else "no class",)
-    name = str(names[0] if not isinstance(names, str) else names)
+    name = str(named[0]) if named else "AutoModel" if kind == "image" else "no class"
     found = getattr(transformers, name, None)
     if name != "AutoModel" and not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
         raise InputError(f"{place.folder / 'config.json'} names {name} as the model's class, which transformers lacks")
@@ -180,17 +188,6 @@ def class_of(place: Place, kind: Kind) -> Any:
     if kind == "image" and reads != "pixel_values" and not hasattr(config, "vision_config"):
         raise InputError(f"{place.name} holds a {name}, which reads {reads} and no images")
     return found
-
-
-def _refuse_other_than_causal(place: Place, config: Any) -> None:
-    # An encoder would be loaded too, with an output layer of random numbers.
-    named = list(config.architectures or [])
-    causal = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
-    encoder_only = {"BertLMHeadModel", "RobertaForCausalLM"} if not getattr(config, "is_decoder", False) else set()
-    if named and not any(name in causal and name not in encoder_only for name in named):
-        raise UnsupportedModel(
-            f"{place.name}: holds a {named[0]}; a causal language model (such as LlamaForCausalLM) is expected"
-        )
 
 
 def read_weights(
@@ -224,32 +221,29 @@ def read_weights(
             ignore_mismatched_sizes=True,
             **settings,
         )
-    missing = set(found["missing_keys"]) - _in_adapter(place)
-    shapes = {key: (list(there), list(here)) for key, there, here in found["mismatched_keys"]}
-    if what == "encoder" and missing and all(key.startswith("pooler.") for key in missing):
-        model.pooler, missing = None, set()
+    shapes = {
+        key: f", {list(there)} there and {list(here)} in the model" for key, there, here in found["mismatched_keys"]
+    }
+    lacking = {**dict.fromkeys(found["missing_keys"] - _in_adapter(place), ""), **shapes}
+    if what == "encoder" and lacking and all(key.startswith("pooler.") for key in lacking):
+        model.pooler, lacking = None, {}
     if fresh_head:
-        missing = {key for key in missing if _is_of_encoder(model, key)}
-        shapes = {key: two for key, two in shapes.items() if _is_of_encoder(model, key)}
-    for key, (there, here) in shapes.items():
+        lacking = {key: shape for key, shape in lacking.items() if _is_of_encoder(model, key)}
+    if lacking:  # they would be random numbers, and so would be all that is computed with them
+        first = min(lacking)
+        advice = ": it is not a trained classifier; train one first, as with fairhead mitigate erm"
         raise InputError(
-            f"{place.name}: {len(shapes)} weights have another shape than config.json says, such as {key}, {there} "
-            f"there and {here} in the model"
-        )
-    if missing:
-        # They would be random numbers, and so would be all that is computed with them.
-        advice = (
-            ": it is not a trained classifier; train one first, as with fairhead mitigate erm" if what == "text" else ""
-        )
-        raise InputError(
-            f"{place.name}: the file of weights lacks {len(missing)} that the model needs, such as "
-            f"{min(missing)}{advice}"
+            f"{place.name}: the file of weights lacks {len(lacking)} that the model needs, such as "
+            f"{first}{lacking[first]}{advice if what == 'text' else ''}"
         )
     if kept is not None:
         model = kept.put_into(model, lambda: tokenizer_of(place))
     if place.adapter is not None:
-        _merge_adapter(place, getattr(model, "base", model))
-    _refuse_not_finite(place, model)
+        _merge_adapter(place, within(model))
+    for name, weight in model.state_dict().items():
+        large = isinstance(weight, Tensor) and weight.is_floating_point() and weight.numel() and weight.itemsize > 1
+        if large and not torch.stack(torch.aminmax(weight)).isfinite().all():
+            raise InputError(f"{place.name}: the weight {name} is not finite: training or saving it went wrong")
     return model
 
 
@@ -257,13 +251,6 @@ def _is_of_encoder(model: nn.Module, key: str) -> bool:
     """Whether a weight belongs to the largest part of a model, and not to a pooler within it."""
     sizes = {name: sum(p.numel() for p in child.parameters()) for name, child in model.named_children()}
     return key.split(".")[0] == max(sizes, key=lambda name: sizes[name]) and ".pooler." not in key
-
-
-def _refuse_not_finite(place: Place, model: nn.Module) -> None:
-    for name, weight in model.state_dict().items():
-        floating = isinstance(weight, Tensor) and weight.is_floating_point() and weight.numel()
-        if floating and not torch.stack(torch.aminmax(weight)).isfinite().all():
-            raise InputError(f"{place.name}: the weight {name} is not finite: training or saving it went wrong")
 
 
 def _in_adapter(place: Place) -> set[str]:
@@ -339,11 +326,3 @@ def device_named(name: str) -> torch.device:
     if device.index is not None and device.index >= torch.accelerator.device_count():
         raise InputError(f"the device is {name}, and there are {torch.accelerator.device_count()}, counted from 0")
     return device
-
-
-def _dtype(name: str, device: torch.device) -> torch.dtype | None:
-    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "stored": None}
-    known["auto"] = torch.float32 if device.type == "cpu" else torch.bfloat16
-    if name not in known:
-        raise InputError(f"dtype {name!r} is not known; one of {', '.join(known)} is expected")
-    return known[name]

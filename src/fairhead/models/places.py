@@ -34,8 +34,8 @@ class Place(NamedTuple):
 
     def holding(self, *files: str) -> Path:
         """The folder that has one of these files: the adapter's where it does, else the model's."""
-        adapted = self.adapter is not None and any((self.adapter / file).is_file() for file in files)
-        return self.adapter if adapted and self.adapter is not None else self.folder
+        both = [folder for folder in (self.adapter, self.folder) if folder is not None]
+        return next((folder for folder in both if any((folder / file).is_file() for file in files)), self.folder)
 
 
 def find(model: str | os.PathLike[str], download: bool = False) -> Place:
@@ -44,10 +44,10 @@ def find(model: str | os.PathLike[str], download: bool = False) -> Place:
     Raises:
         InputError: there are none.
     """
-    name = os.fspath(model)
-    folder = Path(name.removeprefix("path:"))
+    name = os.fspath(model).removeprefix("path:")
+    folder = Path(name)
     if not folder.is_dir():
-        folder = _cached(name.removeprefix("path:"), download)
+        folder = _cached(name, download)
     if (folder / "config.json").is_file():
         return Place(name, folder)
     if not (folder / ADAPTER).is_file():

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fairhead.errors import UnsupportedModel
+from fairhead.models.attached import refuse_method
 from fairhead.train.cache import cache_folder, cached_array, key_of
 from fairhead.train.examples import Examples
 from fairhead.train.first_token import first_token_only
@@ -80,6 +81,7 @@ def last_encoder(model: nn.Module) -> nn.Module:
         ...     torch.allclose(last_encoder(model)(**features.inputs).logits, model(images).logits, atol=1e-6)
         True
     """
+    refuse_method(model, "last-encoder training")
     # Layers that would be thrown away are not copied first.
     encoder = _encoder(model)
     layers = getattr(encoder.holder, encoder.name)
