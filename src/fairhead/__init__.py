@@ -1,54 +1,69 @@
 """fairhead finds, proves and reduces demographic bias in transformers, at the attention heads where it sits.
 
-Three verbs: **audit** (how large is the gap, how sure are we), **locate** (which heads carry it) and
-**mitigate** (a better model to take home). Everything reads and writes one table, `Records`.
-Names are imported when first used, so that an audit never loads torch.
+The verbs: **audit** (how large is the gap, how sure are we), **locate** (which heads carry it) and **mitigate** (a
+better model to take home); **predict** and **score** ask a model. Everything reads and writes one table, `Records`, and
+every verb returns a result with `show`, `to_dict`, `to_frame` and `report`. Names are imported when first used, so that
+an audit never loads torch.
 """
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from fairhead.audit import Audit as Audit
-    from fairhead.audit import Comparison as Comparison
     from fairhead.audit import audit as audit
     from fairhead.audit import compare as compare
+    from fairhead.data import dataset as dataset
     from fairhead.errors import FairheadError as FairheadError
     from fairhead.errors import UnsupportedModel as UnsupportedModel
     from fairhead.heads import tap as tap
     from fairhead.mitigate import DAM as DAM
+    from fairhead.mitigate import KLAAD as KLAAD
     from fairhead.models import attach as attach
     from fairhead.models import load as load
     from fairhead.records import Records as Records
+    from fairhead.verbs import locate as locate
+    from fairhead.verbs import mitigate as mitigate
+    from fairhead.verbs import predict as predict
+    from fairhead.verbs import score as score
 
 # Public name -> the module that defines it.
 _PUBLIC = {
-    "Audit": "fairhead.audit",
-    "Comparison": "fairhead.audit",
     "DAM": "fairhead.mitigate",
     "FairheadError": "fairhead.errors",
+    "KLAAD": "fairhead.mitigate",
     "Records": "fairhead.records",
     "UnsupportedModel": "fairhead.errors",
     "attach": "fairhead.models",
     "audit": "fairhead.audit",
     "compare": "fairhead.audit",
+    "dataset": "fairhead.data",
     "load": "fairhead.models",
+    "locate": "fairhead.verbs",
+    "mitigate": "fairhead.verbs",
+    "predict": "fairhead.verbs",
+    "score": "fairhead.verbs",
     "tap": "fairhead.heads",
 }
 
 __all__ = [
     "DAM",
-    "Audit",
-    "Comparison",
+    "KLAAD",
     "FairheadError",
     "Records",
     "UnsupportedModel",
     "attach",
     "audit",
     "compare",
+    "dataset",
     "load",
+    "locate",
+    "mitigate",
+    "predict",
+    "score",
     "tap",
 ]
 
@@ -69,3 +84,20 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return [*__all__, "__version__"]
+
+
+class _Verb(ModuleType):
+    """A package that is also a verb, such as `fairhead.audit` and `fairhead.audit(records)`.
+
+    Importing any submodule binds the package to its name in `fairhead`, whatever was bound there before. With a package
+    that can be called, both readings of the name work in every order of imports.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        name = self.__name__.rpartition(".")[2]
+        return getattr(import_module(_PUBLIC[name]), name)(*args, **kwargs)
+
+
+def make_verb(package: str) -> None:
+    """Let a package be called as the verb of its name."""
+    sys.modules[package].__class__ = _Verb

@@ -349,7 +349,9 @@ EXAMPLES = (
 )
 
 
-@pytest.mark.parametrize("module", [*(f"fairhead.language.{name}" for name in EXAMPLES), "fairhead.cli.lm_table"])
+@pytest.mark.parametrize(
+    "module", [*(f"fairhead.language.{name}" for name in EXAMPLES), "fairhead.language.result_table"]
+)
 def test_examples_in_the_docstrings(module):
     outcome = doctest.testmod(importlib.import_module(module))
     assert outcome.attempted

@@ -3,20 +3,21 @@
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
 from fairhead.audit import Audit, Comparison, audit, compare
+from fairhead.audit.audit_results import audit_verdicts, comparison_verdicts
 from fairhead.bench.cell import Tell, run_cell
 from fairhead.bench.grid import Cell, Method
 from fairhead.bench.runner import check
-from fairhead.models import attach, method_of, save
+from fairhead.models import attach, load, method_of, save
 from fairhead.models.fresh import Recipe
 from fairhead.models.inputs import tokenizer_of
-from fairhead.report import Report, Sentence
+from fairhead.report import Report, Result, Sentence
 from fairhead.report.sections import Section
 from fairhead.report.sections.audited import Audited
 from fairhead.report.sections.compared import Compared
@@ -28,12 +29,78 @@ from fairhead.train.features import put_back
 _CHECKPOINTS = "checkpoint"  # within the folder of a run, until that has ended
 
 
-class Single(NamedTuple):
-    """What a run found: its row, the audit, and the comparison with another method if there was one."""
+@dataclass(frozen=True)
+class Mitigated(Result):
+    """What a run found, and where it is kept.
 
-    row: dict[str, Any]
+    Attributes:
+        cell: what was run.
+        row: its figures, costs and settings.
+        audit: of the test rows.
+        comparison: with another method, if there was one.
+        against: the name of that.
+        out: the folder, with the model in `model/`.
+    """
+
+    cell: Cell
+    row: Mapping[str, Any]
     audit: Audit
     comparison: Comparison | None
+    against: str | None
+    out: Path
+
+    @property
+    def model(self) -> nn.Module:
+        """The trained model, loaded from its folder."""
+        return load(self.out / "model")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The audit's JSON form, with the comparison if there is one."""
+        found = self.audit.to_dict()
+        return found if self.comparison is None else {**found, "comparison": self.comparison.to_dict()}
+
+    def rows(self) -> Sequence[Mapping[str, Any]]:
+        """One row a figure: of the comparison where there is one, else of the audit."""
+        return (self.comparison or self.audit).rows()
+
+    def page(self, command: str = "") -> Report:
+        """The run as a report."""
+        name, cell = self.cell.method.name, self.cell
+        by = " and ".join(dict.fromkeys(e.group_by for e in self.audit.estimates if e.group_by is not None))
+        question = f"Is {cell.backbone.name}, trained with {name} on {cell.data.name}, even by {by}?"
+        sections: list[Section] = [
+            Audited(title=f"Audit of {name}", name=name, audit=self.audit),
+            Text(title="Training and its cost", text=_cost_text(self.row)),
+        ]
+        verdict = audit_verdicts(self.audit)
+        if self.comparison is not None and self.against is not None:
+            question = (
+                f"Is {cell.backbone.name} more even by {by} when trained with {name} (B) than with {self.against} (A)?"
+            )
+            compared = Compared(
+                title=f"{name} against {self.against}", comparison=self.comparison, a_name=self.against, b_name=name
+            )
+            sections.insert(0, compared)
+            verdict = [*comparison_verdicts(self.comparison), *verdict]
+        notes = [
+            "One training run: the intervals cover the choice of test rows, not the luck of the seed. "
+            "fairhead bench runs several seeds."
+        ]
+        how = []
+        if cell.method.trains_with_groups:
+            how.append(f"{name} saw the groups while training")
+        if cell.method.selection is not None:
+            how.append(f"The epoch of {name} was chosen by the groups of the validation rows")
+        if cell.method.uses_groups:
+            notes.append(f"{'. '.join(how)}: what could be reached with them.")
+        settings = json.dumps(self.row["settings"], default=str)
+        return Report(
+            title=f"{name} on {cell.data.name}",
+            question=question,
+            verdict=[*verdict, *(Sentence(note, "note") for note in notes)],
+            sections=sections,
+            provenance={"command": command, "settings": settings, **self.row["made_with"]},
+        )
 
 
 def mitigate(
@@ -43,7 +110,7 @@ def mitigate(
     device: str = "cpu",
     cache: Path | None = None,
     tell: Tell | None = None,
-) -> Single:
+) -> Mitigated:
     """Train one method and keep all that came of it.
 
     Writes `model/` (safetensors, with what loads its pictures or texts), `records.csv`, `audit.json` and `run.json`;
@@ -83,10 +150,10 @@ def mitigate(
             other = run_cell(cells[1], device, cache, tell, checkpoints=out / _CHECKPOINTS / "against")
             other.records.save(out / f"records-{against}.csv")
             comparison = compare(other.records, done.records, group_by=columns)
-        content = found.to_dict() if comparison is None else {**found.to_dict(), "comparison": comparison.to_dict()}
-        write_json(out / "audit.json", content)
+        result = Mitigated(cell, done.row, found, comparison, against, out)
+        write_json(out / "audit.json", result.to_dict())
         shutil.rmtree(out / _CHECKPOINTS, ignore_errors=True)
-    return Single(done.row, found, comparison)
+    return result
 
 
 def _keep_last_good(model: nn.Module | None, cell: Cell, folder: Path) -> bool:
@@ -139,39 +206,6 @@ def whole_model(trained: nn.Module, kind: str, cell: Cell, recipe: Recipe) -> nn
                 # Not by `put_back`: the statistics of a method may have another shape than they began with.
                 whole.get_submodule(name).load_state_dict(module.state_dict())
     return whole.eval()
-
-
-def report_of(single: Single, cell: Cell, against: str | None, verdicts: Sequence[Sentence], command: str) -> Report:
-    """The page of a run; the verdict comes from the caller."""
-    name, row = cell.method.name, single.row
-    by = " and ".join(dict.fromkeys(e.group_by for e in single.audit.estimates if e.group_by is not None))
-    question = f"Is {cell.backbone.name}, trained with {name} on {cell.data.name}, even by {by}?"
-    sections: list[Section] = [
-        Audited(title=f"Audit of {name}", name=name, audit=single.audit),
-        Text(title="Training and its cost", text=_cost_text(row)),
-    ]
-    if single.comparison is not None and against is not None:
-        question = f"Is {cell.backbone.name} more even by {by} when trained with {name} (B) than with {against} (A)?"
-        title = f"{name} against {against}"
-        sections.insert(0, Compared(title=title, comparison=single.comparison, a_name=against, b_name=name))
-    notes = [
-        "One training run: the intervals cover the choice of test rows, not the luck of the seed. "
-        "fairhead bench runs several seeds."
-    ]
-    how = []
-    if cell.method.trains_with_groups:
-        how.append(f"{name} saw the groups while training")
-    if cell.method.selection is not None:
-        how.append(f"The epoch of {name} was chosen by the groups of the validation rows")
-    if cell.method.uses_groups:
-        notes.append(f"{'. '.join(how)}: what could be reached with them.")
-    return Report(
-        title=f"{name} on {cell.data.name}",
-        question=question,
-        verdict=[*verdicts, *(Sentence(note, "note") for note in notes)],
-        sections=sections,
-        provenance={"command": command, "settings": json.dumps(row["settings"], default=str), **row["made_with"]},
-    )
 
 
 def _cost_text(row: Mapping[str, Any]) -> str:

@@ -226,7 +226,6 @@ def _run(
     statistics: Statistics,
     output: Any,
 ) -> None:
-    from fairhead.cli.lm_table import show_benchmark
     from fairhead.cli.progress import progress
     from fairhead.language.running import read_data, run_benchmark
 
@@ -279,7 +278,7 @@ def _run(
 
         write(benchmark.report(result, Path(source.model).name, how.level), html)
     if output.json != "-":
-        show_benchmark(terminal(), benchmark, result, how.level)
+        result.show()
 
 
 def _check_written(source: Written, output: Output) -> None:
@@ -381,8 +380,8 @@ def _options_of_all() -> type:
 def _run_suite(
     context: typer.Context, chosen: Any, of: dict[str, Any], computing: Scoring, statistics: Statistics
 ) -> None:
-    from fairhead.cli.lm_table import show_suite
     from fairhead.cli.progress import progress
+    from fairhead.language.result_table import show_suite
     from fairhead.language.running import SuiteOptions, gather_items, run_suite
 
     how = statistics.resampling()

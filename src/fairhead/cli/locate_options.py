@@ -1,23 +1,20 @@
 """What `fairhead locate` and `fairhead ablate` have in common: options, checks, and the way from them to an answer."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fairhead import __version__
 from fairhead.cli.output import check_output, command_line, write_json
 from fairhead.cli.progress import progress
 from fairhead.errors import FairheadError, InputError
-from fairhead.report.console import terminal
 from fairhead.store import made_folder
 
 if TYPE_CHECKING:
-    from fairhead.locate.engine import Located
-    from fairhead.locate.session import Opened, Source
+    from fairhead.locate.session import Source
 
 TEXT, CHOICE, OUTPUT, STATISTICS, MODEL = "Text side", "Choice of heads", "Output", "Statistics", "Model"
 # Options of images and labelled texts alone.
@@ -100,24 +97,33 @@ def answered(
     for folder in (given["out"], save):
         if folder is not None:  # a mistake there should not wait for the work
             made_folder(folder)
-    from fairhead.locate.engine import locate
-    from fairhead.locate.question import OTHER_HALF, LocatePlan, half_sha256
-    from fairhead.locate.session import open_question
+    from fairhead.locate.answer import answer
+    from fairhead.locate.question import LocatePlan
 
     source = _source(context)
     plan = LocatePlan(**options, draws=given["draws"], n_boot=given["n_boot"], seed=given["seed"])
     with progress() as told:
-        opened = open_question(source, plan, given["features"], told.tell)
+        found = answer(
+            source,
+            plan,
+            heads=heads,
+            chosen_on=chosen_on,
+            features=given["features"],
+            progress=told.tell,
+            provenance={"command": command_line(context)},
+        )
         for stage in ("rows", "pairs"):
             told.drop(stage)
-        check_heads(heads or (), opened.question.shape)
-        found = locate(opened.question, plan, heads)
-    if chosen_on not in (None, half_sha256(found.rows.ids, found.choosing)):
-        found = replace(found, notes=(*found.notes, OTHER_HALF))
-    _write(context, opened, found)
+    if given["out"] is not None:
+        found.write(given["out"], given["images"])
+    if given["json_path"] is not None:
+        write_json(found.to_dict(), given["json_path"])
+    if given["json_path"] != "-":
+        found.show()
+        if given["out"] is not None:
+            typer.echo(f"\nreport: {given['out'] / 'report.html'}")
     if save is not None:
-        assert plan.kinds is not None
-        opened.save(save, found.ranked, plan.kinds[0])
+        found.save(save)
         typer.echo(f"model: {save}", err=True)
 
 
@@ -137,47 +143,6 @@ def _source(context: typer.Context) -> "Source":
                     f"{parameter.opts[0]} has no meaning for pairs of texts (crows, stereoset): leave it out"
                 )
     return source
-
-
-def _write(context: typer.Context, opened: "Opened", found: "Located") -> None:
-    """Write what was asked for, and show the result unless JSON goes to standard output."""
-    from fairhead.locate.located_report import report_of, to_dict
-
-    out, json_path, notes = context.params["out"], context.params["json_path"], opened.notes
-    provenance = {"version": __version__, "command": command_line(context), **opened.provenance}
-    content = to_dict(found, provenance, notes)
-    if out is not None:
-        from fairhead.report import write
-
-        write_json(content, str(out / "headmap.json"))
-        images = opened.images if context.params["images"] else None
-        write(report_of(found, provenance, images=images, notes=notes), out / "report.html")
-        for name, records in opened.question.records(found.studies).items():
-            records.save(out / f"{name}.csv")
-    if json_path is not None:
-        write_json(content, json_path)
-    if json_path != "-":
-        from fairhead.cli.locate_table import show_located
-
-        show_located(terminal(), found, notes)
-        if out is not None:
-            typer.echo(f"\nreport: {out / 'report.html'}")
-
-
-def check_heads(heads: Sequence[tuple[int, int]], shape: tuple[int, int]) -> None:
-    """Refuse heads that a model does not have.
-
-    Example:
-        >>> check_heads([(1, 2), (7, 0)], (2, 4))
-        Traceback (most recent call last):
-            ...
-        fairhead.errors.InputError: there is no head L7H0: the model has 2 layers of 4 heads, counted from 0
-    """
-    for layer, head in heads:
-        if layer >= shape[0] or head >= shape[1]:
-            raise InputError(
-                f"there is no head L{layer}H{head}: the model has {shape[0]} layers of {shape[1]} heads, counted from 0"
-            )
 
 
 def need_torch() -> None:

@@ -194,19 +194,16 @@ def mitigate_command(
         },
         selection="accuracy" if by_group else selection.value,
     )
-    from fairhead.audit.audit_results import audit_verdicts, comparison_verdicts
-    from fairhead.bench.one_run import mitigate, report_of
+    from fairhead.bench.one_run import mitigate
     from fairhead.cli.progress import progress
     from fairhead.models.load import device_named
     from fairhead.report import write
 
     with progress() as shown:
-        single = mitigate(cell, out, against, str(device_named(device)), cache, shown.tell)
-    compared = [] if single.comparison is None else comparison_verdicts(single.comparison)
-    verdicts = [*compared, *audit_verdicts(single.audit)]
-    report = report_of(single, cell, against, verdicts, command_line(context))
-    write(report, out / "report.html")
-    for sentence in report.verdict:
+        found = mitigate(cell, out, against, str(device_named(device)), cache, shown.tell)
+    page = found.page(command_line(context))
+    write(page, out / "report.html")
+    for sentence in page.verdict:
         typer.echo(harmless(f"- {sentence.text}"))
     typer.echo(f"\nmodel: {out / 'model'}\nreport: {out / 'report.html'}")
 

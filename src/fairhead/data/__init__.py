@@ -7,7 +7,17 @@ language benchmark). Each reader is one file of this folder, where its options a
 from fairhead.data.datasets import Attributes, Dataset, Examples, Items, TextPair
 from fairhead.data.images import Images
 from fairhead.data.own import dataset
-from fairhead.data.readers import READERS, Reader, check_spec, parse_spec, read, read_items, read_labelled, reader_named
+from fairhead.data.readers import (
+    READERS,
+    Reader,
+    check_spec,
+    hold,
+    parse_spec,
+    read,
+    read_items,
+    read_labelled,
+    reader_named,
+)
 
 __all__ = [
     "READERS",
@@ -20,6 +30,7 @@ __all__ = [
     "TextPair",
     "check_spec",
     "dataset",
+    "hold",
     "parse_spec",
     "read",
     "read_items",

@@ -6,14 +6,16 @@ A reader is one file with one function and one line here. Another package adds o
 
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 from fairhead.data.datasets import Dataset, Items
+from fairhead.data.images import Images
 from fairhead.errors import InputError, did_you_mean
 from fairhead.settings import check_settings
 
@@ -162,6 +164,43 @@ class Spec(NamedTuple):
     path: str
 
 
+# Data sets in memory that a verb works on now, by what stands behind "memory:".
+_HELD: "WeakValueDictionary[str, Dataset | Items[Any]]" = WeakValueDictionary()
+
+
+def hold(data: Dataset | Items[Any]) -> str:
+    """A `name:path` for data in memory, for as long as somebody holds them.
+
+    Example:
+        >>> from fairhead.data import dataset
+        >>> posts = dataset(["A post.", "Another."], label=["no", "yes"], groups={"sex": ["f", "m"]})
+        >>> parse_spec(hold(posts), "texts").reader.read(parse_spec(hold(posts)).path) is posts
+        True
+    """
+    name = f"{data.name}-{id(data)}"
+    _HELD[name] = data
+    return f"memory:{name}"
+
+
+def _read_held(name: str, *, label: str | None = None, groups: Sequence[str] = ()) -> Dataset | Items[Any]:
+    """Data in memory; their labels are what they are, and their groups must be among those they have."""
+    data = _HELD[name]
+    if isinstance(data, Dataset):
+        known = list(data.attributes.columns)
+        for group in [groups] if isinstance(groups, str) else groups:
+            if group not in known:
+                there = f"there are {', '.join(known)}.{did_you_mean(group, known)}" if known else "it has none"
+                raise InputError(f"the data have no group column {group!r}; {there}")
+    return data
+
+
+def _kind_of(data: Dataset | Items[Any]) -> str:
+    if isinstance(data, Dataset):
+        return "images" if isinstance(data.all.inputs, Images) else "texts"
+    kind = str(data.provenance.get("data", data.name))
+    return reader_named(kind).kind
+
+
 def parse_spec(spec: str, *kinds: str) -> Spec:
     """The reader and the path of `name:path`; a reader of none of these kinds is refused, where any are given.
 
@@ -181,7 +220,12 @@ here: crows_pairs, stereoset, pairs, triplets
     if not colon or not path:
         such = " or ".join(f"{one}:PATH" for one in fitting) or "utkface:UTKFace.zip"
         raise InputError(f"a data set is named as name:path, such as {such}; found {spec!r}")
-    reader = reader_named(name)
+    if name == "memory":
+        if path not in _HELD:
+            raise InputError(f"{spec}: the data are no longer in memory")
+        reader = Reader("memory", _kind_of(_HELD[path]), f"{__name__}:_read_held")
+    else:
+        reader = reader_named(name)
     if kinds and reader.kind not in kinds:
         wanted = " or ".join(KINDS[kind] for kind in kinds)
         raise InputError(f"{reader.name} has {KINDS[reader.kind]}; {wanted} are needed here: {', '.join(fitting)}")
@@ -198,7 +242,7 @@ def check_spec(spec: str) -> None:
         fairhead.errors.InputError: there is no nowhere.zip, where utkface should be
     """
     reader, path = parse_spec(spec)
-    if not Path(path).exists():
+    if reader.name != "memory" and not Path(path).exists():
         raise InputError(f"there is no {path}, where {reader.name} should be")
 
 

@@ -9,17 +9,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fairhead.errors import InputError
+from fairhead.report.result import Result
 from fairhead.stats import Difference, Estimate
 from fairhead.stats.bootstrap import Array, Resampling, Statistic
 from fairhead.stats.clusters import cluster_sums
 from fairhead.stats.paired import N_PERM, paired_difference
 from fairhead.store import whole_file
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fairhead.language.benchmark import Benchmark
+    from fairhead.report.page import Report
 
 SCHEMA = "fairhead.items/1"
 
@@ -292,7 +299,7 @@ def compare_items(
 
 
 @dataclass(frozen=True)
-class BenchmarkResult:
+class BenchmarkResult(Result):
     """The scores of a model on a benchmark.
 
     Attributes:
@@ -336,3 +343,40 @@ class BenchmarkResult:
             "estimates": [asdict(e) for e in self.estimates],
             **self.more,
         }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a figure."""
+        left_out = ("detail", "groups")
+        return [{k: v for k, v in vars(e).items() if k not in left_out} for e in self.estimates]
+
+    def said_by(self) -> "tuple[Benchmark, float]":
+        """The benchmark, and the confidence level of the figures."""
+        from fairhead.language.benchmarks import benchmark_named
+
+        return benchmark_named(self.benchmark), float(self.provenance.get("level", 0.95))
+
+    def page(self) -> "Report":
+        """The figures of each category, with what can be said of them."""
+        from fairhead.language.result_table import by_category
+        from fairhead.report.page import Report, Sentence
+        from fairhead.report.sections.plain_tables import PlainTable, PlainTables
+
+        benchmark, level = self.said_by()
+        shown = by_category(benchmark, self, level) if benchmark.shown is None else benchmark.shown(self, level)
+        rows = [[*row, *[""] * (len(shown.columns) + 1 - len(row))] for row in shown.rows]
+        table = PlainTable(caption=shown.title, columns=["", *shown.columns], rows=rows)
+        model = self.provenance.get("model_path") or self.provenance.get("model", "")
+        return Report(
+            title=f"{model} on {benchmark.title}",
+            question=benchmark.question,
+            verdict=[Sentence(text, "note") for text in benchmark.sentences(self, level)],
+            sections=[PlainTables(title=f"{self.n:,} items", text="\n\n".join(shown.notes), tables=[table])],
+            provenance=dict(self.provenance),
+        )
+
+    def show(self, console: "Console | None" = None) -> None:
+        """Print what was measured, one line a category."""
+        from fairhead.language.result_table import show_benchmark
+        from fairhead.report.console import terminal
+
+        show_benchmark(console or terminal(), self)

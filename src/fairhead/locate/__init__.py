@@ -5,6 +5,7 @@ keeps: the gap between two groups in the evidence for a class (`GapQuestion`), o
 (`PairQuestion`). `locate` answers it: scores, choice on one half, effects and controls on the other.
 """
 
+from fairhead import make_verb
 from fairhead.locate.ablation import Ablation, layer_matched, norm_matched
 from fairhead.locate.class_directions import Task, classifier_task, task_from_images
 from fairhead.locate.concepts import Concept, concept_from_images
@@ -52,3 +53,5 @@ __all__ = [
     "to_dict",
     "verdict",
 ]
+
+make_verb(__name__)

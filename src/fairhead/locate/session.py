@@ -25,6 +25,7 @@ from fairhead.locate.edits import HeadEdits
 from fairhead.locate.gap_question import Evaluation, GapQuestion, halves_of
 from fairhead.locate.gap_words import STAND_IN
 from fairhead.locate.head_features import Features, collect
+from fairhead.locate.labelled_rows import labelled_rows
 from fairhead.locate.log_odds import take_apart
 from fairhead.locate.pair_question import PairQuestion, halves_of_pairs
 from fairhead.locate.pairs import read_pairs
@@ -42,9 +43,9 @@ from fairhead.locate.prompts import (
     read_prompts,
 )
 from fairhead.locate.question import LocatePlan, Mask, Question
-from fairhead.locate.row_inputs import ImageInputs, RowInputs, TextInputs, labelled_rows
 from fairhead.locate.textspan import Pool
 from fairhead.models import save
+from fairhead.models.batches import ImageInputs, RowInputs, TextInputs
 from fairhead.models.places import config_of, find
 
 Heads = Sequence[tuple[int, int]]

@@ -6,6 +6,7 @@ Names are imported when first used, so that the registry can be read without tor
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fairhead import make_verb
 from fairhead.mitigate.registry import METHODS as METHODS
 from fairhead.mitigate.registry import MethodEntry as MethodEntry
 from fairhead.mitigate.registry import method as method
@@ -47,3 +48,6 @@ def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_LATER[name]), name)
+
+
+make_verb(__name__)

@@ -8,12 +8,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fairhead.report.terminal import TONES
 from fairhead.report.wording import head_name, p_value
 
 if TYPE_CHECKING:
     from fairhead.locate.engine import Located
-
-_STYLES = {"good": "green", "bad": "bold red", "unclear": "yellow", "note": "none"}
 
 
 def show_located(console: Console, found: "Located", notes: Sequence[str]) -> None:
@@ -21,7 +20,7 @@ def show_located(console: Console, found: "Located", notes: Sequence[str]) -> No
     from fairhead.locate.located_report import verdict
 
     for line in verdict(found):
-        console.print(f"- [{_STYLES[line['tone']]}]{escape(line['text'])}[/]", highlight=False)
+        console.print(f"- [{TONES[line['tone']]}]{escape(line['text'])}[/]", highlight=False)
     for note in (*notes, *found.notes):
         console.print(f"- [dim]{escape(note)}[/]", highlight=False)
     if not found.ranked:

@@ -1,4 +1,4 @@
-"""The tables of `fairhead lm` in the terminal. Percentages are for people; JSON has fractions."""
+"""The figures of language benchmarks in the terminal. Percentages are for people; JSON has fractions."""
 
 from rich import box
 from rich.console import Console
@@ -11,8 +11,9 @@ from fairhead.language.suite import Suite
 from fairhead.stats import Estimate
 
 
-def show_benchmark(console: Console, benchmark: Benchmark, result: BenchmarkResult, level: float) -> None:
+def show_benchmark(console: Console, result: BenchmarkResult) -> None:
     """What was measured, what can be said, one line a category, what was left out."""
+    benchmark, level = result.said_by()
     known = result.provenance
     model = known.get("model_path") or known.get("model", "")
     console.print(f"[bold]{escape(str(model))} on {result.benchmark}: {result.n:,} items[/]", highlight=False)

@@ -1,0 +1,306 @@
+"""The verbs, for Python: each takes a model and data, whatever they are, and returns a result.
+
+A model is a folder, a name of the hub that is in the local cache, or a live `nn.Module`. Data are "reader:path", a
+`Dataset`, a pandas DataFrame, or whatever else `fairhead.dataset` takes.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fairhead.data import Dataset, Items, dataset, hold
+from fairhead.errors import InputError, did_you_mean
+from fairhead.records import Records
+
+if TYPE_CHECKING:
+    from fairhead.bench.one_run import Mitigated
+    from fairhead.language.item_table import BenchmarkResult
+    from fairhead.locate.answer import LocatedHeads
+
+_LABEL = "label"
+
+
+def predict(
+    model: Any,
+    data: Any,
+    *,
+    split: str | None = "test",
+    batch_size: int = 64,
+    device: str = "auto",
+    beside: Any = None,
+    **options: Any,
+) -> Records:
+    """What a classifier of pictures or texts answers, as records that `fairhead.audit` reads.
+
+    Args:
+        model: a folder, a name of the hub, or a live model.
+        data: labelled pictures or texts.
+        split: the part to predict; None for all rows.
+        batch_size: rows at a time.
+        device: "cpu", "cuda", ...; "auto" takes a GPU where there is one.
+        beside: the tokenizer or image processor of a live model that was not loaded from a folder.
+        options: of `fairhead.dataset`, where `data` are not a data set yet: label, groups, ...
+
+    Raises:
+        InputError: the model's classes are not those of the data.
+
+    Example:
+        >>> records = predict("run/model", "images:labels.csv", label="smiling", groups=["sex"])  # doctest: +SKIP
+        >>> fairhead.audit(records).show()  # doctest: +SKIP
+    """
+    import torch
+
+    from fairhead.models.batches import ImageInputs, TextInputs
+
+    labelled = _labelled(data, options)
+    part = labelled.all if split is None else labelled.examples(split)
+    kind = TextInputs if isinstance(part.inputs, tuple) else ImageInputs
+    rows = kind(model, part.inputs, batch_size, device, beside)
+    order = _class_order(rows.model, labelled.classes)
+    with torch.inference_mode():
+        logits = torch.cat([rows.model(**batch).logits.float().cpu() for batch in rows.batches()])
+    scores = np.round(logits[:, order].softmax(-1).double().numpy(), 7)
+    return labelled.records(part.ids, scores.argmax(-1), scores[:, 1] if scores.shape[1] == 2 else scores)
+
+
+def score(
+    model: Any,
+    benchmark: str,
+    data: Any,
+    *,
+    limit: int | None = None,
+    out: str | Path | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    tokenizer: Any = None,
+    n_boot: int | None = None,
+    seed: int = 0,
+    level: float = 0.95,
+    **options: Any,
+) -> "BenchmarkResult":
+    """What a causal language model prefers, by a benchmark: "crows", "stereoset", "bbq", "winobias", ...
+
+    Args:
+        model: a folder, a name of the hub, or a live model (then with its `tokenizer`).
+        benchmark: its name.
+        data: its published files, "reader:path", or pairs or triplets of your own (`fairhead.dataset`).
+        limit: only so many items, drawn at random.
+        out: a folder that keeps each answer, from which a killed run goes on.
+        device: "cpu", "cuda", ...; "auto" takes a GPU where there is one.
+        dtype: "float32", "bfloat16", "float16" or "auto".
+        tokenizer: of a live model.
+        n_boot: bootstrap replicates; None for what the benchmark usually takes.
+        seed: of all that is drawn.
+        level: confidence level.
+        options: of the benchmark, such as `prompt` of BBQ.
+
+    Example:
+        >>> score("SmolLM2-135M", "crows", "pairs:own.csv")["ss"].value  # doctest: +SKIP
+        0.61
+    """
+    from fairhead.language import Scorer, load_scorer
+    from fairhead.language.benchmarks import benchmark_named
+    from fairhead.language.running import read_data, run_benchmark
+    from fairhead.stats.bootstrap import Resampling
+
+    chosen = benchmark_named(benchmark)
+    how = Resampling(n_boot or chosen.n_boot, seed, level)
+    if not isinstance(data, str | Path | Items):
+        data = dataset(data)
+    source = hold(data) if isinstance(data, Items) else data
+    items = read_data(chosen, source, chosen.chosen(**options), limit, seed)
+    live = not isinstance(model, str | Path)
+    if live and tokenizer is None:
+        raise InputError("a live language model needs its tokenizer: give tokenizer=...")
+    scorer = Scorer(model.eval(), tokenizer) if live else load_scorer(model, device=device, dtype=dtype)  # type: ignore[arg-type]
+    name = type(model).__name__ if live else str(model)
+    folder = None if out is None else Path(out)
+    return run_benchmark(chosen, scorer, items, out=folder, resampling=how, model=name, **options)
+
+
+def locate(
+    model: Any,
+    data: Any,
+    by: str | None = None,
+    *,
+    label: str | None = None,
+    heads: int = 4,
+    features: str | Path | None = None,
+    beside: Any = None,
+    progress: Callable[[str, int, int], None] | None = None,
+    **options: Any,
+) -> "LocatedHeads":
+    """Which heads of a model carry a gap, how sure that is, and what happens when they change.
+
+    Args:
+        model: an image model, a text classifier or a causal language model: a folder, a name of the hub, or live.
+        data: labelled pictures or texts, or pairs or triplets of sentences.
+        by: the group column (of published faces also "gender" or "age"); of pairs the category, None for all.
+        label: the column to classify, where `data` do not say it.
+        heads: to choose at most.
+        features: a folder that keeps the heads' terms for later questions.
+        beside: the tokenizer or image processor of a live model that was not loaded from a folder.
+        progress: called with (stage, done, all).
+        options: of the question and of the plan: forward, rank, draws, n_boot, limit, seed, device, ...
+
+    Example:
+        >>> found = locate("run/model", "images:labels.csv", by="sex", label="smiling", forward=True)  # doctest: +SKIP
+        >>> found.show()  # doctest: +SKIP
+        >>> found.save("edited")  # the model without these heads' contribution  # doctest: +SKIP
+    """
+    from fairhead.locate.answer import answer
+    from fairhead.locate.question import LocatePlan
+    from fairhead.locate.session import Source
+
+    of_source = [f.name for f in fields(Source) if f.name not in ("model", "data", "concept", "task")]
+    of_plan = [f.name for f in fields(LocatePlan) if f.name != "count"]
+    _known(options, [*of_source, *of_plan], "locate")
+    held = data if isinstance(data, Dataset | Items | str) else dataset(data, label=label, groups=(by,) if by else ())
+    task = label or (_LABEL if isinstance(held, Dataset) else None)
+    with _in_folder(model, beside) as folder:
+        source = Source(
+            folder,
+            held if isinstance(held, str) else hold(held),
+            by,
+            task,
+            **{name: value for name, value in options.items() if name in of_source},
+        )
+        plan = LocatePlan(count=heads, **{name: value for name, value in options.items() if name in of_plan})
+        return answer(source, plan, features=None if features is None else str(features), progress=progress)
+
+
+def mitigate(
+    model: Any,
+    data: Any,
+    method: Any = "erm",
+    *,
+    against: str | None = None,
+    out: str | Path | None = None,
+    label: str | None = None,
+    groups: Sequence[str] = (),
+    train: str = "all",
+    limit: int | None = None,
+    device: str = "auto",
+    seed: int = 0,
+    beside: Any = None,
+    model_options: Mapping[str, Any] | None = None,
+    progress: Callable[[str, int, int, str], None] | None = None,
+    **plan: Any,
+) -> "Mitigated":
+    """Train a classifier with a method that reduces gaps, without groups; then audit it on the test rows.
+
+    Args:
+        model: "vit-8x8" (fresh, layers × heads), a folder, a name of the hub, or a live model.
+        data: labelled pictures or texts with a train, a val and a test part.
+        method: its name ("dam", "jtt", ...) or its settings (`fairhead.DAM(momentum=0.2)`).
+        against: another method to train as well, and to compare with: "erm" is plain training.
+        out: folder for the model, its records, the audit and a report; None keeps them for as long as the result.
+        label: the column to classify, where `data` do not say it.
+        groups: columns to audit by, where `data` do not say them; training never sees them.
+        train: "all" of the model, or "last_encoder" on frozen features.
+        limit: at most so many rows in each part.
+        device: "cpu", "cuda", ...; "auto" takes a GPU where there is one.
+        seed: of weights, batches and (where it is drawn) the split.
+        beside: the tokenizer or image processor of a live model that was not loaded from a folder.
+        model_options: of a fresh model: width, mlp, image_size, patch_size.
+        progress: called with (stage, done, all, note).
+        plan: epochs, batch_size, learning_rate, weight_decay, precision, ...
+
+    Example:
+        >>> run = mitigate("vit-8x8", "utkface:UTKFace.zip", "dam", against="erm", out="run")  # doctest: +SKIP
+        >>> run.show()  # doctest: +SKIP
+        >>> run.model  # doctest: +SKIP
+    """
+    from fairhead.bench.grid import PLAN_FIELDS, Backbone, Cell, Data, Method
+    from fairhead.bench.one_run import mitigate as run
+    from fairhead.models.load import device_named
+
+    _known(plan, PLAN_FIELDS, "mitigate")
+    if isinstance(data, str):
+        spec, held = data, None
+        options = {name: value for name, value in (("label", label), ("groups", tuple(groups))) if value}
+    else:
+        held = _labelled(data, {"label": label, "groups": tuple(groups)})
+        spec, options = hold(held), {}
+    name, settings = _method(method)
+    with _in_folder(model, beside) as folder:
+        cell = Cell(
+            data=Data(name=spec.partition(":")[0], read=spec, options=_reader_options(spec, options), limit=limit),
+            backbone=Backbone(Path(folder).name, folder, train, dict(model_options or {})),
+            method=Method(name, name, settings),
+            seed=seed,
+            plan=plan,
+            selection="accuracy",
+        )
+        kept = Path(tempfile.mkdtemp(prefix="fairhead-")) if out is None else Path(out)
+        return run(cell, kept, against, str(device_named(device)), tell=progress)
+
+
+def _reader_options(spec: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    from fairhead.data import parse_spec
+
+    return parse_spec(spec).reader.named(options)
+
+
+def _method(method: Any) -> tuple[str, dict[str, Any]]:
+    """The name of a method and its options, from either of the two ways to give it."""
+    from fairhead.mitigate.registry import METHODS, method_named
+
+    if isinstance(method, str):
+        method_named(method)
+        return method, {}
+    place = f"{type(method).__module__}:{type(method).__qualname__}"
+    for entry in METHODS.values():
+        if entry.settings == place and is_dataclass(method) and not isinstance(method, type):
+            return entry.name, {k: v for k, v in asdict(method).items() if v != getattr(entry.configure(), k)}
+    raise InputError(f"{method!r} is no method; give its name ({', '.join(list(METHODS)[:4])}, ...) or its settings")
+
+
+def _labelled(data: Any, options: Mapping[str, Any]) -> Dataset:
+    found = data if isinstance(data, Dataset) else dataset(data, **options)
+    if not isinstance(found, Dataset):
+        raise InputError(f"{found.name} has no labels; labelled pictures or texts are needed here")
+    return found
+
+
+def _known(options: Mapping[str, Any], known: Sequence[str], verb: str) -> None:
+    for name in options:
+        if name not in known:
+            raise InputError(
+                f"{verb} has no option {name!r}; it has {', '.join(known)}.{did_you_mean(name, list(known))}"
+            )
+
+
+def _class_order(model: Any, classes: tuple[str, ...]) -> list[int]:
+    """Where the classes of the data are among those of the model."""
+    names = {int(number): str(name) for number, name in model.config.id2label.items()}
+    found = {name: number for number, name in names.items()}
+    if set(found) == set(classes):
+        return [found[name] for name in classes]
+    if len(names) == len(classes) and all(name == f"LABEL_{number}" for number, name in names.items()):
+        return list(range(len(classes)))
+    raise InputError(
+        f"the model's classes are {', '.join(found)} and those of the data {', '.join(classes)}; they must have the "
+        "same names"
+    )
+
+
+@contextmanager
+def _in_folder(model: Any, beside: Any) -> Iterator[str]:
+    """The model as a name or a folder; a live one is written to a folder for the while."""
+    if isinstance(model, str | Path):
+        yield str(model)
+        return
+    from fairhead.models import open_model, save
+
+    with tempfile.TemporaryDirectory(prefix="fairhead-") as folder:
+        reads_pictures = getattr(model, "main_input_name", "") == "pixel_values"
+        loaded = open_model(model, tokenizer=beside, processor=beside)
+        part = loaded.processor if reads_pictures else loaded.tokenizer
+        save(model, folder, part.save_pretrained)
+        yield folder
