@@ -1,0 +1,128 @@
+"""The verbs in Python: own pictures, posts and pairs from memory to an audited, located, edited and saved model."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from made_language import GROUPS, PLANTED, TRAITS, planted_llama, tokenizer
+from PIL import Image
+
+import fairhead
+from fairhead.errors import InputError
+
+SMALL = {"width": 16, "mlp": 16, "image_size": 8, "patch_size": 4}
+
+
+def faces(n=240, seed=0):
+    """Pictures whose brightness is the label, and whose left half is the group's."""
+    rng = np.random.default_rng(seed)
+    label, sex = rng.integers(2, size=n), rng.integers(2, size=n)
+    pixels = rng.integers(0, 30, size=(n, 8, 8, 3)) + 120 * label[:, None, None, None]
+    pixels[:, :, :4] += (60 * sex)[:, None, None, None]
+    pictures = [Image.fromarray(one.astype(np.uint8)) for one in pixels]
+    return fairhead.dataset(
+        pictures,
+        label=np.array(["no", "yes"])[label].tolist(),
+        groups={"sex": np.array(["f", "m"])[sex].tolist()},
+        split=np.array(["train", "val", "test"])[np.arange(n) % 3].tolist(),
+    )
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    out = tmp_path_factory.mktemp("run")
+    plan = {"epochs": 3, "batch_size": 40, "learning_rate": 3e-3}
+    method = fairhead.DAM(momentum=0.2)
+    return fairhead.mitigate(
+        "vit-2x4", faces(), method, against="erm", out=out, device="cpu", model_options=SMALL, **plan
+    )
+
+
+def test_mitigate_keeps_the_model_its_audit_and_the_comparison(run):
+    assert run.row["settings"]["method"]["options"] == {"momentum": 0.2}
+    assert run.comparison is not None
+    assert {"EOd", "accuracy"} <= set(run.to_frame()["metric"])
+    assert (run.out / "model" / "config.json").is_file()
+    assert run.report(run.out / "page.html").is_file()
+
+
+def test_predict_gives_the_records_that_mitigate_has_audited(run):
+    found = fairhead.predict(run.model, faces(), device="cpu")
+    kept = fairhead.Records.read(run.out / "records.csv", label="label", prediction="prediction", groups="sex")
+    assert found.prediction.values().tolist() == kept.prediction.values().tolist()
+    by_path = fairhead.predict(run.out / "model", faces(), device="cpu")
+    assert np.allclose(found.scores, by_path.scores, atol=1e-6)
+    assert fairhead.audit(found)["accuracy"].value == pytest.approx(run.audit["accuracy"].value)
+
+
+def test_predict_refuses_classes_of_other_data(run):
+    data = fairhead.dataset([Image.new("RGB", (8, 8))] * 2, label=["cat", "dog"], split=["test", "test"])
+    with pytest.raises(InputError, match="the model's classes are no, yes and those of the data cat, dog"):
+        fairhead.predict(run.out / "model", data, device="cpu")
+
+
+def test_locate_edit_save_load_audit(run, tmp_path):
+    plain = fairhead.mitigate(
+        "vit-2x4", faces(), out=tmp_path / "plain", device="cpu", model_options=SMALL, epochs=3, learning_rate=3e-3
+    )
+    options = {
+        "n_boot": 100,
+        "draws": 5,
+        "forward": True,
+        "device": "cpu",
+        "alpha": 1.0,
+        "per_layer": 2,
+        "tokens": "all",
+    }
+    found = fairhead.locate(plain.out / "model", faces(), by="sex", heads=2, **options)
+    frame = found.to_frame()
+    assert len(frame) == 8
+    assert frame["selected"].sum() == len(found.heads) == 2
+    edited = found.save(tmp_path / "edited")
+    before, after = (fairhead.predict(folder, faces(), device="cpu") for folder in (plain.out / "model", edited))
+    assert not np.allclose(before.scores, after.scores)
+    assert fairhead.compare(before, after, n_boot=100).to_frame()["n"].max() == len(before)
+    live = fairhead.locate(plain.model, faces(), by="sex", heads=2, **options)
+    assert np.allclose(live.to_frame()["gap"], frame["gap"], atol=1e-6)
+
+
+def test_locate_names_the_groups_that_there_are(run):
+    with pytest.raises(InputError, match="no group column 'race'; there are sex"):
+        fairhead.locate(run.out / "model", faces(), by="race", device="cpu")
+    with pytest.raises(InputError, match="locate has no option 'drawz'"):
+        fairhead.locate(run.out / "model", faces(), by="sex", drawz=3)
+
+
+def pairs(n=60):
+    rows = [
+        (f"the {GROUPS[i % 2]} are {TRAITS[i % 2]}", f"the {GROUPS[i % 2]} are {TRAITS[1 - i % 2]}") for i in range(n)
+    ]
+    more, less = zip(*((f"word{i % 20} {a}", f"word{i % 20} {b}") for i, (a, b) in enumerate(rows)), strict=True)
+    return fairhead.dataset(pd.DataFrame({"more": more, "less": less, "kind": ["sex"] * n}), groups=["kind"])
+
+
+def test_score_and_locate_a_live_language_model_on_own_pairs():
+    model = planted_llama()
+    found = fairhead.score(model, "crows", pairs(), tokenizer=tokenizer(), n_boot=100)
+    assert found["ss"].value == 1.0
+    assert found["ss", "sex"].n == 60
+    assert found.to_frame().set_index(["metric", "group_by"]).loc[("ss", "sex"), "value"] == 1.0
+    assert "likelier in 100.0 %" in found.page().verdict[0].text
+    heads = fairhead.locate(model, pairs(), beside=tokenizer(), heads=1, n_boot=100, draws=5, device="cpu")
+    assert heads.heads == (PLANTED,)
+
+
+def test_packages_are_verbs_in_any_order_of_imports():
+    import fairhead.locate
+    import fairhead.mitigate.registry
+
+    assert callable(fairhead.locate)
+    assert callable(fairhead.mitigate)
+    assert fairhead.mitigate.METHODS
+
+
+def test_mitigate_refuses_what_is_no_method_and_no_setting():
+    with pytest.raises(InputError, match="is no method"):
+        fairhead.mitigate("vit-2x4", faces(30), torch.nn.Linear(1, 1))
+    with pytest.raises(InputError, match=r"has no option 'epoch'.*Did you mean 'epochs'"):
+        fairhead.mitigate("vit-2x4", faces(30), epoch=3)
