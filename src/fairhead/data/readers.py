@@ -182,9 +182,9 @@ def hold(data: Dataset | Items[Any]) -> str:
     return f"memory:{name}"
 
 
-def _read_held(name: str, *, label: str | None = None, groups: Sequence[str] = ()) -> Dataset | Items[Any]:
+def _read_held(name: str | Path, *, label: str | None = None, groups: Sequence[str] = ()) -> Dataset | Items[Any]:
     """Data in memory; their labels are what they are, and their groups must be among those they have."""
-    data = _HELD[name]
+    data = _HELD[str(name)]
     if isinstance(data, Dataset):
         known = list(data.attributes.columns)
         for group in [groups] if isinstance(groups, str) else groups:
