@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fairhead.locate.theory import Operation, folded_mean
+from fairhead.locate.assumption import Operation, folded_mean
 
 Array = NDArray[np.float64]
 

@@ -32,8 +32,8 @@ from fairhead.locate.engine import locate
 from fairhead.locate.head_maps import score_pairs
 from fairhead.locate.located_report import report_of, to_dict, verdict
 from fairhead.locate.log_odds import encoded_texts, take_apart, whole
-from fairhead.locate.pair_question import PairQuestion, PairRows
-from fairhead.locate.pairs import pairs_of
+from fairhead.locate.pair_question import PairQuestion
+from fairhead.locate.pairs import PairRows, pairs_of
 from fairhead.locate.passes import TextPasses
 from fairhead.locate.question import LocatePlan
 from fairhead.report import render

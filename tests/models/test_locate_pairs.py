@@ -11,8 +11,8 @@ from scipy import stats
 from fairhead.data.sentence_pairs import CrowsPair
 from fairhead.errors import InputError
 from fairhead.locate.head_maps import score_pairs
-from fairhead.locate.pair_question import PairQuestion, PairRows, halves_of_pairs, paired_differences
-from fairhead.locate.pairs import pairs_of
+from fairhead.locate.pair_question import PairQuestion
+from fairhead.locate.pairs import PairRows, halves_of_pairs, paired_differences, pairs_of
 from fairhead.locate.question import LocatePlan
 
 

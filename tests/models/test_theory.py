@@ -1,4 +1,4 @@
-"""The bounds of `fairhead.locate.theory`: true where they claim to be, and reached where they claim that."""
+"""The bounds of `fairhead.locate.assumption`: true where they claim to be, and reached where they claim that."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from mixtures import Mixture, exact_gap, simulated_gap
 from scipy.stats import foldnorm
 
 from fairhead.errors import InputError
-from fairhead.locate.theory import absolute_bound, folded_mean, norm_bound, paper_bound
+from fairhead.locate.assumption import absolute_bound, folded_mean, norm_bound, paper_bound
 
 SHARES = st.floats(0.01, 0.99)
 MEANS = st.floats(-50, 50)

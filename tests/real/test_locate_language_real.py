@@ -16,8 +16,7 @@ from fairhead.locate import Decomposer, collect  # noqa: E402
 from fairhead.locate.class_directions import text_classifier_task  # noqa: E402
 from fairhead.locate.edits import TextEdits  # noqa: E402
 from fairhead.locate.log_odds import encoded_texts, take_apart, whole  # noqa: E402
-from fairhead.locate.pair_question import halves_of_pairs  # noqa: E402
-from fairhead.locate.pairs import read_pairs  # noqa: E402
+from fairhead.locate.pairs import halves_of_pairs, read_pairs  # noqa: E402
 from fairhead.locate.passes import TextPasses  # noqa: E402
 
 

@@ -1,10 +1,10 @@
-"""DAM's Assumption 1 on real q and k: is each dimension normal within a group, with one spread in both groups?
+"""DAM's theory, and its Assumption 1 on real q and k: is each dimension normal within a group, with one spread in both?
 
-The theory (`fairhead.locate.theory`) takes each dimension of q and k as a mixture of two normal distributions, one a
-group, with q and k independent within a group. Nothing real is exactly so. What is told is how far off it is: the
-distance of each group from the normal distribution of its own mean and deviation, the ratio of the two deviations, and
-what both do to the quantity that the theory is about: the gap in attention logits that it predicts, beside the one that
-these rows have.
+Each dimension of q (and of k) is taken as a mixture of two normal distributions, one a group, with q and k independent
+within a group. The gap |E[q·k / √d | group 0] − E[q·k / √d | group 1]| is then bounded, for q and k normalised, or
+normalised and made absolute (`norm_bound`, `absolute_bound`, `paper_bound`). Nothing real is exactly so. Told is how
+far off it is: the distance of each group from the normal distribution of its own mean and deviation, the ratio of
+the two deviations, and the gap that the theory predicts beside the one that these rows have.
 """
 
 from collections.abc import Mapping
@@ -12,17 +12,17 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy import stats
-from scipy.special import ndtr
+from scipy.special import erf, ndtr
 
 from fairhead.errors import InputError
-from fairhead.locate.theory import Operation, absolute_bound, folded_mean, norm_bound, paper_bound
 from fairhead.report.sections.qk_histograms import Dimension, Shape
 from fairhead.stats import ALPHA, adjust
 
 Array = NDArray[np.float64]
 Side = Literal["q", "k"]
+Operation = Literal["none", "norm", "norm_abs"]
 LEAST_ROWS = 20  # of a group: D'Agostino's test is not defined for fewer
 _BARS = 32
 _PARTS = 10  # of each half of the rows, for the jackknife; a group has a row in each
@@ -335,3 +335,62 @@ def _left(x: Array, part: NDArray[np.int64]) -> Array:
     sums = np.stack([x[part == number].sum(0) for number in range(_PARTS)])
     total = sums.sum(0)
     return np.concatenate([total[None], total - sums])
+
+
+def folded_mean(mean: ArrayLike, sd: ArrayLike) -> Array:
+    """E|x| of x ~ N(mean, sd²).
+
+    Example:
+        >>> round(float(folded_mean(0.0, 1.0)), 6), float(folded_mean(-3.0, 0.0))   # √(2/π), and a constant
+        (0.797885, 3.0)
+    """
+    mean, sd = np.asarray(mean, float), np.asarray(sd, float)
+    # Where nothing varies the mean's own size is the answer; a tiny sd would divide by zero.
+    safe = np.where(sd > 1e-300, sd, 1.0)
+    z = mean / (safe * np.sqrt(2))
+    folded = safe * np.sqrt(2 / np.pi) * np.exp(-np.minimum(z**2, 700.0)) + mean * erf(z)
+    return np.where(sd > 1e-300, folded, np.abs(mean))
+
+
+def paper_bound(share0: float, d: int = 1) -> float:
+    """The paper's Theorem 1: the largest gap after normalisation with absolute values, of groups with these shares.
+
+    Example:
+        >>> round(paper_bound(0.5), 2)
+        9.06
+    """
+    share0 = _share(share0)
+    share1 = 1 - share0
+    first = np.sqrt(2 / (np.pi * share0)) + np.sqrt(share1 / share0)
+    second = np.sqrt(2 / (np.pi * share1)) + np.sqrt(share0 / share1)
+    return float(np.sqrt(d) * (first**2 + second**2))
+
+
+def norm_bound(share0: float, d: int = 1) -> float:
+    """|λ0 − λ1| / (λ0 λ1): after normalisation alone, reached as the groups' own spread vanishes.
+
+    It is zero for groups of equal size: taking absolute values can only widen the worst case.
+
+    Example:
+        >>> norm_bound(0.5), round(norm_bound(0.8), 6)
+        (0.0, 3.75)
+    """
+    share0 = _share(share0)
+    return float(np.sqrt(d) * abs(1 - 2 * share0) / (share0 * (1 - share0)))
+
+
+def absolute_bound(share0: float, d: int = 1) -> float:
+    """max(1/λ0, 1/λ1): after normalisation with absolute values, always below the paper's (Cauchy–Schwarz).
+
+    Example:
+        >>> absolute_bound(0.5), round(absolute_bound(0.8), 6)
+        (2.0, 5.0)
+    """
+    share0 = _share(share0)
+    return float(np.sqrt(d) / min(share0, 1 - share0))
+
+
+def _share(share0: float) -> float:
+    if not 0 < share0 < 1:
+        raise InputError(f"the share of group 0 lies between 0 and 1; found {share0}")
+    return share0

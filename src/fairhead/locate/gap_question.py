@@ -110,16 +110,16 @@ class Evaluation:
             prediction=Column(logits.argmax(1).astype(np.int32), self.classes),
             groups={self.group_by: Column(1 - self.groups.astype(np.int32), self.poles)},
             id=self.ids,
-            cluster=self._cluster(),
+            cluster=self._cluster,
         )
 
     def right(self, logits: Array) -> Records:
         """Whether logits [n, C] are right, as records without groups: their accuracy is that of the classes."""
         right = (logits.argmax(1) == self.labels).astype(np.int32)
-        levels = ("wrong", "right")
-        label, prediction = Column(np.ones_like(right), levels), Column(right, levels)
-        return Records(label=label, prediction=prediction, groups={}, id=self.ids, cluster=self._cluster())
+        truth, levels = np.ones_like(right), ("wrong", "right")
+        return Records(Column(truth, levels), Column(right, levels), groups={}, id=self.ids, cluster=self._cluster)
 
+    @property
     def _cluster(self) -> Column | None:
         if self.clusters is None:
             return None
@@ -153,23 +153,13 @@ def accuracy_by_cell(
 
 def compared(before: Array, after: Array, evaluation: Evaluation, *, n_boot: int = 2000, seed: int = 0) -> Comparison:
     """All metrics before and after an edit, paired."""
-    return compare(
-        evaluation.records(before),
-        evaluation.records(after),
-        group_by=evaluation.group_by,
-        metrics=list(MEASURED),
-        n_boot=n_boot,
-        n_perm=2000,
-        seed=seed,
-        min_cell=MIN_CELL,
-    )
+    how: dict[str, Any] = {"group_by": evaluation.group_by, "metrics": list(MEASURED), "min_cell": MIN_CELL}
+    two = evaluation.records(before), evaluation.records(after)
+    return compare(*two, n_boot=n_boot, n_perm=2000, seed=seed, **how)
 
 
 def halves_of(evaluation: Evaluation, seed: int = 0) -> Mask:
-    """The choosing half that is taken by default, [n] bool.
-
-    Raises:
-        InputError: a group is absent from a half.
+    """The choosing half that is taken by default, [n] bool; a group that is absent from a half is refused.
 
     Example:
         >>> labels, groups = np.arange(8) % 2, np.arange(8) // 4

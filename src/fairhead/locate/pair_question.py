@@ -1,202 +1,253 @@
-"""The log-odds of pairs of texts under a causal language model, asked of their terms and of forward passes.
-
-Every figure is a function of sums over pairs; how it changes is asked as it is of the benchmarks (`stats.paired`).
-"""
+"""The log-odds of pairs of texts under a causal language model, asked of their terms and of forward passes."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.errors import InputError
+from fairhead.data import Images
 from fairhead.language.packing import TokenSequence
 from fairhead.language.scorer import Scorer
 from fairhead.locate.edits import TEXT_KINDS, TextEdits
 from fairhead.locate.head_features import Array
-from fairhead.locate.head_maps import Head, HeadMap, score_pairs
+from fairhead.locate.head_maps import Head, HeadMap
+from fairhead.locate.located_report import (
+    among_controls,
+    edit_words,
+    interval,
+    line,
+    names_of,
+    outcome,
+    signed,
+    surely_lost,
+)
 from fairhead.locate.log_odds import PairTerms, encoded_texts, whole
-from fairhead.locate.pair_words import CategoryPart, PairWords
-from fairhead.locate.pairs import TextPairs
+from fairhead.locate.pairs import PairRows, TextPairs, halves_of_pairs
 from fairhead.locate.passes import TextPasses, has_tf32, matmul_precision
-from fairhead.locate.question import Changes, Edited, Extremes, LocatePlan, Mask, Question, halves
-from fairhead.stats import Difference, adjust
-from fairhead.stats.bootstrap import Resampling
-from fairhead.stats.clusters import cluster_sums, divide
-from fairhead.stats.paired import paired_difference
+from fairhead.locate.question import Edited, Extremes, LocatePlan, Question
+from fairhead.report.wording import head_name, p_value
+from fairhead.stats import adjust
 
-POLES = ("stereotype", "anti-stereotype")
+if TYPE_CHECKING:
+    from fairhead.locate.engine import Located, Study
+
 _EXTREMES = 3
 _FEW = 50
 _LEAST = 10  # pairs of a category, at least, for a figure of it
-# Columns of the sums over pairs.
-_WEIGHT, _ODDS, _SIZE, _PREFERS, _LOST, _TOKENS, _MEANINGFUL = range(7)
-# What an even (or, of the last, an able) model would show.
-IDEALS: Mapping[str, float | None] = {"log_odds": 0.0, "log_odds_size": 0.0, "ss": 0.5, "nll": None, "lms": 1.0}
+_BENCHMARKS = {"crows_pairs": "CrowS-Pairs", "stereoset": "StereoSet", "pairs": "your own", "triplets": "your own"}
 
 
 @dataclass(frozen=True)
-class PairRows:
-    """Pairs of texts, the log-odds of whose poles are compared.
-
-    The figures are: `log_odds`, the mean log-odds of the first pole against the second; `log_odds_size`, their mean
-    absolute value; `ss`, the share of pairs in which the first pole is likelier (ties count half); `nll`, the mean
-    negative log-probability of a token of all texts, whose rise is damage; `lms`, how often a meaningful text is
-    likelier than the unrelated one, where pairs have one.
+class CategoryPart:
+    """The chosen heads' part in the log-odds of one category of pairs.
 
     Attributes:
-        pairs: n of them.
-        sign: −1 where the anti-stereotype is the first pole.
+        category: such as "bias_type".
+        value: such as "gender".
+        n: pairs.
+        log_odds: their mean.
+        part: the chosen heads' part in it, together.
+        low: lower end of the interval of `part`.
+        high: upper end.
+        p_adjusted: of no part, corrected by Holm over all categories.
+    """
 
-    Example:
-        >>> from fairhead.data.sentence_pairs import CrowsPair
-        >>> from fairhead.locate.pairs import pairs_of
-        >>> made = [CrowsPair(str(i), f"She {i}.", f"He {i}.", "stereo", "gender", ()) for i in range(2)]
-        >>> rows = PairRows(pairs_of(made))
-        >>> found = rows.figures([rows.sums(np.array([3.0, -1.0]))])
-        >>> [(name, float(found[name][0])) for name in ("log_odds", "log_odds_size", "ss")]
-        [('log_odds', 1.0), ('log_odds_size', 2.0), ('ss', 0.5)]
+    category: str
+    value: str
+    n: int
+    log_odds: float
+    part: float
+    low: float
+    high: float
+    p_adjusted: float
+
+
+@dataclass(frozen=True)
+class PairWords:
+    """What is told of log-odds.
+
+    Attributes:
+        pairs: all of them.
+        poles: which text is set against which.
+        sums: mean log-odds of the reporting half by heads, embedding and MLPs, biases and entropy.
+        by_category: the chosen heads' direct part by category.
     """
 
     pairs: TextPairs
-    sign: float = 1.0
+    poles: tuple[str, str]
+    sums: Mapping[str, float]
+    by_category: tuple[CategoryPart, ...]
 
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-    @property
-    def noun(self) -> str:
-        """What the rows are."""
-        return "pairs"
-
-    @property
-    def poles(self) -> tuple[str, str]:
-        """Which text is set against which."""
-        return POLES if self.sign > 0 else (POLES[1], POLES[0])
-
-    @property
-    def ids(self) -> tuple[str, ...]:
-        """Of the pairs."""
-        return self.pairs.ids
-
-    @property
-    def gap_name(self) -> str:
-        """What the gap is of."""
-        return "log-odds"
-
-    @property
-    def doses(self) -> tuple[str, ...]:
-        """All figures that these pairs have."""
-        return tuple(name for name in IDEALS if name != "lms" or self.pairs.per_pair == 3)
-
-    def take(self, rows: NDArray[Any]) -> "PairRows":
-        """The chosen pairs; their weights add up to 1 again."""
-        return PairRows(self.pairs.take(rows), self.sign)
-
-    def score(self, parts: Array, total: Array, level: float = 0.95, measure: str | None = None) -> HeadMap:
-        """The weighted mean of parts [n, layers, heads] of the log-odds [n]."""
-        return score_pairs(
-            parts,
-            total,
-            weights=self.pairs.weights,
-            clusters=self.pairs.clusters,
-            names=self.poles,
-            level=level,
-            measure=measure or f"direct part in the log-odds, {self.poles[0]} minus {self.poles[1]}",
-        )
-
-    def sums(
-        self, log_odds: Array, lost: Array | float = 0, tokens: Array | float = 0, able: Array | float = 0
-    ) -> Array:
-        """What each pair adds to the sums behind the figures, [n, 7].
-
-        Args:
-            log_odds: of the first pole against the second, [n].
-            lost: summed negative log-probability of the pair's texts, [n].
-            tokens: their tokens, [n]; where there are none, nll and lms have no value.
-            able: how often a meaningful text is likelier than the unrelated one, [n].
-        """
-        one, weight = np.ones(len(self)), self.pairs.weights
-        weighted = np.column_stack([one, log_odds, np.abs(log_odds), (1 + np.sign(log_odds)) / 2]) * weight[:, None]
-        return np.column_stack([weighted, lost * one, tokens * one, able * weight])
-
-    def read(self, logprobs: Array, tokens: NDArray[np.integer]) -> Array:
-        """The sums [n, 7] of summed log-probabilities and token counts, one a text, [n · per_pair]."""
-        shape = (len(self), self.pairs.per_pair)
-        lost, count = -logprobs.reshape(shape), tokens.reshape(shape).astype(np.float64)
-        likely = -lost / count if self.pairs.per_token else -lost
-        able = (likely[:, :2] > likely[:, 2:3]).sum(1) / 2 if self.pairs.per_pair == 3 else 0.0
-        return self.sums(self.sign * (likely[:, 0] - likely[:, 1]), lost.sum(1), count.sum(1), able)
-
-    def evidence(self, read: Array) -> Array:
-        """The log-odds, [n]."""
-        return read[:, _ODDS] / read[:, _WEIGHT]
-
-    def figures(self, reads: Sequence[Array]) -> Mapping[str, Array]:
-        """The figures of several reads, each [k]."""
-        return figures(np.stack([read.sum(0) for read in reads]))
-
-    def compare(self, before: Array, after: Array, plan: LocatePlan) -> Changes:
-        """Those figures that have a value."""
-        of_texts = () if before[:, _TOKENS].any() else ("nll", "lms")
-        names = [name for name in self.doses if name not in of_texts]
-        how: dict[str, Any] = {"n_boot": plan.n_boot, "level": plan.level, "seed": plan.seed}
-        return Changes(paired_differences(before, after, self.pairs.clusters, names, **how))
-
-
-def figures(totals: Array) -> dict[str, Array]:
-    """The figures from totals [..., 7], each [...]; see `PairRows`."""
-    weight = totals[..., _WEIGHT]
-    return {
-        "log_odds": divide(totals[..., _ODDS], weight),
-        "log_odds_size": divide(totals[..., _SIZE], weight),
-        "ss": divide(totals[..., _PREFERS], weight),
-        "nll": divide(totals[..., _LOST], totals[..., _TOKENS]),
-        "lms": divide(totals[..., _MEANINGFUL], weight),
+    shown: ClassVar[tuple[str, ...]] = ("log_odds", "log_odds_size", "ss", "nll", "lms")
+    in_table: ClassVar[tuple[str, ...]] = shown
+    gaps: ClassVar[tuple[str, ...]] = ("log_odds", "log_odds_size", "ss")
+    dose_ways: ClassVar[tuple[str, ...]] = ("forward",)
+    figure: ClassVar[str] = "figure"
+    caption: ClassVar[str] = "p layer: of random heads of the same layers lowering it as much"
+    edits: ClassVar[Mapping[str, str]] = {
+        "mean": "replacing what they write by its mean",
+        "zero": "silencing them",
+        "resample": "giving them what they wrote at a token of another text",
     }
+    limits: ClassVar[tuple[str, ...]] = (
+        "A head's direct part is the slope of the log-odds in what the head itself writes to the last layer; what it "
+        "does through later layers is not in it, and shows in forward passes alone. What the entropy of the "
+        "predictions adds belongs to no head. Log-odds of pairs also hold how common the words of each group are, "
+        "stereotype or not.",
+    )
 
+    @property
+    def name(self) -> str:
+        """Of the benchmark."""
+        return _BENCHMARKS.get(self.pairs.name, self.pairs.name)
 
-def paired_differences(
-    before: Array,
-    after: Array,
-    clusters: NDArray[np.integer],
-    names: Sequence[str],
-    *,
-    n_boot: int = 2000,
-    level: float = 0.95,
-    seed: int = 0,
-) -> tuple[Difference, ...]:
-    """Each figure of sums [n, 7] after an edit minus before, with a paired interval; p-values are corrected by Holm.
+    @property
+    def title(self) -> str:
+        """Of the report."""
+        return f"Heads that carry the stereotypes of {self.name}"
 
-    Pairs whose `clusters` [n] are one number stay together; `n_boot` is also how many permutations there are at most.
-    """
-    first, second = (cluster_sums(table, clusters.tolist()) for table in (before, after))
-    how = Resampling(n_boot, seed, level, min_items=1)
-    found = [
-        paired_difference(
-            name, partial(_figure, name=name), first, second, len(before), how, ideal=IDEALS[name], n_perm=n_boot
+    def question(self, located: "Located") -> str:
+        """What is asked."""
+        return (
+            f"A language model reads pairs of texts of {self.name}, a stereotype and an anti-stereotype. Which "
+            "attention heads make the one likelier than the other, and what happens to the log-odds when those heads "
+            "are changed?"
         )
-        for name in names
-    ]
-    adjusted = adjust([change.p for change in found], "holm")
-    return tuple(replace(change, p_adjusted=p) for change, p in zip(found, adjusted, strict=True))
 
-
-def _figure(totals: Array, name: str) -> Array:
-    return figures(totals)[name]
-
-
-def halves_of_pairs(pairs: TextPairs, seed: int = 0) -> Mask:
-    """The choosing half, [n] bool: whole clusters, drawn at random; too few of them are refused."""
-    clusters = len(np.unique(pairs.clusters))
-    if clusters < 4:
-        raise InputError(
-            f"{len(pairs)} pairs in {clusters} independent clusters; at least 4 are needed for two halves: use more"
+    def opening(self, located: "Located") -> dict[str, str]:
+        """The log-odds, which heads, and their part."""
+        first, second = self.poles
+        whole = located.head_map
+        opening = (
+            f"The log-odds of {first} against {second} are {signed(whole.total)} nats on average ({whole.n} pairs, "
+            f"95 % interval {signed(whole.total_low)} to {signed(whole.total_high)})"
+            + ("" if whole.has_total else ", not significant")
         )
-    return halves(np.zeros(len(pairs), dtype=np.intp), pairs.clusters, seed)
+        if not located.ranked:
+            text = f"{opening}. No head carries a significant part of that after correction."
+            return line("unclear", text)
+        ranking = located.effect_map or whole
+        part = sum(ranking.gap[head] for head in located.ranked)
+        what = "their direct part is" if located.effect_map is None else "what is lost without each alone adds up to"
+        sure = surely_lost(located, ranking)
+        origin, half = ("chosen on one half of the pairs", "other") if located.chosen_here else ("named", "reporting")
+        return line(
+            "note",
+            f"{opening}. {len(located.ranked)} of {whole.gap.size} heads ({names_of(located.ranked)}) were {origin}. "
+            f"In the {half} half {what} {signed(part)} nats; "
+            f"{f'significant there: {names_of(sure)}' if sure else 'no head is significant there'}.",
+        )
+
+    def effect(self, study: "Study") -> dict[str, str]:
+        """What an edit did to the log-odds, and to the texts' likelihood."""
+        ablation = study["log_odds"]
+        change = ablation.change
+        assert change.a is not None
+        assert change.b is not None
+        text = (
+            f"{edit_words(self, study, start=True)} changes the mean log-odds from {signed(change.a)} to "
+            f"{signed(change.b)} nats ({interval(change)}). {among_controls(ablation)}"
+        )
+        cost = False
+        if study.way == "forward":
+            damage = study["nll"].change
+            assert damage.value is not None
+            cost = damage.low is not None and damage.low > 0
+            how = "less" if damage.value > 0 else "more"
+            text += f" The texts become {how} likely: {signed(-damage.value)} nats a token ({interval(damage, -1)})."
+        found = outcome(ablation)
+        modest = found.tone == "good" and (cost or study.way == "direct")
+        return line("note" if modest else found.tone, text + found.sentence)
+
+    def done(self, located: "Located") -> str:
+        """How it was found."""
+        n = int(located.choosing.sum()), int((~located.choosing).sum())
+        sums = "; ".join(f"{name} {value:+.3f}" for name, value in self.sums.items())
+        origin = f"chosen on {n[0]} pairs" if located.chosen_here else "named"
+        return (
+            "The log-odds of each pair were taken apart into a sum of terms, one a head, with each position's own "
+            f"norm. Heads were {origin}; every figure here is of {n[1]} pairs. Edits act on all tokens and were "
+            f"learned on the other {n[0]}. Mean log-odds by term, in nats: {sums}."
+        )
+
+    def figure_name(self, metric: str) -> str:
+        """A figure in a title."""
+        return metric
+
+    def lines(self) -> list[str]:
+        """What the terminal shows under the tables: nothing more."""
+        return []
+
+    def maps(self, located: "Located") -> list[dict[str, Any]]:
+        """The direct parts, and what is lost without each head."""
+        titles = {"Each head's direct part in the log-odds": located.head_map}
+        if located.effect_map is not None:
+            titles["What is lost of the log-odds without each head"] = located.effect_map
+        return [{"kind": "headmap", "title": title, **found.to_dict()} for title, found in titles.items()]
+
+    def heads(self, located: "Located", images: Images | None) -> list[dict[str, Any]]:
+        """A card a head, parts by category, and the pairs at their ends."""
+        cards = [{"head": list(head), "facts": self._facts(located, head)} for head in located.ranked]
+        lines = [
+            f"{part.value} ({part.n} pairs, log-odds {part.log_odds:+.2f}): part of the chosen heads {part.part:+.3f} "
+            f"({part.low:+.3f} to {part.high:+.3f}, adjusted p {p_value(part.p_adjusted)})"
+            for part in self.by_category
+        ]
+        lines += [
+            f"{head_name(*e.head)} does most for the {pole} in: " + " / ".join(self._texts(i) for i in rows)
+            for e in located.extremes
+            for pole, rows in zip(self.poles, (e.most, e.least), strict=True)
+        ]
+        return [
+            {"kind": "top_heads", "title": "The chosen heads", "poles": list(self.poles), "heads": cards},
+            {"kind": "text", "title": "By category, and at the ends", "text": "\n\n".join(lines)},
+        ]
+
+    def _facts(self, located: "Located", head: Head) -> list[dict[str, str]]:
+        facts = []
+        for name, found in _maps(located).items():
+            ends = f"{found.low[head]:+.3f} to {found.high[head]:+.3f}"
+            note = f"{ends}, adjusted p {p_value(float(found.p_adjusted[head]))}"
+            facts.append({"name": name, "figure": f"{found.gap[head]:+.3f}", "note": note})
+        return facts
+
+    def columns(self, located: "Located", head: Head) -> list[tuple[str, str]]:
+        """Of the table in the terminal."""
+        cells = []
+        for name, found in _maps(located).items():
+            ends = f"({found.low[head]:+.3f} to {found.high[head]:+.3f})"
+            cells.append((name[0].lower() + name[1:], f"{found.gap[head]:+.3f} {ends}"))
+            cells.append(("p adjusted", p_value(float(found.p_adjusted[head]))))
+        return cells
+
+    def to_dict(self, located: "Located") -> dict[str, Any]:
+        """Benchmark, poles, and log-odds by term and category."""
+
+        def named(rows: Sequence[int]) -> list[dict[str, str]]:
+            return [{"id": self.pairs.ids[row], "texts": self._texts(row)} for row in rows]
+
+        return {
+            "benchmark": self.pairs.name,
+            "poles": list(self.poles),
+            "log_odds_by_term": dict(self.sums),
+            "curves": located.curves["forward"].to_dict() if "forward" in located.curves else None,
+            "by_category": [asdict(part) for part in self.by_category],
+            "extremes": [
+                {"head": list(e.head), "first": named(e.most), "second": named(e.least)} for e in located.extremes
+            ],
+        }
+
+    def _texts(self, row: int) -> str:
+        two = self.pairs.texts[row * self.pairs.per_pair : row * self.pairs.per_pair + 2]
+        return " | ".join(f"{text.prefix}{text.continuation}".strip() for text in two)
+
+
+def _maps(located: "Located") -> dict[str, HeadMap]:
+    maps = {"Direct part, nats": located.head_map}
+    return maps if located.effect_map is None else {**maps, "Lost without it, nats": located.effect_map}
 
 
 class PairQuestion(Question):

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from fairhead.locate.engine import Study
     from fairhead.locate.gap_question import Evaluation
     from fairhead.locate.gap_words import GapWords
-    from fairhead.locate.pair_question import PairRows
-    from fairhead.locate.pair_words import PairWords
+    from fairhead.locate.pair_question import PairWords
+    from fairhead.locate.pairs import PairRows
 
 # Who is compared, and the figures that an edit may change. A *read* is what one pass says of all rows: logits [n, C],
 # or the sums behind the figures of pairs, [n, 7].

@@ -27,8 +27,8 @@ from fairhead.locate.gap_words import STAND_IN
 from fairhead.locate.head_features import Features, collect
 from fairhead.locate.labelled_rows import labelled_rows
 from fairhead.locate.log_odds import take_apart
-from fairhead.locate.pair_question import PairQuestion, halves_of_pairs
-from fairhead.locate.pairs import read_pairs
+from fairhead.locate.pair_question import PairQuestion
+from fairhead.locate.pairs import halves_of_pairs, read_pairs
 from fairhead.locate.passes import RowPasses
 from fairhead.locate.prompts import (
     TEMPLATES,
