@@ -15,8 +15,9 @@ from scipy import stats
 from fairhead.errors import InputError
 from fairhead.locate.class_directions import Task, fit_logistic, unit
 from fairhead.locate.head_features import Array, shrunk
-from fairhead.locate.head_maps import Clusters, FloatMap, check_cells, cluster_error, p_values, units_of
+from fairhead.locate.head_maps import Clusters, FloatMap, check_cells
 from fairhead.locate.prompts import Prompts, TextSide
+from fairhead.stats.clusters import cluster_errors
 
 
 @dataclass(frozen=True)
@@ -205,14 +206,13 @@ def separation(
     """
     cells = check_cells(groups, labels, names)
     x = np.asarray(parts, dtype=np.float64).reshape(len(parts), -1)
-    unit, n_units = units_of(clusters, len(x))
     # Cohen's d: the gap over the deviation within cells.
     weight, centred = cells.weight, cells.centred(x)
     gap, within = weight @ x, cells.within(centred)
     within[within == 0] = 1.0  # a head that writes nothing along the direction
     d = gap / within
     of_spread = ((centred / within) ** 2 - 1) / (2 * (len(x) - len(cells.counts)))
-    d_error = cluster_error(weight[:, None] * centred / within - d * of_spread, unit, n_units)
+    d_errors = cluster_errors(weight[:, None] * centred / within - d * of_spread, clusters)
     # AUC, label by label.
     auc, influence = np.zeros(x.shape[1]), np.zeros_like(x)
     for label in range(cells.n_labels):
@@ -223,15 +223,15 @@ def separation(
         auc += area / cells.n_labels
         influence[first] = (above - area) / len(first) / cells.n_labels
         influence[second] = (below - area) / len(second) / cells.n_labels
-    auc_error = cluster_error(influence, unit, n_units)
+    auc_errors = cluster_errors(influence, clusters)
     # Under "no difference" the error of the gap, not that of d, decides: d's own grows with d.
-    d_p = p_values(gap, cluster_error(weight[:, None] * centred, unit, n_units), n_units)
-    reach = stats.t.ppf(0.5 + level / 2, n_units - 1) * np.stack([d_error, auc_error])
+    d_p = cluster_errors(weight[:, None] * centred, clusters).p_values(gap)
+    d_reach, auc_reach = d_errors.reach(level), auc_errors.reach(level)
     shape = parts.shape[1:]
-    limits = np.maximum(auc - reach[1], 0.0), np.minimum(auc + reach[1], 1.0)
+    limits = np.maximum(auc - auc_reach, 0.0), np.minimum(auc + auc_reach, 1.0)
     return Separation(
-        _measure("Cohen's d", d, d - reach[0], d + reach[0], d_p, shape),
-        _measure("AUC", auc, *limits, p_values(auc - 0.5, auc_error, n_units), shape),
+        _measure("Cohen's d", d, d - d_reach, d + d_reach, d_p, shape),
+        _measure("AUC", auc, *limits, auc_errors.p_values(auc - 0.5), shape),
     )
 
 
@@ -253,16 +253,15 @@ def coupling(
         [[-1.0]]
     """
     n = len(concept)
-    unit, n_units = units_of(clusters, n)
     label = np.unique(labels, return_inverse=True)[1]
     a, b = (_standardised(np.asarray(x, dtype=np.float64).reshape(n, -1), label) for x in (concept, evidence))
     r = np.clip((a * b).mean(0), -1, 1)
-    error = cluster_error((a * b - r * (a**2 + b**2) / 2) / n, unit, n_units)
+    errors = cluster_errors((a * b - r * (a**2 + b**2) / 2) / n, clusters)
     # Fisher's z keeps the interval inside −1 and 1.
     inside = np.clip(r, -1 + 1e-12, 1 - 1e-12)
-    reach = stats.t.ppf(0.5 + level / 2, n_units - 1) * error / (1 - inside**2)
+    reach = errors.reach(level) / (1 - inside**2)
     low, high = np.tanh(np.arctanh(inside) - reach), np.tanh(np.arctanh(inside) + reach)
-    p = p_values(r, cluster_error(a * b / n, unit, n_units), n_units)
+    p = cluster_errors(a * b / n, clusters).p_values(r)
     return _measure("coupling", r, low, high, p, concept.shape[1:])
 
 

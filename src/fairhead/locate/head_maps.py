@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from fairhead.errors import InputError
-from fairhead.stats import adjust
+from fairhead.stats import ALPHA, adjust
+from fairhead.stats.clusters import cluster_errors
 
 FloatMap = NDArray[np.float64]
 Clusters = NDArray[np.integer] | None
@@ -251,11 +252,9 @@ def _head_map(
     level: float,
 ) -> HeadMap:
     """A map from gaps [heads + 1] (the whole's last) and each row's part in their error [n, heads + 1]."""
-    unit, n_units = units_of(clusters, len(influence))
-    error = cluster_error(influence, unit, n_units)
+    errors = cluster_errors(influence, clusters)
     # A head that is constant within every cell has no error: its gap is certain, or there is none.
-    p = p_values(gap, error, n_units)[:-1].reshape(shape)
-    reach = stats.t.ppf(0.5 + level / 2, n_units - 1) * error
+    p, reach = errors.p_values(gap)[:-1].reshape(shape), errors.reach(level)
     with np.errstate(divide="ignore", invalid="ignore"):
         effect_size = np.where(within > 0, gap / within, 0.0)
 
@@ -273,14 +272,14 @@ def _head_map(
         total=float(gap[-1]),
         groups=names,
         n=len(influence),
-        clusters=n_units,
+        clusters=errors.clusters,
         total_low=float(gap[-1] - reach[-1]),
         total_high=float(gap[-1] + reach[-1]),
     )
 
 
 def top_heads(
-    rank: FloatMap, p_adjusted: FloatMap, count: int, alpha: float = 0.05, per_layer: int | None = None
+    rank: FloatMap, p_adjusted: FloatMap, count: int, alpha: float = ALPHA, per_layer: int | None = None
 ) -> tuple[Head, ...]:
     """The heads with the largest positive rank [layers, heads] among those that are significant, best first.
 
@@ -299,28 +298,3 @@ def top_heads(
         if p_adjusted[head] <= alpha and (per_layer is None or in_layer < per_layer):
             chosen.append(head)
     return tuple(chosen)
-
-
-def units_of(clusters: Clusters, n: int) -> tuple[NDArray[np.intp], int]:
-    """The independent unit of each row, [n], and how many there are."""
-    unit = np.arange(n) if clusters is None else np.unique(clusters, return_inverse=True)[1]
-    n_units = int(unit.max()) + 1
-    if n_units < 2:
-        raise InputError("all rows belong to one cluster; at least two are needed to say how sure a figure is")
-    return unit, n_units
-
-
-def cluster_error(influence: FloatMap, unit: NDArray[np.intp], n_units: int) -> FloatMap:
-    """Standard error of a sum of influences [n, k] whose rows are independent between units: [k]."""
-    if n_units < len(influence):
-        summed = np.zeros((n_units, influence.shape[1]))
-        np.add.at(summed, unit, influence)
-        influence = summed
-    return np.asarray(np.sqrt((influence**2).sum(0) * n_units / (n_units - 1)))
-
-
-def p_values(distance: FloatMap, error: FloatMap, n_units: int) -> FloatMap:
-    """Two-sided p-values of distances from nothing, by t; where there is no error they are certain."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        t = np.where(error > 0, np.abs(distance) / error, np.where(distance == 0, 0.0, np.inf))
-    return np.asarray(2 * stats.t.sf(t, n_units - 1))
