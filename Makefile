@@ -10,7 +10,7 @@ demo: .venv/.demo
 	$(BIN)/fairhead demo --out $(OUT)
 
 # Two processes: in the first, importing torch fails. The real tier skips what it does not find.
-TORCH_FREE := $(addprefix src/fairhead/,errors.py settings.py records audit report data cli)
+TORCH_FREE := $(addprefix src/fairhead/,errors.py settings.py store.py records stats audit report data cli)
 WITH_TORCH := $(addprefix src/fairhead/,bench demo devices.py heads language locate mitigate train)
 
 # One process a core; the tensors are small, so threads within a process would only get in each other's way.

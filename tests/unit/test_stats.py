@@ -1,0 +1,92 @@
+"""The kernel that audits, benchmarks and the search for heads share: against SciPy and in closed form."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fairhead.errors import InputError
+from fairhead.stats import OUTCOMES, Difference, Span, bootstrap
+from fairhead.stats.bootstrap import Resampling
+from fairhead.stats.clusters import cluster_errors, ratio
+
+
+def test_errors_of_independent_rows_are_those_of_a_t_test():
+    x = np.random.default_rng(0).normal(0.3, 1, (40, 3))
+    errors = cluster_errors((x - x.mean(0)) / len(x))
+    expected = stats.ttest_1samp(x, 0)
+    np.testing.assert_allclose(errors.p_values(x.mean(0)), expected.pvalue, rtol=1e-10)
+    np.testing.assert_allclose(x.mean(0) - errors.reach(), expected.confidence_interval().low, rtol=1e-10)
+
+
+def test_rows_that_are_copies_of_each_other_count_once():
+    x = np.random.default_rng(1).normal(size=(30, 2))
+    once = cluster_errors((x - x.mean(0)) / 30)
+    thrice = cluster_errors(np.repeat((x - x.mean(0)) / 90, 3, axis=0), np.repeat(np.arange(30), 3))
+    assert thrice.clusters == once.clusters == 30
+    np.testing.assert_allclose(thrice.se, once.se, rtol=1e-12)
+    with pytest.raises(InputError, match="one cluster"):
+        cluster_errors(x, np.zeros(30, int))
+
+
+def test_what_has_no_error_is_certain_or_nothing():
+    errors = cluster_errors(np.zeros((5, 2)))
+    assert errors.p_values(np.array([0.0, 0.1])).tolist() == [1.0, 0.0]
+
+
+def test_draws_are_the_same_kept_or_in_blocks(monkeypatch):
+    whole = np.concatenate(list(bootstrap.drawn_units(7, 50, seed=3)))
+    assert (whole.sum(axis=1) == 7).all()
+    monkeypatch.setattr(bootstrap, "_KEPT", 0)
+    monkeypatch.setattr(bootstrap, "_DRAWN", 7 * 8)
+    blocks = list(bootstrap.drawn_units(7, 50, seed=3))
+    assert [len(block) for block in blocks] == [8] * 6 + [2]
+    np.testing.assert_array_equal(np.concatenate(blocks), whole)
+
+
+def test_a_cluster_bootstrap_has_the_standard_error_of_a_mean_of_clusters():
+    rng = np.random.default_rng(2)
+    sums = np.column_stack([rng.normal(0.5, 0.2, 200), np.ones(200)])
+    found = Resampling(n_boot=4000).estimate("mean", None, sums, ratio, n=200)
+    assert found.detail["se"] == pytest.approx(sums[:, 0].std() / np.sqrt(200), rel=0.05)
+    low, high = stats.t.interval(0.95, 199, sums[:, 0].mean(), stats.sem(sums[:, 0]))
+    assert (found.low, found.high) == pytest.approx((low, high), abs=0.08 * (high - low))
+
+
+def test_every_outcome_has_its_words():
+    sure = {"a": 0.2, "b": 0.1, "value": -0.1, "low": -0.15, "high": -0.05, "p": 0.001, "n": 90, "ideal": 0.0}
+    cases = {
+        "better": {},
+        "worse": {"ideal": 1.0},
+        "changed": {"ideal": None},
+        "not significant": {"p_adjusted": 0.24},
+        "undefined": {"value": None, "low": None, "high": None, "undefined": "4 rows"},
+    }
+    assert tuple(cases) == OUTCOMES
+    for outcome, more in cases.items():
+        found = Difference("DP", "race", **(sure | more))
+        assert found.outcome == outcome
+        assert found.significant == (outcome in ("better", "worse", "changed"))
+        in_brackets = {"not significant": " (p = 0.24)", "undefined": ": 4 rows"}
+        assert found.words == outcome + in_brackets.get(outcome, "")
+
+
+@pytest.mark.parametrize(
+    ("nearer", "outcome", "direction"),
+    [
+        (Span(-0.1, -0.15, -0.05), "better", "nearer"),
+        (Span(0.1, 0.05, 0.15), "worse", "further"),
+        (Span(0.02, -0.05, 0.09), "changed", "further"),
+        (Span(0.0, -0.05, 0.05), "changed", None),
+    ],
+)
+def test_a_distance_with_an_interval_of_its_own_decides(nearer, outcome, direction):
+    found = Difference("ss", None, 0.6, 0.4, -0.2, -0.3, -0.1, 90, 0.001, ideal=0.5, nearer=nearer)
+    assert (found.outcome, found.direction) == (outcome, direction)
+
+
+def test_the_json_of_a_benchmarks_difference_has_more_than_that_of_an_audit():
+    of_audit = Difference("DP", "race", 0.2, 0.1, -0.1, -0.15, -0.05, 90, 0.001)
+    of_benchmark = Difference("ss", None, 0.6, 0.5, -0.1, -0.2, 0.0, 90, benchmark="crows_pairs", clusters=9)
+    assert {"benchmark", "clusters", "nearer", "relative", "note"} == set(of_benchmark.to_dict()) - set(
+        of_audit.to_dict()
+    )
