@@ -136,5 +136,12 @@ def _expected(hint: Any) -> str:
         return f"names, each with {_expected(arguments[1])}"
     if origin in (tuple, Sequence):
         return f"a list, each entry {_expected(arguments[0])}"
-    names = {float: "a number", int: "a whole number", bool: "true or false", str: "text", NoneType: "nothing"}
+    names = {
+        Any: "a value",
+        float: "a number",
+        int: "a whole number",
+        bool: "true or false",
+        str: "text",
+        NoneType: "nothing",
+    }
     return names.get(hint, "a path" if origin is PathLike else "a function")

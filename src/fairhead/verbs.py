@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -183,7 +183,7 @@ def mitigate(
     out: str | Path | None = None,
     label: str | None = None,
     groups: Sequence[str] = (),
-    train: str = "all",
+    train: Literal["all", "last_encoder"] = "all",
     limit: int | None = None,
     device: str = "auto",
     seed: int = 0,

@@ -216,7 +216,7 @@ def test_a_cell_that_fails_is_recorded_and_does_not_stop_the_others(grid_of, tmp
 
 def test_mistakes_are_found_before_anything_runs(grid_of, tmp_path):
     for text, message in [
-        (GRID.replace("[erm, dam]", "[erm, dma]"), "Did you mean 'dam'"),
+        (GRID.replace("[erm, dam]", "[erm, damm]"), "Did you mean 'dam'"),
         (GRID.replace("[erm, dam]", "[erm, {method: dam, options: {value: 3}}]"), "Did you mean 'values'"),
         (GRID.replace("model: vit-2x2", "model: vit"), "there is no backbone 'vit'"),
         (GRID.replace("model: vit-2x2", "model: path:nowhere"), "^nowhere: a folder with a model"),

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -139,10 +138,13 @@ def test_a_group_given_to_training_is_refused(faces, tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["--epochs", 0], "epochs is 0; expected a whole number of at least 1"),
-        (["--lr", "nan"], "learning_rate is nan"),
+        (["--epochs", 0], "--epochs is 0; expected a whole number of at least 1"),
+        (["--lr", "nan"], "--lr is nan; expected a number above 0"),
+        (["--lr", "inf"], "--lr is inf; expected a number above 0"),
+        (["--seed", "-1"], "--seed is -1; expected a whole number of at least 0"),
+        (["--weight-decay", "-2"], "--weight-decay is -2.0; expected a number of at least 0"),
         (["--data", "faces"], "named as name:path, such as utkface:UTKFace.zip; found 'faces'"),
-        (["--limit", 0], "--limit is 0; at least 1 is needed"),
+        (["--limit", 0], "--limit is 0; expected a whole number of at least 1"),
         (["--option", "values=0"], "values is 0; expected a whole number of at least 1"),
         (["--model", "vit-2x3"], "width is 16; expected a multiple of 3"),
         (["--against", "erm2"], "no method 'erm2'"),
@@ -202,7 +204,6 @@ def test_the_last_good_epoch_of_a_run_that_diverged_is_kept(method, train, faces
 
 
 def test_a_run_that_was_killed_goes_on_from_its_checkpoint(faces, tmp_path, monkeypatch):
-    from fairhead.bench import cell
     from fairhead.train import TrainingPlan
 
     class Killed(BaseException):
@@ -213,7 +214,7 @@ def test_a_run_that_was_killed_goes_on_from_its_checkpoint(faces, tmp_path, monk
         "--cache", tmp_path / "cache", "--device", "cpu", "--against", "erm",
     ]  # fmt: skip
     mitigate(*arguments, "--out", tmp_path / "whole")
-    monkeypatch.setattr(cell, "TrainingPlan", partial(TrainingPlan, checkpoint_minutes=0))
+    arguments += ["--checkpoint-minutes", 0]
     rate, taken = TrainingPlan.rate, []
 
     def killed(plan, step, steps):

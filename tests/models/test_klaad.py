@@ -289,9 +289,9 @@ def test_presets_are_the_papers():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"renorm": "sofmax"}, "renorm is 'sofmax'; one of none, softmax, log-renorm"),
-        ({"kl_weight": -1.0}, "none below 0"),
-        ({"ce_weight": math.nan}, "none below 0"),
+        ({"renorm": "sofmax"}, "renorm is 'sofmax'; expected none or softmax or log-renorm"),
+        ({"kl_weight": -1.0}, "kl_weight is -1.0; expected a number of at least 0"),
+        ({"ce_weight": math.nan}, "ce_weight is nan; expected a number of at least 0"),
         ({"ce_weight": 0, "kl_weight": 0, "triplet_weight": 0}, "one above"),
         ({"layers": ()}, "no layer is named"),
     ],

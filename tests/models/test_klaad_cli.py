@@ -1,6 +1,7 @@
 """`fairhead mitigate klaad` and `fairhead lm attention` as a user runs them, on a tiny model in a folder."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -8,12 +9,11 @@ import torch
 import transformers as hf
 from language_models import ITEMS, build, tokenizer
 
+from fairhead.bench.grid_file import grid_path, read_methods
 from fairhead.cli import main
 from fairhead.data.sentence_triplets import GOLD_LABELS
-from fairhead.errors import InputError
 from fairhead.language.training_record import TrainingRecord
-from fairhead.mitigate.klaad import KLAAD
-from fairhead.mitigate.klaad_grid import GRIDS, method_for, read_grid
+from fairhead.mitigate import KLAAD, method
 
 
 @pytest.fixture(scope="module")
@@ -89,14 +89,19 @@ def test_a_run_leaves_a_model_that_is_scored_like_any_other(model, data, tmp_pat
 
 def test_a_grid_trains_each_run_and_shows_them_side_by_side(model, data, tmp_path, capsys):
     grid = tmp_path / "grid.yaml"
-    grid.write_text("runs:\n  all: {}\n  ce-only: {kl_weight: 0, triplet_weight: 0, learning_rate: 1e-3}\n")
+    ce_only = "{name: ce-only, method: klaad, options: {kl_weight: 0, triplet_weight: 0}, plan: {learning_rate: 1e-3}}"
+    grid.write_text(f"title: T\nmethods: [{{name: all, method: klaad}}, {ce_only}, {{method: bias_unlearn}}]\n")
     out = tmp_path / "out"
-    klaad(model, data, out, "--grid", str(grid))
+    klaad(model, data, out, "--grid", str(grid), "--margin", "0.4", "--epochs", "2")
     said = capsys.readouterr().out
     assert "ce-only" in said
     runs = json.loads((out / "grid.json").read_text())["runs"]
     assert runs["ce-only"]["settings"]["kl_weight"] == 0
     assert runs["ce-only"]["plan"]["learning_rate"] == 1e-3
+    # What the command says of KLAAD holds for its runs, and no others.
+    assert [runs[name]["settings"].get("margin") for name in runs] == [0.4, 0.4, None]
+    assert [runs[name]["plan"]["epochs"] for name in runs] == [2, 2, 1]
+    assert runs["bias_unlearn"]["plan"]["learning_rate"] == 2e-5
     # Parts that were not trained on are measured all the same.
     assert runs["ce-only"]["held_out"]["after"].keys() == {"ce", "kl", "triplet"}
     assert (out / "all" / "model.safetensors").is_file()
@@ -108,12 +113,15 @@ def test_a_grid_trains_each_run_and_shows_them_side_by_side(model, data, tmp_pat
         (("--preset", "lama"), "there is no preset 'lama'"),
         (("--layers", "9"), "layer 9 does not exist: the model has 3"),
         (("--layers", "last"), "--layers is 'last'; expected numbers"),
-        (("--kl-weight=-1",), "none below 0"),
-        (("--lr", "0"), "learning_rate is 0.0; expected a number above 0"),
+        (("--kl-weight=-1",), "--kl-weight is -1.0; expected a number of at least 0"),
+        (("--lr", "0"), "--lr is 0.0; expected a number above 0"),
+        (("--lr", "inf"), "--lr is inf; expected a number above 0"),
+        (("--seed", "-1"), "--seed is -1; expected a whole number of at least 0"),
+        (("--weight-decay", "-2"), "--weight-decay is -2.0; expected a number of at least 0"),
         (("--keep-adapter",), "--keep-adapter needs --lora"),
-        (("--held-out", "1"), "held_out is a share"),
+        (("--held-out", "1"), "held_out is 1: nothing would be left"),
         (("--bias-type", "age"), "no items of bias type 'age'"),
-        (("--grid", "nowhere.yaml"), "the grid nowhere.yaml cannot be read"),
+        (("--grid", "nowhere.yaml"), "cannot read the grid 'nowhere.yaml': No such file"),
         (("--device", "tpu7"), "the device is 'tpu7'; expected cpu"),
     ],
 )
@@ -133,32 +141,33 @@ def test_a_file_where_the_folder_should_be_is_told_before_training(model, data, 
     assert (tmp_path / "file").read_text() == "not a folder"
 
 
-def test_grids_that_come_along_can_be_read_and_make_sense():
-    for name in GRIDS:
-        runs = read_grid(name)
-        assert len({run.name for run in runs}) == len(runs)
-        for run in runs:
-            assert isinstance(method_for(None, run.loss)("llama"), KLAAD)
-    ablations = {run.name: method_for(None, run.loss)("gpt_neo") for run in read_grid("ablations")}
-    assert ablations["no-kl"] == KLAAD(0.5, 0, 0.25, 0.5)
-    assert len(read_grid("weights")) == 81
+def test_grids_that_come_along_can_be_read_and_make_sense(model, data, tmp_path, capsys):
+    for name in ("klaad-ablations", "klaad-study", "klaad-weights"):
+        for one in read_methods(grid_path(name)):
+            assert isinstance(method(one.method, **{**KLAAD.of_family("gpt_neo"), **one.options}), KLAAD)
+    ablations = {one.name: one.options for one in read_methods(grid_path("klaad-ablations"))}
+    assert method("klaad", **{**KLAAD.of_family("gpt_neo"), **ablations["no-kl"]}) == KLAAD(0.5, 0, 0.25, 0.5)
+    klaad(model, data, tmp_path, "--grid", "study", "--limit", "1")  # a grid of KLAAD's, without its first name
+    assert (tmp_path / "klaad-strong-lr1e-4" / "config.json").is_file()
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("runs: {a: {kl_wieght: 1}}", "sets 'kl_wieght', unknown. Did you mean 'kl_weight'"),
-        ("runs: {a: 3}", "run a is 3; expected settings"),
-        ("runs: {../a: {}}", "cannot be the name of a folder"),
-        ("grid: {kl_weight: 1}", "kl_weight is 1; expected a list"),
-        ("- 1", "has no 'runs' and no 'grid'"),
-        ("a: [", "is not YAML"),
+        ("[{method: klaad, options: {kl_wieght: 1}}]", "has no option 'kl_wieght'.* Did you mean 'kl_weight'"),
+        ("[{method: klaad, options: {kl_weight: -1}}]", "kl_weight is -1; expected a number of at least 0"),
+        ("[{method: klaad, plan: {lora: 0}}]", "lora is 0; expected a whole number of at least 1"),
+        ("[{method: klaad, plan: {replay: false}}]", "has no setting 'replay'"),
+        ("[{method: klaad, name: ../a}]", "it names files"),
+        ("[{method: klaad, vary: {kl_weight: 1}}]", "vary.kl_weight is 1; expected a list"),
+        ("[klaad, klaad]", "has 'klaad' twice"),
+        ("[dam]", "dam is not for language models"),
+        ("3", "methods is 3; expected a list"),
     ],
 )
-def test_grids_that_make_no_sense(text, message, tmp_path):
-    (tmp_path / "grid.yaml").write_text(text)
-    with pytest.raises(InputError, match=message):
-        read_grid(tmp_path / "grid.yaml")
+def test_grids_that_make_no_sense(text, message, model, data, tmp_path, capsys):
+    (tmp_path / "grid.yaml").write_text(f"title: T\nmethods: {text}\n")
+    assert re.search(message, failure(capsys, model, data, tmp_path / "out", "--grid", str(tmp_path / "grid.yaml")))
 
 
 def test_attention_gap_from_the_command_line(model, data, tmp_path, capsys):

@@ -70,7 +70,7 @@ def test_cda_trains_on_each_sentence_and_its_counterfactual(swaps):
     assert "she went home so he was late ." in found
     assert len(found) == 6
     assert not prepared.left_out
-    assert len(CDA(swaps, originals=False).prepare(sentences(*TEXTS), words, 32).examples) == 3
+    assert len(CDA(swaps, one_sided=True).prepare(sentences(*TEXTS), words, 32).examples) == 3
     assert len(CDA(swaps, all_sentences=True).prepare(sentences(*TEXTS), words, 32).examples) == 9
     assert CDA(swaps).prepare(ITEMS[:1], words, 32).left_out == {"no word of the swap lists": (ITEMS[0].id,)}
     long = CDA(swaps).prepare(sentences("she " * 40), words, 32)
@@ -322,12 +322,9 @@ def test_every_method_writes_a_model_that_can_be_scored(method, folder, stereose
     request = [Request("a", "the nurse said that", " she was kind")]
     before, after = (load_scorer(path, device="cpu").score(request)["a"].logprob for path in (folder, out))
     assert before != pytest.approx(after, abs=1e-6)
-    if method in ("sentence_debias", "self_debias"):
-        with pytest.raises(SystemExit):
-            main(arguments)
-        assert "holds a model already" in capsys.readouterr().err
-    else:
-        main(arguments)  # what is complete is kept
+    written = (out / "model.safetensors").stat().st_mtime_ns
+    main(arguments)  # what is complete is kept
+    assert (out / "model.safetensors").stat().st_mtime_ns == written
 
 
 def test_a_folder_of_self_debiasing_is_read_with_its_settings(folder, tmp_path):

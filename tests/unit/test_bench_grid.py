@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fairhead.bench.grid import Search
-from fairhead.bench.grid_file import read_grid
+from fairhead.bench.grid_file import grid_path, read_grid, read_methods
 from fairhead.bench.results_folder import Store
 from fairhead.errors import InputError
 from fairhead.records import Records
@@ -107,8 +107,43 @@ def test_an_epoch_chosen_with_groups_is_a_reference(grid_of):
         InputError, match=r"methods\[0\].selection: worst_group needs groups; list this method under ref"
     ):
         grid_of(GOOD.replace("[erm,", "[{method: erm, selection: worst_group},"))
-    with pytest.raises(InputError, match="selection is 'accuracy'; expected one of worst_group"):
+    with pytest.raises(InputError, match="selection is 'accuracy'; expected worst_group or nothing"):
         grid_of(GOOD.replace("[group_dro]", "[{method: erm, selection: accuracy}]"))
+
+
+def test_a_method_may_vary_and_have_a_plan_of_its_own(grid_of):
+    varied = "{method: dro, options: {power: 2}, vary: {eta: [0.1, 0.3], plan.learning_rate: [1e-3, 1e-2]}}"
+    grid = grid_of(GOOD.replace("[erm,", f"[erm, {varied}, {{name: slow, method: erm, plan: {{epochs: 99}}}},"))
+    found = {method.name: (dict(method.options), dict(method.plan)) for method in grid.methods}
+    assert list(found)[1:5] == [
+        "dro eta=0.1 learning_rate=1e-3",
+        "dro eta=0.1 learning_rate=1e-2",
+        "dro eta=0.3 learning_rate=1e-3",
+        "dro eta=0.3 learning_rate=1e-2",
+    ]
+    assert found["dro eta=0.3 learning_rate=1e-2"] == ({"power": 2, "eta": 0.3}, {"learning_rate": 1e-2})
+    plans = {cell.method.name: cell.plan for cell in grid.cells() if cell.data.name == "biased"}
+    assert plans["slow"]["epochs"] == 99
+    assert plans["erm"]["epochs"] == 7
+    with pytest.raises(InputError, match=r"methods\[1\].vary.eta is 0.1; expected a list"):
+        grid_of(GOOD.replace("[erm,", "[erm, {method: dro, vary: {eta: 0.1}},"))
+    with pytest.raises(InputError, match=r"vary has the unknown key 'learning_rat'.*Did you mean 'learning_rate'"):
+        grid_of(GOOD.replace("[erm,", "[erm, {method: dro, vary: {plan.learning_rat: [1]}},"))
+
+
+def test_a_grid_of_language_models_is_sent_to_its_command(grid_of, tmp_path):
+    with pytest.raises(InputError, match=r"klaad is for language models; run the grid with fairhead mitigate klaad"):
+        grid_of(GOOD.replace("[erm,", "[klaad,"))
+    assert [method.name for method in read_methods(grid_path("klaad-study"))][2:] == [
+        "klaad-strong",
+        "klaad-strong-lr1e-4",
+    ]
+    assert len(read_methods(grid_path("klaad-weights"))) == 81
+    (tmp_path / "grid.yaml").write_text("title: T\nmethods: [erm]")
+    with pytest.raises(InputError, match=r"erm is not for language models: run the grid with fairhead bench"):
+        read_methods(tmp_path / "grid.yaml")
+    with pytest.raises(InputError, match=r"there is no grid 'klad-study'.*Did you mean 'klaad-study'"):
+        grid_path("klad-study")
 
 
 def test_a_variable_is_needed_only_by_what_is_left_in_the_grid(grid_of):
@@ -124,24 +159,32 @@ def test_a_variable_is_needed_only_by_what_is_left_in_the_grid(grid_of):
         ("plan:", "plann:", r"unknown key 'plann'.*Did you mean 'plan'\?"),
         ("epochs: 30", "epoch: 30", r"plan has the unknown key 'epoch'.*Did you mean 'epochs'\?"),
         ("split_by_seed", "split_by_sed", r"data\[0\] has the unknown key 'split_by_sed'.*'split_by_seed'"),
-        ("train: last_encoder", "train: last", r"backbones\[1\].train is 'last'; expected one of all, last_encoder"),
-        ("title: T", "title: [1]", "title is a list; expected text"),
-        ("seeds: [0, 1]", "seeds: [0, -1]", "seeds has -1; expected whole numbers"),
-        ("seeds: [0, 1]", "seeds: []", "seeds is empty"),
+        ("train: last_encoder", "train: last", r"backbones\[1\]: train is 'last'; expected all or last_encoder"),
+        ("title: T", "title: [1]", r"title is \[1\]; expected text"),
+        (
+            "seeds: [0, 1]",
+            "seeds: [0, -1]",
+            r"seeds is \[0, -1\]; expected a list, each entry a whole number of at least 0",
+        ),
+        ("seeds: [0, 1]", "seeds: []", "has no 'seeds', which it needs"),
         ("seeds: [0, 1]", "", "has no 'seeds'"),
         ("name: biased", "name: natural", "data has 'natural' twice"),
         ("name: natural", "name: a/b", "names files"),
         ('read: "utkface:${D}/u.zip", group', "read: u.zip, group", "expected reader:path"),
-        ("learning_rate: 1e-4", "learning_rate: fast", "learning_rate is 'fast'; expected a number"),
+        ("learning_rate: 1e-4", "learning_rate: fast", "plan: learning_rate is 'fast'; expected a number above 0"),
         ("title: T", "title: [", "is not YAML"),
-        ("split_by_seed: true", "split_by_seed: maybe", r"data\[0\].split_by_seed is 'maybe'; expected true or false"),
-        ("group: white", "group: [white]", r"data\[0\].group is a list; expected text"),
+        ("split_by_seed: true", "split_by_seed: maybe", r"data\[0\]: split_by_seed is 'maybe'; expected true or false"),
+        ("group: white", "group: [white]", r"data\[0\]: group is \['white'\]; expected text or nothing"),
         (
             "data_options: {biased",
             "data_options: {baised",
             r"'dam-4' has data_options for 'baised'.*Did you mean 'biased'",
         ),
-        ("plan: {epochs: 30,", "selection: test\nplan: {epochs: 30,", "selection is 'test'; expected one of accuracy"),
+        (
+            "plan: {epochs: 30,",
+            "selection: test\nplan: {epochs: 30,",
+            "selection is 'test'; expected accuracy or worst_class",
+        ),
     ],
 )
 def test_mistakes_name_their_place(grid_of, old, new, message):
@@ -172,22 +215,22 @@ def test_a_search_is_read_and_changed_on_the_command_line(grid_of):
         ("epoch=1", "Did you mean 'epochs'"),
         ("epochs", "--set takes key=value"),
         ("methods=dma-4", "Did you mean 'dam-4'"),
-        ("seeds=a", "expected whole numbers"),
-        ("limit=-3", "expected whole numbers"),
-        ("limit=0", "limit is 0; at least 1 row is needed"),
+        ("seeds=a", r"--set: seeds is \['a'\]; expected a list, each entry a whole number"),
+        ("limit=-3", "--set: limit is -3; expected a whole number of at least 1"),
+        ("limit=0", "--set: limit is 0; expected a whole number of at least 1"),
         ("metrics=EOd,acuracy", "metrics has 'acuracy'.*Did you mean 'accuracy'"),
-        ("n_boot=3", "n_boot is 3; at least 100"),
+        ("n_boot=3", "--set: n_boot is 3; expected a whole number of at least 100"),
         ("baseline=emr", "baseline is 'emr'; expected one of its methods: erm, dam-4, group_dro. Did you mean 'erm'"),
-        ("search=0", "search.configs is 0; at least 1"),
-        ("search=many", "search is text; expected a mapping"),
+        ("search=0", "--set search: configs is 0; expected a whole number of at least 1"),
+        ("search=many", "search is 'many'; expected a mapping"),
         ("search.seeds=0", "seed 0 is one of the grid and one of its search"),
         ("search.with_groups=maybe", "with_groups is 'maybe'; expected true or false"),
         ("search.config=3", "Did you mean 'search.configs'"),
         ("n_boot=[", r"--set n_boot is '\[', which cannot be read"),
-        ("plan=5", "--set plan is a number; expected a mapping"),
+        ("plan=5", "--set plan is 5; expected a mapping"),
         ("plan={epoch: 1}", "Did you mean 'epochs'"),
-        ("metrics=[[EOd]]", "--set metrics is a list; expected text"),
-        ("reported=x", "--set reported is text; expected a mapping"),
+        ("metrics=[[EOd]]", r"--set: metrics is \[\['EOd'\]\]; expected a list, each entry text"),
+        ("reported=x", "--set: reported is 'x'; expected names, each with a value"),
     ],
 )
 def test_mistakes_on_the_command_line(grid_of, change, message):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import Field, fields
 from typing import Any
 
-from fairhead.bench.grid import PLAN_FIELDS, Cell
+from fairhead.bench.grid import COUNT_WHERE_SET, PLAN_FIELDS, Cell
 from fairhead.data import parse_spec
 from fairhead.errors import InputError
 from fairhead.mitigate.registry import method_named, names
@@ -22,9 +22,6 @@ ROW_SCHEMA = "fairhead.bench/1"
 
 # To be raised when the same settings come to give other results: a method mended, another preprocessing.
 REVISION = 1
-
-# Of a plan: how a step is run, not what it computes. They count where a grid sets them.
-_SAME_RESULT = ("data_on_device", "replay", "compile")
 
 
 def method_of(cell: Cell) -> Any:
@@ -63,13 +60,13 @@ def effective(cell: Cell) -> dict[str, Any]:
     found = cell.settings()
     config, backbone = method_of(cell), found["backbone"]
     options = {setting.name: getattr(config, setting.name) for setting in fields(config) if _counts(setting, config)}
-    plan = {f.name: f.default for f in fields(TrainingPlan) if f.name in PLAN_FIELDS and f.name not in _SAME_RESULT}
+    plan = {f.name: f.default for f in fields(TrainingPlan) if f.name in PLAN_FIELDS and f.name not in COUNT_WHERE_SET}
     full = {
         **found,
         "data": {**found["data"], "options": {**_reader_defaults(cell), **found["data"]["options"]}},
         "backbone": {**backbone, "settings": Recipe(cell.backbone.model, (), cell.backbone.settings).all_settings()},
         "method": {**found["method"], "options": options},
-        "plan": {**plan, **found["plan"]},
+        "plan": {**plan, **{name: value for name, value in found["plan"].items() if name != "checkpoint_minutes"}},
         "revision": REVISION,
     }
     ready: dict[str, Any] = json.loads(

@@ -1,28 +1,35 @@
 """A grid: data × backbones × methods × seeds. Imports no torch; `grid_file` reads one from YAML."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields
+from typing import Annotated, Any, Literal, get_args
 
 from fairhead.mitigate.registry import method_named
+from fairhead.settings import Count, Range, WholeNumber
+from fairhead.train.plan import LanguagePlan, TrainingPlan
 
-# What `TrainingPlan` takes and a grid may set; the seed is an axis of the grid and the device an option of the command.
-PLAN_FIELDS = (
-    "epochs",
-    "batch_size",
-    "learning_rate",
-    "weight_decay",
-    "schedule",
-    "warmup",
-    "max_grad_norm",
-    "precision",
-    "data_on_device",
-    "replay",
-    "compile",
+# What a grid may set of a plan; the seed is an axis of the grid, and the device an option of the command.
+PLAN_FIELDS = tuple(
+    dict.fromkeys(
+        setting.name
+        for setting in (*fields(TrainingPlan), *fields(LanguagePlan))
+        if setting.name not in ("seed", "device", "checkpoint_minutes")
+    )
 )
-SELECTIONS = ("accuracy", "worst_class")
+# How a step is run, not what it computes, and what came after results had been kept: they count where they are set.
+COUNT_WHERE_SET = ("data_on_device", "replay", "compile", "accumulate")
+Selection = Literal["accuracy", "worst_class"]
+SELECTIONS: tuple[str, ...] = get_args(Selection)
 PARTS = ("train", "validation", "test")
 METRICS = ("DP", "EOp", "EOd", "accuracy", "worst_group_accuracy")
+
+
+def plan_settings(plan: TrainingPlan) -> dict[str, Any]:
+    """A plan as a cell has it: what decides its results, and how often it is saved."""
+    values = asdict(plan)
+    defaults = {name: getattr(TrainingPlan, name) for name in COUNT_WHERE_SET}
+    kept = {name: value for name, value in values.items() if name in (*PLAN_FIELDS, "checkpoint_minutes")}
+    return {name: value for name, value in kept.items() if name not in defaults or value != defaults[name]}
 
 
 @dataclass(frozen=True)
@@ -48,8 +55,8 @@ class Data:
     group: str | None = None
     split_by_seed: bool = False
     parts: tuple[str, ...] = ("train", "val", "test")
-    max_length: int = 128
-    limit: int | None = None
+    max_length: Count = 128
+    limit: Count | None = None
     plan: Mapping[str, Any] = field(default_factory=dict)
     written: str = ""
 
@@ -69,7 +76,7 @@ class Backbone:
 
     name: str
     model: str
-    train: str = "all"
+    train: Literal["all", "last_encoder"] = "all"
     settings: Mapping[str, Any] = field(default_factory=dict)
     plan: Mapping[str, Any] = field(default_factory=dict)
     written: str = ""
@@ -84,6 +91,7 @@ class Method:
         method: its name in the registry.
         options: its settings where they differ from the registered ones.
         data_options: settings for single data sets: data name -> options.
+        plan: where it differs from all others.
         uses_groups: a reference that trains with groups, or whose epoch is chosen with them.
         selection: "worst_group" for a reference whose epoch is chosen with groups; None for the grid's own rule.
         chosen_with_groups: its hyper-parameters were chosen with groups.
@@ -95,7 +103,8 @@ class Method:
     data_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     uses_groups: bool = False
     chosen_with_groups: bool = False
-    selection: str | None = None
+    selection: Literal["worst_group"] | None = None
+    plan: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def trains_with_groups(self) -> bool:
@@ -122,9 +131,9 @@ class Search:
         with_groups: also show what would be chosen with groups, apart and flagged.
     """
 
-    configs: int = 10
-    seed: int = 0
-    seeds: tuple[int, ...] = (1000,)
+    configs: Count = 10
+    seed: WholeNumber = 0
+    seeds: tuple[WholeNumber, ...] = (1000,)
     with_groups: bool = False
 
 
@@ -180,13 +189,13 @@ class Grid:
     data: tuple[Data, ...]
     backbones: tuple[Backbone, ...]
     methods: tuple[Method, ...]
-    seeds: tuple[int, ...]
+    seeds: tuple[WholeNumber, ...]
     plan: Mapping[str, Any] = field(default_factory=dict)
     about: str = ""
-    selection: str = "accuracy"
+    selection: Selection = "accuracy"
     baseline: str = "erm"
     metrics: tuple[str, ...] = METRICS
-    n_boot: int = 2000
+    n_boot: Annotated[int, Range(100)] = 2000
     reported: Mapping[str, Any] = field(default_factory=dict)
     overrides: Mapping[str, Any] = field(default_factory=dict)
     search: Search | None = None
@@ -198,14 +207,14 @@ class Grid:
         trials = 0 if self.search is None else (self.search.configs + 1) * len(self.search.seeds)
         return cells * (len(self.seeds) + trials)
 
-    def plan_of(self, data: Data, backbone: Backbone) -> dict[str, Any]:
-        """How to train there: the grid's plan, then the data's, the backbone's, and the command's."""
-        return {**self.plan, **data.plan, **backbone.plan, **self.overrides}
+    def plan_of(self, data: Data, backbone: Backbone, method: Method) -> dict[str, Any]:
+        """How to train there: the grid's plan, then the data's, the backbone's, the method's, and the command's."""
+        return {**self.plan, **data.plan, **backbone.plan, **method.plan, **self.overrides}
 
     def cells(self) -> tuple[Cell, ...]:
         """Every cell; those that share data stand together, so that a worker seldom has to read anew."""
         return tuple(
-            Cell(data, backbone, method, seed, self.plan_of(data, backbone), self.selection)
+            Cell(data, backbone, method, seed, self.plan_of(data, backbone, method), self.selection)
             for data in self.data
             for backbone in self.backbones
             for seed in self.seeds

@@ -9,27 +9,62 @@ data:
     group: white                                          # the group column of the table
     split_by_seed: true                                   # another split for each seed
 backbones: [vit-8x8]           # or path:FOLDER, or {name, model, train: last_encoder, plan}
-methods: [erm, dam]            # or {name, method, options}; none of them sees a group
+methods:                       # none of them sees a group
+  - erm
+  - {name: dam-4, method: dam, options: {values: 4}, plan: {learning_rate: 1e-4}}
+  - {method: dro, vary: {eta: [0.1, 0.3], plan.learning_rate: [1e-4, 1e-3]}}    # a method for each combination
 references: [group_dro]        # methods that do see groups, shown apart; {method: erm, selection: worst_group} too
 seeds: [0, 1, 2]
-plan: {epochs: 30, batch_size: 256}                       # of `TrainingPlan`; data and backbones may have their own
+plan: {epochs: 30, batch_size: 256}                       # of `TrainingPlan`; data, backbones and methods may differ
 search: {configs: 10, seed: 0, seeds: [1000]}             # of hyper-parameters, before the seeds are run; see `search`
 ```
+
+A grid for language models has a title and methods alone: `fairhead mitigate METHOD --grid FILE` says on which model
+and which data they are run.
 """
 
+import itertools
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from fairhead.audit import METRICS as KNOWN
-from fairhead.bench.grid import METRICS, PARTS, PLAN_FIELDS, SELECTIONS, Backbone, Data, Grid, Method, Search
-from fairhead.bench.values import list_of, mapping, name_of, one_of, text_of, truth_of, whole_numbers, yaml_of
+from fairhead.bench.grid import PARTS, PLAN_FIELDS, Backbone, Data, Grid, Method, Search
 from fairhead.errors import InputError, did_you_mean
+from fairhead.mitigate.registry import method_named
+from fairhead.settings import check_settings
+from fairhead.train.plan import LanguagePlan, TrainingPlan
+
+_NAME = re.compile(r"[\w+=-][\w.+= -]*")
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
+
+
+def shipped_grids() -> dict[str, Path]:
+    """The grids that come with the package, by name."""
+    return {file.stem: file for file in sorted(Path(str(files("fairhead.bench"))).glob("*.yaml"))}
+
+
+def grid_path(grid: str) -> Path:
+    """The file of a grid: a YAML file, or one that ships, by its name.
+
+    Raises:
+        InputError: there is none.
+    """
+    path, known = Path(grid), shipped_grids()
+    if path.suffix in (".yaml", ".yml") or path.is_file():
+        return path
+    if grid not in known:
+        raise InputError(
+            f"there is no grid {grid!r}: give a .yaml file, or one of {', '.join(known)}."
+            f"{did_you_mean(grid, list(known))}"
+        )
+    return known[grid]
 
 
 def read_grid(path: Path | str, changes: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> Grid:
@@ -54,23 +89,27 @@ def read_grid(path: Path | str, changes: Sequence[str] = (), environment: Mappin
         >>> [cell.name for cell in grid.cells()], grid.cells()[0].plan
         (['utkface/vit-8x8/erm/1', 'utkface/vit-8x8/dam/1'], {'epochs': 1})
     """
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text"
-        raise InputError(f"cannot read the grid {str(path)!r}: {reason}") from error
-    try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise InputError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
-    known = [f.name for f in fields(Grid) if f.name != "overrides"] + ["references", "limit"]
-    top = mapping(content, str(path), known, needed=("title", "data", "backbones", "methods", "seeds"))
-    lookup = os.environ if environment is None else environment
-    asked = _parsed(changes, known)
+    asked = _asked(changes)
+    plain = {key: value for key, value in asked.items() if key in _PLAIN}
+    if "plan" in plain:
+        plain["plan"] = _plan(plain["plan"], "--set plan")
+    check_settings(Grid, plain, "--set")
+    top = {**_content(path), **plain}
+    for key in ("data", "backbones", "seeds"):
+        _needed(top, key, str(path))
     written = _grid(top, str(path))
-    grid = _changed(written, asked, lookup)
-    _check_table(grid, written, str(path), "baseline" in top or "baseline" in asked)
+    for name in dict.fromkeys(method.method for method in written.methods):
+        if method_named(name).kind != "classifier":
+            raise InputError(
+                f"{path}: {name} is for language models; run the grid with fairhead mitigate {name} --grid"
+            )
+    grid = _changed(written, asked, os.environ if environment is None else environment)
+    names = [method.name for method in written.methods]
+    if ("baseline" in top or "baseline" in asked) and grid.baseline not in names:
+        raise InputError(
+            f"{path}: baseline is {grid.baseline!r}; expected one of its methods: {', '.join(names)}."
+            f"{did_you_mean(grid.baseline, names)}"
+        )
     if grid.search is None:
         return grid
     shared = sorted({*grid.search.seeds} & {*grid.seeds})
@@ -84,28 +123,63 @@ def read_grid(path: Path | str, changes: Sequence[str] = (), environment: Mappin
     return grid if says else replace(grid, selection="worst_class")
 
 
+def read_methods(path: Path | str) -> tuple[Method, ...]:
+    """The methods of a grid of language models.
+
+    Example:
+        >>> [method.name for method in read_methods(grid_path("klaad-ablations"))][:2]
+        ['klaad', 'ce-only']
+    """
+    methods = _grid(_content(path), str(path)).methods
+    for method in methods:
+        if method_named(method.method).kind != "language":
+            raise InputError(f"{path}: {method.method} is not for language models: run the grid with fairhead bench")
+    return methods
+
+
+_AXES = ("data", "backbones", "methods", "references")
+# Top-level keys with a value of their own, and all of them.
+_PLAIN = ("title", "about", "seeds", "plan", "selection", "baseline", "metrics", "n_boot", "reported")
+_KEYS = (*_PLAIN, *_AXES, "search", "limit")
+
+
+def _content(path: Path | str) -> dict[str, Any]:
+    """The mapping in a file, with known keys and the needed ones."""
+    path = Path(path)
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise InputError(f"cannot read the grid {str(path)!r}: {reason}") from error
+    except yaml.YAMLError as error:
+        raise InputError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    top = dict(_mapping(content, str(path), _KEYS))
+    for key in ("title", "methods"):
+        _needed(top, key, str(path))
+    return top
+
+
 def _grid(top: Mapping[str, Any], where: str) -> Grid:
-    limit = top.get("limit")
+    plain: dict[str, Any] = {key: top[key] for key in _PLAIN if key in top}
+    if "plan" in plain:
+        plain["plan"] = _plan(plain["plan"], f"{where}: plan")
+    check_settings(Grid, plain, where)
+    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()}
+    data, backbones, methods, references = (_list(top.get(key, []), f"{where}: {key}") for key in _AXES)
     grid = Grid(
-        title=text_of(top["title"], f"{where}: title"),
-        about=text_of(top.get("about", ""), f"{where}: about"),
-        data=tuple(_data(entry, f"{where}: data[{i}]", limit) for i, entry in _entries(top, "data", where)),
-        backbones=tuple(_backbone(entry, f"{where}: backbones[{i}]") for i, entry in _entries(top, "backbones", where)),
+        **{"seeds": (), **plain},
+        data=tuple(_data(entry, f"{where}: data[{i}]", top.get("limit")) for i, entry in enumerate(data)),
+        backbones=tuple(_backbone(entry, f"{where}: backbones[{i}]") for i, entry in enumerate(backbones)),
         methods=(
-            *(_method(e, f"{where}: methods[{i}]", False) for i, e in _entries(top, "methods", where)),
-            *(_method(e, f"{where}: references[{i}]", True) for i, e in _entries(top, "references", where, False)),
+            *(m for i, entry in enumerate(methods) for m in _methods(entry, f"{where}: methods[{i}]", False)),
+            *(m for i, entry in enumerate(references) for m in _methods(entry, f"{where}: references[{i}]", True)),
         ),
-        seeds=whole_numbers(top["seeds"], f"{where}: seeds"),
-        plan=_plan(top.get("plan", {}), f"{where}: plan"),
-        selection=one_of(top.get("selection", "accuracy"), f"{where}: selection", SELECTIONS),
-        baseline=text_of(top.get("baseline", "erm"), f"{where}: baseline"),
-        metrics=tuple(
-            text_of(m, f"{where}: metrics") for m in list_of(top.get("metrics", METRICS), f"{where}: metrics")
-        ),
-        n_boot=whole_numbers([top.get("n_boot", 2000)], f"{where}: n_boot")[0],
-        reported=mapping(top.get("reported", {}), f"{where}: reported"),
         search=_search(top.get("search"), f"{where}: search", None),
     )
+    for metric in grid.metrics:
+        if metric not in KNOWN:
+            near = did_you_mean(metric, list(KNOWN))
+            raise InputError(f"{where}: metrics has {metric!r}; known: {', '.join(KNOWN)}.{near}")
     for what in ("data", "backbones", "methods"):
         names = [entry.name for entry in getattr(grid, what)]
         twice = sorted({name for name in names if names.count(name) > 1})
@@ -122,145 +196,110 @@ def _grid(top: Mapping[str, Any], where: str) -> Grid:
     return grid
 
 
-def _check_table(grid: Grid, written: Grid, where: str, says_baseline: bool) -> None:
-    """Refuse what the table could not show, before anything runs."""
-    for metric in grid.metrics:
-        if metric not in KNOWN:
-            raise InputError(
-                f"{where}: metrics has {metric!r}; known: {', '.join(KNOWN)}.{did_you_mean(str(metric), list(KNOWN))}"
-            )
-    if grid.n_boot < 100:
-        raise InputError(f"{where}: n_boot is {grid.n_boot}; at least 100 replicates are needed for an interval")
-    names = [method.name for method in written.methods]
-    if says_baseline and grid.baseline not in names:
+def _entry(kind: type, value: Any, where: str, main: str, **more: Any) -> dict[str, Any]:
+    """The values of an entry, checked: a mapping, or its main value alone; `more` are keys that the class lacks."""
+    own = {f.name for f in fields(kind)} - {"written", "uses_groups", "chosen_with_groups"}
+    found = dict(_mapping({main: value} if isinstance(value, str) else value, where, [*sorted(own), *more]))
+    _needed(found, main, where)
+    check_settings(kind, found, where)
+    if "name" in found and not _NAME.fullmatch(found["name"]):
         raise InputError(
-            f"{where}: baseline is {grid.baseline!r}; expected one of its methods: {', '.join(names)}."
-            f"{did_you_mean(grid.baseline, names)}"
+            f"{where}.name is {found['name']!r}; expected letters, digits, spaces and - _ . + =: it names files"
         )
+    if "plan" in found:
+        found["plan"] = _plan(found["plan"], f"{where}.plan")
+    return found
 
 
-def _data(entry: Any, where: str, limit: int | None) -> Data:
-    if isinstance(entry, str):
-        entry = {"read": entry}
-    known = [f.name for f in fields(Data)]
-    found = mapping(entry, where, known, needed=("read",))
-    read = text_of(found["read"], f"{where}.read")
-    if ":" not in read:
-        raise InputError(f"{where}.read is {read!r}; expected reader:path, such as utkface:UTKFace.zip")
-    parts = tuple(text_of(part, f"{where}.parts") for part in list_of(found.get("parts", Data.parts), f"{where}.parts"))
+def _data(value: Any, where: str, limit: int | None) -> Data:
+    found = {"limit": limit, **_entry(Data, value, where, "read")}
+    name, colon, _ = found["read"].partition(":")
+    if not colon:
+        raise InputError(f"{where}.read is {found['read']!r}; expected reader:path, such as utkface:UTKFace.zip")
+    parts = tuple(found.pop("parts", Data.parts))
     if len(parts) != len(PARTS):
         raise InputError(f"{where}.parts has {len(parts)} names; expected those of train, validation and test")
-    return Data(
-        name=name_of(found.get("name", read.partition(":")[0]), f"{where}.name"),
-        read=read,
-        options=mapping(found.get("options", {}), f"{where}.options"),
-        group=None if found.get("group") is None else text_of(found["group"], f"{where}.group"),
-        split_by_seed=truth_of(found.get("split_by_seed", False), f"{where}.split_by_seed"),
-        parts=parts,
-        max_length=whole_numbers([found.get("max_length", Data.max_length)], f"{where}.max_length")[0],
-        limit=_limit(found.get("limit", limit), f"{where}.limit"),
-        plan=_plan(found.get("plan", {}), f"{where}.plan"),
-    )
+    return Data(**{"name": name, **found, "parts": parts})
+
+
+def _backbone(value: Any, where: str) -> Backbone:
+    found = _entry(Backbone, value, where, "model")
+    return Backbone(**{"name": found["model"].removeprefix("path:").rstrip("/").rpartition("/")[2], **found})
+
+
+def _methods(value: Any, where: str, uses_groups: bool) -> list[Method]:
+    """The methods of an entry: one, or one for each combination of what it varies."""
+    found = _entry(Method, value, where, "method", vary={})
+    if found.get("selection") is not None and not uses_groups:
+        raise InputError(f"{where}.selection: {found['selection']} needs groups; list this method under references")
+    name = found["method"] if found.get("selection") is None else f"{found['method']} epoch chosen with groups"
+    axes = _mapping(found.pop("vary", {}), f"{where}.vary")
+    method = Method(**{"name": name, **found, "uses_groups": uses_groups})
+    made = []
+    for values in itertools.product(*(_list(values, f"{where}.vary.{axis}") for axis, values in axes.items())):
+        point = dict(zip(axes, values, strict=True))
+        of_plan = {key.removeprefix("plan."): value for key, value in point.items() if key.startswith("plan.")}
+        options = {key: value for key, value in point.items() if not key.startswith("plan.")}
+        made.append(
+            replace(
+                method,
+                name=" ".join([method.name, *(f"{key.removeprefix('plan.')}={value}" for key, value in point.items())]),
+                options={**method.options, **options},
+                plan={**method.plan, **_plan(of_plan, f"{where}.vary")},
+            )
+        )
+    return made
 
 
 def _search(value: Any, where: str, before: Search | None) -> Search | None:
     """A search from a mapping or a number of configurations, with what it does not say as it was `before`."""
     if value is None or value is False:
         return None
-    found = mapping({"configs": value} if isinstance(value, int) else value, where, [f.name for f in fields(Search)])
-    before = before or Search()
-    configs, seed = (whole_numbers([found.get(n, getattr(before, n))], f"{where}.{n}")[0] for n in ("configs", "seed"))
-    if configs < 1:
-        raise InputError(f"{where}.configs is {configs}; at least 1 is needed")
-    seeds = found.get("seeds", before.seeds)
-    with_groups = truth_of(found.get("with_groups", before.with_groups), f"{where}.with_groups")
-    return Search(
-        configs,
-        seed,
-        whole_numbers(seeds if isinstance(seeds, list | tuple) else [seeds], f"{where}.seeds"),
-        with_groups,
+    found = dict(
+        _mapping({"configs": value} if isinstance(value, int) else value, where, [f.name for f in fields(Search)])
     )
+    if "seeds" in found:
+        found["seeds"] = tuple(_listed(found["seeds"]))
+    check_settings(Search, found, where)
+    return Search(**{**asdict(before or Search()), **found})
 
 
-def _limit(value: Any, where: str) -> int | None:
-    limit = None if value is None else whole_numbers([value], where)[0]
-    if limit == 0:
-        raise InputError(f"{where} is 0; at least 1 row is needed")
-    return limit
+def _plan(value: Any, where: str) -> dict[str, Any]:
+    found = dict(_mapping(value, where, PLAN_FIELDS))
+    for name, given in found.items():
+        if name == "precision" and given is False:  # what YAML takes a bare no for
+            found[name] = "no"
+        elif isinstance(given, str) and name not in ("schedule", "precision"):
+            found[name] = _number(given)
+    check_settings(LanguagePlan if "lora" in found else TrainingPlan, found, where)
+    return found
 
 
-def _backbone(entry: Any, where: str) -> Backbone:
-    if isinstance(entry, str):
-        entry = {"model": entry}
-    found = mapping(entry, where, [f.name for f in fields(Backbone)], needed=("model",))
-    model = text_of(found["model"], f"{where}.model")
-    return Backbone(
-        name=name_of(found.get("name", model.removeprefix("path:").rstrip("/").rpartition("/")[2]), f"{where}.name"),
-        model=model,
-        train=one_of(found.get("train", "all"), f"{where}.train", ("all", "last_encoder")),
-        settings=mapping(found.get("settings", {}), f"{where}.settings"),
-        plan=_plan(found.get("plan", {}), f"{where}.plan"),
-    )
+def _number(text: str) -> Any:
+    """YAML takes 1e-4 for text: it wants a point there."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
-def _method(entry: Any, where: str, uses_groups: bool) -> Method:
-    if isinstance(entry, str):
-        entry = {"method": entry}
-    known = ("name", "method", "options", "data_options", "selection")
-    found = mapping(entry, where, known, needed=("method",))
-    method = text_of(found["method"], f"{where}.method")
-    selection = found.get("selection")
-    if selection is not None:
-        one_of(selection, f"{where}.selection", ("worst_group",))
-        if not uses_groups:
-            raise InputError(f"{where}.selection: {selection} needs groups; list this method under references")
-    name = method if selection is None else f"{method} epoch chosen with groups"
-    return Method(
-        name=name_of(found.get("name", name), f"{where}.name"),
-        method=method,
-        options=mapping(found.get("options", {}), f"{where}.options"),
-        data_options={
-            name: mapping(options, f"{where}.data_options.{name}")
-            for name, options in mapping(found.get("data_options", {}), f"{where}.data_options").items()
-        },
-        uses_groups=uses_groups,
-        selection=selection,
-    )
-
-
-def _changed(grid: Grid, changes: Mapping[str, Any], environment: Mapping[str, str]) -> Grid:
-    """The grid with the command's settings in place of the file's, and variables filled in."""
-    for key, value in changes.items():
-        if key in PLAN_FIELDS:
-            grid = replace(grid, overrides={**grid.overrides, **_plan({key: value}, "--set")})
-        elif key == "limit":
-            grid = replace(grid, data=tuple(replace(data, limit=_limit(value, "--set limit")) for data in grid.data))
-        elif key == "seeds":
-            grid = replace(grid, seeds=whole_numbers(value if isinstance(value, list) else [value], "--set seeds"))
+def _changed(grid: Grid, asked: Mapping[str, Any], environment: Mapping[str, str]) -> Grid:
+    """The grid with what the command has chosen from it, and with variables filled in."""
+    for key, value in asked.items():
+        if key == "limit":
+            check_settings(Data, {"limit": value}, "--set")
+            grid = replace(grid, data=tuple(replace(data, limit=value) for data in grid.data))
         elif key == "references":
-            groupless = tuple(method for method in grid.methods if not method.uses_groups)
             references = tuple(method for method in grid.methods if method.uses_groups)
-            grid = replace(grid, methods=(*groupless, *_chosen(references, key, value, none=True)))
-        elif key in ("data", "backbones", "methods"):
+            others = tuple(method for method in grid.methods if not method.uses_groups)
+            grid = replace(grid, methods=(*others, *_chosen(references, key, value, none=True)))
+        elif key in _AXES:
             changed: dict[str, Any] = {key: _chosen(getattr(grid, key), key, value)}
             grid = replace(grid, **changed)
         elif key.partition(".")[0] == "search":
             given = {key.partition(".")[2]: value} if "." in key else value
             grid = replace(grid, search=_search(given, "--set search", grid.search))
-        elif key == "n_boot":
-            grid = replace(grid, n_boot=whole_numbers([value], "--set n_boot")[0])
-        elif key == "selection":
-            grid = replace(grid, selection=one_of(value, "--set selection", SELECTIONS))
-        elif key == "metrics":
-            names = value if isinstance(value, list) else [value]
-            grid = replace(grid, metrics=tuple(text_of(name, "--set metrics") for name in names))
-        elif key == "plan":
-            grid = replace(grid, plan=_plan(value, "--set plan"))
-        elif key == "reported":
-            grid = replace(grid, reported=mapping(value, "--set reported"))
-        else:  # title, about, baseline
-            words: dict[str, Any] = {key: str(value)}
-            grid = replace(grid, **words)
+    overrides = _plan({key: value for key, value in asked.items() if key in PLAN_FIELDS}, "--set")
     # Only what is still in the grid needs its variables. Options keep theirs: results are known by what was written.
     for method in grid.methods:
         for options in (method.options, *method.data_options.values()):
@@ -269,6 +308,7 @@ def _changed(grid: Grid, changes: Mapping[str, Any], environment: Mapping[str, s
                     expanded(value, f"option {option} of method {method.name!r}", environment)
     return replace(
         grid,
+        overrides=overrides,
         data=tuple(
             replace(d, read=expanded(d.read, f"data {d.name!r}", environment), written=d.read) for d in grid.data
         ),
@@ -287,16 +327,17 @@ def _chosen(entries: tuple[Any, ...], what: str, value: Any, none: bool = False)
         if none:
             return ()
         raise InputError(f"--set {what}= names none, and at least one is needed; {known}")
-    wanted = [str(name) for name in (value if isinstance(value, list) else [value])]
+    wanted = [str(name) for name in _listed(value)]
     for name in wanted:
         if name not in named:
             raise InputError(f"--set {what}: there is no {name!r}; {known}.{did_you_mean(name, list(named))}")
     return tuple(named[name] for name in wanted)
 
 
-def _parsed(changes: Sequence[str], known: Sequence[str]) -> dict[str, Any]:
+def _asked(changes: Sequence[str]) -> dict[str, Any]:
+    """What "key=value" settings say."""
     found: dict[str, Any] = {}
-    names = [*known, *(f"search.{f.name}" for f in fields(Search)), *PLAN_FIELDS]
+    names = [*_KEYS, *(f"search.{f.name}" for f in fields(Search)), *PLAN_FIELDS]
     for change in changes:
         key, equals, text = change.partition("=")
         if not equals or key not in names:
@@ -304,16 +345,19 @@ def _parsed(changes: Sequence[str], known: Sequence[str]) -> dict[str, Any]:
                 f"--set takes key=value, with a key among {', '.join(names)}; found {change!r}."
                 f"{did_you_mean(key, names)}"
             )
-        if key in ("title", "about"):
-            found[key] = text
-        elif "," in text and not text.lstrip().startswith(("[", "{")):
-            found[key] = [yaml_of(part, f"--set {key}") for part in text.split(",")]
-        else:
-            found[key] = yaml_of(text, f"--set {key}")
+        several = "," in text and not text.lstrip().startswith(("[", "{"))
+        value: Any = text
+        if key not in ("title", "about", "baseline"):
+            value = [_value(part, key) for part in text.split(",")] if several else _value(text, key)
+        found[key] = _listed(value) if key in ("seeds", "metrics") else value
     return found
 
 
-_VARIABLE = re.compile(r"\$\{(\w+)\}")
+def _value(text: str, key: str) -> Any:
+    try:
+        return yaml.safe_load(text) if text else None
+    except yaml.YAMLError:
+        raise InputError(f"--set {key} is {text!r}, which cannot be read: is a bracket or a quote missing?") from None
 
 
 def expanded(text: str, where: str, environment: Mapping[str, str] | None = None) -> str:
@@ -336,22 +380,29 @@ def expanded(text: str, where: str, environment: Mapping[str, str] | None = None
     return _VARIABLE.sub(lambda match: environment[match[1]], text)
 
 
-def _plan(value: Any, where: str) -> dict[str, Any]:
-    found = mapping(value, where, PLAN_FIELDS)
-    for name, number in found.items():
-        if name == "precision" and number is False:  # what YAML takes a bare no for
-            found[name] = "no"
-        # YAML reads 1e-4 as text: it wants a point there.
-        elif isinstance(number, str) and name not in ("schedule", "precision"):
-            try:
-                found[name] = float(number)
-            except ValueError:
-                raise InputError(f"{where}.{name} is {number!r}; expected a number") from None
-    return found
+def _mapping(value: Any, where: str, known: Sequence[str] | None = None) -> Mapping[str, Any]:
+    """A mapping with text as keys, all of them known."""
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise InputError(f"{where} is {value!r}; expected a mapping of names to values")
+    for key in value:
+        if known is not None and key not in known:
+            raise InputError(
+                f"{where} has the unknown key {key!r}; known: {', '.join(known)}.{did_you_mean(key, list(known))}"
+            )
+    return value
 
 
-def _entries(top: Mapping[str, Any], key: str, where: str, needed: bool = True) -> list[tuple[int, Any]]:
-    entries = list_of(top.get(key, []), f"{where}: {key}")
-    if needed and not entries:
-        raise InputError(f"{where}: {key} is empty; at least one is needed")
-    return list(enumerate(entries))
+def _needed(value: Mapping[str, Any], key: str, where: str) -> None:
+    if key not in value or value[key] == []:
+        raise InputError(f"{where} has no {key!r}, which it needs.{did_you_mean(key, [k for k in value if k != key])}")
+
+
+def _list(value: Any, where: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise InputError(f"{where} is {value!r}; expected a list")
+    return value
+
+
+def _listed(value: Any) -> Any:
+    """One value stands for a list of one."""
+    return value if isinstance(value, list | tuple) else [value]

@@ -132,7 +132,7 @@ def check(cells: Sequence[Cell]) -> None:
         if key not in seen:
             seen.add(key)
             method_of(cell)
-            TrainingPlan(**cell.plan)
+            TrainingPlan.of(**cell.plan)
             check_auxiliary_models(cell)
             Recipe(cell.backbone.model, ("0", "1"), cell.backbone.settings).check()
     # Last: a wrong setting is reported even where there are no data yet.

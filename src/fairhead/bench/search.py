@@ -169,7 +169,7 @@ def _configured(grid: Grid, data: Data, backbone: Backbone, method: Method, seed
         backbone,
         replace(method, options=options, data_options={}),
         seed,
-        {**grid.plan_of(data, backbone), **plan},
+        {**grid.plan_of(data, backbone, method), **plan},
         grid.selection,
         trial=number,
     )
@@ -194,7 +194,7 @@ def _drawn(grid: Grid, data: Data, backbone: Backbone, method: Method, number: i
     if number == 0:
         return {}
     assert grid.search is not None
-    epochs = int({"epochs": TrainingPlan.epochs, **grid.plan_of(data, backbone)}["epochs"])
+    epochs = int({"epochs": TrainingPlan.epochs, **grid.plan_of(data, backbone, method)}["epochs"])
     drawn = {}
     for name, prior in _priors(grid, data, backbone, method).items():
         # The plan's values do not depend on the method: all of them meet the same learning rates.

@@ -20,7 +20,7 @@ from fairhead.cli.demo import demo
 from fairhead.cli.lm import lm_app
 from fairhead.cli.locate import EPILOG as LOCATE_EPILOG
 from fairhead.cli.locate import locate_command
-from fairhead.cli.mitigate_app import mitigate_app
+from fairhead.cli.mitigate import mitigate_app
 from fairhead.errors import FairheadError
 
 _INTERRUPTED = 130

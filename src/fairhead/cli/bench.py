@@ -87,17 +87,17 @@ def bench_command(
         raise InputError("which grid? Give a YAML file, or a name that fairhead bench --list shows")
     if jobs < 1:
         raise InputError(f"--jobs is {jobs}; at least 1 is needed")
-    from fairhead.bench.grid_file import read_grid
+    from fairhead.bench.grid_file import grid_path, read_grid
 
     if search is not None and search < 1:
         raise InputError(f"--search is {search}; at least 1 is needed, and 10 or more to mean something")
     asked = [*(changes or []), *([f"search={search}"] if search else [])]
-    plan = read_grid(_grid_file(grid), asked)
+    plan = read_grid(grid_path(grid), asked)
     if choose_with_groups:
         if plan.search is None:
             raise InputError("--choose-with-groups needs a search: give --search 10 as well")
         asked.append("search.with_groups=true")
-        plan = read_grid(_grid_file(grid), asked)
+        plan = read_grid(grid_path(grid), asked)
     if not table_only:
         missing = [name for name in ("torch", "transformers", "accelerate") if find_spec(name) is None]
         if missing:
@@ -174,31 +174,10 @@ def _command(grid: str, changes: Sequence[str]) -> str:
     return shlex.join(["fairhead", "bench", grid, *(word for change in changes for word in ("--set", change))])
 
 
-def _grid_file(grid: str) -> Path:
-    from importlib.resources import files
-
-    path = Path(grid)
-    if path.suffix in (".yaml", ".yml") or path.is_file():
-        return path
-    shipped = Path(str(files("fairhead.bench") / f"{grid}.yaml"))
-    if not shipped.exists():
-        from fairhead.errors import did_you_mean
-
-        known = [file.stem for file in _shipped()]
-        raise InputError(
-            f"there is no grid {grid!r}: give a .yaml file, or one of {', '.join(known)}.{did_you_mean(grid, known)}"
-        )
-    return shipped
-
-
-def _shipped() -> list[Path]:
-    from importlib.resources import files
-
-    return sorted(Path(str(files("fairhead.bench"))).glob("*.yaml"))
-
-
 def _list_grids() -> None:
     import yaml
 
-    for file in _shipped():
-        typer.echo(f"{file.stem:<20} {yaml.safe_load(file.read_text(encoding='utf-8'))['title']}")
+    from fairhead.bench.grid_file import shipped_grids
+
+    for name, file in shipped_grids().items():
+        typer.echo(f"{name:<20} {yaml.safe_load(file.read_text(encoding='utf-8'))['title']}")

@@ -1,25 +1,34 @@
 """`fairhead mitigate`: train one model with one method, and say what came of it."""
 
-import enum
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Literal
 
 import typer
+from typer.core import TyperGroup
 
 from fairhead.cli.data_options import DataColumns
-from fairhead.cli.options import key_values, options
+from fairhead.cli.options import options
 from fairhead.cli.output import command_line
 from fairhead.errors import FairheadError, InputError
-from fairhead.mitigate.registry import listed, method_named, names
+from fairhead.mitigate.registry import METHODS, listed, method_named, names
 from fairhead.report.console import harmless
+from fairhead.settings import Count, Option
+from fairhead.train.plan import TrainingPlan
 
 # What an option of a method would be called that wanted a group.
 _GROUP_WORDS = ("group", "groups", "attribute", "attributes", "sensitive", "group_by", "protected")
 
+# The command that classifiers share, as typer knows it: the method is its argument.
+_SHARED = "METHOD"
+
 EPILOG = f"""
+**For language models**, each with options of its own (`fairhead mitigate klaad --help`)
+
+{listed("language")}
+
 **Methods** (none of them sees a group)
 
 {listed("classifier", uses_groups=False)}
@@ -44,163 +53,126 @@ EPILOG = f"""
 """
 
 
-class Train(enum.StrEnum):
-    """Which part of the model is trained."""
+@dataclass(frozen=True)
+class Rows:
+    """What is trained and tested on.
 
-    all = "all"
-    last_encoder = "last_encoder"
+    Attributes:
+        data: as reader:path: utkface:UTKFace.zip, images:labels.csv, texts:posts.csv.
+        parts: the reader's names of train, validation and test.
+        limit: at most so many rows in each part.
+        max_length: tokens that texts are cut and padded to.
+    """
 
-
-class Selection(enum.StrEnum):
-    """What the epoch is chosen by, on validation rows; the last one looks at their groups."""
-
-    accuracy = "accuracy"
-    worst_class = "worst_class"
-    worst_group = "worst_group"
-
-
-class Precision(enum.StrEnum):
-    """Of the computation."""
-
-    no = "no"
-    bf16 = "bf16"
+    data: Annotated[str, Option(metavar="SPEC")]
+    parts: Annotated[str, Option(metavar="A,B,C")] = "train,val,test"
+    limit: Annotated[Count | None, Option(metavar="N")] = None
+    max_length: Annotated[Count, Option(metavar="N")] = 128
+    panel: ClassVar[str] = "Data"
 
 
-_DATA, _MODEL, _TRAINING, _OUTPUT = "Data", "Model and method", "Training", "Output"
+@dataclass(frozen=True)
+class Trained:
+    """What is trained.
+
+    Attributes:
+        model: a fresh one (vit-8x8: layers × heads) or a pretrained one (path:FOLDER, or a name on the hub).
+        model_option: of a fresh model: width, mlp, image_size, patch_size.
+        train: all of it, or the last encoder layer on frozen features.
+        option: of the method: upweight=20, values=4, ...
+        selection: what the epoch is chosen by, on validation rows; worst_group needs --reference-group, and is flagged.
+        reference_group: for the references, and for --selection worst_group: the group column they look at.
+        against: train this method too, and compare pairwise.
+    """
+
+    model: Annotated[str, Option(metavar="NAME")] = "vit-8x8"
+    model_option: Annotated[Mapping[str, Any], Option(metavar="KEY=VALUE")] = field(default_factory=dict)
+    train: Literal["all", "last_encoder"] = "all"
+    option: Annotated[Mapping[str, Any], Option(metavar="KEY=VALUE")] = field(default_factory=dict)
+    selection: Literal["accuracy", "worst_class", "worst_group"] = "accuracy"
+    reference_group: Annotated[str | None, Option(metavar="COLUMN")] = None
+    against: Annotated[str | None, Option(metavar="METHOD")] = None
+    panel: ClassVar[str] = "Model and method"
 
 
-def _option(flag: str, help: str, panel: str, metavar: str | None = None) -> Any:
-    variable = f"FAIRHEAD_MITIGATE_{flag.strip('-').replace('-', '_').upper()}"
-    return typer.Option(flag, help=help, rich_help_panel=panel, metavar=metavar, envvar=variable, show_envvar=False)
+@dataclass(frozen=True)
+class Output:
+    """Where.
+
+    Attributes:
+        out: folder for model, records, audit and report.
+        cache: folder for decoded pictures and frozen features.
+        device: cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.
+    """
+
+    out: Annotated[Path, Option(metavar="DIR")] = Path("fairhead-run")
+    cache: Annotated[Path | None, Option(metavar="DIR")] = None
+    device: str = "auto"
+    panel: ClassVar[str] = "Output"
+
+
+_PLAN = TrainingPlan(batch_size=256, learning_rate=1e-4)
 
 
 @options("mitigate")
 def mitigate_command(
     context: typer.Context,
     method: Annotated[str, typer.Argument(help="dam, jtt, ...: see below.", metavar="METHOD")],
-    data: Annotated[
-        str, _option("--data", "reader:path: utkface:UTKFace.zip, images:labels.csv, texts:posts.csv.", _DATA, "SPEC")
-    ],
+    rows: Rows,
     columns: DataColumns,
-    model: Annotated[
-        str,
-        _option(
-            "--model",
-            "vit-8x8 (fresh, layers × heads), or path:FOLDER or a name on the hub (pretrained).",
-            _MODEL,
-            "NAME",
-        ),
-    ] = "vit-8x8",
-    out: Annotated[Path, _option("--out", "Folder for model, records, audit and report.", _OUTPUT, "DIR")] = Path(
-        "fairhead-run"
-    ),
-    parts: Annotated[
-        str, _option("--parts", "The reader's names of train, validation and test.", _DATA, "A,B,C")
-    ] = "train,val,test",
-    limit: Annotated[int | None, _option("--limit", "At most so many rows in each part.", _DATA, "N")] = None,
-    max_length: Annotated[int, _option("--max-length", "Tokens that texts are cut and padded to.", _DATA, "N")] = 128,
-    option: Annotated[
-        list[str] | None, _option("--option", "Of the method: upweight=20, values=4, ...", _MODEL, "KEY=VALUE")
-    ] = None,
-    model_option: Annotated[
-        list[str] | None,
-        _option("--model-option", "Of a fresh model: width, mlp, image_size, patch_size.", _MODEL, "KEY=VALUE"),
-    ] = None,
-    train: Annotated[
-        Train, _option("--train", "all of it, or the last encoder layer on frozen features.", _MODEL)
-    ] = Train.all,
-    reference_group: Annotated[
-        str | None,
-        _option(
-            "--reference-group",
-            "For the references, and for --selection worst_group: the group column they look at.",
-            _MODEL,
-            "COLUMN",
-        ),
-    ] = None,
-    against: Annotated[
-        str | None, _option("--against", "Train this method too, and compare pairwise.", _MODEL, "METHOD")
-    ] = None,
-    epochs: Annotated[int, _option("--epochs", "Passes over the training rows.", _TRAINING, "N")] = 20,
-    batch_size: Annotated[int, _option("--batch-size", "Rows a step.", _TRAINING, "N")] = 256,
-    lr: Annotated[float, _option("--lr", "AdamW's learning rate.", _TRAINING, "RATE")] = 1e-4,
-    weight_decay: Annotated[float, _option("--weight-decay", "AdamW's.", _TRAINING, "RATE")] = 0.05,
-    precision: Annotated[Precision, _option("--precision", "no: 32 bit; bf16: autocast.", _TRAINING)] = Precision.no,
-    selection: Annotated[
-        Selection,
-        _option(
-            "--selection",
-            "What the epoch is chosen by; never the test rows. worst_group needs --reference-group, and is flagged.",
-            _TRAINING,
-        ),
-    ] = Selection.accuracy,
-    seed: Annotated[
-        int, _option("--seed", "Of weights, batches and (where it is random) the split.", _TRAINING, "N")
-    ] = 0,
-    device: Annotated[
-        str, _option("--device", "cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.", _TRAINING)
-    ] = "auto",
-    cache: Annotated[
-        Path | None, _option("--cache", "Folder for decoded pictures and frozen features.", _OUTPUT, "DIR")
-    ] = None,
+    chosen: Trained,
+    output: Output,
+    plan: TrainingPlan = _PLAN,
 ) -> None:
     """Train a model with a method that reduces gaps, without groups; then audit it."""
     missing = [name for name in ("torch", "transformers", "accelerate") if find_spec(name) is None]
     if missing:
         raise FairheadError(f'this needs {", ".join(missing)}, not installed here: pip install "fairhead[torch]"')
-    from fairhead.bench.grid import Backbone, Cell, Data, Method
+    from fairhead.bench.grid import Backbone, Cell, Data, Method, plan_settings
     from fairhead.data import parse_spec
 
-    method_options = key_values(option, "--option")
-    _refuse_groups(method_options)
-    if reference_group is not None and (columns.group or not parse_spec(data).reader.options.get("groups", True)):
-        columns = replace(columns, group=tuple(dict.fromkeys((*columns.group, reference_group))))
-    reader_options = columns.options(data)
-    for flag, number in (("--limit", limit), ("--max-length", max_length)):
-        if number is not None and number < 1:
-            raise InputError(f"{flag} is {number}; at least 1 is needed")
-    by_group = selection is Selection.worst_group
-    if against == method and not method_options and not by_group:
-        raise InputError(f"--against {against} is the method itself: name another, or give it options of its own")
-    three = tuple(part.strip() for part in parts.split(","))
+    _refuse_groups(chosen.option)
+    given = chosen.reference_group
+    if given is not None and (columns.group or not parse_spec(rows.data).reader.options.get("groups", True)):
+        columns = replace(columns, group=tuple(dict.fromkeys((*columns.group, given))))
+    reader_options = columns.options(rows.data)
+    by_group = chosen.selection == "worst_group"
+    if chosen.against == method and not chosen.option and not by_group:
+        raise InputError(f"--against {method} is the method itself: name another, or give it options of its own")
+    three = tuple(part.strip() for part in rows.parts.split(","))
     if len(three) != 3:
-        raise InputError(f"--parts is {parts!r}; expected three names, those of train, validation and test")
+        raise InputError(f"--parts is {rows.parts!r}; expected three names, those of train, validation and test")
     cell = Cell(
         data=Data(
-            name=data.partition(":")[0],
-            read=data,
+            name=rows.data.partition(":")[0],
+            read=rows.data,
             options=reader_options,
-            group=reference_group or columns.first_group,
-            split_by_seed=_splits_by_seed(data, reader_options),
+            group=given or columns.first_group,
+            split_by_seed=_splits_by_seed(rows.data, reader_options),
             parts=three,
-            max_length=max_length,
-            limit=limit,
+            max_length=rows.max_length,
+            limit=rows.limit,
         ),
-        backbone=Backbone(Path(model).name, model, train.value, key_values(model_option, "--model-option")),
+        backbone=Backbone(Path(chosen.model).name, chosen.model, chosen.train, chosen.model_option),
         method=Method(
             method,
             method,
-            method_options,
-            uses_groups=_uses_groups(method, reference_group, by_group),
+            chosen.option,
+            uses_groups=_uses_groups(method, given, by_group),
             selection="worst_group" if by_group else None,
         ),
-        seed=seed,
-        plan={
-            "epochs": epochs,
-            "batch_size": batch_size,
-            "learning_rate": lr,
-            "weight_decay": weight_decay,
-            "precision": precision.value,
-        },
-        selection="accuracy" if by_group else selection.value,
+        seed=plan.seed,
+        plan=plan_settings(plan),
+        selection="accuracy" if by_group else chosen.selection,
     )
     from fairhead.bench.one_run import mitigate
     from fairhead.cli.progress import progress
     from fairhead.models.load import device_named
     from fairhead.report import write
 
+    out, against = output.out, chosen.against
     with progress() as shown:
-        found = mitigate(cell, out, against, str(device_named(device)), cache, shown.tell)
+        found = mitigate(cell, out, against, str(device_named(output.device)), output.cache, shown.tell)
     page = found.page(command_line(context))
     write(page, out / "report.html")
     for sentence in page.verdict:
@@ -246,3 +218,39 @@ def _splits_by_seed(data: str, options: Mapping[str, Any]) -> bool:
     from fairhead.data import parse_spec
 
     return "seed" not in options and "seed" in parse_spec(data).reader.options
+
+
+class _Methods(TyperGroup):
+    """Methods for language models are commands of their own, made when they are asked for; all others share one."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*super().list_commands(ctx), *names("language")]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        known = super().get_command(ctx, cmd_name)
+        if known is not None or cmd_name not in names("language"):
+            return known
+        from fairhead.cli.mitigate_language import EPILOG as LANGUAGE_EPILOG
+        from fairhead.cli.mitigate_language import language_command
+
+        single = typer.Typer(rich_markup_mode="markdown", add_completion=False)
+        single.command(cmd_name, epilog=LANGUAGE_EPILOG)(language_command(METHODS[cmd_name]))
+        return typer.main.get_command(single)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or args[0] not in names("language"):
+            args = [_SHARED, *args]
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        return ("" if name == _SHARED else name), command, rest  # the name stands in the usage line
+
+
+mitigate_app = typer.Typer(
+    name="mitigate",
+    cls=_Methods,
+    help="Train a model with a method that reduces gaps, without groups; then audit it.",
+    rich_markup_mode="markdown",
+)
+mitigate_app.command(_SHARED, epilog=EPILOG)(mitigate_command)

@@ -5,7 +5,8 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass, replace
+from keyword import iskeyword
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -21,8 +22,9 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 def options(command: str) -> Callable[[Command], Command]:
     """Let a command take settings: each parameter that is annotated with a settings dataclass becomes its options.
 
-    The command is called with an instance of each class, whose values have been held to their types and ranges. All
-    other parameters are typer's as usual. Every option is also the environment variable FAIRHEAD_<COMMAND>_<OPTION>.
+    The command is called with an instance of each class, whose values have been held to their types and ranges. An
+    instance as the parameter's default has the defaults of its options. All other parameters are typer's as usual.
+    Every option is also the environment variable FAIRHEAD_<COMMAND>_<OPTION>.
 
     Args:
         command: its name, for the environment variables: "locate", "lm".
@@ -58,14 +60,14 @@ def options(command: str) -> Callable[[Command], Command]:
         for parameter in inspect.signature(function).parameters.values():
             hint = hints[parameter.name]
             if isinstance(hint, type) and is_dataclass(hint):
-                settings[parameter.name] = _offered(hint)
+                settings[parameter.name] = _offered(hint, parameter.default)
                 parameters += [one.parameter(command) for one in settings[parameter.name]]
             else:
                 parameters.append(parameter.replace(annotation=hint))
 
         def called(**given: Any) -> Any:
             built = {name: _built(hints[name], offered, given) for name, offered in settings.items()}
-            taken = {one.field.name for offered in settings.values() for one in offered}
+            taken = {one.key for offered in settings.values() for one in offered}
             return function(**{name: value for name, value in given.items() if name not in taken}, **built)
 
         parameters.sort(key=lambda p: p.default is not p.empty)  # required ones first
@@ -86,6 +88,13 @@ class _Offered(NamedTuple):
     option: Option
     help: str
     panel: str | None
+    instance: Any = None  # whose values are the defaults
+
+    @property
+    def key(self) -> str:
+        """The name of its parameter: fields of two classes may be called alike, flags may not."""
+        name = self.flag.strip("-").replace("-", "_")
+        return f"{name}_" if iskeyword(name) else name
 
     @property
     def flag(self) -> str:
@@ -109,7 +118,7 @@ class _Offered(NamedTuple):
         if isinstance(default, tuple | Mapping):
             default = list(default) or None
         return inspect.Parameter(
-            self.field.name,
+            self.key,
             inspect.Parameter.KEYWORD_ONLY,
             default=inspect.Parameter.empty if default is MISSING else default,
             annotation=Annotated[kind if default is not None else kind | None, option],
@@ -117,12 +126,15 @@ class _Offered(NamedTuple):
 
     def default(self) -> Any:
         """What the settings class has where nothing is given; MISSING where something must be."""
+        if self.instance is not None:
+            return getattr(self.instance, self.field.name)
         if self.field.default_factory is not MISSING:
             return self.field.default_factory()
         return self.field.default
 
 
-def _offered(settings: type) -> tuple[_Offered, ...]:
+def _offered(settings: type, default: Any) -> tuple[_Offered, ...]:
+    instance = default if isinstance(default, settings) else None
     hints = get_type_hints(settings, include_extras=True)
     texts = attribute_texts(settings)
     found = []
@@ -130,8 +142,13 @@ def _offered(settings: type) -> tuple[_Offered, ...]:
         option = next((extra for extra in get_args(hints[field.name])[1:] if isinstance(extra, Option)), Option())
         if option.shown:
             panel = option.panel or getattr(settings, "panel", None)
-            found.append(_Offered(field, hints[field.name], option, texts.get(field.name, ""), panel))
+            found.append(_Offered(field, hints[field.name], option, texts.get(field.name, ""), panel, instance))
     return tuple(found)
+
+
+def parameter_names(settings: type) -> dict[str, str]:
+    """The fields of a settings class that are offered, and how typer calls their parameters."""
+    return {one.field.name: one.key for one in _offered(settings, None)}
 
 
 def attribute_texts(settings: type) -> dict[str, str]:
@@ -149,10 +166,12 @@ def attribute_texts(settings: type) -> dict[str, str]:
         >>> attribute_texts(Drawing)
         {'draws': 'Random sets; all where there are fewer.', 'seed': 'Of the draws.'}
     """
-    _, _, listed = inspect.cleandoc(settings.__doc__ or "").partition("Attributes:\n")
-    block = listed.partition("\n\n")[0]
-    found = re.findall(r"^    (\w+): ((?:.*)(?:\n        .*)*)", block, flags=re.MULTILINE)
-    return {name: _sentence(" ".join(text.split())) for name, text in found}
+    found: dict[str, str] = {}
+    for base in reversed(settings.__mro__):  # its own words come last, and count
+        _, _, listed = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")
+        block = listed.partition("\n\n")[0]
+        found |= re.findall(r"^    (\w+): ((?:.*)(?:\n        .*)*)", block, flags=re.MULTILINE)
+    return {name: _sentence(" ".join(text.split())) for name, text in found.items()}
 
 
 def _sentence(text: str) -> str:
@@ -163,14 +182,15 @@ def _built(kind: Any, offered: Sequence[_Offered], given: Mapping[str, Any]) -> 
     """The settings, with errors that name the flag."""
     values = {}
     for one in offered:
-        value = _plain(given[one.field.name], one)
+        value = _plain(given[one.key], one)
         try:
             if value != one.default():
                 check_settings(kind, {one.field.name: value}, "")
         except InputError as error:
             raise InputError(f"{one.flag} {str(error).partition(f': {one.field.name} ')[2]}") from None
         values[one.field.name] = value
-    return kind(**values)
+    instance = offered[0].instance if offered else None
+    return kind(**values) if instance is None else replace(instance, **values)
 
 
 def _plain(value: Any, one: _Offered) -> Any:
@@ -180,8 +200,24 @@ def _plain(value: Any, one: _Offered) -> Any:
     if _is_mapping(one.hint):
         return key_values(value, one.flag)
     if isinstance(value, list):
-        return tuple(value)
+        return tuple(value) if _number_type(one.hint) is None else _numbers(value, one)
     return value if value is not None or not _is_list(one.hint) else ()
+
+
+def _numbers(given: Sequence[str], one: _Offered) -> tuple[Any, ...]:
+    """Numbers, each on its own or several with commas: `--layers 0,5 --layers=-1`."""
+    kind = _number_type(one.hint)
+    assert kind is not None
+    try:
+        return tuple(kind(part) for text in given for part in str(text).split(",") if part.strip())
+    except ValueError:
+        raise InputError(f"{one.flag} is {','.join(given)!r}; expected numbers with commas, such as 0,5,-1") from None
+
+
+def _number_type(hint: Any) -> type | None:
+    """Of a list of numbers: of which."""
+    inner = [kind for one in _inside(hint) if _is_list(one) for kind in _inside(get_args(one)[0])]
+    return inner[0] if inner and inner[0] in (int, float) else None
 
 
 def key_values(given: Sequence[str] | None, flag: str) -> dict[str, Any]:
@@ -225,7 +261,8 @@ def _typer_type(hint: Any, name: str) -> Any:
     if _is_mapping(hint):
         return list[str]
     if _is_list(hint):
-        inner = _typer_type(arguments[0], name)
+        # Numbers may also be given at once, with commas.
+        inner = _typer_type(arguments[0], name) if _number_type(hint) is None else str
         return list[inner]  # type: ignore[valid-type]
     return hint if hint in (str, int, float, bool, Path) else str
 

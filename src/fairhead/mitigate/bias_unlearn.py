@@ -11,11 +11,11 @@ Not built: the authors' swap of the two sets once the stereotype score has falle
 terms, and train for less long where it has gone past.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from fairhead.language.row_layout import Sentences, stack
 from fairhead.mitigate.cda import token_losses
 from fairhead.mitigate.language_trainer import Prepared
 from fairhead.mitigate.triplets import TokenTriplet, encode_triplets, stack_triplets
+from fairhead.settings import NotNegative, Positive, Share, check_config
 from fairhead.train.step import Parts
 
 
@@ -44,24 +45,21 @@ class BiasUnlearn:
     Example:
         >>> BiasUnlearn(beta=0)
         Traceback (most recent call last):
-            ...
-        fairhead.errors.InputError: beta is 0; more than 0 is expected
+        fairhead.errors.InputError: BiasUnlearn: beta is 0; expected a number above 0
     """
 
-    forget_weight: float = 0.5
-    retain_weight: float = 0.3
-    keep_weight: float = 0.2
-    beta: float = 0.1
-    anti_in_forget: float = 0.0
+    forget_weight: NotNegative = 0.5
+    retain_weight: NotNegative = 0.3
+    keep_weight: NotNegative = 0.2
+    beta: Positive = 0.1
+    anti_in_forget: Share = 0.0
+    plan: ClassVar[Mapping[str, Any]] = {"learning_rate": 2e-5}
 
     def __post_init__(self) -> None:
-        if not self.beta > 0:
-            raise InputError(f"beta is {self.beta:g}; more than 0 is expected")
-        if not 0 <= self.anti_in_forget <= 1:
-            raise InputError(f"anti_in_forget is {self.anti_in_forget:g}; a share from 0 to 1 is expected")
+        check_config(self)
         weights = (self.forget_weight, self.retain_weight, self.keep_weight)
-        if not all(weight >= 0 for weight in weights) or not sum(weights) > 0:
-            raise InputError(f"the weights of the losses are {weights}; none below 0, and one above, is expected")
+        if not any(weights):
+            raise InputError(f"the weights of the losses are {weights}; one above 0 is expected")
 
     def prepare(self, items: Iterable[StereoSetItem], tokenizer: Any, context: int) -> "Prepared[Example]":
         """One example an item."""

@@ -5,10 +5,10 @@ read as it is and with those words swapped, so that neither form has the other's
 such a word would be plain fine-tuning and are left out unless asked for.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -20,6 +20,7 @@ from fairhead.language.row_layout import Sentences, stack
 from fairhead.language.swaps import read_swaps
 from fairhead.language.tokenising import start_token
 from fairhead.mitigate.language_trainer import Prepared
+from fairhead.settings import Option
 from fairhead.train.step import Parts
 
 NOTHING_TO_SWAP = "no word of the swap lists"
@@ -30,18 +31,23 @@ class CDA:
     """The settings.
 
     Attributes:
-        swaps: file or folder of the word lists (`language.swaps.read_swaps`).
-        originals: train on the sentences as they are, too (two-sided); else on their counterfactuals alone.
+        swaps: word lists: a folder of WinoBias or gn_glove, or a file of pairs.
+        one_sided: train on swapped sentences only, not on the originals.
         all_sentences: also train on sentences without a word to swap.
 
     Example:
-        >>> CDA("winobias").originals
-        True
+        >>> CDA("winobias").one_sided
+        False
     """
 
-    swaps: str
-    originals: bool = True
+    swaps: Annotated[str, Option(metavar="PATH")]
+    one_sided: bool = False
     all_sentences: bool = False
+    plan: ClassVar[Mapping[str, Any]] = {"batch_size": 16}
+
+    def check(self) -> None:
+        """Refuse word lists that cannot be read, before a model is loaded."""
+        read_swaps(self.swaps)
 
     def prepare(self, items: Iterable[StereoSetItem], tokenizer: Any, context: int) -> "Prepared[tuple[int, ...]]":
         """One example a sentence, the start token first."""
@@ -53,7 +59,7 @@ class CDA:
             for text in (item.texts.stereotype, item.texts.anti_stereotype):
                 other = swaps.swapped(text)
                 if other != text:
-                    texts += [text, other] if self.originals else [other]
+                    texts += [other] if self.one_sided else [text, other]
                 elif self.all_sentences:
                     texts.append(text)
             found = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else []

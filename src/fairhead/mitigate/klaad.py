@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from fairhead.language.row_layout import at_vocabulary
 from fairhead.mitigate.klaad_batch import Batch, Example, batch_of, example_of, layouts_of, tree_of
 from fairhead.mitigate.language_trainer import Prepared
 from fairhead.mitigate.triplets import encode_triplets
+from fairhead.settings import NotNegative, Option, check_config
 from fairhead.train.step import Parts
 
 # Below this, a weight counts as this: 0 has no logarithm.
@@ -43,13 +44,6 @@ PRESETS = {
     "qwen": (0.7, 0.15, 0.15, 0.3),
 }
 _FAMILIES = {"gpt_neo": "gpt-neo", "gemma2": "gemma-2", "gpt2": "gpt-2", "qwen2": "qwen", "qwen3": "qwen"}
-_CHOICES = {
-    "heads": ("mean", "each"),
-    "renorm": ("none", "softmax", "log-renorm"),
-    "length_align": ("span", "pad_common"),
-    "direction": ("anti_stereo", "stereo_anti", "symmetric"),
-    "pooling": ("mean", "last"),
-}
 
 
 @dataclass(frozen=True)
@@ -79,11 +73,11 @@ class KLAAD:
         0.5
     """
 
-    ce_weight: float = 0.7
-    kl_weight: float = 0.15
-    triplet_weight: float = 0.15
-    margin: float = 0.3
-    layers: tuple[int, ...] = (-1,)
+    ce_weight: NotNegative = 0.7
+    kl_weight: NotNegative = 0.15
+    triplet_weight: NotNegative = 0.15
+    margin: NotNegative = 0.3
+    layers: Annotated[Sequence[int], Option(metavar="LIST")] = (-1,)
     heads: Literal["mean", "each"] = "mean"
     renorm: Literal["none", "softmax", "log-renorm"] = "none"
     length_align: Literal["span", "pad_common"] = "span"
@@ -92,23 +86,31 @@ class KLAAD:
     pooling: Literal["mean", "last"] = "mean"
 
     def __post_init__(self) -> None:
-        for name, known in _CHOICES.items():
-            if getattr(self, name) not in known:
-                raise InputError(f"{name} is {getattr(self, name)!r}; one of {', '.join(known)} is expected")
+        check_config(self)
         weights = (self.ce_weight, self.kl_weight, self.triplet_weight)
-        if not all(weight >= 0 for weight in weights) or not sum(weights) > 0:
-            raise InputError(f"the weights of the losses are {weights}; none below 0, and one above, is expected")
+        if not any(weights):
+            raise InputError(f"the weights of the losses are {weights}; one above 0 is expected")
         if self.kl_weight and not self.layers:
             raise InputError("kl_weight is above 0, but no layer is named whose attention is compared")
 
     @classmethod
     def preset(cls, name: str) -> "KLAAD":
         """Weights and margin of a family: one of `PRESETS`, or the `model_type` of a Hugging Face config."""
-        family = _FAMILIES.get(name, name)
-        if family not in PRESETS:
+        if _FAMILIES.get(name, name) not in PRESETS:
             known = list(PRESETS)
             raise InputError(f"there is no preset {name!r}; there are {', '.join(known)}.{did_you_mean(name, known)}")
-        return cls(*PRESETS[family])
+        return cls(**cls.of_family(name))
+
+    @staticmethod
+    def of_family(name: str) -> dict[str, Any]:
+        """The settings of a preset; none where the family has none: it then has the defaults, which are Llama's.
+
+        Example:
+            >>> KLAAD.of_family("gpt_neo")["margin"], KLAAD.of_family("mamba")
+            (0.5, {})
+        """
+        values = PRESETS.get(_FAMILIES.get(name, name), ())
+        return dict(zip(("ce_weight", "kl_weight", "triplet_weight", "margin"), values, strict=False))
 
     def prepare(self, items: Iterable[StereoSetItem], tokenizer: Any, context: int) -> Prepared[Example]:
         """Tokens of the items, their common beginnings shared, and the alignment of their coherent sentences."""

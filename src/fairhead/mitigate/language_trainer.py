@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -20,9 +20,11 @@ from fairhead.data.sentence_triplets import StereoSetItem, TripletSplit
 from fairhead.errors import InputError
 from fairhead.language.scorer import context_length, refuse_other_than_causal
 from fairhead.language.training_record import FILE, TrainingRecord
+from fairhead.mitigate.registry import method_named
 from fairhead.mitigate.triplets import TripletData, targets
-from fairhead.models import open_model, save
+from fairhead.models import attach, open_model, save
 from fairhead.models.attached import refuse_method
+from fairhead.settings import check_config
 from fairhead.store import locked
 from fairhead.train.checkpoint import comparable, first_difference
 from fairhead.train.plan import LanguagePlan
@@ -48,7 +50,14 @@ class Prepared(NamedTuple, Generic[E]):
 
 
 class LanguageMethod(Protocol):
-    """A frozen dataclass of a method's settings. No method is told which group a sentence speaks of."""
+    """A frozen dataclass of a method's settings; it never learns which group a sentence is about.
+
+    Methods that train nothing have one of two functions instead: `edit(model, tokenizer, items, progress)` changes
+    weights and returns what is worth recording; `attach(model, tokenizer)` puts something around the model.
+
+    Attributes:
+        plan: where the training should differ from `LanguagePlan`, if anywhere.
+    """
 
     def prepare(self, items: Iterable[StereoSetItem], tokenizer: Any, context: int) -> Prepared[Any]:
         """Tokens, and what else the method needs to know of each item."""
@@ -60,15 +69,26 @@ class LanguageMethod(Protocol):
         """The settings to measure with: every part of the loss, whether it is trained on or not."""
 
 
+def plan_of(method: Any, **changes: Any) -> LanguagePlan:
+    """The plan of a method, or of its class: `LanguagePlan`, where the method does not say otherwise, with changes.
+
+    Example:
+        >>> from fairhead.mitigate.cda import CDA
+        >>> plan_of(CDA, epochs=2).batch_size
+        16
+    """
+    return LanguagePlan.of(**{**getattr(method, "plan", {}), **changes})
+
+
 @dataclass
 class LanguageTrainer:
-    """Trains a causal language model with a method, and saves it as an ordinary model.
+    """Changes a causal language model with a method, and saves it as an ordinary model.
 
     Attributes:
         model: any Hugging Face causal language model; it is trained in place, in the precision that it has.
         tokenizer: its tokeniser.
         method: such as `KLAAD()`.
-        plan: how to train.
+        plan: how to train; that of the method by default.
         name: the method's, for the record; its class's by default.
         base: where the model came from, for the record.
 
@@ -92,17 +112,19 @@ class LanguageTrainer:
     model: Any
     tokenizer: Any
     method: Any
-    plan: LanguagePlan = field(default_factory=LanguagePlan)
+    plan: LanguagePlan | None = None
     name: str | None = None
     base: str | None = None
 
     def __post_init__(self) -> None:
         refuse_other_than_causal(self.model)
+        check_config(self.method)
+        self.plan = self.plan or plan_of(self.method)
         self.record: TrainingRecord | None = None
 
     def train(
         self,
-        data: TripletData | TripletSplit,
+        data: TripletData | TripletSplit | None = None,
         folder: str | os.PathLike[str] | None = None,
         on_step: OnStep | None = None,
     ) -> Tuned:
@@ -111,7 +133,7 @@ class LanguageTrainer:
         The record also says how hard each part pulls at the start: the norms of their gradients in the first batch.
 
         Args:
-            data: what to read, or items that are split already.
+            data: what to read, or items that are split already; None for a method that reads none.
             folder: where checkpoints lie; a run that was stopped goes on there.
             on_step: called with the steps done, all steps, and the parts of the loss.
 
@@ -120,10 +142,39 @@ class LanguageTrainer:
             TrainingDiverged: a loss was not finite; the model is back at its last good weights.
         """
         split = data.read() if isinstance(data, TripletData) else data
-        prepared = self._prepared(split.train)
+        tuned = Tuned((), 0, 0.0)
+        results: dict[str, Any] = {}
+        if hasattr(self.method, "attach"):
+            self.model = attach(self.model, self.method, self.tokenizer)
+        elif split is None:
+            raise InputError(f"{type(self.method).__name__} needs data, such as stereoset:dev.json")
+        elif hasattr(self.method, "edit"):
+            results = self.method.edit(
+                self.model, self.tokenizer, split.train, lambda i, n: on_step(i, n, {}) if on_step else None
+            )
+        else:
+            checkpoints = None if folder is None else Path(folder) / _CHECKPOINTS
+            tuned, results = self._tuned(split, self.identity(data), checkpoints, on_step)
+        self.record = TrainingRecord(
+            **self.identity(data),
+            training_targets=() if split is None else targets(split.train),
+            held_out_targets=() if split is None else targets(split.held_out),
+            history=tuned.history,
+            results=results,
+        )
+        return tuned
+
+    def _tuned(
+        self, split: TripletSplit, identity: Mapping[str, Any], checkpoints: Path | None, on_step: OnStep | None
+    ) -> tuple[Tuned, dict[str, Any]]:
+        """What training did, and what the record says of it."""
+        assert self.plan is not None
+        prepared: Prepared[Any] = self.method.prepare(split.train, self.tokenizer, context_length(self.model))
+        if not prepared.examples:
+            reasons = ", ".join(f"{len(ids)} {reason}" for reason, ids in prepared.left_out.items())
+            raise InputError(f"no item can be trained on{f': {reasons}' if reasons else ''}")
         before = self.evaluate(split.held_out)
         model = with_lora(self.model, self.plan)
-        told = self.identity(data)
         with self.method.session(model) as loss:
             first = shuffled_batches(prepared.lengths, self.plan.batch_size, self.plan.seed)[0]
             norms = gradient_norms(model, loss([prepared.examples[i] for i in first]))
@@ -133,29 +184,24 @@ class LanguageTrainer:
                 prepared.lengths,
                 loss,
                 self.plan,
-                checkpoints=None if folder is None else Path(folder) / _CHECKPOINTS,
-                identity=told,
+                checkpoints=checkpoints,
+                identity=identity,
                 on_step=on_step,
             )
         self.model = model
-        self.record = TrainingRecord(
-            **told,
-            training_targets=targets(split.train),
-            held_out_targets=targets(split.held_out),
-            history=tuned.history,
-            results={
-                "held_out": {"items": len(split.held_out), "before": before, "after": self.evaluate(split.held_out)},
-                "items": len(split.train),
-                "left_out": {reason: list(ids) for reason, ids in prepared.left_out.items()},
-                "first_gradient_norms": norms,
-                "steps": tuned.steps,
-                "seconds": round(tuned.seconds, 3),
-            },
-        )
-        return tuned
+        held_out = {"items": len(split.held_out), "before": before, "after": self.evaluate(split.held_out)}
+        return tuned, {
+            "held_out": held_out,
+            "items": len(split.train),
+            "left_out": {reason: list(ids) for reason, ids in prepared.left_out.items()},
+            "first_gradient_norms": norms,
+            "steps": tuned.steps,
+            "seconds": round(tuned.seconds, 3),
+        }
 
     def evaluate(self, items: Iterable[StereoSetItem]) -> dict[str, float]:
         """Every part of the loss, averaged over items; empty where there are none."""
+        assert self.plan is not None
         method = self.method.measuring()
         prepared = method.prepare(items, self.tokenizer, context_length(self.model))
         totals: dict[str, float] = {}
@@ -178,7 +224,7 @@ class LanguageTrainer:
         """
         if self.record is None:
             raise InputError("nothing has been trained yet: call train first")
-        if adapter and self.plan.lora is None:
+        if adapter and not hasattr(self.model, "merge_and_unload"):
             raise InputError("there is no adapter to keep: all weights were trained (plan.lora is None)")
         target = Path(folder)
         if adapter:
@@ -187,45 +233,44 @@ class LanguageTrainer:
         save(self.model, target, self.tokenizer.save_pretrained, self.record.write)
         shutil.rmtree(target / _CHECKPOINTS, ignore_errors=True)
 
-    def _prepared(self, items: Iterable[StereoSetItem]) -> Prepared[Any]:
-        prepared: Prepared[Any] = self.method.prepare(items, self.tokenizer, context_length(self.model))
-        if not prepared.examples:
-            reasons = ", ".join(f"{len(ids)} {reason}" for reason, ids in prepared.left_out.items())
-            raise InputError(f"no item can be trained on{f': {reasons}' if reasons else ''}")
-        return prepared
-
-    def identity(self, data: TripletData | TripletSplit) -> dict[str, Any]:
+    def identity(self, data: TripletData | TripletSplit | None) -> dict[str, Any]:
         """What decides the result: the method, its settings, the plan, the data and the model to begin with."""
+        described: dict[str, Any] = {}
         if isinstance(data, TripletData):
             described = data.described()
-        else:
+        elif data is not None:
             described = {"items": len(data.train), "held_out_items": len(data.held_out)}
-        name = self.name or type(self.method).__name__.lower()
-        made = {"method": name, "settings": asdict(self.method), "plan": asdict(self.plan), "data": described}
-        return {**made, "base": self.base}
+        assert self.plan is not None
+        return {
+            "method": self.name or type(self.method).__name__.lower(),
+            "settings": asdict(self.method),
+            "plan": asdict(self.plan) if hasattr(self.method, "session") else {},
+            "data": described,
+            "base": self.base,
+        }
 
 
 def train_folder(
     model: str | os.PathLike[str],
-    data: TripletData,
+    data: TripletData | None,
     out: str | os.PathLike[str],
-    method: Callable[[str], LanguageMethod],
+    method: str,
+    options: Mapping[str, Any] | None = None,
     plan: LanguagePlan | None = None,
     *,
-    name: str | None = None,
     device: str = "auto",
     adapter: bool = False,
     on_step: OnStep | None = None,
 ) -> TrainingRecord:
-    """Train from a folder of weights to another; what lies there already is gone on with, or kept if it is complete.
+    """Train from a folder of weights to another; a run that was stopped goes on, and a complete one is kept.
 
     Args:
         model: folder of a causal language model; it is trained in 32 bit, as half precision would lose small steps.
-        data: what to train on.
+        data: what to train on; None for a method that reads none.
         out: the new folder.
-        method: the method's settings, given the type of the model ("llama", "gpt_neo", ...).
+        method: its name in the registry.
+        options: settings of the method; what is not given has the method's defaults for the family of the model.
         plan: how to train.
-        name: of the method.
         device: "cpu", "cuda", ...; "auto" takes a GPU where there is one.
         adapter: also keep LoRA's own matrices.
         on_step: called with the steps done, all steps, and the parts of the loss.
@@ -233,18 +278,25 @@ def train_folder(
     Raises:
         InputError: `out` holds another model; anything that training itself refuses.
     """
-    data.read()  # a mistake there should not wait for the model
+    entry = method_named(method)
+    # Mistakes should not wait for the model.
+    getattr(entry.configure(**(options or {})), "check", lambda: None)()
+    if data is not None:
+        data.read()
     with locked(out) as folder:
         loaded = open_model(model, "causal", device=device, dtype="float32")
         refuse_method(loaded.model, "training")
-        chosen = method(loaded.model.config.model_type)
-        trainer = LanguageTrainer(loaded.model, loaded.tokenizer, chosen, plan or LanguagePlan(), name, str(model))
+        settings = entry.load()
+        own = settings.of_family(loaded.model.config.model_type) if hasattr(settings, "of_family") else {}
+        config = entry.configure(**{**own, **(options or {})})
+        trainer = LanguageTrainer(loaded.model, loaded.tokenizer, config, plan, method, str(model))
         if (folder / FILE).is_file():
             found = TrainingRecord.read(folder)
             identity = comparable(trainer.identity(data))
             before = comparable({key: getattr(found, key) for key in identity})
-            before["plan"] = {**comparable({"plan": asdict(LanguagePlan())})["plan"], **before["plan"]}
-            difference = first_difference(before, identity)
+            # Settings of a plan that came later have their defaults in records that lack them.
+            before["plan"] = {**(identity["plan"] and asdict(LanguagePlan())), **before["plan"]}
+            difference = first_difference(comparable(before), identity)
             if difference is not None:
                 raise InputError(f"{folder} holds a model of another run ({difference}): choose another folder")
             return found

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from fairhead.errors import InputError, UnsupportedModel
 from fairhead.language.row_layout import final_states
 from fairhead.language.scorer import quiet, refuse_other_than_causal
 from fairhead.language.tokenising import start_token
+from fairhead.settings import NotNegative, Option, PositiveShare, check_config
 
 _SENTENCE = "The following text discriminates against people because of their {}:\n"
 _LENGTHS = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "sliding_window", "window_size")
@@ -32,7 +33,7 @@ class SelfDebias:
     r"""The settings.
 
     Attributes:
-        bias_types: what the sentence names; each costs a forward pass.
+        bias_types: what the sentence names, one or several; each costs a forward pass.
         decay: λ, how fast a word's probability falls.
         floor: ε, the least that its probability is multiplied with.
         sentence: the sentence before the text, with {} for the bias type.
@@ -42,17 +43,14 @@ class SelfDebias:
         'The following text discriminates against people because of their gender:\n'
     """
 
-    bias_types: tuple[str, ...] = ("gender", "race", "religion")
-    decay: float = 50.0
-    floor: float = 0.01
+    bias_types: Annotated[tuple[str, ...], Option("--bias-type")] = ("gender", "race", "religion")
+    decay: NotNegative = 50.0
+    floor: PositiveShare = 0.01
     sentence: str = _SENTENCE
     needs_tokenizer: ClassVar[bool] = True  # to attach it
 
     def __post_init__(self) -> None:
-        if not self.bias_types:
-            raise InputError("self-debiasing needs a bias type, such as gender")
-        if not self.decay >= 0 or not 0 < self.floor <= 1:
-            raise InputError(f"decay {self.decay:g} and floor {self.floor:g}: at least 0, and a share, are expected")
+        check_config(self)
         if "{}" not in self.sentence:
             raise InputError(f"the sentence {self.sentence!r} has no {{}} for the bias type")
 

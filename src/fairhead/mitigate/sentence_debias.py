@@ -7,7 +7,7 @@ before the vocabulary, so it is folded into the output layer: the result is an o
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,9 @@ from fairhead.data.sentence_triplets import StereoSetItem
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.language.row_layout import final_states, stack
 from fairhead.language.scorer import context_length, quiet, refuse_other_than_causal
-from fairhead.language.swaps import Swaps
+from fairhead.language.swaps import Swaps, read_swaps
 from fairhead.language.tokenising import start_token
+from fairhead.settings import Count, Option
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class SentenceDebias:
     """The settings.
 
     Attributes:
-        swaps: file or folder of the word lists.
+        swaps: word lists: a folder of WinoBias or gn_glove, or a file of pairs.
         components: directions that are taken out.
         batch_size: sentences read together.
 
@@ -34,13 +35,22 @@ class SentenceDebias:
         1
     """
 
-    swaps: str
-    components: int = 1
-    batch_size: int = 32
+    swaps: Annotated[str, Option(metavar="PATH")]
+    components: Count = 1
+    batch_size: Count = 32
 
-    def __post_init__(self) -> None:
-        if self.components < 1 or self.batch_size < 1:
-            raise InputError("components and batch_size: at least 1 is expected of each")
+    def check(self) -> None:
+        """Refuse word lists that cannot be read, before a model is loaded."""
+        read_swaps(self.swaps)
+
+    def edit(
+        self, model: Any, tokenizer: Any, items: Iterable[StereoSetItem], progress: Callable[[int, int], None]
+    ) -> dict[str, Any]:
+        """Find the directions in the sentences of the items, and take them out of the model, in place."""
+        pairs = counterfactual_pairs(items, read_swaps(self.swaps))
+        axes = directions(model, tokenizer, pairs, self.components, self.batch_size, progress)
+        project_out(model, axes)
+        return {"pairs": len(pairs), "components": len(axes)}
 
 
 def counterfactual_pairs(items: Iterable[StereoSetItem], swaps: Swaps) -> list[tuple[str, str]]:

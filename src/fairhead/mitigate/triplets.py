@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from fairhead.errors import InputError
 from fairhead.language.answers import TOO_LONG
 from fairhead.language.row_layout import Sentences, stack
 from fairhead.language.tokenising import start_token
+from fairhead.settings import PYTHON_ONLY, Count, Option, Share, WholeNumber, check_settings
 
 
 class TokenTriplet(NamedTuple):
@@ -38,26 +39,26 @@ class TripletData:
     """Which triplets to train on.
 
     Attributes:
-        source: the data as name:path, such as "stereoset:dev.json".
+        source: the data as name:path: stereoset:PATH; of your own triplets:PATH or pairs:PATH.
         held_out: share of the items whose target terms are kept out of training.
-        seed: of the split.
-        bias_type: only items of this type ("gender", "profession", "race", "religion"); None takes all.
+        seed: of the split; another seed, another split.
+        bias_type: only items of this category, such as gender; by default all.
         limit: train on so many items only, to try things out; the split stays the same.
         options: of the reader.
     """
 
-    source: str
-    held_out: float = 0.1
-    seed: int = 0
+    source: Annotated[str, Option("--data", "SPEC")]
+    held_out: Annotated[Share, Option(metavar="SHARE")] = 0.1
+    seed: Annotated[WholeNumber, Option("--split-seed")] = 0
     bias_type: str | None = None
-    limit: int | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    limit: Count | None = None
+    options: Annotated[Mapping[str, Any], PYTHON_ONLY] = field(default_factory=dict)
+    panel: ClassVar[str] = "Data"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.held_out < 1:
-            raise InputError(f"held_out is a share of the items, from 0 up to 1; found {self.held_out}")
-        if self.limit is not None and self.limit < 1:
-            raise InputError(f"a limit of {self.limit} items: at least 1 is expected")
+        check_settings(TripletData, vars(self), "the data")
+        if self.held_out == 1:
+            raise InputError("held_out is 1: nothing would be left to train on")
 
     def read(self) -> TripletSplit:
         """Read and split; no target term is in both parts.

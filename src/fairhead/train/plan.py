@@ -1,10 +1,11 @@
 """How to train: plans, checked when they are made. Imports no torch."""
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from fairhead.settings import Count, NotNegative, Positive, Share, WholeNumber, check_settings
+from fairhead.errors import InputError
+from fairhead.settings import PYTHON_ONLY, Count, NotNegative, Option, Positive, Share, WholeNumber, check_settings
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Plan:
 
     epochs: Count = 20
     batch_size: Count = 64
-    learning_rate: Positive = 1e-3
+    learning_rate: Annotated[Positive, Option("--lr", "RATE")] = 1e-3
     weight_decay: NotNegative = 0.05
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     warmup: Share = 0.05
@@ -37,9 +38,19 @@ class Plan:
     precision: Literal["no", "bf16"] = "no"
     seed: WholeNumber = 0
     checkpoint_minutes: NotNegative = 10.0
+    panel: ClassVar[str] = "Training"
 
     def __post_init__(self) -> None:
         check_settings(type(self), vars(self), "the plan")
+
+    @classmethod
+    def of(cls, **values: Any) -> Self:
+        """The plan with these values; as the class itself, but a setting that it lacks is an `InputError`."""
+        known = [setting.name for setting in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise InputError(f"{cls.__name__} has no setting {name!r}; it has: {', '.join(known)}")
+        return cls(**values)
 
     def rate(self, step: int, steps: int) -> float:
         """The share of `learning_rate` that step `step` (from 0) of `steps` uses.
@@ -89,8 +100,8 @@ class TrainingPlan(Plan):
         fairhead.errors.InputError: the plan: weight_decay is -2; expected a number of at least 0
     """
 
-    device: str | None = None
-    data_on_device: bool | None = None
+    device: Annotated[str | None, PYTHON_ONLY] = None
+    data_on_device: Annotated[bool | None, PYTHON_ONLY] = None
     replay: bool = True
     compile: bool = False
 
@@ -110,7 +121,7 @@ class LanguagePlan(Plan):
 
     epochs: Count = 1
     batch_size: Count = 8
-    learning_rate: Positive = 1e-5
+    learning_rate: Annotated[Positive, Option("--lr", "RATE")] = 1e-5
     weight_decay: NotNegative = 0.0
     schedule: Literal["cosine", "linear", "constant"] = "linear"
     warmup: Share = 0.03
