@@ -382,19 +382,19 @@ def _run_suite(
 ) -> None:
     from fairhead.cli.progress import progress
     from fairhead.language.result_table import show_suite
-    from fairhead.language.running import SuiteOptions, gather_items, run_suite
+    from fairhead.language.running import gather_items, run_suite
 
     how = statistics.resampling()
     names = tuple(name.strip() for name in (chosen.only or "").split(",") if name.strip())
-    sampling = Sampling(batch_size=chosen.bold_batch_size)
-    wanted = SuiteOptions(names, chosen.limit, how.seed, chosen.text, chosen.documents, of, sampling)
+    drawn = {"limit": chosen.limit, "seed": how.seed, "text": chosen.text, "documents": chosen.documents}
     # The data first: a mistake there should not wait for the model.
-    items = gather_items(chosen.data, wanted)
+    items = gather_items(chosen.data, names, **drawn, **of)
     context.with_resource(locked(chosen.out))
     scorer = load_model(chosen.model, computing)
     made = {"command": command_line(context), "data_path": str(chosen.data), "device": str(scorer.device)}
     with progress() as bars:
-        suite = run_suite(scorer, items, chosen.out, chosen.model, wanted, how, bars.tell, made)
+        sampling = Sampling(batch_size=chosen.bold_batch_size)
+        suite = run_suite(scorer, items, chosen.out, chosen.model, how, sampling, bars.tell, made)
     show_suite(terminal(), suite)
 
 

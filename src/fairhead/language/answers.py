@@ -148,17 +148,11 @@ class Answers(Mapping[str, Answer]):
         return len(self.by_id)
 
 
-class Answered(NamedTuple):
-    """An item and the scores of its texts, in the order in which they were asked for."""
-
-    item: Any
-    scores: tuple[Score, ...]
-
-
 class Gathered(NamedTuple):
-    """Items with all their scores, and those left out by reason."""
+    """Items with the scores of their texts, in the order in which they were asked for; and ids left out by reason."""
 
-    items: tuple[Answered, ...]
+    items: list[Any]
+    scores: list[list[Score]]
     left_out: Mapping[str, tuple[str, ...]]
 
 
@@ -168,17 +162,19 @@ def gather(items: Iterable[T], ids: Callable[[T], Sequence[str]], scores: Mappin
     Example:
         >>> scores = {"1/a": Score("1/a", -1.0, 1), "1/b": Score("1/b", -2.0, 1), "2/a": Score("2/a", -1.0, 1)}
         >>> found = gather(["1", "2"], lambda item: [f"{item}/a", f"{item}/b"], scores)
-        >>> len(found.items), found.left_out
-        (1, {"longer than the model's context": ('2',)})
+        >>> found.items, found.left_out
+        (['1'], {"longer than the model's context": ('2',)})
     """
-    answered, missing = [], []
+    found: list[Any] = []
+    of_items, missing = [], []
     for item in items:
-        wanted = ids(item)
-        if all(name in scores for name in wanted):
-            answered.append(Answered(item, tuple(scores[name] for name in wanted)))
+        names = ids(item)
+        if all(name in scores for name in names):
+            found.append(item)
+            of_items.append([scores[name] for name in names])
         else:
             missing.append(getattr(item, "id", str(item)))
-    return Gathered(tuple(answered), {TOO_LONG: tuple(missing)} if missing else {})
+    return Gathered(found, of_items, {TOO_LONG: tuple(missing)} if missing else {})
 
 
 @dataclass(frozen=True)
@@ -305,6 +301,24 @@ class GenerationJournal(Journal):
         """The answer that a line holds."""
         return Generation(str(row["id"]), str(row["text"]), int(row["tokens"]))
 
+    def of(self, prompts: Iterable[Prompt]) -> Answers[Generation]:
+        """The continuations of prompts; those without one are not in the result.
+
+        Raises:
+            InputError: a continuation was made after another text.
+        """
+        digests = dict(self._kept.keys())
+        found = {}
+        for prompt in prompts:
+            if prompt.id in digests and digests[prompt.id] != prompt.digest:
+                raise InputError(
+                    f"the continuation of {prompt.id!r} was made after another text than the one in the data; "
+                    "score it with the data that it was made from"
+                )
+            if prompt.id in digests:
+                found[prompt.id] = self._kept[prompt.id, prompt.digest]
+        return Answers(found)
+
 
 def journal_in(
     folder: Path | None, benchmark: str, settings: Mapping[str, Any], kind: type[Journal] = Journal
@@ -324,34 +338,7 @@ def journal_path(folder: Path, benchmark: str, settings: Mapping[str, Any]) -> P
     return folder / f"{benchmark}-{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}.jsonl"
 
 
-class StoredGenerations(NamedTuple):
-    """Continuations from a file, with the digest of each one's prompt, and the settings that made them."""
-
-    path: Path
-    generations: Mapping[str, Generation]
-    prompts: Mapping[str, str]
-    settings: Mapping[str, Any]
-
-    def of(self, prompts: Iterable[Prompt]) -> Answers[Generation]:
-        """Those of the given prompts; prompts without one are not in the result.
-
-        Raises:
-            InputError: a continuation was made after another text.
-        """
-        found = {}
-        for prompt in prompts:
-            if prompt.id not in self.generations:
-                continue
-            if self.prompts[prompt.id] != prompt.digest:
-                raise InputError(
-                    f"the continuation of {prompt.id!r} was made after another text than the one in the data; "
-                    "score it with the data that it was made from"
-                )
-            found[prompt.id] = self.generations[prompt.id]
-        return Answers(found)
-
-
-def read_generations(path: Path) -> StoredGenerations:
+def read_generations(path: Path) -> GenerationJournal:
     """Read a file of continuations, plain or compressed (.gz), to score it where there is no model.
 
     Raises:
@@ -363,16 +350,16 @@ def read_generations(path: Path) -> StoredGenerations:
             ...
         fairhead.errors.InputError: nowhere.jsonl cannot be read: No such file or directory
     """
-    expected, kind = GenerationJournal.schema, GenerationJournal
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         lines = content[: content.rfind(b"\n") + 1].decode(errors="surrogatepass").split("\n")[:-1]
         header = json.loads(lines[0])
-        if header["schema"] != expected:
-            raise InputError(f"{path} has the schema {header['schema']!r}; {expected!r} is expected")
-        rows = [json.loads(line) for line in lines[1:]]
-        digests = {row["id"]: row[kind.digest_key] for row in rows}
-        return StoredGenerations(path, {row["id"]: kind.answer_of(row) for row in rows}, digests, header["settings"])
+        if header["schema"] != GenerationJournal.schema:
+            raise InputError(f"{path} has the schema {header['schema']!r}; {GenerationJournal.schema!r} is expected")
+        stored = GenerationJournal(path, header["settings"])
+        for line in lines[1:]:
+            stored.take(json.loads(line))
+        return stored
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
     except InputError:

@@ -6,7 +6,7 @@ Needs no torch itself.
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,6 @@ from fairhead.language.answers import (
     GenerationJournal,
     Progress,
     Sampling,
-    StoredGenerations,
     journal_in,
 )
 from fairhead.language.benchmark import Benchmark, Measured, NotMeasured, Work
@@ -82,53 +81,38 @@ def find_data(folder: Path, name: str) -> Path | None:
     return None
 
 
-@dataclass(frozen=True)
-class SuiteOptions:
-    """What may be chosen.
-
-    Attributes:
-        only: benchmarks by name; all where none is named.
-        limit: items of each benchmark, drawn at random; None takes all.
-        seed: of that draw, and of everything else that is drawn.
-        text: a text file for perplexity and attention entropy; None takes the Wikipedia texts that come with BOLD.
-        documents: documents of that text, drawn at random.
-        of: options of benchmarks by name, whichever of them has it.
-        sampling: how continuations are drawn.
-    """
-
-    only: tuple[str, ...] = ()
-    limit: int | None = None
-    seed: int = 0
-    text: str | None = None
-    documents: int = 1000
-    of: Mapping[str, Any] = field(default_factory=dict)
-    sampling: Sampling = field(default_factory=Sampling)
-
-    def of_benchmark(self, benchmark: Benchmark, data: Path | None = None) -> Any:
-        """The options of a benchmark, some of which follow from the folder of the data."""
-        known = {one.name for one in fields(benchmark.options)}
-        chosen = {name: value for name, value in self.of.items() if name in known}
-        for name, folder in benchmark.beside.items():
-            if data is not None and chosen.get(name) is None and (data / folder).is_dir():
-                chosen[name] = str(data / folder)
-        return benchmark.chosen(**chosen)
-
-
 class Gathered(NamedTuple):
-    """Items and options by benchmark, and why others are not there."""
+    """Items and options by benchmark, why others are not there, and what was chosen."""
 
     items: dict[str, Sequence[Any]]
     options: dict[str, Any]
     skipped: dict[str, str]
+    chosen: dict[str, Any]
 
 
-def gather_items(data: Path, options: SuiteOptions) -> Gathered:
+def gather_items(
+    data: Path,
+    only: Sequence[str] = (),
+    *,
+    limit: int | None = None,
+    seed: int = 0,
+    text: str | None = None,
+    documents: int = 1000,
+    **options: Any,
+) -> Gathered:
     """Read the items of every benchmark that is there, before any model is loaded.
 
-    A benchmark that was asked for by name must be there; others are skipped with a reason.
+    Args:
+        data: a folder with one folder, archive or file a benchmark.
+        only: benchmarks by name, which must then be there; others are skipped with a reason.
+        limit: items of each benchmark, drawn at random; None takes all.
+        seed: of that draw.
+        text: a text file for perplexity and attention entropy; None takes the Wikipedia texts that come with BOLD.
+        documents: of that text, drawn at random.
+        options: of benchmarks, whichever has them.
 
     Example:
-        >>> gather_items(Path("nowhere"), SuiteOptions())
+        >>> gather_items(Path("nowhere"))
         Traceback (most recent call last):
             ...
         fairhead.errors.InputError: nowhere is not a folder; a folder with one folder a benchmark (stereoset, bbq, …) \
@@ -138,19 +122,22 @@ is expected
         raise InputError(
             f"{data} is not a folder; a folder with one folder a benchmark (stereoset, bbq, …) is expected"
         )
-    found = Gathered({}, {}, {})
-    for benchmark in choose(options.only):
-        name, folder, limit = benchmark.name, benchmark.data or benchmark.name, options.limit
-        path = find_data(data, folder)
+    chosen = {"only": tuple(only), "limit": limit, "seed": seed, "text": text, "documents": documents, **options}
+    found = Gathered({}, {}, {}, chosen)
+    for benchmark in choose(only):
+        name, folder = benchmark.name, benchmark.data or benchmark.name
+        path, most = find_data(data, folder), limit
         if benchmark.reads_text:
-            path = path if options.text is None else Path(options.text)
-            limit = options.documents if limit is None else min(limit, options.documents)
+            path = path if text is None else Path(text)
+            most = documents if limit is None else min(limit, documents)
         if path is not None:
-            found.options[name] = options.of_benchmark(benchmark, data)
-            found.items[name] = read_data(benchmark, path, found.options[name], limit, options.seed)
+            beside = {k: str(data / v) for k, v in benchmark.beside.items() if (data / v).is_dir()}
+            given = {k: v for k, v in options.items() if v is not None and hasattr(benchmark.options(), k)}
+            found.options[name] = benchmark.chosen(**{**beside, **given})
+            found.items[name] = read_data(benchmark, path, found.options[name], most, seed)
             continue
         found.skipped[name] = f"{data} has no {folder}"
-        if {benchmark.flag, name} & set(options.only):
+        if {benchmark.flag, name} & set(only):
             raise InputError(f"{benchmark.flag}: {found.skipped[name]}")
     if not found.items:
         raise InputError(f"{data}: no benchmark can be run ({'; '.join(found.skipped.values())})")
@@ -162,8 +149,8 @@ def run_suite(
     gathered: Gathered,
     out: Path,
     model: str,
-    options: SuiteOptions,
     resampling: Resampling | None = None,
+    sampling: Sampling | None = None,
     report: Report | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Suite:
@@ -174,8 +161,8 @@ def run_suite(
         gathered: as `gather_items` returns them.
         out: the folder.
         model: path of the model, whose record of training is kept too.
-        options: of the suite.
         resampling: how intervals of single figures are made.
+        sampling: how continuations are drawn, with the seed of `resampling`.
         report: called with a benchmark's name, what is done of it and how much there is.
         provenance: anything else worth keeping.
 
@@ -192,23 +179,24 @@ def run_suite(
         ...     def settings(self):
         ...         return {"weights": "none"}
         >>> pairs = [CrowsPair(str(i), "She cried.", "He cried.", "stereo", "gender", ()) for i in range(20)]
-        >>> gathered = Gathered({"crows_pairs": pairs}, {}, {"bbq": "there is no data"})
-        >>> suite = run_suite(Constant(), gathered, Path(tempfile.mkdtemp()), "constant", SuiteOptions())
+        >>> gathered = Gathered({"crows_pairs": pairs}, {}, {"bbq": "there is no data"}, {})
+        >>> suite = run_suite(Constant(), gathered, Path(tempfile.mkdtemp()), "constant")
         >>> suite.measured, len(suite.table("crows_pairs"))
         (['crows_pairs'], 20)
     """
     how = resampling or Resampling()
     settings = scorer.settings()
-    suite = Suite.open(out, model, settings, asdict(options))
-    suite.provenance = {"version": __version__, **dict(provenance or {}), "n_boot": how.n_boot, "level": how.level}
+    suite = Suite.open(out, model, settings, gathered.chosen, _origin(provenance, how))
     suite.skipped |= {name: reason for name, reason in gathered.skipped.items() if name not in suite.done}
     suite.write()
     for name, items in gathered.items.items():
         benchmark = benchmark_named(name)
         chosen = gathered.options.get(name, benchmark.options())
-        work = Work(scorer, items, chosen, settings, replace(options.sampling, seed=options.seed))
+        drawn = replace(sampling or Sampling(), seed=how.seed)
         try:
-            result = _run(benchmark, replace(work, progress=_tell(report, name)), how, suite)
+            result = _run(
+                benchmark, Work(scorer, items, chosen, settings, drawn, None, _tell(report, name)), how, suite
+            )
         except (NotMeasured, UnsupportedModel) as reason:
             # Attention cannot be read in every model that can be scored.
             suite.skipped[name] = str(reason)
@@ -229,7 +217,7 @@ def run_benchmark(
     resampling: Resampling | None = None,
     progress: Progress | None = None,
     sampling: Sampling | None = None,
-    stored: StoredGenerations | None = None,
+    stored: GenerationJournal | None = None,
     model: str = "",
     provenance: Mapping[str, Any] | None = None,
     **options: Any,
@@ -274,9 +262,8 @@ def run_benchmark(
         draws = Sampling(**{key: value for key, value in stored.settings.items() if key in names})
     suite = None
     if out is not None:
-        said = {"only": (benchmark.flag,), "limit": limit, "seed": how.seed, "of": asdict(chosen)}
-        suite = Suite.open(out, model, settings, said)
-        suite.provenance = {"version": __version__, **dict(provenance or {}), "n_boot": how.n_boot, "level": how.level}
+        said = {"only": (benchmark.flag,), "limit": limit, "seed": how.seed, **asdict(chosen)}
+        suite = Suite.open(out, model, settings, said, _origin(provenance, how))
     work = Work(scorer, benchmark.sample(items, limit, how.seed), chosen, settings, draws, progress=progress)
     result = _run(benchmark, work, how, suite, stored, study=True)
     known = {"version": __version__, **(provenance or {}), "model_path": model or None, "limit": limit}
@@ -288,7 +275,7 @@ def _run(
     work: Work,
     how: Resampling,
     suite: Suite | None,
-    stored: StoredGenerations | None = None,
+    stored: GenerationJournal | None = None,
     study: bool = False,
 ) -> BenchmarkResult:
     """The one way to a result: the table that the suite has, or a new one; then its figures."""
@@ -298,13 +285,12 @@ def _run(
     # A report shows what a table does not hold.
     kept = None if suite is None or (study and benchmark.report) else suite.kept(benchmark.name, made_with)
     if kept is not None and suite is not None:
-        measured = Measured(kept, suite.done.get(benchmark.name, {}))
+        measured = Measured(kept, suite.facts(benchmark.name))
     else:
         journals = None if suite is None else suite.folder / "journals"
         measured = _measured(benchmark, replace(work, journals=journals), stored)
         if suite is not None:
-            seconds = round(time.monotonic() - begun, 1)
-            suite.keep(measured.table, made_with, {"seconds": seconds, **measured.facts})
+            suite.keep(measured, made_with, round(time.monotonic() - begun, 1))
     result = benchmark.result(measured.table, how, work.options, measured.reading if study else None)
     about = {"items": len(work.items), "items_digest": made_with.pop("items"), **measured.facts}
     statistics = {"n_boot": how.n_boot, "seed": how.seed, "level": how.level}
@@ -314,7 +300,7 @@ def _run(
     return result
 
 
-def _measured(benchmark: Benchmark, work: Work, stored: StoredGenerations | None) -> Measured:
+def _measured(benchmark: Benchmark, work: Work, stored: GenerationJournal | None) -> Measured:
     """The answers of a model, in whichever way the benchmark asks for them."""
     if benchmark.measure is not None:
         return benchmark.measure(work)
@@ -366,6 +352,10 @@ def continue_prompts(benchmark: Benchmark, work: Work) -> Continued:
         prompts = benchmark.prompts(work.items)
         found = generate(work.scorer, prompts, work.sampling, journal=journal, progress=work.progress)
     return Continued(found, None if journal is None else str(journal.path))
+
+
+def _origin(provenance: Mapping[str, Any] | None, how: Resampling) -> dict[str, Any]:
+    return {"version": __version__, **(provenance or {}), "n_boot": how.n_boot, "level": how.level}
 
 
 def digest(items: Iterable[Any]) -> str:

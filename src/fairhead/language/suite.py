@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fairhead.errors import InputError
+from fairhead.language.benchmark import Measured
 from fairhead.language.benchmarks import all_benchmarks
 from fairhead.language.item_table import BenchmarkResult, ItemTable, StoredItems, read_items
 from fairhead.language.training_record import FILE as TRAINING_FILE
@@ -48,7 +49,14 @@ class Suite:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, out: Path, model: str, settings: Mapping[str, Any], options: Mapping[str, Any]) -> "Suite":
+    def open(
+        cls,
+        out: Path,
+        model: str,
+        settings: Mapping[str, Any],
+        options: Mapping[str, Any],
+        provenance: Mapping[str, Any],
+    ) -> "Suite":
         """A suite in a folder, with what the folder holds already; without a model it is that of the folder.
 
         Raises:
@@ -58,7 +66,7 @@ class Suite:
         training = None
         if Path(model, TRAINING_FILE).is_file():
             training = {k: v for k, v in asdict(TrainingRecord.read(model)).items() if k in _OF_TRAINING}
-        suite = cls(out, model, settings, training, options)
+        suite = cls(out, model, settings, training, options, provenance=provenance)
         if (out / FILE).exists():
             before = cls.read(out)
             differing = [k for k in settings if before.settings.get(k) != settings[k]]
@@ -122,11 +130,18 @@ expected
         stored = self.stored(name)
         return stored.table if stored.settings == json.loads(json.dumps(dict(made_with))) else None
 
-    def keep(self, table: ItemTable, made_with: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    def keep(self, measured: Measured, made_with: Mapping[str, Any], seconds: float) -> None:
         """Write the items of a benchmark."""
+        table = measured.table
         table.write(self._path(table.benchmark), made_with)
         left_out = {reason: len(names) for reason, names in table.left_out.items()}
-        self.done[table.benchmark] = {"items": len(table), "left_out": left_out, **facts}
+        facts = dict(measured.facts)
+        self.done[table.benchmark] = {"items": len(table), "left_out": left_out, "seconds": seconds, "facts": facts}
+
+    def facts(self, name: str) -> dict[str, Any]:
+        """What else is known of the answers to a benchmark."""
+        found: dict[str, Any] = self.done.get(name, {}).get("facts", {})
+        return found
 
     def finish(self, result: BenchmarkResult) -> None:
         """Write the figures of a benchmark, and that it is done."""

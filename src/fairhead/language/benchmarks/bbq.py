@@ -307,11 +307,11 @@ def table(items: Iterable[BBQItem], scores: Mapping[str, Score], options: Option
     everything = list(items)
     without = tuple(item.id for item in everything if item.target is None)
     answers = gather([item for item in everything if item.target is not None], _ids, scores)
-    found = [a.item for a in answers.items]
+    found = answers.items
     columns: dict[str, list[float]] = {}
     for i in range(3):
-        columns[f"logprob {i}"] = [a.scores[i].logprob for a in answers.items]
-        columns[f"tokens {i}"] = [a.scores[i].n_tokens for a in answers.items]
+        columns[f"logprob {i}"] = [of[i].logprob for of in answers.scores]
+        columns[f"tokens {i}"] = [of[i].n_tokens for of in answers.scores]
     columns |= {name: [getattr(item, name) for item in found] for name in ("label", "target", "unknown")}
     categories = sorted({category_of(item) for item in found})
     crossings = [crossed(category, condition) for category in categories for condition in CONDITIONS]

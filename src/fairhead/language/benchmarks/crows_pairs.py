@@ -103,8 +103,8 @@ def table(pairs: Iterable[CrowsPair], scores: Mapping[str, Score], options: Any 
         (1.0, 2.0)
     """
     answers = gather(pairs, _ids, scores)
-    found = [a.item for a in answers.items]
-    both = [(name, [a.scores[i] for a in answers.items]) for i, name in enumerate(("more", "less"))]
+    found = answers.items
+    both = [(name, [of[i] for of in answers.scores]) for i, name in enumerate(("more", "less"))]
     columns = {f"{name} logprob": [score.logprob for score in of] for name, of in both}
     columns |= {f"{name} tokens": [score.n_tokens for score in of] for name, of in both}
     directions = sorted({pair.direction for pair in found}, reverse=True)

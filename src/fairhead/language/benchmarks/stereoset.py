@@ -120,11 +120,11 @@ def table(items: Iterable[StereoSetItem], scores: Mapping[str, Score], options: 
         (1.0, 1.0, 0.0)
     """
     answers = gather(items, _ids, scores)
-    found = [a.item for a in answers.items]
+    found = answers.items
     kinds = sorted({item.kind for item in found}, reverse=True)
     types = sorted({item.bias_type for item in found})
     crossings = [crossed(kind, bias_type) for kind in kinds for bias_type in types] if len(kinds) > 1 else []
-    means = np.array([[score.per_token_mean for score in a.scores] for a in answers.items]).reshape(-1, 3)
+    means = np.array([[score.per_token_mean for score in of] for of in answers.scores]).reshape(-1, 3)
     return ItemTable.of(
         "stereoset",
         [f"{item.kind}/{item.id}" for item in found],

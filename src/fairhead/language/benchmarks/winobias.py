@@ -195,7 +195,7 @@ def table(sentences: Iterable[WinoSentence], scores: Mapping[str, Score], option
     """
     paired = pair(sentences)
     answers = gather(paired.pairs, lambda both: [both.pro.id, both.anti.id], scores)
-    found = [a.item for a in answers.items]
+    found = answers.items
     kinds = sorted({f"type{both.pro.kind}" for both in found})
     return ItemTable.of(
         "winobias",
@@ -203,8 +203,8 @@ def table(sentences: Iterable[WinoSentence], scores: Mapping[str, Score], option
         [both.occupation for both in found],
         [(f"type{both.pro.kind}", both.stereotype) for both in found],
         {
-            "pro": [a.scores[0].logprob for a in answers.items],
-            "anti": [a.scores[1].logprob for a in answers.items],
+            "pro": [of[0].logprob for of in answers.scores],
+            "anti": [of[1].logprob for of in answers.scores],
             "male": [both.stereotype == "male" for both in found],
         },
         [*kinds, *_GENDERS],
