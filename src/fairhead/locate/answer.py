@@ -9,7 +9,7 @@ from fairhead import __version__
 from fairhead.errors import InputError
 from fairhead.locate.engine import Located
 from fairhead.locate.engine import locate as find_heads
-from fairhead.locate.located_report import report_of, to_dict
+from fairhead.locate.located_report import report_of, show_located, to_dict
 from fairhead.locate.question import OTHER_HALF, LocatePlan, half_sha256
 from fairhead.locate.session import Opened, Source, open_question
 from fairhead.report.page import Report
@@ -72,7 +72,6 @@ class LocatedHeads(Result):
 
     def show(self, console: "Console | None" = None) -> None:
         """Print the verdict, the chosen heads and what editing them does."""
-        from fairhead.locate.located_table import show_located
         from fairhead.report.console import terminal
 
         show_located(console or terminal(), self.located, self.opened.notes)

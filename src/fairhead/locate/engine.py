@@ -231,11 +231,12 @@ def prove(question: Question, ranked: tuple[Head, ...], plan: LocatePlan) -> Pro
             found.curves = found.curves or {"direct": curves(edited, ranked, rows)}
     for kind in question.forward_kinds(kinds) if plan.forward else ():
         edited = question.forward(question.reported, kind)
-        edited([*(heads for part in curve_sets(ranked) for heads in part), *controls.sets])  # one sweep for all
+        if found.passes is None:
+            found.passes = edited
+            edited([*(heads for part in curve_sets(ranked) for heads in part), *controls.sets])  # one sweep for all
+            found.curves["forward"] = curves(edited, ranked, rows)
         # Controls matched by norm would have to start at whatever layer they lie in.
         found.studies.append(study(edited, ranked, rows, controls, plan, kind, "forward"))
-        if found.passes is None:
-            found.passes, found.curves["forward"] = edited, curves(edited, ranked, rows)
     return found
 
 
