@@ -202,3 +202,40 @@ def test_a_reference_looks_at_the_column_it_is_given(photos, tmp_path):
         "input=Photo", "--label", "smiling", *TINY, *TRAINING, "--out", tmp_path / "out")  # fmt: skip
     row = json.loads((tmp_path / "out" / "run.json").read_text())
     assert (row["group"], row["uses_groups"]) == ("sex", True)
+
+
+def test_own_pairs_are_scored_and_those_trained_on_are_left_out(llama, pairs, tmp_path, capsys):
+    scored = ["--data", f"pairs:{pairs}", "--group", "about", "--device", "cpu", "--n-boot", "50", "--json", "-"]
+    run("lm", "crows", "--model", llama, *scored)
+    result = json.loads(capsys.readouterr().out)
+    assert {e["group_by"] for e in result["estimates"]} >= {None, "work", "home"}
+    run("mitigate", "klaad", "--model", llama, "--data", f"pairs:{pairs}", "--held-out", "0.25", "--batch-size", "4",
+        "--device", "cpu", "--out", tmp_path / "out")  # fmt: skip
+    capsys.readouterr()
+    run("lm", "crows", "--model", tmp_path / "out", *scored, "--held-out-of", tmp_path / "out")
+    held_out = json.loads(capsys.readouterr().out)
+    total = {r["metric"]: r["n"] for r in held_out["estimates"] if r["group_by"] is None}["ss"]
+    record = TrainingRecord.read(tmp_path / "out")
+    texts = [line.partition(",")[0].lower() for line in pairs.read_text().splitlines()[1:]]
+    assert total == sum(text in record.held_out_targets for text in texts) < 30
+
+
+@pytest.mark.parametrize("kind", ["pairs", "triplets"])
+def test_attention_on_own_sentences(llama, tmp_path, capsys, kind):
+    file = tmp_path / "own.jsonl"
+    names = ("stereotype", "anti_stereotype", "unrelated")[: 2 if kind == "pairs" else 3]
+    lines = [dict(zip(names, item.texts, strict=False)) for item in ITEMS]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run("lm", "attention", "--model", llama, "--data", f"{kind}:{file}", "--n-boot", "50", "--device", "cpu",
+        "--json", "-")  # fmt: skip
+    assert json.loads(capsys.readouterr().out)["benchmark"] == "attention_gap"
+
+
+def test_own_triplets_are_scored(llama, tmp_path, capsys):
+    file = tmp_path / "own.csv"
+    with file.open("w", newline="") as handle:
+        table = csv.writer(handle)
+        table.writerows([["stereotype", "antistereotype", "unrelated"], *(item.texts for item in ITEMS * 3)])
+    run("lm", "stereoset", "--model", llama, "--data", f"triplets:{file}", "--n-boot", "50", "--device", "cpu",
+        "--json", "-")  # fmt: skip
+    assert {e["metric"] for e in json.loads(capsys.readouterr().out)["estimates"]} >= {"ss", "lms", "icat"}

@@ -8,29 +8,23 @@ from fairhead.settings import Option
 
 
 @dataclass(frozen=True)
-class DataColumns:
-    """Which column is what, as they are called in the file; published data sets take those that they have.
+class SentenceColumns:
+    """Which column of own pairs or triplets of sentences is what, as it is called in the file.
 
     Attributes:
-        label: column of the classes.
-        group: column to audit by, which training never sees; of pairs and triplets the category. May be repeated.
-        split: column of the parts (train, val, test); drawn at random where there is none.
+        group: column of the category, the kind of bias that a row is about.
         id: column of distinct ids; rows are numbered where there is none.
-        person: column of the person or document, none of which is to be in two parts.
-        data_option: another option of the reader: input=COLUMN of paths or texts, on_error=skip, ...
+        data_option: another option of the reader: more=COLUMN, less=COLUMN, on_error=skip, ...
     """
 
     panel: ClassVar[str] = "Data"
-    label: Annotated[str | None, Option(metavar="COLUMN")] = None
     group: Annotated[tuple[str, ...], Option(metavar="COLUMN")] = ()
-    split: Annotated[str | None, Option(metavar="COLUMN")] = None
     id: Annotated[str | None, Option(metavar="COLUMN")] = None
-    person: Annotated[str | None, Option(metavar="COLUMN")] = None
     data_option: Annotated[Mapping[str, Any], Option(metavar="KEY=VALUE")] = field(default_factory=dict)
 
     @property
     def first_group(self) -> str | None:
-        """The first column to audit by, if any is named."""
+        """The first column of groups, if any is named."""
         return self.group[0] if self.group else None
 
     def options(self, data: str) -> dict[str, Any]:
@@ -42,10 +36,30 @@ class DataColumns:
             >>> DataColumns(label="Smiling", data_option={"seed": 3}).options("celeba:CelebA")
             {'target': 'Smiling', 'seed': 3}
         """
+        if self == type(self)():
+            return {}
         from fairhead.data import parse_spec
 
         reader = parse_spec(data).reader
-        named: dict[str, Any] = {"label": self.label, "split": self.split, "id": self.id, "person": self.person}
+        named = {name: getattr(self, name, None) for name in ("label", "split", "id", "person")}
         if {"groups", "category"} & {*reader.options}:
             named["groups"] = self.group
         return {**reader.named(named), **self.data_option}
+
+
+@dataclass(frozen=True)
+class DataColumns(SentenceColumns):
+    """Which column of own pictures or texts is what, as it is called in the file; published data have some of these.
+
+    Attributes:
+        group: column to audit by, which training never sees; give it several times for several.
+        id: column of distinct ids; rows are numbered where there is none.
+        data_option: another option of the reader: input=COLUMN of paths or texts, on_error=skip, ...
+        label: column of the classes.
+        split: column of the parts (train, val, test); drawn at random where there is none.
+        person: column of the person or document, none of which is to be in two parts.
+    """
+
+    label: Annotated[str | None, Option(metavar="COLUMN")] = None
+    split: Annotated[str | None, Option(metavar="COLUMN")] = None
+    person: Annotated[str | None, Option(metavar="COLUMN")] = None

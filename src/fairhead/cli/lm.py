@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hi
 import typer
 from typer.core import TyperGroup
 
-from fairhead.cli.data_options import DataColumns
+from fairhead.cli.data_options import SentenceColumns
 from fairhead.cli.lm_compare import EPILOG as COMPARE_EPILOG
 from fairhead.cli.lm_compare import Statistics, compare_command
 from fairhead.cli.options import attribute_texts, options
@@ -205,7 +205,7 @@ def _command(benchmark: "Benchmark") -> Callable[..., None]:
         "source": Written if benchmark.prompts else Source,
         "own": benchmark.options,
         # Of these kinds there are readers of a user's own data.
-        "columns": DataColumns if {"pairs", "triplets"} & {*benchmark.kinds} else NoOptions,
+        "columns": SentenceColumns if {"pairs", "triplets"} & {*benchmark.kinds} else NoOptions,
         "computing": Computing if benchmark.prompts or benchmark.section == "Attention" else Scoring,
         "sampling": Sampling if benchmark.prompts else NoOptions,
         "statistics": Statistics,

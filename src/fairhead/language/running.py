@@ -25,6 +25,7 @@ from fairhead.language.benchmark import Benchmark, Measured, NotMeasured, Work
 from fairhead.language.benchmarks import benchmark_named, choose
 from fairhead.language.item_table import BenchmarkResult
 from fairhead.language.suite import Suite
+from fairhead.language.training_record import without_training_targets
 from fairhead.stats.bootstrap import Resampling
 
 Report = Callable[[str, int, int], None]
@@ -52,14 +53,18 @@ def read_data(
     if not path.exists() and ":" in str(data) and benchmark.kinds:
         reader, place = parse_spec(str(data), *benchmark.kinds)
         path = Path(place)
+    items: Any
     if not columns and (reader is None or reader.name == (benchmark.data or benchmark.name)):
-        return benchmark.sample(benchmark.read(path, options), limit, seed)
-    if reader is None:
+        items = benchmark.read(path, options)
+    elif reader is None:
         raise InputError(f"columns are of data given as reader:path, such as pairs:own.csv; found {data}")
-    for name in benchmark.options_with(None):
-        if getattr(options, name) != getattr(benchmark.options(), name):
-            raise InputError(f"{name} is an option for the data of {benchmark.title}; {reader.name} does not have it")
-    items: Any = reader.read(path, **(columns or {}))
+    else:
+        for name in benchmark.options_with(None):
+            if name != "held_out_of" and getattr(options, name) != getattr(benchmark.options(), name):
+                raise InputError(f"{name} is an option for the data of {benchmark.title}, not of {reader.name}")
+        items = reader.read(path, **(columns or {}))
+    if getattr(options, "held_out_of", None) is not None:
+        items = without_training_targets(items, options.held_out_of)
     return benchmark.sample(list(items), limit, seed)
 
 

@@ -8,14 +8,16 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from fairhead.data.sentence_pairs import CrowsPair
 from fairhead.data.sentence_triplets import StereoSetItem
 from fairhead.errors import InputError
 from fairhead.store import write_json
 
 FILE = "fairhead-training.json"
 SCHEMA = "fairhead.training/1"
+Item = TypeVar("Item", CrowsPair, StereoSetItem)
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class TrainingRecord:
         settings: of the method.
         plan: of the training: epochs, learning rate, seed, ...
         data: its name, its path, and how it was split.
-        training_targets: terms of StereoSet that were trained on, in lower case; a score on them says nothing.
+        training_targets: terms (of pairs: sentences) that were trained on, in lower case; a score on them says nothing.
         held_out_targets: terms that were not.
         base: the model that training began with.
         history: a line a logged step.
@@ -82,10 +84,8 @@ class TrainingRecord:
         return cls(**values)
 
 
-def without_training_targets(
-    items: Iterable[StereoSetItem], folder: str | os.PathLike[str]
-) -> tuple[StereoSetItem, ...]:
-    """The items of StereoSet whose term the model of `folder` was not trained on.
+def without_training_targets(items: Iterable[Item], folder: str | os.PathLike[str]) -> tuple[Item, ...]:
+    """The items whose term (of a pair: whose more stereotypical sentence) the model of `folder` was not trained on.
 
     Example:
         >>> import tempfile
@@ -97,4 +97,5 @@ def without_training_targets(
         ['baker']
     """
     trained = set(TrainingRecord.read(folder).training_targets)
-    return tuple(item for item in items if item.target.casefold() not in trained)
+    terms = ((item, item.more if isinstance(item, CrowsPair) else item.target) for item in items)
+    return tuple(item for item, term in terms if term.casefold() not in trained)

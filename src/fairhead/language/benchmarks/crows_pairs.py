@@ -9,8 +9,9 @@ import csv
 import os
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from io import StringIO
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from fairhead.errors import InputError
 from fairhead.language.answers import Request, Score, gather
 from fairhead.language.benchmark import Benchmark, Figure, Label, SentencePair, more_often
 from fairhead.language.item_table import ItemTable, Measure
+from fairhead.settings import Option
 from fairhead.stats.bootstrap import Array
 from fairhead.stats.clusters import ratio
 
@@ -78,6 +80,17 @@ def _pair(row: dict[str, str]) -> CrowsPair:
         bias_type=row["bias_type"],
         annotations=tuple(tuple(named) for named in annotations),
     )
+
+
+@dataclass(frozen=True)
+class Options:
+    """Of CrowS-Pairs.
+
+    Attributes:
+        held_out_of: folder of a model that was trained on pairs of your own: leave those out.
+    """
+
+    held_out_of: Annotated[str | None, Option(metavar="MODEL_DIR")] = None
 
 
 def requests(pairs: Iterable[CrowsPair], options: Any = None) -> list[Request]:
@@ -173,6 +186,7 @@ BENCHMARK = Benchmark(
     question="Of two sentences that differ in the group, is the more stereotypical one likelier (even: 50 %)?",
     item=CrowsPair,
     read=lambda path, options: read_crows_pairs(path),
+    options=Options,
     requests=requests,
     table=table,
     kinds=("pairs",),

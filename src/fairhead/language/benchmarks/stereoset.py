@@ -6,9 +6,8 @@ stereotype and against the meaningful text.
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -20,7 +19,6 @@ from fairhead.errors import InputError
 from fairhead.language.answers import Request, Score, gather
 from fairhead.language.benchmark import ASKS, Benchmark, Figure, Label, SentencePair, crossed, more_often
 from fairhead.language.item_table import ItemTable, Measure
-from fairhead.language.training_record import without_training_targets
 from fairhead.settings import Option
 from fairhead.stats.bootstrap import Array
 from fairhead.stats.clusters import divide
@@ -85,11 +83,6 @@ def _item(kind: str, entry: dict[str, Any]) -> StereoSetItem:
     sentences = Triplet(*(by_label[label] for label in GOLD_LABELS))
     key, target, bias_type, context = (text_field(entry, k) for k in ("id", "target", "bias_type", "context"))
     return StereoSetItem(key, kind, target, bias_type, context, sentences)
-
-
-def _read(path: Path, options: Options) -> Sequence[StereoSetItem]:
-    items = read_stereoset(path)
-    return items if options.held_out_of is None else without_training_targets(items, options.held_out_of)
 
 
 def requests(items: Iterable[StereoSetItem], options: Options = _DEFAULT) -> list[Request]:
@@ -193,7 +186,7 @@ BENCHMARK = Benchmark(
     title="StereoSet",
     question="Is a stereotype likelier than its opposite (ss, even: 50 %), and either than nonsense (lms)?",
     item=StereoSetItem,
-    read=_read,
+    read=lambda path, options: read_stereoset(path),
     requests=requests,
     table=table,
     options=Options,
