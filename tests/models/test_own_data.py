@@ -239,3 +239,44 @@ def test_own_triplets_are_scored(llama, tmp_path, capsys):
     run("lm", "stereoset", "--model", llama, "--data", f"triplets:{file}", "--n-boot", "50", "--device", "cpu",
         "--json", "-")  # fmt: skip
     assert {e["metric"] for e in json.loads(capsys.readouterr().out)["estimates"]} >= {"ss", "lms", "icat"}
+
+
+def test_heads_are_located_and_edited_in_a_model_of_own_pictures(smiling, photo_options, tmp_path):
+    few = ["--n-boot", "100", "--draws", "5", "--device", "cpu"]
+    part = ["--data-option", "seed=0", "--data-option", "fractions={train: 0.2, val: 0.4, test: 0.4}"]
+    run("locate", "--model", smiling / "model", *photo_options, *part, *few, "--out", tmp_path / "heads")
+    found = json.loads((tmp_path / "heads" / "headmap.json").read_text())
+    assert found["provenance"]["data"].startswith("images:")
+    assert (tmp_path / "heads" / "report.html").exists()
+    run("ablate", "--heads", "L1H0", "--model", smiling / "model", *photo_options, *part, *few, "--kind", "zero",
+        "--save", tmp_path / "edited")  # fmt: skip
+    assert (tmp_path / "edited" / "config.json").exists()
+
+
+def test_heads_are_located_in_a_model_of_own_posts(toxicity, posts, tmp_path, capsys):
+    run("locate", "--model", toxicity / "model", "--data", f"texts:{posts}", "--group", "about", "--n-boot", "100",
+        "--draws", "5", "--device", "cpu", "--data-option", "fractions={train: 0.2, val: 0.4, test: 0.4}",
+        "--json", "-")  # fmt: skip
+    assert json.loads(capsys.readouterr().out)["provenance"]["data"] == f"texts:{posts}"
+
+
+def test_heads_are_located_in_own_pairs_of_one_category(llama, tmp_path, capsys):
+    file = tmp_path / "own.csv"
+    rows = [["more", "less", "about"]]
+    for i in range(40):
+        first, second, _ = ITEMS[i % len(ITEMS)].texts
+        rows.append([f"{first} {i}", f"{second} {i}", "work" if i % 2 else "home"])
+    with file.open("w", newline="") as handle:
+        csv.writer(handle).writerows(rows)
+    given = ["locate", "--model", llama, "--data", f"pairs:{file}", "--group", "about", "--n-boot", "100"]
+    run(*given, "--concept", "work", "--draws", "5", "--device", "cpu", "--json", "-")
+    assert json.loads(capsys.readouterr().out)["provenance"]["pairs"] == 20
+    with pytest.raises(SystemExit):
+        run(*given, "--label", "about")
+    assert "pairs has no option 'label'" in capsys.readouterr().err
+
+
+def test_two_names_for_one_column_are_refused(smiling, photo_options, capsys):
+    with pytest.raises(SystemExit):
+        run("locate", "--model", smiling / "model", *photo_options, "--concept", "gender")
+    assert "--group sex and --concept gender name two columns" in capsys.readouterr().err

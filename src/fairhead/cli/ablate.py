@@ -9,7 +9,9 @@ from typing import Annotated, NamedTuple
 import typer
 
 from fairhead.cli import locate_options as given
+from fairhead.cli.data_options import DataColumns
 from fairhead.cli.locate_options import CHOICE, OUTPUT, answered, check_numbers, option
+from fairhead.cli.options import options
 from fairhead.errors import InputError
 
 EPILOG = """
@@ -43,10 +45,12 @@ class Tokens(enum.StrEnum):
     every = "all"
 
 
+@options("ablate")
 def ablate_command(
     context: typer.Context,
     model: given.ModelPath,
     data: given.Data,
+    columns: DataColumns,
     concept: given.Concept = None,
     task: given.TaskColumn = None,
     heads: Annotated[str | None, option("--heads", "Heads, as L11H1,L10H5.", CHOICE, "HEADS")] = None,
@@ -90,7 +94,7 @@ def ablate_command(
         raise InputError(
             f"--kind resample needs other rows in every batch; --batch-size is {batch_size}, at least 3 is expected"
         )
-    answered(context, {"kinds": (kind.value,), "forward": True}, named.heads, named.chosen_on, save)
+    answered(context, columns, {"kinds": (kind.value,), "forward": True}, named.heads, named.chosen_on, save)
 
 
 class _Named(NamedTuple):

@@ -6,7 +6,9 @@ from typing import Annotated, Any
 import typer
 
 from fairhead.cli import locate_options as given
+from fairhead.cli.data_options import DataColumns
 from fairhead.cli.locate_options import CHOICE, OUTPUT, TEXT, answered, check_numbers, option
+from fairhead.cli.options import options
 
 EPILOG = """
 **Examples**
@@ -14,6 +16,8 @@ EPILOG = """
     fairhead locate --model clip-vit-base-patch16 --data fairface:FairFace.zip --concept gender --task age --out heads
 
     fairhead locate --model dinov2-small --data celeba:CelebA --concept gender --task Attractive --limit 2000
+
+    fairhead locate --model own/model --data images:labels.csv --label smiling --group sex --out heads
 
     fairhead locate --model SmolLM2-135M --data crows:crows_pairs_anonymized.csv --forward --rank effect --out heads
 
@@ -50,10 +54,12 @@ class Ranking(enum.StrEnum):
     effect = "effect"
 
 
+@options("locate")
 def locate_command(
     context: typer.Context,
     model: given.ModelPath,
     data: given.Data,
+    columns: DataColumns,
     concept: given.Concept = None,
     task: given.TaskColumn = None,
     limit: given.Limit = None,
@@ -117,4 +123,4 @@ def locate_command(
         }
     )
     plan: dict[str, Any] = {"count": heads, "rank": rank.value, "forward": forward}
-    answered(context, plan)
+    answered(context, columns, plan)

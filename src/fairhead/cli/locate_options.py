@@ -1,13 +1,14 @@
 """What `fairhead locate` and `fairhead ablate` have in common: options, checks, and the way from them to an answer."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fairhead.cli.data_options import DataColumns
 from fairhead.cli.output import check_output, command_line, write_json
 from fairhead.cli.progress import progress
 from fairhead.errors import FairheadError, InputError
@@ -34,13 +35,18 @@ def option(
 ModelPath = Annotated[str, option("--model", "Folder of a model, or a name on the hub that is cached.", None, "PATH")]
 Data = Annotated[
     str,
-    option("--data", "name:path; fairface, celeba, utkface, hatexplain, or pairs: crows, stereoset.", None, "DATA"),
+    option(
+        "--data",
+        "name:path: fairface, celeba, utkface, hatexplain, crows, stereoset; your own images, texts, pairs, triplets.",
+        None,
+        "DATA",
+    ),
 ]
 Concept = Annotated[
     str | None,
-    option("--concept", "The attribute: gender, age, that of --prompts, a community, ...", None, "NAME"),
+    option("--concept", "The attribute: gender, age, that of --prompts, a community, or --group.", None, "NAME"),
 ]
-TaskColumn = Annotated[str | None, option("--task", "The data set's column to classify.", None, "COLUMN")]
+TaskColumn = Annotated[str | None, option("--task", "The column to classify, or --label.", None, "COLUMN")]
 Limit = Annotated[int | None, option("--limit", "Only so many rows (evenly over groups) or pairs.", None, "N")]
 PromptPath = Annotated[str | None, option("--prompts", "YAML file of prompts.", TEXT, "FILE")]
 TextAdapter = Annotated[
@@ -77,6 +83,7 @@ def check_numbers(values: "dict[str, int | None]") -> None:
 
 def answered(
     context: typer.Context,
+    columns: DataColumns,
     options: Mapping[str, Any],
     heads: Sequence[tuple[int, int]] | None = None,
     chosen_on: str | None = None,
@@ -86,6 +93,7 @@ def answered(
 
     Args:
         context: of the command; its parameters have the names of the fields of `Source`.
+        columns: of the data.
         options: of the plan, beside those that both commands have.
         heads: to be tested; None chooses them.
         chosen_on: a hash of the rows that these were chosen on, where it is known.
@@ -100,7 +108,7 @@ def answered(
     from fairhead.locate.answer import answer
     from fairhead.locate.question import LocatePlan
 
-    source = _source(context)
+    source = _source(context, columns)
     plan = LocatePlan(**options, draws=given["draws"], n_boot=given["n_boot"], seed=given["seed"])
     with progress() as told:
         found = answer(
@@ -127,7 +135,7 @@ def answered(
         typer.echo(f"model: {save}", err=True)
 
 
-def _source(context: typer.Context) -> "Source":
+def _source(context: typer.Context, columns: DataColumns) -> "Source":
     """What a command reads, from its options."""
     from fairhead.locate.session import Source
 
@@ -135,6 +143,11 @@ def _source(context: typer.Context) -> "Source":
     if asked.get("concept_from") == "auto":
         asked["concept_from"] = None
     source = Source(**asked)
+    if source.kind != "pairs":
+        concept = _one(source.concept, "--concept", columns.first_group, "--group")
+        source = replace(source, concept=concept, task=_one(source.task, "--task", columns.label, "--label"))
+        columns = replace(columns, group=(), label=None)
+    source = replace(source, options=columns.options(source.data))
     if source.kind == "pairs":
         for parameter in context.command.params:
             how = context.get_parameter_source(parameter.name or "")
@@ -143,6 +156,13 @@ def _source(context: typer.Context) -> "Source":
                     f"{parameter.opts[0]} has no meaning for pairs of texts (crows, stereoset): leave it out"
                 )
     return source
+
+
+def _one(value: str | None, flag: str, other: str | None, other_flag: str) -> str | None:
+    """What either of two options names."""
+    if None not in (value, other) and value != other:
+        raise InputError(f"{other_flag} {other} and {flag} {value} name two columns; give one of the options")
+    return other if value is None else value
 
 
 def need_torch() -> None:

@@ -1,5 +1,6 @@
 """Labelled rows of a data set with the groups of a concept."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,8 +31,9 @@ class LabelledRows(NamedTuple):
 def labelled_rows(
     spec: str,
     concept: str,
-    task: str,
+    task: str | None = None,
     *,
+    options: Mapping[str, Any] | None = None,
     prompts: Prompts | None = None,
     held_out: bool = False,
     limit: int | None = None,
@@ -42,7 +44,8 @@ def labelled_rows(
     Args:
         spec: `name:path` of a data set.
         concept: the attribute, or the column that holds it.
-        task: the target column.
+        task: the target column; None for that of own data that is called label.
+        options: of the reader.
         prompts: the user's own poles. Without them images have those that ship with fairhead, where the column has
             their values; else its first two values are the poles.
         held_out: leave out rows of the training part.
@@ -58,8 +61,9 @@ def labelled_rows(
         raise InputError(
             f"concept and task are both {column!r}: within a class of it there is one group, so there is no gap to find"
         )
-    data = reader.read(path, **reader.named({"label": task, "groups": (column,)}))
+    data = reader.read(path, **reader.named({"label": task, "groups": (column,)}), **(options or {}))
     assert isinstance(data, Dataset)
+    task = task or str(data.provenance["label"])
     groups = data.groups()[column]
     levels = [str(level) for level in groups.levels]
     if len(levels) < 2 or len(data.classes) < 2:

@@ -82,7 +82,13 @@ class TextPairs:
         )
 
 
-def read_pairs(spec: str, bias_type: str | None = None, limit: int | None = None, seed: int = 0) -> TextPairs:
+def read_pairs(
+    spec: str,
+    bias_type: str | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+    options: Mapping[str, Any] | None = None,
+) -> TextPairs:
     """Pairs of `crows:PATH` or `stereoset:PATH`, or of your own `pairs:PATH` and `triplets:PATH`.
 
     Args:
@@ -90,6 +96,7 @@ def read_pairs(spec: str, bias_type: str | None = None, limit: int | None = None
         bias_type: only those about, say, "gender"; None for all.
         limit: only so many, drawn at random.
         seed: of the draw.
+        options: of the reader.
 
     Example:
         >>> read_pairs("bold:BOLD")
@@ -98,7 +105,7 @@ def read_pairs(spec: str, bias_type: str | None = None, limit: int | None = None
         fairhead.errors.InputError: bold has beginnings of texts; pairs of sentences or sentences in threes are needed \
 here: crows_pairs, stereoset, pairs, triplets
     """
-    data = read_items(spec, "pairs", "triplets")
+    data = read_items(spec, "pairs", "triplets", **(options or {}))
     items = list(data)
     if bias_type is not None:
         known = sorted({item.bias_type for item in items})

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,7 @@ class Source:
         device: "auto", "cpu", "cuda", ...
         tf32: forward passes multiply in TF32 on GPUs that can.
         seed: of the draw and of the halves.
+        options: of the reader of the data.
     """
 
     model: str
@@ -97,6 +98,7 @@ class Source:
     device: str = "auto"
     tf32: bool = False
     seed: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
@@ -197,7 +199,7 @@ def _open_pairs(source: Source, plan: LocatePlan, features: str | None, progress
     from fairhead.language import load_scorer
 
     PairQuestion.check(plan)
-    pairs = read_pairs(source.data, source.concept, source.limit, source.seed)
+    pairs = read_pairs(source.data, source.concept, source.limit, source.seed, source.options)
     halves_of_pairs(pairs, source.seed)  # a mistake there should not wait for the model
     scorer = load_scorer(source.model, device=source.device, dtype="float32")
     told = _stage(progress, "pairs")
@@ -334,11 +336,11 @@ class Session:
 
 def open_session(source: Source, features: str | None = None, progress: Progress | None = None) -> Session:
     """Read labelled rows, load the model, and run it over them; the arguments are those of `open_question`."""
-    if source.concept is None or source.task is None:
-        missing = "--concept" if source.concept is None else "--task"
-        name = source.data.partition(":")[0]
+    is_text, reader = source.kind == "texts", parse_spec(source.data).reader
+    name, own = reader.name, "label" in reader.options  # which may be found by its name
+    if source.concept is None or (source.task is None and not own):
+        missing = "--concept (or --group)" if source.concept is None else "--task (or --label)"
         raise InputError(f"{missing} is missing: {name} needs it; pairs of texts (crows, stereoset) do not")
-    is_text, name = source.kind == "texts", parse_spec(source.data).reader.name
     if is_text and (source.prompts or source.text_adapter or source.texts):
         raise InputError(f"prompts and text sides are for images; the concept of {name} is learned from its own rows")
     file = read_prompts(source.prompts) if source.prompts else PromptFile()
@@ -348,6 +350,7 @@ def open_session(source: Source, features: str | None = None, progress: Progress
         source.concept,
         source.task,
         prompts=file.concept,
+        options=source.options,
         held_out=is_text or (name == "images" and _is_classifier(source.model)),
         limit=source.limit,
         seed=source.seed,
