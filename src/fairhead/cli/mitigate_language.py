@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fairhead.cli.data_options import DataColumns
+from fairhead.cli.data_options import SentenceColumns
 from fairhead.cli.options import options, parameter_names
 from fairhead.errors import FairheadError, InputError
 from fairhead.mitigate.registry import MethodEntry
@@ -106,7 +106,7 @@ def language_command(entry: MethodEntry) -> Callable[..., None]:
     annotations = {"context": typer.Context, **_COMMON, "settings": settings}
     defaults: dict[str, Any] = {"device": "auto"}
     if not hasattr(settings, "attach"):
-        annotations |= {"data": TripletData, "columns": DataColumns}
+        annotations |= {"data": TripletData, "columns": SentenceColumns}
     if trains:
         annotations |= {"plan": LanguagePlan, **_TRAINED}
         defaults |= {"plan": plan_of(settings), "keep_adapter": False, "grid": None}
