@@ -11,17 +11,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from report_example import ablation, audit, comparison, example, headmap, report
+from report_example import ablation, audit, comparison, example, headmap, methods, report
 from test_report import Page
 
 from fairhead.errors import InputError
 from fairhead.report import Report, Sentence, render, sections, write
+from fairhead.report.form import plain
 from fairhead.report.sections import SECTIONS, section_class
 from fairhead.report.sections.audited import Audited
 from fairhead.report.sections.compared import Compared
 from fairhead.report.sections.headmap import Headmap
 from fairhead.report.sections.plain_tables import PlainTable, PlainTables
 from fairhead.report.sections.prose import Text
+from fairhead.report.wording import MINUS
 
 PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 GIVEN = {"kind": "group_sizes", "title": "Groups", "sizes": [{"group": "<f>", "n": 1200}, {"group": "m", "n": 80}]}
@@ -157,3 +159,19 @@ def test_pictures_come_with_the_page_and_their_maps_are_grids() -> None:
         page(picture="https://example.org/x.png")
     with pytest.raises(InputError, match=r"maps\[0\].patches is not a grid"):
         page(maps=[found | {"patches": [[0.5], [0.1, 0.2]]}])
+
+
+def test_a_bench_block_is_markdown_too() -> None:
+    given = methods()["sections"][0]
+    given["methods"][1]["method"] = "a | b"
+    block = section_class("bench").from_json(plain(given, "block"), "block")
+    parts = block.markdown()
+    figures, differences, search = (part.splitlines() for part in parts if part.startswith("| method"))
+    assert figures[0] == "| method | seeds | accuracy | EOd | s | Wh | MiB |"
+    accuracy, gap = "89.0 ± 1.1 (87.0 to 91.0)", "**5.0 ± 1.1** (3.0 to 7.0)"
+    assert figures[3].startswith(rf"| a \| b | 3 (1 failed) | {accuracy} | {gap} | 61 | not known |")
+    assert figures[4].startswith("| dro (trained with groups) |")
+    assert figures[5] == "| broken | 0 (1 failed) | – | – | – | – | – |"
+    assert differences[2] == rf"| a \| b | – | {MINUS}15.0 ({MINUS}21.0 to {MINUS}9.0), p 0.013, detectable 7.0 |"
+    assert [len(table) for table in (figures, differences, search)] == [6, 4, 5]
+    assert parts[-1] == "- broken, seed 7: the loss is not finite"
