@@ -1,7 +1,6 @@
 """`fairhead attention`: q and k by group, and what the first token looks at."""
 
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,8 +9,8 @@ import typer
 from fairhead.cli.data_options import DataColumns
 from fairhead.cli.locate_options import check_numbers
 from fairhead.cli.options import options
-from fairhead.cli.output import check_output, command_line
-from fairhead.errors import FairheadError, InputError
+from fairhead.cli.output import check_output, command_line, need
+from fairhead.errors import InputError
 from fairhead.report.console import harmless
 
 if TYPE_CHECKING:
@@ -70,9 +69,7 @@ def attention_command(
     out: Annotated[Path, _option("--out", "The page.", "FILE.html")] = Path("attention.html"),
 ) -> None:
     """Look at q and k by group, and at what the first token attends to."""
-    missing = [name for name in ("torch", "transformers", "accelerate") if find_spec(name) is None]
-    if missing:
-        raise FairheadError(f'this needs {", ".join(missing)}, not installed here: pip install "fairhead[torch]"')
+    need()
     if out.suffix.lower() != ".html":
         raise InputError(f"--out is {str(out)!r}; give a path that ends in .html")
     check_output(str(out))

@@ -2,13 +2,13 @@
 
 import signal
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fairhead.errors import FairheadError, InputError
+from fairhead.cli.output import need
+from fairhead.errors import InputError
 from fairhead.report.console import harmless
 
 if TYPE_CHECKING:
@@ -99,9 +99,7 @@ def bench_command(
         asked.append("search.with_groups=true")
         plan = read_grid(grid_path(grid), asked)
     if not table_only:
-        missing = [name for name in ("torch", "transformers", "accelerate") if find_spec(name) is None]
-        if missing:
-            raise FairheadError(f'this needs {", ".join(missing)}, not installed here: pip install "fairhead[torch]"')
+        need()
     from fairhead.bench.render import markdown, write_table
     from fairhead.bench.results_folder import Store
     from fairhead.bench.table import table_of

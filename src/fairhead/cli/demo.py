@@ -1,16 +1,12 @@
 """`fairhead demo`: the whole story on small data, in about a minute."""
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fairhead.cli.output import command_line
+from fairhead.cli.output import command_line, need
 from fairhead.cli.progress import progress
-from fairhead.errors import FairheadError
-
-_NEEDS = ("torch", "transformers", "accelerate", "sklearn")
 
 
 def demo(
@@ -24,9 +20,7 @@ def demo(
 
     The same seed gives the same numbers.
     """
-    missing = [name for name in _NEEDS if find_spec(name) is None]
-    if missing:
-        raise FairheadError(f'the demo needs {", ".join(missing)}, not installed here: pip install "fairhead[demo]"')
+    need("demo")
     from fairhead.demo import DemoPlan, run_demo
 
     with progress() as stages:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, fields, make_dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hints
 
@@ -14,8 +13,8 @@ from fairhead.cli.data_options import SentenceColumns
 from fairhead.cli.lm_compare import EPILOG as COMPARE_EPILOG
 from fairhead.cli.lm_compare import Statistics, compare_command
 from fairhead.cli.options import attribute_texts, options
-from fairhead.cli.output import check_output, command_line, write_json
-from fairhead.errors import FairheadError, InputError
+from fairhead.cli.output import check_output, command_line, need, write_json
+from fairhead.errors import InputError
 from fairhead.language.answers import Progress, Sampling, read_generations
 from fairhead.report.console import terminal
 from fairhead.settings import Count, Option
@@ -400,9 +399,7 @@ def _run_suite(
 
 def load_model(path: str, computing: Computing) -> "Scorer":
     """A scorer of a model."""
-    missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
-    if missing:
-        raise FairheadError(f'this needs {", ".join(missing)}, not installed here: pip install "fairhead[torch]"')
+    need()
     from fairhead.language.scorer import load_scorer
 
     return load_scorer(path, **asdict(computing))

@@ -2,16 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fairhead.cli.data_options import DataColumns
-from fairhead.cli.output import check_output, command_line, write_json
+from fairhead.cli.output import check_output, command_line, need, write_json
 from fairhead.cli.progress import progress
-from fairhead.errors import FairheadError, InputError
+from fairhead.errors import InputError
 from fairhead.store import made_folder
 
 if TYPE_CHECKING:
@@ -101,7 +100,7 @@ def answered(
     """
     given = context.params
     check_output(given["json_path"])
-    need_torch()
+    need()
     for folder in (given["out"], save):
         if folder is not None:  # a mistake there should not wait for the work
             made_folder(folder)
@@ -163,10 +162,3 @@ def _one(value: str | None, flag: str, other: str | None, other_flag: str) -> st
     if None not in (value, other) and value != other:
         raise InputError(f"{other_flag} {other} and {flag} {value} name two columns; give one of the options")
     return other if value is None else value
-
-
-def need_torch() -> None:
-    """Say what is missing before anything is read."""
-    missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
-    if missing:
-        raise FairheadError(f'this needs {", ".join(missing)}, not installed here: pip install "fairhead[torch]"')

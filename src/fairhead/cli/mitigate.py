@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -11,8 +10,8 @@ from typer.core import TyperGroup
 
 from fairhead.cli.data_options import DataColumns
 from fairhead.cli.options import options
-from fairhead.cli.output import command_line
-from fairhead.errors import FairheadError, InputError
+from fairhead.cli.output import command_line, need
+from fairhead.errors import InputError
 from fairhead.mitigate.registry import METHODS, listed, method_named, names
 from fairhead.report.console import harmless
 from fairhead.settings import Count, Option
@@ -125,9 +124,7 @@ def mitigate_command(
     plan: TrainingPlan = _PLAN,
 ) -> None:
     """Train a model with a method that reduces gaps, without groups; then audit it."""
-    missing = [name for name in ("torch", "transformers", "accelerate") if find_spec(name) is None]
-    if missing:
-        raise FairheadError(f'this needs {", ".join(missing)}, not installed here: pip install "fairhead[torch]"')
+    need()
     from fairhead.bench.grid import Backbone, Cell, Data, Method, plan_settings
     from fairhead.data import parse_spec
 

@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +10,8 @@ import typer
 
 from fairhead.cli.data_options import SentenceColumns
 from fairhead.cli.options import options, parameter_names
-from fairhead.errors import FairheadError, InputError
+from fairhead.cli.output import need
+from fairhead.errors import InputError
 from fairhead.mitigate.registry import MethodEntry
 from fairhead.report.console import terminal
 
@@ -73,9 +73,7 @@ _PRESET = Annotated[
 
 def language_command(entry: MethodEntry) -> Callable[..., None]:
     """The command of a method: which settings it takes follows from what the method does."""
-    missing = [name for name in ("torch", "transformers", "accelerate") if find_spec(name) is None]
-    if missing:
-        raise FairheadError(f'this needs {", ".join(missing)}, not installed here: pip install "fairhead[torch]"')
+    need()
     from fairhead.mitigate.language_trainer import plan_of
     from fairhead.mitigate.triplets import TripletData
     from fairhead.train.plan import LanguagePlan
@@ -141,8 +139,8 @@ def _run(
     keep_adapter: bool,
     grid: str | None,
 ) -> None:
-    if plan is not None and plan.lora is not None and find_spec("peft") is None:
-        raise FairheadError('this needs peft, not installed here: pip install "fairhead[lora]"')
+    if plan is not None and plan.lora is not None:
+        need("lora")
     if keep_adapter and plan.lora is None:
         raise InputError("--keep-adapter needs --lora: without it there is no adapter")
     from fairhead.cli.progress import progress

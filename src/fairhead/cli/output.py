@@ -2,13 +2,17 @@
 
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from fairhead import store
-from fairhead.errors import InputError
+from fairhead.errors import FairheadError, InputError
+
+_TORCH = ("torch", "transformers", "accelerate")
+_EXTRAS = {"lora": ("peft",), "demo": ("sklearn",)}
 
 
 def check_output(path: str | None) -> None:
@@ -19,6 +23,20 @@ def check_output(path: str | None) -> None:
         raise InputError(f"{path} is a directory; a file to write to is expected")
     if not Path(path).absolute().parent.is_dir():
         raise InputError(f"{path} cannot be written: there is no folder {Path(path).parent}")
+
+
+def need(extra: str = "torch") -> None:
+    """Say which packages of an extra are not installed, before anything is read.
+
+    Example:
+        >>> need("demo")  # doctest: +SKIP
+        Traceback (most recent call last):
+            ...
+        fairhead.errors.FairheadError: this needs sklearn, not installed here: pip install "fairhead[demo]"
+    """
+    missing = [name for name in (*_TORCH, *_EXTRAS.get(extra, ())) if find_spec(name) is None]
+    if missing:
+        raise FairheadError(f'this needs {", ".join(missing)}, not installed here: pip install "fairhead[{extra}]"')
 
 
 def command_line(context: typer.Context) -> str:
