@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -122,7 +121,7 @@ def test_load_gives_a_self_debiased_model_back(language, tmp_path):
         assert method_of(model) == SelfDebias(("rude",), sentence="{} so")
         same(model, wanted, ids)
     with pytest.raises(InputError, match="carries SelfDebias, which training would leave out"):
-        train_folder(tmp_path, SimpleNamespace(read=lambda: None), tmp_path / "out", lambda family: None)
+        train_folder(tmp_path, None, tmp_path / "out", "klaad")
     with pytest.raises(UnsupportedModel, match="carries SelfDebias, whose logits are not a sum"):
         Decomposer(load(tmp_path))
     hf.AutoModelForCausalLM.from_pretrained(tmp_path).save_pretrained(tmp_path)  # as it is without the method

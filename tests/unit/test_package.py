@@ -82,3 +82,10 @@ def test_help_teaches():
 def test_version():
     done = subprocess.run([sys.executable, "-m", "fairhead", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"fairhead {fairhead.__version__}\n"
+
+
+def test_models_are_loaded_in_one_place():
+    """Elsewhere the method that a model carries would be left out, and missing weights be random numbers."""
+    source = Path(fairhead.__file__).parent
+    calling = {file for file in source.rglob("*.py") if ".from_pretrained(" in file.read_text(encoding="utf-8")}
+    assert {str(file.relative_to(source)) for file in calling} == {"models/load.py", "models/places.py"}

@@ -36,9 +36,8 @@ _FILES_BEFORE = ("fairhead.json", "fairhead.safetensors", "fairhead-self-debias.
 def attach(model: Any, method: Any, tokenizer: Any = None) -> Any:
     """Put a method into a Hugging Face model; whatever trains that model then trains the method.
 
-    What the method adds is saved with the model's own weights, whoever saves them (`save`, `save_pretrained`, a
-    `Trainer`), and `load` gives the model back. The method's term is in the model's own loss whenever the model is in
-    training mode and is given labels.
+    What it adds is saved with the model's own weights, whoever saves them, and `load` gives the model back. Its term is
+    in the model's own loss whenever the model is in training mode and is given labels.
 
     Args:
         model: a model with a task head.
@@ -117,11 +116,11 @@ class _Note(nn.Module):
 def save(model: Any, folder: Path | str, *beside: Callable[[Path], Any]) -> None:
     """Write a Hugging Face model to a folder, with the method attached to it if there is one.
 
-    It is an ordinary Hugging Face folder (config.json, model.safetensors); what a method has learnt is among the
-    weights, where transformers passes it over and `load` finds it. A run that is stopped leaves no half of a model.
+    It is an ordinary Hugging Face folder; what a method has learnt is among the weights, where transformers passes it
+    over and `load` finds it. A run that is stopped leaves no half of a model.
 
     Args:
-        model: the model.
+        model: a plain one, or what `attach` returned.
         folder: where to; a model that is there already is replaced.
         beside: write what belongs to it into a folder, such as the `save_pretrained` of its tokenizer.
 
@@ -183,18 +182,18 @@ def carried(folder: Path) -> Carried | None:
     from safetensors import safe_open
 
     weights: dict[str, Tensor] = {}
-    source = folder
-    for file in _weight_files(folder):
+    source = folder / "model.safetensors"
+    shards = set(read_json(folder / f"{source.name}.index.json").get("weight_map", {}).values())
+    files = [source] if source.is_file() else [folder / name for name in sorted(shards)]  # as transformers reads them
+    for file in files:
         with safe_open(file, "pt") as opened:
             keys: list[str] = opened.keys()
-            ours = [key for key in keys if _is_of_method(key) or key == _NOTE_KEY]
-            weights |= {key: opened.get_tensor(key) for key in ours}
-            source = file if ours else source
+            weights |= {key: opened.get_tensor(key) for key in keys if _is_of_method(key) or key == _NOTE_KEY}
     note = weights.pop(_NOTE_KEY, None)
     if note is not None:
         return Carried(_from_json(bytes(note.tolist()).decode(errors="replace"), source), weights, source)
     if weights:
-        raise InputError(f"{source} has weights of a method ({min(weights)!r}) and not its settings: {_SAVE_AGAIN}")
+        raise InputError(f"{source} has weights of a method ({min(weights)!r}) and not its settings: save it again")
     before = next((folder / name for name in _FILES_BEFORE if (folder / name).is_file()), None)
     if before is not None:
         raise InputError(
@@ -202,17 +201,6 @@ def carried(folder: Path) -> Carried | None:
             "belongs to these: delete it if the model is meant to be plain, or train and save the model again"
         )
     return None
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    """The files that transformers reads a folder's weights from."""
-    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if whole.is_file() or not index.is_file():
-        return [whole] if whole.is_file() else []
-    return [folder / name for name in sorted(set(read_json(index)["weight_map"].values()))]
-
-
-_SAVE_AGAIN = "save the model with fairhead.mitigate.save"
 
 
 def _is_of_method(key: str) -> bool:
@@ -235,7 +223,7 @@ def _from_json(text: str, source: Path) -> Any:
         saved = json.loads(text)
         name, settings = saved["method"], dict(saved["settings"])
     except (ValueError, TypeError, KeyError):
-        raise InputError(f"{source} does not name a method and its settings: {_SAVE_AGAIN}") from None
+        raise InputError(f"{source} does not name a method and its settings: save it again") from None
     if name not in ATTACHABLE:
         known = list(ATTACHABLE)
         raise InputError(f"{source} names the method {name!r}; known: {', '.join(known)}.{did_you_mean(name, known)}")

@@ -48,11 +48,7 @@ class Recipe:
 
     @property
     def place(self) -> Place | None:
-        """The files of a pretrained model; None for a fresh one.
-
-        Raises:
-            InputError: there are none.
-        """
+        """The files of a pretrained model; None for a fresh one."""
         if is_fresh(self.name):
             return None
         try:
@@ -65,11 +61,7 @@ class Recipe:
         )
 
     def check(self) -> None:
-        """Refuse a name or a setting that is not known, and a folder without a model.
-
-        Raises:
-            InputError: saying which.
-        """
+        """Refuse a name or a setting that is not known, and a folder without a model."""
         shape = _FRESH.fullmatch(self.name)
         known = list(_FRESH_SETTINGS) if self.place is None else ["image_size"]
         for setting, value in self.settings.items():
@@ -103,12 +95,7 @@ class Recipe:
         return Pictures.of(self.place, self.settings.get("image_size"))
 
     def build(self, kind: str, seed: int) -> Any:
-        """A model with a task head, on the CPU; the same seed gives the same weights.
-
-        Args:
-            kind: "image" or "text".
-            seed: of all weights that are not pretrained.
-        """
+        """A model of the kind "image" or "text" with a task head, on the CPU; a seed gives the same weights again."""
         self.check()
         torch.manual_seed(seed)
         labels: dict[str, Any] = {
@@ -140,11 +127,7 @@ class Recipe:
         return normalising(ViTForImageClassification(config), self.pictures())
 
     def build_trunk(self, kind: str) -> Any:
-        """The pretrained model without a task head, on the CPU: what its features are looked at.
-
-        Raises:
-            InputError: a fresh model has no features to look at.
-        """
+        """The pretrained model without a task head, on the CPU: for its features."""
         self.check()
         if self.place is None:
             raise InputError(f"{self.name} has fresh weights, and their features say nothing: give path:FOLDER")

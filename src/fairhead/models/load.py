@@ -133,8 +133,7 @@ def open_model(
         processor: of a live model; otherwise that of the folder.
 
     Raises:
-        InputError: as `load` does.
-        UnsupportedModel: it is of another kind.
+        UnsupportedModel: it is of another kind; or an InputError, as `load` does.
     """
     given = {"tokenizer": tokenizer, "processor": processor}
     if isinstance(model, nn.Module):
@@ -159,12 +158,7 @@ def _origin(model: Any) -> Place | None:
 
 
 def class_of(place: Place, kind: Kind) -> Any:
-    """The class of transformers that a model is loaded as.
-
-    Raises:
-        InputError: transformers has no such class, or it does not read what is expected.
-        UnsupportedModel: it is no language model and one is expected.
-    """
+    """The class of transformers that a model is loaded as; what is of another kind is refused."""
     config = config_of(place)
     named = [config.architectures] if isinstance(config.architectures, str) else list(config.architectures or ())
     task = None if place.adapter is None else read_json(place.adapter / ADAPTER).get("task_type")
@@ -201,13 +195,8 @@ def read_weights(
 ) -> Any:
     """A model of the class `kind` with the weights of a folder, the adapter merged and the method attached.
 
-    Args:
-        place: where they are.
-        kind: a class of transformers.
-        dtype: of the weights; None for that of the file.
-        what: is expected: see `Kind`. A pooler that an encoder's file lacks is left out.
-        fresh_head: whether weights outside the encoder may be missing, or of another shape: they are random then.
-        settings: for `from_pretrained`.
+    A pooler that an encoder's file lacks is left out. With `fresh_head`, weights outside the encoder may be missing or
+    of another shape, and are random then.
     """
     with reading(place, "the weights"), quietly():
         kept = carried(place.folder)

@@ -20,17 +20,11 @@ _CANNOT = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeErro
 
 
 class Place(NamedTuple):
-    """Where the files of a model are.
+    """Where the files of a model are."""
 
-    Attributes:
-        name: as it was given.
-        folder: has config.json and the weights.
-        adapter: has LoRA matrices to be merged into them, or None.
-    """
-
-    name: str
-    folder: Path
-    adapter: Path | None = None
+    name: str  # as it was given
+    folder: Path  # has config.json and the weights
+    adapter: Path | None = None  # has LoRA matrices to be merged into them
 
     def holding(self, *files: str) -> Path:
         """The folder that has one of these files: the adapter's where it does, else the model's."""
@@ -39,11 +33,7 @@ class Place(NamedTuple):
 
 
 def find(model: str | os.PathLike[str], download: bool = False) -> Place:
-    """The files of a model by the folder or the name on the hub.
-
-    Raises:
-        InputError: there are none.
-    """
+    """The files of a model, by the folder or the name on the hub."""
     name = os.fspath(model).removeprefix("path:")
     folder = Path(name)
     if not folder.is_dir():
