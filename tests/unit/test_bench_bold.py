@@ -12,9 +12,7 @@ from fairhead.stats import adjust
 def lines_and_pool(gaps, p):
     """Methods with the given EOd, and what a pool would say of the best against each other."""
     lines = [
-        Line(
-            name, False, (0, 1), {"EOd": SeedFigure("EOd", {}, gap, 0.0, gap, gap, 100)}, {}, {}, frozenset(), None, {}
-        )
+        Line(name, False, (0, 1), {"EOd": SeedFigure("EOd", {}, gap, 0.0, gap, gap, 100)}, {}, frozenset(), None, {})
         for name, gap in gaps.items()
     ]
     return lines, SimpleNamespace(difference=lambda best, other, metric: SimpleNamespace(p=p[other]))
@@ -36,7 +34,7 @@ def test_no_bold_where_the_table_calls_the_difference_from_the_baseline_noise():
 def test_references_count_in_bold_as_they_do_in_the_p_values_beside_it():
     p = {"erm": 0.03, "dam": 0.03}
     lines, pool = lines_and_pool({"erm": 0.2, "dam": 0.1}, p)
-    difference = SeedDifference("EOd", "erm", "dam", {}, -0.1, 0.04, 0.04, -0.19, -0.01, 0.03, 0.1)
+    difference = SeedDifference("EOd", "sex", 0.2, 0.1, -0.1, -0.19, -0.01, 100, 0.03)
     erm, dam = lines[0], replace(lines[1], differences={"EOd": difference})
     assert _best([erm, dam], pool, "EOd") == "dam"
     reference = replace(dam, method="group_dro", uses_groups=True)

@@ -16,11 +16,10 @@ def a_line(method, gap=None, accuracy=None, uses_groups=False, seeds=(0, 1), und
     if undefined is not None:
         figures["EOd"] = SeedFigure("EOd", {}, None, None, None, None, 100, undefined)
     differences = {
-        m: SeedDifference(m, "erm", method, dict.fromkeys(seeds, d), d, 0.01, 0.005, d, d, p, mde)
+        m: SeedDifference(m, "sex", 0.3, 0.3 + d, d, d, d, 100, p, p, mde=mde, ideal=float(m == "accuracy"))
         for m, (d, p) in told.items()
     }
-    p_adjusted = {m: p for m, (_, p) in told.items()}
-    return Line(method, uses_groups, seeds, figures, differences, p_adjusted, frozenset(), None, {}, remark)
+    return Line(method, uses_groups, seeds, figures, differences, frozenset(), None, {}, remark)
 
 
 ERM = a_line("erm")

@@ -11,7 +11,7 @@ together: pairs stay pairs, whether the seeds share one test set, have one each,
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -19,13 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.audit.audited_rows import View, group_columns
-from fairhead.audit.catalogue import Reduction
+from fairhead.audit.catalogue import METRICS, Reduction
 from fairhead.audit.estimate import Rules, Stack
 from fairhead.audit.rates import Tables
 from fairhead.audit.run_audit import choose_metrics
 from fairhead.errors import InputError, did_you_mean
 from fairhead.records import Records
-from fairhead.stats import intervals
+from fairhead.stats import Difference, intervals
 from fairhead.stats.bootstrap import MIN_ROWS, drawn_units
 from fairhead.stats.clusters import cell_numbers
 
@@ -64,41 +64,26 @@ class SeedFigure:
 
 
 @dataclass(frozen=True)
-class SeedDifference:
-    """One metric of two methods on the same seeds and test rows, b minus a.
+class SeedDifference(Difference):
+    """One metric of two methods on the same seeds and test rows, b minus a; `a`, `b` and `value` are means over seeds.
 
     Attributes:
-        metric: its name.
-        a: the first method.
-        b: the second.
+        methods: the two.
         by_seed: difference for each seed that both have.
-        value: mean over those seeds; None when undefined.
-        se: standard error of that mean, from training and test sampling together; None with a single seed, where the
-            spread between seeds cannot be known.
+        se: standard error of the mean difference, from training and test sampling together; None with a single seed,
+            where the spread between seeds cannot be known.
         se_test: the part of it that more seeds would not change.
-        low: lower end of the interval of the mean difference.
-        high: upper end.
-        p: two-sided.
-        mde: the smallest true difference that would be found with 80 % power.
-        undefined: why there is no value, or None.
     """
 
-    metric: str
-    a: str
-    b: str
-    by_seed: Mapping[int, float]
-    value: float | None
-    se: float | None
-    se_test: float | None
-    low: float | None
-    high: float | None
-    p: float | None
-    mde: float | None
-    undefined: str | None = None
+    methods: tuple[str, str] = ("", "")
+    by_seed: Mapping[int, float] = field(default_factory=dict)
+    se: float | None = None
+    se_test: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {**asdict(self), "by_seed": {str(seed): value for seed, value in self.by_seed.items()}}
+        """JSON-ready; a and b are the methods."""
+        content = {**super().to_dict(), "a": self.methods[0], "b": self.methods[1], "outcome": self.outcome}
+        return {**content, "by_seed": {str(seed): value for seed, value in self.by_seed.items()}}
 
 
 @dataclass(frozen=True)
@@ -147,7 +132,7 @@ class SeedPool:
     def figure(self, method: str, metric: str) -> SeedFigure:
         """One metric of one method: mean, spread over seeds, and test-sampling interval."""
         drawn = self._drawn(method, metric)
-        n = round(float(np.mean([len(records) for records in self.runs[method].values()])))
+        n = self._rows(method)
         if isinstance(drawn, str):
             return SeedFigure(metric, {}, None, None, None, None, n, drawn)
         values = np.array([d.value for d in drawn.values()])
@@ -160,35 +145,41 @@ class SeedPool:
     def difference(self, a: str, b: str, metric: str) -> SeedDifference:
         """One metric of two methods, pairwise: same seeds, same test rows."""
         one, other = self._drawn(a, metric), self._drawn(b, metric)
-        nothing: dict[str, Any] = dict.fromkeys(("value", "se", "se_test", "low", "high", "p", "mde"))
+        known: dict[str, Any] = {"ideal": METRICS[metric].ideal, "methods": (a, b), "n": self._rows(b)}
+        nothing: dict[str, Any] = dict.fromkeys(("a", "b", "value", "low", "high"))
         if isinstance(one, str) or isinstance(other, str):
             reason = one if isinstance(one, str) else str(other)
-            return SeedDifference(metric, a, b, {}, **nothing, undefined=reason)
+            return SeedDifference(metric, self.group_by, **nothing, **known, undefined=reason)
         seeds = sorted(one.keys() & other.keys())
         if not seeds:
-            return SeedDifference(metric, a, b, {}, **nothing, undefined="the two have no seed in common")
+            reason = "the two have no seed in common"
+            return SeedDifference(metric, self.group_by, **nothing, **known, undefined=reason)
         values = np.array([other[s].value - one[s].value for s in seeds])
         stars = np.stack([other[s].star - one[s].star for s in seeds])  # [S, B]
         stars = stars[:, ~np.isnan(stars).any(axis=0)]
-        by_seed = dict(zip(seeds, values.tolist(), strict=True))
+        value = float(values.mean())
+        known |= {"by_seed": dict(zip(seeds, values.tolist(), strict=True)), "value": value}
+        known |= {side: float(np.mean([drawn[s].value for s in seeds])) for side, drawn in (("a", one), ("b", other))}
         spread = _spread(values, stars)
         if spread is None:
-            nothing |= {"value": float(values.mean()), "se_test": float(stars.mean(axis=0).std())}
-            return SeedDifference(
-                metric, a, b, by_seed, **nothing, undefined="one seed: the spread of training is unknown"
-            )
-        from scipy.stats import t as student
-
-        value = float(values.mean())
+            known |= {"se_test": float(stars.mean(axis=0).std()), "low": None, "high": None}
+            reason = "one seed: the spread of training is unknown"
+            return SeedDifference(metric, self.group_by, **known, undefined=reason)
+        known |= {"se": spread.se, "se_test": spread.test}
         if spread.se == 0:
             # The same answers everywhere: nothing says how large a difference would have shown.
-            return SeedDifference(metric, a, b, by_seed, value, 0.0, 0.0, value, value, float(value == 0), None)
+            return SeedDifference(metric, self.group_by, **known, low=value, high=value, p=float(value == 0))
+        from scipy.stats import t as student
+
         reach = float(student.ppf((1 + self.level) / 2, spread.df)) * spread.se
+        known |= {"low": value - reach, "high": value + reach}
         p = float(2 * student.sf(abs(value) / spread.se, spread.df))
         detectable = reach + float(student.ppf(0.8, spread.df)) * spread.se
-        return SeedDifference(
-            metric, a, b, by_seed, value, spread.se, spread.test, value - reach, value + reach, p, detectable
-        )
+        return SeedDifference(metric, self.group_by, **known, p=p, mde=detectable)
+
+    def _rows(self, method: str) -> int:
+        """Test rows, averaged over seeds."""
+        return round(float(np.mean([len(records) for records in self.runs[method].values()])))
 
     def _test_interval(self, drawn: Sequence[_Drawn]) -> tuple[float, float]:
         """The interval of the mean over seeds if other rows had been drawn for the test."""

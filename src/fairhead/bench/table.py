@@ -248,7 +248,7 @@ def _line(method: Method, rows: Sequence[Mapping[str, Any]], pool: SeedPool, gri
     seeds = tuple(sorted(row["seed"] for row in done))
     cost = _cost(done) if done else None
     uses_groups = bool(method.remark)
-    return Line(name, uses_groups, seeds, figures, differences, {}, frozenset(), cost, failed, method.remark)
+    return Line(name, uses_groups, seeds, figures, differences, frozenset(), cost, failed, method.remark)
 
 
 def _cost(rows: Sequence[Mapping[str, Any]]) -> Cost:
@@ -272,13 +272,13 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def _corrected(lines: Sequence[Line], metrics: Sequence[str]) -> list[Line]:
     """Correct the p-values of each metric over the methods that were held against the baseline."""
-    adjusted: dict[str, dict[str, float | None]] = {line.method: {} for line in lines}
+    made = {line.method: dict(line.differences) for line in lines}
     for metric in metrics:
-        tested = [line for line in lines if metric in line.differences]
-        corrected = adjust([line.differences[metric].p for line in tested], "holm")
-        for line, p in zip(tested, corrected, strict=True):
-            adjusted[line.method][metric] = p
-    return [replace(line, p_adjusted=adjusted[line.method]) for line in lines]
+        tested = [of_line for of_line in made.values() if metric in of_line]
+        corrected = adjust([of_line[metric].p for of_line in tested], "holm")
+        for of_line, p in zip(tested, corrected, strict=True):
+            of_line[metric] = replace(of_line[metric], p_adjusted=p)
+    return [replace(line, differences=made[line.method]) for line in lines]
 
 
 def _best(lines: Sequence[Line], pool: SeedPool, metric: str) -> str | None:

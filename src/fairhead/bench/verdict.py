@@ -4,11 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fairhead.audit import METRICS
 from fairhead.audit.seeds import SeedDifference, SeedFigure
 from fairhead.report.sections.bench_block import Choice, Cost
 from fairhead.report.wording import MINUS
-from fairhead.stats import ALPHA, Outcome
 from fairhead.stats.outcome import p_text
 
 # The gap that the verdict is about: the first of these that has a value.
@@ -25,8 +23,7 @@ class Line:
         uses_groups: it trains or was chosen with groups: a reference, never in bold.
         seeds: those that are done.
         figures: metric -> figure over seeds.
-        differences: metric -> paired difference from the baseline.
-        p_adjusted: metric -> p of that difference, corrected over the methods of the block (Holm).
+        differences: metric -> paired difference from the baseline, p corrected over the methods of the block (Holm).
         best: metrics in which it is significantly better than every other method.
         cost: averaged over seeds.
         failed: seed -> error of the cells that came to nothing.
@@ -39,7 +36,6 @@ class Line:
     seeds: tuple[int, ...]
     figures: Mapping[str, SeedFigure]
     differences: Mapping[str, SeedDifference]
-    p_adjusted: Mapping[str, float | None]
     best: frozenset[str]
     cost: Cost | None
     failed: Mapping[int, str]
@@ -51,15 +47,6 @@ class Line:
         """The remark in brackets, unless the name says it already."""
         return f" ({self.remark})" if self.remark and self.remark not in self.method else ""
 
-    def outcome(self, metric: str) -> Outcome:
-        """What may be said of the difference from the baseline."""
-        p, difference = self.p_adjusted.get(metric), self.differences[metric]
-        if difference.value is None:
-            return "undefined"
-        if p is None or p >= ALPHA:
-            return "not significant"
-        return "better" if is_better(metric, difference.value) else "worse"
-
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return {
@@ -67,26 +54,13 @@ class Line:
             "uses_groups": self.uses_groups,
             "seeds": list(self.seeds),
             "figures": {name: figure.to_dict() for name, figure in self.figures.items()},
-            "differences": {
-                name: {**d.to_dict(), "p_adjusted": self.p_adjusted.get(name), "outcome": self.outcome(name)}
-                for name, d in self.differences.items()
-            },
+            "differences": {name: difference.to_dict() for name, difference in self.differences.items()},
             "best": sorted(self.best),
             "cost": None if self.cost is None else vars(self.cost),
             "failed": {str(seed): error for seed, error in self.failed.items()},
             "remark": self.remark,
             "search": None if self.search is None else asdict(self.search),
         }
-
-
-def is_better(metric: str, change: float) -> bool:
-    """Whether a change of a metric is towards its ideal.
-
-    Example:
-        >>> is_better("EOd", -0.02), is_better("accuracy", -0.02)
-        (True, False)
-    """
-    return change > 0 if METRICS[metric].ideal else change < 0
 
 
 def verdict(lines: Sequence[Line], baseline: str, commonest: float | None = None) -> str:
@@ -112,7 +86,7 @@ def verdict(lines: Sequence[Line], baseline: str, commonest: float | None = None
         said.append(f"No other method shares two seeds with {baseline} yet: nothing to compare.")
     free, references = ([line for line in tested if line.uses_groups is uses] for uses in (False, True))
     for outcome, word in (("better", "smaller"), ("worse", "larger")):
-        differ = [line for line in free if line.outcome(gap) == outcome]
+        differ = [line for line in free if line.differences[gap].outcome == outcome]
         if differ:
             said.append(f"Significantly {word} {gap}: {_listed(differ, gap)}.")
     vague = [line for line in free if not _differs(line, gap)]
@@ -199,11 +173,11 @@ def _missed(lines: Sequence[Line], metric: str) -> str:
 
 
 def _p(line: Line, metric: str) -> float | None:
-    return line.p_adjusted.get(metric) if metric in line.differences else None
+    return line.differences[metric].p_adjusted if metric in line.differences else None
 
 
 def _differs(line: Line, metric: str) -> bool:
-    return metric in line.differences and line.outcome(metric) in ("better", "worse")
+    return metric in line.differences and line.differences[metric].significant
 
 
 def _change(line: Line, metric: str) -> float:
