@@ -21,7 +21,7 @@ from fairhead.mitigate.references import run_with_attributes
 from fairhead.mitigate.two_networks import PairOutput
 from fairhead.mitigate.xrm import TwinLoss
 from fairhead.train import Examples, TrainingPlan, fit, predict
-from fairhead.train.selection import LAST_EPOCH, worst_accuracy
+from fairhead.train.fitting import LAST_EPOCH, worst_accuracy
 
 
 @pytest.fixture

@@ -26,8 +26,8 @@ from fairhead.models.fresh import Recipe
 from fairhead.records import Records
 from fairhead.train import Epoch, Examples, TrainingDiverged, TrainingPlan, predict
 from fairhead.train.features import frozen_features, last_encoder
+from fairhead.train.fitting import score_of
 from fairhead.train.meters import Meter
-from fairhead.train.selection import score_of
 
 # Called with a stage, how much of it is done, how much there is, and a word about it.
 Tell = Callable[[str, int, int, str], None]

@@ -14,7 +14,7 @@ from fairhead.mitigate.losses import row_losses
 from fairhead.mitigate.priors import Choice, Prior, Uniform
 from fairhead.mitigate.training_job import Job
 from fairhead.settings import Count, NotNegative, Positive, Share
-from fairhead.train.selection import score_of
+from fairhead.train.fitting import score_of
 
 # Steps between two looks at the validation set.
 _LOOK_EVERY = 10

@@ -11,7 +11,7 @@ from fairhead.mitigate.losses import GroupLoss, balanced, cell_numbers
 from fairhead.mitigate.priors import Choice, LogUniform, Prior
 from fairhead.mitigate.training_job import Job
 from fairhead.settings import Count, NotNegative
-from fairhead.train.selection import LAST_EPOCH
+from fairhead.train.fitting import LAST_EPOCH
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch.utils.data import SubsetRandomSampler
 from fairhead.mitigate.priors import LogUniform, Prior, ShareOfEpochs
 from fairhead.mitigate.training_job import Job
 from fairhead.settings import Count
-from fairhead.train.selection import LAST_EPOCH
+from fairhead.train.fitting import LAST_EPOCH
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from fairhead.mitigate.training_job import Job
 from fairhead.mitigate.two_networks import Pair, PairOutput, fresh_pair
 from fairhead.settings import Count, NotNegative
 from fairhead.train import Examples
-from fairhead.train.selection import LAST_EPOCH, worst_of_cells
+from fairhead.train.fitting import LAST_EPOCH, worst_of_cells
 
 
 @dataclass(frozen=True)

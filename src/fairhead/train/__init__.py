@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from fairhead.train.examples import Examples as Examples
     from fairhead.train.fitting import Epoch as Epoch
     from fairhead.train.fitting import Fit as Fit
+    from fairhead.train.fitting import Selection as Selection
     from fairhead.train.fitting import fit as fit
     from fairhead.train.fitting import predict as predict
     from fairhead.train.loop import TrainingDiverged as TrainingDiverged
-    from fairhead.train.selection import Selection as Selection
     from fairhead.train.step import Loss as Loss
 
 # Public name -> the module that defines it.
@@ -25,7 +25,7 @@ _LATER = {
     "Examples": "fairhead.train.examples",
     "Fit": "fairhead.train.fitting",
     "Loss": "fairhead.train.step",
-    "Selection": "fairhead.train.selection",
+    "Selection": "fairhead.train.fitting",
     "TrainingDiverged": "fairhead.train.loop",
     "fit": "fairhead.train.fitting",
     "predict": "fairhead.train.fitting",

@@ -18,14 +18,20 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Sampler
 
-from fairhead.errors import InputError
+from fairhead.errors import InputError, did_you_mean
 from fairhead.train.checkpoint import Checkpoint
 from fairhead.train.compiled import CompiledLayers
 from fairhead.train.examples import Batch, Batches, Examples, check_classes, check_inputs, in_order
 from fairhead.train.loop import Loop, TrainingDiverged
 from fairhead.train.plan import TrainingPlan
-from fairhead.train.selection import LAST_EPOCH, Selection, accuracy, check_selection, score_of, worst_accuracy
 from fairhead.train.step import ClassifierLoss, Loss, Recorded, Step, autocast, optimizer_of, recorder_for, say_once
+
+# A name of SELECTIONS, or a function of the predicted classes [n] of the validation set: higher is better.
+Selection = str | Callable[[Tensor], float]
+
+SELECTIONS = ("accuracy", "worst_class")
+# The last epoch, whatever its predictions: for first stages whose length is a setting of the method.
+LAST_EPOCH = "last_epoch"
 
 
 class Epoch(NamedTuple):
@@ -286,3 +292,49 @@ def _placed(examples: Examples, device: torch.device, plan: TrainingPlan) -> Exa
 def _parallel(model: nn.Module) -> nn.Module:
     """The model with gradients averaged over processes. Statistics are shared by those who keep them (see DAM)."""
     return DistributedDataParallel(model, find_unused_parameters=True)
+
+
+def accuracy(predicted: Tensor, labels: Tensor) -> float:
+    """Share of predictions [n] that equal the labels [n]."""
+    return (predicted == labels).double().mean().item()
+
+
+def worst_accuracy(predicted: Tensor, labels: Tensor, cells: Tensor) -> float:
+    """The lowest accuracy among the cells that rows fall in; cells nobody falls in do not count.
+
+    Args:
+        predicted: classes, [n].
+        labels: classes, [n].
+        cells: what to divide the rows by, [n]: the labels themselves, or (label, cluster) numbers.
+
+    Example:
+        >>> import torch
+        >>> worst_accuracy(torch.tensor([1, 1, 1]), torch.tensor([1, 1, 0]), cells=torch.tensor([0, 5, 5]))
+        0.5
+    """
+    _, cell = cells.unique(return_inverse=True)
+    hits = torch.bincount(cell, weights=(predicted == labels).double())
+    return (hits / torch.bincount(cell)).min().item()
+
+
+def score_of(selection: Selection, predicted: Tensor, labels: Tensor) -> float:
+    """What `selection` thinks of these predictions; higher is better."""
+    if callable(selection):
+        return float(selection(predicted))
+    check_selection(selection)
+    return accuracy(predicted, labels) if selection == "accuracy" else worst_accuracy(predicted, labels, labels)
+
+
+def check_selection(selection: Selection) -> None:
+    """Raise `InputError` for a name that is not known."""
+    if not callable(selection) and selection not in (*SELECTIONS, LAST_EPOCH):
+        raise InputError(
+            f"cannot select by {selection!r}; expected {' or '.join(SELECTIONS)}.{did_you_mean(selection, SELECTIONS)} "
+            "Both need labels only"
+        )
+
+
+def worst_of_cells(labels: Tensor, cells: Tensor) -> Selection:
+    """Select by the lowest accuracy of a cell of the validation set; labels and cells are [n]."""
+    labels, cells = labels.cpu(), cells.cpu()
+    return lambda predicted: worst_accuracy(predicted, labels, cells)

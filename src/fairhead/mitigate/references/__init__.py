@@ -4,6 +4,7 @@ They are fenced off: `fairhead.mitigate.run` refuses them, and each is marked `u
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,15 +12,33 @@ from torch import Tensor, nn
 
 from fairhead.errors import InputError
 from fairhead.mitigate.losses import cell_numbers
-from fairhead.mitigate.references.dfr import DFR as DFR
-from fairhead.mitigate.references.dsa import DSA as DSA
-from fairhead.mitigate.references.fscl import FSCL as FSCL
-from fairhead.mitigate.references.group_dro import GroupDRO as GroupDRO
-from fairhead.mitigate.references.job_with_groups import JobWithAttributes as JobWithAttributes
-from fairhead.mitigate.references.tadet import TADeT as TADeT
-from fairhead.mitigate.training_job import Method, Trained, run_job
+from fairhead.mitigate.training_job import Job, Method, Trained, run_job
 from fairhead.train import Epoch, Examples, Selection, TrainingPlan
-from fairhead.train.selection import worst_of_cells
+from fairhead.train.fitting import worst_of_cells
+
+
+@dataclass(kw_only=True)
+class JobWithAttributes(Job):
+    """A job that also has the group of each row, numbered from 0, on the CPU.
+
+    Attributes:
+        groups_train: [rows of train].
+        groups_validation: [rows of validation].
+    """
+
+    groups_train: Tensor
+    groups_validation: Tensor
+
+
+def with_attributes(job: Job, method: Any) -> JobWithAttributes:
+    """The job, if it has groups.
+
+    Raises:
+        InputError: it has none.
+    """
+    if not isinstance(job, JobWithAttributes):
+        raise InputError(f"{type(method).__name__} needs the groups: use fairhead.mitigate.references")
+    return job
 
 
 def run_with_attributes(

@@ -16,7 +16,7 @@ from fairhead.errors import InputError
 from fairhead.mitigate.last_layer import features_of, find_head, set_head
 from fairhead.mitigate.losses import cell_numbers
 from fairhead.mitigate.priors import ListOf, LogUniform, Prior
-from fairhead.mitigate.references.job_with_groups import with_attributes
+from fairhead.mitigate.references import with_attributes
 from fairhead.mitigate.training_job import Job
 from fairhead.settings import Count, Positive
 

@@ -16,7 +16,7 @@ from fairhead.heads import Tap
 from fairhead.mitigate.last_layer import find_head
 from fairhead.mitigate.losses import row_losses
 from fairhead.mitigate.priors import LogUniform, Prior
-from fairhead.mitigate.references.job_with_groups import JobWithAttributes, with_attributes
+from fairhead.mitigate.references import JobWithAttributes, with_attributes
 from fairhead.mitigate.training_job import Job
 from fairhead.settings import Count, NotNegative, WholeNumber
 from fairhead.train import Examples

@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 from fairhead.mitigate.last_layer import find_head
 from fairhead.mitigate.losses import gathered, row_losses
 from fairhead.mitigate.priors import LogUniform, Prior
-from fairhead.mitigate.references.job_with_groups import with_attributes
+from fairhead.mitigate.references import with_attributes
 from fairhead.mitigate.training_job import Job
 from fairhead.settings import Count, NotNegative, Positive
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from fairhead.mitigate.losses import GroupLoss, balanced, cell_numbers
 from fairhead.mitigate.priors import LogUniform, Prior
-from fairhead.mitigate.references.job_with_groups import with_attributes
+from fairhead.mitigate.references import with_attributes
 from fairhead.mitigate.training_job import Job
 from fairhead.settings import NotNegative
 
