@@ -75,6 +75,7 @@ def test_settings_on_the_command_line(grid_of):
     grid = grid_of(changes=["seeds=3,4", "limit=50", "methods=erm", "data=biased", "backbones=vit-8x8", "n_boot=300"])
     assert [cell.name for cell in grid.cells()] == ["biased/vit-8x8/erm/3", "biased/vit-8x8/erm/4"]
     assert grid.data[0].limit == 50
+    assert grid_of(GOOD.replace("seeds: [0, 1]", "seeds: [1, 0, 1]")).seeds == (1, 0)
     assert grid.n_boot == 300
     assert grid_of(changes=["limit=50"]).cells()[0].settings() != grid_of().cells()[0].settings()
 
@@ -168,6 +169,7 @@ def test_a_variable_is_needed_only_by_what_is_left_in_the_grid(grid_of):
         ),
         ("seeds: [0, 1]", "seeds: []", "has no 'seeds', which it needs"),
         ("seeds: [0, 1]", "", "has no 'seeds'"),
+        ("seeds: [0, 1]", "seeds: [0]\nlimit: 0", r"data\[0\]: limit is 0; expected a whole number of at least 1"),
         ("name: biased", "name: natural", "data has 'natural' twice"),
         ("name: natural", "name: a/b", "names files"),
         ('read: "utkface:${D}/u.zip", group', "read: u.zip, group", "expected reader:path"),

@@ -164,7 +164,7 @@ def _grid(top: Mapping[str, Any], where: str) -> Grid:
     if "plan" in plain:
         plain["plan"] = _plan(plain["plan"], f"{where}: plan")
     check_settings(Grid, plain, where)
-    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()}
+    plain = {key: tuple(dict.fromkeys(value)) if isinstance(value, list) else value for key, value in plain.items()}
     data, backbones, methods, references = (_list(top.get(key, []), f"{where}: {key}") for key in _AXES)
     grid = Grid(
         **{"seeds": (), **plain},
@@ -197,9 +197,9 @@ def _grid(top: Mapping[str, Any], where: str) -> Grid:
 
 
 def _entry(kind: type, value: Any, where: str, main: str, **more: Any) -> dict[str, Any]:
-    """The values of an entry, checked: a mapping, or its main value alone; `more` are keys that the class lacks."""
-    own = {f.name for f in fields(kind)} - {"written", "uses_groups", "chosen_with_groups"}
-    found = dict(_mapping({main: value} if isinstance(value, str) else value, where, [*sorted(own), *more]))
+    """The values of an entry, checked: a mapping, or its main value alone; `more` has defaults of the grid."""
+    known = [f.name for f in fields(kind) if f.name not in ("written", "uses_groups", "chosen_with_groups")]
+    found = {**more, **_mapping({main: value} if isinstance(value, str) else value, where, [*known, *more])}
     _needed(found, main, where)
     check_settings(kind, found, where)
     if "name" in found and not _NAME.fullmatch(found["name"]):
@@ -212,7 +212,7 @@ def _entry(kind: type, value: Any, where: str, main: str, **more: Any) -> dict[s
 
 
 def _data(value: Any, where: str, limit: int | None) -> Data:
-    found = {"limit": limit, **_entry(Data, value, where, "read")}
+    found = _entry(Data, value, where, "read", limit=limit)
     name, colon, _ = found["read"].partition(":")
     if not colon:
         raise InputError(f"{where}.read is {found['read']!r}; expected reader:path, such as utkface:UTKFace.zip")
@@ -233,7 +233,7 @@ def _methods(value: Any, where: str, uses_groups: bool) -> list[Method]:
     if found.get("selection") is not None and not uses_groups:
         raise InputError(f"{where}.selection: {found['selection']} needs groups; list this method under references")
     name = found["method"] if found.get("selection") is None else f"{found['method']} epoch chosen with groups"
-    axes = _mapping(found.pop("vary", {}), f"{where}.vary")
+    axes = _mapping(found.pop("vary"), f"{where}.vary")
     method = Method(**{"name": name, **found, "uses_groups": uses_groups})
     made = []
     for values in itertools.product(*(_list(values, f"{where}.vary.{axis}") for axis, values in axes.items())):

@@ -12,7 +12,7 @@ from fairhead.cli.data_options import DataColumns
 from fairhead.cli.options import options
 from fairhead.cli.output import command_line, need
 from fairhead.errors import InputError
-from fairhead.mitigate.registry import METHODS, listed, method_named, names
+from fairhead.mitigate.registry import listed, method_named, names
 from fairhead.report.console import harmless
 from fairhead.settings import Count, Option
 from fairhead.train.plan import TrainingPlan
@@ -217,6 +217,14 @@ def _splits_by_seed(data: str, options: Mapping[str, Any]) -> bool:
     return "seed" not in options and "seed" in parse_spec(data).reader.options
 
 
+def _is_language(name: str) -> bool:
+    """Whether it is a method for language models, here or of another package."""
+    try:
+        return not name.startswith("-") and method_named(name).kind == "language"
+    except InputError:  # no method at all, which the shared command says
+        return False
+
+
 class _Methods(TyperGroup):
     """Methods for language models are commands of their own, made when they are asked for; all others share one."""
 
@@ -225,17 +233,17 @@ class _Methods(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         known = super().get_command(ctx, cmd_name)
-        if known is not None or cmd_name not in names("language"):
+        if known is not None or not _is_language(cmd_name):
             return known
         from fairhead.cli.mitigate_language import EPILOG as LANGUAGE_EPILOG
         from fairhead.cli.mitigate_language import language_command
 
         single = typer.Typer(rich_markup_mode="markdown", add_completion=False)
-        single.command(cmd_name, epilog=LANGUAGE_EPILOG)(language_command(METHODS[cmd_name]))
+        single.command(cmd_name, epilog=LANGUAGE_EPILOG)(language_command(method_named(cmd_name)))
         return typer.main.get_command(single)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args or args[0] not in names("language"):
+        if not args or not _is_language(args[0]):
             args = [_SHARED, *args]
         return super().parse_args(ctx, args)
 
