@@ -188,8 +188,8 @@ def read_items(path: Path) -> StoredItems:
 
 
 def _short(value: float) -> float | int:
-    """Flags and counts as integers, the rest with the digits that a float32 has."""
-    return int(value) if value == int(value) else float(f"{value:.9g}")
+    """Flags and counts as integers; the rest whole: figures of a table that was read back are those of the first."""
+    return int(value) if value == int(value) else value
 
 
 @dataclass(frozen=True)
