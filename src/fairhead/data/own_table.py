@@ -145,7 +145,7 @@ def text_of(value: Any) -> str:
 def opened(source: Any) -> Iterator[Table]:
     """The table in a file (CSV, TSV, JSONL, Parquet), a pandas DataFrame, a `datasets.Dataset`, or lists by name."""
     if isinstance(source, str | Path):
-        from fairhead.records.files import open_source, values_of
+        from fairhead.records.table_files import open_source, values_of
 
         with open_source(source) as file:
             yield Table(file.name, tuple(file.columns), lambda names: values_of(file, names), file.provenance)

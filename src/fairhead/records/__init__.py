@@ -2,7 +2,7 @@
 
 Categorical columns are held as small integer codes, so that ten million rows fit in memory and every count
 metric is a `bincount`. What counts as a number, a class or a missing value is said in `columns.py`; the
-formats of files in `files.py`.
+formats of files in `table_files.py`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -221,8 +221,8 @@ class Records:
             [1, 0]
         """
         from fairhead.records.build import Options, build
-        from fairhead.records.files import collect
         from fairhead.records.source import Source
+        from fairhead.records.table_files import collect
 
         layout = _layout(label, prediction, score, groups, id, cluster, weight, list(map(str, frame.columns)))
         layout.check(list(frame.columns), "the data frame")
@@ -277,7 +277,7 @@ class Records:
             ([1, 1], 2)
         """
         from fairhead.records.build import Options, build
-        from fairhead.records.files import collect, open_source
+        from fairhead.records.table_files import collect, open_source
 
         with open_source(path) as source:
             layout = _layout(label, prediction, score, groups, id, cluster, weight, source.columns)

@@ -12,8 +12,8 @@ import pandas as pd
 
 from fairhead.errors import InputError
 from fairhead.records import Records
-from fairhead.records.files import NO_PYARROW, file_format
 from fairhead.records.source import CHUNK, PACKED
+from fairhead.records.table_files import NO_PYARROW, file_format
 from fairhead.store import whole_file
 
 
