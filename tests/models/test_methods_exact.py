@@ -17,7 +17,14 @@ from torch.nn.functional import cross_entropy, softmax
 
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.mitigate.afr import AFR, afr_weights
-from fairhead.mitigate.clusters import independent_weights, kmeans, nearest, silhouette, without_label, worst_of_all
+from fairhead.mitigate.feature_clusters import (
+    independent_weights,
+    kmeans,
+    nearest,
+    silhouette,
+    without_label,
+    worst_of_all,
+)
 from fairhead.mitigate.last_layer import features_of, find_head
 from fairhead.mitigate.losses import cell_numbers
 from fairhead.mitigate.references.dfr import DFR, even_rows

@@ -142,7 +142,7 @@ METHODS: Mapping[str, MethodEntry] = {
         _here("afr", "afr:AFR", "last layer retrained with reweighted rows (Qiu et al., 2023)"),
         _here("xrm", "xrm:XRM", "environments from twin networks (Pezeshki et al., 2024)"),
         _here("spare", "spare:SPARE", "clusters of early outputs shown evenly (Yang et al., 2024)"),
-        _here("clusters", "clusters:Clusters", "label made independent of clusters in features"),
+        _here("clusters", "feature_clusters:Clusters", "label made independent of clusters in features"),
         _reference("group_dro", "group_dro:GroupDRO", "GroupDRO with the true groups (Sagawa et al., 2020)"),
         _reference("dfr", "dfr:DFR", "last layer fitted on even groups (Kirichenko et al., 2023)"),
         _reference("fscl", "fscl:FSCL", "fair supervised contrastive loss (Park et al., 2022)"),
