@@ -18,7 +18,8 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto
 
 test: .venv/.dev
 	$(PYTEST) tests/unit -m "not slow" --doctest-modules $(TORCH_FREE)
-	$(PYTEST) tests/models tests/golden tests/real -m "not slow" --doctest-modules $(WITH_TORCH)
+	$(PYTEST) tests/models tests/real -m "not slow" --doctest-modules $(WITH_TORCH)
+	$(PYTEST) tests/golden -m "not slow"
 
 # How often intervals cover the truth, and other simulations: half an hour.
 test-slow: .venv/.dev

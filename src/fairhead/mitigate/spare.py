@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fairhead.mitigate.clusters import kmeans, silhouette
+from fairhead.mitigate.feature_clusters import kmeans, silhouette
 from fairhead.mitigate.losses import balanced, cell_numbers
 from fairhead.mitigate.priors import Choice, Prior
 from fairhead.mitigate.training_job import Job
