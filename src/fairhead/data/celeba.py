@@ -8,11 +8,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fairhead.data.datasets import Attributes, Dataset, Examples, choose, column, yes_no
+from fairhead.data.datasets import Dataset, choose, column, yes_no
 from fairhead.data.files import Skips, Source, base_name
 from fairhead.data.images import Images
-from fairhead.data.splits import EIGHTY_TEN_TEN, check_split, split_by_hash
+from fairhead.data.splits import EIGHTY_TEN_TEN, split_by_hash
 from fairhead.errors import InputError
+from fairhead.records import Column
 
 PARTS = ("train", "val", "test")  # in the order of the codes in list_eval_partition.txt
 
@@ -57,7 +58,7 @@ def read_celeba(
         >>> data.examples("test").labels.tolist(), data.groups()["Male"].levels
         ([1], ('Male', 'not Male'))
     """
-    check_split(split, ("auto", "official", "identity"))
+    choose("split", [split], ("auto", "official", "identity"))
     source, skips = Source(path), Skips(on_error)
     table = _attributes(source)
     choose("target", [target], list(table.columns))
@@ -65,14 +66,7 @@ def read_celeba(
     part = _optional_list(source, "list_eval_partition.txt", table.index)
     identity = _optional_list(source, "identity_CelebA.txt", table.index)
 
-    image_source, members = _images(source)
-    present = np.array([name in members for name in table.index])
-    for name in table.index[~present]:
-        skips.error("image is missing", name, f"{image_source.path}: {name} is in list_attr_celeba.txt but not here")
-    rows = np.flatnonzero(present)
-    images = Images(image_source, [members[name] for name in table.index[rows]])
-    good = images.decodable(skips)
-    rows, images = rows[good], images.take(good)
+    rows, images = Images.listed(*_images(source, table.index.tolist()), "list_attr_celeba.txt", skips)
     table = table.iloc[rows]
     part, identity = (None if x is None else x[rows] for x in (part, identity))
 
@@ -93,25 +87,23 @@ def read_celeba(
         parts = split_by_hash([str(i) for i in identity], fractions, seed)
         split = "identity"
 
-    ids = table.index.to_numpy(dtype=str)
-    return Dataset(
-        name="celeba",
-        all=Examples(ids, images, (table[target].to_numpy() > 0).astype(np.int64), ("no", "yes")),
-        split=parts,
-        attributes=Attributes(
-            ids,
-            {name: yes_no(name, table[name].to_numpy() > 0) for name in groups},
-            cluster=None if identity is None else column(identity),
-        ),
+    made = {
+        "data": "celeba",
+        "path": str(source.path),
+        "target": target,
+        "groups": groups,
+        "split": split,
+        "seed": seed,
+    }
+    return Dataset.of(
+        table.index.to_numpy(),
+        images,
+        Column((table[target].to_numpy() > 0).astype(np.int64), ("no", "yes")),
+        parts,
+        {name: yes_no(name, table[name].to_numpy() > 0) for name in groups},
+        cluster=None if identity is None else column(identity),
         skipped=skips.found(),
-        provenance={
-            "data": "celeba",
-            "path": str(source.path),
-            "target": target,
-            "groups": groups,
-            "split": split,
-            "seed": seed,
-        },
+        provenance={**made, "seed": seed},
     )
 
 
@@ -160,8 +152,8 @@ def _optional_list(source: Source, file: str, images: "pd.Index[str]") -> NDArra
     return np.asarray(values, dtype=np.int64)
 
 
-def _images(source: Source) -> tuple[Source, dict[str, str]]:
-    """Where the images lie, and their names there by base name."""
+def _images(source: Source, listed: list[str]) -> tuple[Source, list[str], dict[str, str]]:
+    """Where the images lie, those of the list, and their names there by base name."""
     archives = source.matching("img_align_celeba.zip")
     names = source.matching("*.jpg", "*.png")
     if not names and archives and not source.is_archive:
@@ -169,4 +161,4 @@ def _images(source: Source) -> tuple[Source, dict[str, str]]:
         names = source.matching("*.jpg", "*.png")
     if not names:
         raise source.missing("a folder img_align_celeba or img_align_celeba.zip", "CelebA")
-    return source, {base_name(name): name for name in names}
+    return source, listed, {base_name(name): name for name in names}

@@ -4,6 +4,7 @@
 stay in `Dataset.attributes` and meet the predictions again in `Dataset.records`, for the audit.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar, overload
@@ -11,7 +12,6 @@ from typing import Any, Generic, NamedTuple, TypeVar, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fairhead.data import splits
 from fairhead.data.images import Images
 from fairhead.errors import InputError, did_you_mean
 from fairhead.records import Column, Records
@@ -120,6 +120,25 @@ class Dataset:
     skipped: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def of(
+        cls,
+        ids: ArrayLike,
+        inputs: Inputs,
+        label: Column,
+        split: ArrayLike,
+        groups: Mapping[str, Column],
+        *,
+        cluster: Column | None = None,
+        skipped: Mapping[str, tuple[str, ...]],
+        provenance: Mapping[str, Any],
+    ) -> "Dataset":
+        """The data set that a reader has read, called what its provenance says under "data"."""
+        names = np.asarray(ids, dtype=np.str_)
+        examples = Examples(names, inputs, label.codes.astype(np.int64), label.levels)
+        parts, attributes = np.asarray(split, dtype=np.str_), Attributes(names, groups, cluster)
+        return cls(str(provenance["data"]), examples, parts, attributes, skipped, provenance)
+
     def __post_init__(self) -> None:
         lengths = {len(self.all), len(self.split), len(self.attributes.ids), len(self.all.inputs), len(self.all.labels)}
         if len(lengths) > 1 or any(len(c) != len(self.all) for c in self.attributes.columns.values()):
@@ -139,8 +158,8 @@ class Dataset:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Rows in each part of the split."""
-        return splits.sizes(self.split)
+        """Rows in each part of the split, in order of first appearance."""
+        return dict(Counter(self.split.tolist()))
 
     @property
     def skipped_counts(self) -> dict[str, int]:

@@ -4,13 +4,12 @@ import os
 from collections.abc import Mapping, Sequence
 from io import StringIO
 
-import numpy as np
 import pandas as pd
 
-from fairhead.data.datasets import Attributes, Dataset, Examples, choose, column
+from fairhead.data.datasets import Dataset, choose, column
 from fairhead.data.files import Skips, Source
 from fairhead.data.images import Images
-from fairhead.data.splits import EIGHTY_TEN_TEN, check_split, split_by_hash
+from fairhead.data.splits import EIGHTY_TEN_TEN, split_by_hash
 from fairhead.errors import InputError
 
 COLUMNS = ("age", "gender", "race", "service_test")
@@ -49,7 +48,7 @@ def read_fairface(
         >>> data.classes, data.sizes, data.groups()["race"].levels
         (('Male',), {'val': 1}, ('East Asian',))
     """
-    check_split(split, ("official", "random"))
+    choose("split", [split], ("official", "random"))
     choose("target", [target], COLUMNS)
     groups = choose("group", groups, COLUMNS)
     source, skips = Source(path), Skips(on_error)
@@ -59,64 +58,46 @@ def read_fairface(
     tables = {part: _labels(source, part) for part in parts}
     table = pd.concat([t.assign(part=part) for part, t in tables.items()], ignore_index=True)
 
-    image_source, members = _images(source, table["file"].iloc[0])
-    present = table["file"].isin(members).to_numpy()
-    for name in table["file"][~present]:
-        skips.error("image is missing", name, f"{image_source.path}: {name} is in the label file but not here")
-    table = table[present]
-    images = Images(image_source, [members[name] for name in table["file"]])
-    good = images.decodable(skips)
-    table, images = table.iloc[good], images.take(good)
-
-    ids = table["file"].to_numpy(dtype=str)
-    label = column(table[target].tolist())
-    return Dataset(
-        name="fairface",
-        all=Examples(ids, images, label.codes.astype(np.int64), label.levels),
-        split=table["part"].to_numpy(dtype=str)
-        if split == "official"
-        else split_by_hash(ids.tolist(), fractions, seed),
-        attributes=Attributes(ids, {name: column(table[name].tolist()) for name in groups}),
+    rows, images = Images.listed(*_images(source, table["file"].tolist()), "the label file", skips)
+    table = table.iloc[rows]
+    ids = table["file"].tolist()
+    made = {"data": "fairface", "path": str(source.path), "target": target, "groups": groups, "split": split}
+    return Dataset.of(
+        ids,
+        images,
+        column(table[target].tolist()),
+        table["part"].tolist() if split == "official" else split_by_hash(ids, fractions, seed),
+        {name: column(table[name].tolist()) for name in groups},
         skipped=skips.found(),
-        provenance={
-            "data": "fairface",
-            "path": str(source.path),
-            "target": target,
-            "groups": groups,
-            "split": split,
-            "seed": seed,
-        },
+        provenance={**made, "seed": seed},
     )
 
 
 def _labels(source: Source, part: str) -> pd.DataFrame:
     name = source.find(f"fairface_label_{part}.csv", "FairFace")
+    where = source.where(name)
     try:
         table = pd.read_csv(StringIO(source.text(name)), dtype=str, keep_default_na=False)
     except (ValueError, pd.errors.ParserError) as error:
-        raise InputError(f"{source.where(name)}: is not a CSV file: {error}") from None
+        raise InputError(f"{where}: is not a CSV file: {error}") from None
     lacking = [c for c in ("file", *COLUMNS) if c not in table.columns]
     if lacking:
-        raise InputError(f"{source.where(name)}: has no column {lacking[0]!r}; it has {', '.join(table.columns)}")
+        raise InputError(f"{where}: has no column {lacking[0]!r}; it has {', '.join(table.columns)}")
     if not len(table):
-        raise InputError(f"{source.where(name)}: has a header and no row. Is the file cut off?")
+        raise InputError(f"{where}: has a header and no row. Is the file cut off?")
     if table["file"].duplicated().any():
-        raise InputError(f"{source.where(name)}: {table['file'][table['file'].duplicated()].iloc[0]} is there twice")
+        raise InputError(f"{where}: {table['file'][table['file'].duplicated()].iloc[0]} is there twice")
     blank = (table[["file", *COLUMNS]] == "").any(axis=1)
     if blank.any():
-        raise InputError(
-            f"{source.where(name)}: line {int(blank.to_numpy().argmax()) + 2} has an empty field. Is the file cut off?"
-        )
+        line = int(blank.to_numpy().argmax()) + 2
+        raise InputError(f"{where}: line {line} has an empty field. Is the file cut off?")
     return table
 
 
-def _images(source: Source, first: str) -> tuple[Source, dict[str, str]]:
-    """Where the images lie, and their names there by the names in the label files (`val/1.jpg`)."""
-    for candidate in (source, *(() if source.is_archive else map(Source, _archives(source)))):
-        if any(n == first or n.endswith("/" + first) for n in candidate.names):
-            return candidate, {"/".join(n.split("/")[-2:]): n for n in candidate.names}
-    raise source.missing(f"the images of its label file, such as {first}", "FairFace")
-
-
-def _archives(source: Source) -> list[str]:
-    return [str(source.path / name) for name in source.matching("*.zip")]
+def _images(source: Source, listed: list[str]) -> tuple[Source, list[str], dict[str, str]]:
+    """Where the images lie, those of the label files (`val/1.jpg`), and their names there by these."""
+    archives = [] if source.is_archive else [Source(source.path / name) for name in source.matching("*.zip")]
+    for candidate in (source, *archives):
+        if any(n == listed[0] or n.endswith("/" + listed[0]) for n in candidate.names):
+            return candidate, listed, {"/".join(n.split("/")[-2:]): n for n in candidate.names}
+    raise source.missing(f"the images of its label file, such as {listed[0]}", "FairFace")

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from fairhead.data.datasets import Attributes, Dataset, Examples, Items, choose, yes_no
+from fairhead.data.datasets import Dataset, Items, choose, yes_no
 from fairhead.data.files import MALFORMED, Skips, Source, texts_field
 from fairhead.errors import InputError
+from fairhead.records import Column
 
 LABELS = ("hatespeech", "normal", "offensive")
 
@@ -61,17 +62,6 @@ def read_posts(path: str | os.PathLike[str], *, on_error: str = "raise") -> Item
     Args:
         path: a folder or zip archive with `dataset.json` and `post_id_divisions.json`, or the path of `dataset.json`.
         on_error: "raise", or "skip" to leave out posts that lack a field.
-
-    Example:
-        >>> import json, pathlib, tempfile
-        >>> folder = pathlib.Path(tempfile.mkdtemp())
-        >>> annotators = [{"label": label, "target": ["Women"]} for label in ("normal", "offensive", "offensive")]
-        >>> post = {"annotators": annotators, "rationales": [], "post_tokens": ["a", "post"]}
-        >>> _ = (folder / "dataset.json").write_text(json.dumps({"1_gab": post}))
-        >>> _ = (folder / "post_id_divisions.json").write_text(json.dumps({"train": ["1_gab"]}))
-        >>> post = read_posts(folder)[0]
-        >>> post.text, post.label, post.majority_targets
-        ('a post', 'offensive', frozenset({'Women'}))
     """
     path = Path(path)
     source, skips = Source(path.parent if path.is_file() and path.suffix == ".json" else path), Skips(on_error)
@@ -136,7 +126,9 @@ def read_hatexplain(
         >>> post = {"annotators": annotators, "rationales": [], "post_tokens": ["a", "post"]}
         >>> _ = (folder / "dataset.json").write_text(json.dumps({"1_gab": post}))
         >>> _ = (folder / "post_id_divisions.json").write_text(json.dumps({"train": ["1_gab"]}))
-        >>> data = read_hatexplain(folder)
+        >>> post, data = read_posts(folder)[0], read_hatexplain(folder)
+        >>> post.text, post.label, post.majority_targets
+        ('a post', 'offensive', frozenset({'Women'}))
         >>> data.classes, data.examples("train").labels.tolist(), data.groups()["Women"].levels
         (('normal', 'toxic'), [1], ('Women', 'not Women'))
     """
@@ -157,13 +149,13 @@ def read_hatexplain(
             labels.append(label if target == "label" or label == "normal" else "toxic")
 
     majority = [p.majority_targets for p in kept]
-    ids = np.array([p.id for p in kept], dtype=str)
     classes = LABELS if target == "label" else ("normal", "toxic")
-    return Dataset(
-        name="hatexplain",
-        all=Examples(ids, tuple(p.text for p in kept), np.array([classes.index(x) for x in labels]), classes),
-        split=np.array([p.split for p in kept], dtype=str),
-        attributes=Attributes(ids, {g: yes_no(g, [g in m for m in majority]) for g in groups}),
+    return Dataset.of(
+        [p.id for p in kept],
+        tuple(p.text for p in kept),
+        Column(np.array([classes.index(label) for label in labels], dtype=np.int64), classes),
+        [str(p.split) for p in kept],
+        {g: yes_no(g, [g in m for m in majority]) for g in groups},
         skipped={**posts.skipped, **{reason: tuple(ids) for reason, ids in skipped.items()}},
         provenance={**posts.provenance, "target": target, "groups": groups},
     )

@@ -4,7 +4,7 @@ import copy
 import hashlib
 import io
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
@@ -118,6 +118,23 @@ class Images(Sequence[Image.Image]):
                 if progress:
                     progress(done, len(names))
         return out
+
+    @classmethod
+    def listed(
+        cls, source: Source, names: Sequence[str], members: Mapping[str, str], listed_in: str, skips: Skips
+    ) -> "tuple[NDArray[np.intp], Images]":
+        """The images of a list that are there and can be read, and their positions in the list.
+
+        `members` has their names in the source by those in the list, which messages call `listed_in`.
+        """
+        lost = [name for name in names if name not in members]
+        if lost:
+            what = f"{len(lost)} of the {len(names)} images in {listed_in} are not there, such as {lost[0]}"
+            skips.errors("image is missing", lost, f"{source.path}: {what}")
+        rows = np.flatnonzero([name in members for name in names])
+        images = cls(source, [members[names[row]] for row in rows.tolist()])
+        good = images.decodable(skips)
+        return rows[good], images.take(good)
 
     def decodable(self, skips: Skips) -> NDArray[np.intp]:
         """Positions of the images that can be read, which are all of them unless errors are to be skipped.

@@ -8,9 +8,10 @@ from pathlib import PurePosixPath
 
 import numpy as np
 
-from fairhead.data.datasets import Attributes, Dataset, Examples, TextPair, column, yes_no
+from fairhead.data.datasets import Dataset, TextPair, choose, column, yes_no
 from fairhead.data.files import Skips, Source
-from fairhead.data.splits import check_split, split_by_hash
+from fairhead.data.splits import split_by_hash
+from fairhead.records import Column
 
 CLASSES = ("contradiction", "entailment", "neutral")
 NEGATION_WORDS = frozenset({"nobody", "no", "never", "nothing"})
@@ -63,7 +64,7 @@ def read_multinli(
         >>> data.all.inputs[0].hypothesis, data.groups()["negation"].levels, data.sizes
         ('Nobody left.', ('negation', 'not negation'), {'train': 1})
     """
-    check_split(split, ("official", "random"))
+    choose("split", [split], ("official", "random"))
     source, skips = Source(path), Skips(on_error)
     files = source.matching(f"{_PREFIX}*.jsonl")
     if not files:
@@ -93,16 +94,14 @@ def read_multinli(
                 parts.append(part)
                 pairs.append(TextPair(premise, hypothesis))
                 labels.append(CLASSES.index(gold))
-    distinct = np.array(_number_repeats(ids), dtype=str)
-    return Dataset(
-        name="multinli",
-        all=Examples(distinct, tuple(pairs), np.array(labels, dtype=np.int64), CLASSES),
-        split=np.array(parts, dtype=str) if split == "official" else split_by_hash(distinct.tolist(), fractions, seed),
-        attributes=Attributes(
-            distinct,
-            {"negation": yes_no("negation", [has_negation(p.hypothesis) for p in pairs])},
-            cluster=column([p.premise for p in pairs]) if pairs else None,
-        ),
+    distinct = _number_repeats(ids)
+    return Dataset.of(
+        distinct,
+        tuple(pairs),
+        Column(np.array(labels, dtype=np.int64), CLASSES),
+        parts if split == "official" else split_by_hash(distinct, fractions, seed),
+        {"negation": yes_no("negation", [has_negation(p.hypothesis) for p in pairs])},
+        cluster=column([p.premise for p in pairs]) if pairs else None,
         skipped=skips.found(),
         provenance={"data": "multinli", "path": str(source.path), "files": files, "split": split, "seed": seed},
     )

@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.data.datasets import Attributes, Dataset, Examples, Inputs, Items, column
+from fairhead.data.datasets import Dataset, Inputs, Items, column
 from fairhead.data.files import Skips, Source
 from fairhead.data.images import HeldImages, Images
 from fairhead.data.own_table import Table, opened
+from fairhead.data.sentence_pairs import MORE_LESS
 from fairhead.data.splits import EIGHTY_TEN_TEN, named_parts, split_by_hash, split_within
 from fairhead.errors import InputError
 
@@ -119,17 +120,14 @@ def _pictures(table: Table, input: str | None, how: _How, source: Source, root: 
     if len(values) and not isinstance(values[0], str):
         rows = np.flatnonzero(table.complete([columns.label, *columns.groups], skips))
         images: Images = HeldImages(values).take(rows)
+        good = images.decodable(skips)
+        rows, images = rows[good], images.take(good)
     else:
         rows = np.flatnonzero(table.complete([named, columns.label, *columns.groups], skips))
         names = [str(Path(root, name)) for name in table.cells(named)[rows].tolist()]
-        listed = set(source.names) if source.is_archive else None
-        present = [name in listed if listed else (source.path / name).is_file() for name in names]
-        lost = [name for name, here in zip(names, present, strict=True) if not here]
-        if lost:
-            what = f"{len(lost)} of the {len(names)} pictures that {table.name} lists are not there, such as {lost[0]}"
-            skips.errors("image is missing", lost, f"{source.path}: {what}")
-        kept = np.flatnonzero(present)
-        rows, images = rows[kept], Images(source, [names[i] for i in kept])
+        there = {*source.names} if source.is_archive else {name for name in names if (source.path / name).is_file()}
+        kept, images = Images.listed(source, names, {name: name for name in there}, table.name, skips)
+        rows = rows[kept]
     return _labelled("images", table, rows, images, columns, how)
 
 
@@ -169,19 +167,10 @@ def read_texts(
     seed: int = 0,
     on_error: str = "raise",
 ) -> Dataset:
-    r"""Read labelled texts of your own from a table; the options are those of `read_images`.
+    r"""Read labelled texts of your own from a table.
 
-    Args:
-        path: the table.
-        label: column of the classes.
-        groups: columns to audit by; training never sees them.
-        split: column of the parts.
-        id: column of distinct ids.
-        person: column of the author (or the document) of a text: none is in two parts.
-        input: column of the texts; by default text, post, comment or sentence.
-        fractions: part -> share of what is drawn.
-        seed: of what is drawn.
-        on_error: "raise", or "skip" to leave out rows without a value.
+    Args are those of `read_images`, but that `input` is the column of the texts, by default text, post, comment or
+    sentence, and `person` that of the author or the document.
 
     Example:
         >>> import tempfile
@@ -226,22 +215,17 @@ def _columns(table: Table, named: str, how: _How) -> _Columns:
 
 def _labelled(name: str, table: Table, rows: NDArray[np.intp], inputs: Inputs, columns: _Columns, how: _How) -> Dataset:
     """The data set of some rows of a table and their inputs."""
-    if isinstance(inputs, Images):
-        good = inputs.decodable(how.skips)
-        rows, inputs = rows[good], inputs.take(good)
     ids, labels = table.ids(columns.id)[rows], column(table.cells(columns.label)[rows])
     # Whom nobody knows is a person apart.
     known = None if columns.person is None else table.cells(columns.person)[rows].tolist()
     person = None if known is None else np.array([who or f"row {row}" for who, row in zip(known, rows, strict=True)])
-    return Dataset(
-        name=name,
-        all=Examples(ids, inputs, labels.codes.astype(np.int64), labels.levels),
-        split=_split(table, rows, columns, ids, labels.values(), person, how),
-        attributes=Attributes(
-            ids,
-            {group: column(table.cells(group)[rows]) for group in columns.groups},
-            None if person is None else column(person),
-        ),
+    return Dataset.of(
+        ids,
+        inputs,
+        labels,
+        _split(table, rows, columns, ids, labels.values(), person, how),
+        {group: column(table.cells(group)[rows]) for group in columns.groups},
+        cluster=None if person is None else column(person),
         skipped=how.skips.found(),
         provenance={"data": name, **table.provenance(), **columns._asdict(), "seed": how.seed},
     )
@@ -324,24 +308,14 @@ def _lists(source: Sequence[Any], kind: str, options: Mapping[str, Any]) -> tupl
 
 def _kind(table: Table) -> str:
     """What the columns of a table are of."""
-    from fairhead.data.sentence_pairs import pair_columns
-    from fairhead.data.sentence_triplets import triplet_columns
-
-    tests = {
-        "triplets": lambda: triplet_columns(table),
-        "pairs": lambda: pair_columns(table),
-        "texts": lambda: table.need("input", None, TEXT),
-        "images": lambda: table.need("input", None, PATH),
+    fitting = {
+        "pairs": any(table.find(None, (more,)) and table.find(None, (less,)) for more, less in MORE_LESS),
+        "texts": table.find(None, TEXT),
+        "images": table.find(None, PATH),
     }
-    fitting = []
-    for kind, test in tests.items():
-        try:
-            test()
-            fitting.append(kind)
-        except InputError:
-            continue
-    if fitting[:1] == ["triplets"] or len(fitting) == 1:
-        return fitting[0]
-    seen = f"could be {' or '.join(fitting)}" if fitting else "has no column that shows its kind"
-    listed = ", ".join(table.columns)
-    raise InputError(f"{table.name} {seen}: say kind= one of {', '.join(tests)}. Its columns: {listed}")
+    found = [kind for kind, fits in fitting.items() if fits]
+    if len(found) == 1:
+        return "triplets" if found == ["pairs"] and table.find(None, ("unrelated",)) else found[0]
+    seen = f"could be {' or '.join(found)}" if found else "has no column that shows its kind"
+    known = "images, texts, pairs or triplets"
+    raise InputError(f"{table.name} {seen}: say kind= {known}. Its columns: {', '.join(table.columns)}")

@@ -61,10 +61,9 @@ class Table:
         """The same; an error where there is none."""
         found = self.find(named, usual)
         if found is None:
-            raise InputError(
-                f"{self.name} has no column called {' or '.join(usual)}: say which it is with {option}=COLUMN. "
-                f"Its columns: {', '.join(self.columns)}"
-            )
+            called, listed = " or ".join(dict.fromkeys(usual)), ", ".join(self.columns)
+            which = f"say which it is with {option}=COLUMN. Its columns: {listed}"
+            raise InputError(f"{self.name} has no column called {called}: {which}")
         return found
 
     def load(self, *names: str | None) -> None:

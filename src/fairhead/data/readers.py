@@ -247,7 +247,7 @@ def check_spec(spec: str) -> None:
 
 
 def read(name: str, path: str | os.PathLike[str], **options: Any) -> Dataset | Items[Any]:
-    """Read a data set.
+    r"""Read a data set.
 
     Args:
         name: one of `READERS`; case and hyphens do not matter ("CrowS-Pairs").
@@ -255,16 +255,12 @@ def read(name: str, path: str | os.PathLike[str], **options: Any) -> Dataset | I
         options: those of the reader, such as `target`, `groups`, `seed` or `on_error`.
 
     Example:
-        >>> import pathlib, tempfile
-        >>> from PIL import Image
-        >>> folder = pathlib.Path(tempfile.mkdtemp())
-        >>> for i in range(10):
-        ...     Image.new("RGB", (4, 4), (20 * i, 0, 0)).save(folder / f"30_{i % 2}_{i % 5}_2017{i:04}.jpg.chip.jpg")
-        >>> data = read("utkface", folder)
-        >>> train = data.examples("train")  # inputs and labels, no groups
-        >>> groups = data.groups(data.examples("test").ids)  # for the audit
-        >>> train.inputs.as_array(size=4).shape, list(groups)
-        ((8, 4, 4, 3), ['white', 'race'])
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp(), "posts.csv")
+        >>> _ = file.write_text("text,label,sex\nA post.,no,f\n")
+        >>> data = read("texts", file, groups=["sex"])
+        >>> data.examples("train").inputs, data.groups()["sex"].levels  # training sees the former alone
+        (('A post.',), ('f',))
     """
     return reader_named(name).read(path, **options)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from fairhead.data.datasets import Items
 from fairhead.data.files import Skips
-from fairhead.data.own_table import Table, opened
+from fairhead.data.own_table import opened
 
 DIRECTIONS = ("stereo", "antistereo")
 
@@ -78,7 +78,9 @@ def read_pairs(
     """
     skips = Skips(on_error)
     with opened(path) as table:
-        names = pair_columns(table, more, less)
+        together = [pair for pair in MORE_LESS if all(table.find(None, (name,)) for name in pair)]
+        firsts, seconds = zip(*(together[:1] or MORE_LESS), strict=True)
+        names = table.need("more", more, firsts), table.need("less", less, seconds)
         kind, which = table.find(category, CATEGORY), table.find(direction, ("direction", "stereo_antistereo"))
         table.load(*names, kind, which, key := table.find(id, ("id",)))
         ids, kinds, directions = table.ids(key), table.optional(kind, "all"), table.optional(which, "stereo")
@@ -91,12 +93,3 @@ def read_pairs(
                 message = f"row {row + 1} has the direction {directions[row]!r}; stereo or antistereo is expected"
                 skips.error("no such direction", str(ids[row]), f"{table.name}: {message}")
         return Items("pairs", tuple(pairs), skips.found(), {"data": "pairs", **table.provenance()})
-
-
-def pair_columns(table: Table, more: str | None = None, less: str | None = None) -> tuple[str, str]:
-    """The columns of the two sentences: those that are named, or two of the usual names that go together."""
-    for first, second in MORE_LESS if more is None and less is None else ():
-        if (found := table.find(None, (first,))) and (other := table.find(None, (second,))):
-            return found, other
-    firsts, seconds = (list(dict.fromkeys(names)) for names in zip(*MORE_LESS, strict=True))
-    return table.need("more", more, firsts), table.need("less", less, seconds)

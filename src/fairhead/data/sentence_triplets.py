@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from fairhead.data.datasets import Items
 from fairhead.data.files import Skips
-from fairhead.data.own_table import Table, opened
+from fairhead.data.own_table import opened
 from fairhead.data.splits import split_by_hash
 
 KINDS = ("intrasentence", "intersentence")
@@ -98,7 +98,11 @@ def read_triplets(
     """
     skips = Skips(on_error)
     with opened(path) as table:
-        names = triplet_columns(table, stereotype, anti_stereotype, unrelated)
+        names = (
+            table.need("stereotype", stereotype, ("stereotype",)),
+            table.need("anti_stereotype", anti_stereotype, ("anti_stereotype", "antistereotype")),
+            table.need("unrelated", unrelated, ("unrelated",)),
+        )
         before, named = table.find(context, ("context",)), table.find(term, ("term", "target"))
         kind, key = table.find(category, ("category", "bias_type")), table.find(id, ("id",))
         table.load(*names, before, named, kind, key)
@@ -109,17 +113,6 @@ def read_triplets(
             about = terms[row] or sentences[0]
             items.append(StereoSetItem(ids[row], which, about, kinds[row], contexts[row], Triplet(*sentences)))
         return Items("triplets", tuple(items), skips.found(), {"data": "triplets", **table.provenance()})
-
-
-def triplet_columns(
-    table: Table, stereotype: str | None = None, anti: str | None = None, unrelated: str | None = None
-) -> tuple[str, str, str]:
-    """The columns of the three sentences: those that are named, or the usual ones."""
-    return (
-        table.need("stereotype", stereotype, ("stereotype",)),
-        table.need("anti_stereotype", anti, ("anti_stereotype", "antistereotype")),
-        table.need("unrelated", unrelated, ("unrelated",)),
-    )
 
 
 def split_by_target(items: Iterable[StereoSetItem], held_out: float = 0.1, seed: int = 0) -> TripletSplit:

@@ -6,12 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.data.datasets import Attributes, Dataset, Examples, choose, column, yes_no
+from fairhead.data.datasets import Dataset, choose, column, yes_no
 from fairhead.data.files import Skips, Source, base_name
 from fairhead.data.images import Images
 from fairhead.data.splits import EIGHTY_TEN_TEN, shuffle_by_hash, split_by_hash
@@ -111,26 +110,10 @@ def read_utkface(
         faces, images, ids, split = [faces[i] for i in rows], images.take(rows), ids[rows], split[rows]
 
     columns = {name: _column(name, faces, age_bins) for name in {target, *groups}}
-    label = columns[target]
-    options = {
-        "target": target,
-        "groups": groups,
-        "bias_rate": bias_rate,
-        "seed": seed,
-        "drop_duplicates": drop_duplicates,
-    }
-    return Dataset(
-        name="utkface",
-        all=Examples(ids, images, label.codes.astype(np.int64), label.levels),
-        split=split,
-        attributes=Attributes(ids, {name: columns[name] for name in groups}),
-        skipped=skips.found(),
-        provenance=_provenance(source, options),
-    )
-
-
-def _provenance(source: Source, options: Mapping[str, Any]) -> dict[str, Any]:
-    return {"data": "utkface", "path": str(source.path), "files": len(source.names), **options}
+    made = {"data": "utkface", "path": str(source.path), "files": len(source.names), "target": target, "groups": groups}
+    made |= {"bias_rate": bias_rate, "seed": seed, "drop_duplicates": drop_duplicates}
+    chosen = {name: columns[name] for name in groups}
+    return Dataset.of(ids, images, columns[target], split, chosen, skipped=skips.found(), provenance=made)
 
 
 def _faces(source: Source, skips: Skips) -> list[_Face]:
