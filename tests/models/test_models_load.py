@@ -18,6 +18,7 @@ from fairhead.language import load_scorer
 from fairhead.locate import Decomposer
 from fairhead.locate.class_directions import classifier_task, text_classifier_task
 from fairhead.mitigate import DAM, EncoderLayer
+from fairhead.mitigate.jtt import JTT
 from fairhead.mitigate.language_trainer import train_folder
 from fairhead.mitigate.self_debias import SelfDebias
 from fairhead.models import attach, load, method_of, open_model, save
@@ -126,6 +127,13 @@ def test_load_gives_a_self_debiased_model_back(language, tmp_path):
         Decomposer(load(tmp_path))
     hf.AutoModelForCausalLM.from_pretrained(tmp_path).save_pretrained(tmp_path)  # as it is without the method
     assert method_of(load(tmp_path)) is None
+
+
+def test_what_cannot_be_attached_is_told():
+    with pytest.raises(InputError, match="JTT is not a method that a model can carry; these are: dam, encoder_layer"):
+        attach(made("ViT"), JTT())
+    with pytest.raises(InputError, match="SelfDebias puts words before a text: give attach the model's tokenizer"):
+        attach(build("llama"), SelfDebias())
 
 
 def test_a_live_model_is_given_back_and_knows_its_folder(language):

@@ -61,14 +61,19 @@ def attach(model: Any, method: Any, tokenizer: Any = None) -> Any:
     """
     if method_of(model) is not None:
         raise InputError(f"this {type(model).__name__} carries {method_of(model)} already: start from a fresh model")
+    name, needs_tokenizer = type(method).__name__, getattr(method, "needs_tokenizer", False)
+    if _name_of(method) is None:
+        raise InputError(f"{name} is not a method that a model can carry; these are: {', '.join(ATTACHABLE)}")
+    if needs_tokenizer and tokenizer is None:
+        raise InputError(f"{name} puts words before a text: give attach the model's tokenizer as well")
     check_config(method)
-    carrier = method.attach(model) if tokenizer is None else method.attach(model, tokenizer)
+    carrier = method.attach(model, tokenizer) if needs_tokenizer else method.attach(model)
     if carrier is not model:
         carrier.method = method
         return carrier
     model.add_module(_NOTE, _Note(method))
-    for name, child in model.named_children():
-        if name in ATTACHABLE:  # in the mode of the rest
+    for part, child in model.named_children():
+        if part in ATTACHABLE:  # in the mode of the rest
             child.train(model.training)
     return model
 
@@ -160,8 +165,8 @@ class Carried(NamedTuple):
 
     def put_into(self, model: nn.Module, tokenizer: Any) -> nn.Module:
         """Attach the method and give it its weights back. `tokenizer` is called by methods that need one."""
-        needs_tokenizer = getattr(self.method, "needs_tokenizer", False)
-        carrier: nn.Module = attach(model, self.method, tokenizer() if needs_tokenizer else None)
+        own = tokenizer() if getattr(self.method, "needs_tokenizer", False) else None
+        carrier: nn.Module = attach(model, self.method, own)
         expected = {key for key in carrier.state_dict() if _is_of_method(key)}
         if expected != self.weights.keys():
             odd = sorted(expected ^ self.weights.keys())
