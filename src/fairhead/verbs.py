@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fairhead.data import Dataset, Items, dataset, hold
 from fairhead.errors import InputError, did_you_mean
 from fairhead.records import Records
+from fairhead.settings import check_settings
 
 if TYPE_CHECKING:
     from fairhead.bench.one_run import Mitigated
@@ -183,14 +184,10 @@ def mitigate(
     out: str | Path | None = None,
     label: str | None = None,
     groups: Sequence[str] = (),
-    train: Literal["all", "last_encoder"] = "all",
-    limit: int | None = None,
-    device: str = "auto",
     seed: int = 0,
     beside: Any = None,
-    model_options: Mapping[str, Any] | None = None,
     progress: Callable[[str, int, int, str], None] | None = None,
-    **plan: Any,
+    **options: Any,
 ) -> "Mitigated":
     """Train a classifier with a method that reduces gaps, without groups; then audit it on the test rows.
 
@@ -202,43 +199,38 @@ def mitigate(
         out: folder for the model, its records, the audit and a report; None keeps them for as long as the result.
         label: the column to classify, where `data` do not say it.
         groups: columns to audit by, where `data` do not say them; training never sees them.
-        train: "all" of the model, or "last_encoder" on frozen features.
-        limit: at most so many rows in each part.
-        device: "cpu", "cuda", ...; "auto" takes a GPU where there is one.
         seed: of weights, batches and (where it is drawn) the split.
         beside: the tokenizer or image processor of a live model that was not loaded from a folder.
-        model_options: of a fresh model: width, mlp, image_size, patch_size.
         progress: called with (stage, done, all, note).
-        plan: epochs, batch_size, learning_rate, weight_decay, precision, ...
+        options: of the run (`fairhead.bench.grid.RunSettings`: train="last_encoder", limit, device, model_options,
+            ...) and of the training plan (epochs, batch_size, learning_rate, weight_decay, precision, ...).
 
     Example:
         >>> run = mitigate("vit-8x8", "utkface:UTKFace.zip", "dam", against="erm", out="run")  # doctest: +SKIP
         >>> run.show()  # doctest: +SKIP
         >>> run.model  # doctest: +SKIP
     """
-    from fairhead.bench.grid import PLAN_FIELDS, Backbone, Cell, Data, Method
+    from fairhead.bench.grid import PLAN_FIELDS, Method, RunSettings
     from fairhead.bench.one_run import mitigate as run
     from fairhead.models.load import device_named
 
-    _known(plan, PLAN_FIELDS, "mitigate")
+    of_run = [f.name for f in fields(RunSettings)]
+    _known(options, [*of_run, *PLAN_FIELDS], "mitigate")
+    how = RunSettings(against=against, **{name: value for name, value in options.items() if name in of_run})
+    plan = {name: value for name, value in options.items() if name not in of_run}
+    check_settings(RunSettings, vars(how), "mitigate")
     if isinstance(data, str):
-        spec, held = data, None
-        options = {name: value for name, value in (("label", label), ("groups", tuple(groups))) if value}
+        spec, groups = data, how.groups_to_read(data, groups)
+        given = {name: value for name, value in (("label", label), ("groups", tuple(groups))) if value}
     else:
-        held = _labelled(data, {"label": label, "groups": tuple(groups)})
-        spec, options = hold(held), {}
+        spec, given = hold(_labelled(data, {"label": label, "groups": tuple(groups)})), {}
     name, settings = _method(method)
     with _in_folder(model, beside) as folder:
-        cell = Cell(
-            data=Data(name=spec.partition(":")[0], read=spec, options=_reader_options(spec, options), limit=limit),
-            backbone=Backbone(Path(folder).name, folder, train, dict(model_options or {})),
-            method=Method(name, name, settings),
-            seed=seed,
-            plan=plan,
-            selection="accuracy",
-        )
+        reader_options = _reader_options(spec, given)
+        first = groups[0] if groups else None
+        cell = how.cell(folder, spec, Method(name, name, settings), reader_options, first, plan, seed)
         kept = Path(tempfile.mkdtemp(prefix="fairhead-")) if out is None else Path(out)
-        return run(cell, kept, against, str(device_named(device)), tell=progress)
+        return run(cell, kept, against, str(device_named(how.device)), how.cache, progress)
 
 
 def _reader_options(spec: str, options: Mapping[str, Any]) -> dict[str, Any]:

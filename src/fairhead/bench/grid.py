@@ -1,11 +1,13 @@
 """A grid: data × backbones × methods × seeds. Imports no torch; `grid_file` reads one from YAML."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Annotated, Any, Literal, get_args
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from fairhead.mitigate.registry import method_named
-from fairhead.settings import Count, Range, WholeNumber
+from fairhead.errors import InputError
+from fairhead.mitigate.registry import method_named, names
+from fairhead.settings import Count, Option, Range, WholeNumber
 from fairhead.train.plan import LanguagePlan, TrainingPlan
 
 # What a grid may set of a plan; the seed is an axis of the grid, and the device an option of the command.
@@ -22,6 +24,8 @@ Selection = Literal["accuracy", "worst_class"]
 SELECTIONS: tuple[str, ...] = get_args(Selection)
 PARTS = ("train", "validation", "test")
 METRICS = ("DP", "EOp", "EOd", "accuracy", "worst_group_accuracy")
+# What an option of a method would be called that wanted a group.
+_GROUP_WORDS = ("group", "groups", "attribute", "attributes", "sensitive", "group_by", "protected")
 
 
 def plan_settings(plan: TrainingPlan) -> dict[str, Any]:
@@ -179,6 +183,131 @@ class Cell:
             "selection": self.method.selection or self.selection,
             **({} if self.trial is None else {"answers": "validation"}),
         }
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """How one classifier is trained and tested, beside the training plan: `fairhead.mitigate` and its command.
+
+    Attributes:
+        parts: the data's names of train, validation and test, with commas between.
+        limit: at most so many rows in each part.
+        max_length: tokens that texts are cut and padded to.
+        train: all of the model, or the last encoder layer on frozen features.
+        model_options: of a fresh model: width, mlp, image_size, patch_size.
+        selection: what the epoch is chosen by, on validation rows; worst_group needs --reference-group, and is flagged.
+        reference_group: for the references, and for --selection worst_group: the group column they look at.
+        against: train this method too, and compare pairwise; erm is plain training.
+        cache: folder for decoded pictures and frozen features.
+        device: where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.
+    """
+
+    parts: Annotated[str, Option(metavar="A,B,C", panel="Data")] = "train,val,test"
+    limit: Annotated[Count | None, Option(metavar="N", panel="Data")] = None
+    max_length: Annotated[Count, Option(metavar="N", panel="Data")] = 128
+    train: Literal["all", "last_encoder"] = "all"
+    model_options: Annotated[Mapping[str, Any], Option("--model-option", "KEY=VALUE")] = field(default_factory=dict)
+    selection: Literal["accuracy", "worst_class", "worst_group"] = "accuracy"
+    reference_group: Annotated[str | None, Option(metavar="COLUMN")] = None
+    against: Annotated[str | None, Option(metavar="METHOD")] = None
+    cache: Annotated[Path | None, Option(metavar="DIR", panel="Output")] = None
+    device: Annotated[str, Option(panel="Output")] = "auto"
+    panel: ClassVar[str] = "Model and method"
+
+    def groups_to_read(self, data: str, groups: Sequence[str]) -> tuple[str, ...]:
+        """The group columns of the data, that of a reference among them where the reader must be told."""
+        from fairhead.data import parse_spec
+
+        if self.reference_group is None or not (groups or not parse_spec(data).reader.options.get("groups", True)):
+            return tuple(groups)
+        return tuple(dict.fromkeys((*groups, self.reference_group)))
+
+    def cell(
+        self,
+        model: str,
+        data: str,
+        method: Method,
+        reader_options: Mapping[str, Any],
+        group: str | None,
+        plan: Mapping[str, Any],
+        seed: int,
+    ) -> Cell:
+        """The run of a method.
+
+        Args:
+            model: a fresh one by name, a folder, or a name of the hub.
+            data: as reader:path.
+            method: its name and options; whether it uses groups follows from these settings.
+            reader_options: of the reader.
+            group: the column that gaps are about; None for the first there is.
+            plan: how to train.
+            seed: of weights, batches and, where the reader draws one, the split.
+
+        Raises:
+            InputError: a group where none may be seen, or none where one is needed; parts that are not three.
+        """
+        from fairhead.data import parse_spec
+
+        _refuse_groups(method.options)
+        by_group = self.selection == "worst_group"
+        if self.against == method.name and not method.options and not by_group:
+            raise InputError(
+                f"--against {method.name} is the method itself: name another, or give it options of its own"
+            )
+        three = tuple(part.strip() for part in self.parts.split(","))
+        if len(three) != 3:
+            raise InputError(f"--parts is {self.parts!r}; expected three names, those of train, validation and test")
+        draws = "seed" not in reader_options and "seed" in parse_spec(data).reader.options
+        return Cell(
+            data=Data(
+                name=data.partition(":")[0],
+                read=data,
+                options=reader_options,
+                group=self.reference_group or group,
+                split_by_seed=draws,
+                parts=three,
+                max_length=self.max_length,
+                limit=self.limit,
+            ),
+            backbone=Backbone(Path(model).name, model, self.train, self.model_options),
+            method=replace(
+                method, uses_groups=self._uses_groups(method.method), selection="worst_group" if by_group else None
+            ),
+            seed=seed,
+            plan=plan,
+            selection="accuracy" if by_group else self.selection,
+        )
+
+    def _uses_groups(self, method: str) -> bool:
+        """Whether a run looks at groups, in training or to choose its epoch; a group given to any other is refused."""
+        trains_with, given = method_named(method).uses_groups, self.reference_group
+        if not trains_with and self.selection != "worst_group":
+            if given is None:
+                return False
+            raise InputError(
+                f"{method} never sees a group, and --reference-group {given} would give it one: leave it out. "
+                "All group columns of the data are in the audit"
+            )
+        if given is not None:
+            return True
+        if trains_with:
+            raise InputError(
+                f"{method} trains with the sensitive attribute: say which column with --reference-group, or use a "
+                "method that needs none"
+            )
+        raise InputError(
+            "--selection worst_group looks at the groups of validation rows: say which column with "
+            "--reference-group, or choose by worst_class, which needs none"
+        )
+
+
+def _refuse_groups(options: Mapping[str, Any]) -> None:
+    for name in options:
+        if name.lower() in _GROUP_WORDS:
+            raise InputError(
+                f"--option {name}=...: groups are for auditing only, training never sees them. The methods that do "
+                f"train with groups ({', '.join(names(uses_groups=True))}) take --reference-group COLUMN"
+            )
 
 
 @dataclass(frozen=True)
