@@ -252,8 +252,9 @@ def bench_line(method: str, accuracy: float, gap: float, **more: Any) -> dict[st
     }  # fmt: skip
     cost = {"seconds": 61.2, "watt_hours": None, "mib": 2048.4, "mib_of": "process", "shared_by": 1, "steps": 100.0}
     line = {
-        "method": method, "uses_groups": False, "seeds": [0, 1, 2], "best": ["EOd"], "cost": cost, "search": search,
-        "figures": {"accuracy": figure(accuracy), "EOd": figure(gap)}, "failed": {"7": "the loss is not finite"},
+        "method": method, "uses_groups": False, "told": 0, "seeds": [0, 1, 2], "best": ["EOd"], "cost": cost,
+        "search": search, "figures": {"accuracy": figure(accuracy), "EOd": figure(gap)},
+        "failed": {"7": "the loss is not finite"},
         "differences": {"EOd": {**change, "outcome": "better"}, "accuracy": dict.fromkeys(change)},
     }  # fmt: skip
     return line | more
@@ -279,7 +280,7 @@ def methods() -> dict[str, Any]:
                 "methods": [
                     bench_line("erm", 0.9, 0.2, differences={}),
                     bench_line("dam", 0.89, 0.05),
-                    bench_line("dro", 0.85, 0.1, uses_groups=True, remark="trained with groups", best=[]),
+                    bench_line("dro", 0.85, 0.1, uses_groups=True, told=5, remark="trained with groups", best=[]),
                     bench_line("broken", 0, 0, **nothing),
                 ],
                 "findings": ["EOd: dam −15.0 points."],
@@ -315,7 +316,7 @@ _KEYS = frozenset(
     differences a b baseline metrics methods findings frontier method uses_groups seeds best cost search figures failed
     remark mean sd outcome score own_score searched trials seconds watt_hours mib mib_of shared_by steps config points
     accuracy accuracy_low accuracy_high gap gap_low gap_high on_front hypervolume tables caption columns rows names
-    chosen side head index difference spread_ratio edges distance counts""".split()  # noqa: SIM905
+    chosen side head index difference spread_ratio edges distance counts told""".split()  # noqa: SIM905
 )
 
 

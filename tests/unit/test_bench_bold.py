@@ -3,16 +3,23 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
+import pytest
+
 from fairhead.audit.seeds import SeedDifference, SeedFigure
-from fairhead.bench.table import _best
+from fairhead.bench.grid import Method
+from fairhead.bench.render import markdown, report_of
+from fairhead.bench.table import Block, Table, _best
 from fairhead.bench.verdict import Line
+from fairhead.errors import InputError
+from fairhead.mitigate.registry import LADDER, METHODS, MethodEntry
+from fairhead.report import render
 from fairhead.stats import adjust
 
 
 def lines_and_pool(gaps, p):
     """Methods with the given EOd, and what a pool would say of the best against each other."""
     lines = [
-        Line(name, False, (0, 1), {"EOd": SeedFigure("EOd", {}, gap, 0.0, gap, gap, 100)}, {}, frozenset(), None, {})
+        Line(name, 0, (0, 1), {"EOd": SeedFigure("EOd", {}, gap, 0.0, gap, gap, 100)}, {}, frozenset(), None, {})
         for name, gap in gaps.items()
     ]
     return lines, SimpleNamespace(difference=lambda best, other, metric: SimpleNamespace(p=p[other]))
@@ -37,6 +44,46 @@ def test_references_count_in_bold_as_they_do_in_the_p_values_beside_it():
     difference = SeedDifference("EOd", "sex", 0.2, 0.1, -0.1, -0.19, -0.01, 100, 0.03)
     erm, dam = lines[0], replace(lines[1], differences={"EOd": difference})
     assert _best([erm, dam], pool, "EOd") == "dam"
-    reference = replace(dam, method="group_dro", uses_groups=True)
+    reference = replace(dam, method="group_dro", told=5)
     assert adjust([0.03, 0.9], "holm")[0] > 0.05  # dam's, beside a reference that does nothing
     assert _best([erm, dam, reference], pool, "EOd") is None
+
+
+@pytest.mark.parametrize(("told", "bold"), [(0, True), (1, True), (2, True), (3, False), (4, False), (5, False)])
+def test_bold_is_for_methods_that_are_told_no_attribute(told, bold):
+    p = {"erm": 0.001, "dam": 0.001, "kd": 0.001}
+    lines, pool = lines_and_pool({"erm": 0.2, "kd": 0.1, "dam": 0.15}, p)
+    lines = [replace(line, told=told) if line.method == "kd" else line for line in lines]
+    # Where the best may not be bold, the next best of the others is.
+    assert _best(lines, pool, "EOd") == ("kd" if bold else "dam")
+
+
+def test_every_table_says_what_each_method_is_told():
+    lines, _ = lines_and_pool({"erm": 0.2, "kd": 0.1}, {})
+    change = SeedDifference("EOd", "sex", 0.2, 0.1, -0.1, -0.19, -0.01, 100, 0.03, 0.03, mde=0.02)
+    lines[1] = replace(lines[1], told=3, differences={"EOd": change})
+    block = Block("faces", "tiny", "sex", 100, tuple(lines), None, "V.", ())
+    made = {"command": "c", "done": 1, "cells": 1, "failed": 0, "made_with": {}, "devices": [], "seeds": [], "plan": {}}
+    table = Table("T", "", "erm", ("EOd",), (block,), {}, {**made, "selection": "epoch by validation accuracy"})
+    text = markdown(table)
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    assert [(row[0], row[1]) for row in rows if "---" not in row[1]] == [
+        ("| method", "told"), ("| erm", "0"), ("| kd", "3"), ("| method", "told"), ("| kd", "3")
+    ]  # fmt: skip
+    page = render(report_of(table))
+    assert page.count('<th scope="col" class="number">told</th>') == 2
+    assert page.count('<td class="number">3</td>') == 2
+    for rung, words in enumerate(LADDER):
+        assert f"{rung} {words}" in text
+        assert f"{rung} {words}".replace("'", "&#39;") in page
+
+
+def test_a_method_is_told_what_its_options_and_its_choice_tell_it():
+    assert [Method("m", name).told for name in ("erm", "clusters", "dam")] == [0, 0, 0]
+    assert Method("m", "clusters", {"features": "path:clip"}).told == 1
+    assert Method("m", "clusters", data_options={"faces": {"features": "path:clip"}}).told == 1
+    assert Method("m", "erm", uses_groups=True, selection="worst_group").told == 5
+    assert Method("m", "erm", chosen_with_groups=True).told == 5
+    assert {entry.told for entry in METHODS.values() if entry.uses_groups} == {5}
+    with pytest.raises(InputError, match=r"'own': told is 6; expected one of 0 \(inputs and labels\), 1 "):
+        MethodEntry("own", "own:Own", "does something", told=6)

@@ -8,18 +8,18 @@ from fairhead.audit.seeds import SeedDifference, SeedFigure
 from fairhead.bench.verdict import Line, finding, verdict
 
 
-def a_line(method, gap=None, accuracy=None, uses_groups=False, seeds=(0, 1), undefined=None, mde=0.03, remark=""):
+def a_line(method, gap=None, accuracy=None, told=0, seeds=(0, 1), undefined=None, mde=0.03, remark=""):
     """A method beside erm, which has EOd 20 % and accuracy 80 %; `gap`, `accuracy`: (difference, corrected p)."""
-    told = {m: change for m, change in (("EOd", gap), ("accuracy", accuracy)) if change is not None}
-    values = {m: base + told.get(m, (0.0,))[0] for m, base in (("EOd", 0.2), ("accuracy", 0.8))}
+    changes = {m: change for m, change in (("EOd", gap), ("accuracy", accuracy)) if change is not None}
+    values = {m: base + changes.get(m, (0.0,))[0] for m, base in (("EOd", 0.2), ("accuracy", 0.8))}
     figures = {m: SeedFigure(m, dict.fromkeys(seeds, v), v, 0.0, v, v, 100) for m, v in values.items()}
     if undefined is not None:
         figures["EOd"] = SeedFigure("EOd", {}, None, None, None, None, 100, undefined)
     differences = {
         m: SeedDifference(m, "sex", 0.3, 0.3 + d, d, d, d, 100, p, p, mde=mde, ideal=float(m == "accuracy"))
-        for m, (d, p) in told.items()
+        for m, (d, p) in changes.items()
     }
-    return Line(method, uses_groups, seeds, figures, differences, frozenset(), None, {}, remark)
+    return Line(method, told, seeds, figures, differences, frozenset(), None, {}, remark)
 
 
 ERM = a_line("erm")
@@ -55,13 +55,13 @@ def test_a_sample_that_could_tell_nothing_is_said_to_be_one():
 
 
 def test_what_was_chosen_with_groups_is_said_apart():
-    chosen = a_line("jtt chosen with groups", (-0.1, 0.01), uses_groups=True, remark="chosen with groups")
+    chosen = a_line("jtt chosen with groups", (-0.1, 0.01), told=5, remark="chosen with groups")
     said = verdict([ERM, a_line("jtt", (0.0, 1.0)), chosen], "erm")
     assert said.endswith(
         "Trained or chosen with the groups: jtt chosen with groups −10.0 points (accuracy not compared)."
     )
     assert finding([ERM, chosen], "EOd", "erm") == "EOd: jtt chosen with groups −10.0 points against erm."
-    vague = a_line("jtt chosen with groups", (-0.1, 0.9), uses_groups=True, remark="chosen with groups")
+    vague = a_line("jtt chosen with groups", (-0.1, 0.9), told=5, remark="chosen with groups")
     said = verdict([ERM, vague], "erm")
     assert "Even trained or chosen with the groups (jtt chosen with groups), EOd does not differ significantly" in said
 
@@ -98,11 +98,11 @@ def test_a_larger_gap_and_a_loss_of_accuracy_alone_are_said_too():
 
 def test_references_are_kept_apart():
     dam = a_line("dam", (-0.01, 0.9), (0.0, 1.0))
-    told = a_line("group_dro", (-0.09, 0.01), (0.0, 1.0), uses_groups=True)
+    told = a_line("group_dro", (-0.09, 0.01), (0.0, 1.0), told=5)
     assert verdict([ERM, dam, told], "erm").endswith(
         "Trained with the groups: group_dro −9.0 points (accuracy: not significant, p = 1.00)."
     )
-    vague = a_line("group_dro", (-0.01, 0.9), (0.0, 1.0), uses_groups=True)
+    vague = a_line("group_dro", (-0.01, 0.9), (0.0, 1.0), told=5)
     assert "Even trained with the groups (group_dro), EOd does not differ significantly" in verdict(
         [ERM, dam, vague], "erm"
     )

@@ -167,11 +167,11 @@ def test_a_bench_block_is_markdown_too() -> None:
     block = section_class("bench").from_json(plain(given, "block"), "block")
     parts = block.markdown()
     figures, differences, search = (part.splitlines() for part in parts if part.startswith("| method"))
-    assert figures[0] == "| method | seeds | accuracy | EOd | s | Wh | MiB |"
+    assert figures[0] == "| method | told | seeds | accuracy | EOd | s | Wh | MiB |"
     accuracy, gap = "89.0 ± 1.1 (87.0 to 91.0)", "**5.0 ± 1.1** (3.0 to 7.0)"
-    assert figures[3].startswith(rf"| a \| b | 3 (1 failed) | {accuracy} | {gap} | 61 | not known |")
-    assert figures[4].startswith("| dro (trained with groups) |")
-    assert figures[5] == "| broken | 0 (1 failed) | – | – | – | – | – |"
-    assert differences[2] == rf"| a \| b | – | {MINUS}15.0 ({MINUS}21.0 to {MINUS}9.0), p 0.013, detectable 7.0 |"
+    assert figures[3].startswith(rf"| a \| b | 0 | 3 (1 failed) | {accuracy} | {gap} | 61 | not known |")
+    assert figures[4].startswith("| dro (trained with groups) | 5 |")
+    assert figures[5] == "| broken | 0 | 0 (1 failed) | – | – | – | – | – |"
+    assert differences[2] == rf"| a \| b | 0 | – | {MINUS}15.0 ({MINUS}21.0 to {MINUS}9.0), p 0.013, detectable 7.0 |"
     assert [len(table) for table in (figures, differences, search)] == [6, 4, 5]
     assert parts[-1] == "- broken, seed 7: the loss is not finite"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from fairhead.errors import InputError
-from fairhead.mitigate.registry import method_named, names
+from fairhead.mitigate.registry import LADDER, method_named, names
 from fairhead.settings import Count, Option, Range, WholeNumber
 from fairhead.train.plan import LanguagePlan, TrainingPlan
 
@@ -122,6 +122,14 @@ class Method:
             said = ["trains with groups"] if self.trains_with_groups else []
             return ", ".join([*said, "epoch chosen with groups"] if self.selection else said)
         return "chosen with groups" if self.chosen_with_groups else ""
+
+    @property
+    def told(self) -> int:
+        """Its rung on the `LADDER`: the registered one, or higher where its options or its choice tell it more."""
+        if self.remark:
+            return len(LADDER) - 1
+        frozen = any(options.get("features") for options in (self.options, *self.data_options.values()))
+        return max(method_named(self.method).told, int(frozen))
 
 
 @dataclass(frozen=True)

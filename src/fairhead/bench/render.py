@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from fairhead.bench.table import Block, Table
+from fairhead.mitigate.registry import LADDER
 from fairhead.report import Report, Sentence, render
 from fairhead.report.form import build_dataclass, plain
 from fairhead.report.sections import Section
@@ -109,13 +110,18 @@ def _made(table: Table) -> list[str]:
     ]
 
 
+def _ladder() -> str:
+    return "; ".join(f"{rung} {words}" for rung, words in enumerate(LADDER))
+
+
 def _notes(table: Table) -> list[str]:
     notes = [
         "Percent; mean ± standard deviation over seeds, with the 95 % interval of the mean from test sampling (these "
         "models, other test rows).",
         "Differences are paired on seeds and test rows; their interval holds both kinds of chance, training and test.",
-        "Bold: the best method without groups, where its difference from every other one is significant "
-        "(5 %, Bonferroni).",
+        f"Told: what a method knows beside its backbone; each rung has those below it: {_ladder()}.",
+        "Bold: the best of the methods on rungs 0 to 2, where its difference from every other one of them is "
+        "significant (5 %, Bonferroni).",
         "s: wall seconds of training, all stages; MiB: peak memory "
         f"({next((line.cost.mib_of for b in table.blocks for line in b.lines if line.cost), 'not known')}).",
     ]

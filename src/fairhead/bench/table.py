@@ -247,8 +247,7 @@ def _line(method: Method, rows: Sequence[Mapping[str, Any]], pool: SeedPool, gri
     failed = {row["seed"]: row["error"] for row in own if row["status"] == "failed"}
     seeds = tuple(sorted(row["seed"] for row in done))
     cost = _cost(done) if done else None
-    uses_groups = bool(method.remark)
-    return Line(name, uses_groups, seeds, figures, differences, frozenset(), cost, failed, method.remark)
+    return Line(name, method.told, seeds, figures, differences, frozenset(), cost, failed, method.remark)
 
 
 def _cost(rows: Sequence[Mapping[str, Any]]) -> Cost:
@@ -282,7 +281,7 @@ def _corrected(lines: Sequence[Line], metrics: Sequence[str]) -> list[Line]:
 
 
 def _best(lines: Sequence[Line], pool: SeedPool, metric: str) -> str | None:
-    """The best method without groups, where it differs significantly from every other one.
+    """The best method on the rungs 0 to 2 of the ladder, where it differs significantly from every other one there.
 
     Each of these p counts as often as there are others, or as methods that were held against the baseline where those
     are more, as with references (Bonferroni): Holm's would set a method in bold whose difference from the baseline,
@@ -291,7 +290,7 @@ def _best(lines: Sequence[Line], pool: SeedPool, metric: str) -> str | None:
     means = {
         line.method: line.figures[metric].mean
         for line in lines
-        if not line.uses_groups and line.figures and line.figures[metric].mean is not None
+        if line.told <= 2 and line.figures and line.figures[metric].mean is not None
     }
     if len(means) < 2:
         return None

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fairhead.audit.seeds import SeedDifference, SeedFigure
+from fairhead.mitigate.registry import LADDER
 from fairhead.report.sections.bench_block import Choice, Cost
 from fairhead.report.wording import MINUS
 from fairhead.stats.outcome import p_text
@@ -20,7 +21,7 @@ class Line:
 
     Attributes:
         method: its name.
-        uses_groups: it trains or was chosen with groups: a reference, never in bold.
+        told: its rung on the `LADDER` of what methods are told; never in bold above 2.
         seeds: those that are done.
         figures: metric -> figure over seeds.
         differences: metric -> paired difference from the baseline, p corrected over the methods of the block (Holm).
@@ -32,7 +33,7 @@ class Line:
     """
 
     method: str
-    uses_groups: bool
+    told: int
     seeds: tuple[int, ...]
     figures: Mapping[str, SeedFigure]
     differences: Mapping[str, SeedDifference]
@@ -43,6 +44,11 @@ class Line:
     search: Choice | None = None
 
     @property
+    def uses_groups(self) -> bool:
+        """Whether it trains or was chosen with groups: a reference."""
+        return self.told == len(LADDER) - 1
+
+    @property
     def aside(self) -> str:
         """The remark in brackets, unless the name says it already."""
         return f" ({self.remark})" if self.remark and self.remark not in self.method else ""
@@ -51,6 +57,7 @@ class Line:
         """JSON-ready."""
         return {
             "method": self.method,
+            "told": self.told,
             "uses_groups": self.uses_groups,
             "seeds": list(self.seeds),
             "figures": {name: figure.to_dict() for name, figure in self.figures.items()},

@@ -15,6 +15,15 @@ from fairhead.settings import check_settings
 
 ENTRY_POINTS = "fairhead.methods"
 Kind = Literal["classifier", "language"]
+# What a method is told, from inputs and labels (0) to the attribute itself (5); each rung has those below it.
+LADDER = (
+    "inputs and labels",
+    "a public frozen encoder",
+    "a sample of inputs from the place of use, or class names",
+    "the attribute's name",
+    "attribute labels on other data",
+    "attribute labels here",
+)
 
 
 @dataclass(frozen=True)
@@ -26,7 +35,7 @@ class MethodEntry:
         settings: where its dataclass is, as "module:Class"; imported when first used.
         about: what it does, in a line.
         kind: of the models that it trains: "classifier" (pictures and texts), or "language" (causal models).
-        uses_groups: trains with the sensitive attribute: a reference, fenced off from the others.
+        told: its rung on the `LADDER`, with its settings as they are registered.
         options: settings of this variant of the method, where they differ from the class's own.
 
     Example:
@@ -38,8 +47,18 @@ class MethodEntry:
     settings: str
     about: str
     kind: Kind = "classifier"
-    uses_groups: bool = False
+    told: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.told not in range(len(LADDER)):
+            rungs = ", ".join(f"{rung} ({words})" for rung, words in enumerate(LADDER))
+            raise InputError(f"method {self.name!r}: told is {self.told!r}; expected one of {rungs}")
+
+    @property
+    def uses_groups(self) -> bool:
+        """Whether it trains with the sensitive attribute: a reference, fenced off from the others."""
+        return self.told == len(LADDER) - 1
 
     def load(self) -> Any:
         """The class of its settings."""
@@ -79,7 +98,7 @@ def _language(name: str, place: str, about: str) -> MethodEntry:
 
 
 def _reference(name: str, place: str, about: str) -> MethodEntry:
-    return MethodEntry(name, f"fairhead.mitigate.references.{place}", about, uses_groups=True)
+    return MethodEntry(name, f"fairhead.mitigate.references.{place}", about, told=5)
 
 
 METHODS: Mapping[str, MethodEntry] = {

@@ -101,6 +101,7 @@ class MethodFigures:
     failed: Mapping[str, str] = field(default_factory=dict)
     remark: str = ""
     search: Choice | None = None
+    told: int | None = None
 
 
 class _Row(NamedTuple):
@@ -167,7 +168,7 @@ class BenchBlock(Section):
         return [*tables, self._search()] if any(line.search for line in self.methods) else tables
 
     def _figures(self) -> _Table:
-        head = _head("method", numbers=["seeds", *map(column_name, self.metrics), "s", "Wh", "MiB"])
+        head = _head("method", numbers=["told", "seeds", *map(column_name, self.metrics), "s", "Wh", "MiB"])
         rows = []
         for line in self.methods:
             cells = [Cell(str(len(line.seeds)), f"{len(line.failed)} failed" if line.failed else "", "number")]
@@ -181,7 +182,7 @@ class BenchBlock(Section):
         return _Table(caption, head, rows)
 
     def _differences(self) -> _Table:
-        head = _head("method", numbers=list(map(column_name, self.metrics)))
+        head = _head("method", numbers=["told", *map(column_name, self.metrics)])
         compared = [line for line in self.methods if line.differences]
         rows = [_row(line, [_change(line.differences.get(m)) for m in self.metrics]) for line in compared]
         caption = (
@@ -200,7 +201,7 @@ class BenchBlock(Section):
             f"Search of hyper-parameters: {found[0].trials} trials a method, all on validation rows; {cost} in all, "
             "not counted in the costs above"
         )
-        head = _head("method", "searched", "chosen", "validation score (the grid's own)", "trials", "s", "Wh")
+        head = _head("method", "told", "searched", "chosen", "validation score (the grid's own)", "trials", "s", "Wh")
         return _Table(caption, head, [_row(line, _choice(line.search)) for line in self.methods if line.search])
 
 
@@ -216,7 +217,8 @@ def _head(*names: str, numbers: Sequence[str] = ()) -> list[Cell]:
 def _row(line: MethodFigures, cells: Sequence[Cell]) -> _Row:
     # The remark is left out where the name says it already.
     note = "" if line.remark in line.method else line.remark
-    return _Row(Cell(line.method, note), cells, line.uses_groups)
+    told = Cell("–" if line.told is None else str(line.told), look="number")
+    return _Row(Cell(line.method, note), [told, *cells], line.uses_groups)
 
 
 def _mean(figure: SeedMean | None) -> tuple[str, str]:
