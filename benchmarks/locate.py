@@ -20,11 +20,11 @@ from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
 
 from fairhead.locate import Decomposer, Features, HeadMoments
 from fairhead.locate.ablation import layer_matched
-from fairhead.locate.class_directions import Task
-from fairhead.locate.concepts import concept_from_images, coupling, separation
+from fairhead.locate.directions import Task, concept_from_images
 from fairhead.locate.edits import HeadEdits
-from fairhead.locate.gap_question import DirectEffect, Evaluation
-from fairhead.locate.head_maps import score_heads, top_heads
+from fairhead.locate.gap_question import DirectEffect
+from fairhead.locate.head_maps import coupling, score_heads, separation, top_heads
+from fairhead.locate.rows import Evaluation
 from fairhead.locate.textspan import Spanned, span_of_moments
 from machine import interleaved_medians, machine
 

@@ -10,8 +10,15 @@ from sklearn.linear_model import LogisticRegression
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from fairhead.errors import InputError, UnsupportedModel
-from fairhead.locate.class_directions import Task, evidence_of, fit_logistic, task_from_images, task_from_texts
-from fairhead.locate.concepts import concept_from_images, concept_from_texts
+from fairhead.locate.directions import (
+    Task,
+    concept_from_images,
+    concept_from_texts,
+    evidence_of,
+    fit_logistic,
+    task_from_images,
+    task_from_texts,
+)
 from fairhead.locate.prompts import (
     CONCEPTS,
     AdaptedText,

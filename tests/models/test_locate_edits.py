@@ -15,11 +15,13 @@ import fairhead
 from fairhead.audit.catalogue import table_metrics
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.locate import Decomposer, Head, collect, layer_matched, norm_matched
-from fairhead.locate.class_directions import Task
+from fairhead.locate.directions import Task
 from fairhead.locate.edits import HeadEdits
 from fairhead.locate.engine import curves
-from fairhead.locate.gap_question import MEASURED, DirectEffect, Evaluation, accuracy_by_cell, compared
+from fairhead.locate.gap_question import DirectEffect
 from fairhead.locate.passes import ForwardPasses
+from fairhead.locate.question import LocatePlan
+from fairhead.locate.rows import MEASURED, Evaluation
 
 WHERE = [(0, 1), (1, 0), (1, 3)]
 
@@ -220,10 +222,10 @@ def test_changes_are_paired_and_split_by_cell() -> None:
     after = before.copy()
     after[(labels == 1) & (groups == 1)] = [0.0, 5.0]
     evaluation = Evaluation(labels, ("no", "yes"), groups, ("f", "m"), "sex", clusters=np.arange(400) // 2)
-    comparison = compared(before, after, evaluation, n_boot=200)
-    values = {d.metric: d for d in comparison.differences}
+    changes = evaluation.compare(before, after, LocatePlan(n_boot=200))
+    values = {d.metric: d for d in changes.differences}
     assert values["accuracy"].value > 0 < values["accuracy"].low
-    cells = {(y, group): d.value for y, group, d in accuracy_by_cell(before, after, evaluation, n_boot=100)}
+    cells = {(y, group): d.value for y, group, d in changes.by_cell}
     right = before[(labels == 1) & (groups == 1)].argmax(1) == 1
     assert cells["yes", "f"] == pytest.approx(1 - right.mean())
     assert cells["yes", "m"] == cells["no", "f"] == cells["no", "m"] == 0

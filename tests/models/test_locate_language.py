@@ -27,15 +27,15 @@ from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads import tap
 from fairhead.language.benchmarks import crows_pairs, stereoset
 from fairhead.language.scorer import Scorer
+from fairhead.locate.answer import report_of, to_dict, verdict
 from fairhead.locate.edits import TextEdits
 from fairhead.locate.engine import locate
 from fairhead.locate.head_maps import score_pairs
-from fairhead.locate.located_report import report_of, to_dict, verdict
 from fairhead.locate.log_odds import encoded_texts, take_apart, whole
 from fairhead.locate.pair_question import PairQuestion
-from fairhead.locate.pairs import PairRows, pairs_of
 from fairhead.locate.passes import TextPasses
 from fairhead.locate.question import LocatePlan
+from fairhead.locate.rows import pairs_of
 from fairhead.report import render
 
 QUICK = LocatePlan(n_boot=300)
@@ -288,8 +288,7 @@ def test_figures_are_those_of_the_benchmarks() -> None:
         scores = model.score(list(pairs.texts))
         logprobs = np.array([scores[t.id].logprob for t in pairs.texts])
         tokens = np.array([scores[t.id].n_tokens for t in pairs.texts])
-        rows = PairRows(pairs)
-        found = {name: values[0] for name, values in rows.figures([rows.read(logprobs, tokens)]).items()}
+        found = {name: values[0] for name, values in pairs.figures([pairs.read(logprobs, tokens)]).items()}
         result = benchmark.BENCHMARK.result(benchmark.table(raw or made(n=30), scores))
         assert float(found["ss"]) == pytest.approx(result["ss"].value)
         assert float(found["nll"]) == pytest.approx(-logprobs.sum() / tokens.sum())

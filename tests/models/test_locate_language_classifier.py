@@ -13,10 +13,10 @@ from made_posts import HEADS, PLANTED, bert, planted_bert, tokenizer, write_post
 from fairhead.cli import main
 from fairhead.errors import UnsupportedModel
 from fairhead.locate import Decomposer, collect
-from fairhead.locate.class_directions import PooledTask, text_classifier_task
+from fairhead.locate.directions import PooledTask, text_classifier_task
 from fairhead.locate.edits import HeadEdits
-from fairhead.locate.gap_question import halves_of
 from fairhead.locate.passes import RowPasses
+from fairhead.locate.rows import halves_of
 from fairhead.locate.session import Source, open_session
 
 MODELS = {

@@ -6,7 +6,7 @@ from scipy import stats
 from sklearn.metrics import roc_auc_score
 
 from fairhead.errors import InputError
-from fairhead.locate.concepts import coupling, separation
+from fairhead.locate.head_maps import coupling, separation
 
 
 def made(seed=0, n=400, heads=3, effect=0.5, labels=2):

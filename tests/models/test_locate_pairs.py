@@ -12,8 +12,8 @@ from fairhead.data.sentence_pairs import CrowsPair
 from fairhead.errors import InputError
 from fairhead.locate.head_maps import score_pairs
 from fairhead.locate.pair_question import PairQuestion
-from fairhead.locate.pairs import PairRows, halves_of_pairs, paired_differences, pairs_of
 from fairhead.locate.question import LocatePlan
+from fairhead.locate.rows import halves_of_pairs, pairs_of
 
 
 def test_holm_controls_the_whole_map() -> None:
@@ -42,15 +42,15 @@ def test_paired_intervals_cover_and_permutations_are_exact() -> None:
     """Of 200 made experiments with a known change of 0.3, the interval holds it about 19 times in 20."""
     rng = np.random.default_rng(0)
     pairs = text_pairs(n=60)
-    sums = PairRows(pairs).sums
+    sums = pairs.sums
     inside, small = 0, 0
     for i in range(200):
         base = rng.normal(1, 1, 60)
         moved = base + rng.normal(0.3, 0.5, 60)
-        change = paired_differences(sums(base), sums(moved), pairs.clusters, ["log_odds"], n_boot=400, seed=i)[0]
+        change = pairs.compare(sums(base), sums(moved), LocatePlan(n_boot=400, seed=i)).differences[0]
         inside += change.low <= 0.3 <= change.high
         same = base + rng.normal(0, 0.5, 60)
-        null = paired_differences(sums(base), sums(same), pairs.clusters, ["log_odds"], n_boot=200, seed=i)[0]
+        null = pairs.compare(sums(base), sums(same), LocatePlan(n_boot=200, seed=i)).differences[0]
         small += null.p <= 0.05
     assert 180 <= inside <= 198
     assert small <= 20

@@ -24,12 +24,13 @@ from fairhead.locate import (
     to_dict,
     verdict,
 )
-from fairhead.locate.concepts import concept_from_images, separation
+from fairhead.locate.ablation import outcome
+from fairhead.locate.directions import concept_from_images
 from fairhead.locate.engine import study
-from fairhead.locate.gap_question import Evaluation, halves_of
-from fairhead.locate.located_report import outcome
+from fairhead.locate.head_maps import separation
 from fairhead.locate.passes import ForwardPasses, RowPasses
 from fairhead.locate.question import LocatePlan
+from fairhead.locate.rows import Evaluation, halves_of
 from fairhead.locate.textspan import Pool
 from fairhead.report import render
 from fairhead.stats import Difference

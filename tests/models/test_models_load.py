@@ -16,7 +16,7 @@ from fairhead.cli import main
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.language import load_scorer
 from fairhead.locate import Decomposer
-from fairhead.locate.class_directions import classifier_task, text_classifier_task
+from fairhead.locate.directions import classifier_task, text_classifier_task
 from fairhead.mitigate import DAM, EncoderLayer
 from fairhead.mitigate.jtt import JTT
 from fairhead.mitigate.language_trainer import train_folder

@@ -16,15 +16,15 @@ from fairhead.audit import compare
 from fairhead.demo.digits import CLASSES, SHADES, ShadedDigits, shaded_digits
 from fairhead.demo.writeup import Findings, report_of
 from fairhead.locate.ablation import Ablation, layer_matched
-from fairhead.locate.class_directions import classifier_task
 from fairhead.locate.decompose import Decomposer
+from fairhead.locate.directions import classifier_task
 from fairhead.locate.edits import HeadEdits
 from fairhead.locate.engine import single_head_effects, study
-from fairhead.locate.gap_question import Evaluation
 from fairhead.locate.head_features import collect
 from fairhead.locate.head_maps import HeadMap, top_heads
 from fairhead.locate.passes import ForwardPasses
 from fairhead.locate.question import LocatePlan
+from fairhead.locate.rows import Evaluation
 from fairhead.mitigate import DAM, attach, save
 from fairhead.records import Records
 from fairhead.report import write

@@ -14,7 +14,7 @@ from fairhead import __version__
 from fairhead.audit import Comparison, Difference
 from fairhead.demo.digits import ShadedDigits
 from fairhead.locate import Ablation, HeadMap
-from fairhead.locate.located_report import outcome
+from fairhead.locate.ablation import outcome
 from fairhead.report import Report, Sentence
 from fairhead.report.sections.audited import Audited
 from fairhead.report.sections.compared import Compared

@@ -1,45 +1,42 @@
-"""The effect of taking heads out on one metric, held against random heads: as many of each layer, and none of those."""
+"""The effect of taking heads out on one metric, held against random heads of the same layers, and its words."""
 
 import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.errors import InputError
-from fairhead.locate.head_maps import Head
-from fairhead.stats import Difference
+from fairhead.locate.head_maps import Head, HeadMap
+from fairhead.report.wording import head_name
+from fairhead.stats import ALPHA, Difference
+from fairhead.stats.outcome import p_text
+
+if TYPE_CHECKING:
+    from fairhead.locate.engine import Located, Study
+    from fairhead.locate.question import Words
+
+# How an edit was made: of one study, and of curves.
+WAYS = {
+    "direct": ("direct effect alone", "direct effect alone"),
+    "forward": ("as a true forward pass", "true forward passes"),
+}
 
 
 @dataclass(frozen=True)
 class Ablation:
-    """The effect of taking heads out on one metric, against layer-matched controls.
+    """The effect of taking heads out on one metric, against layer-matched controls."""
 
-    Attributes:
-        selected: the heads taken out.
-        change: the metric before (a) and after (b), paired over rows, with interval and p-value.
-        controls: the change of the metric when each control set is taken out instead.
-        exhaustive: whether the controls are all that there are.
-        accuracy: the change of accuracy, where known.
-        control_accuracy: the change of accuracy under each control set, where known.
-
-    Example:
-        >>> change = Difference("DP", "sex", 0.30, 0.10, -0.20, -0.25, -0.15, n=500, p=0.001, p_adjusted=0.001)
-        >>> found = Ablation((Head(2, 1),), change, controls=(0.01, -0.02, 0.0, 0.03), exhaustive=True)
-        >>> found.percentile, found.p_controls          # no control set lowers DP as much
-        (0.0, 0.2)
-    """
-
-    selected: tuple[Head, ...]
-    change: Difference
-    controls: tuple[float, ...]
-    exhaustive: bool
-    accuracy: Difference | None = None
-    control_accuracy: tuple[float, ...] = ()
+    selected: tuple[Head, ...]  # the heads taken out
+    change: Difference  # the metric before (a) and after (b), paired over rows, with interval and p-value
+    controls: tuple[float, ...]  # the change of the metric when each control set is taken out instead
+    exhaustive: bool  # whether the controls are all that there are
+    accuracy: Difference | None = None  # the change of accuracy, where known
+    control_accuracy: tuple[float, ...] = ()  # the change of accuracy under each control set, where known
 
     @property
     def effect(self) -> float:
@@ -86,12 +83,7 @@ class Ablation:
 
 @dataclass(frozen=True)
 class Controls:
-    """Sets of heads, each matched to the chosen ones. `exhaustive`: all that there are.
-
-    Example:
-        >>> Controls(((Head(0, 1),), (Head(0, 2),)), exhaustive=True).sets[1]
-        (Head(layer=0, head=2),)
-    """
+    """Sets of heads, each matched to the chosen ones. `exhaustive`: all that there are."""
 
     sets: tuple[tuple[Head, ...], ...]
     exhaustive: bool
@@ -101,15 +93,6 @@ def layer_matched(selected: Sequence[tuple[int, int]], n_heads: int, *, draws: i
     """Head sets with as many heads of each layer as `selected` has, leaving those out.
 
     So many different `draws` are made where there are more than twice as many sets; otherwise all are taken.
-
-    Raises:
-        InputError: no heads were chosen, or so many of a layer that too few others are left there.
-
-    Example:
-        >>> from fairhead.locate import layer_matched
-        >>> controls = layer_matched([(2, 0), (2, 1)], n_heads=4)
-        >>> controls.exhaustive, controls.sets
-        (True, ((Head(layer=2, head=2), Head(layer=2, head=3)),))
     """
     if not selected:
         raise InputError("no heads were selected, so there is nothing to match controls to")
@@ -145,11 +128,6 @@ def norm_matched(
 
     How much a head writes is the mean length of its centred term, `norms` [layers, heads]; it may be replaced by one of
     so many `neighbours` nearest in the logarithm of that.
-
-    Example:
-        >>> norms = np.array([[1.0, 1.1, 5.0], [1.2, 0.1, 0.9]])
-        >>> [tuple(heads[0]) for heads in norm_matched([(0, 0)], norms, neighbours=2).sets]
-        [(0, 1), (1, 2)]
     """
     if not selected:
         raise InputError("no heads were selected, so there is nothing to match controls to")
@@ -182,3 +160,84 @@ def norm_matched(
 
 def _flatten(layers: Sequence[int], choice: Sequence[Sequence[int]]) -> tuple[Head, ...]:
     return tuple(Head(layer, head) for layer, heads in zip(layers, choice, strict=True) for head in heads)
+
+
+def edit_words(words: "Words", study: "Study", start: bool = False) -> str:
+    """An edit in words, perhaps at the start of a sentence."""
+    text = f"{words.edits[study.kind]} ({WAYS[study.way][0]})"
+    return text[:1].upper() + text[1:] if start else text
+
+
+class Outcome(NamedTuple):
+    """What an edit did to a gap: a sentence (empty, or with a blank before it) and its tone, whatever else it cost."""
+
+    sentence: str
+    tone: str
+
+
+def outcome(ablation: Ablation) -> Outcome:
+    """Judge the effect on a gap whose ideal is 0, by its interval, its corrected p and the controls."""
+    change = ablation.change
+    if change.a is None or change.b is None or change.low is None or change.high is None:
+        return Outcome("", "unclear")
+    if not change.significant:
+        return Outcome(f" Not significant ({p_text(change.p_adjusted)}).", "unclear")
+    if abs(change.b) > abs(change.a):
+        side = ", on the other side" if change.a * change.b < 0 else ""
+        return Outcome(f" The gap is wider than before{side}.", "bad")
+    if change.low > 0:  # nearer to 0 from below: controls are asked who lowers the figure
+        return Outcome("", "note")
+    if ablation.p_controls <= ALPHA:
+        return Outcome("", "good")
+    if ablation.percentile == 0:
+        return Outcome(" No control does as much, but there are too few of them to rule out chance.", "note")
+    return Outcome(" So the effect is not special to the chosen heads.", "unclear")
+
+
+def among_controls(ablation: Ablation) -> str:
+    """How many control sets do what an edit does to a figure that should fall.
+
+    Example:
+        >>> lower = Difference("DP", "sex", 0.16, 0.05, -0.11, -0.17, -0.05, n=500, p=0.01, p_adjusted=0.02)
+        >>> among_controls(Ablation((Head(2, 1),), lower, controls=(-0.2, 0.01, 0.0), exhaustive=False))
+        'Of 3 control sets of the same layers, 1 lower it as much (p = 0.50).'
+    """
+    count = round(ablation.percentile * len(ablation.controls))
+    falls = ablation.change.value is None or ablation.change.value <= 0
+    what = "lower it as much" if falls else "raise it less, or lower it"
+    sets = f"Of {len(ablation.controls)} control sets of the same layers"
+    return f"{sets}, {count} {what} ({p_text(ablation.p_controls)})."
+
+
+def surely_lost(located: "Located", ranking: HeadMap, side: float = 1.0) -> list[Head]:
+    """The chosen heads whose part in a map is on one side, and significant there."""
+    return [h for h in located.ranked if ranking.p_adjusted[h] <= ALPHA and side * ranking.gap[h] > 0]
+
+
+def names_of(heads: Sequence[Head]) -> str:
+    """Heads in a sentence."""
+    return ", ".join(head_name(*head) for head in heads)
+
+
+def interval(change: Difference, factor: float = 1, digits: int = 3) -> str:
+    """The ends of a change, times a factor."""
+    if change.low is None or change.high is None:
+        return "no interval"
+    low, high = (signed(end, digits) for end in sorted((factor * change.low, factor * change.high)))
+    return f"95 % interval {low} to {high}"
+
+
+def signed(value: float, digits: int = 3) -> str:
+    """A figure with its sign; 0 has none.
+
+    Example:
+        >>> signed(-0.0004), signed(-0.5, 1)
+        ('0.000', '−0.5')
+    """
+    text = f"{value:+.{digits}f}"
+    return text.replace("-", "−") if float(text) else text[1:]
+
+
+def line(tone: str, text: str) -> dict[str, str]:
+    """A sentence of a verdict."""
+    return {"text": text, "tone": tone}

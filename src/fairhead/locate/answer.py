@@ -1,40 +1,42 @@
-"""What was located, as a result: it can be shown, written, and its edit saved as a model."""
+"""What was located, as a result: JSON, verdict, report and tables; its edit can be saved as a model."""
 
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from fairhead import __version__
+from fairhead.data import Images
 from fairhead.errors import InputError
-from fairhead.locate.engine import Located
+from fairhead.locate.ablation import WAYS, edit_words
+from fairhead.locate.engine import Curves, Located, Study
 from fairhead.locate.engine import locate as find_heads
-from fairhead.locate.located_report import report_of, show_located, to_dict
-from fairhead.locate.question import OTHER_HALF, LocatePlan, half_sha256
+from fairhead.locate.question import OTHER_HALF, LocatePlan, Words, half_sha256
 from fairhead.locate.session import Opened, Source, open_question
-from fairhead.report.page import Report
+from fairhead.report.page import Report, write
 from fairhead.report.result import Result
-from fairhead.report.wording import head_name
+from fairhead.report.terminal import TONES
+from fairhead.report.wording import head_name, p_value
+from fairhead.store import write_json
 
-if TYPE_CHECKING:
-    from rich.console import Console
+SCHEMA = "fairhead.headmap/1"
 
 
 @dataclass(frozen=True)
 class LocatedHeads(Result):
-    """The heads that carry a gap, with the question that they answer.
+    """The heads that carry a gap, with the question that they answer."""
 
-    Attributes:
-        located: maps, chosen heads, effects of editing them.
-        opened: the question, and what saves an edit.
-        kind: of the edit that is reported first, and saved.
-        provenance: where model and rows come from.
-    """
-
-    located: Located
-    opened: Opened
-    kind: str
-    provenance: Mapping[str, Any]
+    located: Located  # maps, chosen heads, effects of editing them
+    opened: Opened  # the question, and what saves an edit
+    kind: str  # of the edit that is reported first, and saved
+    provenance: Mapping[str, Any]  # where model and rows come from
 
     @property
     def heads(self) -> tuple[tuple[int, int], ...]:
@@ -44,8 +46,7 @@ class LocatedHeads(Result):
     def page(self, images: bool = True) -> Report:
         """The report, with or without the images at the ends of each head."""
         shown = self.opened.images if images else None
-        made = report_of(self.located, self.provenance, images=shown, notes=self.opened.notes)
-        return made if isinstance(made, Report) else Report.from_dict(made)
+        return Report.from_dict(report_of(self.located, self.provenance, images=shown, notes=self.opened.notes))
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form of the head map."""
@@ -70,7 +71,7 @@ class LocatedHeads(Result):
             for head in range(heads)
         ]
 
-    def show(self, console: "Console | None" = None) -> None:
+    def show(self, console: Console | None = None) -> None:
         """Print the verdict, the chosen heads and what editing them does."""
         from fairhead.report.console import terminal
 
@@ -85,9 +86,6 @@ class LocatedHeads(Result):
 
     def write(self, out: Path, images: bool = True) -> None:
         """Write headmap.json, report.html with its JSON, and the records before and after."""
-        from fairhead.report.page import write
-        from fairhead.store import write_json
-
         write_json(out / "headmap.json", self.to_dict())
         write(self.page(images), out / "report.html")
         for name, records in self.opened.question.records(self.located.studies).items():
@@ -95,29 +93,16 @@ class LocatedHeads(Result):
 
 
 def answer(
-    source: Source,
-    plan: LocatePlan,
+    source: Source,  # model, data and what is asked of them
+    plan: LocatePlan,  # how heads are chosen and tested
     *,
-    heads: Sequence[tuple[int, int]] | None = None,
-    chosen_on: str | None = None,
-    features: str | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
-    provenance: Mapping[str, Any] | None = None,
+    heads: Sequence[tuple[int, int]] | None = None,  # to be tested; None chooses them
+    chosen_on: str | None = None,  # a hash of the rows that these were chosen on, where it is known
+    features: str | None = None,  # folder that keeps the heads' terms
+    progress: Callable[[str, int, int], None] | None = None,  # called with (stage, done, all)
+    provenance: Mapping[str, Any] | None = None,  # anything else worth keeping, such as the command
 ) -> LocatedHeads:
-    """Ask a question and answer it.
-
-    Args:
-        source: model, data and what is asked of them.
-        plan: how heads are chosen and tested.
-        heads: to be tested; None chooses them.
-        chosen_on: a hash of the rows that these were chosen on, where it is known.
-        features: folder that keeps the heads' terms.
-        progress: called with (stage, done, all).
-        provenance: anything else worth keeping, such as the command.
-
-    Raises:
-        InputError: the model has no such head, or model and data do not fit.
-    """
+    """Ask a question and answer it."""
     opened = open_question(source, plan, features, progress)
     check_heads(heads or (), opened.question.shape)
     found = find_heads(opened.question, plan, heads)
@@ -142,3 +127,162 @@ def check_heads(heads: Sequence[tuple[int, int]], shape: tuple[int, int]) -> Non
             raise InputError(
                 f"there is no head L{layer}H{head}: the model has {shape[0]} layers of {shape[1]} heads, counted from 0"
             )
+
+
+def to_dict(located: Located, provenance: Mapping[str, Any], notes: Sequence[str] = ()) -> dict[str, Any]:
+    """The JSON form: maps [layers][heads] of the reporting half, the chosen heads, and the effects of editing them."""
+    content = {
+        "schema": SCHEMA,
+        "provenance": dict(provenance),
+        "n": {"choosing": int(located.choosing.sum()), "reporting": int((~located.choosing).sum())},
+        "choosing_sha256": half_sha256(located.rows.ids, located.choosing),
+        "selected": [list(head) for head in located.ranked],
+        "gap": located.head_map.to_dict(),
+        "single_heads": None if located.effect_map is None else located.effect_map.to_dict(),
+        "other_terms": located.other_map.to_dict(),
+        "effects": [_study(s) for s in located.studies],
+        **located.words.to_dict(located),
+        "notes": [*notes, *located.notes, *located.words.limits],
+    }
+    plain: dict[str, Any] = _finite(content)
+    return plain
+
+
+def _study(study: Study) -> dict[str, Any]:
+    content = {"kind": study.kind, "way": study.way, "metrics": [ablation.to_dict() for ablation in study.ablations]}
+    if study.changes.by_cell:
+        content["norm_matched"] = [ablation.to_dict() for ablation in study.norm_matched]
+        cells = study.changes.by_cell
+        content["accuracy_by_cell"] = [{"label": y, "group": group, **d.to_dict()} for y, group, d in cells]
+    return content
+
+
+def report_of(
+    located: Located, provenance: Mapping[str, Any], *, images: Images | None = None, notes: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The report as `fairhead.report` takes it; with `images`, those at the ends of each head's axis are shown."""
+    words = located.words
+    done = "\n\n".join([words.done(located), *notes, *located.notes, *words.limits])
+    sections = [{"kind": "text", "title": "What was done", "text": done}, *words.maps(located)]
+    if located.ranked:
+        sections += words.heads(located, images)
+        for study in _shown(located):
+            sections += _study_sections(words, study)
+        sections += [_curve_section(located.curves[way], way) for way in words.dose_ways if way in located.curves]
+    return {
+        "schema": Report.schema,
+        "title": words.title,
+        "question": words.question(located),
+        "verdict": verdict(located),
+        "sections": sections,
+        "provenance": {"fairhead": __version__, "python": platform.python_version(), **provenance},
+    }
+
+
+def verdict(located: Located) -> list[dict[str, str]]:
+    """Sentences with their tone, each decided by intervals and controls."""
+    effects = (located.words.effect(study) for study in _shown(located))
+    return [located.words.opening(located), *effects]
+
+
+def _shown(located: Located) -> list[Study]:
+    return [study for study in located.studies if study is located.studies[0] or study.way == "forward"]
+
+
+def _study_sections(words: Words, study: Study) -> list[dict[str, Any]]:
+    title = edit_words(words, study, start=True)
+    sections: list[dict[str, Any]] = [
+        {"kind": "ablation", "title": f"{title}: {words.figure_name(a.change.metric)}", **a.to_dict()}
+        for a in study.ablations
+        if a.change.metric in words.shown
+    ]
+    if study.changes.comparison is not None:
+        sections.append(
+            {
+                "kind": "comparison",
+                "title": f"{title}: every metric",
+                "a_name": "the model as it is",
+                "b_name": "with the heads changed",
+                "comparison": study.changes.comparison.to_dict(),
+            }
+        )
+    return sections
+
+
+def _curve_section(found: Curves, way: str) -> dict[str, Any]:
+    """The dose–response curve of a report."""
+    panels = []
+    for metric in found.metrics:
+        points = [
+            {
+                "name": "no head" if not p.heads else f"+ {head_name(*p.heads[-1])}",
+                "value": None if np.isnan(p.figures[metric]) else p.figures[metric],
+            }
+            for p in found.added
+        ]
+        panels.append({"metric": metric, "points": points})
+    return {
+        "kind": "curve",
+        "title": f"Dose and response ({WAYS[way][1]})",
+        "text": "Heads are changed one after the other, in the order of their rank.",
+        "panels": panels,
+    }
+
+
+def _finite(value: Any) -> Any:
+    """None for NaN, which is not JSON: a figure that has no value, such as V where all predictions are the same."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and np.isnan(value) else value
+
+
+def show_located(console: Console, found: Located, notes: Sequence[str]) -> None:
+    """Verdict, chosen heads, effects of editing them."""
+    for line in verdict(found):
+        console.print(f"- [{TONES[line['tone']]}]{escape(line['text'])}[/]", highlight=False)
+    for note in (*notes, *found.notes):
+        console.print(f"- [dim]{escape(note)}[/]", highlight=False)
+    if not found.ranked:
+        return
+    console.print()
+    table = Table(title="Chosen heads, on the reporting half", box=box.SIMPLE_HEAD, title_justify="left")
+    table.add_column("head")
+    for title, _ in found.words.columns(found, found.ranked[0]):
+        table.add_column(title, justify="right")
+    for head in found.ranked:
+        table.add_row(head_name(*head), *(cell for _, cell in found.words.columns(found, head)))
+    console.print(table)
+    console.print(_effects(found))
+    for text in found.words.lines():
+        console.print(text, highlight=False)
+
+
+def _effects(found: Located) -> Table:
+    """The main figures before and after each edit, beside their controls; the JSON has all of them."""
+    table = Table(title="Effects of editing them", box=box.SIMPLE_HEAD, title_justify="left")
+    words = found.words
+    by_norm = any(study.norm_matched for study in found.studies)
+    for title in ("edit", words.figure, "before", "after", "change", "p layer", *(["p norm"] if by_norm else [])):
+        table.add_column(title, justify="left" if title in ("edit", words.figure) else "right")
+    for study in found.studies:
+        norm = {a.change.metric: p_value(a.p_controls) for a in study.norm_matched}
+        known = {a.change.metric: a for a in study.ablations}
+        for i, ablation in enumerate(known[name] for name in words.in_table if name in known):
+            change = ablation.change
+            low = "" if change.low is None or change.high is None else f" ({change.low:+.3f} to {change.high:+.3f})"
+            # Controls test whether a gap is lowered; a fall of accuracy is the cost, not the aim.
+            tested = change.metric in words.gaps
+            last = [norm.get(change.metric, "") if tested else ""] if by_norm else []
+            table.add_row(
+                "" if i else f"{study.kind}, {study.way}",
+                {"cramers_v": "V"}.get(change.metric, change.metric),
+                f"{change.a:.3f}",
+                f"{change.b:.3f}",
+                f"{change.value:+.3f}{low}",
+                p_value(ablation.p_controls) if tested else "",
+                *last,
+            )
+    table.caption = words.caption
+    return table

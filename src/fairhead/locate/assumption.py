@@ -30,27 +30,19 @@ _PARTS = 10  # of each half of the rows, for the jackknife; a group has a row in
 
 @dataclass(frozen=True)
 class Summary:
-    """All dimensions of q, or of k.
+    """All dimensions of q, or of k."""
 
-    Attributes:
-        dimensions: how many; `constant` of them never vary, and are left out of the rest.
-        distance_median: of a group's distance from normal, over dimensions and groups; and the largest.
-        not_normal: share of (dimension, group) pairs that D'Agostino and Pearson's test refuses, corrected (Holm).
-        spread_median: of the ratio of deviations, over dimensions; and the smallest and largest.
-        spreads_differ: share of dimensions whose deviations Brown and Forsythe's test tells apart, corrected (Holm).
-        difference_median: of the size of the standardised difference of means, over dimensions; and the largest.
-    """
-
-    dimensions: int
+    dimensions: int  # how many; `constant` of them never vary, and are left out of the rest
     constant: int
-    distance_median: float
+    distance_median: float  # of a group's distance from normal, over dimensions and groups; and the largest
     distance_largest: float
-    not_normal: float
+    not_normal: float  # share of (dimension, group) pairs that D'Agostino and Pearson's test refuses, corrected (Holm)
     spread_smallest: float
-    spread_median: float
+    spread_median: float  # of the ratio of deviations, over dimensions; and the smallest and largest
     spread_largest: float
+    # Share of dimensions whose deviations Brown and Forsythe's test tells apart, corrected (Holm)
     spreads_differ: float
-    difference_median: float
+    difference_median: float  # of the size of the standardised difference of means, over dimensions; and the largest
     difference_largest: float
 
 
@@ -60,41 +52,25 @@ class GapCheck:
 
     Half of the rows, drawn at random, say which group is ahead in each head; the gaps are those of the other half. So
     heads without a gap have zero on average, not the size of their noise.
-
-    Attributes:
-        operation: what is done to q and k first: "none", "norm", or "norm_abs" (DAM).
-        predicted: by the theory, from the means and deviations of each group.
-        measured: in the rows of that other half.
-        error: standard error of the difference between the two (jackknife).
-        bounds: name -> what the theory promises at most, for any q and k.
     """
 
-    operation: Operation
-    predicted: float
-    measured: float
-    error: float
-    bounds: Mapping[str, float]
+    operation: Operation  # what is done to q and k first: "none", "norm", or "norm_abs" (DAM)
+    predicted: float  # by the theory, from the means and deviations of each group
+    measured: float  # in the rows of that other half
+    error: float  # standard error of the difference between the two (jackknife)
+    bounds: Mapping[str, float]  # name -> what the theory promises at most, for any q and k
 
 
 @dataclass(frozen=True)
 class Assumption:
-    """How far real q and k are from Assumption 1.
+    """How far real q and k are from Assumption 1."""
 
-    Attributes:
-        names: of the two groups.
-        shares: of their rows.
-        q: all dimensions of q.
-        k: all dimensions of k.
-        gaps: what the theory predicts beside what there is.
-        chosen: dimensions to look at, with histograms.
-    """
-
-    names: tuple[str, str]
-    shares: tuple[float, float]
-    q: Summary
-    k: Summary
-    gaps: tuple[GapCheck, ...]
-    chosen: tuple[Dimension, ...]
+    names: tuple[str, str]  # of the two groups
+    shares: tuple[float, float]  # of their rows
+    q: Summary  # all dimensions of q
+    k: Summary  # all dimensions of k
+    gaps: tuple[GapCheck, ...]  # what the theory predicts beside what there is
+    chosen: tuple[Dimension, ...]  # dimensions to look at, with histograms
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -130,32 +106,15 @@ _OPERATIONS: Mapping[Operation, str] = {"none": "as it is", "norm": "normalised"
 
 
 def check_assumption(
-    q: Array,
-    k: Array,
-    in_second: NDArray[np.bool_],
-    names: tuple[str, str],
+    q: Array,  # [n, H, d]
+    k: Array,  # [n, H, d]; heads that share a key have it twice
+    in_second: NDArray[np.bool_],  # whether a row is of the second group, [n]
+    names: tuple[str, str],  # of the two groups
+    # (side, head, dimension) to draw; by default those whose means differ most, whose shape is furthest from normal,
+    # and whose spreads differ most, of q and of k
     chosen: tuple[tuple[Side, int, int], ...] = (),
 ) -> Assumption:
-    """Hold q and k of one token in one layer against Assumption 1.
-
-    Args:
-        q: [n, H, d].
-        k: [n, H, d]; heads that share a key have it twice.
-        in_second: whether a row is of the second group, [n].
-        names: of the two groups.
-        chosen: (side, head, dimension) to draw; by default those whose means differ most, whose shape is furthest
-            from normal, and whose spreads differ most, of q and of k.
-
-    Raises:
-        InputError: fewer than 20 rows in a group, or a dimension that does not exist.
-
-    Example:
-        >>> rng = np.random.default_rng(0)
-        >>> x = rng.standard_normal((2, 4000, 2, 3))
-        >>> found = check_assumption(x[0], x[1], np.arange(4000) < 1000, ("f", "m"))
-        >>> found.q.not_normal, round(found.q.spread_median, 1), len(found.chosen)
-        (0.0, 1.0, 6)
-    """
+    """Hold q and k of one token in one layer against Assumption 1."""
     q, k = np.asarray(q, dtype=np.float64), np.asarray(k, dtype=np.float64)
     sizes = int((~in_second).sum()), int(in_second.sum())
     if min(sizes) < LEAST_ROWS:
@@ -338,12 +297,7 @@ def _left(x: Array, part: NDArray[np.int64]) -> Array:
 
 
 def folded_mean(mean: ArrayLike, sd: ArrayLike) -> Array:
-    """E|x| of x ~ N(mean, sd²).
-
-    Example:
-        >>> round(float(folded_mean(0.0, 1.0)), 6), float(folded_mean(-3.0, 0.0))   # √(2/π), and a constant
-        (0.797885, 3.0)
-    """
+    """E|x| of x ~ N(mean, sd²)."""
     mean, sd = np.asarray(mean, float), np.asarray(sd, float)
     # Where nothing varies the mean's own size is the answer; a tiny sd would divide by zero.
     safe = np.where(sd > 1e-300, sd, 1.0)
@@ -353,12 +307,7 @@ def folded_mean(mean: ArrayLike, sd: ArrayLike) -> Array:
 
 
 def paper_bound(share0: float, d: int = 1) -> float:
-    """The paper's Theorem 1: the largest gap after normalisation with absolute values, of groups with these shares.
-
-    Example:
-        >>> round(paper_bound(0.5), 2)
-        9.06
-    """
+    """The paper's Theorem 1: the largest gap after normalisation with absolute values, of groups with these shares."""
     share0 = _share(share0)
     share1 = 1 - share0
     first = np.sqrt(2 / (np.pi * share0)) + np.sqrt(share1 / share0)
@@ -370,22 +319,13 @@ def norm_bound(share0: float, d: int = 1) -> float:
     """|λ0 − λ1| / (λ0 λ1): after normalisation alone, reached as the groups' own spread vanishes.
 
     It is zero for groups of equal size: taking absolute values can only widen the worst case.
-
-    Example:
-        >>> norm_bound(0.5), round(norm_bound(0.8), 6)
-        (0.0, 3.75)
     """
     share0 = _share(share0)
     return float(np.sqrt(d) * abs(1 - 2 * share0) / (share0 * (1 - share0)))
 
 
 def absolute_bound(share0: float, d: int = 1) -> float:
-    """max(1/λ0, 1/λ1): after normalisation with absolute values, always below the paper's (Cauchy–Schwarz).
-
-    Example:
-        >>> absolute_bound(0.5), round(absolute_bound(0.8), 6)
-        (2.0, 5.0)
-    """
+    """max(1/λ0, 1/λ1): after normalisation with absolute values, always below the paper's (Cauchy–Schwarz)."""
     share0 = _share(share0)
     return float(np.sqrt(d) / min(share0, 1 - share0))
 

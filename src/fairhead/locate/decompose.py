@@ -26,25 +26,13 @@ _LOW_PRECISION = 0.1
 
 
 class Terms(NamedTuple):
-    """A batch of outputs, taken apart. M counts the embedding and the MLPs.
+    """A batch of outputs, taken apart. M counts the embedding and the MLPs."""
 
-    Attributes:
-        heads: z, [B, L, H, d]; `maps[l, h] @ z[b, l, h]` is the term of a head.
-        others: terms of the embedding (first) and of each layer's MLP (then, and of a pooler's, last), [B, M, d'].
-        constant: what biases add, [B, d'].
-        output: the model's own output, [B, d'].
-        scale: [B, L]: a head's z is its own output times this. None after a pooler, which reads many tokens.
-
-    Example:
-        >>> terms = Terms(torch.ones(5, 3, 2, 4), torch.ones(5, 4, 8), torch.ones(5, 8), torch.ones(5, 8), None)
-        >>> terms.heads.shape[1:3]                      # layers, heads
-        torch.Size([3, 2])
-    """
-
-    heads: Tensor
-    others: Tensor
-    constant: Tensor
-    output: Tensor
+    heads: Tensor  # z, [B, L, H, d]; `maps[l, h] @ z[b, l, h]` is the term of a head
+    others: Tensor  # terms of the embedding (first) and of each layer's MLP (then, and of a pooler's, last), [B, M, d']
+    constant: Tensor  # what biases add, [B, d']
+    output: Tensor  # the model's own output, [B, d']
+    # [B, L]: a head's z is its own output times this. None after a pooler, which reads many tokens.
     scale: Tensor | None
 
 

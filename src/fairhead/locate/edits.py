@@ -33,29 +33,14 @@ _BANK = 1024  # tokens whose head outputs are kept to resample from
 
 @dataclass(frozen=True)
 class HeadEdits:
-    """What each kind of edit puts in a head's place.
+    """What each kind of edit puts in a head's place."""
 
-    Attributes:
-        means: mean own output of each head, every cell of group and label counting the same, [L, H, d].
-        matrices: LEACE of each head, [L, H, d, d]: x becomes mean + M (x − mean), which has no linear trace of the
-            group given the label and is otherwise as near to x as can be.
-        shrinkage: how far the covariances behind them were shrunk, at most; near 1 there were too few rows.
-        n: rows behind them.
-
-    Example:
-        >>> rng = np.random.default_rng(0)
-        >>> groups, labels = np.arange(400) % 2, np.zeros(400, int)
-        >>> x = rng.normal(size=(400, 1, 1, 3)) + 2 * groups[:, None, None, None]   # one head that writes the group
-        >>> edits = HeadEdits.of_moments(HeadMoments.of(x, groups, 2), 400)
-        >>> after = edits.outputs("project", x[:, 0], 0, np.arange(400))
-        >>> bool(np.abs(after[groups == 1].mean(0) - after[groups == 0].mean(0)).max() < 1e-9)
-        True
-    """
-
-    means: Array
+    means: Array  # mean own output of each head, every cell of group and label counting the same, [L, H, d]
+    # LEACE of each head, [L, H, d, d]: x becomes mean + M (x − mean), which has no linear trace of the group given the
+    # label and is otherwise as near to x as can be
     matrices: Array
-    shrinkage: float
-    n: int
+    shrinkage: float  # how far the covariances behind them were shrunk, at most; near 1 there were too few rows
+    n: int  # rows behind them
 
     @classmethod
     def of_moments(cls, moments: HeadMoments, n: int) -> "HeadEdits":
@@ -168,9 +153,6 @@ class HeadEdits:
 
         A family whose configuration can ask for biases of its attention (Llama's `attention_bias`) gets them, all 0 but
         where an edit needs one.
-
-        Raises:
-            UnsupportedModel: the edit needs a bias that the family cannot have, or the weight is not plain.
         """
         check_kind(kind)
         if kind == "resample":
@@ -255,19 +237,10 @@ def _swap(x: Tensor, site: Site) -> Tensor:
 
 @dataclass(frozen=True)
 class TextEdits(HeadEdits):
-    """Edits of a language model's heads: nothing, their mean over tokens, or their output at a token of another text.
+    """Edits of a language model's heads: zero, their mean over tokens, or their output at a token of another text."""
 
-    Attributes:
-        bank: own outputs of every head at tokens drawn from the texts, [R, L, H, d].
-        seed: of the draws from it.
-
-    Example:
-        >>> edits = TextEdits.learn_texts(scorer, encoded_texts(scorer, pairs))  # doctest: +SKIP
-        >>> edits.bake(scorer.model, [(3, 1)], "mean")  # doctest: +SKIP
-    """
-
-    bank: NDArray[np.float32]
-    seed: int = 0
+    bank: NDArray[np.float32]  # own outputs of every head at tokens drawn from the texts, [R, L, H, d]
+    seed: int = 0  # of the draws from it
     # What was drawn or brought to a device before; passes ask for the same again and again.
     _kept: dict[Any, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 

@@ -22,27 +22,14 @@ from fairhead.stats import Difference
 
 @dataclass(frozen=True)
 class Study:
-    """The effect of one edit of the chosen heads.
+    """The effect of one edit of the chosen heads."""
 
-    Attributes:
-        kind: of edit.
-        way: "direct" or "forward".
-        ablations: one a figure, against layer-matched controls.
-        norm_matched: the same against controls that write as much, where there are any.
-        changes: every figure before and after, paired.
-        after: what was read with the heads edited.
-
-    Example:
-        >>> located.studies[0]["cramers_v"].change.value  # doctest: +SKIP
-        -0.019
-    """
-
-    kind: str
-    way: str
-    ablations: tuple[Ablation, ...]
-    norm_matched: tuple[Ablation, ...]
-    changes: Changes
-    after: Array
+    kind: str  # of edit
+    way: str  # "direct" or "forward"
+    ablations: tuple[Ablation, ...]  # one a figure, against layer-matched controls
+    norm_matched: tuple[Ablation, ...]  # the same against controls that write as much, where there are any
+    changes: Changes  # every figure before and after, paired
+    after: Array  # what was read with the heads edited
 
     def __getitem__(self, metric: str) -> Ablation:
         """The ablation of one figure, against layer-matched controls."""
@@ -59,20 +46,7 @@ def study(
     way: str,
     by_norm: Controls | None = None,
 ) -> Study:
-    """Edit the chosen heads, and controls matched by layer and by how much heads write.
-
-    Example:
-        >>> from fairhead.locate.gap_question import DirectEffect, Evaluation
-        >>> groups, labels = np.arange(80) % 2, (np.arange(80) // 2) % 2
-        >>> change = np.zeros((80, 2, 4, 2))
-        >>> change[:, 1, 0, 1] = -4.0 * groups  # without this head the group has no say
-        >>> effect = DirectEffect(np.stack([np.ones(80), 4.0 * groups], 1), change)
-        >>> rows = Evaluation(labels, ("no", "yes"), groups, ("f", "m"), "sex")
-        >>> chosen = [Head(1, 0)]
-        >>> found = study(effect, chosen, rows, layer_matched(chosen, 4), LocatePlan(n_boot=100), "mean", "direct")
-        >>> found["DP"].change.a, found["DP"].change.b, found["DP"].percentile
-        (1.0, 0.0, 0.0)
-    """
+    """Edit the chosen heads, and controls matched by layer and by how much heads write."""
     # All at once: a true forward pass decodes the images once for all of them.
     before, after, *rest = edited([(), ranked, *controls.sets, *(() if by_norm is None else by_norm.sets)])
     changes = rows.compare(before, after, plan)
@@ -150,13 +124,7 @@ class CurveSets(NamedTuple):
 
 
 def curve_sets(ranked: Sequence[Head]) -> CurveSets:
-    """Heads added one by one, best first and none at the start; each alone; all but one, where there are several.
-
-    Example:
-        >>> sets = curve_sets([Head(1, 0), Head(0, 2)])
-        >>> len(sets.added), sets.left_out[0]
-        (3, (Head(layer=0, head=2),))
-    """
+    """Heads added one by one, best first and none at the start; each alone; all but one, where there are several."""
     added = [tuple(ranked[:k]) for k in range(len(ranked) + 1)]
     left_out = [tuple(other for other in ranked if other != head) for head in ranked]
     return CurveSets(added, [(head,) for head in ranked], left_out if len(ranked) > 1 else [])
@@ -182,7 +150,7 @@ def single_head_effects(
     one pass for each head, of `shape` [layers, heads].
 
     Example:
-        >>> from fairhead.locate.gap_question import Evaluation
+        >>> from fairhead.locate.rows import Evaluation
         >>> groups, labels = np.arange(80) % 2, (np.arange(80) // 2) % 2
         >>> rows = Evaluation(labels, ("no", "yes"), groups, ("light", "dark"), "shade")
         >>> noise = np.random.default_rng(0).normal(size=80)
@@ -201,17 +169,11 @@ def single_head_effects(
 
 @dataclass
 class Proof:
-    """What editing the chosen heads does on the reporting half.
+    """What editing the chosen heads does on the reporting half."""
 
-    Attributes:
-        studies: direct effects, one a kind, then those of forward passes.
-        curves: dose–response curves of the first study of either way.
-        passes: the first forward passes.
-    """
-
-    studies: list[Study] = field(default_factory=list)
-    curves: dict[str, Curves] = field(default_factory=dict)
-    passes: Edited | None = None
+    studies: list[Study] = field(default_factory=list)  # direct effects, one a kind, then those of forward passes
+    curves: dict[str, Curves] = field(default_factory=dict)  # dose–response curves of the first study of either way
+    passes: Edited | None = None  # the first forward passes
 
 
 def prove(question: Question, ranked: tuple[Head, ...], plan: LocatePlan) -> Proof:
@@ -242,42 +204,22 @@ def prove(question: Question, ranked: tuple[Head, ...], plan: LocatePlan) -> Pro
 
 @dataclass(frozen=True)
 class Located:
-    """What `locate` finds. Maps and figures are of the reporting half.
+    """What `locate` finds. Maps and figures are of the reporting half."""
 
-    Attributes:
-        rows: all rows, of both halves.
-        choosing: those of the choosing half, [n] bool.
-        head_map: each head's direct part in the gap, the chosen heads marked.
-        other_map: parts of the embedding and the MLPs, [1, M].
-        effect_map: what the gap loses without each head alone, in forward passes; None unless ranked by it.
-        ranked: the chosen heads, best first.
-        studies: effects of editing them; empty where none was chosen.
-        curves: dose–response curves of the first study of either way, "direct" and "forward".
-        extremes: rows at the ends of each chosen head.
-        edits: what was learned for editing heads, on the choosing half.
-        words: what else was found about this kind of gap, and how it is told.
-        notes: what should be known, in sentences.
-        chosen_here: whether the heads were chosen on the choosing half, or named by whoever asked.
-
-    Example:
-        >>> found = locate(question)  # doctest: +SKIP
-        >>> found.ranked, found.head_map.share[found.ranked[0]]  # doctest: +SKIP
-        ((Head(layer=10, head=5), Head(layer=11, head=1)), 0.41)
-    """
-
-    rows: Rows
-    choosing: Mask
-    head_map: HeadMap
-    other_map: HeadMap
+    rows: Rows  # all rows, of both halves
+    choosing: Mask  # those of the choosing half, [n] bool
+    head_map: HeadMap  # each head's direct part in the gap, the chosen heads marked
+    other_map: HeadMap  # parts of the embedding and the MLPs, [1, M]
+    # What the gap loses without each head alone, in forward passes; None unless ranked by it
     effect_map: HeadMap | None
-    ranked: tuple[Head, ...]
-    studies: tuple[Study, ...]
-    curves: Mapping[str, Curves]
-    extremes: tuple[Extremes, ...]
-    edits: HeadEdits
-    words: Words
-    notes: tuple[str, ...]
-    chosen_here: bool = True
+    ranked: tuple[Head, ...]  # the chosen heads, best first
+    studies: tuple[Study, ...]  # effects of editing them; empty where none was chosen
+    curves: Mapping[str, Curves]  # dose–response curves of the first study of either way, "direct" and "forward"
+    extremes: tuple[Extremes, ...]  # rows at the ends of each chosen head
+    edits: HeadEdits  # what was learned for editing heads, on the choosing half
+    words: Words  # what else was found about this kind of gap, and how it is told
+    notes: tuple[str, ...]  # what should be known, in sentences
+    chosen_here: bool = True  # whether the heads were chosen on the choosing half, or named by whoever asked
 
 
 def locate(
@@ -289,27 +231,6 @@ def locate(
         question: which gap, of what.
         plan: how.
         heads: those to test, best first, where they are known; None chooses them.
-
-    Raises:
-        InputError: the question cannot be asked in this way, or nothing can be compared.
-
-    Example:
-        >>> from fairhead.locate import Evaluation, Features, GapQuestion, Task, concept_from_images
-        >>> rng = np.random.default_rng(0)
-        >>> groups, labels = np.arange(240) % 2, (np.arange(240) // 2) % 2
-        >>> z = rng.normal(size=(240, 3, 4, 2)).astype(np.float32)  # three layers of four heads
-        >>> z[:, 2, 1, 0] += 3 * groups  # one of them writes the group
-        >>> maps = rng.normal(size=(3, 4, 6, 2)).astype(np.float32)
-        >>> output = np.einsum("nlhd,lhod->no", z, maps)
-        >>> features = Features(z, np.zeros((240, 1, 6), np.float32), output, np.ones((240, 3), np.float32), maps)
-        >>> task = Task(("no", "yes"), np.stack([0 * maps[2, 1, :, 0], maps[2, 1, :, 0]]), np.zeros(2), "made")
-        >>> rows = Evaluation(labels, task.classes, groups, ("light", "dark"), "shade")
-        >>> concept = concept_from_images(output, groups, labels, name="shade", poles=("light", "dark"))
-        >>> found = locate(GapQuestion(features, rows, task, concept), LocatePlan(count=1, draws=9, n_boot=100))
-        >>> found.ranked
-        (Head(layer=2, head=1),)
-        >>> [(study.kind, study["DP"].percentile) for study in found.studies][:1]
-        [('mean', 0.0)]
     """
     plan = plan or LocatePlan()
     question.check(plan)

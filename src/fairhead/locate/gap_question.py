@@ -8,196 +8,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit import compare
-from fairhead.audit.audit_results import Comparison
-from fairhead.audit.catalogue import table_metrics
 from fairhead.errors import InputError, did_you_mean
-from fairhead.locate.class_directions import Task, evidence_of
-from fairhead.locate.concepts import Concept, Measure, Separation, coupling, separation
+from fairhead.locate.directions import Concept, Task
 from fairhead.locate.edits import HeadEdits, check_kind
 from fairhead.locate.engine import Study
 from fairhead.locate.gap_words import GapWords
 from fairhead.locate.head_features import Array, Features, Pooled
-from fairhead.locate.head_maps import Head, HeadMap, score_heads
+from fairhead.locate.head_maps import Head, HeadMap, Measure, Separation, coupling, separation
 from fairhead.locate.passes import RowPasses
-from fairhead.locate.question import Changes, Edited, Extremes, LocatePlan, Mask, Question, halves
+from fairhead.locate.question import Edited, Extremes, LocatePlan, Mask, Question
+from fairhead.locate.rows import Evaluation, check_halves, halves_of
 from fairhead.locate.textspan import HeadTexts, Pool, text_spans
-from fairhead.records import Column, Records
-from fairhead.stats import Difference, adjust
+from fairhead.records import Records
 
-MEASURED = ("accuracy", "DP", "EOd", "cramers_v", "cramers_v_corrected", "cramers_v_excess", "worst_group_accuracy")
-MIN_CELL = 10  # rows behind a rate, at least
 _LEAST = 4  # rows of a label that each group needs in each half to be compared within that label
 _EXTREMES = 4
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """Rows whose predictions are compared: who they are and what they should be called.
-
-    Attributes:
-        labels: class numbers, [n].
-        classes: names.
-        groups: 1 for the first pole and 0 for the second, [n].
-        poles: names of the groups, that of group 1 first.
-        group_by: the group column's name.
-        ids: [n], or None.
-        clusters: rows with one number belong together, [n]; or None.
-        noun: what the rows are, in words: "images" or "texts".
-        target: what the classes are of, in words: "age", "Smiling".
-        positive: the class whose evidence is looked at.
-
-    Example:
-        >>> labels, groups = np.array([0, 1, 1, 0]), np.array([1, 1, 0, 0])
-        >>> rows = Evaluation(labels, ("no", "yes"), groups, ("female", "male"), "gender")
-        >>> logits = np.array([[2.0, 1.0], [0.0, 1.0], [3.0, 1.0], [1.0, 0.0]])
-        >>> rows.counts(logits)[1].tolist()             # of men: labels × predictions
-        [[1.0, 0.0], [1.0, 0.0]]
-    """
-
-    labels: NDArray[np.integer]
-    classes: tuple[str, ...]
-    groups: NDArray[np.integer]
-    poles: tuple[str, str]
-    group_by: str
-    ids: NDArray[Any] | None = None
-    clusters: NDArray[np.integer] | None = None
-    noun: str = "images"
-    target: str = ""
-    positive: int = 1
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    @property
-    def gap_name(self) -> str:
-        """What the gap is of."""
-        return "evidence gap"
-
-    @property
-    def doses(self) -> tuple[str, ...]:
-        """The figures of dose–response curves."""
-        return ("DP", "EOd", "cramers_v", "accuracy")
-
-    def take(self, rows: NDArray[Any]) -> "Evaluation":
-        """The chosen rows: positions, or a mask."""
-        ids, clusters = (None if x is None else x[rows] for x in (self.ids, self.clusters))
-        return replace(self, labels=self.labels[rows], groups=self.groups[rows], ids=ids, clusters=clusters)
-
-    def score(self, parts: Array, total: Array, level: float = 0.95, measure: str | None = None) -> HeadMap:
-        """The gap between the groups given the label, in parts [n, layers, heads] of a whole [n]."""
-        how: dict[str, Any] = {"clusters": self.clusters, "names": self.poles, "level": level, "measure": measure}
-        return score_heads(parts, total, self.groups, self.labels, **how)
-
-    def evidence(self, read: Array) -> Array:
-        """The evidence for the positive class in logits [n, C], [n]."""
-        return evidence_of(read, self.positive)
-
-    def figures(self, reads: Sequence[Array]) -> Mapping[str, Array]:
-        """The metrics of several logits [n, C], each [k]."""
-        return table_metrics(np.stack([self.counts(logits) for logits in reads]), MEASURED, MIN_CELL)
-
-    def compare(self, before: Array, after: Array, plan: LocatePlan) -> Changes:
-        """All metrics of two logits [n, C], and accuracy in every cell."""
-        comparison = compared(before, after, self, n_boot=plan.n_boot, seed=plan.seed)
-        cells = accuracy_by_cell(before, after, self, n_boot=plan.n_boot, seed=plan.seed)
-        return Changes(comparison.differences, comparison, cells)
-
-    def records(self, logits: Array) -> Records:
-        """Logits [n, C] as records for an audit."""
-        return Records(
-            label=Column(self.labels.astype(np.int32), self.classes),
-            prediction=Column(logits.argmax(1).astype(np.int32), self.classes),
-            groups={self.group_by: Column(1 - self.groups.astype(np.int32), self.poles)},
-            id=self.ids,
-            cluster=self._cluster,
-        )
-
-    def right(self, logits: Array) -> Records:
-        """Whether logits [n, C] are right, as records without groups: their accuracy is that of the classes."""
-        right = (logits.argmax(1) == self.labels).astype(np.int32)
-        truth, levels = np.ones_like(right), ("wrong", "right")
-        return Records(Column(truth, levels), Column(right, levels), groups={}, id=self.ids, cluster=self._cluster)
-
-    @property
-    def _cluster(self) -> Column | None:
-        if self.clusters is None:
-            return None
-        levels, codes = np.unique(self.clusters, return_inverse=True)
-        return Column(codes, tuple(levels.tolist()))
-
-    def counts(self, logits: Array) -> Array:
-        """Rows by group, label and prediction, [2, C, C]."""
-        c = len(self.classes)
-        cell = ((1 - self.groups) * c + self.labels) * c + logits.argmax(1)
-        return np.bincount(cell, minlength=2 * c * c).reshape(2, c, c).astype(np.float64)
-
-
-def accuracy_by_cell(
-    before: Array, after: Array, evaluation: Evaluation, *, n_boot: int = 2000, seed: int = 0
-) -> tuple[tuple[str, str, Difference], ...]:
-    """(class, group, change of accuracy) of every cell, paired, with its interval; p corrected over cells (Holm)."""
-    cells, differences = [], []
-    for number, label in enumerate(evaluation.classes):
-        for group, pole in ((1, evaluation.poles[0]), (0, evaluation.poles[1])):
-            rows = np.flatnonzero((evaluation.labels == number) & (evaluation.groups == group))
-            if len(rows):
-                # Within a cell there is right and wrong, and no other class: tables of 2 instead of C.
-                right = (evaluation.take(rows).right(logits[rows]) for logits in (before, after))
-                found = compare(*right, metrics=["accuracy"], n_boot=n_boot, n_perm=2000, seed=seed)
-                cells.append((label, pole))
-                differences.append(found.differences[0])
-    adjusted = adjust([d.p for d in differences], "holm")
-    return tuple((*cell, replace(d, p_adjusted=p)) for cell, d, p in zip(cells, differences, adjusted, strict=True))
-
-
-def compared(before: Array, after: Array, evaluation: Evaluation, *, n_boot: int = 2000, seed: int = 0) -> Comparison:
-    """All metrics before and after an edit, paired."""
-    how: dict[str, Any] = {"group_by": evaluation.group_by, "metrics": list(MEASURED), "min_cell": MIN_CELL}
-    two = evaluation.records(before), evaluation.records(after)
-    return compare(*two, n_boot=n_boot, n_perm=2000, seed=seed, **how)
-
-
-def halves_of(evaluation: Evaluation, seed: int = 0) -> Mask:
-    """The choosing half that is taken by default, [n] bool; a group that is absent from a half is refused.
-
-    Example:
-        >>> labels, groups = np.arange(8) % 2, np.arange(8) // 4
-        >>> int(halves_of(Evaluation(labels, ("no", "yes"), groups, ("f", "m"), "sex")).sum())
-        4
-    """
-    choosing = halves(2 * evaluation.labels + evaluation.groups, evaluation.clusters, seed)
-    check_halves(evaluation, choosing)
-    return choosing
-
-
-def check_halves(evaluation: Evaluation, choosing: Mask) -> None:
-    """Refuse halves of which one has a single group."""
-    for half, name in ((choosing, "choosing"), (~choosing, "reporting")):
-        for group, pole in ((1, evaluation.poles[0]), (0, evaluation.poles[1])):
-            if not (evaluation.groups[half] == group).any():
-                raise InputError(
-                    f"{pole} has none of the {int(half.sum())} {evaluation.noun} of the {name} half; both groups are "
-                    f"needed in both: use more {evaluation.noun}"
-                )
-
-
-@dataclass(frozen=True)
 class DirectEffect:
-    """Logits, and what each head's edit would change in them if nothing else changed.
+    """Logits, and what each head's edit would change in them if nothing else changed."""
 
-    Attributes:
-        before: [n, C].
-        change: [n, L, H, C].
-
-    Example:
-        >>> effect = DirectEffect(np.zeros((5, 2)), np.ones((5, 3, 4, 2)))
-        >>> effect.without([(2, 0), (1, 3)])[0].tolist()
-        [2.0, 2.0]
-    """
-
-    before: Array
-    change: Array
+    before: Array  # [n, C]
+    change: Array  # [n, L, H, C]
 
     @classmethod
     def of(cls, features: Features, task: Task, edits: HeadEdits, kind: str = "mean", seed: int = 0) -> "DirectEffect":
@@ -227,43 +60,24 @@ class DirectEffect:
 
 
 class GapQuestion(Question):
-    """The gap between two groups in the evidence for a class.
-
-    Args:
-        features: of the model on n rows.
-        evaluation: their labels and groups; classes in the order of the task's.
-        task: classes as directions.
-        concept: the attribute's direction.
-        choosing: rows to choose heads on, [n] bool; None splits in halves.
-        positive: the class whose evidence is looked at; None for the one with the largest gap of selection rates in
-            the choosing half (of two classes, the last).
-        pool: texts for TextSpan.
-        passes: true forward passes over some rows; None where none are asked for.
-        seed: of the halves.
-
-    Raises:
-        InputError: a group is absent from a half, or nothing can be compared.
-
-    Example:
-        >>> question = GapQuestion(features, evaluation, task, concept)  # doctest: +SKIP
-        >>> locate(question, LocatePlan(count=2)).ranked  # doctest: +SKIP
-        (Head(layer=10, head=5), Head(layer=11, head=1))
-    """
+    """The gap between two groups in the evidence for a class."""
 
     kinds = ("mean", "zero", "resample", "project")
 
     def __init__(
         self,
-        features: Features,
-        evaluation: Evaluation,
-        task: Task,
-        concept: Concept,
+        features: Features,  # of the model on n rows
+        evaluation: Evaluation,  # their labels and groups; classes in the order of the task's
+        task: Task,  # classes as directions
+        concept: Concept,  # the attribute's direction
         *,
-        choosing: Mask | None = None,
+        choosing: Mask | None = None,  # rows to choose heads on, [n] bool; None splits in halves
+        # The class whose evidence is looked at; None for the one with the largest gap of selection rates in the
+        # choosing half (of two classes, the last)
         positive: str | None = None,
-        pool: Pool | None = None,
-        passes: RowPasses | None = None,
-        seed: int = 0,
+        pool: Pool | None = None,  # texts for TextSpan
+        passes: RowPasses | None = None,  # true forward passes over some rows; None where none are asked for
+        seed: int = 0,  # of the halves
     ) -> None:
         if len(features) != len(evaluation) or evaluation.classes != task.classes:
             raise InputError(

@@ -10,10 +10,7 @@ import numpy as np
 from rich.markup import escape
 
 from fairhead.data import Images
-from fairhead.locate.class_directions import Task
-from fairhead.locate.concepts import Concept, Measure, Separation
-from fairhead.locate.head_maps import Head
-from fairhead.locate.located_report import (
+from fairhead.locate.ablation import (
     among_controls,
     edit_words,
     interval,
@@ -23,6 +20,8 @@ from fairhead.locate.located_report import (
     signed,
     surely_lost,
 )
+from fairhead.locate.directions import Concept, Task
+from fairhead.locate.head_maps import Head, Measure, Separation
 from fairhead.locate.question import Extremes
 from fairhead.locate.textspan import HeadTexts
 from fairhead.report.wording import head_name, metric_name, p_value
@@ -41,25 +40,15 @@ STAND_IN = (
 
 @dataclass(frozen=True)
 class GapWords:
-    """What is told of a gap between groups.
+    """What is told of a gap between groups."""
 
-    Attributes:
-        concept: its direction.
-        task: its classes.
-        positive: the class whose evidence was looked at.
-        target: what the classes are of.
-        separation: Cohen's d and AUC along the concept, on the reporting half.
-        coupling: correlation with the class evidence.
-        spans: TextSpan of the chosen heads; empty without a pool.
-    """
-
-    concept: Concept
-    task: Task
-    positive: str
-    target: str
-    separation: Separation
-    coupling: Measure
-    spans: tuple[HeadTexts, ...]
+    concept: Concept  # its direction
+    task: Task  # its classes
+    positive: str  # the class whose evidence was looked at
+    target: str  # what the classes are of
+    separation: Separation  # Cohen's d and AUC along the concept, on the reporting half
+    coupling: Measure  # correlation with the class evidence
+    spans: tuple[HeadTexts, ...]  # TextSpan of the chosen heads; empty without a pool
 
     shown: ClassVar[tuple[str, ...]] = ("cramers_v", "DP", "EOd")
     in_table: ClassVar[tuple[str, ...]] = (*shown, "accuracy")

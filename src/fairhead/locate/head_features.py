@@ -31,17 +31,11 @@ _ARRAYS = ("heads", "others", "output", "scale")
 
 
 class Pooled(NamedTuple):
-    """Mean and covariance of every head over a mixture of cells.
+    """Mean and covariance of every head over a mixture of cells."""
 
-    Attributes:
-        mean: [L, H, d].
-        covariance: [L, H, d, d], of the mixture (divided by n, not n − 1).
-        n: rows behind it.
-    """
-
-    mean: Array
-    covariance: Array
-    n: int
+    mean: Array  # [L, H, d]
+    covariance: Array  # [L, H, d, d], of the mixture (divided by n, not n − 1)
+    n: int  # rows behind it
 
     @property
     def second(self) -> Array:
@@ -51,26 +45,11 @@ class Pooled(NamedTuple):
 
 @dataclass
 class HeadMoments:
-    """Sums over rows by cell (a group and a class), for all heads. `a + b` is the moments of both.
+    """Sums over rows by cell (a group and a class), for all heads. `a + b` is the moments of both."""
 
-    Attributes:
-        count: rows in each cell, [C].
-        first: sums of x, [C, L, H, d].
-        second: sums of x xᵀ, [C, L, H, d, d].
-
-    Example:
-        >>> import numpy as np
-        >>> x = np.random.default_rng(0).normal(size=(100, 2, 3, 4))       # rows, layers, heads, dimensions
-        >>> cells = np.arange(100) % 2
-        >>> halves = [HeadMoments.of(x[:60], cells[:60], 2), HeadMoments.of(x[60:], cells[60:], 2)]
-        >>> whole = (halves[0] + halves[1]).pooled(by="rows")
-        >>> np.allclose(whole.covariance[1, 2], np.cov(x[:, 1, 2].T, bias=True))
-        True
-    """
-
-    count: NDArray[np.int64]
-    first: Array
-    second: Array
+    count: NDArray[np.int64]  # rows in each cell, [C]
+    first: Array  # sums of x, [C, L, H, d]
+    second: Array  # sums of x xᵀ, [C, L, H, d, d]
 
     @classmethod
     def empty(cls, n_cells: int, shape: Sequence[int]) -> "HeadMoments":
@@ -136,13 +115,6 @@ def shrunk(covariance: Array, n: int) -> tuple[Array, float]:
 
     The amount is the oracle-approximating one of Chen, Wiesel, Eldar and Hero (2010), which needs only the covariance
     itself and n. Covariances [..., d, d] share no amount; the largest is returned.
-
-    Example:
-        >>> import numpy as np
-        >>> few = np.random.default_rng(0).normal(size=(5, 8))
-        >>> matrix, amount = shrunk(np.cov(few.T, bias=True), 5)
-        >>> bool(np.linalg.eigvalsh(matrix)[0] > 0), amount > 0.2
-        (True, True)
     """
     d = covariance.shape[-1]
     trace = np.trace(covariance, axis1=-2, axis2=-1)
@@ -157,30 +129,13 @@ def shrunk(covariance: Array, n: int) -> tuple[Array, float]:
 
 @dataclass(frozen=True)
 class Features:
-    """Terms of n outputs, by row.
+    """Terms of n outputs, by row."""
 
-    Attributes:
-        heads: z of every head, [n, L, H, d].
-        others: terms of embedding, MLPs (and a pooler's), [n, M, d'].
-        output: the model's outputs, [n, d'].
-        scale: [n, L]; a head's own output is z / scale. All 1 after a pooler.
-        maps: [L, H, d', d], from z to a head's term.
-
-    Example:
-        >>> rng = np.random.default_rng(0)
-        >>> z, maps = (rng.normal(size=s).astype(np.float32) for s in ((9, 2, 3, 4), (2, 3, 8, 4)))
-        >>> output = np.einsum("nlhd,lhod->no", z, maps)
-        >>> features = Features(z, np.zeros((9, 1, 8), np.float32), output, np.ones((9, 2), np.float32), maps)
-        >>> parts = features.parts(np.eye(8)[:1])       # each head's part in the output's first number
-        >>> bool(np.allclose(parts.sum((1, 2))[:, 0], output[:, 0], atol=1e-5))
-        True
-    """
-
-    heads: Rows
-    others: Rows
-    output: Rows
-    scale: Rows
-    maps: Rows
+    heads: Rows  # z of every head, [n, L, H, d]
+    others: Rows  # terms of embedding, MLPs (and a pooler's), [n, M, d']
+    output: Rows  # the model's outputs, [n, d']
+    scale: Rows  # [n, L]; a head's own output is z / scale. All 1 after a pooler.
+    maps: Rows  # [L, H, d', d], from z to a head's term
 
     def __len__(self) -> int:
         return len(self.output)

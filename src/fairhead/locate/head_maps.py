@@ -20,12 +20,7 @@ Clusters = NDArray[np.integer] | None
 
 
 class Head(NamedTuple):
-    """One attention head: layer and number, both from 0.
-
-    Example:
-        >>> Head(11, 4).layer
-        11
-    """
+    """One attention head: layer and number, both from 0."""
 
     layer: int
     head: int
@@ -33,51 +28,26 @@ class Head(NamedTuple):
 
 @dataclass(frozen=True)
 class HeadMap:
-    """Layers × heads: each head's part in a gap, with its uncertainty.
+    """Layers × heads: each head's part in a gap, with its uncertainty."""
 
-    Attributes:
-        gap: mean evidence of the first group minus the second's, given the label, in logits; or the mean log-odds of
-            the first text of a pair against the second, in nats; [layers, heads].
-        low: lower end of the interval of `gap`.
-        high: upper end.
-        p: two-sided p-value of `gap` = 0.
-        p_adjusted: p after correction over all heads: Benjamini–Hochberg for groups, Holm for pairs.
-        effect_size: `gap` over the deviation within group and label (Cohen's d).
-        share: `gap` over the gap of the model's own evidence; the rest of 1 lies in MLPs and embeddings.
-        total: the gap of the model's own evidence, in logits.
-        groups: the two groups, first minus second.
-        n: rows.
-        clusters: independent units among them (pictures, people, documents).
-        selected: heads chosen elsewhere, to be marked in this map.
-        measure: what `gap` is, in words; by default the gap given the label.
-        unit: of `gap`.
-        total_low: lower end of the interval of `total`.
-        total_high: upper end.
-
-    Example:
-        >>> rng = np.random.default_rng(0)
-        >>> evidence = rng.normal(size=(200, 2, 3)) + (np.arange(200) % 2)[:, None, None]
-        >>> found = score_heads(evidence, evidence.sum((1, 2)), np.arange(200) % 2, np.zeros(200, int))
-        >>> found.gap.shape, round(float(found.share.sum()), 6), found.has_total
-        ((2, 3), 1.0, True)
-    """
-
+    # Mean evidence of the first group minus the second's, given the label, in logits; or the mean log-odds of the first
+    # text of a pair against the second, in nats; [layers, heads]
     gap: FloatMap
-    low: FloatMap
-    high: FloatMap
-    p: FloatMap
-    p_adjusted: FloatMap
-    effect_size: FloatMap
-    share: FloatMap
-    total: float
-    groups: tuple[str, str]
-    n: int
-    clusters: int
-    selected: tuple[Head, ...] = field(default=())
-    measure: str | None = None
-    unit: str = "logits"
-    total_low: float = float("nan")
-    total_high: float = float("nan")
+    low: FloatMap  # lower end of the interval of `gap`
+    high: FloatMap  # upper end
+    p: FloatMap  # two-sided p-value of `gap` = 0
+    p_adjusted: FloatMap  # p after correction over all heads: Benjamini–Hochberg for groups, Holm for pairs
+    effect_size: FloatMap  # `gap` over the deviation within group and label (Cohen's d)
+    share: FloatMap  # `gap` over the gap of the model's own evidence; the rest of 1 lies in MLPs and embeddings
+    total: float  # the gap of the model's own evidence, in logits
+    groups: tuple[str, str]  # the two groups, first minus second
+    n: int  # rows
+    clusters: int  # independent units among them (pictures, people, documents)
+    selected: tuple[Head, ...] = field(default=())  # heads chosen elsewhere, to be marked in this map
+    measure: str | None = None  # what `gap` is, in words; by default the gap given the label
+    unit: str = "logits"  # of `gap`
+    total_low: float = float("nan")  # lower end of the interval of `total`
+    total_high: float = float("nan")  # upper end
 
     @property
     def has_total(self) -> bool:
@@ -136,11 +106,7 @@ class Cells(NamedTuple):
 
 
 def check_cells(groups: NDArray[np.integer], labels: NDArray[np.integer], names: tuple[str, str]) -> Cells:
-    """Number the cells; both groups must have rows of every label.
-
-    Raises:
-        InputError: a group has no rows of some label, or there are not two groups.
-    """
+    """Number the cells; both groups must have rows of every label."""
     if not np.isin(groups, (0, 1)).all():
         raise InputError(f"expected two groups, coded 0 and 1; found {np.unique(groups).tolist()}")
     levels, label = np.unique(labels, return_inverse=True)
@@ -216,13 +182,6 @@ def score_pairs(
 
     Parts are [n, layers, heads] of the whole difference, [n]; a pair counts as much as its weight. The other arguments
     are those of `score_heads`.
-
-    Example:
-        >>> parts = np.random.default_rng(0).normal(size=(200, 2, 3))
-        >>> parts[:, 1, 2] += 1                      # one head always favours the first
-        >>> found = score_pairs(parts, parts.sum((1, 2)))
-        >>> np.argwhere(found.p_adjusted < 0.05).tolist()
-        [[1, 2]]
     """
     n = len(differences)
     if n < 2:
@@ -284,10 +243,6 @@ def top_heads(
     """The heads with the largest positive rank [layers, heads] among those that are significant, best first.
 
     There are `count` at most, and so many of one layer.
-
-    Example:
-        >>> top_heads(np.array([[3.0, 1.0], [2.0, 5.0]]), np.array([[0.01, 0.01], [0.01, 0.5]]), count=2)
-        (Head(layer=0, head=0), Head(layer=1, head=0))
     """
     chosen: list[Head] = []
     for index in np.argsort(-rank, axis=None, kind="stable"):
@@ -298,3 +253,114 @@ def top_heads(
         if p_adjusted[head] <= alpha and (per_layer is None or in_layer < per_layer):
             chosen.append(head)
     return tuple(chosen)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Another figure of each head, all maps [layers, heads]."""
+
+    name: str  # what it is
+    value: FloatMap  # the estimate
+    low: FloatMap  # lower end of its interval
+    high: FloatMap  # upper end
+    p: FloatMap  # two-sided p-value of the value that means "nothing"
+    p_adjusted: FloatMap  # after Benjamini–Hochberg over all heads
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        maps = ("value", "low", "high", "p", "p_adjusted")
+        return {"name": self.name, **{key: getattr(self, key).tolist() for key in maps}}
+
+
+@dataclass(frozen=True)
+class Separation:
+    """How well heads tell two groups of the same label apart: Cohen's d, and AUC (0.5: not at all)."""
+
+    d: Measure
+    auc: Measure
+
+
+def separation(
+    parts: NDArray[np.floating],
+    groups: NDArray[np.integer],
+    labels: NDArray[np.integer],
+    *,
+    clusters: Clusters = None,
+    names: tuple[str, str] = ("1", "0"),
+    level: float = 0.95,
+) -> Separation:
+    """Separate the groups by each head's part along a concept direction, [n, layers, heads]; else as `score_heads`."""
+    cells = check_cells(groups, labels, names)
+    x = np.asarray(parts, dtype=np.float64).reshape(len(parts), -1)
+    # Cohen's d: the gap over the deviation within cells.
+    weight, centred = cells.weight, cells.centred(x)
+    gap, within = weight @ x, cells.within(centred)
+    within[within == 0] = 1.0  # a head that writes nothing along the direction
+    d = gap / within
+    of_spread = ((centred / within) ** 2 - 1) / (2 * (len(x) - len(cells.counts)))
+    d_errors = cluster_errors(weight[:, None] * centred / within - d * of_spread, clusters)
+    # AUC, label by label.
+    auc, influence = np.zeros(x.shape[1]), np.zeros_like(x)
+    for label in range(cells.n_labels):
+        first, second = (np.flatnonzero(cells.cell == 2 * label + group) for group in (1, 0))
+        above = _share_below(x[first], x[second])  # [n1, heads]
+        below = 1 - _share_below(x[second], x[first])
+        area = above.mean(0)
+        auc += area / cells.n_labels
+        influence[first] = (above - area) / len(first) / cells.n_labels
+        influence[second] = (below - area) / len(second) / cells.n_labels
+    auc_errors = cluster_errors(influence, clusters)
+    # Under "no difference" the error of the gap, not that of d, decides: d's own grows with d.
+    d_p = cluster_errors(weight[:, None] * centred, clusters).p_values(gap)
+    d_reach, auc_reach = d_errors.reach(level), auc_errors.reach(level)
+    shape = parts.shape[1:]
+    limits = np.maximum(auc - auc_reach, 0.0), np.minimum(auc + auc_reach, 1.0)
+    return Separation(
+        _measure("Cohen's d", d, d - d_reach, d + d_reach, d_p, shape),
+        _measure("AUC", auc, *limits, auc_errors.p_values(auc - 0.5), shape),
+    )
+
+
+def coupling(
+    concept: NDArray[np.floating],
+    evidence: NDArray[np.floating],
+    labels: NDArray[np.integer],
+    *,
+    clusters: Clusters = None,
+    level: float = 0.95,
+) -> Measure:
+    """Correlation, given the label, of a head's part along the concept with its part in the evidence.
+
+    Both are [n, layers, heads]; the other arguments are those of `score_heads`.
+    """
+    n = len(concept)
+    label = np.unique(labels, return_inverse=True)[1]
+    a, b = (_standardised(np.asarray(x, dtype=np.float64).reshape(n, -1), label) for x in (concept, evidence))
+    r = np.clip((a * b).mean(0), -1, 1)
+    errors = cluster_errors((a * b - r * (a**2 + b**2) / 2) / n, clusters)
+    # Fisher's z keeps the interval inside −1 and 1.
+    inside = np.clip(r, -1 + 1e-12, 1 - 1e-12)
+    reach = errors.reach(level) / (1 - inside**2)
+    low, high = np.tanh(np.arctanh(inside) - reach), np.tanh(np.arctanh(inside) + reach)
+    p = cluster_errors(a * b / n, clusters).p_values(r)
+    return _measure("coupling", r, low, high, p, concept.shape[1:])
+
+
+def _measure(name: str, value: FloatMap, low: FloatMap, high: FloatMap, p: FloatMap, shape: tuple[int, ...]) -> Measure:
+    maps = (value, low, high, p, stats.false_discovery_control(p))
+    return Measure(name, *(x.reshape(shape) for x in maps))
+
+
+def _share_below(x: FloatMap, others: FloatMap) -> FloatMap:
+    """For each x [n, k], the share of others [m, k] of its column that are smaller; equal ones count half: [n, k]."""
+    both = np.concatenate([x, others])
+    overall = stats.rankdata(both, axis=0)[: len(x)]
+    return np.asarray((overall - stats.rankdata(x, axis=0)) / len(others))
+
+
+def _standardised(x: FloatMap, label: NDArray[np.intp]) -> FloatMap:
+    counts = np.bincount(label)
+    one_hot = np.eye(len(counts))[label]
+    x = x - (one_hot.T @ x / counts[:, None])[label]
+    deviation = x.std(0)
+    return np.asarray(x / np.where(deviation > 0, deviation, 1.0))

@@ -30,7 +30,7 @@ from fairhead.language.packing import TokenSequence, predicting
 from fairhead.language.scorer import Planned, Scorer, quiet
 from fairhead.language.tokenising import encode
 from fairhead.locate.decompose import Decomposer
-from fairhead.locate.pairs import TextPairs
+from fairhead.locate.rows import TextPairs
 from fairhead.store import made_folder, whole_file, write_json
 
 Array = NDArray[np.float64]
@@ -42,28 +42,14 @@ _LOW_PRECISION = 0.2
 
 @dataclass(frozen=True)
 class PairTerms:
-    """Log-odds of n pairs, stereotype against anti-stereotype, taken apart.
+    """Log-odds of n pairs, stereotype against anti-stereotype, taken apart."""
 
-    Attributes:
-        log_odds: the model's own, [n].
-        heads: each head's part, [n, L, H].
-        others: parts of the embedding (first) and of each layer's MLP (then), [n, M].
-        constant: what biases add, [n].
-        rest: what no term owns: the difference of the summed entropies, [n].
-        readers: [n, L, H, d]: a head whose own output were m everywhere would have the part ⟨m, reader⟩.
-
-    Example:
-        >>> made = {"others": np.zeros((5, 3)), "constant": np.zeros(5), "rest": np.zeros(5)}
-        >>> terms = PairTerms(np.ones(5), np.full((5, 2, 4), 0.25), readers=np.zeros((5, 2, 4, 8), np.float32), **made)
-        >>> terms.shape, terms.without([(1, 0), (1, 2)]).tolist()
-        ((2, 4), [0.5, 0.5, 0.5, 0.5, 0.5])
-    """
-
-    log_odds: Array
-    heads: Array
-    others: Array
-    constant: Array
-    rest: Array
+    log_odds: Array  # the model's own, [n]
+    heads: Array  # each head's part, [n, L, H]
+    others: Array  # parts of the embedding (first) and of each layer's MLP (then), [n, M]
+    constant: Array  # what biases add, [n]
+    rest: Array  # what no term owns: the difference of the summed entropies, [n]
+    # [n, L, H, d]: a head whose own output were m everywhere would have the part ⟨m, reader⟩
     readers: NDArray[np.float32]
 
     def __len__(self) -> int:
@@ -105,28 +91,20 @@ class _Text(NamedTuple):
 
 
 def take_apart(
-    scorer: Scorer,
-    pairs: TextPairs,
+    scorer: Scorer,  # the model, best in float32
+    pairs: TextPairs,  # texts to compare
     *,
+    # Where to keep the terms, block by block; a stopped run goes on there
     folder: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
+    progress: Progress | None = None,  # called with (pairs done, pairs)
 ) -> PairTerms:
     """Read pairs and take their log-odds apart.
-
-    Args:
-        scorer: the model, best in float32.
-        pairs: texts to compare.
-        folder: where to keep the terms, block by block; a stopped run goes on there.
-        progress: called with (pairs done, pairs).
-
-    Raises:
-        UnsupportedModel: the terms cannot be followed to the logits.
 
     Example:
         >>> from tokenizers import Tokenizer, models, pre_tokenizers
         >>> from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
         >>> from fairhead.data.sentence_pairs import CrowsPair
-        >>> from fairhead.locate.pairs import pairs_of
+        >>> from fairhead.locate.rows import pairs_of
         >>> words = Tokenizer(models.WordLevel({w: i for i, w in enumerate("<s> she he cried .".split())}, "<s>"))
         >>> words.pre_tokenizer = pre_tokenizers.Whitespace()
         >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=5, n_embd=8, n_layer=2, n_head=2, bos_token_id=0))
@@ -157,11 +135,7 @@ def take_apart(
 
 
 def encoded_texts(scorer: Scorer, pairs: TextPairs) -> list[TokenSequence]:
-    """The tokens of every text of the pairs, all of them scored.
-
-    Raises:
-        InputError: a text is longer than the model's context.
-    """
+    """The tokens of every text of the pairs, all of them scored."""
     found = encode(list(pairs.texts), scorer.tokenizer, scorer.start_token, scorer.start)
     for text, one in zip(pairs.texts, found, strict=True):
         if len(one.sequence.tokens) > scorer.context:

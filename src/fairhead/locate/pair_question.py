@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -11,10 +11,7 @@ from numpy.typing import NDArray
 from fairhead.data import Images
 from fairhead.language.packing import TokenSequence
 from fairhead.language.scorer import Scorer
-from fairhead.locate.edits import TEXT_KINDS, TextEdits
-from fairhead.locate.head_features import Array
-from fairhead.locate.head_maps import Head, HeadMap
-from fairhead.locate.located_report import (
+from fairhead.locate.ablation import (
     among_controls,
     edit_words,
     interval,
@@ -24,10 +21,13 @@ from fairhead.locate.located_report import (
     signed,
     surely_lost,
 )
+from fairhead.locate.edits import TEXT_KINDS, TextEdits
+from fairhead.locate.head_features import Array
+from fairhead.locate.head_maps import Head, HeadMap
 from fairhead.locate.log_odds import PairTerms, encoded_texts, whole
-from fairhead.locate.pairs import PairRows, TextPairs, halves_of_pairs
 from fairhead.locate.passes import TextPasses, has_tf32, matmul_precision
 from fairhead.locate.question import Edited, Extremes, LocatePlan, Question
+from fairhead.locate.rows import TextPairs, halves_of_pairs
 from fairhead.report.wording import head_name, p_value
 from fairhead.stats import adjust
 
@@ -42,44 +42,25 @@ _BENCHMARKS = {"crows_pairs": "CrowS-Pairs", "stereoset": "StereoSet", "pairs": 
 
 @dataclass(frozen=True)
 class CategoryPart:
-    """The chosen heads' part in the log-odds of one category of pairs.
+    """The chosen heads' part in the log-odds of one category of pairs."""
 
-    Attributes:
-        category: such as "bias_type".
-        value: such as "gender".
-        n: pairs.
-        log_odds: their mean.
-        part: the chosen heads' part in it, together.
-        low: lower end of the interval of `part`.
-        high: upper end.
-        p_adjusted: of no part, corrected by Holm over all categories.
-    """
-
-    category: str
-    value: str
-    n: int
-    log_odds: float
-    part: float
-    low: float
-    high: float
-    p_adjusted: float
+    category: str  # such as "bias_type"
+    value: str  # such as "gender"
+    n: int  # pairs
+    log_odds: float  # their mean
+    part: float  # the chosen heads' part in it, together
+    low: float  # lower end of the interval of `part`
+    high: float  # upper end
+    p_adjusted: float  # of no part, corrected by Holm over all categories
 
 
 @dataclass(frozen=True)
 class PairWords:
-    """What is told of log-odds.
+    """What is told of log-odds."""
 
-    Attributes:
-        pairs: all of them.
-        poles: which text is set against which.
-        sums: mean log-odds of the reporting half by heads, embedding and MLPs, biases and entropy.
-        by_category: the chosen heads' direct part by category.
-    """
-
-    pairs: TextPairs
-    poles: tuple[str, str]
-    sums: Mapping[str, float]
-    by_category: tuple[CategoryPart, ...]
+    pairs: TextPairs  # all of them
+    sums: Mapping[str, float]  # mean log-odds of the reporting half by heads, embedding and MLPs, biases and entropy
+    by_category: tuple[CategoryPart, ...]  # the chosen heads' direct part by category
 
     shown: ClassVar[tuple[str, ...]] = ("log_odds", "log_odds_size", "ss", "nll", "lms")
     in_table: ClassVar[tuple[str, ...]] = shown
@@ -119,7 +100,7 @@ class PairWords:
 
     def opening(self, located: "Located") -> dict[str, str]:
         """The log-odds, which heads, and their part."""
-        first, second = self.poles
+        first, second = self.pairs.poles
         whole = located.head_map
         opening = (
             f"The log-odds of {first} against {second} are {signed(whole.total)} nats on average ({whole.n} pairs, "
@@ -199,10 +180,10 @@ class PairWords:
         lines += [
             f"{head_name(*e.head)} does most for the {pole} in: " + " / ".join(self._texts(i) for i in rows)
             for e in located.extremes
-            for pole, rows in zip(self.poles, (e.most, e.least), strict=True)
+            for pole, rows in zip(self.pairs.poles, (e.most, e.least), strict=True)
         ]
         return [
-            {"kind": "top_heads", "title": "The chosen heads", "poles": list(self.poles), "heads": cards},
+            {"kind": "top_heads", "title": "The chosen heads", "poles": list(self.pairs.poles), "heads": cards},
             {"kind": "text", "title": "By category, and at the ends", "text": "\n\n".join(lines)},
         ]
 
@@ -231,7 +212,7 @@ class PairWords:
 
         return {
             "benchmark": self.pairs.name,
-            "poles": list(self.poles),
+            "poles": list(self.pairs.poles),
             "log_odds_by_term": dict(self.sums),
             "curves": located.curves["forward"].to_dict() if "forward" in located.curves else None,
             "by_category": [asdict(part) for part in self.by_category],
@@ -251,37 +232,21 @@ def _maps(located: "Located") -> dict[str, HeadMap]:
 
 
 class PairQuestion(Question):
-    """The log-odds of pairs of texts, seen from the pole that the choosing half prefers.
-
-    Args:
-        scorer: the model.
-        pairs: n pairs of texts.
-        terms: their log-odds taken apart (`take_apart`).
-        tf32: on GPUs that can, forward passes multiply in TF32: several times as fast. What that changes is noted.
-        seed: of halves, and of the outputs that are resampled.
-        progress: called with (stage, texts done, texts).
-
-    Raises:
-        InputError: too few pairs.
-
-    Example:
-        >>> question = PairQuestion(scorer, pairs, take_apart(scorer, pairs))  # doctest: +SKIP
-        >>> locate(question, LocatePlan(forward=True)).ranked  # doctest: +SKIP
-        (Head(layer=1, head=2),)
-    """
+    """The log-odds of pairs of texts, seen from the pole that the choosing half prefers."""
 
     kinds = TEXT_KINDS
     ranks = ("gap", "effect")
 
     def __init__(
         self,
-        scorer: Scorer,
-        pairs: TextPairs,
-        terms: PairTerms,
+        scorer: Scorer,  # the model
+        pairs: TextPairs,  # n pairs of texts
+        terms: PairTerms,  # their log-odds taken apart (`take_apart`)
         *,
+        # On GPUs that can, forward passes multiply in TF32: several times as fast. What that changes is noted.
         tf32: bool = False,
-        seed: int = 0,
-        progress: Callable[[str, int, int], None] | None = None,
+        seed: int = 0,  # of halves, and of the outputs that are resampled
+        progress: Callable[[str, int, int], None] | None = None,  # called with (stage, texts done, texts)
     ) -> None:
         self.scorer, self._progress, self._rounds = scorer, progress, itertools.count(1)
         self.choosing = halves_of_pairs(pairs, seed)
@@ -289,7 +254,7 @@ class PairQuestion(Question):
         self._sequences = encoded_texts(scorer, pairs)
         # Seen from the pole that the choosing half prefers, so that a fall always means a smaller gap.
         prefers = float(pairs.weights[self.choosing] @ terms.log_odds[self.choosing])
-        self.rows: PairRows = PairRows(pairs, -1.0 if prefers < 0 else 1.0)
+        self.rows: TextPairs = replace(pairs, sign=-1.0 if prefers < 0 else 1.0)
         self.edits: TextEdits = TextEdits.learn_texts(scorer, self._texts(np.flatnonzero(self.choosing)), seed)
         self.terms = terms.times(self.rows.sign)
         self.parts, self.other_parts, self.total = self.terms.heads, self.terms.others, self.terms.log_odds
@@ -298,7 +263,7 @@ class PairQuestion(Question):
         self.notes = (f"{n} reported pairs are few: expect wide intervals.",) if n < _FEW else ()
 
     def _texts(self, rows: NDArray[np.intp]) -> list[TokenSequence]:
-        k = self.rows.pairs.per_pair
+        k = self.rows.per_pair
         return [self._sequences[i * k + j] for i in rows for j in range(k)]
 
     def direct(self, kind: str, seed: int) -> Edited | None:
@@ -346,23 +311,23 @@ class PairQuestion(Question):
     def words(self, ranked: tuple[Head, ...], plan: LocatePlan) -> PairWords:
         """Log-odds by term, and the chosen heads' part by category."""
         kept, rows = self.terms.take(self.reported), self.rows.take(self.reported)
-        sums = {name: float(rows.pairs.weights @ values) for name, values in whole(kept)}
-        return PairWords(self.rows.pairs, self.rows.poles, sums, parts_by_category(kept, rows, ranked, plan.level))
+        sums = {name: float(rows.weights @ values) for name, values in whole(kept)}
+        return PairWords(self.rows, sums, parts_by_category(kept, rows, ranked, plan.level))
 
 
 def parts_by_category(
-    terms: PairTerms, rows: PairRows, ranked: Sequence[Head], level: float = 0.95
+    terms: PairTerms, rows: TextPairs, ranked: Sequence[Head], level: float = 0.95
 ) -> tuple[CategoryPart, ...]:
     """The chosen heads' direct part, together, in every category that has enough pairs; Holm over them."""
     if not ranked:
         return ()
     together = np.sum([terms.heads[:, layer, head] for layer, head in ranked], axis=0)
     found: list[tuple[str, str, HeadMap]] = []
-    for category, values in rows.pairs.categories.items():
+    for category, values in rows.categories.items():
         for value in sorted(set(values)):
             chosen = np.flatnonzero(np.array(values) == value)
             part = rows.take(chosen)
-            if len(chosen) >= _LEAST and len(np.unique(part.pairs.clusters)) > 1:
+            if len(chosen) >= _LEAST and len(np.unique(part.clusters)) > 1:
                 scored = part.score(together[chosen, None, None], terms.log_odds[chosen], level)
                 found.append((category, value, scored))
     corrected = adjust([float(scored.p[0, 0]) for _, _, scored in found], "holm")

@@ -20,8 +20,8 @@ from fairhead.errors import InputError
 from fairhead.heads import tap
 from fairhead.language.packing import TokenSequence, predicting
 from fairhead.language.scorer import Planned, ReadyBatch, Scorer, quiet
-from fairhead.locate.class_directions import Task
 from fairhead.locate.decompose import Decomposer
+from fairhead.locate.directions import Task
 from fairhead.locate.edits import TEXT_KINDS, HeadEdits, check_kind
 from fairhead.locate.head_features import Array
 from fairhead.locate.streams import Stream, stream_of
@@ -31,13 +31,7 @@ _Heads = tuple[tuple[int, int], ...]
 
 @contextmanager
 def matmul_precision(tf32: bool) -> Iterator[None]:
-    """Inside, float32 is multiplied as such, or in TF32 on GPUs that can.
-
-    Example:
-        >>> with matmul_precision(tf32=False):
-        ...     torch.get_float32_matmul_precision()
-        'highest'
-    """
+    """Inside, float32 is multiplied as such, or in TF32 on GPUs that can."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     try:
@@ -47,35 +41,21 @@ def matmul_precision(tf32: bool) -> Iterator[None]:
 
 
 def has_tf32(device: torch.device) -> bool:
-    """Whether TF32 can be asked for on a device: GPUs alone have it, so elsewhere nothing is said to run in it.
-
-    Example:
-        >>> has_tf32(torch.device("cpu"))
-        False
-    """
+    """Whether TF32 can be asked for on a device: GPUs alone have it, so elsewhere nothing is said to run in it."""
     return device.type == "cuda"
 
 
 class Sweep(ABC):
-    """What is read of a model with each of many sets of heads edited; a set that was run is not run again.
-
-    Args:
-        stream: of the model.
-        batches: gives the batches from the start, each time it is called.
-        edits: what is put in a head's place.
-        kind: of edit.
-        tokens: 0 for the first token, None for all.
-        progress: called with (rows done, sets), batch after batch.
-    """
+    """What is read of a model with each of many sets of heads edited; a set that was run is not run again."""
 
     def __init__(
         self,
-        stream: Stream,
-        batches: Callable[[], Iterable[Any]],
-        edits: HeadEdits,
-        kind: str,
-        tokens: int | None,
-        progress: Callable[[int, int], None] | None,
+        stream: Stream,  # of the model
+        batches: Callable[[], Iterable[Any]],  # gives the batches from the start, each time it is called
+        edits: HeadEdits,  # what is put in a head's place
+        kind: str,  # of edit
+        tokens: int | None,  # 0 for the first token, None for all
+        progress: Callable[[int, int], None] | None,  # called with (rows done, sets), batch after batch
     ) -> None:
         self._stream, self._batches = stream, batches
         self._edits, self._kind, self._tokens = edits, kind, tokens
@@ -168,13 +148,6 @@ class ForwardPasses(Sweep):
     """Logits [n, C] with each of many sets of heads edited; a set that was run is not run again.
 
     The arguments are those of `Sweep`, with the model's decomposer and its classes as directions.
-
-    Raises:
-        InputError: the first token is to be edited of a model that has none.
-
-    Example:
-        >>> passes = ForwardPasses(Decomposer(model), lambda: batches, task, edits, "zero")  # doctest: +SKIP
-        >>> before, after = passes([[], [(0, 0), (1, 1)]])  # doctest: +SKIP
     """
 
     def __init__(
@@ -204,29 +177,17 @@ class ForwardPasses(Sweep):
 
 @dataclass(frozen=True)
 class RowPasses:
-    """Forward passes over rows of images or texts, as a `GapQuestion` asks for them.
+    """Forward passes over rows of images or texts, as a `GapQuestion` asks for them."""
 
-    Attributes:
-        decomposer: of the model.
-        batches: gives the model's inputs for some rows.
-        task: classes as directions.
-        everywhere: edits of all tokens; None edits the first token alone.
-        tf32: on GPUs that can, multiply in TF32: several times as fast. How many predictions that changes is noted.
-        order: gives the order in which some rows are best read; None for as they come.
-        progress: called with (stage, rows done, rows).
-
-    Example:
-        >>> passes = RowPasses(decomposer, batches, task)  # doctest: +SKIP
-        >>> before, after = passes(rows, edits, "mean")([(), [(3, 1)]])  # doctest: +SKIP
-    """
-
-    decomposer: Decomposer
-    batches: Callable[[NDArray[np.intp]], Iterable[Mapping[str, Tensor]]]
-    task: Task
-    everywhere: HeadEdits | None = None
+    decomposer: Decomposer  # of the model
+    batches: Callable[[NDArray[np.intp]], Iterable[Mapping[str, Tensor]]]  # gives the model's inputs for some rows
+    task: Task  # classes as directions
+    everywhere: HeadEdits | None = None  # edits of all tokens; None edits the first token alone
+    # On GPUs that can, multiply in TF32: several times as fast. How many predictions that changes is noted.
     tf32: bool = False
+    # Gives the order in which some rows are best read; None for as they come
     order: Callable[[NDArray[np.intp]], NDArray[np.intp]] | None = None
-    progress: Callable[[str, int, int], None] | None = None
+    progress: Callable[[str, int, int], None] | None = None  # called with (stage, rows done, rows)
     _rounds: Iterator[int] = field(default_factory=lambda: itertools.count(1), init=False, repr=False)
 
     def __call__(self, rows: NDArray[np.intp], edits: HeadEdits, kind: str) -> Callable[..., list[Array]]:
@@ -266,12 +227,7 @@ class RowPasses:
 
 
 class TextPasses(Sweep):
-    """Log-probabilities [texts] with each of many sets of heads edited, all batches read once as they are.
-
-    Example:
-        >>> passes = TextPasses(scorer, texts, edits, "zero")  # doctest: +SKIP
-        >>> before, after = passes([(), [(3, 1), (4, 0)]])  # doctest: +SKIP
-    """
+    """Log-probabilities [texts] with each of many sets of heads edited, all batches read once as they are."""
 
     def __init__(
         self,
@@ -304,19 +260,12 @@ class TextPasses(Sweep):
 
 
 class _TextBatch(NamedTuple):
-    """A batch of k texts on the model's device.
+    """A batch of k texts on the model's device."""
 
-    Attributes:
-        batch: its tokens.
-        texts: the number of each text among all, [k].
-        token: a scored token of a text, as its place among the scored tokens of the batch, [E]; texts share some.
-        text: whose it is, [E].
-    """
-
-    batch: ReadyBatch
-    texts: tuple[int, ...]
-    token: Tensor
-    text: Tensor
+    batch: ReadyBatch  # its tokens
+    texts: tuple[int, ...]  # the number of each text among all, [k]
+    token: Tensor  # a scored token of a text, as its place among the scored tokens of the batch, [E]; texts share some
+    text: Tensor  # whose it is, [E]
 
     @classmethod
     def of(cls, planned: Planned) -> "_TextBatch":

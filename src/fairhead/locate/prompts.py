@@ -33,24 +33,12 @@ class Pole:
 
 @dataclass(frozen=True)
 class Prompts:
-    """A concept in words.
+    """A concept in words."""
 
-    Attributes:
-        name: of the concept.
-        poles: both ends, with equally many words.
-        neutral: as many words of the same kind that say nothing about the attribute, as controls.
-        templates: each with {} for the word.
-
-    Example:
-        >>> ends = Pole("with", ("glasses",), ("Eyeglasses",)), Pole("without", ("bare eyes",), ("not Eyeglasses",))
-        >>> Prompts("glasses", ends, templates=("a face with {}",)).texts(ends[0])
-        ['a face with glasses']
-    """
-
-    name: str
-    poles: tuple[Pole, Pole]
-    neutral: tuple[str, ...] = ()
-    templates: tuple[str, ...] = TEMPLATES
+    name: str  # of the concept
+    poles: tuple[Pole, Pole]  # both ends, with equally many words
+    neutral: tuple[str, ...] = ()  # as many words of the same kind that say nothing about the attribute, as controls
+    templates: tuple[str, ...] = TEMPLATES  # each with {} for the word
 
     def __post_init__(self) -> None:
         first, second = self.poles
@@ -242,13 +230,7 @@ def _words(content: Any, where: str) -> tuple[str, ...]:
 
 
 class TextTable:
-    """Texts whose vectors are known: a text side for those alone, and a pool for TextSpan.
-
-    Example:
-        >>> table = TextTable(["a dog", "a cat"], np.eye(2))
-        >>> table(["a cat"]).tolist()
-        [[0.0, 1.0]]
-    """
+    """Texts whose vectors are known: a text side for those alone, and a pool for TextSpan."""
 
     def __init__(self, texts: Sequence[str], vectors: NDArray[np.floating]) -> None:
         if len(texts) != len(vectors) or not len(texts):
@@ -278,12 +260,7 @@ class TextTable:
 
 
 class ClipText:
-    """The text tower of a CLIP or SigLIP model with both towers, with its tokenizer.
-
-    Example:
-        >>> ClipText(model, tokenizer)(["a photo of a doctor"]).shape  # doctest: +SKIP
-        (1, 512)
-    """
+    """The text tower of a CLIP or SigLIP model with both towers, with its tokenizer."""
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         if not hasattr(model, "get_text_features"):
@@ -316,10 +293,6 @@ class AdaptedText:
 
     x is the unit-length mean of the encoder's states over tokens; the vector is unit((x − mean) @ matrix). Results say
     something about the image tower's heads and nothing about the text tower that the map stands in for.
-
-    Example:
-        >>> AdaptedText.load("adapter.npz", "gte-small")(["doctor", "nurse"]).shape  # doctest: +SKIP
-        (2, 512)
     """
 
     def __init__(self, encoder: Any, tokenizer: Any, matrix: NDArray[np.floating], mean: NDArray[np.floating]) -> None:

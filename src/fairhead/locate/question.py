@@ -23,14 +23,13 @@ from fairhead.stats import Difference
 
 if TYPE_CHECKING:
     from fairhead.locate.engine import Study
-    from fairhead.locate.gap_question import Evaluation
     from fairhead.locate.gap_words import GapWords
     from fairhead.locate.pair_question import PairWords
-    from fairhead.locate.pairs import PairRows
+    from fairhead.locate.rows import Evaluation, TextPairs
 
 # Who is compared, and the figures that an edit may change. A *read* is what one pass says of all rows: logits [n, C],
 # or the sums behind the figures of pairs, [n, 7].
-Rows: TypeAlias = "Evaluation | PairRows"
+Rows: TypeAlias = "Evaluation | TextPairs"
 # What else was found about a kind of gap, and how the report tells it.
 Words: TypeAlias = "GapWords | PairWords"
 # Sets of heads -> what is read with each of them edited; the empty set is the model as it is.
@@ -95,16 +94,11 @@ class LocatePlan:
 
 
 class Changes(NamedTuple):
-    """What an edit did to the figures of some rows, paired.
+    """What an edit did to the figures of some rows, paired."""
 
-    Attributes:
-        differences: one a figure.
-        comparison: the same as an audit has it, where rows have labels and groups.
-        by_cell: accuracy by class and group, as (class, group, change), where rows have them.
-    """
-
-    differences: tuple[Difference, ...]
-    comparison: Comparison | None = None
+    differences: tuple[Difference, ...]  # one a figure
+    comparison: Comparison | None = None  # the same as an audit has it, where rows have labels and groups
+    # Accuracy by class and group, as (class, group, change), where rows have them
     by_cell: tuple[tuple[str, str, Difference], ...] = ()
 
 
@@ -213,13 +207,7 @@ class Question(ABC):
 
 
 def halves(cells: NDArray[np.integer], clusters: NDArray[np.integer] | None, seed: int = 0) -> Mask:
-    """Split rows in two, [n] bool: every cell evenly, or, where there are clusters, whole clusters at random.
-
-    Example:
-        >>> first = halves(np.repeat([0, 1], [6, 4]), None)
-        >>> first[:6].sum(), first[6:].sum()
-        (np.int64(3), np.int64(2))
-    """
+    """Split rows in two, [n] bool: every cell evenly, or, where there are clusters, whole clusters at random."""
     rng = np.random.default_rng(seed)
     chosen = np.zeros(len(cells), dtype=bool)
     if clusters is not None:
@@ -232,14 +220,7 @@ def halves(cells: NDArray[np.integer], clusters: NDArray[np.integer] | None, see
 
 
 def half_sha256(ids: Sequence[Any] | NDArray[Any] | None, choosing: Mask) -> str | None:
-    """A hash of who is in the choosing half, to tell later whether heads were chosen on it; None without ids.
-
-    Example:
-        >>> halves = np.array([True, True, False]), np.array([True, False, True])
-        >>> first, second = (half_sha256(("a", "b", "c"), half) for half in halves)
-        >>> first == second
-        False
-    """
+    """A hash of who is in the choosing half, to tell later whether heads were chosen on it; None without ids."""
     if ids is None:
         return None
     return hashlib.sha256("\n".join(sorted(map(str, np.asarray(ids)[choosing]))).encode()).hexdigest()

@@ -24,19 +24,12 @@ _BATCH = 64
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a data set with the group of each.
+    """Rows of a data set with the group of each."""
 
-    Attributes:
-        examples: inputs and labels.
-        groups: [n], into `names`.
-        names: of the groups.
-        column: what they are groups by.
-    """
-
-    examples: Examples
-    groups: NDArray[np.integer]
-    names: tuple[str, ...]
-    column: str
+    examples: Examples  # inputs and labels
+    groups: NDArray[np.integer]  # [n], into `names`
+    names: tuple[str, ...]  # of the groups
+    column: str  # what they are groups by
 
 
 def read_rows(
@@ -47,11 +40,7 @@ def read_rows(
     limit: int | None = None,
     seed: int = 0,
 ) -> Rows:
-    """Rows of one part of a data set, drawn at random where there are more than `limit`.
-
-    Raises:
-        InputError: the data cannot be read, or have no such part or group.
-    """
+    """Rows of one part of a data set, drawn at random where there are more than `limit`."""
     dataset = read_labelled(spec, **(options or {}))
     columns = list(dataset.attributes.columns)
     name = columns[0] if column is None and columns else column
@@ -66,50 +55,27 @@ def read_rows(
 
 
 class Seen(NamedTuple):
-    """What one layer of a model did with the rows.
+    """What one layer of a model did with the rows."""
 
-    Attributes:
-        q: of the chosen token, [n, H, d].
-        k: of the chosen token, [n, H, d].
-        looks: what the first token looks at, averaged over heads, [n, T].
-        layer: its number.
-        name: of the attention module.
-        patch_grid: rows and columns of patches, for pictures.
-    """
-
-    q: Array
-    k: Array
-    looks: Array
-    layer: int
-    name: str
-    patch_grid: tuple[int, int] | None
+    q: Array  # of the chosen token, [n, H, d]
+    k: Array  # of the chosen token, [n, H, d]
+    looks: Array  # what the first token looks at, averaged over heads, [n, T]
+    layer: int  # its number
+    name: str  # of the attention module
+    patch_grid: tuple[int, int] | None  # rows and columns of patches, for pictures
 
 
 @torch.inference_mode()
 def look(
-    folder: Path | str,
-    examples: Examples,
-    layer: int = -1,
-    token: int = 0,
-    device: str = "cpu",
-    max_length: int = 128,
-    progress: Progress | None = None,
+    folder: Path | str,  # of a Hugging Face model, with a method of this library in it or not
+    examples: Examples,  # what to run it on
+    layer: int = -1,  # which attention layer; −1 for the last
+    token: int = 0,  # whose q and k are kept
+    device: str = "cpu",  # where to run
+    max_length: int = 128,  # tokens that texts are cut and padded to
+    progress: Progress | None = None,  # called with (done, total)
 ) -> Seen:
-    """Run a model over rows and keep what one attention layer did.
-
-    Args:
-        folder: of a Hugging Face model, with a method of this library in it or not.
-        examples: what to run it on.
-        layer: which attention layer; −1 for the last.
-        token: whose q and k are kept.
-        device: where to run.
-        max_length: tokens that texts are cut and padded to.
-        progress: called with (done, total).
-
-    Raises:
-        InputError: the folder has no model, the layer or token does not exist.
-        UnsupportedModel: the model's attention cannot be read.
-    """
+    """Run a model over rows and keep what one attention layer did."""
     loaded = open_model(folder, device=device, dtype="float32")
     model = loaded.model
     inputs, grid = _inputs(loaded, examples, max_length)

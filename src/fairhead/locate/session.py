@@ -7,28 +7,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fairhead.data import Images, parse_spec
 from fairhead.errors import InputError, UnsupportedModel
-from fairhead.locate.class_directions import (
+from fairhead.locate.decompose import Decomposer
+from fairhead.locate.directions import (
+    Concept,
     Task,
     array_of,
     classifier_task,
+    concept_from_images,
+    concept_from_texts,
     task_from_images,
     task_from_texts,
     text_classifier_task,
 )
-from fairhead.locate.concepts import Concept, concept_from_images, concept_from_texts
-from fairhead.locate.decompose import Decomposer
 from fairhead.locate.edits import HeadEdits
-from fairhead.locate.gap_question import Evaluation, GapQuestion, halves_of
+from fairhead.locate.gap_question import GapQuestion
 from fairhead.locate.gap_words import STAND_IN
 from fairhead.locate.head_features import Features, collect
-from fairhead.locate.labelled_rows import labelled_rows
 from fairhead.locate.log_odds import take_apart
 from fairhead.locate.pair_question import PairQuestion
-from fairhead.locate.pairs import halves_of_pairs, read_pairs
 from fairhead.locate.passes import RowPasses
 from fairhead.locate.prompts import (
     TEMPLATES,
@@ -43,6 +42,7 @@ from fairhead.locate.prompts import (
     read_prompts,
 )
 from fairhead.locate.question import LocatePlan, Mask, Question
+from fairhead.locate.rows import Evaluation, halves_of, halves_of_pairs, labelled_rows, read_pairs, shared_labels
 from fairhead.locate.textspan import Pool
 from fairhead.models import save
 from fairhead.models.batches import ImageInputs, RowInputs, TextInputs
@@ -102,33 +102,21 @@ class Source:
 
     @property
     def kind(self) -> str:
-        """Of the data: "images", "texts" or "pairs".
-
-        Example:
-            >>> Source("model", "crows:pairs.csv").kind, Source("model", "fairface:FairFace.zip").kind
-            ('pairs', 'images')
-        """
+        """Of the data: "images", "texts" or "pairs"."""
         kind = parse_spec(self.data, "images", "texts", "pairs", "triplets").reader.kind
         return "pairs" if kind == "triplets" else kind
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A question, and what the commands need beside it.
+    """A question, and what the commands need beside it."""
 
-    Attributes:
-        question: to be asked.
-        provenance: where model and rows come from.
-        save: bakes an edit of heads into the weights and writes the model: called with (folder, heads, kind).
-        notes: what was left out, in sentences.
-        images: of the rows, where they are images.
-    """
-
-    question: Question
-    provenance: Mapping[str, Any]
+    question: Question  # to be asked
+    provenance: Mapping[str, Any]  # where model and rows come from
+    # Bakes an edit of heads into the weights and writes the model: called with (folder, heads, kind)
     save: Callable[[Path, Heads, str], None]
-    notes: tuple[str, ...] = ()
-    images: Images | None = None
+    notes: tuple[str, ...] = ()  # what was left out, in sentences
+    images: Images | None = None  # of the rows, where they are images
 
 
 def open_question(
@@ -141,11 +129,6 @@ def open_question(
         plan: whether forward passes will be asked for.
         features: a folder for the heads' terms; the next run with the same model and rows takes them from there.
         progress: called with (stage, done, all).
-
-    Example:
-        >>> source = Source("toxicity-bert", "hatexplain:HateXplain", "Women", "toxic")  # doctest: +SKIP
-        >>> open_question(source, LocatePlan()).question.rows.poles  # doctest: +SKIP
-        ('Women', 'not Women')
     """
     if source.kind == "pairs":
         return _open_pairs(source, plan, features, progress)
@@ -227,29 +210,17 @@ def _stage(progress: Progress | None, name: str) -> Callable[[int, int], None]:
 
 @dataclass(frozen=True)
 class Session:
-    """A model, rows with labels and groups, and what is stored of the model on them.
+    """A model, rows with labels and groups, and what is stored of the model on them."""
 
-    Attributes:
-        source: what was asked for.
-        inputs: the model and the rows that it reads.
-        decomposer: of the model.
-        evaluation: labels and groups of the rows.
-        features: of the rows.
-        text: the text side, or None.
-        prompts: the concept in words, where there are any.
-        words: templates, and the classes where the user's own file says them.
-        notes: what was left out, in sentences.
-    """
-
-    source: Source
-    inputs: RowInputs
-    decomposer: Decomposer
-    evaluation: Evaluation
-    features: Features
-    text: TextSide | None
-    prompts: Prompts | None
-    words: PromptFile
-    notes: tuple[str, ...]
+    source: Source  # what was asked for
+    inputs: RowInputs  # the model and the rows that it reads
+    decomposer: Decomposer  # of the model
+    evaluation: Evaluation  # labels and groups of the rows
+    features: Features  # of the rows
+    text: TextSide | None  # the text side, or None
+    prompts: Prompts | None  # the concept in words, where there are any
+    words: PromptFile  # templates, and the classes where the user's own file says them
+    notes: tuple[str, ...]  # what was left out, in sentences
 
     def task(self, choosing: Mask) -> Task:
         """The classes as directions: the model's classifier, prompts, or a probe fitted on the choosing half."""
@@ -407,11 +378,3 @@ def _text_side(source: Source, inputs: RowInputs) -> TextSide | None:
         except InputError as error:
             raise UnsupportedModel(f"the text tower has no tokenizer beside it: {error}") from None
     return None
-
-
-def shared_labels(evaluation: Evaluation) -> NDArray[np.intp]:
-    """Labels for a comparison within them; one for all where some label has a single group."""
-    cells = np.bincount(2 * evaluation.labels + evaluation.groups, minlength=2 * len(evaluation.classes))
-    seen = cells.reshape(-1, 2)
-    whole = ((seen > 0).all(1) | (seen == 0).all(1)).all()
-    return np.asarray(evaluation.labels if whole else np.zeros_like(evaluation.labels))

@@ -17,21 +17,13 @@ from fairhead.models import method_of
 
 @dataclass(frozen=True)
 class Block:
-    """What one block does to the stream; names are paths inside the block.
+    """What one block does to the stream; names are paths inside the block."""
 
-    Attributes:
-        mlp: the module whose output joins the stream after attention.
-        attention_scale: a norm or LayerScale between the attention output and the stream.
-        mlp_scale: the same for the MLP.
-        attention_norm: in post-norm blocks, the norm of the stream once attention has joined it.
-        mlp_norm: the same for the MLP.
-    """
-
-    mlp: str = "mlp"
-    attention_scale: str | None = None
-    mlp_scale: str | None = None
-    attention_norm: str | None = None
-    mlp_norm: str | None = None
+    mlp: str = "mlp"  # the module whose output joins the stream after attention
+    attention_scale: str | None = None  # a norm or LayerScale between the attention output and the stream
+    mlp_scale: str | None = None  # the same for the MLP
+    attention_norm: str | None = None  # in post-norm blocks, the norm of the stream once attention has joined it
+    mlp_norm: str | None = None  # the same for the MLP
 
 
 _BERT = Block(mlp="output.dense", attention_norm="attention.output.LayerNorm", mlp_norm="output.LayerNorm")
@@ -61,21 +53,13 @@ _PROJECTIONS = ("visual_projection",)
 
 @dataclass(frozen=True, eq=False)
 class Norm:
-    """A norm that is linear once a row's own deviation is known: x -> gain ⊙ (x − centre) / deviation + shift.
+    """A norm that is linear once a row's own deviation is known: x -> gain ⊙ (x − centre) / deviation + shift."""
 
-    Attributes:
-        module: where the deviation is read off; None for a plain LayerScale, which has none.
-        gain: [D].
-        shift: [D], or None.
-        centred: whether the mean is taken out (LayerNorm) or not (RMSNorm).
-        eps: added under the root.
-    """
-
-    module: nn.Module | None
-    gain: Tensor
-    shift: Tensor | None
-    centred: bool
-    eps: float
+    module: nn.Module | None  # where the deviation is read off; None for a plain LayerScale, which has none
+    gain: Tensor  # [D]
+    shift: Tensor | None  # [D], or None
+    centred: bool  # whether the mean is taken out (LayerNorm) or not (RMSNorm)
+    eps: float  # added under the root
 
     def through(self, matrix: Tensor) -> Tensor:
         """The linear map `matrix` [d', D] after this norm's own linear part, deviation aside: [d', D]."""
@@ -103,35 +87,17 @@ class BlockParts:
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """A model's residual stream from the first block's input to the output representation.
+    """A model's residual stream from the first block's input to the output representation."""
 
-    Attributes:
-        base: the part of the model that is run.
-        blocks: in order.
-        final_norm: after the last block; None where every block ends in a norm of its own.
-        projection: a linear layer after that (CLIP), or None.
-        pooler: what turns all tokens into one vector (SigLIP), or None where one token is read.
-    """
-
-    base: nn.Module
-    blocks: tuple[BlockParts, ...]
-    final_norm: Norm | None
-    projection: nn.Linear | None
-    pooler: nn.Module | None
+    base: nn.Module  # the part of the model that is run
+    blocks: tuple[BlockParts, ...]  # in order
+    final_norm: Norm | None  # after the last block; None where every block ends in a norm of its own
+    projection: nn.Linear | None  # a linear layer after that (CLIP), or None
+    pooler: nn.Module | None  # what turns all tokens into one vector (SigLIP), or None where one token is read
 
 
 def stream_of(model: nn.Module) -> Stream:
-    """Find the residual stream of a transformers model, or of its image tower where it has two.
-
-    Raises:
-        UnsupportedModel: the blocks or the final norm are not where they are expected.
-
-    Example:
-        >>> from transformers import ViTConfig, ViTModel
-        >>> model = ViTModel(ViTConfig(hidden_size=8, num_hidden_layers=3, num_attention_heads=2, intermediate_size=8))
-        >>> len(stream_of(model).blocks)
-        3
-    """
+    """Find the residual stream of a transformers model, or of its image tower where it has two."""
     whole: Any = model
     method = type(method_of(model)).__name__
     if "encoder_layer" in model._modules:
@@ -217,13 +183,7 @@ def _final_norm_of(base: nn.Module, blocks: str, kind: str) -> Norm:
 
 @torch.no_grad()
 def norm_of(module: nn.Module) -> Norm:
-    """The linear form of a LayerNorm, an RMSNorm or a LayerScale.
-
-    Example:
-        >>> norm = norm_of(nn.LayerNorm(4))
-        >>> norm.centred, norm.gain.tolist()
-        (True, [1.0, 1.0, 1.0, 1.0])
-    """
+    """The linear form of a LayerNorm, an RMSNorm or a LayerScale."""
     if isinstance(module, nn.LayerNorm):
         shape = module.normalized_shape
         gain = torch.ones(shape) if module.weight is None else module.weight

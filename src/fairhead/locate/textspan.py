@@ -21,17 +21,11 @@ _NOTHING = 1e-8  # what is left of a text once it is explained, as a share of th
 
 
 class Spanned(NamedTuple):
-    """The texts chosen for one head, in order.
+    """The texts chosen for one head, in order."""
 
-    Attributes:
-        chosen: positions in the pool, [m].
-        share: of the head's variance that each explains, [m].
-        rank: dimensions of the span that texts were projected on.
-    """
-
-    chosen: NDArray[np.intp]
-    share: Array
-    rank: int
+    chosen: NDArray[np.intp]  # positions in the pool, [m]
+    share: Array  # of the head's variance that each explains, [m]
+    rank: int  # dimensions of the span that texts were projected on
 
 
 def span_of_moments(
@@ -40,14 +34,6 @@ def span_of_moments(
     """TextSpan from a head's moments: mean [d] and covariance [d, d] of z, and its map [d', d] to the output.
 
     Of the pool [T, d'], m texts are chosen, fewer where they explain nothing more.
-
-    Example:
-        >>> rng = np.random.default_rng(0)
-        >>> z = rng.normal(size=(500, 2)) * [3.0, 1.0]
-        >>> identity, pool = np.eye(2), np.array([[0.1, 1.0], [1.0, 0.0], [0.5, 0.5]])
-        >>> found = span_of_moments(z.mean(0), np.cov(z.T, bias=True), identity, pool, m=2)
-        >>> found.chosen.tolist(), bool(found.share[0] > 0.85)
-        ([1, 0], True)
     """
     basis, triangle = np.linalg.qr(np.asarray(head_map, dtype=np.float64))  # terms = (triangle z) in this basis
     spread = triangle @ covariance @ triangle.T
@@ -84,24 +70,12 @@ def _greedy(pool: Array, spread: Array, m: int) -> Spanned:
 
 @dataclass(frozen=True)
 class Pool:
-    """Texts to choose from, with those that name the attribute and their matched neutral controls marked.
+    """Texts to choose from, with those that name the attribute and their matched neutral controls marked."""
 
-    Attributes:
-        texts: T of them.
-        vectors: [T, d'].
-        attribute: which of them name the attribute, [T] bool: equally many of each pole.
-        neutral: which are their controls, [T] bool: made with the same templates.
-
-    Example:
-        >>> pool = Pool.of(["dog", "hat"], np.eye(3)[:2], ["woman", "man"], np.array([[0, 0, 1.0], [0, 0, -1.0]]))
-        >>> pool.attribute.tolist()
-        [False, False, True, True]
-    """
-
-    texts: tuple[str, ...]
-    vectors: NDArray[np.floating]
-    attribute: NDArray[np.bool_]
-    neutral: NDArray[np.bool_]
+    texts: tuple[str, ...]  # T of them
+    vectors: NDArray[np.floating]  # [T, d']
+    attribute: NDArray[np.bool_]  # which of them name the attribute, [T] bool: equally many of each pole
+    neutral: NDArray[np.bool_]  # which are their controls, [T] bool: made with the same templates
 
     @classmethod
     def of(
@@ -125,32 +99,19 @@ class Pool:
 
 @dataclass(frozen=True)
 class HeadTexts:
-    """What one head's TextSpan says about an attribute.
+    """What one head's TextSpan says about an attribute."""
 
-    Attributes:
-        head: which.
-        texts: chosen, in order.
-        share: of the head's variance that each explains.
-        is_attribute: whether each names the attribute.
-        first: place of the first that does, from 1; None where none does.
-        count: how many do.
-        attribute_share: of the variance, explained by them.
-        p: of as much under a random relabelling of the pool.
-        p_matched: of as many attribute texts among all attribute and neutral texts that were chosen; None without
-            neutral texts.
-        p_adjusted: p after Benjamini–Hochberg over the heads looked at.
-    """
-
-    head: Head
-    texts: tuple[str, ...]
-    share: tuple[float, ...]
-    is_attribute: tuple[bool, ...]
-    first: int | None
-    count: int
-    attribute_share: float
-    p: float
+    head: Head  # which
+    texts: tuple[str, ...]  # chosen, in order
+    share: tuple[float, ...]  # of the head's variance that each explains
+    is_attribute: tuple[bool, ...]  # whether each names the attribute
+    first: int | None  # place of the first that does, from 1; None where none does
+    count: int  # how many do
+    attribute_share: float  # of the variance, explained by them
+    p: float  # of as much under a random relabelling of the pool
+    # Of as many attribute texts among all attribute and neutral texts that were chosen; None without neutral texts
     p_matched: float | None
-    p_adjusted: float = field(default=float("nan"))
+    p_adjusted: float = field(default=float("nan"))  # p after Benjamini–Hochberg over the heads looked at
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -184,15 +145,6 @@ def text_spans(
     The choice does not know which texts name the attribute; relabelling as many random texts of the pool
     (`permutations` times) gives the share of variance that chance would explain. Against the matched neutral texts the
     count is hypergeometric. Moments are those of z, maps [L, H, d', d]; without `heads` it is asked of all.
-
-    Example:
-        >>> from fairhead.locate.head_features import HeadMoments
-        >>> z = np.random.default_rng(0).normal(size=(300, 1, 1, 2)) * [3.0, 0.5]   # one head of two dimensions
-        >>> moments = HeadMoments.of(z, np.zeros(300, int), 1).pooled(by="rows")
-        >>> pool = Pool.of(["hat", "dog"], np.array([[0.1, 0.9], [0.3, 0.3]]), ["woman"], np.array([[1.0, 0.0]]))
-        >>> (found,) = text_spans(moments, np.eye(2)[None, None], pool, m=1)
-        >>> found.texts, found.is_attribute
-        (('woman',), (True,))
     """
     chosen_heads = [Head(*h) for h in heads] if heads is not None else [Head(*h) for h in np.ndindex(maps.shape[:2])]
     rng = np.random.default_rng(seed)

@@ -6,8 +6,8 @@ and the heads' parts add up to the row's own logit.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,35 +16,20 @@ from scipy.special import logsumexp, ndtr
 from torch import Tensor, nn
 
 from fairhead.errors import InputError, UnsupportedModel
-from fairhead.locate.prompts import TextSide
+from fairhead.locate.head_features import Array, Features, shrunk
+from fairhead.locate.prompts import Prompts, TextSide
 
-if TYPE_CHECKING:
-    from fairhead.locate.head_features import Features
-
-Array = NDArray[np.float64]
 _CHUNK = 256
 
 
 @dataclass(frozen=True)
 class Task:
-    """Classes as directions of the output representation: logits = output @ directions.T + bias.
+    """Classes as directions of the output representation: logits = output @ directions.T + bias."""
 
-    Attributes:
-        classes: names.
-        directions: [C, d'].
-        bias: [C].
-        origin: where they come from, in words.
-
-    Example:
-        >>> task = Task(("no", "yes"), np.eye(2), np.zeros(2), "made by hand")
-        >>> task.logits(np.array([[0.2, 0.7]])).tolist(), task.evidence(1).tolist()
-        ([[0.2, 0.7]], [-1.0, 1.0])
-    """
-
-    classes: tuple[str, ...]
-    directions: Array
-    bias: Array
-    origin: str
+    classes: tuple[str, ...]  # names
+    directions: Array  # [C, d']
+    bias: Array  # [C]
+    origin: str  # where they come from, in words
 
     def logits(self, output: NDArray[np.floating]) -> Array:
         """Outputs [n, d'] to logits [n, C]."""
@@ -60,12 +45,6 @@ class Task:
 
         Prompts say where a class lies and nothing about how far from the others: argmax may never choose one of them.
         Take outputs [n, d'] and labels [n] of rows that are not reported on.
-
-        Example:
-            >>> task = Task(("no", "yes"), np.array([[0.0], [1.0]]), np.zeros(2), "prompts")
-            >>> output, labels = np.arange(2.0, 12.0)[:, None], np.repeat([0, 1], [7, 3])
-            >>> task.logits(output).argmax(1).sum(), task.calibrated(output, labels).logits(output).argmax(1).sum()
-            (np.int64(10), np.int64(3))
         """
         wanted = np.bincount(labels, minlength=len(self.classes)) / len(labels)
         logits = self.logits(output)
@@ -89,11 +68,11 @@ class Task:
         """The direction of the evidence for one class: against the other, or against the mean of the others; [d']."""
         return evidence_of(self.directions.T, positive)
 
-    def parts(self, features: "Features", positive: int) -> Array:
+    def parts(self, features: Features, positive: int) -> Array:
         """Each head's part in the evidence for one class, [n, L, H]."""
         return features.parts(self.evidence(positive)[None])[..., 0]
 
-    def other_parts(self, features: "Features", positive: int) -> Array:
+    def other_parts(self, features: Features, positive: int) -> Array:
         """The other terms' parts in it, [n, M]."""
         return features.other_parts(self.evidence(positive)[None])[..., 0]
 
@@ -101,19 +80,14 @@ class Task:
         """The evidence itself, [n], up to a constant."""
         return np.asarray(output, dtype=np.float64) @ self.evidence(positive)
 
-    def push(self, features: "Features", layer: int, moved: Array) -> Array:
+    def push(self, features: Features, layer: int, moved: Array) -> Array:
         """The change of the logits [n, H, C] if each head's z [n, H, d] at a layer changed so, all else held."""
         through = np.einsum("co,hod->hcd", self.directions, features.maps[layer], optimize=True)
         return np.asarray(np.einsum("nhd,hcd->nhc", moved, through, optimize=True))
 
 
 def evidence_of(logits: NDArray[np.floating], positive: int) -> Array:
-    """Evidence for one class in logits [n, C]: against the other, or against the mean of the others; [n].
-
-    Example:
-        >>> evidence_of(np.array([[1.0, 4.0, 3.0]]), positive=1).tolist()
-        [2.0]
-    """
+    """Evidence for one class in logits [n, C]: against the other, or against the mean of the others; [n]."""
     return np.asarray(logits[:, positive] - np.delete(logits, positive, axis=1).mean(1), dtype=np.float64)
 
 
@@ -122,29 +96,13 @@ class PooledTask(Task):
     """Classes behind a hidden layer: logits = out @ act(dense @ output + dense_bias) + out_bias.
 
     `directions` and `bias` are those of the same layers without the activation: the plane in which classes lie.
-
-    Attributes:
-        dense: [K, d'].
-        dense_bias: [K].
-        out: [C, K].
-        out_bias: [C].
-        activation: "tanh", "relu" or "gelu".
-
-    Example:
-        >>> rng = np.random.default_rng(0)
-        >>> parts = rng.normal(size=(4, 3)), rng.normal(size=4), rng.normal(size=(2, 4)), np.zeros(2)
-        >>> task = PooledTask.of(("no", "yes"), *parts, "tanh", "made by hand")
-        >>> h = rng.normal(size=(5, 3))
-        >>> linear = np.einsum("nco,no->nc", task.row_directions(h), h) + task.row_constants(h)
-        >>> bool(np.allclose(linear, task.logits(h)))
-        True
     """
 
-    dense: Array = field(default_factory=lambda: np.zeros((0, 0)))
-    dense_bias: Array = field(default_factory=lambda: np.zeros(0))
-    out: Array = field(default_factory=lambda: np.zeros((0, 0)))
-    out_bias: Array = field(default_factory=lambda: np.zeros(0))
-    activation: str = "tanh"
+    dense: Array = field(default_factory=lambda: np.zeros((0, 0)))  # [K, d']
+    dense_bias: Array = field(default_factory=lambda: np.zeros(0))  # [K]
+    out: Array = field(default_factory=lambda: np.zeros((0, 0)))  # [C, K]
+    out_bias: Array = field(default_factory=lambda: np.zeros(0))  # [C]
+    activation: str = "tanh"  # "tanh", "relu" or "gelu"
 
     @classmethod
     def of(
@@ -179,7 +137,7 @@ class PooledTask(Task):
         """What the biases add to each row's logits, [n, C]."""
         return (self._ratio(output) * self.dense_bias) @ self.out.T + self.out_bias
 
-    def parts(self, features: "Features", positive: int) -> Array:
+    def parts(self, features: Features, positive: int) -> Array:
         """Each head's part in the evidence of one class, [n, L, H]."""
         found = np.empty((len(features), *features.shape))
         for start in range(0, len(features), _CHUNK):
@@ -189,7 +147,7 @@ class PooledTask(Task):
             found[rows] = (through * features.heads[rows]).sum(-1)
         return found
 
-    def other_parts(self, features: "Features", positive: int) -> Array:
+    def other_parts(self, features: Features, positive: int) -> Array:
         """The other terms' parts in it, [n, M]."""
         direction = self._evidence(features.output, positive)
         return np.einsum("nmo,no->nm", np.asarray(features.others, dtype=np.float64), direction, optimize=True)
@@ -198,7 +156,7 @@ class PooledTask(Task):
         """The evidence itself, [n]: the logit against the mean of the others'."""
         return evidence_of(self.logits(output), positive)
 
-    def push(self, features: "Features", layer: int, moved: Array) -> Array:
+    def push(self, features: Features, layer: int, moved: Array) -> Array:
         """The change of the logits [n, H, C] if each head's z [n, H, d] at a layer changed so, all else held."""
         terms = np.einsum("nhd,hod->nho", moved, features.maps[layer], optimize=True)
         return np.einsum("nho,nco->nhc", terms, self.row_directions(features.output), optimize=True)
@@ -224,18 +182,7 @@ _SLOPES = {"tanh": 1.0, "relu": 0.0, "gelu": 0.5}  # at 0
 
 
 def classifier_task(model: nn.Module) -> Task:
-    """The classes of an image classifier that reads its first token (ViT and its kin).
-
-    Raises:
-        UnsupportedModel: the classifier is not where it is expected, or reads more than that token.
-
-    Example:
-        >>> from transformers import ViTConfig, ViTForImageClassification
-        >>> shape = dict(image_size=4, patch_size=2, hidden_size=8, intermediate_size=8, num_attention_heads=2)
-        >>> model = ViTForImageClassification(ViTConfig(num_hidden_layers=1, id2label={0: "no", 1: "yes"}, **shape))
-        >>> classifier_task(model).classes
-        ('no', 'yes')
-    """
+    """The classes of an image classifier that reads its first token (ViT and its kin)."""
     parts: Any = model
     classifier = getattr(parts, "classifier", None)
     width = getattr(getattr(parts, "config", None), "hidden_size", None)
@@ -256,11 +203,7 @@ def classifier_task(model: nn.Module) -> Task:
 
 
 def text_classifier_task(model: nn.Module) -> PooledTask:
-    """The classes of a text classifier that reads its first token through one hidden layer.
-
-    Raises:
-        UnsupportedModel: it is built in another way.
-    """
+    """The classes of a text classifier that reads its first token through one hidden layer."""
     whole: Any = model
     head: Any = getattr(whole, "classifier", None)
     pooler = getattr(getattr(whole, "base_model", None), "pooler", None)
@@ -288,14 +231,7 @@ def array_of(tensor: Tensor) -> Array:
 def task_from_texts(
     words: Mapping[str, Sequence[str]], templates: Sequence[str], text: TextSide, scale: float = 100.0
 ) -> Task:
-    """Zero-shot classes: each the unit mean of its prompts, logits scaled as CLIP does.
-
-    Example:
-        >>> vectors = np.random.default_rng(0).normal(size=(100, 8))
-        >>> some = lambda texts: vectors[[sum(map(ord, t)) % 100 for t in texts]]
-        >>> task_from_texts({"nurse": ["nurse"], "doctor": ["doctor", "physician"]}, ["a {}"], some).classes
-        ('nurse', 'doctor')
-    """
+    """Zero-shot classes: each the unit mean of its prompts, logits scaled as CLIP does."""
     if len(words) < 2:
         raise InputError(f"a task needs at least two classes; found {', '.join(words) or 'none'}")
     directions = []
@@ -308,15 +244,7 @@ def task_from_texts(
 
 
 def task_from_images(output: NDArray[np.floating], labels: NDArray[np.integer], classes: Sequence[str]) -> Task:
-    """Classes as a linear probe on outputs, for models that have neither a classifier nor a text side.
-
-    Example:
-        >>> labels = np.arange(90) % 3
-        >>> output = np.eye(3)[labels] + 0.1 * np.random.default_rng(0).normal(size=(90, 3))
-        >>> task = task_from_images(output, labels, ("a", "b", "c"))
-        >>> bool((task.logits(output).argmax(1) == labels).all())
-        True
-    """
+    """Classes as a linear probe on outputs, for models that have neither a classifier nor a text side."""
     weights, bias = fit_logistic(np.asarray(output, dtype=np.float64), labels, len(classes))
     return Task(tuple(classes), weights, bias, f"a linear probe fitted on {len(output)} images")
 
@@ -346,3 +274,100 @@ def fit_logistic(x: Array, labels: NDArray[np.integer], n_classes: int, ridge: f
 def unit(x: Array) -> Array:
     """Rows of length 1."""
     return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+@dataclass(frozen=True)
+class Concept:
+    """A direction with its name."""
+
+    name: str  # "gender", ...
+    poles: tuple[str, str]  # the two ends, the one it points to first
+    vector: Array  # unit length, [d']
+    origin: str  # how it was made, in words
+    # What else is worth knowing: prompts, shrinkage, what was taken out
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+    def orthogonal_to(self, task: Task) -> "Concept":
+        """The part of the direction that no class of the task shares: that says the attribute and nothing else."""
+        span = np.linalg.qr((task.directions - task.directions.mean(0)).T)[0][:, : len(task.classes) - 1]
+        rest = self.vector - span @ (span.T @ self.vector)
+        left = float(np.linalg.norm(rest))
+        if left < 1e-3:
+            raise InputError(
+                f"nothing is left of the concept {self.name!r} once the classes are taken out: the task "
+                f"({', '.join(task.classes)}) asks for the concept itself"
+            )
+        return replace(self, vector=rest / left, detail={**self.detail, "left_beside_the_classes": left})
+
+
+def concept_from_texts(prompts: Prompts, text: TextSide) -> Concept:
+    """The mean of one pole's prompts minus the other's: templates × synonyms, both poles with equally many."""
+    ends = []
+    for pole in prompts.poles:
+        ends.append(unit(np.asarray(text(prompts.texts(pole)), dtype=np.float64)).mean(0))
+    vector = ends[0] - ends[1]
+    length = np.linalg.norm(vector)
+    if length < 1e-6:
+        raise InputError(f"both poles of {prompts.name!r} have the same prompts, as the text side sees them")
+    first, second = prompts.poles
+    detail = {"prompts": {pole.name: list(prompts.texts(pole)) for pole in prompts.poles}}
+    return Concept(prompts.name, (first.name, second.name), vector / length, "prompts", detail)
+
+
+def concept_from_images(
+    output: NDArray[np.floating],
+    groups: NDArray[np.integer],
+    labels: NDArray[np.integer],
+    *,
+    name: str,
+    poles: tuple[str, str],
+    method: str = "means",
+    noun: str = "images",
+) -> Concept:
+    """A direction learned from outputs [n, d'] of images whose group is known: 1 for the first pole, 0 for the second.
+
+    Groups are compared within each label, all counting the same. The method is "means" (difference of the means),
+    "logistic" (a probe with a ridge), or "leace" (what linear erasure takes out: the difference, whitened).
+    """
+    x = np.asarray(output, dtype=np.float64)
+    difference, within, n_cells = _within(x, groups, labels, poles)
+    detail: dict[str, Any] = {"n": len(x)}
+    if method == "means":
+        vector: Array = difference
+    elif method == "leace":
+        covariance, amount = shrunk(within.T @ within / len(x), len(x) - n_cells)
+        vector = np.asarray(np.linalg.solve(covariance, difference), dtype=np.float64)
+        detail["shrinkage"] = amount
+    elif method == "logistic":
+        centred = within + np.where(groups == 1, 0.5, -0.5)[:, None] * difference
+        weights, _ = fit_logistic(centred, groups.astype(np.int64), 2)
+        vector = weights[1] - weights[0]
+    else:
+        raise InputError(f"method is {method!r}; expected 'means', 'logistic' or 'leace'")
+    if len(x) <= x.shape[1] and method != "means":
+        detail["few"] = f"{len(x)} {noun} for {x.shape[1]} dimensions: shrunk, and less sure than its figures look"
+    length = np.linalg.norm(vector)
+    if length == 0:
+        raise InputError(f"the two groups ({', '.join(poles)}) have the same outputs, so there is no direction")
+    return Concept(name, poles, vector / length, f"labelled {noun} ({method})", detail)
+
+
+def _within(
+    x: Array, groups: NDArray[np.integer], labels: NDArray[np.integer], poles: tuple[str, str]
+) -> tuple[Array, Array, int]:
+    """Mean difference of the groups given the label [d'], rows less their cell's mean [n, d'], cells."""
+    levels = np.unique(labels)
+    within = np.empty_like(x)
+    differences = []
+    for label in levels:
+        means = []
+        for group in (1, 0):
+            rows = (labels == label) & (groups == group)
+            if not rows.any():
+                raise InputError(
+                    f"no image of {poles[1 - group]} has label {label}; both groups are needed within every label"
+                )
+            means.append(x[rows].mean(0))
+            within[rows] = x[rows] - means[-1]
+        differences.append(means[0] - means[1])
+    return np.mean(differences, axis=0), within, 2 * len(levels)
