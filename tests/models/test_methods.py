@@ -231,6 +231,19 @@ def test_the_shortcut_is_avoided_with_attributes(name, task, plain):
     assert with_it > 0.9
 
 
+@pytest.mark.parametrize(
+    ("name", "options"), [("group_balanced", {}), ("group_balanced", {"how": "weights"}), ("bias_balance", {})]
+)
+def test_the_shortcut_is_avoided_where_it_is_the_group(name, options, task, plain):
+    shown = [task.train.labels ^ task.train_groups, task.validation.labels ^ task.validation_groups]
+    trained = run_with_attributes(
+        method(name, **options), build_model, task.train, task.validation, *shown, PLAN, selection="worst_group"
+    )
+    with_it, against_it = accuracies(trained.model, task)
+    assert against_it > plain[1] + 0.2
+    assert with_it > 0.9
+
+
 def test_selection_by_groups_is_a_flagged_choice_for_any_method(task, plain):
     groups = task.train_groups, task.validation_groups
     trained = run_with_attributes(

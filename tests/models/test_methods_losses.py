@@ -9,15 +9,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import LinearConstraint, NonlinearConstraint, minimize
+from scipy.stats import chi2_contingency
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
 
 from fairhead.mitigate import method
 from fairhead.mitigate.arl import _AdversarialLoss
 from fairhead.mitigate.dro import chi2_weights, cvar_weights
 from fairhead.mitigate.eiil import environments, scale_gradients
+from fairhead.mitigate.feature_clusters import independent_weights
 from fairhead.mitigate.kd import _DistillationLoss
 from fairhead.mitigate.lff import FailureLoss
-from fairhead.mitigate.losses import GroupLoss, balanced
+from fairhead.mitigate.losses import GroupLoss, PriorLoss, WeightedLoss, balanced
+from fairhead.mitigate.references import balancing
 from fairhead.mitigate.two_networks import PairOutput
 from fairhead.mitigate.xrm import TwinLoss
 
@@ -181,6 +184,84 @@ def test_group_weights_by_hand():
     q = [part / sum(raw) for part in raw]
     assert loss.q.tolist() == pytest.approx(q, rel=1e-5)
     assert value.item() == pytest.approx(q[0] * means[0] + q[1] * means[1], rel=1e-5)
+
+
+def a_table_of_classes_and_groups():
+    """Labels and groups of 1000 rows with P(y = 1 | a) of 0.9, 0.5 and 0."""
+    counts = {(0, 0): 40, (1, 0): 360, (0, 1): 200, (1, 1): 200, (0, 2): 200}
+    pairs = torch.tensor([pair for pair, n in counts.items() for _ in range(n)])
+    return pairs[:, 0], pairs[:, 1]
+
+
+def test_the_shares_of_a_group_are_added_to_the_logits():
+    labels, groups = a_table_of_classes_and_groups()
+    rows = torch.tensor([0, 100, 500, 999])
+    logits = some_logits(4, 2)
+    value = PriorLoss(labels, groups)(output(logits), labels[rows], rows)
+    shares = np.array([[0.1, 0.9], [0.5, 0.5], [1, 1e-9]])[groups[rows].numpy()]
+    # Bayes' rule instead of a softmax of sums: p(y) e^f(y), normalised.
+    odds = shares * np.exp(logits.detach().numpy())
+    chances = (odds / odds.sum(1, keepdims=True))[np.arange(4), labels[rows].numpy()]
+    assert value.item() == pytest.approx(-np.log(chances).mean(), rel=1e-5)
+    value.backward()
+    assert logits.grad.isfinite().all()
+
+
+def test_classes_without_a_training_row_are_given_no_share():
+    logits = torch.tensor([[0.3, -0.2, 5.0]])
+    value = PriorLoss(torch.tensor([0, 1]), torch.tensor([0, 0]))(output(logits), torch.tensor([0]), torch.tensor([0]))
+    assert value.item() == pytest.approx(math.log1p(math.exp(-0.5)), rel=1e-5)
+
+
+def test_what_the_group_alone_says_of_the_label_is_not_learnt():
+    """Of a logit for each (group, class), all that fits the table: f = log p(y|a) + const plainly, and const here."""
+    labels, groups = a_table_of_classes_and_groups()
+    labels, groups = labels[:800], groups[:800]
+
+    def fitted(loss):
+        f = torch.zeros(2, 2, dtype=torch.float64, requires_grad=True)
+        optimizer = torch.optim.LBFGS([f], lr=1, max_iter=200, tolerance_grad=1e-9, line_search_fn="strong_wolfe")
+
+        def closure():
+            optimizer.zero_grad()
+            value = loss(f[groups])
+            value.backward()
+            return value
+
+        optimizer.step(closure)
+        return (f[:, 1] - f[:, 0]).detach()
+
+    plain = fitted(lambda logits: cross_entropy(logits, labels))
+    assert plain.tolist() == pytest.approx([math.log(9), 0], abs=1e-3)
+    prior, rows = PriorLoss(labels, groups), torch.arange(800)
+    assert fitted(lambda logits: prior(output(logits), labels, rows)).tolist() == pytest.approx([0, 0], abs=1e-3)
+    # So it is with weights; the classes' own shares, 0.3 and 0.7, stay.
+    weighted = WeightedLoss(independent_weights(labels, groups))
+    by_weights = fitted(lambda logits: weighted(output(logits), labels, rows))
+    assert by_weights.tolist() == pytest.approx([math.log(7 / 3)] * 2, abs=1e-3)
+
+
+def test_rows_are_drawn_until_label_and_group_are_independent(monkeypatch):
+    labels, groups = a_table_of_classes_and_groups()
+    labels, groups = labels[:800], groups[:800]
+    seen = {}
+
+    class Noting:
+        groups_train, train = groups, SimpleNamespace(labels=labels)
+        build_model = staticmethod(lambda: None)
+        generator = staticmethod(lambda: torch.Generator().manual_seed(0))
+
+        def fit(self, stage, model, **given):
+            seen.update(given)
+
+    monkeypatch.setattr(balancing, "with_attributes", lambda job, method: job)
+    method("group_balanced").train(Noting())
+    drawn = torch.tensor([row for _ in range(50) for row in seen["sampler"]])
+    table = np.zeros((2, 2))
+    np.add.at(table, (labels[drawn].numpy(), groups[drawn].numpy()), 1)
+    assert len(drawn) == 50 * 800
+    assert chi2_contingency(table).pvalue > 0.01
+    assert (table / table.sum()).sum(1) == pytest.approx([0.3, 0.7], abs=0.01)
 
 
 def test_balanced_draws_come_from_every_cell_alike():

@@ -162,6 +162,8 @@ METHODS: Mapping[str, MethodEntry] = {
         _here("xrm", "xrm:XRM", "environments from twin networks (Pezeshki et al., 2024)"),
         _here("spare", "spare:SPARE", "clusters of early outputs shown evenly (Yang et al., 2024)"),
         _here("clusters", "feature_clusters:Clusters", "label made independent of clusters in features"),
+        _reference("group_balanced", "balancing:GroupBalanced", "rows counted until label and group are independent"),
+        _reference("bias_balance", "balancing:BiasBalance", "label shares of the group given (Hong & Yang, 2021)"),
         _reference("group_dro", "group_dro:GroupDRO", "GroupDRO with the true groups (Sagawa et al., 2020)"),
         _reference("dfr", "dfr:DFR", "last layer fitted on even groups (Kirichenko et al., 2023)"),
         _reference("fscl", "fscl:FSCL", "fair supervised contrastive loss (Park et al., 2022)"),
@@ -189,7 +191,7 @@ def names(kind: Kind | None = None, uses_groups: bool | None = None) -> list[str
 
     Example:
         >>> names("classifier", uses_groups=True)
-        ['group_dro', 'dfr', 'fscl', 'tadet', 'dsa']
+        ['group_balanced', 'bias_balance', 'group_dro', 'dfr', 'fscl', 'tadet', 'dsa']
     """
     found = METHODS.values()
     return [e.name for e in found if kind in (None, e.kind) and uses_groups in (None, e.uses_groups)]
