@@ -1,5 +1,6 @@
 """Losses and weights of the methods against values worked out by hand, brute force and SciPy."""
 
+import copy
 import math
 from types import SimpleNamespace
 
@@ -10,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import LinearConstraint, NonlinearConstraint, minimize
 from scipy.stats import chi2_contingency
+from shortcut import build_model
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
 
-from fairhead.mitigate import method
+from fairhead.mitigate import method, run
 from fairhead.mitigate.arl import _AdversarialLoss
 from fairhead.mitigate.dro import chi2_weights, cvar_weights
 from fairhead.mitigate.eiil import environments, scale_gradients
@@ -23,6 +25,7 @@ from fairhead.mitigate.losses import GroupLoss, PriorLoss, WeightedLoss, balance
 from fairhead.mitigate.references import balancing
 from fairhead.mitigate.two_networks import PairOutput
 from fairhead.mitigate.xrm import TwinLoss
+from fairhead.train import Examples, TrainingPlan
 
 LOSSES = st.lists(st.floats(0, 10), min_size=2, max_size=8).map(lambda x: torch.tensor(x, dtype=torch.float64))
 
@@ -168,6 +171,40 @@ def test_lff_clings_by_generalised_cross_entropy():
     # d/dθ (1 − p^q)/q = p^q dCE: the published loss without its factor q.
     (expected,) = torch.autograd.grad(((1 - p**q) / q).mean() * q, biased)
     torch.testing.assert_close(found, expected)
+
+
+def test_lff_of_the_release_is_two_heads_on_one_encoder(monkeypatch):
+    """Held against a loop written after DAM's released notebook: one encoder, two heads, q = 0.3."""
+    data = Examples({"x": torch.randn(64, 10, generator=torch.Generator().manual_seed(0))}, torch.arange(64) % 2)
+    plan = TrainingPlan(epochs=3, batch_size=32, weight_decay=0.0, schedule="constant", warmup=0.0, max_grad_norm=None)
+    batches = []
+    whole = FailureLoss.__call__
+    monkeypatch.setattr(FailureLoss, "__call__", lambda *given: batches.append(given[3].clone()) or whole(*given))
+    trained = run(method("lff_release"), build_model, data, data, plan, selection="last_epoch")
+    assert [stage.steps for stage in trained.stages] == [6] == [len(batches)]
+
+    model = build_model()
+    encoder, heads = model.hidden, [model.classifier, copy.deepcopy(model.classifier)]  # predicting, biased
+    parameters = [*encoder.parameters(), *heads[0].parameters(), *heads[1].parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=plan.learning_rate, weight_decay=0.0)
+    memory, visited = torch.zeros(2, 64), torch.zeros(64)
+    for rows in batches:
+        labels = data.labels[rows]
+        features = encoder(data.inputs["x"][rows]).tanh()
+        losses = torch.stack([cross_entropy(head(features), labels, reduction="none") for head in heads])
+        with torch.no_grad():
+            memory[:, rows] = 0.7 * memory[:, rows] + (1 - 0.7 * visited[rows]) * losses
+            visited[rows] = 1
+            now = memory[:, rows].clone()
+            for label in (0, 1):
+                now[:, labels == label] /= memory[:, data.labels == label].amax(1, keepdim=True)
+            weight = now[1] / (now[1] + now[0] + 1e-8)
+            clinging = 0.3 * (-losses[1]).exp() ** 0.3
+        optimizer.zero_grad()
+        ((clinging * losses[1]).mean() + (weight * losses[0]).mean()).backward()
+        optimizer.step()
+    torch.testing.assert_close(trained.model.state_dict(), model.state_dict(), atol=1e-6, rtol=1e-4)
+    assert not trained.model.classifier._forward_pre_hooks
 
 
 # Groups: GroupDRO, EIIL, XRM

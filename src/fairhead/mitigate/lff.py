@@ -1,7 +1,9 @@
 """LfF, learning from failure: what a network that clings to easy rows finds hard counts more (Nam et al., 2020)."""
 
+import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -9,14 +11,14 @@ from torch import Tensor, nn
 
 from fairhead.mitigate.losses import gathered, row_losses
 from fairhead.mitigate.priors import Prior, Uniform
-from fairhead.mitigate.training_job import Job
-from fairhead.mitigate.two_networks import PairOutput, fresh_pair
+from fairhead.mitigate.training_job import ADDED_LATER, Job
+from fairhead.mitigate.two_networks import PairOutput, fresh_pair, second_head
 from fairhead.settings import PositiveShare, Share
 
 
 @dataclass(frozen=True)
 class LfF:
-    """Learning from failure, with two networks that share nothing.
+    """Learning from failure, with two networks that share nothing unless `shared` says so.
 
     The biased network is meant to learn the easy rows alone. Where it learns nearly all by heart (few rows, many
     epochs), their weights vanish, and the predicting network may learn the reverse of the task: mind its accuracy.
@@ -24,6 +26,8 @@ class LfF:
     Attributes:
         q: of the generalised cross-entropy that makes the second network cling to what it has learnt first.
         memory: share of the past in the running loss of each row (α).
+        shared: one encoder with two heads instead of two networks, as DAM's authors ran it: another method, since what
+            the biased head learns is then in the features that the predicting head reads.
 
     Example:
         >>> from fairhead.mitigate import method
@@ -33,13 +37,15 @@ class LfF:
 
     q: PositiveShare = 0.7
     memory: Share = 0.7
+    shared: bool = field(default=False, metadata=ADDED_LATER)
 
     priors: ClassVar[Mapping[str, Prior]] = {"q": Uniform(0.05, 0.95)}
 
     def train(self, job: Job) -> nn.Module:
         """One stage with both networks."""
-        pair = fresh_pair(job)
-        job.fit("training beside a biased network", pair, loss=FailureLoss(job.train.labels, self.q, self.memory))
+        alike = second_head(job, copy.deepcopy) if self.shared else nullcontext(fresh_pair(job))
+        with alike as pair:
+            job.fit("training beside a biased network", pair, loss=FailureLoss(job.train.labels, self.q, self.memory))
         return pair.first
 
 

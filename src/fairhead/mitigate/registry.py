@@ -156,6 +156,12 @@ METHODS: Mapping[str, MethodEntry] = {
         _here("kd", "kd:KD", "distillation from a teacher (Chai et al., 2022)"),
         _here("jtt", "jtt:JTT", "trained twice, the first model's errors up-weighted (Liu et al., 2021)"),
         _here("lff", "lff:LfF", "learning from failure, beside a biased network (Nam et al., 2020)"),
+        _here(
+            "lff_release",
+            "lff:LfF",
+            "LfF as DAM's authors ran it, with one encoder for both networks",
+            options={"shared": True, "q": 0.3},
+        ),
         _here("eiil", "eiil:EIIL", "GroupDRO over two inferred environments (Creager et al., 2021)"),
         _here("scaling", "scaling:ClassScaling", "class probabilities scaled for the worst class"),
         _here("afr", "afr:AFR", "last layer retrained with reweighted rows (Qiu et al., 2023)"),

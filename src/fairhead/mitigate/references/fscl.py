@@ -2,17 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from fairhead.mitigate.last_layer import find_head
 from fairhead.mitigate.losses import gathered, row_losses
 from fairhead.mitigate.priors import LogUniform, Prior
 from fairhead.mitigate.references import with_attributes
 from fairhead.mitigate.training_job import Job
+from fairhead.mitigate.two_networks import PairOutput, second_head
 from fairhead.settings import Count, NotNegative, Positive
 
 
@@ -47,50 +47,24 @@ class FSCL:
     def train(self, job: Job) -> nn.Module:
         """One stage with both losses."""
         job = with_attributes(job, self)
-        model = job.build_model()
-        head = find_head(model, job.train)
-        projected = _Projected(model, head, self.width)
-        try:
-            job.fit("training", projected, loss=_Loss(self, job.groups_train))
-        finally:
-            projected.handle.remove()
-        return model
 
+        def projection(head: nn.Linear) -> nn.Module:
+            width = head.in_features
+            return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, self.width))
 
-class _Output(NamedTuple):
-    """A tuple: parallel training takes outputs apart and puts them together, and loses what was added to others."""
-
-    logits: Tensor
-    projection: Tensor | None
-
-
-class _Projected(nn.Module):
-    """A model with a projection of what goes into its head."""
-
-    def __init__(self, model: nn.Module, head: nn.Linear, width: int) -> None:
-        super().__init__()
-        self.model = model
-        self.project = nn.Sequential(
-            nn.Linear(head.in_features, head.in_features), nn.ReLU(), nn.Linear(head.in_features, width)
-        )
-        self.seen: list[Tensor] = []
-        self.handle = head.register_forward_pre_hook(lambda module, args: self.seen.append(args[0]))
-
-    def forward(self, **inputs: Any) -> _Output:
-        logits = self.model(**inputs).logits
-        projection = normalize(self.project(self.seen.pop().float()), dim=-1) if self.training else None
-        self.seen.clear()
-        return _Output(logits, projection)
+        with second_head(job, projection) as both:
+            job.fit("training", both, loss=_Loss(self, job.groups_train))
+        return both.first
 
 
 class _Loss:
     def __init__(self, config: FSCL, groups: Tensor) -> None:
         self.config, self.groups = config, groups
 
-    def __call__(self, output: _Output, labels: Tensor, rows: Tensor) -> Tensor:
-        assert output.projection is not None
+    def __call__(self, output: PairOutput, labels: Tensor, rows: Tensor) -> Tensor:
+        assert output.second is not None
         self.groups = self.groups.to(rows.device)
-        z, classes, groups = (gathered(part) for part in (output.projection, labels, self.groups[rows]))
+        z, classes, groups = (gathered(part) for part in (normalize(output.second, dim=-1), labels, self.groups[rows]))
         contrast = fair_contrastive(z, classes, groups, self.config.temperature, self.config.even_groups)
         return row_losses(output.logits, labels).mean() + self.config.weight * contrast
 
