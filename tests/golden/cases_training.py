@@ -143,7 +143,7 @@ CASES = {
             "group_dro", *FACES, "--reference-group", "white", "--selection", "worst_group"
         ),
         "mitigate_last_encoder": mitigated("jtt", *FACES, "--train", "last_encoder", "--seed", 1),
-        "mitigate_posts": mitigated("dam_release_text", *POSTS),
+        "mitigate_posts": mitigated("dam_release_text", *POSTS, "--option", "norm=before"),
         "klaad": language("klaad", *STEPS, "--kl-weight", 0.5, "--layers=0,-1", "--pooling", "last"),
         "klaad_lora": language("klaad", *STEPS, "--lora", 4, "--direction", "symmetric", "--epochs", 2),
         "klaad_compared": compared,
