@@ -197,11 +197,12 @@ def test_zeros_stand_in_where_there_are_too_few_tokens():
     assert most_attended(weights, values, 2, mask=torch.tensor([[1, 1, 0, 0]])).flatten().tolist() == [2, 0]
 
 
-def test_an_appended_layer_is_the_pre_norm_encoder_of_torch():
+@pytest.mark.parametrize("norm", ["before", "after"])
+def test_an_appended_layer_is_the_encoder_of_torch(norm):
     torch.manual_seed(0)
-    model = attach(build("ViT"), EncoderLayer(activation="relu")).eval()
+    model = attach(build("ViT"), EncoderLayer(activation="relu", norm=norm)).eval()
     layer = model.encoder_layer
-    reference = nn.TransformerEncoderLayer(32, 4, 32, dropout=0.0, batch_first=True, norm_first=True).eval()
+    reference = nn.TransformerEncoderLayer(32, 4, 32, dropout=0.0, batch_first=True, norm_first=norm == "before").eval()
     own = layer.attention
     with torch.no_grad():
         for kind in ("weight", "bias"):
@@ -210,10 +211,18 @@ def test_an_appended_layer_is_the_pre_norm_encoder_of_torch():
             getattr(reference.self_attn.out_proj, kind).copy_(getattr(own.linear_out, kind))
             getattr(reference.linear1, kind).copy_(getattr(layer.feed_forward[0], kind))
             getattr(reference.linear2, kind).copy_(getattr(layer.feed_forward[2], kind))
+            for theirs, ours in ((reference.norm1, layer.norm_before), (reference.norm2, layer.norm_after)):
+                getattr(theirs, kind).copy_(getattr(ours, kind).uniform_(0.5, 2))
     pixels = batch("ViT")["pixel_values"]
     hidden = build("ViT").eval().vit(pixels).last_hidden_state
     expected = model.classifier(reference(hidden)[:, 0])
     torch.testing.assert_close(model(pixels).logits, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_dam_for_texts_has_its_layer_norms_where_the_release_has_them():
+    """HateXplain's notebook normalises the sums; those for pictures and for MultiNLI normalise what goes in."""
+    for name, norm in (("dam_release", "before"), ("dam_release_frozen", "before"), ("dam_release_text", "after")):
+        assert attach(build("BERT"), method(name)).encoder_layer.norm == norm
 
 
 @EVERY

@@ -9,14 +9,15 @@ Two parts, both in one attention layer (the last), neither of which sees a group
 
 Departures from the paper's released code, which has defects there: running statistics are buffers that are saved with
 the model; ε guards the division; anchors without a positive are left out; the first token is not one of its own values;
-padding counts nowhere. `dam_release` in the registry follows the released code instead. Not followed even there:
+padding counts nowhere. `dam_release` in the registry follows the released code instead (and `dam_release_text` that for
+HateXplain, whose layer norms come after the sums; MultiNLI's come before, as for pictures). Not followed even there:
 HateXplain's second centring at evaluation only and its missing unit length, the MultiNLI queue without gradients, ReLU
 in the appended layer of the frozen and the text form (GELU here), eight heads in it whatever the model has, and a
 projection of text as wide as the model.
 """
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,16 +25,14 @@ from torch.nn.functional import normalize
 
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads import Site, Tap
-from fairhead.mitigate.encoder_layer import EncoderLayer, argument, freeze_backbone, require_encoder
+from fairhead.mitigate.encoder_layer import EncoderLayer, Norm, argument, freeze_backbone, require_encoder
 from fairhead.mitigate.losses import gathered
 from fairhead.mitigate.priors import Choice, LogUniform, Prior
 from fairhead.mitigate.side_stream import SideStream
 from fairhead.mitigate.standardise import RunningStandardise
+from fairhead.mitigate.training_job import ADDED_LATER, Job
 from fairhead.settings import Count, NotNegative, Positive, Share
 from fairhead.train.first_token import all_tokens
-
-if TYPE_CHECKING:
-    from fairhead.mitigate.training_job import Job
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,7 @@ class DAM:
     Attributes:
         layer: the attention layer, counted from 0 or from -1 backwards.
         append: put a new encoder layer after the model's own and work there; see `EncoderLayer`.
+        norm: of that new layer, "before" attention and feed-forward part or "after" them.
         freeze: train that encoder layer (or the one that `layer` is in) and the task head only (section 3.4).
         normalise: standardise q and k.
         divide: by the deviation; without it they are only centred.
@@ -91,6 +91,7 @@ class DAM:
     alignment_temperature: Positive = 0.07
     hidden: Count = 512
     width: Count = 128
+    norm: Norm = field(default="before", metadata=ADDED_LATER)
 
     @property
     def priors(self) -> dict[str, Prior]:
@@ -101,7 +102,7 @@ class DAM:
         """Make `model` a DAM model, in place: see `fairhead.attach`."""
         require_encoder(model)
         if self.append:
-            EncoderLayer(masked=self.mask_padding).attach(model)
+            EncoderLayer(masked=self.mask_padding, norm=self.norm).attach(model)
         elif self.stats_axes == "batch_token":
             all_tokens(model)  # the statistics of q are over all of them
         tap = Tap(model, layers=self.layer).open()
@@ -119,7 +120,7 @@ class DAM:
             model.register_forward_hook(parts.after, with_kwargs=True)
         return model
 
-    def train(self, job: "Job") -> nn.Module:
+    def train(self, job: Job) -> nn.Module:
         """One stage: plain training of a model that carries DAM."""
         from fairhead.models import attach
 

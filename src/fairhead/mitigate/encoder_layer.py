@@ -2,9 +2,9 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
@@ -12,18 +12,17 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads import Site, find_sites
+from fairhead.mitigate.training_job import ADDED_LATER, Job
 from fairhead.settings import Count
 from fairhead.train.first_token import all_tokens
 
-if TYPE_CHECKING:
-    from fairhead.mitigate.training_job import Job
-
 _NAME = "encoder_layer"
+Norm = Literal["before", "after"]
 
 
 @dataclass(frozen=True)
 class EncoderLayer:
-    """Append a pre-LN encoder layer whose feed-forward part is as wide as the model (D → D → D).
+    """Append an encoder layer whose feed-forward part is as wide as the model (D → D → D).
 
     The task head then reads the new layer's output. For last-encoder training freeze the rest.
 
@@ -32,6 +31,7 @@ class EncoderLayer:
         activation: of the feed-forward part.
         masked: leave padding out of attention. The released code does not.
         freeze: train the new layer and the task head only.
+        norm: layer norms "before" attention and feed-forward part, or "after" what each adds to.
 
     Example:
         >>> from transformers import ViTConfig, ViTForImageClassification
@@ -46,6 +46,7 @@ class EncoderLayer:
     activation: Literal["gelu", "relu"] = "gelu"
     masked: bool = True
     freeze: bool = False
+    norm: Norm = field(default="before", metadata=ADDED_LATER)
 
     def attach(self, model: nn.Module) -> nn.Module:
         """Append the layer, in place: see `fairhead.attach`."""
@@ -56,12 +57,12 @@ class EncoderLayer:
         if self.freeze:
             base.requires_grad_(False)
         width = last.n_heads * last.head_dim
-        layer = AppendedLayer(width, self.heads or last.n_heads, self.activation, self.masked)
+        layer = AppendedLayer(width, self.heads or last.n_heads, self.activation, self.masked, self.norm)
         model.add_module(_NAME, layer.to(next(model.parameters()).device))
         base.register_forward_hook(layer.after_base, with_kwargs=True)
         return model
 
-    def train(self, job: "Job") -> nn.Module:
+    def train(self, job: Job) -> nn.Module:
         """One stage: plain training of a model with the layer appended."""
         from fairhead.models import attach
 
@@ -106,13 +107,13 @@ def _base(model: nn.Module, site: Site) -> nn.Module:
 
 
 class AppendedLayer(nn.Module):
-    """x [B, T, D] → x + attention(LN x) → x + feed_forward(LN x)."""
+    """x [B, T, D] → x + attention(LN x) → x + feed_forward(LN x), or with each LN around the sum instead."""
 
-    def __init__(self, width: int, heads: int, activation: str, masked: bool) -> None:
+    def __init__(self, width: int, heads: int, activation: str, masked: bool, norm: Norm = "before") -> None:
         super().__init__()
         if width % heads:
             raise InputError(f"a width of {width} cannot be divided between {heads} heads")
-        self.masked = masked
+        self.masked, self.norm = masked, norm
         self.norm_before = nn.LayerNorm(width)
         self.attention = AppendedAttention(width, heads)
         self.norm_after = nn.LayerNorm(width)
@@ -122,6 +123,9 @@ class AppendedLayer(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Run the layer; mask [B, T] is 0 where there is padding."""
+        if self.norm == "after":
+            x = self.norm_before(x + self.attention(x, mask))
+            return self.norm_after(x + self.feed_forward(x))
         x = x + self.attention(self.norm_before(x), mask)
         return x + self.feed_forward(self.norm_after(x))
 

@@ -140,6 +140,7 @@ METHODS: Mapping[str, MethodEntry] = {
             "DAM as its released code has it for texts",
             options={
                 "append": True,
+                "norm": "after",
                 "pick": "per_head",
                 "first_token": "shifted",
                 "eps": 0.0,
