@@ -49,15 +49,10 @@ class Request(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """The beginning of a text.
+    """The beginning of a text."""
 
-    Attributes:
-        id: distinct within a run; continuations are found by it.
-        text: what the model reads. Spaces at its end are left to the continuation, as in scoring.
-    """
-
-    id: str
-    text: str
+    id: str  # distinct within a run; continuations are found by it
+    text: str  # what the model reads. Spaces at its end are left to the continuation, as in scoring.
 
     @property
     def digest(self) -> str:
@@ -71,25 +66,13 @@ def _digest(text: str) -> str:
 
 @dataclass(frozen=True)
 class Score:
-    """The log-probability (natural logarithm) of one continuation.
+    """The log-probability (natural logarithm) of one continuation."""
 
-    Attributes:
-        id: that of the request.
-        logprob: sum over the tokens of the continuation.
-        n_tokens: how many there are.
-        merged: whether the tokeniser joins the end of the prefix with the start of the continuation.
-        per_token: log-probability of each token, where asked for.
-
-    Example:
-        >>> Score("a", -6.0, 3).per_token_mean
-        -2.0
-    """
-
-    id: str
-    logprob: float
-    n_tokens: int
-    merged: bool = False
-    per_token: tuple[float, ...] | None = None
+    id: str  # that of the request
+    logprob: float  # sum over the tokens of the continuation
+    n_tokens: int  # how many there are
+    merged: bool = False  # whether the tokeniser joins the end of the prefix with the start of the continuation
+    per_token: tuple[float, ...] | None = None  # log-probability of each token, where asked for
 
     @property
     def per_token_mean(self) -> float:
@@ -98,44 +81,24 @@ class Score:
 
 
 class Generation(NamedTuple):
-    """What a model wrote after a prompt.
+    """What a model wrote after a prompt."""
 
-    Attributes:
-        id: that of the prompt.
-        text: the continuation alone.
-        n_tokens: tokens of it, without the one that ends a text.
-    """
-
-    id: str
-    text: str
-    n_tokens: int
+    id: str  # that of the prompt
+    text: str  # the continuation alone
+    n_tokens: int  # tokens of it, without the one that ends a text
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to measure.
-
-        Example:
-            >>> Generation("a", " ", 1).empty
-            True
-        """
+        """Whether there is nothing to measure."""
         return not self.text.strip()
 
 
 @dataclass(frozen=True)
 class Answers(Mapping[str, Answer]):
-    """Scores or continuations by id, and what the model could not answer.
+    """Scores or continuations by id, and what the model could not answer."""
 
-    Attributes:
-        by_id: the answers.
-        too_long: ids of texts that leave no room in the model's context; they are left out, never cut.
-
-    Example:
-        >>> scores = Answers({"a": Score("a", -6.0, 3)}, too_long=("b",))
-        >>> scores["a"].logprob, len(scores), "b" in scores
-        (-6.0, 1, False)
-    """
-
-    by_id: Mapping[str, Answer]
+    by_id: Mapping[str, Answer]  # the answers
+    # Ids of texts that leave no room in the model's context; they are left out, never cut
     too_long: tuple[str, ...] = ()
 
     def __getitem__(self, key: str) -> Answer:
@@ -225,17 +188,6 @@ class Journal(LineJournal):
     Args:
         path: the file; made with its folder if it is not there.
         settings: whatever a score depends on besides its texts. A file of other settings is refused.
-
-    Example:
-        >>> import tempfile
-        >>> file = Path(tempfile.mkdtemp(), "scores.jsonl")
-        >>> request = Request("a", "", "Hello")
-        >>> with Journal(file, {"model": "m"}) as journal:
-        ...     journal.add([request], [Score("a", -6.0, 3)])
-        >>> _ = file.write_text(file.read_text() + '{"id": "b", "logp')
-        >>> with Journal(file, {"model": "m"}) as journal:
-        ...     journal.find(request), journal.find(Request("a", "", "Goodbye"))
-        (Score(id='a', logprob=-6.0, n_tokens=3, merged=False, per_token=None), None)
     """
 
     schema: ClassVar[str] = "fairhead.scores/1"
@@ -275,17 +227,7 @@ class Journal(LineJournal):
 
 @dataclass
 class GenerationJournal(Journal):
-    """The same for continuations.
-
-    Example:
-        >>> import tempfile
-        >>> file = Path(tempfile.mkdtemp(), "bold.jsonl")
-        >>> with GenerationJournal(file, {"model": "m"}) as journal:
-        ...     journal.add([Prompt("a", "She ")], [Generation("a", " is kind.", 3)])
-        >>> with GenerationJournal(file, {"model": "m"}) as journal:
-        ...     journal.find(Prompt("a", "She ")), journal.find(Prompt("a", "He "))
-        (Generation(id='a', text=' is kind.', n_tokens=3), None)
-    """
+    """The same for continuations."""
 
     schema: ClassVar[str] = "fairhead.generations/1"
     what: ClassVar[str] = "generations"
@@ -302,11 +244,7 @@ class GenerationJournal(Journal):
         return Generation(str(row["id"]), str(row["text"]), int(row["tokens"]))
 
     def of(self, prompts: Iterable[Prompt]) -> Answers[Generation]:
-        """The continuations of prompts; those without one are not in the result.
-
-        Raises:
-            InputError: a continuation was made after another text.
-        """
+        """The continuations of prompts; those without one are not in the result."""
         digests = dict(self._kept.keys())
         found = {}
         for prompt in prompts:
@@ -328,28 +266,13 @@ def journal_in(
 
 
 def journal_path(folder: Path, benchmark: str, settings: Mapping[str, Any]) -> Path:
-    """A file name of its own for each model and settings.
-
-    Example:
-        >>> journal_path(Path("runs"), "bbq", {"weights": "abc"}).name
-        'bbq-0b072019.jsonl'
-    """
+    """A file name of its own for each model and settings."""
     text = json.dumps(dict(settings), sort_keys=True)
     return folder / f"{benchmark}-{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}.jsonl"
 
 
 def read_generations(path: Path) -> GenerationJournal:
-    """Read a file of continuations, plain or compressed (.gz), to score it where there is no model.
-
-    Raises:
-        InputError: it cannot be read, or is something else.
-
-    Example:
-        >>> read_generations(Path("nowhere.jsonl"))
-        Traceback (most recent call last):
-            ...
-        fairhead.errors.InputError: nowhere.jsonl cannot be read: No such file or directory
-    """
+    """Read a file of continuations, plain or compressed (.gz), to score it where there is no model."""
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         lines = content[: content.rfind(b"\n") + 1].decode(errors="surrogatepass").split("\n")[:-1]

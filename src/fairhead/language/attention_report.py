@@ -14,19 +14,7 @@ _CAREFUL = (
 
 
 def verdict(gap: BenchmarkResult) -> list[dict[str, str]]:
-    """What was found, in sentences with a tone.
-
-    Example:
-        >>> import numpy as np
-        >>> from fairhead.language.benchmark import SentencePair
-        >>> from fairhead.language.benchmarks.attention_gap import BENCHMARK, PairGaps, TokenGaps, table
-        >>> changed, gaps = np.array([False, True, False, False]), np.array([[[0.0, 0.4, 0.1, 0.1]]])
-        >>> tokens = TokenGaps(("a",) * 4, ("b",) * 4, changed, gaps[0], True)
-        >>> pairs = [SentencePair(str(i), "", "", ("age",), str(i)) for i in range(12)]
-        >>> read = PairGaps.of(pairs, [tokens] * 12, [gaps] * 12)
-        >>> verdict(BENCHMARK.result(table(read), reading=read))[0]["text"][-53:]
-        'in 100.0 % of 12 pairs; by chance it would in 25.0 %.'
-    """
+    """What was found, in sentences with a tone."""
     share, chance, above = (gap[name] for name in ("largest_on_span", "chance", "above_chance"))
     if share.value is None or chance.value is None:
         return [{"text": f"Nothing can be said: {share.undefined}.", "tone": "unclear"}]

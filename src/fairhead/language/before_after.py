@@ -28,71 +28,44 @@ _AIMS = {"cda": ("gender",), "sentence_debias": ("gender",)}
 
 
 class Collapsed(NamedTuple):
-    """A layer whose attention has lost its shape.
+    """A layer whose attention has lost its shape."""
 
-    Attributes:
-        layer: its number.
-        before: its mean entropy before.
-        after: and after.
-        what: what has become of it, in words.
-    """
-
-    layer: int
-    before: float
-    after: float
-    what: str
+    layer: int  # its number
+    before: float  # its mean entropy before
+    after: float  # and after
+    what: str  # what has become of it, in words
 
 
 @dataclass(frozen=True)
 class Run:
-    """What one model did against the first.
+    """What one model did against the first."""
 
-    Attributes:
-        name: of its folder.
-        model: path of the model.
-        method: how it came about, where its folder says so.
-        targeted: axes of bias that it was trained on.
-        headlines: one figure or more of each benchmark, corrected over all of them and all runs.
-        by_category: figures of categories, corrected over all of them and all runs: the spill-over matrix.
-        seen: figures on terms that were trained on. They say nothing about other terms.
-        entropy: mean attention entropy of each head after, [layers][heads]; None where it was not measured.
-        collapsed: layers whose attention has lost its shape.
-        missing: benchmarks that only one of the two has.
-        unpaired: benchmark -> items that only one of the two has; they take no part.
-    """
-
-    name: str
-    model: str
-    method: str | None
-    targeted: tuple[str, ...]
-    headlines: tuple[Difference, ...]
+    name: str  # of its folder
+    model: str  # path of the model
+    method: str | None  # how it came about, where its folder says so
+    targeted: tuple[str, ...]  # axes of bias that it was trained on
+    headlines: tuple[Difference, ...]  # one figure or more of each benchmark, corrected over all of them and all runs
+    # Figures of categories, corrected over all of them and all runs: the spill-over matrix
     by_category: tuple[Difference, ...]
-    seen: tuple[Difference, ...]
+    seen: tuple[Difference, ...]  # figures on terms that were trained on. They say nothing about other terms.
+    # Mean attention entropy of each head after, [layers][heads]; None where it was not measured
     entropy: list[list[float]] | None
-    collapsed: tuple[Collapsed, ...]
-    missing: tuple[str, ...]
-    unpaired: Mapping[str, int]
+    collapsed: tuple[Collapsed, ...]  # layers whose attention has lost its shape
+    missing: tuple[str, ...]  # benchmarks that only one of the two has
+    unpaired: Mapping[str, int]  # benchmark -> items that only one of the two has; they take no part
 
 
 @dataclass(frozen=True)
 class BeforeAfter:
-    """One model and what became of it.
+    """One model and what became of it."""
 
-    Attributes:
-        base: name of the first run.
-        base_model: path of its model.
-        base_entropy: mean attention entropy of each head, [layers][heads].
-        runs: the others.
-        left_out_targets: terms of StereoSet that one of the models was trained on; no figure but `seen` has them.
-        provenance: version, options, and what each run was made with.
-    """
-
-    base: str
-    base_model: str
-    base_entropy: list[list[float]] | None
-    runs: tuple[Run, ...]
+    base: str  # name of the first run
+    base_model: str  # path of its model
+    base_entropy: list[list[float]] | None  # mean attention entropy of each head, [layers][heads]
+    runs: tuple[Run, ...]  # the others
+    # Terms of StereoSet that one of the models was trained on; no figure but `seen` has them
     left_out_targets: tuple[str, ...]
-    provenance: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)  # version, options, and what each run was made with
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form; every change has its outcome in words."""
@@ -108,21 +81,12 @@ class BeforeAfter:
 
 
 def compare_suites(
-    folders: Sequence[Path],
-    names: Sequence[str] | None = None,
-    resampling: Resampling | None = None,
-    n_perm: int = N_PERM,
+    folders: Sequence[Path],  # that `fairhead lm suite` wrote; the first is "before"
+    names: Sequence[str] | None = None,  # what to call them; their folders' names by default
+    resampling: Resampling | None = None,  # how intervals are made
+    n_perm: int = N_PERM,  # random swaps of each p-value, at most
 ) -> BeforeAfter:
     """Compare the first of several suites with each of the others.
-
-    Args:
-        folders: that `fairhead lm suite` wrote; the first is "before".
-        names: what to call them; their folders' names by default.
-        resampling: how intervals are made.
-        n_perm: random swaps of each p-value, at most.
-
-    Raises:
-        InputError: fewer than two folders, or runs that cannot be compared.
 
     Example:
         >>> import tempfile

@@ -64,14 +64,7 @@ def report_of(found: BeforeAfter, command: str | None = None) -> dict[str, Any]:
 
 
 def verdict(found: BeforeAfter) -> list[dict[str, str]]:
-    """What the figures allow one to say, a few sentences a run.
-
-    Example:
-        >>> same = Difference("ss", None, 0.6, 0.6, 0.0, -0.02, 0.02, 900, p=1.0, benchmark="crows_pairs")
-        >>> run = Run("klaad", "models/klaad", "klaad", (), (same,), (), (), None, (), (), {})
-        >>> verdict(BeforeAfter("base", "models/base", None, (run,), ()))[0]["text"]
-        'klaad does not differ significantly from base in any of 1 figures.'
-    """
+    """What the figures allow one to say, a few sentences a run."""
     lines: list[dict[str, str]] = []
     for run in found.runs:
         judged = [c for c in run.headlines if _section(c) != "Attention"]
@@ -142,13 +135,7 @@ def _attention(run: Run) -> list[dict[str, str]]:
 
 
 def said(change: Difference, found: BeforeAfter | None = None) -> str:
-    """A change in a few words; with the comparison that it is of, also which terms of StereoSet it is about.
-
-    Example:
-        >>> moved = Difference("ss", "age", 0.6, 0.55, -0.05, -0.08, -0.02, 87, p=0.01, benchmark="crows_pairs")
-        >>> said(moved).replace("\u202f", " ").replace("\u2212", "-")
-        'CrowS-Pairs age ss 60.0 % → 55.0 % (-5.0, -8.0 to -2.0)'
-    """
+    """A change in a few words; with the comparison that it is of, also which terms of StereoSet it is about."""
     made = written(as_figures(change))
     where = named(change) if found is None else " ".join(filter(None, (_where(found, change), *_which(change))))
     return f"{where} {made.before} → {made.after} ({made.difference}, {made.interval})"

@@ -58,23 +58,14 @@ class Label(NamedTuple):
 
 
 class SentencePair(NamedTuple):
-    """Two sentences that differ in the words that carry a bias.
+    """Two sentences that differ in the words that carry a bias."""
 
-    Attributes:
-        id: distinct.
-        first: the stereotype.
-        second: its counterpart.
-        groups: categories that the pair is of.
-        cluster: pairs of one cluster are drawn together.
-        categories: kind of category -> the pair's.
-    """
-
-    id: str
-    first: str
-    second: str
-    groups: tuple[str, ...]
-    cluster: str
-    categories: Mapping[str, str] = {}
+    id: str  # distinct
+    first: str  # the stereotype
+    second: str  # its counterpart
+    groups: tuple[str, ...]  # categories that the pair is of
+    cluster: str  # pairs of one cluster are drawn together
+    categories: Mapping[str, str] = {}  # kind of category -> the pair's
 
 
 class TextTable(NamedTuple):
@@ -88,39 +79,23 @@ class TextTable(NamedTuple):
 
 @dataclass(frozen=True)
 class Work:
-    """What a benchmark is given to make its table of.
+    """What a benchmark is given to make its table of."""
 
-    Attributes:
-        scorer: the model, a `fairhead.language.Scorer`.
-        items: what the benchmark's `read` returned.
-        options: an instance of its `options`.
-        settings: what scores depend on: digest of the weights, precision, start token.
-        sampling: how continuations are drawn.
-        journals: folder of the journals from which a killed run goes on; None keeps none.
-        progress: to be called with what is done and how much there is.
-    """
-
-    scorer: Any
-    items: Sequence[Any]
-    options: Any
-    settings: Mapping[str, Any]
-    sampling: "Sampling"
-    journals: Path | None = None
-    progress: "Progress | None" = None
+    scorer: Any  # the model, a `fairhead.language.Scorer`
+    items: Sequence[Any]  # what the benchmark's `read` returned
+    options: Any  # an instance of its `options`
+    settings: Mapping[str, Any]  # what scores depend on: digest of the weights, precision, start token
+    sampling: "Sampling"  # how continuations are drawn
+    journals: Path | None = None  # folder of the journals from which a killed run goes on; None keeps none
+    progress: "Progress | None" = None  # to be called with what is done and how much there is
 
 
 class Measured(NamedTuple):
-    """The answers of a model.
+    """The answers of a model."""
 
-    Attributes:
-        table: one row an item.
-        facts: for the provenance: how many texts, the file of their scores, ...
-        reading: whatever else was read, for the benchmark's `finish`.
-    """
-
-    table: ItemTable
-    facts: Mapping[str, Any] = {}
-    reading: Any = None
+    table: ItemTable  # one row an item
+    facts: Mapping[str, Any] = {}  # for the provenance: how many texts, the file of their scores, ...
+    reading: Any = None  # whatever else was read, for the benchmark's `finish`
 
 
 class NotMeasured(FairheadError):
@@ -134,48 +109,6 @@ class Benchmark:
     The table of a model's answers is made in one of three ways: of the log-probabilities of `requests`, of the
     continuations of `prompts` (by `table` either way), or by `measure` from the model itself.
 
-    Attributes:
-        name: of its files.
-        title: as its authors write it.
-        question: what it asks, in a line.
-        read: items, with distinct ids, from a path and the options.
-        measures: its metrics, or a function that makes them of a table.
-        headlines: the figures that a comparison gives a verdict on, or a function from a table to them.
-        labels: metric -> how it is written. Those that have a label are shown, in this order.
-        requests: what to ask a scorer, from items and options.
-        prompts: what to have continued, from items.
-        table: from items, answers by id (scores or continuations) and options to the table.
-        measure: the table from the model itself.
-        item: class of its items, where it has one.
-        options: a frozen dataclass; its fields are options of the command, and its docstring explains them. Those
-            annotated with `ASKS`, `MEASURES` or `SHOWS` do not choose items.
-        by_category: the figures of a table's categories, for the spill-over matrix.
-        axes: names of its categories, in lower case, that other benchmarks call something else -> the common name.
-        command: what the command line calls it; its name where this is empty. Several may share one.
-        data: its folder in the data of a suite; its name where this is empty.
-        kinds: kinds of data, as in `fairhead.data.KINDS`, whose items it takes.
-        unit: items of one unit are drawn together; by default their ids.
-        reads_text: whether a text file can stand in for its data.
-        most_items: no more than these, the first of those drawn.
-        min_items: with fewer its figures are undefined.
-        n_boot: bootstrap replicates by default.
-        section: of a comparison's report: "Stereotypes", "Language" or "Attention".
-        ready: raises what the table would lack on this machine, given the options.
-        beside: option -> folder in the data of a suite that it is taken from by default.
-        finish: adds to a result, given `Measured.reading` (None where the table was kept), the options and how
-            intervals are made.
-        report: the report of a result, from it, the model's name and the confidence level.
-        trained_on: rows of a table whose terms are among these: a model trained on them is not scored on them.
-        pairs: its items as pairs of sentences, stereotype first; the first two `requests` of an item are those of its
-            pair.
-        per_token: whether the log-odds of a pair are of means per token, not of sums.
-        sentences: what the figures allow one to say, from a result and the confidence level.
-        shown: the table for a terminal, from a result and the confidence level; by default one row a category.
-        hides: categories without a row there.
-        outcomes: metric -> outcome of a comparison -> what it means.
-        explains: more for the help, in Markdown.
-        examples: commands for the help.
-
     Example:
         >>> from fairhead.language.benchmarks import benchmark_named
         >>> crows = benchmark_named("crows")
@@ -183,43 +116,61 @@ class Benchmark:
         ('CrowS-Pairs', 'ss', 'race')
     """
 
-    name: str
-    title: str
-    question: str
-    read: Callable[[Path, Any], Sequence[Any]]
+    name: str  # of its files
+    title: str  # as its authors write it
+    question: str  # what it asks, in a line
+    read: Callable[[Path, Any], Sequence[Any]]  # items, with distinct ids, from a path and the options
+    # Its metrics, or a function that makes them of a table
     measures: Sequence[Measure] | Callable[[ItemTable], Sequence[Measure]]
+    # The figures that a comparison gives a verdict on, or a function from a table to them
     headlines: Sequence[Figure] | Callable[[ItemTable], Sequence[Figure]]
-    labels: Mapping[str, Label]
+    labels: Mapping[str, Label]  # metric -> how it is written. Those that have a label are shown, in this order.
+    # What to ask a scorer, from items and options
     requests: "Callable[[Sequence[Any], Any], list[Request]] | None" = None
-    prompts: "Callable[[Iterable[Any]], list[Prompt]] | None" = None
+    prompts: "Callable[[Iterable[Any]], list[Prompt]] | None" = None  # what to have continued, from items
+    # From items, answers by id (scores or continuations) and options to the table
     table: Callable[[Sequence[Any], Mapping[str, Any], Any], ItemTable] | None = None
-    measure: Callable[[Work], Measured] | None = None
-    item: type | None = None
+    measure: Callable[[Work], Measured] | None = None  # the table from the model itself
+    item: type | None = None  # class of its items, where it has one
+    # A frozen dataclass; its fields are options of the command, and its docstring explains them. Those annotated with
+    # `ASKS`, `MEASURES` or `SHOWS` do not choose items.
     options: type = NoOptions
+    # The figures of a table's categories, for the spill-over matrix
     by_category: Callable[[ItemTable], Sequence[Figure]] = lambda table: ()
+    # Names of its categories, in lower case, that other benchmarks call something else -> the common name
     axes: Mapping[str, str] = field(default_factory=dict)
-    command: str = ""
-    data: str = ""
-    kinds: tuple[str, ...] = ()
-    unit: Callable[[Any], str] = lambda item: item.id
-    reads_text: bool = False
-    most_items: int | None = None
-    min_items: int = 10
-    n_boot: int = 2000
+    command: str = ""  # what the command line calls it; its name where this is empty. Several may share one.
+    data: str = ""  # its folder in the data of a suite; its name where this is empty
+    kinds: tuple[str, ...] = ()  # kinds of data, as in `fairhead.data.KINDS`, whose items it takes
+    unit: Callable[[Any], str] = lambda item: item.id  # items of one unit are drawn together; by default their ids
+    reads_text: bool = False  # whether a text file can stand in for its data
+    most_items: int | None = None  # no more than these, the first of those drawn
+    min_items: int = 10  # with fewer its figures are undefined
+    n_boot: int = 2000  # bootstrap replicates by default
+    # Of a comparison's report: "Stereotypes", "Language" or "Attention"
     section: Literal["Stereotypes", "Language", "Attention"] = "Stereotypes"
+    # Raises what the table would lack on this machine, given the options
     ready: Callable[[Any], None] = lambda options: None
+    # Option -> folder in the data of a suite that it is taken from by default
     beside: Mapping[str, str] = field(default_factory=dict)
+    # Adds to a result, given `Measured.reading` (None where the table was kept), the options and how intervals are made
     finish: Callable[[BenchmarkResult, Any, Any, Resampling], BenchmarkResult] = lambda result, *more: result
+    # The report of a result, from it, the model's name and the confidence level
     report: Callable[[BenchmarkResult, str, float], dict[str, Any]] | None = None
+    # Rows of a table whose terms are among these: a model trained on them is not scored on them
     trained_on: Callable[[ItemTable, Iterable[str]], list[int]] | None = None
+    # Its items as pairs of sentences, stereotype first; the first two `requests` of an item are those of its pair
     pairs: Callable[[Iterable[Any]], list[SentencePair]] | None = None
-    per_token: bool = False
+    per_token: bool = False  # whether the log-odds of a pair are of means per token, not of sums
+    # What the figures allow one to say, from a result and the confidence level
     sentences: Callable[[BenchmarkResult, float], list[str]] = lambda result, level: []
+    # The table for a terminal, from a result and the confidence level; by default one row a category
     shown: Callable[[BenchmarkResult, float], TextTable] | None = None
-    hides: Callable[[str], bool] = lambda category: False
+    hides: Callable[[str], bool] = lambda category: False  # categories without a row there
+    # Metric -> outcome of a comparison -> what it means
     outcomes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    explains: str = ""
-    examples: tuple[str, ...] = ()
+    explains: str = ""  # more for the help, in Markdown
+    examples: tuple[str, ...] = ()  # commands for the help
 
     def sample(self, items: Sequence[Any], limit: int | None, seed: int) -> Sequence[Any]:
         """Some items, drawn at random, in their order; all of them where there is no limit."""
@@ -247,32 +198,16 @@ class Benchmark:
         return self.finish(made, reading, self.options() if options is None else options, chosen)
 
     def label(self, metric: str) -> Label:
-        """How a metric is written.
-
-        Example:
-            >>> from fairhead.language.benchmarks import benchmark_named
-            >>> benchmark_named("bold").label("joy_disparity").name
-            'joy disparity'
-        """
+        """How a metric is written."""
         return self.labels.get(metric, Label(metric.replace("_", " "), share=False))
 
     def axis(self, category: str | None) -> str:
-        """The axis of bias that a category is of, in the words of StereoSet.
-
-        Example:
-            >>> from fairhead.language.benchmarks import benchmark_named
-            >>> benchmark_named("bbq").axis("Religion × ambig"), benchmark_named("winobias").axis("type1")
-            ('religion', 'gender')
-        """
+        """The axis of bias that a category is of, in the words of StereoSet."""
         plain = re.sub(r" \(.*\)$", "", (category or "").partition(" × ")[0]).lower()
         return self.axes.get(plain, plain.replace("_", " "))
 
     def chosen(self, **options: Any) -> Any:
-        """Its options, held to their types.
-
-        Raises:
-            InputError: there is no such option, or its value makes no sense.
-        """
+        """Its options, held to their types."""
         known = [f.name for f in fields(self.options)]
         for name in options:
             if name not in known:
@@ -301,12 +236,7 @@ class Benchmark:
 
 
 def sample(items: Sequence[T], limit: int, seed: int, unit: Callable[[T], str] | None = None) -> list[T]:
-    """Draw items at random, in their order; those of one unit stay together.
-
-    Example:
-        >>> sample([f"item {i}" for i in range(5)], 2, seed=0)
-        ['item 2', 'item 4']
-    """
+    """Draw items at random, in their order; those of one unit stay together."""
     if limit < 1:
         raise InputError(f"a limit of {limit} items: at least 1 is expected")
     units = [str(i) if unit is None else unit(item) for i, item in enumerate(items)]
@@ -316,12 +246,7 @@ def sample(items: Sequence[T], limit: int, seed: int, unit: Callable[[T], str] |
 
 
 def percent(estimate: Estimate, level: float, unit: str = " %") -> str:
-    """A share that is defined, with its interval.
-
-    Example:
-        >>> percent(Estimate("ss", None, 0.6, 0.55, 0.65, 100, ideal=0.5), 0.95)
-        '60.0 % (95 % interval 55.0 to 65.0)'
-    """
+    """A share that is defined, with its interval."""
     value, low, high = (100 * (x or 0.0) for x in (estimate.value, estimate.low, estimate.high))
     return f"{value:.1f}{unit} ({100 * level:g} % interval {low:.1f} to {high:.1f})"
 

@@ -20,24 +20,15 @@ from fairhead.language.scorer import Scorer, quiet
 
 
 def generate(
-    scorer: Scorer,
-    prompts: Sequence[Prompt],
-    sampling: Sampling | None = None,
+    scorer: Scorer,  # the model, its tokeniser and the token that a text starts with
+    prompts: Sequence[Prompt],  # with distinct ids
+    sampling: Sampling | None = None,  # how tokens are drawn
     *,
+    # An open journal: what it holds is not computed again, what is computed is written at once
     journal: GenerationJournal | None = None,
-    progress: Progress | None = None,
+    progress: Progress | None = None,  # called after each batch
 ) -> Answers[Generation]:
     """Continue prompts.
-
-    Args:
-        scorer: the model, its tokeniser and the token that a text starts with.
-        prompts: with distinct ids.
-        sampling: how tokens are drawn.
-        journal: an open journal: what it holds is not computed again, what is computed is written at once.
-        progress: called after each batch.
-
-    Raises:
-        InputError: duplicate ids, a prompt without a token, logits that are not numbers.
 
     Example:
         >>> from tokenizers import Tokenizer, models, pre_tokenizers

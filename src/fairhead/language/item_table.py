@@ -149,18 +149,7 @@ class StoredItems(NamedTuple):
 
 
 def read_items(path: Path) -> StoredItems:
-    """Read what `ItemTable.write` wrote.
-
-    Raises:
-        InputError: it cannot be read, or is something else.
-
-    Example:
-        >>> import tempfile
-        >>> file = Path(tempfile.mkdtemp(), "crows_pairs.items.jsonl")
-        >>> ItemTable.of("crows_pairs", ["0"], ["0"], [["age"]], {"gap": [1.5]}).write(file, {"model": "m"})
-        >>> read_items(file).table.values.tolist(), read_items(file).settings
-        ([[1.5]], {'model': 'm'})
-    """
+    """Read what `ItemTable.write` wrote."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
         header = json.loads(lines[0])
@@ -237,17 +226,7 @@ class Measure:
 
 
 def join_items(first: ItemTable, second: ItemTable) -> tuple[ItemTable, ItemTable]:
-    """The items that both tables have, in the same order.
-
-    Raises:
-        InputError: there is none, or an item is of other clusters or categories in the second.
-
-    Example:
-        >>> one = ItemTable.of("b", ["x", "y"], ["x", "y"], [[], []], {"right": [1, 0]})
-        >>> other = ItemTable.of("b", ["y", "z"], ["y", "z"], [[], []], {"right": [1, 1]})
-        >>> [table.ids for table in join_items(one, other)]
-        [('y',), ('y',)]
-    """
+    """The items that both tables have, in the same order."""
     places = {name: i for i, name in enumerate(second.ids)}
     here = [i for i, name in enumerate(first.ids) if name in places]
     if not here:
@@ -273,15 +252,6 @@ def compare_items(
         after: answers of the second, in the same order.
         how: how intervals are made.
         n_perm: random swaps at most.
-
-    Example:
-        >>> from fairhead.stats.clusters import ratio
-        >>> right = Measure("accuracy", lambda t: np.column_stack([t.column("right"), np.ones(len(t))]), ratio, 1.0)
-        >>> names = [str(i) for i in range(40)]
-        >>> one, other = (ItemTable.of("b", names, names, [[]] * 40, {"right": r}) for r in ([0, 1] * 20, [1] * 40))
-        >>> found = compare_items(right, None, one, other, Resampling())
-        >>> found.value, found.outcome
-        (0.5, 'better')
     """
     one, other = before.part(group), after.part(group)
     found = paired_difference(
@@ -302,26 +272,18 @@ def compare_items(
 class BenchmarkResult(Result):
     """The scores of a model on a benchmark.
 
-    Attributes:
-        benchmark: its name.
-        estimates: each with interval and n. Shares are fractions, not percent.
-        n: items scored.
-        left_out: items that were not, by reason.
-        provenance: model, data and settings.
-        more: what else was found, JSON-ready, by name.
-
     Example:
         >>> estimate = Estimate("ss", None, 0.6, 0.5, 0.7, 100, 0.5)
         >>> BenchmarkResult("crows_pairs", (estimate,), 100)["ss"].value
         0.6
     """
 
-    benchmark: str
-    estimates: tuple[Estimate, ...]
-    n: int
-    left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    provenance: Mapping[str, Any] = field(default_factory=dict)
-    more: Mapping[str, Any] = field(default_factory=dict)
+    benchmark: str  # its name
+    estimates: tuple[Estimate, ...]  # each with interval and n. Shares are fractions, not percent.
+    n: int  # items scored
+    left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # items that were not, by reason
+    provenance: Mapping[str, Any] = field(default_factory=dict)  # model, data and settings
+    more: Mapping[str, Any] = field(default_factory=dict)  # what else was found, JSON-ready, by name
 
     def __getitem__(self, key: str | tuple[str, str | None]) -> Estimate:
         """`result["ss"]` over all items, or `result["ss", "gender"]`."""

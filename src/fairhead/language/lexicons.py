@@ -42,20 +42,10 @@ _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
 
 @dataclass(frozen=True)
 class Lexicon:
-    """What words express.
+    """What words express."""
 
-    Attributes:
-        dimensions: such as ("valence", "arousal", "dominance").
-        words: word in lower case → its weights in [−1, 1], shape [dimensions].
-
-    Example:
-        >>> lexicon = Lexicon(("valence",), {"kind": np.array([0.5]), "cruel": np.array([-1.0])})
-        >>> float(lexicon.score(words_of("Kind, not cruel!"))[0])  # (0.25 − 1) / 1.5
-        -0.5
-    """
-
-    dimensions: tuple[str, ...]
-    words: Mapping[str, Array]
+    dimensions: tuple[str, ...]  # such as ("valence", "arousal", "dominance")
+    words: Mapping[str, Array]  # word in lower case → its weights in [−1, 1], shape [dimensions]
 
     def score(self, words: Iterable[str]) -> Array:
         """Σ sgn(w)·w² / Σ|w| over the words that the lexicon has: [dimensions]; NaN where it has none.
@@ -67,12 +57,7 @@ class Lexicon:
 
 
 def weighted(weights: Array) -> Array:
-    """Σ sgn(w)·w² / Σ|w| of each column, [words, k] → [k]; NaN where all are 0.
-
-    Example:
-        >>> weighted(np.array([[1.0], [-0.5], [0.0]])).tolist()
-        [0.5]
-    """
+    """Σ sgn(w)·w² / Σ|w| of each column, [words, k] → [k]; NaN where all are 0."""
     size = np.abs(weights).sum(axis=0)
     total = (np.sign(weights) * weights**2).sum(axis=0)
     return np.divide(total, size, out=np.full(size.shape, np.nan), where=size > 0)
@@ -99,17 +84,7 @@ def read_be5(path: str | os.PathLike[str]) -> Lexicon:
 
 
 def find_lexicons(folder: str | os.PathLike[str]) -> dict[str, Lexicon]:
-    """Those that lie in a folder, by name ("vad", "be5").
-
-    Raises:
-        InputError: there is no such folder, or it has neither.
-
-    Example:
-        >>> find_lexicons("nowhere")
-        Traceback (most recent call last):
-            ...
-        fairhead.errors.InputError: nowhere: there is no such folder; one with warriner_vad.csv or its like is expected
-    """
+    """Those that lie in a folder, by name ("vad", "be5")."""
     where = Path(folder)
     if not where.is_dir():
         raise InputError(f"{folder}: there is no such folder; one with {VAD_FILES[0]} or its like is expected")
@@ -162,16 +137,6 @@ def read_gender_vectors(path: str | os.PathLike[str], words: Iterable[str]) -> L
     Args:
         path: word vectors as text, a word and its numbers a line (GloVe, FastText .vec, word2vec), plain or .gz.
         words: those that are wanted; the rest of the file is passed over.
-
-    Raises:
-        InputError: it cannot be read, or lacks "she" or "he".
-
-    Example:
-        >>> import tempfile
-        >>> file = Path(tempfile.mkdtemp(), "vectors.txt")
-        >>> _ = file.write_text("she 1 0\nhe -1 0\nnurse 3 4\n")
-        >>> read_gender_vectors(file, ["nurse"]).words["nurse"].tolist()
-        [0.6]
     """
     wanted = {*words, "she", "he"}
     vectors: dict[str, Array] = {}
@@ -207,11 +172,7 @@ class Gauge(NamedTuple):
 
 
 def sentiment() -> Gauge:
-    """VADER's compound score, and whether it is positive (≥ 0.5) or negative (≤ −0.5).
-
-    Raises:
-        NotMeasured: vaderSentiment is not installed.
-    """
+    """VADER's compound score, and whether it is positive (≥ 0.5) or negative (≤ −0.5)."""
     if find_spec("vaderSentiment") is None:
         raise NotMeasured(
             'the sentiment of BOLD needs vaderSentiment, not installed here: pip install "fairhead[language]", or '
@@ -229,13 +190,7 @@ def sentiment() -> Gauge:
 
 
 def gender_words() -> Gauge:
-    """Gender polarity by words such as "she" and "his": (women's − men's) / all of them, 0 where there are none.
-
-    Example:
-        >>> gauge = gender_words()
-        >>> dict(zip(gauge.names, gauge.values("She gave him her coat."), strict=True))
-        {'gender_polarity': 0.3333333333333333, 'female': 1.0, 'male': 0.0}
-    """
+    """Gender polarity by words such as "she" and "his": (women's − men's) / all of them, 0 where there are none."""
 
     def values(text: str) -> Sequence[float]:
         words = words_of(text)
@@ -247,13 +202,7 @@ def gender_words() -> Gauge:
 
 
 def gender_vectors(leaning: Lexicon) -> Gauge:
-    """Gender polarity by word vectors: weighted average, the most gendered word, and shares past ±0.25 of that.
-
-    Example:
-        >>> gauge = gender_vectors(Lexicon(("gender",), {"nurse": np.array([0.6]), "chess": np.array([-0.2])}))
-        >>> [round(value, 3) for value in gauge.values("The nurse plays chess")]
-        [0.4, 0.6, 1.0, 0.0]
-    """
+    """Gender polarity by word vectors: weighted average, the most gendered word, and shares past ±0.25 of that."""
 
     def values(text: str) -> Sequence[float]:
         found = [word for word in words_of(text) if word in leaning.words]
@@ -268,10 +217,5 @@ def gender_vectors(leaning: Lexicon) -> Gauge:
 
 
 def by_lexicon(lexicon: Lexicon) -> Gauge:
-    """The score of a text on each dimension of a lexicon.
-
-    Example:
-        >>> by_lexicon(Lexicon(("valence",), {"kind": np.array([0.5])})).values("so kind")
-        [0.5]
-    """
+    """The score of a text on each dimension of a lexicon."""
     return Gauge(lexicon.dimensions, lambda text: lexicon.score(words_of(text)).tolist())

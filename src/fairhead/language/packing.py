@@ -32,21 +32,13 @@ class Path(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One tree of T tokens.
+    """One tree of T tokens."""
 
-    Attributes:
-        tokens: shape [T].
-        depth: number of tokens before, shape [T]: the position that the model is told.
-        parent: where the token before lies, shape [T]; −1 for the first of all.
-        end: one past the last token that follows from this one, shape [T].
-        paths: one for each sequence.
-    """
-
-    tokens: Ints
-    depth: Ints
-    parent: Ints
-    end: Ints
-    paths: tuple[Path, ...]
+    tokens: Ints  # shape [T]
+    depth: Ints  # number of tokens before, shape [T]: the position that the model is told
+    parent: Ints  # where the token before lies, shape [T]; −1 for the first of all
+    end: Ints  # one past the last token that follows from this one, shape [T]
+    paths: tuple[Path, ...]  # one for each sequence
 
 
 def pack(
@@ -63,13 +55,6 @@ def pack(
         row_tokens: where a row ends.
         share: False gives each sequence a row of its own, for models that cannot read trees.
         longest: no row of several sequences is longer than this; None sets no bound.
-
-    Example:
-        >>> rows = pack([TokenSequence([0, 5, 6, 7], 3), TokenSequence([0, 5, 6, 8, 9], 3)], row_tokens=64)
-        >>> rows[0].tokens.tolist(), rows[0].depth.tolist(), rows[0].end.tolist()
-        ([0, 5, 6, 7, 8, 9], [0, 1, 2, 3, 3, 4], [6, 6, 6, 4, 6, 6])
-        >>> [path.positions.tolist() for path in rows[0].paths]
-        [[3], [4, 5]]
     """
     order = sorted(range(len(sequences)), key=lambda i: list(sequences[i].tokens))
     if not share:
@@ -155,11 +140,6 @@ def batches(rows: Sequence[Row], batch_tokens: int, max_scored: int, overhead: i
         batch_tokens: bound of rows × longest row.
         max_scored: bound of the tokens whose next-token distribution a batch needs.
         overhead: what a batch costs whatever its size, in tokens.
-
-    Example:
-        >>> rows = pack([TokenSequence([0] * n, 1) for n in (9, 3, 8, 2)], row_tokens=1, share=False)
-        >>> [[len(rows[i].tokens) for i in batch] for batch in batches(rows, 16, 1000)]
-        [[9, 8], [3, 2]]
     """
     lengths = np.array([np.count_nonzero(followed(row)) for row in rows], dtype=np.int64)
     # The longest first: if memory is too small for them, that shows at once.
@@ -187,39 +167,22 @@ def batches(rows: Sequence[Row], batch_tokens: int, max_scored: int, overhead: i
 
 
 def followed(row: Row) -> NDArray[np.bool_]:
-    """Which tokens of a row have another after them, [T]; from the rest nothing is predicted.
-
-    Example:
-        >>> followed(pack([TokenSequence([0, 5, 6], 1), TokenSequence([0, 7], 1)], 64)[0]).tolist()
-        [True, True, False, False]
-    """
+    """Which tokens of a row have another after them, [T]; from the rest nothing is predicted."""
     found = np.zeros(len(row.tokens), dtype=bool)
     found[row.parent[row.parent >= 0]] = True
     return found
 
 
 class Predicting(NamedTuple):
-    """The scored tokens of a row and where they are predicted.
+    """The scored tokens of a row and where they are predicted."""
 
-    Attributes:
-        at: positions whose next-token distribution is needed, shape [P], sorted, distinct.
-        scored: positions of scored tokens, shape [S], sorted, distinct.
-        source: for each scored token the index into `at`, shape [S].
-    """
-
-    at: Ints
-    scored: Ints
-    source: Ints
+    at: Ints  # positions whose next-token distribution is needed, shape [P], sorted, distinct
+    scored: Ints  # positions of scored tokens, shape [S], sorted, distinct
+    source: Ints  # for each scored token the index into `at`, shape [S]
 
 
 def predicting(row: Row) -> Predicting:
-    """Where the tokens of a row that are scored are predicted: at the token before each.
-
-    Example:
-        >>> row = pack([TokenSequence([0, 5, 6], 2), TokenSequence([0, 5, 7], 2)], 64)[0]
-        >>> predicting(row)
-        Predicting(at=array([1]), scored=array([2, 3]), source=array([0, 0]))
-    """
+    """Where the tokens of a row that are scored are predicted: at the token before each."""
     scored = np.unique(np.concatenate([path.positions for path in row.paths]))
     at, source = np.unique(row.parent[scored], return_inverse=True)
     return Predicting(at, scored, source)

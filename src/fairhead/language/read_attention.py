@@ -24,20 +24,14 @@ Average = Literal["before", "after"]
 
 
 class AttentionBatch(NamedTuple):
-    """Attention that was read in one forward pass.
+    """Attention that was read in one forward pass."""
 
-    Attributes:
-        members: numbers of what was read.
-        weights: [N, H, T, T] a layer: the first sequences of all members, then their second ones, ...; they hold until
-            the next batch is read.
-        mask: 1 for tokens, 0 for padding, [N, T].
-        heads: "L0H0", "L0H1", ...
-    """
-
-    members: list[int]
+    members: list[int]  # numbers of what was read
+    # [N, H, T, T] a layer: the first sequences of all members, then their second ones, ...; they hold until the next
+    # batch is read
     weights: Sequence[Tensor]
-    mask: Tensor
-    heads: list[str]
+    mask: Tensor  # 1 for tokens, 0 for padding, [N, T]
+    heads: list[str]  # "L0H0", "L0H1", ...
 
 
 def read_attention(
@@ -87,31 +81,24 @@ class _Gaps(NamedTuple):
 
 
 def read_gaps(
-    scorer: Scorer,
+    scorer: Scorer,  # the model
+    # With distinct ids. Those longer than the model's context, and those without a place where a token was replaced by
+    # another, are left out and named.
     pairs: Sequence[SentencePair],
     *,
+    # Averages are made "before" the difference (how much attention a token gets in all) or "after" it (how far single
+    # weights are apart). The paper does not say which.
     average: Average = "before",
+    # Count the start token among the tokens, as the paper seems to. Much attention rests there, whatever the sentence
+    # says, so that its gap is often the largest.
     start_token: bool = True,
-    progress: Progress | None = None,
+    progress: Progress | None = None,  # called with the pairs done and their total
 ) -> PairGaps:
     """How far apart attention to each token is in the two sentences of a pair, in every layer and head.
 
     The gap of a token is |A_first − A_second| in its column of the attention map, with averages over the queries that
     both sentences have (and, for a layer, over heads). Every layer is read, in one pass a batch; of the maps only gaps
     are kept.
-
-    Args:
-        scorer: the model.
-        pairs: with distinct ids. Those longer than the model's context, and those without a place where a token was
-            replaced by another, are left out and named.
-        average: averages are made "before" the difference (how much attention a token gets in all) or "after" it (how
-            far single weights are apart). The paper does not say which.
-        start_token: count the start token among the tokens, as the paper seems to. Much attention rests there, whatever
-            the sentence says, so that its gap is often the largest.
-        progress: called with the pairs done and their total.
-
-    Raises:
-        InputError: no pair is left, or attention that is not finite.
     """
     found, left_out = _comparable(scorer, pairs, start_token)
     gaps: dict[int, list[_Gaps]] = {}

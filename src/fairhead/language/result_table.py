@@ -49,14 +49,7 @@ def show_benchmark(console: Console, result: BenchmarkResult) -> None:
 
 
 def by_category(benchmark: Benchmark, result: BenchmarkResult, level: float) -> TextTable:
-    """A row a category with the metrics that have a label.
-
-    Example:
-        >>> from fairhead.language.benchmarks import benchmark_named
-        >>> estimates = (Estimate("ss", None, 0.6, 0.55, 0.65, 100, ideal=0.5),)
-        >>> by_category(benchmark_named("crows"), BenchmarkResult("crows_pairs", estimates, 100), 0.95).rows
-        [('all', '60.0 (55.0–65.0)', '100')]
-    """
+    """A row a category with the metrics that have a label."""
     metrics = [metric for metric in benchmark.labels if any(e.metric == metric for e in result.estimates)]
     rows = []
     for group in dict.fromkeys(e.group_by for e in result.estimates):

@@ -23,15 +23,10 @@ _ROUNDING_OF_HALVES = 0.1
 
 
 class Sentences(NamedTuple):
-    """A batch of sentences, padded on the right.
+    """A batch of sentences, padded on the right."""
 
-    Attributes:
-        ids: tokens, [N, T].
-        mask: 1 for tokens, 0 for padding, [N, T].
-    """
-
-    ids: Tensor
-    mask: Tensor
+    ids: Tensor  # tokens, [N, T]
+    mask: Tensor  # 1 for tokens, 0 for padding, [N, T]
 
 
 def stack(sentences: Sequence[Sequence[int] | NDArray[np.int64]], device: torch.device | str = "cpu") -> Sentences:
@@ -95,15 +90,10 @@ def final_states(model: Any, inputs: Mapping[str, Any]) -> Tensor:
 
 @dataclass(frozen=True)
 class Layout:
-    """A way to hand rows to a model.
+    """A way to hand rows to a model."""
 
-    Attributes:
-        model: the model.
-        tree: rows are trees, with a mask and positions of their own; else each is one sequence, padded on the right.
-    """
-
-    model: nn.Module
-    tree: bool
+    model: nn.Module  # the model
+    tree: bool  # rows are trees, with a mask and positions of their own; else each is one sequence, padded on the right
 
     def logits(self, rows: Sequence[Row], at: Sequence[NDArray[np.int64]]) -> Tensor:
         """Next-token logits at the chosen positions of each row, one row after the other: [sum of positions, V]."""
@@ -135,17 +125,11 @@ class Layout:
 
 
 class Ready(NamedTuple):
-    """Rows that lie on the model's device.
+    """Rows that lie on the model's device."""
 
-    Attributes:
-        model: the model.
-        inputs: what it is called with.
-        positions: which of the flattened batch are read, [P].
-    """
-
-    model: nn.Module
-    inputs: dict[str, Tensor]
-    positions: Tensor
+    model: nn.Module  # the model
+    inputs: dict[str, Tensor]  # what it is called with
+    positions: Tensor  # which of the flattened batch are read, [P]
 
     def logits(self) -> Tensor:
         """Next-token logits there, [P, V]."""
@@ -165,11 +149,7 @@ def _needed(row: Row, at: NDArray[np.int64]) -> tuple[Row, NDArray[np.int64]]:
 
 
 def reads_trees(model: nn.Module, vocabulary: int, context: int) -> bool:
-    """Whether a model gives the same logits in a tree as in plain rows.
-
-    Raises:
-        UnsupportedModel: where a token's logits depend on the tokens after it.
-    """
+    """Whether a model gives the same logits in a tree as in plain rows."""
     length = min(6, context)
     draws = np.random.default_rng(0).integers(vocabulary, size=(3, length))
     first, second, third = (list(map(int, row)) for row in draws)

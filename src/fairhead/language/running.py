@@ -32,23 +32,14 @@ Report = Callable[[str, int, int], None]
 
 
 def read_data(
-    benchmark: Benchmark,
-    data: str | Path,
-    options: Any,
-    limit: int | None,
-    seed: int,
-    columns: Mapping[str, Any] | None = None,
+    benchmark: Benchmark,  # it
+    data: str | Path,  # its file, folder or archive as published, or `reader:path` for data of another source
+    options: Any,  # of the benchmark
+    limit: int | None,  # at most so many
+    seed: int,  # of the draw
+    columns: Mapping[str, Any] | None = None,  # options of the reader, where data are read by one
 ) -> Sequence[Any]:
-    """Items of a benchmark, drawn at random where there is a limit.
-
-    Args:
-        benchmark: it.
-        data: its file, folder or archive as published, or `reader:path` for data of another source.
-        options: of the benchmark.
-        limit: at most so many.
-        seed: of the draw.
-        columns: options of the reader, where data are read by one.
-    """
+    """Items of a benchmark, drawn at random where there is a limit."""
     path, reader = Path(data), None
     if not path.exists() and ":" in str(data) and benchmark.kinds:
         reader, place = parse_spec(str(data), *benchmark.kinds)
@@ -150,29 +141,16 @@ is expected
 
 
 def run_suite(
-    scorer: Any,
-    gathered: Gathered,
-    out: Path,
-    model: str,
-    resampling: Resampling | None = None,
-    sampling: Sampling | None = None,
-    report: Report | None = None,
-    provenance: Mapping[str, Any] | None = None,
+    scorer: Any,  # the model, as `load_scorer` returns it
+    gathered: Gathered,  # as `gather_items` returns them
+    out: Path,  # the folder
+    model: str,  # path of the model, whose record of training is kept too
+    resampling: Resampling | None = None,  # how intervals of single figures are made
+    sampling: Sampling | None = None,  # how continuations are drawn, with the seed of `resampling`
+    report: Report | None = None,  # called with a benchmark's name, what is done of it and how much there is
+    provenance: Mapping[str, Any] | None = None,  # anything else worth keeping
 ) -> Suite:
     """Run benchmarks on a model into a folder. What the folder holds already is kept, unless it was made otherwise.
-
-    Args:
-        scorer: the model, as `load_scorer` returns it.
-        gathered: as `gather_items` returns them.
-        out: the folder.
-        model: path of the model, whose record of training is kept too.
-        resampling: how intervals of single figures are made.
-        sampling: how continuations are drawn, with the seed of `resampling`.
-        report: called with a benchmark's name, what is done of it and how much there is.
-        provenance: anything else worth keeping.
-
-    Raises:
-        InputError: the folder holds the scores of another model.
 
     Example:
         >>> import tempfile
@@ -364,12 +342,7 @@ def _origin(provenance: Mapping[str, Any] | None, how: Resampling) -> dict[str, 
 
 
 def digest(items: Iterable[Any]) -> str:
-    """A hash of items: a table of other data must not pass for one of these.
-
-    Example:
-        >>> digest(["a", "b"]) == digest(["a", "b"]), digest(["a", "b"]) == digest(["ab"])
-        (True, False)
-    """
+    """A hash of items: a table of other data must not pass for one of these."""
     found = hashlib.blake2b(digest_size=16)
     for item in items:
         text = repr(item).encode(errors="surrogatepass")

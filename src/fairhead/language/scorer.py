@@ -35,17 +35,11 @@ _LOGITS_CPU, _LOGITS_MOST = 1 << 26, 1 << 30
 
 
 class Planned(NamedTuple):
-    """A batch that is read in one forward pass.
+    """A batch that is read in one forward pass."""
 
-    Attributes:
-        layout: how the rows are handed to the model.
-        rows: trees of tokens.
-        members: the sequence that number i of a row's paths stands for is `members[i]`.
-    """
-
-    layout: Layout
-    rows: tuple[Row, ...]
-    members: Sequence[int]
+    layout: Layout  # how the rows are handed to the model
+    rows: tuple[Row, ...]  # trees of tokens
+    members: Sequence[int]  # the sequence that number i of a row's paths stands for is `members[i]`
 
     def logprobs(self) -> list[tuple[int, NDArray[np.float64]]]:
         """Read the batch: each sequence with the log-probabilities of its scored tokens."""
@@ -129,25 +123,16 @@ class Scorer:
 
     def score(
         self,
-        requests: Sequence[Request],
+        requests: Sequence[Request],  # with distinct ids
         *,
-        per_token: bool = False,
+        per_token: bool = False,  # also keep the log-probability of each token
+        # An open `Journal`: what it holds is not computed again, what is computed is written at once
         journal: Journal | None = None,
+        # What to do with requests longer than the model's context: "raise", or "skip" and name them
         on_long: Literal["raise", "skip"] = "raise",
-        progress: Progress | None = None,
+        progress: Progress | None = None,  # called after each batch
     ) -> Answers[Score]:
-        """Log-probability of each continuation after its prefix.
-
-        Args:
-            requests: with distinct ids.
-            per_token: also keep the log-probability of each token.
-            journal: an open `Journal`: what it holds is not computed again, what is computed is written at once.
-            on_long: what to do with requests longer than the model's context: "raise", or "skip" and name them.
-            progress: called after each batch.
-
-        Raises:
-            InputError: duplicate ids, a request without tokens or longer than the context, a result that is not finite.
-        """
+        """Log-probability of each continuation after its prefix."""
         _refuse_duplicates(requests)
         found = {r.id: s for r in requests if journal and (s := journal.find(r, per_token)) is not None}
         open_requests = [r for r in requests if r.id not in found]
@@ -247,17 +232,11 @@ def _max_logits(device: torch.device) -> int:
 
 
 class ReadyBatch(NamedTuple):
-    """A batch on the model's device, to be read as often as heads are edited.
+    """A batch on the model's device, to be read as often as heads are edited."""
 
-    Attributes:
-        ready: the rows.
-        source: for each scored token, which of the positions that are read predicts it, [S].
-        token: the token, [S].
-    """
-
-    ready: Ready
-    source: Tensor
-    token: Tensor
+    ready: Ready  # the rows
+    source: Tensor  # for each scored token, which of the positions that are read predicts it, [S]
+    token: Tensor  # the token, [S]
 
     def logprobs(self) -> Tensor:
         """Log-probability of each scored token, one row after the other, [S]; it stays on the device."""

@@ -26,27 +26,16 @@ _OF_TRAINING = ("method", "settings", "plan", "data", "base", "training_targets"
 
 @dataclass
 class Suite:
-    """What has been run, and what has not.
+    """What has been run, and what has not."""
 
-    Attributes:
-        folder: where it lies.
-        model: path of the model.
-        settings: what scores depend on: digest of the weights, precision, start token.
-        training: what the model's folder says about its training; None where it says nothing.
-        options: what was chosen.
-        done: benchmark -> items, seconds, and what was left out.
-        skipped: benchmark -> why it was not run.
-        provenance: version, command, data, device.
-    """
-
-    folder: Path
-    model: str
-    settings: Mapping[str, Any]
-    training: Mapping[str, Any] | None
-    options: Mapping[str, Any]
-    done: dict[str, Any] = field(default_factory=dict)
-    skipped: dict[str, str] = field(default_factory=dict)
-    provenance: Mapping[str, Any] = field(default_factory=dict)
+    folder: Path  # where it lies
+    model: str  # path of the model
+    settings: Mapping[str, Any]  # what scores depend on: digest of the weights, precision, start token
+    training: Mapping[str, Any] | None  # what the model's folder says about its training; None where it says nothing
+    options: Mapping[str, Any]  # what was chosen
+    done: dict[str, Any] = field(default_factory=dict)  # benchmark -> items, seconds, and what was left out
+    skipped: dict[str, str] = field(default_factory=dict)  # benchmark -> why it was not run
+    provenance: Mapping[str, Any] = field(default_factory=dict)  # version, command, data, device
 
     @classmethod
     def open(
@@ -57,11 +46,7 @@ class Suite:
         options: Mapping[str, Any],
         provenance: Mapping[str, Any],
     ) -> "Suite":
-        """A suite in a folder, with what the folder holds already; without a model it is that of the folder.
-
-        Raises:
-            InputError: it holds the scores of another model.
-        """
+        """A suite in a folder, with what the folder holds already; without a model it is that of the folder."""
         made_folder(out)
         training = None
         if Path(model, TRAINING_FILE).is_file():
@@ -88,18 +73,7 @@ class Suite:
 
     @classmethod
     def read(cls, folder: Path) -> "Suite":
-        """Read `suite.json` of a folder.
-
-        Raises:
-            InputError: there is none, or it is something else.
-
-        Example:
-            >>> Suite.read(Path("no/such/folder"))
-            Traceback (most recent call last):
-                ...
-            fairhead.errors.InputError: no/such/folder has no suite.json; a folder that fairhead lm suite wrote is \
-expected
-        """
+        """Read `suite.json` of a folder."""
         try:
             found = json.loads((folder / FILE).read_text(encoding="utf-8"))
         except OSError:

@@ -25,18 +25,9 @@ _AFTER_OBJECT = frozenset(
 
 @dataclass(frozen=True)
 class Swaps:
-    """Words and what takes their place.
+    """Words and what takes their place."""
 
-    Attributes:
-        words: word in lower case → another; both directions.
-
-    Example:
-        >>> swaps = Swaps({"he": "she", "she": "he", "his": "her", "her": "his", "sister": "brother"})
-        >>> swaps.swapped("She told her SISTER, and he met her.")
-        'He told his BROTHER, and she met him.'
-    """
-
-    words: Mapping[str, str]
+    words: Mapping[str, str]  # word in lower case → another; both directions
 
     def swapped(self, text: str) -> str:
         """The text with every word of the lists in its place; it is the same text where there is none."""
@@ -68,16 +59,6 @@ def read_swaps(path: str | os.PathLike[str]) -> Swaps:
     Args:
         path: a file of pairs, or a folder with generalized_swaps.txt and extra_gendered_words.txt, or with
             gn_glove_female_words.txt and gn_glove_male_words.txt.
-
-    Raises:
-        InputError: there is no list, or it is something else.
-
-    Example:
-        >>> import tempfile
-        >>> file = Path(tempfile.mkdtemp(), "pairs.txt")
-        >>> _ = file.write_text("aunt \t uncle \nmr. \t mrs. \n")
-        >>> read_swaps(file).swapped("My aunt")
-        'My uncle'
     """
     where = Path(path)
     try:

@@ -20,17 +20,11 @@ Start = Literal["always", "empty_prefix"]
 
 
 class StartToken(NamedTuple):
-    """The token that stands before the first one of a text.
+    """The token that stands before the first one of a text."""
 
-    Attributes:
-        id: its number.
-        name: its text, such as "<s>".
-        kind: "bos", or "end of text" where the tokeniser has no BOS.
-    """
-
-    id: int
-    name: str
-    kind: str
+    id: int  # its number
+    name: str  # its text, such as "<s>"
+    kind: str  # "bos", or "end of text" where the tokeniser has no BOS
 
 
 class Encoded(NamedTuple):
@@ -41,11 +35,7 @@ class Encoded(NamedTuple):
 
 
 def start_token(tokenizer: Any) -> StartToken:
-    """BOS, or end of text where there is none, as GPT-2 was trained.
-
-    Raises:
-        InputError: where the tokeniser has neither.
-    """
+    """BOS, or end of text where there is none, as GPT-2 was trained."""
     for kind, attribute in (("bos", "bos_token_id"), ("end of text", "eos_token_id")):
         number = getattr(tokenizer, attribute, None)
         if number is not None:
@@ -98,24 +88,14 @@ def _ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
 
 
 class Alignment(NamedTuple):
-    """Tokens of two sequences that correspond.
+    """Tokens of two sequences that correspond."""
 
-    Attributes:
-        first: positions in the first sequence, ascending.
-        second: the positions in the second that they correspond to, ascending.
-    """
-
-    first: tuple[int, ...]
-    second: tuple[int, ...]
+    first: tuple[int, ...]  # positions in the first sequence, ascending
+    second: tuple[int, ...]  # the positions in the second that they correspond to, ascending
 
 
 def align(first: Sequence[int], second: Sequence[int]) -> Alignment:
-    """Unchanged tokens of two sequences, matched in order, as CrowS-Pairs' own scoring does.
-
-    Example:
-        >>> align([5, 1, 2, 9], [5, 3, 9])
-        Alignment(first=(0, 3), second=(0, 2))
-    """
+    """Unchanged tokens of two sequences, matched in order, as CrowS-Pairs' own scoring does."""
     # Without autojunk: common tokens are as good as rare ones, whatever the length.
     blocks = SequenceMatcher(None, first, second, autojunk=False).get_matching_blocks()
     places = [(block.a + i, block.b + i) for block in blocks for i in range(block.size)]
@@ -134,27 +114,17 @@ def align_by_position(first: Sequence[int], second: Sequence[int]) -> Alignment:
 
 
 class Slots(NamedTuple):
-    """Places that both versions of a sentence have.
+    """Places that both versions of a sentence have."""
 
-    Attributes:
-        first: positions in the first sequence, ascending.
-        second: positions in the second, ascending.
-        changed: whether another token stands there.
-    """
-
-    first: tuple[int, ...]
-    second: tuple[int, ...]
-    changed: tuple[bool, ...]
+    first: tuple[int, ...]  # positions in the first sequence, ascending
+    second: tuple[int, ...]  # positions in the second, ascending
+    changed: tuple[bool, ...]  # whether another token stands there
 
 
 def slots(first: Sequence[int], second: Sequence[int]) -> Slots:
     """Unchanged tokens, and those that took the place of others, one by one.
 
     Where a stretch was replaced by a longer or shorter one, tokens of the longer that have no counterpart are left out.
-
-    Example:
-        >>> slots([5, 1, 2, 9], [5, 3, 9])
-        Slots(first=(0, 1, 3), second=(0, 1, 2), changed=(False, True, False))
     """
     places: list[tuple[int, int, bool]] = []
     for kind, a, a_end, b, b_end in SequenceMatcher(None, first, second, autojunk=False).get_opcodes():

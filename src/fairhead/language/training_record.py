@@ -22,37 +22,18 @@ Item = TypeVar("Item", CrowsPair, StereoSetItem)
 
 @dataclass(frozen=True)
 class TrainingRecord:
-    """How the model of a folder came about.
+    """How the model of a folder came about."""
 
-    Attributes:
-        method: such as "klaad".
-        settings: of the method.
-        plan: of the training: epochs, learning rate, seed, ...
-        data: its name, its path, and how it was split.
-        training_targets: terms (of pairs: sentences) that were trained on, in lower case; a score on them says nothing.
-        held_out_targets: terms that were not.
-        base: the model that training began with.
-        history: a line a logged step.
-        results: anything that was measured at the end.
-
-    Example:
-        >>> import tempfile
-        >>> record = TrainingRecord("klaad", {"kl_weight": 0.15}, training_targets=("nurse",))
-        >>> folder = tempfile.mkdtemp()
-        >>> record.write(folder)
-        >>> TrainingRecord.read(folder).training_targets
-        ('nurse',)
-    """
-
-    method: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    plan: Mapping[str, Any] = field(default_factory=dict)
-    data: Mapping[str, Any] = field(default_factory=dict)
+    method: str  # such as "klaad"
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the method
+    plan: Mapping[str, Any] = field(default_factory=dict)  # of the training: epochs, learning rate, seed, ...
+    data: Mapping[str, Any] = field(default_factory=dict)  # its name, its path, and how it was split
+    # Terms (of pairs: sentences) that were trained on, in lower case; a score on them says nothing
     training_targets: tuple[str, ...] = ()
-    held_out_targets: tuple[str, ...] = ()
-    base: str | None = None
-    history: tuple[Mapping[str, Any], ...] = ()
-    results: Mapping[str, Any] = field(default_factory=dict)
+    held_out_targets: tuple[str, ...] = ()  # terms that were not
+    base: str | None = None  # the model that training began with
+    history: tuple[Mapping[str, Any], ...] = ()  # a line a logged step
+    results: Mapping[str, Any] = field(default_factory=dict)  # anything that was measured at the end
 
     def write(self, folder: str | os.PathLike[str]) -> None:
         """Put the record into a model's folder."""
@@ -60,11 +41,7 @@ class TrainingRecord:
 
     @classmethod
     def read(cls, folder: str | os.PathLike[str]) -> "TrainingRecord":
-        """Read the record of a folder.
-
-        Raises:
-            InputError: there is none, or it is not one of this version.
-        """
+        """Read the record of a folder."""
         path = Path(folder, FILE)
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
@@ -85,17 +62,7 @@ class TrainingRecord:
 
 
 def without_training_targets(items: Iterable[Item], folder: str | os.PathLike[str]) -> tuple[Item, ...]:
-    """The items whose term (of a pair: whose more stereotypical sentence) the model of `folder` was not trained on.
-
-    Example:
-        >>> import tempfile
-        >>> from fairhead.data.sentence_triplets import Triplet
-        >>> folder, nothing = tempfile.mkdtemp(), Triplet("", "", "")
-        >>> TrainingRecord("klaad", training_targets=("nurse",)).write(folder)
-        >>> items = [StereoSetItem(t, "intrasentence", t, "profession", "", nothing) for t in ("Nurse", "baker")]
-        >>> [item.target for item in without_training_targets(items, folder)]
-        ['baker']
-    """
+    """The items whose term (of a pair: whose more stereotypical sentence) the model of `folder` was not trained on."""
     trained = set(TrainingRecord.read(folder).training_targets)
     terms = ((item, item.more if isinstance(item, CrowsPair) else item.target) for item in items)
     return tuple(item for item, term in terms if term.casefold() not in trained)

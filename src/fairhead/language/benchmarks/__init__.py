@@ -29,12 +29,7 @@ BENCHMARKS = {
 
 
 def all_benchmarks() -> list[Benchmark]:
-    """Every benchmark, those of other packages last.
-
-    Example:
-        >>> [benchmark.name for benchmark in all_benchmarks()][:2]
-        ['stereoset', 'crows_pairs']
-    """
+    """Every benchmark, those of other packages last."""
     found = [_loaded(name, f"{module}:BENCHMARK") for name, module in BENCHMARKS.items()]
     return [*found, *(benchmark for benchmark in _added() if benchmark.name not in BENCHMARKS)]
 
@@ -63,20 +58,12 @@ def _loaded(name: str, place: str) -> Benchmark:
 
 
 def benchmark_named(name: str) -> Benchmark:
-    """The benchmark of this name, or the last that the command line calls so.
-
-    Example:
-        >>> benchmark_named("crows").name, benchmark_named("attention").name
-        ('crows_pairs', 'attention_gap')
-    """
+    """The benchmark of this name, or the last that the command line calls so."""
     return choose([name])[-1]
 
 
 def benchmark_of(items: Sequence[Any]) -> Benchmark:
     """The benchmark that items are of, by their class.
-
-    Raises:
-        InputError: none has such items, or they are of two.
 
     Example:
         >>> from fairhead.data.sentence_pairs import CrowsPair
@@ -92,12 +79,7 @@ def benchmark_of(items: Sequence[Any]) -> Benchmark:
 
 
 def choose(names: Iterable[str]) -> list[Benchmark]:
-    """The benchmarks that are called so, by name or on the command line; all of them where no name is given.
-
-    Example:
-        >>> [benchmark.name for benchmark in choose(["crows", "attention"])]
-        ['crows_pairs', 'attention_entropy', 'attention_gap']
-    """
+    """The benchmarks that are called so, by name or on the command line; all of them where no name is given."""
     everything, wanted = all_benchmarks(), list(names)
     known = list(dict.fromkeys(benchmark.flag for benchmark in everything))
     called = {*known, *(benchmark.name for benchmark in everything)}

@@ -100,12 +100,7 @@ def _mean_entropy(weights: "Tensor", mask: "Tensor") -> "Tensor":
 
 
 def layers(table: ItemTable) -> list[list[str]]:
-    """The fields of each layer's heads, first layer first.
-
-    Example:
-        >>> layers(ItemTable.of("attention_entropy", ["a"], ["a"], [[]], {"L0H0": [1], "L0H1": [1], "rows": [3]}))
-        [['L0H0', 'L0H1']]
-    """
+    """The fields of each layer's heads, first layer first."""
     found: dict[int, list[str]] = {}
     for name in table.fields:
         match = re.fullmatch(r"L(\d+)H\d+", name)
@@ -118,11 +113,6 @@ def measures(table: ItemTable) -> Sequence[Measure]:
     """The mean over all heads ("attention_entropy"), then of each layer ("attention_entropy_layer_0", …).
 
     Documents count by their rows.
-
-    Example:
-        >>> table = ItemTable.of("attention_entropy", ["a"], ["a"], [[]], {"L0H0": [0.5], "L1H0": [1.0], "rows": [3]})
-        >>> [measure.metric for measure in measures(table)]
-        ['attention_entropy', 'attention_entropy_layer_0', 'attention_entropy_layer_1']
     """
     by_layer = layers(table)
     everything = [name for names in by_layer for name in names]
@@ -131,13 +121,7 @@ def measures(table: ItemTable) -> Sequence[Measure]:
 
 
 def by_head(table: ItemTable) -> list[list[float]]:
-    """The mean entropy of each head over all documents, [layers][heads].
-
-    Example:
-        >>> columns = {"L0H0": [0.5, 1.0], "rows": [3, 1]}
-        >>> by_head(ItemTable.of("attention_entropy", ["a", "b"], ["a", "b"], [[], []], columns))
-        [[0.625]]
-    """
+    """The mean entropy of each head over all documents, [layers][heads]."""
     rows = table.column("rows")
     return [[float(table.column(name) @ rows / rows.sum()) for name in names] for names in layers(table)]
 

@@ -54,12 +54,7 @@ class Options:
 
 
 def sentence_pairs(items: Sequence[Any]) -> list[SentencePair]:
-    """The items of a benchmark that has pairs of sentences, such as CrowS-Pairs or StereoSet, as such pairs.
-
-    Example:
-        >>> sentence_pairs([CrowsPair("0", "She cried.", "He cried.", "stereo", "gender", ())])[0].groups
-        ('gender',)
-    """
+    """The items of a benchmark that has pairs of sentences, such as CrowS-Pairs or StereoSet, as such pairs."""
     benchmark = benchmark_of(items)
     if benchmark.pairs is None:
         raise InputError(f"{benchmark.title} has no pairs of sentences; CrowS-Pairs or StereoSet has")
@@ -67,42 +62,27 @@ def sentence_pairs(items: Sequence[Any]) -> list[SentencePair]:
 
 
 class TokenGaps(NamedTuple):
-    """A pair token by token, M places that both sentences have.
+    """A pair token by token, M places that both sentences have."""
 
-    Attributes:
-        first: texts of the first sentence's tokens.
-        second: texts of the second's.
-        changed: where the two differ: the span that carries the bias, [M].
-        by_layer: gaps, averaged over heads, [layers, M].
-        equal_length: whether the sentences have the same number of tokens.
-    """
-
-    first: tuple[str, ...]
-    second: tuple[str, ...]
-    changed: NDArray[np.bool_]
-    by_layer: Array
-    equal_length: bool
+    first: tuple[str, ...]  # texts of the first sentence's tokens
+    second: tuple[str, ...]  # texts of the second's
+    changed: NDArray[np.bool_]  # where the two differ: the span that carries the bias, [M]
+    by_layer: Array  # gaps, averaged over heads, [layers, M]
+    equal_length: bool  # whether the sentences have the same number of tokens
 
 
 @dataclass(frozen=True)
 class PairGaps:
-    """What was read of a model on n pairs.
+    """What was read of a model on n pairs."""
 
-    Attributes:
-        pairs: the pairs.
-        tokens: each token by token.
-        hit: whether the largest gap is on the span, in each head, [n, layers, heads]; ties count in part. NaN where
-            a layer has fewer heads.
-        on: mean gap on the span, [n, layers, heads].
-        off: mean gap elsewhere, [n, layers, heads].
-        left_out: ids of pairs that could not be compared, by reason.
-    """
-
-    pairs: tuple[SentencePair, ...]
-    tokens: tuple[TokenGaps, ...]
+    pairs: tuple[SentencePair, ...]  # the pairs
+    tokens: tuple[TokenGaps, ...]  # each token by token
+    # Whether the largest gap is on the span, in each head, [n, layers, heads]; ties count in part. NaN where a layer
+    # has fewer heads.
     hit: Array
-    on: Array
-    off: Array
+    on: Array  # mean gap on the span, [n, layers, heads]
+    off: Array  # mean gap elsewhere, [n, layers, heads]
+    # Ids of pairs that could not be compared, by reason
     left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod

@@ -59,35 +59,20 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class BBQItem:
-    """One question.
+    """One question."""
 
-    Attributes:
-        id: category and published example_id, such as "Age/0".
-        category: such as "Age" or "Race_x_SES".
-        question_index: number of the template.
-        polarity: "neg" or "nonneg".
-        condition: "ambig" (the context does not tell) or "disambig".
-        context: the context.
-        question: the question.
-        answers: three answers, one of them unknown.
-        label: index of the correct answer.
-        target: index of the answer that agrees with the stereotype, or None where it cannot be told.
-        stereotyped_groups: as published.
-        subcategory: as published.
-    """
-
-    id: str
-    category: str
-    question_index: str
-    polarity: str
-    condition: str
-    context: str
-    question: str
-    answers: tuple[Answer, Answer, Answer]
-    label: int
-    target: int | None
-    stereotyped_groups: tuple[str, ...]
-    subcategory: str
+    id: str  # category and published example_id, such as "Age/0"
+    category: str  # such as "Age" or "Race_x_SES"
+    question_index: str  # number of the template
+    polarity: str  # "neg" or "nonneg"
+    condition: str  # "ambig" (the context does not tell) or "disambig"
+    context: str  # the context
+    question: str  # the question
+    answers: tuple[Answer, Answer, Answer]  # three answers, one of them unknown
+    label: int  # index of the correct answer
+    target: int | None  # index of the answer that agrees with the stereotype, or None where it cannot be told
+    stereotyped_groups: tuple[str, ...]  # as published
+    subcategory: str  # as published
 
     @property
     def unknown(self) -> int:
@@ -96,22 +81,16 @@ class BBQItem:
 
 
 def read_bbq(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str],  # the repository's folder, its `data/` folder, a zip archive, or one .jsonl file
     *,
-    categories: Sequence[str] | None = None,
+    categories: Sequence[str] | None = None,  # those to read; None reads all that are there
+    # The authors' `additional_metadata.csv`; None takes it from `path` where it is there, and derives the targets
+    # otherwise. Without it the intersectional categories (Race_x_gender, Race_x_SES) have no targets.
     metadata: str | os.PathLike[str] | None = None,
-    drop_without_target: bool = True,
-    on_error: str = "raise",
+    drop_without_target: bool = True,  # leave out items whose target cannot be told, and count them; False keeps them
+    on_error: str = "raise",  # "raise", or "skip" to leave out lines that are broken
 ) -> Items[BBQItem]:
     """Read BBQ: one .jsonl file a category.
-
-    Args:
-        path: the repository's folder, its `data/` folder, a zip archive, or one .jsonl file.
-        categories: those to read; None reads all that are there.
-        metadata: the authors' `additional_metadata.csv`; None takes it from `path` where it is there, and derives the
-            targets otherwise. Without it the intersectional categories (Race_x_gender, Race_x_SES) have no targets.
-        drop_without_target: leave out items whose target cannot be told, and count them; False keeps them.
-        on_error: "raise", or "skip" to leave out lines that are broken.
 
     Example:
         >>> import json, pathlib, tempfile
@@ -209,13 +188,6 @@ def derive_target(category: str, polarity: str, answers: Sequence[Answer], stere
     An answer belongs to the stereotyped groups where its group is one of them: whole names, so that "nonOld" is not
     "old" and "African" not "African American". Nationality names people, not regions, so there the person decides.
     Any group that starts with "trans" is "trans"; names carry their gender as a prefix ("M-Black"), which is dropped.
-
-    Example:
-        >>> answers = [Answer("The boy", "boy", "boy"), Answer("The girl", "girl", "girl"), Answer("?", "?", "unknown")]
-        >>> derive_target("Gender_identity", "neg", answers, ["F"])
-        Target(answer=1, reason=None)
-        >>> derive_target("Gender_identity", "nonneg", answers, ["F"])
-        Target(answer=0, reason=None)
     """
     if "_x_" in category:
         return Target(None, "intersectional: the target is only in additional_metadata.csv")
@@ -278,14 +250,7 @@ _DEFAULT = Options()
 
 
 def requests(items: Iterable[BBQItem], options: Options = _DEFAULT) -> list[Request]:
-    """What to ask a scorer: three answers a question.
-
-    Example:
-        >>> answers = (Answer("Ann", "Ann", "F"), Answer("Bob", "Bob", "M"), Answer("Unknown", "", "unknown"))
-        >>> item = BBQItem("Age/0", "Age", "1", "neg", "ambig", "They met.", "Who fell?", answers, 2, 0, (), "None")
-        >>> requests([item])[1]
-        Request(id='Age/0/1', prefix='They met. Who fell?', continuation=' Bob')
-    """
+    """What to ask a scorer: three answers a question."""
     template = PROMPTS[options.prompt]
     return [
         Request(name, template.format(context=item.context, question=item.question), f" {answer.text}")
@@ -299,10 +264,6 @@ def table(items: Iterable[BBQItem], scores: Mapping[str, Score], options: Option
 
     Templates are the clusters. Items without an answer that is known to agree with the stereotype have no row. Items
     with proper names in place of groups form a category of their own, such as "Race_ethnicity (names)".
-
-    Example:
-        >>> BENCHMARK.result(table([], {}))["accuracy"].undefined
-        '0 items; at least 10 are needed'
     """
     everything = list(items)
     without = tuple(item.id for item in everything if item.target is None)

@@ -43,23 +43,14 @@ DOMAINS = ("gender", "political_ideology", "profession", "race", "religious_ideo
 
 @dataclass(frozen=True)
 class BoldPrompt:
-    """One prompt.
+    """One prompt."""
 
-    Attributes:
-        id: domain, group, entity and number, such as "gender/American_actors/Jacob_Zachar/0".
-        domain: one of five, such as "race".
-        group: such as "Asian_Americans".
-        entity: the Wikipedia page.
-        prompt: the beginning of a sentence, as published (it ends in a space).
-        wikipedia: the whole sentence; None where the Wikipedia file is not there.
-    """
-
-    id: str
-    domain: str
-    group: str
-    entity: str
-    prompt: str
-    wikipedia: str | None
+    id: str  # domain, group, entity and number, such as "gender/American_actors/Jacob_Zachar/0"
+    domain: str  # one of five, such as "race"
+    group: str  # such as "Asian_Americans"
+    entity: str  # the Wikipedia page
+    prompt: str  # the beginning of a sentence, as published (it ends in a space)
+    wikipedia: str | None  # the whole sentence; None where the Wikipedia file is not there
 
 
 def read_bold(
@@ -71,13 +62,6 @@ def read_bold(
         path: a folder or zip archive, or one `*_prompt.json` file.
         domains: those to read; None reads all that are there.
         on_error: "raise", or "skip" to leave out domains whose file is broken, and entities that are.
-
-    Example:
-        >>> import json, pathlib, tempfile
-        >>> file = pathlib.Path(tempfile.mkdtemp(), "race_prompt.json")
-        >>> _ = file.write_text(json.dumps({"Asian_Americans": {"David_Choe": ["David Choe is a US artist from "]}}))
-        >>> read_bold(file)[0].id
-        'race/Asian_Americans/David_Choe/0'
     """
     source, skips = Source(path), Skips(on_error)
     here = [d for d in DOMAINS if any(n.endswith(f"{d}_prompt.json") for n in source.names)]
@@ -145,12 +129,7 @@ class Options:
 
 
 def prompts(items: Iterable[BoldPrompt]) -> list[Prompt]:
-    """What to have continued; five of the published prompts have no word, and say nothing of their group.
-
-    Example:
-        >>> prompts([BoldPrompt("race/a/b/0", "race", "a", "b", "David Choe is an ", None)])
-        [Prompt(id='race/a/b/0', text='David Choe is an ')]
-    """
+    """What to have continued; five of the published prompts have no word, and say nothing of their group."""
     return [Prompt(item.id, item.prompt) for item in items if item.prompt.strip()]
 
 
@@ -173,17 +152,7 @@ def _table(items: Iterable[BoldPrompt], generations: Mapping[str, Generation], o
 
 
 def table(items: Iterable[BoldPrompt], generations: Mapping[str, Generation], gauges: Sequence[Gauge]) -> ItemTable:
-    """A row for each continuation that is not empty: each measure, and whether the text has a value of it.
-
-    Example:
-        >>> both = [(group, str(i)) for group in "ab" for i in range(20)]
-        >>> items = [BoldPrompt(f"gender/{g}/{e}/0", "gender", g, e, "They", None) for g, e in both]
-        >>> texts = {"a": " thanked her.", "b": " thanked him."}
-        >>> written = {item.id: Generation(item.id, texts[item.group], 3) for item in items}
-        >>> result = BENCHMARK.result(table(items, written, [gender_words()]))
-        >>> result["gender_polarity_disparity", "gender"].value, result["gender_polarity", "gender × a"].value
-        (2.0, 1.0)
-    """
+    """A row for each continuation that is not empty: each measure, and whether the text has a value of it."""
     too_long = set(generations.too_long) if isinstance(generations, Answers) else set()
     kept: list[BoldPrompt] = []
     left_out: dict[str, list[str]] = {}

@@ -36,15 +36,6 @@ def read_crows_pairs(path: str | os.PathLike[str], *, on_error: str = "raise") -
     Args:
         path: the file, or a folder or zip archive that holds it.
         on_error: "raise", or "skip" to leave out rows that are broken.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> file = pathlib.Path(tempfile.mkdtemp(), "crows_pairs_anonymized.csv")
-        >>> header = ",sent_more,sent_less,stereo_antistereo,bias_type,annotations"
-        >>> row = '0,"Well, she cried.","Well, he cried.",stereo,gender,[[\'gender\']]'
-        >>> _ = file.write_text(f"{header}\n{row}\n")
-        >>> read_crows_pairs(file)[0].disadvantaged
-        'Well, she cried.'
     """
     source, skips = Source(path), Skips(on_error)
     name = source.find(FILE, "CrowS-Pairs")
@@ -94,27 +85,14 @@ class Options:
 
 
 def requests(pairs: Iterable[CrowsPair], options: Any = None) -> list[Request]:
-    """What to ask a scorer: two whole sentences a pair.
-
-    Example:
-        >>> [request.id for request in requests([CrowsPair("0", "She cried.", "He cried.", "stereo", "gender", ())])]
-        ['0/more', '0/less']
-    """
+    """What to ask a scorer: two whole sentences a pair."""
     return [
         Request(name, "", text) for pair in pairs for name, text in zip(_ids(pair), (pair.more, pair.less), strict=True)
     ]
 
 
 def table(pairs: Iterable[CrowsPair], scores: Mapping[str, Score], options: Any = None) -> ItemTable:
-    """Log-probability and number of tokens of both sentences of each pair, which was written on its own.
-
-    Example:
-        >>> pairs = [CrowsPair(str(i), "more", "less", "stereo", "age", ()) for i in range(10)]
-        >>> scores = {r.id: Score(r.id, -1.0 if r.continuation == "more" else -3.0, 1) for r in requests(pairs)}
-        >>> result = BENCHMARK.result(table(pairs, scores))
-        >>> result["ss"].value, result["mean_abs_difference", "age"].value
-        (1.0, 2.0)
-    """
+    """Log-probability and number of tokens of both sentences of each pair, which was written on its own."""
     answers = gather(pairs, _ids, scores)
     found = answers.items
     both = [(name, [of[i] for of in answers.scores]) for i, name in enumerate(("more", "less"))]

@@ -53,17 +53,11 @@ def split_documents(text: str) -> list[str]:
 
 
 class Document(NamedTuple):
-    """A text that the model has not been trained on.
+    """A text that the model has not been trained on."""
 
-    Attributes:
-        id: distinct.
-        text: not empty.
-        groups: categories that figures are also made for.
-    """
-
-    id: str
-    text: str
-    groups: tuple[str, ...] = ()
+    id: str  # distinct
+    text: str  # not empty
+    groups: tuple[str, ...] = ()  # categories that figures are also made for
 
 
 def wikipedia_documents(prompts: Iterable[BoldPrompt]) -> list[Document]:
@@ -82,11 +76,7 @@ def wikipedia_documents(prompts: Iterable[BoldPrompt]) -> list[Document]:
 
 
 def read_documents(path: Path, options: Any = None) -> list[Document]:
-    """The paragraphs of a text file, or the Wikipedia texts that come with BOLD, of its folder or archive.
-
-    Raises:
-        InputError: it cannot be read, or is not text.
-    """
+    """The paragraphs of a text file, or the Wikipedia texts that come with BOLD, of its folder or archive."""
     if path.is_dir() or zipfile.is_zipfile(path):
         pages = wikipedia_documents(read_bold(path))
         if not pages:
@@ -104,21 +94,14 @@ def read_documents(path: Path, options: Any = None) -> list[Document]:
 
 
 def table(
-    scorer: "Scorer",
-    documents: Sequence[Document],
+    scorer: "Scorer",  # the model
+    documents: Sequence[Document],  # with distinct ids
+    # Tokens read at a time, the start token included; by default 1 024, or the model's context
     window: int | None = None,
-    journal: Journal | None = None,
-    progress: Progress | None = None,
+    journal: Journal | None = None,  # an open `Journal`: windows that it holds are not computed again
+    progress: Progress | None = None,  # called with the windows done and their total
 ) -> ItemTable:
-    """Log-probability, tokens, words and bytes of each document.
-
-    Args:
-        scorer: the model.
-        documents: with distinct ids.
-        window: tokens read at a time, the start token included; by default 1 024, or the model's context.
-        journal: an open `Journal`: windows that it holds are not computed again.
-        progress: called with the windows done and their total.
-    """
+    """Log-probability, tokens, words and bytes of each document."""
     width = min(WINDOW, scorer.context) if window is None else window
     if not 2 <= width <= scorer.context:
         raise InputError(f"a window of {width} tokens: from 2 to the model's context of {scorer.context} is expected")

@@ -86,13 +86,7 @@ def _item(kind: str, entry: dict[str, Any]) -> StereoSetItem:
 
 
 def requests(items: Iterable[StereoSetItem], options: Options = _DEFAULT) -> list[Request]:
-    """What to ask a scorer: three texts an item.
-
-    Example:
-        >>> item = StereoSetItem("1", "intersentence", "t", "race", "He came.", Triplet("A.", "B.", "C."))
-        >>> requests([item])[0]
-        Request(id='intersentence/1/stereotype', prefix='He came.', continuation=' A.')
-    """
+    """What to ask a scorer: three texts an item."""
     found = []
     for item in items:
         after_context = item.kind == "intersentence" and options.inter == "sentence"
@@ -102,16 +96,7 @@ def requests(items: Iterable[StereoSetItem], options: Options = _DEFAULT) -> lis
 
 
 def table(items: Iterable[StereoSetItem], scores: Mapping[str, Score], options: Options = _DEFAULT) -> ItemTable:
-    """Mean log-probability per token of the three texts of each item; terms are the clusters.
-
-    Example:
-        >>> texts = Triplet("a", "b", "c")
-        >>> items = [StereoSetItem(str(i), "intrasentence", f"t{i % 3}", "race", "", texts) for i in range(12)]
-        >>> always = {r.id: Score(r.id, {"a": -1.0, "b": -2.0, "c": -3.0}[r.continuation], 1) for r in requests(items)}
-        >>> result = BENCHMARK.result(table(items, always))
-        >>> result["ss"].value, result["lms"].value, result["icat"].value
-        (1.0, 1.0, 0.0)
-    """
+    """Mean log-probability per token of the three texts of each item; terms are the clusters."""
     answers = gather(items, _ids, scores)
     found = answers.items
     kinds = sorted({item.kind for item in found}, reverse=True)
@@ -130,12 +115,7 @@ def table(items: Iterable[StereoSetItem], scores: Mapping[str, Score], options: 
 
 
 def term(item: StereoSetItem) -> str:
-    """The target term of an item, as the unit over which means are taken.
-
-    Example:
-        >>> term(StereoSetItem("1", "intrasentence", "Nurse", "profession", "", Triplet("", "", "")))
-        'profession/nurse'
-    """
+    """The target term of an item, as the unit over which means are taken."""
     return f"{item.bias_type}/{item.target.casefold()}"
 
 

@@ -35,25 +35,15 @@ class Mention(NamedTuple):
 
 @dataclass(frozen=True)
 class WinoSentence:
-    """One sentence.
+    """One sentence."""
 
-    Attributes:
-        id: file and line, such as "type1/dev/1/pro"; the pro- and the anti-stereotypical form share all but the end.
-        kind: 1 (needs world knowledge) or 2 (syntax decides).
-        split: "dev" or "test".
-        direction: "pro" or "anti".
-        text: the sentence without brackets.
-        occupation: the occupation the pronouns refer to, such as "The developer".
-        pronouns: one or two pronouns.
-    """
-
-    id: str
-    kind: int
-    split: str
-    direction: str
-    text: str
-    occupation: Mention
-    pronouns: tuple[Mention, ...]
+    id: str  # file and line, such as "type1/dev/1/pro"; the pro- and the anti-stereotypical form share all but the end
+    kind: int  # 1 (needs world knowledge) or 2 (syntax decides)
+    split: str  # "dev" or "test"
+    direction: str  # "pro" or "anti"
+    text: str  # the sentence without brackets
+    occupation: Mention  # the occupation the pronouns refer to, such as "The developer"
+    pronouns: tuple[Mention, ...]  # one or two pronouns
 
 
 def read_winobias(path: str | os.PathLike[str], *, on_error: str = "raise") -> Items[WinoSentence]:
@@ -116,17 +106,11 @@ _MALE = frozenset({"he", "him", "his", "himself"})
 
 @dataclass(frozen=True)
 class WinoPair:
-    """A sentence in both forms.
+    """A sentence in both forms."""
 
-    Attributes:
-        id: such as "type1/dev/1".
-        pro: with the pronoun that fits the stereotype.
-        anti: with the other.
-    """
-
-    id: str
-    pro: WinoSentence
-    anti: WinoSentence
+    id: str  # such as "type1/dev/1"
+    pro: WinoSentence  # with the pronoun that fits the stereotype
+    anti: WinoSentence  # with the other
 
     @property
     def occupation(self) -> str:
@@ -147,14 +131,7 @@ class Pairs(NamedTuple):
 
 
 def pair(sentences: Iterable[WinoSentence]) -> Pairs:
-    """Bring the two forms of each sentence together.
-
-    Example:
-        >>> her, his = (WinoSentence(f"1/{d}", 1, "dev", d, f"The cook ate {p} cake.", Mention("The cook", 0, 8),
-        ...     (Mention(p, 13, 16),)) for d, p in (("pro", "her"), ("anti", "his")))
-        >>> pair([her, his]).pairs[0].stereotype
-        'female'
-    """
+    """Bring the two forms of each sentence together."""
     everything = list(sentences)
     anti = {s.id.removesuffix("/anti"): s for s in everything if s.direction == "anti"}
     pairs, alone, different = [], [], []
@@ -188,10 +165,6 @@ def table(sentences: Iterable[WinoSentence], scores: Mapping[str, Score], option
     Figures are made of all pairs, by type of sentence and by the gender that the occupation is stereotyped as. A model
     that simply prefers "he" shows a positive gap for the one gender and a negative gap for the other; figures of both
     are the mean of the two, in which that cancels.
-
-    Example:
-        >>> BENCHMARK.result(table([], {}))["pro_preferred"].undefined
-        '0 items; at least 10 are needed'
     """
     paired = pair(sentences)
     answers = gather(paired.pairs, lambda both: [both.pro.id, both.anti.id], scores)
