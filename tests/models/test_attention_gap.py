@@ -24,9 +24,9 @@ from fairhead.language.benchmarks.attention_gap import (
     study,
     table,
 )
+from fairhead.language.packing import align, slots
 from fairhead.language.read_attention import read_gaps
 from fairhead.language.scorer import Scorer
-from fairhead.language.tokenising import align, slots
 from fairhead.stats.bootstrap import Resampling
 
 PAIRS = [

@@ -18,9 +18,9 @@ from fairhead.language.benchmarks import attention_entropy
 from fairhead.language.benchmarks.attention_gap import SentencePair
 from fairhead.language.benchmarks.perplexity import Document
 from fairhead.language.generation import generate
+from fairhead.language.lexicons import read_swaps
 from fairhead.language.read_attention import read_gaps
 from fairhead.language.scorer import Scorer
-from fairhead.language.swaps import read_swaps
 from fairhead.mitigate.bias_unlearn import BiasUnlearn
 from fairhead.mitigate.cda import CDA
 from fairhead.mitigate.language_trainer import LanguageTrainer

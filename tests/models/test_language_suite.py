@@ -10,8 +10,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from fairhead.cli import main
-from fairhead.language.suite import Suite
-from fairhead.language.training_record import TrainingRecord
+from fairhead.language.suite import Suite, TrainingRecord
 
 WORDS = ["<s>", "he", "she", "was", "kind", "cruel", "cried", "the", "nurse", "doctor", "ran", "a", "window"]
 

@@ -10,8 +10,11 @@ from fairhead.cli import main  # noqa: E402
 from fairhead.data import read  # noqa: E402
 from fairhead.language.benchmarks import bold  # noqa: E402
 from fairhead.language.benchmarks.bold import read_bold  # noqa: E402
-from fairhead.language.lexicons import find_lexicons, read_be5  # noqa: E402
-from fairhead.language.swaps import read_swaps  # noqa: E402
+from fairhead.language.lexicons import (  # noqa: E402
+    find_lexicons,
+    read_be5,
+    read_swaps,
+)
 
 
 def test_lexica_as_published(real_data):

@@ -238,9 +238,7 @@ def test_every_row_of_a_markdown_table_has_as_many_cells(found):
 
 MODULES = (
     "stats.paired",
-    "language.suite",
     "language.before_after",
-    "language.before_after_report",
     "report.sections.changes",
 )
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from fairhead.errors import InputError
 from fairhead.language.answers import Journal, Request, Score
-from fairhead.language.packing import TokenSequence, batches, followed, pack, predicting
-from fairhead.language.tokenising import StartToken, encode
+from fairhead.language.packing import StartToken, TokenSequence, batches, encode, followed, pack, predicting
 
 sequences = st.lists(
     st.lists(st.integers(0, 2), min_size=2, max_size=8).flatmap(

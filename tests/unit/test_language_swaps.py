@@ -3,7 +3,7 @@
 import pytest
 
 from fairhead.errors import InputError
-from fairhead.language.swaps import Swaps, read_swaps
+from fairhead.language.lexicons import Swaps, read_swaps
 
 WINOBIAS = "he \t she \nshe \t he \nhim \t her \nhis \t her \nhimself \t herself \nmr. \t mrs. \naunt\tuncle \n"
 

@@ -380,7 +380,6 @@ def _run_suite(
     context: typer.Context, chosen: Any, of: dict[str, Any], computing: Scoring, statistics: Statistics
 ) -> None:
     from fairhead.cli.progress import progress
-    from fairhead.language.result_table import show_suite
     from fairhead.language.running import gather_items, run_suite
 
     how = statistics.resampling()
@@ -394,7 +393,7 @@ def _run_suite(
     with progress() as bars:
         sampling = Sampling(batch_size=chosen.bold_batch_size)
         suite = run_suite(scorer, items, chosen.out, chosen.model, how, sampling, bars.tell, made)
-    show_suite(terminal(), suite)
+    suite.show(terminal())
 
 
 def load_model(path: str, computing: Computing) -> "Scorer":

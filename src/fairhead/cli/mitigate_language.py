@@ -17,7 +17,7 @@ from fairhead.report.console import terminal
 
 if TYPE_CHECKING:
     from fairhead.cli.progress import Progress
-    from fairhead.language.training_record import TrainingRecord
+    from fairhead.language.suite import TrainingRecord
 
 EPILOG = """
 **What is trained on**: triplets (a stereotype, its opposite, a sentence unrelated to either) of StereoSet or of your

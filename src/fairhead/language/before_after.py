@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from fairhead import __version__
 from fairhead.errors import InputError
-from fairhead.language.benchmark import ASKS, Figure
-from fairhead.language.benchmarks import all_benchmarks, attention_entropy, benchmark_named
+from fairhead.language.benchmark import ASKS, Benchmark, Figure
+from fairhead.language.benchmarks import all_benchmarks, benchmark_named
 from fairhead.language.item_table import ItemTable, Measure, compare_items, join_items
 from fairhead.language.suite import Suite
 from fairhead.stats import Difference
@@ -184,19 +184,18 @@ class _Pair:
 
     def entropy(self, suite: Suite) -> list[list[float]] | None:
         """Mean entropy of each head."""
-        name = attention_entropy.BENCHMARK.name
-        return attention_entropy.by_head(suite.table(name)) if name in suite.measured else None
+        of = _of_heads(suite)
+        return None if of is None or of.by_head is None else of.by_head(suite.table(of.name))
 
     def collapsed(self) -> tuple[Collapsed, ...]:
         """Layers that have lost the shape of their attention."""
         before, after = (self.entropy(suite) or [] for suite in (self.before, self.after))
         if len(before) != len(after):  # one was not measured, or has other layers
             return ()
-        found = []
+        found, of = [], _of_heads(self.after)
         for layer, (one, other) in enumerate(zip(before, after, strict=True)):
             a, b = sum(one) / len(one), sum(other) / len(other)
-            what = attention_entropy.collapse(a, b)
-            if what is not None:
+            if of is not None and (what := of.collapse(a, b)) is not None:
                 found.append(Collapsed(layer, a, b, what))
         return tuple(found)
 
@@ -238,6 +237,11 @@ class _Pair:
             compare_items(_measure(measures, figure), figure.group, before, after, self.how, self.n_perm)
             for figure in figures
         ]
+
+
+def _of_heads(suite: Suite) -> Benchmark | None:
+    """The benchmark of a suite that has a figure of each head."""
+    return next((b for b in map(benchmark_named, suite.measured) if b.by_head is not None), None)
 
 
 def _measure(measures: Sequence[Measure], figure: Figure) -> Measure:

@@ -124,7 +124,8 @@ def _attention(run: Run) -> list[dict[str, str]]:
         depth = len(run.entropy or [])
         text = f"{run.name}: attention has collapsed in {len(run.collapsed)} of {depth} layers ({layers})."
         lines.append(_line("bad", text))
-    entropy = next((c for c in run.headlines if c.benchmark == "attention_entropy" and c.value is not None), None)
+    of_heads = (c for c in run.headlines if benchmark_named(c.benchmark).by_head is not None)
+    entropy = next((c for c in of_heads if c.value is not None), None)
     if entropy is not None and not run.collapsed:
         lines.append(_line("note", f"{run.name}: no layer's attention has collapsed; {said(entropy)}."))
     for change in run.headlines:

@@ -169,6 +169,10 @@ class Benchmark:
     hides: Callable[[str], bool] = lambda category: False  # categories without a row there
     # Metric -> outcome of a comparison -> what it means
     outcomes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    # A figure of each head of a table, [layers][heads], of which a comparison draws a map
+    by_head: Callable[[ItemTable], list[list[float]]] | None = None
+    # What has become of a layer whose figure was a and is b, in words; None where it has kept its shape
+    collapse: Callable[[float, float], str | None] = lambda before, after: None
     explains: str = ""  # more for the help, in Markdown
     examples: tuple[str, ...] = ()  # commands for the help
 
@@ -229,10 +233,35 @@ class Benchmark:
         roles = {f.name: set(_ROLES) & set(getattr(hints[f.name], "__metadata__", ())) for f in fields(self.options)}
         return [name for name, found in roles.items() if (role in found if role else not found)]
 
+    def text_table(self, result: BenchmarkResult, level: float) -> TextTable:
+        """The table for a terminal or a page: its own, or a row a category with the metrics that have a label."""
+        if self.shown is not None:
+            return self.shown(result, level)
+        metrics = [metric for metric in self.labels if any(e.metric == metric for e in result.estimates)]
+        rows = []
+        for group in dict.fromkeys(e.group_by for e in result.estimates):
+            found = {e.metric: e for e in result.estimates if e.group_by == group}
+            if group is None or not self.hides(group):
+                cells = [_figure(found.get(metric), self.label(metric).share) for metric in metrics]
+                rows.append((group or "all", *cells, f"{max(e.n for e in found.values()):,}"))
+        title = f"with {100 * level:g} % intervals (percent; Δ log p in nats)"
+        return TextTable(title, (*(self.label(metric).name for metric in metrics), "n"), rows)
+
     @property
     def flag(self) -> str:
         """What the command line calls it."""
         return self.command or self.name
+
+
+def _figure(estimate: Estimate | None, share: bool) -> str:
+    if estimate is None:
+        return ""
+    if estimate.value is None:
+        return "–"
+    scale, digits = (100, 1) if share else (1, 2)
+    value, low, high = (scale * (x or 0.0) for x in (estimate.value, estimate.low, estimate.high))
+    between = "–" if low >= 0 else " to "
+    return f"{value:.{digits}f} ({low:.{digits}f}{between}{high:.{digits}f})"
 
 
 def sample(items: Sequence[T], limit: int, seed: int, unit: Callable[[T], str] | None = None) -> list[T]:

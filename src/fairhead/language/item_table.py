@@ -319,12 +319,11 @@ class BenchmarkResult(Result):
 
     def page(self) -> "Report":
         """The figures of each category, with what can be said of them."""
-        from fairhead.language.result_table import by_category
         from fairhead.report.page import Report, Sentence
         from fairhead.report.sections.plain_tables import PlainTable, PlainTables
 
         benchmark, level = self.said_by()
-        shown = by_category(benchmark, self, level) if benchmark.shown is None else benchmark.shown(self, level)
+        shown = benchmark.text_table(self, level)
         rows = [[*row, *[""] * (len(shown.columns) + 1 - len(row))] for row in shown.rows]
         table = PlainTable(caption=shown.title, columns=["", *shown.columns], rows=rows)
         model = self.provenance.get("model_path") or self.provenance.get("model", "")
@@ -337,8 +336,44 @@ class BenchmarkResult(Result):
         )
 
     def show(self, console: "Console | None" = None) -> None:
-        """Print what was measured, one line a category."""
-        from fairhead.language.result_table import show_benchmark
+        """Print what was measured, what can be said, one line a category, and what was left out."""
+        from rich import box
+        from rich.markup import escape
+        from rich.table import Table
+
         from fairhead.report.console import terminal
 
-        show_benchmark(console or terminal(), self)
+        out = console or terminal()
+        benchmark, level = self.said_by()
+        known = self.provenance
+        model = known.get("model_path") or known.get("model", "")
+        out.print(f"[bold]{escape(str(model))} on {self.benchmark}: {self.n:,} items[/]", highlight=False)
+        sentences = benchmark.sentences(self, level)
+        for sentence in sentences:
+            out.print(f"{'- ' if len(sentences) > 1 else ''}{escape(sentence)}", highlight=False)
+        shown = benchmark.text_table(self, level)
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, title_justify="left", title_style="bold")
+        table.title = escape(shown.title)
+        table.add_column("", overflow="fold")
+        for name in shown.columns:
+            table.add_column(escape(name), justify="right", overflow="fold", no_wrap=name == "n")
+        for row in shown.rows:
+            if len(row) == 1:
+                table.add_section()
+                table.add_row(f"[bold]{escape(row[0])}[/]")
+            else:
+                table.add_row(*map(escape, row))
+        out.print(table)
+        for note in shown.notes:
+            out.print(escape(note), highlight=False)
+        # How many there are is in the table: the reason is then the same for all of them.
+        reasons = (e.undefined.removeprefix(f"{e.n} items; ") for e in self.estimates if e.undefined)
+        for reason in list(dict.fromkeys(reasons))[:5]:
+            out.print(f"[dim]–: {escape(reason)}[/]", highlight=False)
+        for reason, names in self.left_out.items():
+            out.print(f"Left out: {len(names):,} ({escape(reason)}); the first is {escape(names[0])}", highlight=False)
+        if known.get("merged_boundaries"):
+            out.print(f"{known['merged_boundaries']:,} texts have a token that spans the end of the prefix")
+        for key, what in (("scores", "Scores of each text"), ("generations", "Continuations")):
+            if known.get(key):
+                out.print(f"{what}: {escape(str(known[key]))}", highlight=False)

@@ -24,8 +24,7 @@ from fairhead.language.answers import (
 from fairhead.language.benchmark import Benchmark, Measured, NotMeasured, Work
 from fairhead.language.benchmarks import benchmark_named, choose
 from fairhead.language.item_table import BenchmarkResult
-from fairhead.language.suite import Suite
-from fairhead.language.training_record import without_training_targets
+from fairhead.language.suite import Suite, without_training_targets
 from fairhead.stats.bootstrap import Resampling
 
 Report = Callable[[str, int, int], None]

@@ -20,9 +20,8 @@ from torch import Tensor, nn
 
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.language.answers import Answers, Journal, Progress, Request, Score
-from fairhead.language.packing import Row, TokenSequence, batches, pack, predicting
+from fairhead.language.packing import Encoded, Row, Start, TokenSequence, batches, encode, pack, predicting, start_token
 from fairhead.language.row_layout import Layout, Ready, reads_trees
-from fairhead.language.tokenising import Encoded, Start, encode, start_token
 from fairhead.models import method_of, open_model
 from fairhead.models.load import DType, weights_digest
 

@@ -1,27 +1,84 @@
 """The folder of a model's benchmarks: all that a comparison needs. Needs no torch.
 
 It has `suite.json` (which model, which data, what was left out and why), for each benchmark a table of items
-(`crows_pairs.items.jsonl`) and its figures (`crows_pairs.json`), and the journals from which a killed run goes on.
+(`crows_pairs.items.jsonl`) and its figures (`crows_pairs.json`), and the journals from which a killed run goes on. What
+a trained model was trained on is kept beside its weights, so that nobody scores it on those terms.
 """
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from rich.console import Console
+from rich.markup import escape
+
+from fairhead.data.sentence_pairs import CrowsPair
+from fairhead.data.sentence_triplets import StereoSetItem
 from fairhead.errors import InputError
 from fairhead.language.benchmark import Measured
 from fairhead.language.benchmarks import all_benchmarks
 from fairhead.language.item_table import BenchmarkResult, ItemTable, StoredItems, read_items
-from fairhead.language.training_record import FILE as TRAINING_FILE
-from fairhead.language.training_record import TrainingRecord
 from fairhead.store import made_folder, write_json
 
 SCHEMA = "fairhead.suite/1"
 FILE = "suite.json"
+TRAINING_FILE = "fairhead-training.json"
+TRAINING_SCHEMA = "fairhead.training/1"
 # Of the record of a training: what tells which items a comparison may use, and how the model came about.
 _OF_TRAINING = ("method", "settings", "plan", "data", "base", "training_targets", "held_out_targets")
+Item = TypeVar("Item", CrowsPair, StereoSetItem)
+
+
+@dataclass(frozen=True)
+class TrainingRecord:
+    """How the model of a folder came about."""
+
+    method: str  # such as "klaad"
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the method
+    plan: Mapping[str, Any] = field(default_factory=dict)  # of the training: epochs, learning rate, seed, ...
+    data: Mapping[str, Any] = field(default_factory=dict)  # its name, its path, and how it was split
+    # Terms (of pairs: sentences) that were trained on, in lower case; a score on them says nothing
+    training_targets: tuple[str, ...] = ()
+    held_out_targets: tuple[str, ...] = ()  # terms that were not
+    base: str | None = None  # the model that training began with
+    history: tuple[Mapping[str, Any], ...] = ()  # a line a logged step
+    results: Mapping[str, Any] = field(default_factory=dict)  # anything that was measured at the end
+
+    def write(self, folder: str | os.PathLike[str]) -> None:
+        """Put the record into a model's folder."""
+        write_json(Path(folder, TRAINING_FILE), {"schema": TRAINING_SCHEMA, **asdict(self)})
+
+    @classmethod
+    def read(cls, folder: str | os.PathLike[str]) -> "TrainingRecord":
+        """Read the record of a folder."""
+        path = Path(folder, TRAINING_FILE)
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except OSError:
+            raise InputError(
+                f"{folder} has no {TRAINING_FILE}: it was not written by fairhead mitigate, so its training terms are "
+                "unknown"
+            ) from None
+        except ValueError as error:
+            raise InputError(f"{path} is not JSON: {error}") from None
+        if not isinstance(found, dict) or found.get("schema") != TRAINING_SCHEMA:
+            schema = found.get("schema") if isinstance(found, dict) else None
+            raise InputError(f"{path} has the schema {schema!r}; this version of fairhead reads {TRAINING_SCHEMA!r}")
+        lists = ("training_targets", "held_out_targets", "history")
+        values: dict[str, Any] = {
+            k: tuple(v) if k in lists else v for k, v in found.items() if k in cls.__dataclass_fields__
+        }
+        return cls(**values)
+
+
+def without_training_targets(items: Iterable[Item], folder: str | os.PathLike[str]) -> tuple[Item, ...]:
+    """The items whose term (of a pair: whose more stereotypical sentence) the model of `folder` was not trained on."""
+    trained = set(TrainingRecord.read(folder).training_targets)
+    terms = ((item, item.more if isinstance(item, CrowsPair) else item.target) for item in items)
+    return tuple(item for item, term in terms if term.casefold() not in trained)
 
 
 @dataclass
@@ -122,6 +179,21 @@ class Suite:
         write_json(self.folder / f"{result.benchmark}.json", result.to_dict())
         self.skipped.pop(result.benchmark, None)
         self.write()
+
+    def show(self, console: Console) -> None:
+        """What was run, and what was not."""
+        console.print(f"[bold]{escape(self.model)}[/] in {escape(str(self.folder))}", highlight=False)
+        for name, facts in self.done.items():
+            left_out = "; ".join(f"left out: {n:,} ({escape(reason)})" for reason, n in facts["left_out"].items())
+            seconds = "" if facts["seconds"] is None else f", {facts['seconds']:g} s"
+            console.print(
+                f"  {name}: {facts['items']:,} items{seconds}{'; ' if left_out else ''}{left_out}", highlight=False
+            )
+        for name, reason in self.skipped.items():
+            console.print(f"  {name}: skipped, {escape(reason)}", highlight=False)
+        console.print(
+            f"Compare with another run: fairhead lm compare {escape(str(self.folder))} OTHER", highlight=False
+        )
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.items.jsonl"

@@ -40,7 +40,7 @@ class Summary:
     spread_smallest: float
     spread_median: float  # of the ratio of deviations, over dimensions; and the smallest and largest
     spread_largest: float
-    # Share of dimensions whose deviations Brown and Forsythe's test tells apart, corrected (Holm)
+    # Share of dimensions whose deviations differ significantly by Brown and Forsythe's test, corrected (Holm)
     spreads_differ: float
     difference_median: float  # of the size of the standardised difference of means, over dimensions; and the largest
     difference_largest: float

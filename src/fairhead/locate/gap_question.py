@@ -117,7 +117,7 @@ class GapQuestion(Question):
         return np.sqrt(np.maximum(np.einsum("lhde,lhde->lh", gram, self.moments.covariance), 0.0))
 
     def measures(self, rows: Mask, level: float) -> tuple[Separation, Measure]:
-        """How well heads tell the groups of some rows apart along the concept, and its coupling with the evidence."""
+        """How well heads separate the groups of some rows along the concept, and its coupling with the evidence."""
         part = self.rows.take(rows)
         how: dict[str, Any] = {"clusters": part.clusters, "level": level}
         return (
@@ -126,7 +126,7 @@ class GapQuestion(Question):
         )
 
     def ranking(self, direct: HeadMap, rows: Mask, plan: LocatePlan) -> tuple[Array, Array]:
-        """By the gap, or by how well heads tell the groups apart along the concept."""
+        """By the gap, or by how well heads separate the groups along the concept."""
         if plan.rank in ("gap", "effect"):
             return super().ranking(direct, rows, plan)
         apart, coupled = self.measures(rows, plan.level)

@@ -107,8 +107,8 @@ class GapWords:
         return line(
             "note",
             f"{len(located.ranked)} of {located.head_map.gap.size} heads ({names_of(located.ranked)}) {chosen}. "
-            f"{self._part(located)}{alone} Along {self.concept.name}, {head_name(*best)} tells the groups "
-            f"apart best of them, with an AUC of "
+            f"{self._part(located)}{alone} Along {self.concept.name}, {head_name(*best)} separates the groups "
+            f"best of them, with an AUC of "
             f"{auc.value[best]:.2f} ({auc.low[best]:.2f} to {auc.high[best]:.2f}; 0.5 is not at all).",
         )
 
@@ -120,7 +120,7 @@ class GapWords:
         part = sum(float(gap.gap[head]) for head in located.ranked)
         if gap.has_total:
             return (
-                f"In {other} they make up {100 * part / gap.total:.0f} % of the gap in the evidence for "
+                f"In {other} they make up {round(100 * part / gap.total)} % of the gap in the evidence for "
                 f"{self.evidence} ({whole})."
             )
         return (
@@ -186,7 +186,7 @@ class GapWords:
         sections.append(
             {
                 "kind": "headmap",
-                "title": f"How well each head tells {first} from {second} along the concept",
+                "title": f"How well each head separates {first} from {second} along the concept",
                 "measure": f"Cohen's d along {self.concept.name}, {first} minus {second}",
                 "unit": "SD",
                 "values": d.value.tolist(),
@@ -243,7 +243,7 @@ class GapWords:
         maps += [] if located.effect_map is None else [("lost without it", located.effect_map)]
         return [
             *((n, f"{m.gap[head]:+.3f} ({m.low[head]:+.3f} to {m.high[head]:+.3f})") for n, m in maps),
-            ("share", f"{100 * gap.share[head]:.0f} %" if gap.has_total else ""),
+            ("share", f"{round(100 * gap.share[head])} %" if gap.has_total else ""),
             ("Cohen's d", f"{self.separation.d.value[head]:+.2f}"),
             ("AUC", f"{self.separation.auc.value[head]:.2f}"),
             ("coupling", f"{self.coupling.value[head]:+.2f}"),

@@ -274,7 +274,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class Separation:
-    """How well heads tell two groups of the same label apart: Cohen's d, and AUC (0.5: not at all)."""
+    """How well heads separate two groups of the same label: Cohen's d, and AUC (0.5: not at all)."""
 
     d: Measure
     auc: Measure

@@ -26,9 +26,8 @@ from torch import Tensor, nn
 
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.language.answers import Progress
-from fairhead.language.packing import TokenSequence, predicting
+from fairhead.language.packing import TokenSequence, encode, predicting
 from fairhead.language.scorer import Planned, Scorer, quiet
-from fairhead.language.tokenising import encode
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.rows import TextPairs
 from fairhead.store import made_folder, whole_file, write_json
@@ -84,7 +83,7 @@ class PairTerms:
 
 
 class _Text(NamedTuple):
-    """A text of a pair: its tokens, of which those that can tell the texts apart are scored, and its weight."""
+    """A text of a pair: its tokens, of which those that can differ between the texts are scored, and its weight."""
 
     sequence: TokenSequence
     weight: float

@@ -51,7 +51,7 @@ class LocatePlan:
         count: heads to choose at most.
         per_layer: of one layer at most; None for a quarter of its heads, so that enough are left as controls.
         rank: "gap" (direct part in the gap), "effect" (what the gap loses when the head alone is edited in a true
-            forward pass) or, between groups, "concept" (how well a head tells the groups apart along the concept) and
+            forward pass) or, between groups, "concept" (how well a head separates the groups along the concept) and
             "bias" (that, times its coupling with the class evidence).
         alpha: chance of a false choice: the false discovery rate between groups, of any of all heads in pairs.
         kinds: edits of the chosen heads; None for all that the question knows. The first is that of single heads and

@@ -16,9 +16,9 @@ from torch.nn.functional import cross_entropy
 from fairhead.data.sentence_triplets import StereoSetItem
 from fairhead.errors import InputError
 from fairhead.language.answers import TOO_LONG
+from fairhead.language.lexicons import read_swaps
+from fairhead.language.packing import start_token
 from fairhead.language.row_layout import Sentences, stack
-from fairhead.language.swaps import read_swaps
-from fairhead.language.tokenising import start_token
 from fairhead.mitigate.language_trainer import Prepared
 from fairhead.settings import Option
 from fairhead.train.step import Parts

@@ -12,10 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fairhead.language.packing import Ints, Row, TokenSequence, pack, plain_row
+from fairhead.language.packing import Alignment, Ints, Row, TokenSequence, align, align_by_position, pack, plain_row
 from fairhead.language.row_layout import Layout, reads_trees, send, stack
 from fairhead.language.scorer import context_length
-from fairhead.language.tokenising import Alignment, align, align_by_position
 from fairhead.mitigate.triplets import TokenTriplet
 
 

@@ -19,7 +19,7 @@ from torch import nn
 from fairhead.data.sentence_triplets import StereoSetItem, TripletSplit
 from fairhead.errors import InputError
 from fairhead.language.scorer import context_length, refuse_other_than_causal
-from fairhead.language.training_record import FILE, TrainingRecord
+from fairhead.language.suite import TRAINING_FILE, TrainingRecord
 from fairhead.mitigate.registry import method_named
 from fairhead.mitigate.triplets import TripletData, targets
 from fairhead.models import attach, open_model, save
@@ -290,7 +290,7 @@ def train_folder(
         own = settings.of_family(loaded.model.config.model_type) if hasattr(settings, "of_family") else {}
         config = entry.configure(**{**own, **(options or {})})
         trainer = LanguageTrainer(loaded.model, loaded.tokenizer, config, plan, method, str(model))
-        if (folder / FILE).is_file():
+        if (folder / TRAINING_FILE).is_file():
             found = TrainingRecord.read(folder)
             identity = comparable(trainer.identity(data))
             before = comparable({key: getattr(found, key) for key in identity})

@@ -1,6 +1,6 @@
 """SentenceDebias (Liang et al. 2020) for causal models: take the direction of a swapped word out of the last states.
 
-Sentences and their counterfactuals (`language.swaps`) are read; the principal components of the differences of their
+Sentences and their counterfactuals (`language.lexicons`) are read; the principal components of the differences of their
 mean-pooled last hidden states are the directions that the swap moves. The projection that takes them out stands right
 before the vocabulary, so it is folded into the output layer: the result is an ordinary model.
 """
@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from fairhead.data.sentence_triplets import StereoSetItem
 from fairhead.errors import InputError, UnsupportedModel
+from fairhead.language.lexicons import Swaps, read_swaps
+from fairhead.language.packing import start_token
 from fairhead.language.row_layout import final_states, stack
 from fairhead.language.scorer import context_length, quiet, refuse_other_than_causal
-from fairhead.language.swaps import Swaps, read_swaps
-from fairhead.language.tokenising import start_token
 from fairhead.settings import Count, Option
 
 

@@ -13,8 +13,8 @@ from fairhead.data.sentence_triplets import StereoSetItem, Triplet, TripletSplit
 from fairhead.data.splits import shuffle_by_hash
 from fairhead.errors import InputError
 from fairhead.language.answers import TOO_LONG
+from fairhead.language.packing import start_token
 from fairhead.language.row_layout import Sentences, stack
-from fairhead.language.tokenising import start_token
 from fairhead.settings import PYTHON_ONLY, Count, Option, Share, WholeNumber, check_settings
 
 

@@ -166,4 +166,6 @@ BENCHMARK = Benchmark(
     measures=measures,
     labels={"attention_entropy": Label("mean", "1 is uniform attention, 0 a single token", share=False)},
     headlines=(Figure("attention_entropy"),),
+    by_head=by_head,
+    collapse=collapse,
 )

@@ -70,7 +70,7 @@ class BBQItem:
     question: str  # the question
     answers: tuple[Answer, Answer, Answer]  # three answers, one of them unknown
     label: int  # index of the correct answer
-    target: int | None  # index of the answer that agrees with the stereotype, or None where it cannot be told
+    target: int | None  # index of the answer that agrees with the stereotype, or None where it is not known
     stereotyped_groups: tuple[str, ...]  # as published
     subcategory: str  # as published
 
@@ -87,7 +87,7 @@ def read_bbq(
     # The authors' `additional_metadata.csv`; None takes it from `path` where it is there, and derives the targets
     # otherwise. Without it the intersectional categories (Race_x_gender, Race_x_SES) have no targets.
     metadata: str | os.PathLike[str] | None = None,
-    drop_without_target: bool = True,  # leave out items whose target cannot be told, and count them; False keeps them
+    drop_without_target: bool = True,  # leave out items whose target is not known, and count them; False keeps them
     on_error: str = "raise",  # "raise", or "skip" to leave out lines that are broken
 ) -> Items[BBQItem]:
     """Read BBQ: one .jsonl file a category.
