@@ -18,11 +18,12 @@ import numpy as np
 import torch
 from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
 
-from fairhead.locate import Decomposer, Features, HeadMoments
 from fairhead.locate.ablation import layer_matched
+from fairhead.locate.decompose import Decomposer
 from fairhead.locate.directions import Task, concept_from_images
 from fairhead.locate.edits import HeadEdits
 from fairhead.locate.gap_question import DirectEffect
+from fairhead.locate.head_features import Features, HeadMoments
 from fairhead.locate.head_maps import coupling, score_heads, separation, top_heads
 from fairhead.locate.rows import Evaluation
 from fairhead.locate.textspan import Spanned, span_of_moments

@@ -155,8 +155,7 @@ def locate(
         >>> found.save("edited")  # the model without these heads' contribution  # doctest: +SKIP
     """
     from fairhead.locate.answer import answer
-    from fairhead.locate.question import LocatePlan
-    from fairhead.locate.session import Source
+    from fairhead.locate.locate_settings import LocatePlan, Source
 
     of_source = [f.name for f in fields(Source) if f.name not in ("model", "data", "concept", "task")]
     of_plan = [f.name for f in fields(LocatePlan) if f.name != "count"]

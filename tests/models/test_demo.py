@@ -17,7 +17,8 @@ from fairhead.demo import DemoPlan, run_demo
 from fairhead.demo.digits import shaded_digits
 from fairhead.demo.writeup import _ablation_line, _in_words, _plain_line, _trade
 from fairhead.errors import InputError
-from fairhead.locate import Ablation, Head
+from fairhead.locate.ablation import Ablation
+from fairhead.locate.head_maps import Head
 from fairhead.mitigate import load
 from fairhead.records import Records
 from fairhead.report import Report

@@ -5,23 +5,18 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from fairhead.locate.class_directions import classifier_task
 from scipy import stats
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification, ViTConfig, ViTForImageClassification
 
 import fairhead
 from fairhead.errors import InputError, UnsupportedModel
-from fairhead.locate import (
-    Ablation,
-    Decomposer,
-    Head,
-    HeadEdits,
-    classifier_task,
-    collect,
-    layer_matched,
-    score_heads,
-)
-from fairhead.locate.head_maps import top_heads
+from fairhead.locate.ablation import Ablation, layer_matched
+from fairhead.locate.decompose import Decomposer
+from fairhead.locate.edits import HeadEdits
+from fairhead.locate.head_features import collect
+from fairhead.locate.head_maps import Head, score_heads, top_heads
 from fairhead.stats import Difference
 
 LAYERS, HEADS, WIDTH = 3, 4, 16

@@ -8,7 +8,7 @@ from torch import nn
 
 import fairhead
 from fairhead.errors import InputError, UnsupportedModel
-from fairhead.locate import Decomposer
+from fairhead.locate.decompose import Decomposer
 
 TWO_TOWERS = ("CLIP", "SigLIP")
 IMAGES = ("ViT", "DeiT", "DINOv2", "CLIP vision", *TWO_TOWERS)

@@ -11,8 +11,8 @@ from sklearn.covariance import OAS
 from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
 
 from fairhead.errors import InputError
-from fairhead.locate import Decomposer, Features, HeadMoments, collect
-from fairhead.locate.head_features import shrunk
+from fairhead.locate.decompose import Decomposer
+from fairhead.locate.head_features import Features, HeadMoments, collect, shrunk
 
 N = 11
 

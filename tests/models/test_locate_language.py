@@ -31,10 +31,10 @@ from fairhead.locate.answer import report_of, to_dict, verdict
 from fairhead.locate.edits import TextEdits
 from fairhead.locate.engine import locate
 from fairhead.locate.head_maps import score_pairs
+from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.log_odds import encoded_texts, take_apart, whole
 from fairhead.locate.pair_question import PairQuestion
 from fairhead.locate.passes import TextPasses
-from fairhead.locate.question import LocatePlan
 from fairhead.locate.rows import pairs_of
 from fairhead.report import render
 

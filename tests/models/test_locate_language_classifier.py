@@ -12,12 +12,14 @@ from made_posts import HEADS, PLANTED, bert, planted_bert, tokenizer, write_post
 
 from fairhead.cli import main
 from fairhead.errors import UnsupportedModel
-from fairhead.locate import Decomposer, collect
+from fairhead.locate.decompose import Decomposer
 from fairhead.locate.directions import PooledTask, text_classifier_task
 from fairhead.locate.edits import HeadEdits
+from fairhead.locate.head_features import collect
+from fairhead.locate.locate_settings import Source
 from fairhead.locate.passes import RowPasses
 from fairhead.locate.rows import halves_of
-from fairhead.locate.session import Source, open_session
+from fairhead.locate.session import open_session
 
 MODELS = {
     "BERT": (hf.BertForSequenceClassification, hf.BertConfig(**TEXT, num_labels=3)),

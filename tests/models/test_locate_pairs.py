@@ -11,8 +11,8 @@ from scipy import stats
 from fairhead.data.sentence_pairs import CrowsPair
 from fairhead.errors import InputError
 from fairhead.locate.head_maps import score_pairs
+from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.pair_question import PairQuestion
-from fairhead.locate.question import LocatePlan
 from fairhead.locate.rows import halves_of_pairs, pairs_of
 
 

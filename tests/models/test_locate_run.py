@@ -10,26 +10,16 @@ from scipy import stats
 from test_locate import HEADS, LAYERS, PLANTED, pictures, planted_vit, vit
 
 from fairhead.errors import InputError
-from fairhead.locate import (
-    Ablation,
-    Decomposer,
-    GapQuestion,
-    Head,
-    classifier_task,
-    collect,
-    layer_matched,
-    locate,
-    report_of,
-    score_heads,
-    to_dict,
-    verdict,
-)
-from fairhead.locate.ablation import outcome
-from fairhead.locate.directions import concept_from_images
-from fairhead.locate.engine import study
-from fairhead.locate.head_maps import separation
+from fairhead.locate.ablation import Ablation, layer_matched, outcome
+from fairhead.locate.answer import report_of, to_dict, verdict
+from fairhead.locate.decompose import Decomposer
+from fairhead.locate.directions import classifier_task, concept_from_images
+from fairhead.locate.engine import locate, study
+from fairhead.locate.gap_question import GapQuestion
+from fairhead.locate.head_features import collect
+from fairhead.locate.head_maps import Head, score_heads, separation
+from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.passes import ForwardPasses, RowPasses
-from fairhead.locate.question import LocatePlan
 from fairhead.locate.rows import Evaluation, halves_of
 from fairhead.locate.textspan import Pool
 from fairhead.report import render

@@ -15,7 +15,7 @@ import fairhead
 from fairhead.cli import main
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.language import load_scorer
-from fairhead.locate import Decomposer
+from fairhead.locate.decompose import Decomposer
 from fairhead.locate.directions import classifier_task, text_classifier_task
 from fairhead.mitigate import DAM, EncoderLayer
 from fairhead.mitigate.jtt import JTT

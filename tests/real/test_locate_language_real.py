@@ -12,9 +12,10 @@ import transformers  # noqa: E402
 from fairhead.cli import main  # noqa: E402
 from fairhead.heads import tap  # noqa: E402
 from fairhead.language import load_scorer  # noqa: E402
-from fairhead.locate import Decomposer, collect  # noqa: E402
+from fairhead.locate.decompose import Decomposer  # noqa: E402
 from fairhead.locate.directions import text_classifier_task  # noqa: E402
 from fairhead.locate.edits import TextEdits  # noqa: E402
+from fairhead.locate.head_features import collect  # noqa: E402
 from fairhead.locate.log_odds import encoded_texts, take_apart, whole  # noqa: E402
 from fairhead.locate.passes import TextPasses  # noqa: E402
 from fairhead.locate.rows import halves_of_pairs, read_pairs  # noqa: E402

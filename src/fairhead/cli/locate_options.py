@@ -14,7 +14,7 @@ from fairhead.errors import InputError
 from fairhead.store import made_folder
 
 if TYPE_CHECKING:
-    from fairhead.locate.session import Source
+    from fairhead.locate.locate_settings import Source
 
 TEXT, CHOICE, OUTPUT, STATISTICS, MODEL = "Text side", "Choice of heads", "Output", "Statistics", "Model"
 # Options of images and labelled texts alone.
@@ -105,7 +105,7 @@ def answered(
         if folder is not None:  # a mistake there should not wait for the work
             made_folder(folder)
     from fairhead.locate.answer import answer
-    from fairhead.locate.question import LocatePlan
+    from fairhead.locate.locate_settings import LocatePlan
 
     source = _source(context, columns)
     plan = LocatePlan(**options, draws=given["draws"], n_boot=given["n_boot"], seed=given["seed"])
@@ -136,7 +136,7 @@ def answered(
 
 def _source(context: typer.Context, columns: DataColumns) -> "Source":
     """What a command reads, from its options."""
-    from fairhead.locate.session import Source
+    from fairhead.locate.locate_settings import Source
 
     asked = {f.name: context.params[f.name] for f in fields(Source) if f.name in context.params}
     if asked.get("concept_from") == "auto":

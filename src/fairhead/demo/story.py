@@ -22,8 +22,8 @@ from fairhead.locate.edits import HeadEdits
 from fairhead.locate.engine import single_head_effects, study
 from fairhead.locate.head_features import collect
 from fairhead.locate.head_maps import HeadMap, top_heads
+from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.passes import ForwardPasses
-from fairhead.locate.question import LocatePlan
 from fairhead.locate.rows import Evaluation
 from fairhead.mitigate import DAM, attach, save
 from fairhead.records import Records

@@ -13,8 +13,8 @@ import transformers
 from fairhead import __version__
 from fairhead.audit import Comparison, Difference
 from fairhead.demo.digits import ShadedDigits
-from fairhead.locate import Ablation, HeadMap
-from fairhead.locate.ablation import outcome
+from fairhead.locate.ablation import Ablation, outcome
+from fairhead.locate.head_maps import HeadMap
 from fairhead.report import Report, Sentence
 from fairhead.report.sections.audited import Audited
 from fairhead.report.sections.compared import Compared

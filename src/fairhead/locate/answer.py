@@ -18,8 +18,9 @@ from fairhead.errors import InputError
 from fairhead.locate.ablation import WAYS, edit_words
 from fairhead.locate.engine import Curves, Located, Study
 from fairhead.locate.engine import locate as find_heads
-from fairhead.locate.question import OTHER_HALF, LocatePlan, Words, half_sha256
-from fairhead.locate.session import Opened, Source, open_question
+from fairhead.locate.locate_settings import LocatePlan, Source
+from fairhead.locate.question import OTHER_HALF, Words, half_sha256
+from fairhead.locate.session import Opened, open_question
 from fairhead.report.page import Report, write
 from fairhead.report.result import Result
 from fairhead.report.terminal import TONES

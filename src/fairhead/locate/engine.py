@@ -16,7 +16,8 @@ from fairhead.locate.ablation import Ablation, Controls, layer_matched, norm_mat
 from fairhead.locate.edits import HeadEdits
 from fairhead.locate.head_features import Array
 from fairhead.locate.head_maps import Head, HeadMap, top_heads
-from fairhead.locate.question import Changes, Edited, Extremes, LocatePlan, Mask, Question, Rows, Words
+from fairhead.locate.locate_settings import LocatePlan
+from fairhead.locate.question import Changes, Edited, Extremes, Mask, Question, Rows, Words
 from fairhead.stats import Difference
 
 

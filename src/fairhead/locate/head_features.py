@@ -216,7 +216,7 @@ def collect(
     Example:
         >>> import torch
         >>> from transformers import ViTConfig, ViTModel
-        >>> from fairhead.locate import Decomposer
+        >>> from fairhead.locate.decompose import Decomposer
         >>> shape = dict(image_size=4, patch_size=2, hidden_size=8, intermediate_size=8)
         >>> model = ViTModel(ViTConfig(num_hidden_layers=3, num_attention_heads=2, **shape)).eval()
         >>> images = torch.randn(10, 3, 4, 4)

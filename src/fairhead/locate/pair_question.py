@@ -24,9 +24,10 @@ from fairhead.locate.ablation import (
 from fairhead.locate.edits import TEXT_KINDS, TextEdits
 from fairhead.locate.head_features import Array
 from fairhead.locate.head_maps import Head, HeadMap
+from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.log_odds import PairTerms, encoded_texts, whole
 from fairhead.locate.passes import TextPasses, has_tf32, matmul_precision
-from fairhead.locate.question import Edited, Extremes, LocatePlan, Question
+from fairhead.locate.question import Edited, Extremes, Question
 from fairhead.locate.rows import TextPairs, halves_of_pairs
 from fairhead.report.wording import head_name, p_value
 from fairhead.stats import adjust

@@ -7,8 +7,7 @@ and the log-odds of pairs of texts (`PairQuestion`). Heads are chosen on one hal
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +17,7 @@ from fairhead.errors import InputError
 from fairhead.locate.edits import HeadEdits, check_kind
 from fairhead.locate.head_features import Array
 from fairhead.locate.head_maps import Head, HeadMap
+from fairhead.locate.locate_settings import RANKS, LocatePlan
 from fairhead.records import Records
 from fairhead.stats import Difference
 
@@ -35,62 +35,10 @@ Words: TypeAlias = "GapWords | PairWords"
 # Sets of heads -> what is read with each of them edited; the empty set is the model as it is.
 Edited = Callable[[Sequence[Sequence[tuple[int, int]]]], Sequence[Array]]
 Mask = NDArray[np.bool_]
-Rank = Literal["gap", "concept", "bias", "effect"]
-RANKS: tuple[str, ...] = get_args(Rank)
 OTHER_HALF = (
     "The heads were chosen on other rows than the choosing half of this run: some of those reported on here may have "
     "been used for the choice. With the data, limit and seed of that run, the halves are the same."
 )
-
-
-@dataclass(frozen=True)
-class LocatePlan:
-    """How heads are chosen and tested.
-
-    Attributes:
-        count: heads to choose at most.
-        per_layer: of one layer at most; None for a quarter of its heads, so that enough are left as controls.
-        rank: "gap" (direct part in the gap), "effect" (what the gap loses when the head alone is edited in a true
-            forward pass) or, between groups, "concept" (how well a head separates the groups along the concept) and
-            "bias" (that, times its coupling with the class evidence).
-        alpha: chance of a false choice: the false discovery rate between groups, of any of all heads in pairs.
-        kinds: edits of the chosen heads; None for all that the question knows. The first is that of single heads and
-            curves.
-        forward: make true forward passes.
-        draws: control sets, unless all are fewer.
-        m: texts a head, in TextSpan.
-        permutations: relabellings behind the p-value of a head's texts.
-        extremes: rows named at either end of a head.
-        n_boot: bootstrap replicates.
-        level: confidence level.
-        seed: of controls and resampling.
-
-    Example:
-        >>> LocatePlan(count=2, kinds=("mean",)).draws
-        200
-    """
-
-    count: int = 4
-    per_layer: int | None = None
-    rank: Rank = "gap"
-    alpha: float = 0.05
-    kinds: tuple[str, ...] | None = None
-    forward: bool = False
-    draws: int = 200
-    m: int = 20
-    permutations: int = 2000
-    extremes: int | None = None
-    n_boot: int = 2000
-    level: float = 0.95
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.rank not in RANKS:
-            raise InputError(f"rank is {self.rank!r}; expected one of {', '.join(RANKS)}")
-        if self.rank == "effect" and not self.forward:
-            raise InputError("heads can be ranked by their effect only with forward passes: add --forward")
-        if self.count < 1 or self.draws < 1:
-            raise InputError(f"count is {self.count} and draws is {self.draws}; at least 1 of each is needed")
 
 
 class Changes(NamedTuple):

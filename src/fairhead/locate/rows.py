@@ -24,8 +24,9 @@ from fairhead.language.benchmarks import benchmark_of
 from fairhead.locate.directions import evidence_of
 from fairhead.locate.head_features import Array
 from fairhead.locate.head_maps import HeadMap, score_heads, score_pairs
+from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.prompts import COLUMNS, CONCEPTS, Pole, Prompts
-from fairhead.locate.question import Changes, LocatePlan, Mask, halves
+from fairhead.locate.question import Changes, Mask, halves
 from fairhead.records import Column, Records
 from fairhead.stats import adjust
 from fairhead.stats.bootstrap import Resampling

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from fairhead.locate.edits import HeadEdits
 from fairhead.locate.gap_question import GapQuestion
 from fairhead.locate.gap_words import STAND_IN
 from fairhead.locate.head_features import Features, collect
+from fairhead.locate.locate_settings import LocatePlan, Source
 from fairhead.locate.log_odds import take_apart
 from fairhead.locate.pair_question import PairQuestion
 from fairhead.locate.passes import RowPasses
@@ -41,7 +42,7 @@ from fairhead.locate.prompts import (
     concept_prompts,
     read_prompts,
 )
-from fairhead.locate.question import LocatePlan, Mask, Question
+from fairhead.locate.question import Mask, Question
 from fairhead.locate.rows import Evaluation, halves_of, halves_of_pairs, labelled_rows, read_pairs, shared_labels
 from fairhead.locate.textspan import Pool
 from fairhead.models import save
@@ -51,60 +52,6 @@ from fairhead.models.places import config_of, find
 Heads = Sequence[tuple[int, int]]
 Progress = Callable[[str, int, int], None]
 _TOLERANCE = 1e-3
-
-
-@dataclass(frozen=True)
-class Source:
-    """What a question is about.
-
-    Attributes:
-        model: folder of an image model, a text classifier or a causal language model.
-        data: `name:path`: labelled images or texts, or pairs of texts.
-        concept: the attribute: "gender", "age", the name of one in the prompt file, a group column of texts; of pairs
-            the type of bias, None for all.
-        task: the data set's target column; None for pairs.
-        prompts: a YAML file of prompts.
-        text_adapter: an .npz file that maps an encoder's texts to the model's space, where it has no text tower.
-        text_encoder: the folder of that encoder.
-        texts: an .npz table of text vectors, the pool of TextSpan.
-        concept_from: "prompts", "means", "logistic" or "leace"; None takes prompts where there is a text side.
-        orthogonal: take the class directions out of the concept.
-        calibrate: shift zero-shot classes so that each is predicted as often as it occurs in the choosing half.
-        evidence: the class whose evidence is looked at; None for that of the largest gap.
-        tokens: where forward passes edit heads: "first", "all", or "auto" for the first where there is one.
-        limit: rows to use, drawn evenly over groups; None for all.
-        batch_size: rows at a time.
-        device: "auto", "cpu", "cuda", ...
-        tf32: forward passes multiply in TF32 on GPUs that can.
-        seed: of the draw and of the halves.
-        options: of the reader of the data.
-    """
-
-    model: str
-    data: str
-    concept: str | None = None
-    task: str | None = None
-    prompts: str | None = None
-    text_adapter: str | None = None
-    text_encoder: str | None = None
-    texts: str | None = None
-    concept_from: str | None = None
-    orthogonal: bool = False
-    calibrate: bool = False
-    evidence: str | None = None
-    tokens: str = "auto"
-    limit: int | None = None
-    batch_size: int = 32
-    device: str = "auto"
-    tf32: bool = False
-    seed: int = 0
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def kind(self) -> str:
-        """Of the data: "images", "texts" or "pairs"."""
-        kind = parse_spec(self.data, "images", "texts", "pairs", "triplets").reader.kind
-        return "pairs" if kind == "triplets" else kind
 
 
 @dataclass(frozen=True)
@@ -262,7 +209,9 @@ class Session:
     def concept(self, task: Task, choosing: Mask) -> Concept:
         """The concept's direction, from prompts or from the choosing half."""
         can = self.text is not None and self.prompts is not None
-        method = self.source.concept_from or ("prompts" if can else "leace")
+        method = self.source.concept_from
+        if method == "auto":
+            method = "prompts" if can else "leace"
         if method == "prompts":
             if self.text is None:
                 raise InputError("there is no text side to read prompts: give one, or learn the concept from images")

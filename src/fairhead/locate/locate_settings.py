@@ -1,0 +1,132 @@
+"""What `locate` is asked, as settings: `fairhead.locate`, `fairhead locate` and `fairhead ablate` take these.
+
+Imports nothing heavy: the options of the commands are made of these classes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal, get_args
+
+from fairhead.errors import InputError
+from fairhead.settings import PYTHON_ONLY, Count, Option, Range, WholeNumber
+
+Rank = Literal["gap", "concept", "bias", "effect"]
+RANKS: tuple[str, ...] = get_args(Rank)
+_MODEL, _TEXT, _CHOICE = "Model", "Text side, for pictures", "Choice of heads"
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a question is about.
+
+    Attributes:
+        data: as reader:path: pictures (fairface, celeba, utkface, images), texts (hatexplain, texts), or pairs of
+            sentences (crows, stereoset, pairs, triplets).
+        model: folder of an image model, a text classifier or a causal language model, or a name on the hub that is
+            cached.
+        concept: the same as --group; gender and age of published faces, an attribute of --prompts, a community that
+            posts are about. Of pairs: only this type of bias, by default all.
+        task: the same as --label.
+        limit: only so many rows (drawn evenly over groups) or pairs.
+        prompts: YAML file of prompts.
+        text_adapter: linear stand-in for a text tower (.npz with B, x_mean), where the model has none.
+        text_encoder: folder of the encoder that the adapter belongs to.
+        texts: texts for TextSpan (.npz with texts, vectors).
+        concept_from: where the direction of the groups comes from; auto takes prompts where there is a text side, else
+            leace.
+        orthogonal: take the class directions out of the concept.
+        calibrate: predict each zero-shot class as often as it occurs in the choosing half.
+        evidence: class whose evidence is looked at; by default that of the largest gap.
+        tokens: where forward passes edit heads: at the first token, at all (as a saved model does), or auto for the
+            first where there is one.
+        batch_size: rows at a time.
+        device: where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.
+        tf32: on a GPU, forward passes in TF32, several times as fast.
+        seed: of the draw and of the halves.
+        options: of the reader of the data.
+    """
+
+    model: Annotated[str, Option(metavar="PATH", panel=_MODEL)]
+    data: Annotated[str, Option(metavar="SPEC")]
+    concept: Annotated[str | None, Option(metavar="NAME")] = None
+    task: Annotated[str | None, Option(metavar="COLUMN")] = None
+    limit: Annotated[Count | None, Option(metavar="N")] = None
+    prompts: Annotated[str | None, Option(metavar="FILE", panel=_TEXT)] = None
+    text_adapter: Annotated[str | None, Option(metavar="FILE", panel=_TEXT)] = None
+    text_encoder: Annotated[str | None, Option(metavar="PATH", panel=_TEXT)] = None
+    texts: Annotated[str | None, Option(metavar="FILE", panel=_TEXT)] = None
+    concept_from: Annotated[Literal["auto", "prompts", "means", "logistic", "leace"], Option(panel=_TEXT)] = "auto"
+    orthogonal: Annotated[bool, Option(panel=_TEXT)] = False
+    calibrate: Annotated[bool, Option(panel=_TEXT)] = False
+    evidence: Annotated[str | None, Option("--class", "CLASS", panel=_CHOICE)] = None
+    tokens: Annotated[Literal["auto", "first", "all"], Option(panel=_CHOICE)] = "auto"
+    batch_size: Annotated[Count, Option(metavar="N", panel=_MODEL)] = 32
+    device: Annotated[str, Option(panel=_MODEL)] = "auto"
+    tf32: Annotated[bool, Option(panel=_MODEL)] = False
+    seed: Annotated[WholeNumber, PYTHON_ONLY] = 0
+    options: Annotated[Mapping[str, Any], PYTHON_ONLY] = field(default_factory=dict)
+    panel: ClassVar[str] = "Data"
+
+    @property
+    def kind(self) -> str:
+        """Of the data: "images", "texts" or "pairs".
+
+        Example:
+            >>> Source("model", "crows:pairs.csv").kind, Source("model", "fairface:FairFace.zip").kind
+            ('pairs', 'images')
+        """
+        from fairhead.data import parse_spec
+
+        kind = parse_spec(self.data, "images", "texts", "pairs", "triplets").reader.kind
+        return "pairs" if kind == "triplets" else kind
+
+
+@dataclass(frozen=True)
+class LocatePlan:
+    """How heads are chosen and tested.
+
+    Attributes:
+        count: heads to choose at most.
+        per_layer: of one layer at most; None for a quarter of its heads, so that enough are left as controls.
+        rank: what heads are ranked by: gap is the direct part in the gap; effect is what the gap loses when the head
+            alone is edited in a true forward pass (with --forward). Between groups also concept (how well a head
+            separates the groups along the concept) and bias (that, times its coupling with the class evidence).
+        alpha: chance of a false choice: the false discovery rate between groups, of any of all heads in pairs.
+        kinds: edits of the chosen heads; None for all that the question knows. The first is that of single heads and
+            curves.
+        forward: also edit the chosen heads in true forward passes.
+        draws: control sets of heads, or all if fewer.
+        m: texts a head, in TextSpan.
+        permutations: relabellings behind the p-value of a head's texts.
+        extremes: rows named at either end of a head.
+        n_boot: bootstrap replicates.
+        level: confidence level.
+        seed: same seed, same figures.
+
+    Example:
+        >>> LocatePlan(count=2, kinds=("mean",)).draws
+        200
+    """
+
+    count: Annotated[Count, Option("--heads", "N", panel=_CHOICE)] = 4
+    per_layer: Annotated[Count | None, PYTHON_ONLY] = None
+    rank: Annotated[Rank, Option(panel=_CHOICE)] = "gap"
+    alpha: Annotated[float, PYTHON_ONLY] = 0.05
+    kinds: Annotated[tuple[str, ...] | None, PYTHON_ONLY] = None
+    forward: Annotated[bool, Option(panel=_CHOICE)] = False
+    draws: Annotated[Count, Option(metavar="N")] = 200
+    m: Annotated[Count, PYTHON_ONLY] = 20
+    permutations: Annotated[Count, PYTHON_ONLY] = 2000
+    extremes: Annotated[Count | None, PYTHON_ONLY] = None
+    n_boot: Annotated[int, Range(100), Option(metavar="N")] = 2000
+    level: Annotated[float, PYTHON_ONLY] = 0.95
+    seed: Annotated[WholeNumber, Option(metavar="N")] = 0
+    panel: ClassVar[str] = "Statistics"
+
+    def __post_init__(self) -> None:
+        if self.rank not in RANKS:
+            raise InputError(f"rank is {self.rank!r}; expected one of {', '.join(RANKS)}")
+        if self.rank == "effect" and not self.forward:
+            raise InputError("heads can be ranked by their effect only with forward passes: add --forward")
+        if self.count < 1 or self.draws < 1:
+            raise InputError(f"count is {self.count} and draws is {self.draws}; at least 1 of each is needed")
