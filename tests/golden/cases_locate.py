@@ -113,8 +113,8 @@ def _number(text):
 def attention(model, data, *options):
     def figures(folder):
         place = data.format(made())
-        run("attention", "--model", made() / model, "--data", place, *options, "--device", "cpu", "--out", "page.html")
-        return json.loads(Path("page.json").read_text())
+        run("attention", "--model", made() / model, "--data", place, *options, "--device", "cpu", "--out", "page")
+        return json.loads(Path("page/attention.json").read_text())
 
     return figures
 
