@@ -185,13 +185,13 @@ def run(*arguments):
 
 
 def test_two_models_side_by_side_from_the_command_line(faces, models, tmp_path):
-    out = tmp_path / "maps.html"
+    out = tmp_path / "maps"
     said = run(
         "--model", models / "plain", "--against", models / "dam", "--data", f"utkface:{faces}", "--part", "train",
         "--group", "white", "--pictures", 3, "--dimension", "q:1:0", "--device", "cpu", "--out", out,
     )  # fmt: skip
     assert "distance from normal" in said
-    page, twin = out.read_text(), json.loads(out.with_suffix(".json").read_text())
+    page, twin = (out / "report.html").read_text(), json.loads((out / "attention.json").read_text())
     parser = _Balanced()
     parser.feed(page)
     assert "http" not in page.replace("http-equiv", "")
@@ -215,23 +215,23 @@ def test_two_models_side_by_side_from_the_command_line(faces, models, tmp_path):
         (["--dimension", "v:0:1"], "expected q or k"),
         (["--picture", "nobody"], "there is no row 'nobody'"),
         (["--part", "tst"], "tst"),
-        (["--out", "maps.txt"], "ends in .html"),
-        (["--limit", "-3"], "--limit is -3; at least 1 is expected"),
-        (["--pictures", "-1"], "--pictures is -1; at least 0 is expected"),
+        (["--out", "maps.html"], "a folder is expected"),
+        (["--limit", "-3"], "--limit is -3; expected a whole number of at least 1"),
+        (["--pictures", "-1"], "--pictures is -1; expected a whole number of at least 0"),
     ],
 )
 def test_mistakes_are_named(faces, models, tmp_path, arguments, message):
     given = ["--model", str(models / "plain"), "--data", f"utkface:{faces}", "--device", "cpu", "--part", "train"]
     with pytest.raises(ValueError, match=message):
-        run(*given, "--out", tmp_path / "maps.html", *arguments)
+        run(*given, "--out", tmp_path / "maps", *arguments)
 
 
 def test_a_model_is_not_held_against_itself(faces, models, tmp_path):
     given = ["--model", models / "plain", "--against", models / "dam" / ".." / "plain", "--data", f"utkface:{faces}"]
     with pytest.raises(ValueError, match="the model itself"):
-        run(*given, "--out", tmp_path / "maps.html")
+        run(*given, "--out", tmp_path / "maps")
 
 
 def test_a_folder_without_a_model_is_named(faces, tmp_path):
     with pytest.raises(ValueError, match=r"has no config.json"):
-        run("--model", tmp_path, "--data", f"utkface:{faces}", "--out", tmp_path / "maps.html", "--device", "cpu")
+        run("--model", tmp_path, "--data", f"utkface:{faces}", "--out", tmp_path / "maps", "--device", "cpu")

@@ -158,9 +158,9 @@ def test_age_leaves_out_those_between_its_poles(clip, faces, capsys) -> None:
         (["locate", "--concept", "gendre"], "Did you mean 'gender'?"),
         (["locate", "--task", "shoe"], "there is no target 'shoe'"),
         (["locate", "--data", "fairface"], "named as name:path"),
-        (["locate", "--limit", "0"], "--limit is 0; at least 1"),
+        (["locate", "--limit", "0"], "--limit is 0; expected a whole number of at least 1"),
         (["locate", "--limit", "3"], "of the choosing half; both groups are needed in both"),
-        (["locate", "--n-boot", "5"], "--n-boot is 5; at least 100"),
+        (["locate", "--n-boot", "5"], "--n-boot is 5; expected a whole number of at least 100"),
         (["locate", "--out", "/proc/none"], "cannot be written"),
         (["locate", "--features", "/proc/none"], "cannot be written"),
         (["locate", "--text-adapter", "x.npz"], "are given together"),
@@ -316,7 +316,7 @@ def test_a_model_that_pools_all_tokens_has_no_first_one(faces, capsys, tmp_path)
     saved(hf.SiglipVisionModel(hf.SiglipVisionConfig(**VIT)).eval(), tmp_path)
     options = [*common(faces), "--n-boot", "100", "--draws", "3", "--features", str(tmp_path / "features")]
     ablate = ["ablate", "--model", str(tmp_path), *options, "--heads", "L1H0"]
-    assert "has no first token" in refused(capsys, ablate)
+    assert "has no first token" in refused(capsys, [*ablate, "--tokens", "first"])
     main([*ablate, "--tokens", "all", "--json", "-"])
     content = json.loads(capsys.readouterr().out)
     assert content["effects"][-1]["way"] == "forward"

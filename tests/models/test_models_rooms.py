@@ -93,10 +93,10 @@ def test_an_image_model(method, tmp_path, capsys):
     weight = load(edited).vit.layers[1].attention.o_proj.weight.detach()
     assert (weight[:, 8:] == 0).all()
     assert (weight[:, :8] != 0).any()
-    maps = ["--model", str(edited), "--against", str(trained), "--data", spec, "--out", str(tmp_path / "maps.html")]
+    maps = ["--model", str(edited), "--against", str(trained), "--data", spec, "--out", str(tmp_path / "maps")]
     main(["attention", *maps, *of_race, "--device", "cpu", "--pictures", "2", "--part", "train"])
     if method == "dam":  # q and k as attention goes on with them: absolute values
-        twin = json.loads((tmp_path / "maps.json").read_text())
+        twin = json.loads((tmp_path / "maps/attention.json").read_text())
         assert all(min(shape["edges"]) >= 0 for side in twin["assumption"].values() for shape in side["chosen"])
 
 
@@ -111,7 +111,7 @@ def test_a_text_model(tmp_path, capsys):
     assert positions_of(load(trained)) == 12
     edited = the_way(trained, spec, "Women", "toxic", tmp_path)
     attention = ["--data", spec, "--group", "Women", "--data-option", "target=toxic", "--device", "cpu"]
-    main(["attention", "--model", str(edited), *attention, "--out", str(tmp_path / "maps.html")])
+    main(["attention", "--model", str(edited), *attention, "--out", str(tmp_path / "maps")])
 
 
 @pytest.fixture

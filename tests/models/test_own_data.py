@@ -63,9 +63,9 @@ def test_own_pictures_are_trained_on_and_audited(smiling):
 
 
 def test_own_pictures_are_looked_at(smiling, photo_options, tmp_path):
-    page = tmp_path / "maps.html"
-    run("attention", "--model", smiling / "model", *photo_options, "--part", "train", "--out", page, "--device", "cpu")
-    assert json.loads(page.with_suffix(".json").read_text())["provenance"]["group"] == "sex"
+    out = tmp_path / "maps"
+    run("attention", "--model", smiling / "model", *photo_options, "--part", "train", "--out", out, "--device", "cpu")
+    assert json.loads((out / "attention.json").read_text())["provenance"]["group"] == "sex"
 
 
 def test_a_changed_picture_is_decoded_again(photos, tmp_path):

@@ -13,7 +13,7 @@ from rich.progress import Progress as Bars
 
 import fairhead
 from fairhead.cli import main
-from fairhead.cli.progress import Progress, _columns
+from fairhead.cli.common import Progress, _columns
 from fairhead.records import Records
 
 HOSTILE = ["\x1b[31mred\x07", "\u202egnp.exe", "[bold]x[/]", "Zoë – ŷ", "\ud800", "nul\0"]

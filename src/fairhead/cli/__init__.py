@@ -9,8 +9,6 @@ from typing import Any, NoReturn
 import typer
 
 from fairhead import __version__
-from fairhead.cli.ablate import EPILOG as ABLATE_EPILOG
-from fairhead.cli.ablate import ablate_command
 from fairhead.cli.attention import EPILOG as ATTENTION_EPILOG
 from fairhead.cli.attention import attention_command
 from fairhead.cli.audit import EPILOG, audit_command
@@ -18,8 +16,8 @@ from fairhead.cli.bench import EPILOG as BENCH_EPILOG
 from fairhead.cli.bench import bench_command
 from fairhead.cli.demo import demo
 from fairhead.cli.lm import lm_app
+from fairhead.cli.locate import ABLATE_EPILOG, ablate_command, locate_command
 from fairhead.cli.locate import EPILOG as LOCATE_EPILOG
-from fairhead.cli.locate import locate_command
 from fairhead.cli.mitigate import mitigate_app
 from fairhead.errors import FairheadError
 

@@ -1,17 +1,18 @@
 """`fairhead attention`: q and k by group, and what the first token looks at."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fairhead.cli.data_options import DataColumns
-from fairhead.cli.locate_options import check_numbers
+from fairhead.cli.common import DataColumns, command_line, need, progress
 from fairhead.cli.options import options
-from fairhead.cli.output import check_output, command_line, need
 from fairhead.errors import InputError
 from fairhead.report.console import harmless
+from fairhead.settings import Count, Option, WholeNumber
+from fairhead.store import made_folder, write_json, write_text
 
 if TYPE_CHECKING:
     from fairhead.locate.assumption import Assumption, Side
@@ -20,17 +21,17 @@ if TYPE_CHECKING:
     from fairhead.report.sections.attention_maps import MappedPicture
 
 EPILOG = """
-**What is written**: one self-contained page and its JSON twin.
+**What is written**: one self-contained page, `report.html`, and its figures, `attention.json`.
 
 - **Assumption 1 of DAM**: histograms of chosen dimensions of q and k, a group each, with the normal curves that the
-  theory assumes. Told with numbers over all dimensions: the distance from normal, the ratio of the spreads, and the gap
+  theory assumes. With numbers over all dimensions: the distance from normal, the ratio of the spreads, and the gap
   in attention logits that the theory predicts beside the one that these rows have.
 - **Attention maps**, for pictures: what the first token looks at, over the picture, with `--against` for two models
   side by side.
 
 **Examples**
 
-    fairhead attention --model run/model --against plain/model --data utkface:UTKFace.zip --group white --out maps.html
+    fairhead attention --model run/model --against plain/model --data utkface:UTKFace.zip --group white --out maps
 
     fairhead attention --model minilm-l6 --data hatexplain:hatexplain --group Women --layer 3 --dimension q:0:5
 
@@ -38,55 +39,64 @@ Models are folders: ordinary Hugging Face ones, and those that `fairhead mitigat
 """
 
 
-def _option(flag: str, help: str, metavar: str | None = None) -> Any:
-    variable = f"FAIRHEAD_ATTENTION_{flag.strip('-').replace('-', '_').upper()}"
-    return typer.Option(flag, help=help, metavar=metavar, envvar=variable, show_envvar=False)
+@dataclass(frozen=True)
+class Looking:
+    """What is looked at.
+
+    Attributes:
+        model: folder of the model, or a name on the hub that is cached.
+        data: as reader:path, such as utkface:UTKFace.zip or images:labels.csv.
+        against: folder of another model, shown beside it.
+        groups: two groups of the column; the two largest by default.
+        part: part of the data.
+        limit: at most so many rows, drawn at random.
+        layer: attention layer; -1 is the last.
+        token: whose q and k; 0 is the first.
+        dimension: of q or k to draw: q:HEAD:NUMBER; the oddest by default. Give it several times for several.
+        pictures: pictures with maps, as many of each group.
+        picture: id of a picture to show instead; give it several times for several.
+        max_length: tokens that texts are cut and padded to.
+        seed: of the rows drawn.
+        device: where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.
+        out: folder for report.html and attention.json.
+    """
+
+    model: Annotated[Path, Option(metavar="PATH")]
+    data: Annotated[str, Option(metavar="SPEC")]
+    against: Annotated[Path | None, Option(metavar="PATH")] = None
+    groups: Annotated[str | None, Option(metavar="A,B")] = None
+    part: Annotated[str, Option(metavar="NAME")] = "test"
+    limit: Annotated[Count, Option(metavar="N")] = 2000
+    layer: Annotated[int, Option(metavar="N")] = -1
+    token: Annotated[int, Option(metavar="N")] = 0
+    dimension: Annotated[tuple[str, ...], Option(metavar="SIDE:HEAD:NUMBER")] = ()
+    pictures: Annotated[WholeNumber, Option(metavar="N")] = 6
+    picture: Annotated[tuple[str, ...], Option(metavar="ID")] = ()
+    max_length: Annotated[Count, Option(metavar="N")] = 128
+    seed: Annotated[WholeNumber, Option(metavar="N")] = 0
+    device: str = "auto"
+    out: Annotated[Path, Option(metavar="DIR")] = Path("fairhead-attention")
 
 
 @options("attention")
-def attention_command(
-    context: typer.Context,
-    model: Annotated[Path, _option("--model", "Folder of the model, or a name on the hub.", "DIR")],
-    data: Annotated[str, _option("--data", "reader:path, such as utkface:UTKFace.zip or images:labels.csv.", "SPEC")],
-    columns: DataColumns,
-    against: Annotated[Path | None, _option("--against", "Folder of another model, shown beside it.", "DIR")] = None,
-    groups: Annotated[
-        str | None, _option("--groups", "Two groups of the column; the two largest by default.", "A,B")
-    ] = None,
-    part: Annotated[str, _option("--part", "Part of the data.", "NAME")] = "test",
-    limit: Annotated[int, _option("--limit", "At most so many rows, drawn at random.", "N")] = 2000,
-    layer: Annotated[int, _option("--layer", "Attention layer; -1 is the last.", "N")] = -1,
-    token: Annotated[int, _option("--token", "Whose q and k; 0 is the first.", "N")] = 0,
-    dimension: Annotated[
-        list[str] | None,
-        _option("--dimension", "Of q or k to draw: q:HEAD:NUMBER; the oddest by default.", "SIDE:HEAD:NUMBER"),
-    ] = None,
-    pictures: Annotated[int, _option("--pictures", "Pictures with maps, as many of each group.", "N")] = 6,
-    picture: Annotated[list[str] | None, _option("--picture", "Id of a picture to show instead.", "ID")] = None,
-    max_length: Annotated[int, _option("--max-length", "Tokens that texts are cut and padded to.", "N")] = 128,
-    seed: Annotated[int, _option("--seed", "Of the rows drawn.", "N")] = 0,
-    device: Annotated[str, _option("--device", "cpu, cuda, ...; auto takes a GPU where there is one.")] = "auto",
-    out: Annotated[Path, _option("--out", "The page.", "FILE.html")] = Path("attention.html"),
-) -> None:
+def attention_command(context: typer.Context, asked: Looking, columns: DataColumns) -> None:
     """Look at q and k by group, and at what the first token attends to."""
     need()
-    if out.suffix.lower() != ".html":
-        raise InputError(f"--out is {str(out)!r}; give a path that ends in .html")
-    check_output(str(out))
-    check_numbers({"--limit": limit, "--pictures": pictures, "--max-length": max_length, "--seed": seed})
+    model, against, out = asked.model, asked.against, asked.out
+    if out.suffix.lower() == ".html":
+        raise InputError(f"--out is {str(out)!r}; a folder is expected, in which report.html is written")
     if against is not None and against.resolve() == model.resolve():
         raise InputError(f"--against is {str(against)!r}, the model itself: give another one, or leave it out")
-    chosen = tuple(_dimension(text) for text in dimension or [])
-    from fairhead.cli.output import write_json
-    from fairhead.cli.progress import progress
+    chosen = tuple(_dimension(text) for text in asked.dimension)
+    made_folder(out)
     from fairhead.locate.assumption import check_assumption
     from fairhead.locate.read_qk import look, read_rows
     from fairhead.models.load import device_named
     from fairhead.report import render
-    from fairhead.store import write_text
 
-    rows = read_rows(data, columns.first_group, columns.options(data), part, limit, seed)
-    two = _two_groups(rows, groups)
+    data, device = asked.data, str(device_named(asked.device))
+    rows = read_rows(data, columns.first_group, columns.options(data), asked.part, asked.limit, asked.seed)
+    two = _two_groups(rows, asked.groups)
     folders = {_name(folder, model, against): folder for folder in (model, against) if folder is not None}
     seen = {}
     with progress() as shown:
@@ -95,35 +105,35 @@ def attention_command(
             def tell(done: int, total: int, name: str = name) -> None:
                 shown.tell(name, done, total)
 
-            seen[name] = look(folder, rows.examples, layer, token, str(device_named(device)), max_length, tell)
+            seen[name] = look(folder, rows.examples, asked.layer, asked.token, device, asked.max_length, tell)
     kept = (rows.groups == two[0]) | (rows.groups == two[1])
     second = rows.groups[kept] == two[1]
     names = rows.names[two[0]], rows.names[two[1]]
     found = {name: check_assumption(s.q[kept], s.k[kept], second, names, chosen) for name, s in seen.items()}
-    shown_pictures = _pictures(rows, two, seen, pictures, picture or [])
+    shown_pictures = _pictures(rows, two, seen, asked.pictures, asked.picture)
     provenance = {
         "command": command_line(context),
         "rows": len(rows.examples),
         "group": rows.column,
         **{f"layer of {name}": f"{s.layer} ({s.name})" for name, s in seen.items()},
-        "token": token,
-        "seed": seed,
+        "token": asked.token,
+        "seed": asked.seed,
     }
     title = f"Attention of {' and '.join(seen)} on {data.partition(':')[0]}, by {rows.column}"
-    write_text(out, render(_report(title, found, shown_pictures, provenance)))
+    write_text(out / "report.html", render(_report(title, found, shown_pictures, provenance)))
     twin = {
         "schema": "fairhead.attention/1",
         "assumption": {name: result.to_dict() for name, result in found.items()},
         "maps": [{"picture": shown.title, "maps": [vars(m) for m in shown.maps]} for shown in shown_pictures],
         "provenance": provenance,
     }
-    write_json(twin, str(out.with_suffix(".json")))
+    write_json(out / "attention.json", twin)
     for name, result in found.items():
         what = f"{rows.column}, {names[0]} and {names[1]}, {int(kept.sum())} rows, layer {seen[name].layer}"
         typer.echo(harmless(f"{name}: {what}"))
         for sentence in result.sentences():
             typer.echo(harmless(f"- {sentence}"))
-    typer.echo(f"\npage: {out}")
+    typer.echo(f"\nreport: {out / 'report.html'}")
 
 
 _NOTES = (

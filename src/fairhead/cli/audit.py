@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import typer
 
 from fairhead import __version__
+from fairhead.cli.common import check_output, command_line, write_json
 from fairhead.cli.options import options
-from fairhead.cli.output import check_output, command_line, write_json
 from fairhead.errors import InputError
 from fairhead.settings import Count, Option, Share, WholeNumber
 

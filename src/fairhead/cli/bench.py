@@ -2,18 +2,21 @@
 
 import signal
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fairhead.cli.output import need
+from fairhead.cli.common import need, progress
+from fairhead.cli.options import options
 from fairhead.errors import InputError
 from fairhead.report.console import harmless
+from fairhead.settings import Count, Option
 
 if TYPE_CHECKING:
     from fairhead.bench.runner import News
-    from fairhead.cli.progress import Progress
+    from fairhead.cli.common import Progress
 
 EPILOG = """
 **What is written** to the folder of `--out`: `results.jsonl` (one line a cell, as it ends), `records/` (the answers of
@@ -43,80 +46,75 @@ Grids that ship with fairhead can be named without a path; `--list` shows them. 
 """
 
 
-def _option(flag: str, help: str, metavar: str | None = None) -> Any:
-    variable = f"FAIRHEAD_BENCH_{flag.strip('-').replace('-', '_').upper()}"
-    return typer.Option(flag, help=help, metavar=metavar, envvar=variable, show_envvar=False)
+@dataclass(frozen=True)
+class Running:
+    """How a grid is run.
+
+    Attributes:
+        out: folder for results, records and table.
+        jobs: cells at once, each in its own process.
+        device: where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.
+        changes: change the grid: epochs=1, limit=400, seeds=0,1, methods=erm,dam, ...; give it several times.
+        search: first try N random configurations of every method beside the grid's own, on seeds of their own, and keep
+            what does best on validation rows (by the worst class unless the grid says otherwise). At least 10.
+        choose_with_groups: also show what the search would choose with groups, apart and flagged.
+        cache: folder for decoded pictures and frozen features.
+        take_in: folder of another run whose finished cells are added first; give it several times for several.
+        table_only: run nothing: make the table of what there is.
+        list_grids: show the grids that ship, and stop.
+    """
+
+    out: Annotated[Path, Option(metavar="DIR")] = Path("fairhead-bench")
+    jobs: Annotated[Count, Option(metavar="N")] = 1
+    device: str = "auto"
+    changes: Annotated[tuple[str, ...], Option("--set", "KEY=VALUE")] = ()
+    search: Annotated[Count | None, Option(metavar="N")] = None
+    choose_with_groups: bool = False
+    cache: Annotated[Path | None, Option(metavar="DIR")] = None
+    take_in: Annotated[tuple[Path, ...], Option(metavar="DIR")] = ()
+    table_only: bool = False
+    list_grids: Annotated[bool, Option("--list")] = False
 
 
+@options("bench")
 def bench_command(
+    running: Running,
     grid: Annotated[str | None, typer.Argument(help="A YAML file, or the name of a grid that ships.")] = None,
-    out: Annotated[Path, _option("--out", "Folder for results, records and table.", "DIR")] = Path("fairhead-bench"),
-    jobs: Annotated[int, _option("--jobs", "Cells at once, each in its own process.", "N")] = 1,
-    device: Annotated[
-        str, _option("--device", "cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.")
-    ] = "auto",
-    changes: Annotated[
-        list[str] | None,
-        _option("--set", "Change the grid: epochs=1, limit=400, seeds=0,1, methods=erm,dam, ...", "KEY=VALUE"),
-    ] = None,
-    search: Annotated[
-        int | None,
-        _option(
-            "--search",
-            "First try N random configurations of every method beside the grid's own, on seeds of their own, and keep "
-            "what does best on validation rows (by the worst class unless the grid says otherwise). At least 10.",
-            "N",
-        ),
-    ] = None,
-    choose_with_groups: Annotated[
-        bool,
-        _option("--choose-with-groups", "Also show what the search would choose with groups, apart and flagged."),
-    ] = False,
-    cache: Annotated[Path | None, _option("--cache", "Folder for decoded pictures and frozen features.", "DIR")] = None,
-    take_in: Annotated[
-        list[Path] | None, _option("--take-in", "Folder of another run whose finished cells are added first.", "DIR")
-    ] = None,
-    table_only: Annotated[bool, _option("--table-only", "Run nothing: make the table of what there is.")] = False,
-    list_grids: Annotated[bool, _option("--list", "Show the grids that ship, and stop.")] = False,
 ) -> None:
     """Run data × backbones × methods × seeds; show which differences are significant."""
-    if list_grids:
+    if running.list_grids:
         _list_grids()
         return
     if grid is None:
         raise InputError("which grid? Give a YAML file, or a name that fairhead bench --list shows")
-    if jobs < 1:
-        raise InputError(f"--jobs is {jobs}; at least 1 is needed")
     from fairhead.bench.grid_file import grid_path, read_grid
 
-    if search is not None and search < 1:
-        raise InputError(f"--search is {search}; at least 1 is needed, and 10 or more to mean something")
-    asked = [*(changes or []), *([f"search={search}"] if search else [])]
+    out = running.out
+    asked = [*running.changes, *([f"search={running.search}"] if running.search else [])]
     plan = read_grid(grid_path(grid), asked)
-    if choose_with_groups:
+    if running.choose_with_groups:
         if plan.search is None:
             raise InputError("--choose-with-groups needs a search: give --search 10 as well")
         asked.append("search.with_groups=true")
         plan = read_grid(grid_path(grid), asked)
-    if not table_only:
+    if not running.table_only:
         need()
     from fairhead.bench.render import markdown, write_table
     from fairhead.bench.results_folder import Store
     from fairhead.bench.table import table_of
-    from fairhead.cli.progress import progress
 
-    for folder in take_in or []:
+    for folder in running.take_in:
         if not (folder / "results.jsonl").is_file():
             raise InputError(f"{folder} has no results.jsonl: expected the folder of another run")
         typer.echo(f"{Store(out).take_in(Store(folder))} cells taken in from {folder}", err=True)
     interrupted, failed = False, 0
-    if not table_only:
+    if not running.table_only:
         from fairhead.bench.runner import Workplace, run_grid
         from fairhead.models.load import device_named
 
         # `timeout` and schedulers end a run so: what is done should still become a table.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        workplace = Workplace(str(device_named(device)), jobs, cache)
+        workplace = Workplace(str(device_named(running.device)), running.jobs, running.cache)
         with progress() as shown:
             report = _Report(shown, plan.size)
             try:

@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fairhead.cli.output import command_line, need
-from fairhead.cli.progress import progress
+from fairhead.cli.common import command_line, need, progress
 
 
 def demo(

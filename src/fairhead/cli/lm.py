@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hi
 import typer
 from typer.core import TyperGroup
 
-from fairhead.cli.data_options import SentenceColumns
+from fairhead.cli.common import SentenceColumns, check_output, command_line, need, progress, write_json
 from fairhead.cli.lm_compare import EPILOG as COMPARE_EPILOG
 from fairhead.cli.lm_compare import Statistics, compare_command
 from fairhead.cli.options import attribute_texts, options
-from fairhead.cli.output import check_output, command_line, need, write_json
 from fairhead.errors import InputError
 from fairhead.language.answers import Progress, Sampling, read_generations
 from fairhead.report.console import terminal
@@ -225,7 +224,6 @@ def _run(
     statistics: Statistics,
     output: Any,
 ) -> None:
-    from fairhead.cli.progress import progress
     from fairhead.language.running import read_data, run_benchmark
 
     html = getattr(output, "html", None)
@@ -379,7 +377,6 @@ def _options_of_all() -> type:
 def _run_suite(
     context: typer.Context, chosen: Any, of: dict[str, Any], computing: Scoring, statistics: Statistics
 ) -> None:
-    from fairhead.cli.progress import progress
     from fairhead.language.running import gather_items, run_suite
 
     how = statistics.resampling()

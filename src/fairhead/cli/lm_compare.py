@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
+from fairhead.cli.common import check_output, command_line, write_json
 from fairhead.cli.options import options
-from fairhead.cli.output import check_output, command_line, write_json
 from fairhead.errors import InputError
 from fairhead.report.console import terminal
 from fairhead.settings import Count, Option, WholeNumber

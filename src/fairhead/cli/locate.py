@@ -1,27 +1,33 @@
-"""`fairhead locate`: which heads of a model carry a gap, how sure that is, and what happens without them."""
+"""`fairhead locate` and `fairhead ablate`: which heads carry a gap, and what happens when heads are edited."""
 
-import enum
-from typing import Annotated, Any
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import typer
 
-from fairhead.cli import locate_options as given
-from fairhead.cli.data_options import DataColumns
-from fairhead.cli.locate_options import CHOICE, OUTPUT, TEXT, answered, check_numbers, option
+from fairhead.cli.common import DataColumns, check_output, command_line, need, progress, write_json
 from fairhead.cli.options import options
+from fairhead.errors import InputError
+from fairhead.locate.locate_settings import LocatePlan, Source
+from fairhead.settings import Option
+from fairhead.store import made_folder
 
 EPILOG = """
 **Examples**
 
-    fairhead locate --model clip-vit-base-patch16 --data fairface:FairFace.zip --concept gender --task age --out heads
+    fairhead locate --model clip-vit-base-patch16 --data fairface:FairFace.zip --group gender --label age --out heads
 
-    fairhead locate --model dinov2-small --data celeba:CelebA --concept gender --task Attractive --limit 2000
+    fairhead locate --model dinov2-small --data celeba:CelebA --group gender --label Attractive --limit 2000
 
     fairhead locate --model own/model --data images:labels.csv --label smiling --group sex --out heads
 
     fairhead locate --model SmolLM2-135M --data crows:crows_pairs_anonymized.csv --forward --rank effect --out heads
 
-    fairhead locate --model toxicity-bert --data hatexplain:HateXplain --concept Women --task toxic --forward
+    fairhead locate --model toxicity-bert --data hatexplain:HateXplain --group Women --label toxic --forward
 
 Classes come from the model's own classifier, from prompts where it has a text side (its own tower, or
 `--text-adapter` with `--text-encoder`), or else from a probe on labelled images. With `--features` the model runs over
@@ -33,94 +39,195 @@ Of a language model, heads are ranked by their part in the log-odds of stereotyp
 `--rank gap` goes by what each head itself writes; later layers may make up for much of that. `--rank effect` (with
 `--forward`) takes each head out alone in a true forward pass: one pass a head over the data.
 """
+ABLATE_EPILOG = """
+**Examples**
+
+    fairhead ablate --heads L11H1,L10H5 --model clip --data fairface:FairFace.zip --group gender --label age
+
+    fairhead ablate --from heads/headmap.json --kind project --save edited --model clip --data celeba:CelebA
+    --group gender --label Attractive
+
+    fairhead ablate --from heads/headmap.json --kind zero --save edited --model SmolLM2-135M --data crows:pairs.csv
+
+Each control set is a pass over the reporting half of the images, from the first edited layer on: choose `--draws` and
+`--limit` with that in mind.
+"""
+# Settings of images and labelled texts alone.
+_NOT_FOR_PAIRS = (
+    *("task", "prompts", "text_adapter", "text_encoder", "calibrate", "texts", "concept_from", "orthogonal"),
+    *("evidence", "tokens", "batch_size"),
+)
 
 
-class From(enum.StrEnum):
-    """Where the concept's direction comes from."""
+@dataclass(frozen=True)
+class Output:
+    """What is written.
 
-    auto = "auto"
-    prompts = "prompts"
-    means = "means"
-    logistic = "logistic"
-    leace = "leace"
+    Attributes:
+        features: folder that keeps the heads' terms for later runs.
+        out: folder for headmap.json, report.html and records.csv.
+        json: write JSON; - prints only JSON.
+        images: show images in the report.
+    """
+
+    features: Annotated[str | None, Option(metavar="DIR")] = None
+    out: Annotated[Path | None, Option(metavar="DIR")] = None
+    json: Annotated[str | None, Option(metavar="FILE")] = None
+    images: bool = True
+    panel: ClassVar[str] = "Output"
 
 
-class Ranking(enum.StrEnum):
-    """What heads are ranked by."""
+@dataclass(frozen=True)
+class Edit:
+    """Which heads are edited, and how.
 
-    gap = "gap"
-    concept = "concept"
-    bias = "bias"
-    effect = "effect"
+    Attributes:
+        heads: heads, as L11H1,L10H5 (layer and head from 0).
+        chosen: take the heads that `fairhead locate` chose.
+        kind: what is put in a head's place: its mean (balanced over groups), zero, that of another row (resample), or
+            what a projection (LEACE) leaves of it.
+        save: bake the edit (of all tokens) into the weights and save the model.
+    """
+
+    heads: Annotated[str | None, Option(metavar="HEADS")] = None
+    chosen: Annotated[str | None, Option("--from", "HEADMAP.json")] = None
+    kind: Literal["mean", "zero", "resample", "project"] = "mean"
+    save: Annotated[Path | None, Option(metavar="DIR", panel="Output")] = None
+    panel: ClassVar[str] = "Choice of heads"
 
 
 @options("locate")
 def locate_command(
-    context: typer.Context,
-    model: given.ModelPath,
-    data: given.Data,
-    columns: DataColumns,
-    concept: given.Concept = None,
-    task: given.TaskColumn = None,
-    limit: given.Limit = None,
-    prompts: given.PromptPath = None,
-    text_adapter: given.TextAdapter = None,
-    text_encoder: given.TextEncoder = None,
-    calibrate: given.Calibrate = False,
-    texts: Annotated[
-        str | None, option("--texts", "Texts for TextSpan (.npz with texts, vectors).", TEXT, "FILE")
-    ] = None,
-    concept_from: Annotated[
-        From, option("--concept-from", "auto: prompts where there is a text side, else leace.", TEXT)
-    ] = From.auto,
-    orthogonal: Annotated[
-        bool, option("--orthogonal/--no-orthogonal", "Take the class directions out of the concept.", TEXT)
-    ] = False,
-    heads: Annotated[int, option("--heads", "Heads to choose at most.", CHOICE, "N")] = 4,
-    rank: Annotated[
-        Ranking,
-        option(
-            "--rank",
-            "gap: direct part in the gap; effect: what it loses without the head (with --forward); concept: separation "
-            "of the groups; bias: that times coupling.",
-            CHOICE,
-        ),
-    ] = Ranking.gap,
-    evidence: Annotated[
-        str | None,
-        option(
-            "--class",
-            "Class whose evidence is looked at; by default that of the largest gap.",
-            CHOICE,
-            envvar="FAIRHEAD_LOCATE_CLASS",
-        ),
-    ] = None,
-    forward: Annotated[
-        bool, option("--forward/--no-forward", "Also edit the chosen heads in a true forward pass.", CHOICE)
-    ] = False,
-    draws: given.Draws = 200,
-    n_boot: given.Replicates = 2000,
-    seed: given.Seed = 0,
-    device: given.Device = "auto",
-    batch_size: given.BatchSize = 32,
-    tf32: given.FastPasses = False,
-    features: given.FeatureFolder = None,
-    out: given.OutFolder = None,
-    json_path: Annotated[
-        str | None, option("--json", "Write JSON; - prints only JSON.", OUTPUT, "FILE", "FAIRHEAD_LOCATE_JSON")
-    ] = None,
-    images: given.ShowImages = True,
+    context: typer.Context, source: Source, columns: DataColumns, plan: LocatePlan, output: Output
 ) -> None:
     """Map the heads of a model by their part in a gap, choose, and test them against random heads."""
-    check_numbers(
-        {
-            "--limit": limit,
-            "--heads": heads,
-            "--draws": draws,
-            "--n-boot": n_boot,
-            "--batch-size": batch_size,
-            "--seed": seed,
-        }
-    )
-    plan: dict[str, Any] = {"count": heads, "rank": rank.value, "forward": forward}
-    answered(context, columns, plan)
+    _answered(context, source, columns, plan, output)
+
+
+@options("ablate", without={"plan": ("count", "rank", "forward")})
+def ablate_command(
+    context: typer.Context, source: Source, columns: DataColumns, edit: Edit, plan: LocatePlan, output: Output
+) -> None:
+    """Edit heads, run the model again, and hold what changes against random heads."""
+    named = _named(edit.heads, edit.chosen)
+    if edit.kind == "resample":
+        if edit.save is not None:
+            raise InputError("--save cannot hold --kind resample, which needs other images; use mean, zero or project")
+        if source.batch_size < 3:  # an odd number of rows in batches of 2 leaves one by itself
+            raise InputError(
+                f"--kind resample needs other rows in every batch; --batch-size is {source.batch_size}, at least 3 is "
+                "expected"
+            )
+    plan = replace(plan, kinds=(edit.kind,), forward=True)
+    _answered(context, source, columns, plan, output, named.heads, named.chosen_on, edit.save)
+
+
+def _answered(
+    context: typer.Context,
+    source: Source,
+    columns: DataColumns,
+    plan: LocatePlan,
+    output: Output,
+    heads: Sequence[tuple[int, int]] | None = None,
+    chosen_on: str | None = None,
+    save: Path | None = None,
+) -> None:
+    """Ask the question that a command's options name; write and show what is found.
+
+    Args:
+        context: of the command.
+        source: what is asked of which model and data.
+        columns: of the data.
+        plan: how heads are chosen and tested.
+        output: what to write.
+        heads: to be tested; None chooses them.
+        chosen_on: a hash of the rows that these were chosen on, where it is known.
+        save: folder for the edited model.
+    """
+    check_output(output.json)
+    need()
+    for folder in (output.out, save):
+        if folder is not None:  # a mistake there should not wait for the work
+            made_folder(folder)
+    from fairhead.locate.answer import answer
+
+    source = replace(_with_columns(source, columns, output.images), seed=plan.seed)
+    with progress() as told:
+        found = answer(
+            source,
+            plan,
+            heads=heads,
+            chosen_on=chosen_on,
+            features=output.features,
+            progress=told.tell,
+            provenance={"command": command_line(context)},
+        )
+        for stage in ("rows", "pairs"):
+            told.drop(stage)
+    if output.out is not None:
+        found.write(output.out, output.images)
+    if output.json is not None:
+        write_json(found.to_dict(), output.json)
+    if output.json != "-":
+        found.show()
+        if output.out is not None:
+            typer.echo(f"\nreport: {output.out / 'report.html'}")
+    if save is not None:
+        found.save(save)
+        typer.echo(f"model: {save}", err=True)
+
+
+def _with_columns(source: Source, columns: DataColumns, images: bool) -> Source:
+    """The source with what --group, --label and the other columns of its data say."""
+    if source.kind != "pairs":
+        concept = _one(source.concept, "--concept", columns.first_group, "--group")
+        source = replace(source, concept=concept, task=_one(source.task, "--task", columns.label, "--label"))
+        columns = replace(columns, group=(), label=None)
+    else:
+        given = [name for name in _NOT_FOR_PAIRS if getattr(source, name) != getattr(Source, name)]
+        for name in [*given, *([] if images else ["images"])]:
+            flag = "--class" if name == "evidence" else f"--{name.replace('_', '-')}"
+            raise InputError(f"{flag} has no meaning for pairs of texts (crows, stereoset): leave it out")
+    return replace(source, options=columns.options(source.data))
+
+
+def _one(value: str | None, flag: str, other: str | None, other_flag: str) -> str | None:
+    """What either of two options names."""
+    if None not in (value, other) and value != other:
+        raise InputError(f"{other_flag} {other} and {flag} {value} name two columns; give one of the options")
+    return other if value is None else value
+
+
+class _Named(NamedTuple):
+    """Heads to edit, and a hash of the rows that they were chosen on where that is known."""
+
+    heads: tuple[tuple[int, int], ...]
+    chosen_on: str | None
+
+
+def _named(text: str | None, path: str | None) -> _Named:
+    if (text is None) == (path is None):
+        raise InputError("the heads to edit are named by --heads L11H1,L10H5 or by --from headmap.json, one of them")
+    if text is not None:
+        found = [re.fullmatch(r"\s*[Ll](\d+)[Hh](\d+)\s*", part) for part in text.split(",")]
+        if not all(found):
+            raise InputError(f"{text!r} does not name heads; write them as L11H4,L10H5 (layer and head from 0)")
+        # A head that is named twice is edited once.
+        return _Named(tuple(dict.fromkeys((int(match[1]), int(match[2])) for match in found if match)), None)
+    assert path is not None
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path} is not a head map of fairhead locate: {error.strerror or error}") from None
+    except ValueError as error:
+        raise InputError(f"{path} is not a head map of fairhead locate, nor other JSON: {error}") from None
+    selected = content.get("selected") if isinstance(content, dict) else None
+    if not isinstance(selected, list) or not all(map(_is_head, selected)):
+        raise InputError(f"{path} is not a head map of fairhead locate: it has no list “selected” of [layer, head]")
+    if not selected:
+        raise InputError(f"no head was chosen in {path}, so there is none to edit")
+    return _Named(tuple((layer, head) for layer, head in selected), content.get("choosing_sha256"))
+
+
+def _is_head(found: object) -> bool:
+    return isinstance(found, list) and len(found) == 2 and all(type(number) is int and number >= 0 for number in found)

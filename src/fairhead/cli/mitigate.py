@@ -9,9 +9,8 @@ import typer
 from typer.core import TyperGroup
 
 from fairhead.bench.grid import Method, RunSettings, plan_settings
-from fairhead.cli.data_options import DataColumns
+from fairhead.cli.common import DataColumns, command_line, need, progress
 from fairhead.cli.options import options
-from fairhead.cli.output import command_line, need
 from fairhead.errors import InputError
 from fairhead.mitigate.registry import listed, method_named, names
 from fairhead.report.console import harmless
@@ -88,7 +87,6 @@ def mitigate_command(
     plain = plan_settings(plan)
     cell = how.cell(asked.model, asked.data, chosen, reader_options, columns.first_group, plain, plan.seed)
     from fairhead.bench.one_run import mitigate
-    from fairhead.cli.progress import progress
     from fairhead.models.load import device_named
     from fairhead.report import write
 

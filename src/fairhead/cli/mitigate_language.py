@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fairhead.cli.data_options import SentenceColumns
+from fairhead.cli.common import SentenceColumns, need, progress
 from fairhead.cli.options import options, parameter_names
-from fairhead.cli.output import need
 from fairhead.errors import InputError
 from fairhead.mitigate.registry import MethodEntry
 from fairhead.report.console import terminal
 
 if TYPE_CHECKING:
-    from fairhead.cli.progress import Progress
+    from fairhead.cli.common import Progress
     from fairhead.language.suite import TrainingRecord
 
 EPILOG = """
@@ -143,7 +142,6 @@ def _run(
         need("lora")
     if keep_adapter and plan.lora is None:
         raise InputError("--keep-adapter needs --lora: without it there is no adapter")
-    from fairhead.cli.progress import progress
     from fairhead.mitigate.language_trainer import train_folder
 
     runs = {"": (entry.name, given, plan)} if grid is None else _runs(grid, entry, given, plan)

@@ -3,7 +3,7 @@
 import enum
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from keyword import iskeyword
@@ -19,7 +19,7 @@ from fairhead.settings import Option, check_settings
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def options(command: str) -> Callable[[Command], Command]:
+def options(command: str, without: Mapping[str, Collection[str]] | None = None) -> Callable[[Command], Command]:
     """Let a command take settings: each parameter that is annotated with a settings dataclass becomes its options.
 
     The command is called with an instance of each class, whose values have been held to their types and ranges. An
@@ -28,6 +28,7 @@ def options(command: str) -> Callable[[Command], Command]:
 
     Args:
         command: its name, for the environment variables: "locate", "lm".
+        without: parameter -> fields of its settings that are not offered, and keep their defaults.
 
     Example:
         >>> from dataclasses import dataclass
@@ -60,7 +61,9 @@ def options(command: str) -> Callable[[Command], Command]:
         for parameter in inspect.signature(function).parameters.values():
             hint = hints[parameter.name]
             if isinstance(hint, type) and is_dataclass(hint):
-                settings[parameter.name] = _offered(hint, parameter.default)
+                offered = _offered(hint, parameter.default)
+                left_out = (without or {}).get(parameter.name, ())
+                settings[parameter.name] = tuple(one for one in offered if one.field.name not in left_out)
                 parameters += [one.parameter(command) for one in settings[parameter.name]]
             else:
                 parameters.append(parameter.replace(annotation=hint))

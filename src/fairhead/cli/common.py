@@ -1,0 +1,196 @@
+"""What commands share: the columns of a user's own data, checks and files of output, progress on stderr."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import typer
+
+from fairhead import store
+from fairhead.errors import FairheadError, InputError
+from fairhead.settings import Option
+
+_TORCH = ("torch", "transformers", "accelerate")
+_EXTRAS = {"lora": ("peft",), "demo": ("sklearn",)}
+
+
+@dataclass(frozen=True)
+class SentenceColumns:
+    """Which column of own pairs or triplets of sentences is what, as it is called in the file.
+
+    Attributes:
+        group: column of the category, the kind of bias that a row is about.
+        id: column of distinct ids; rows are numbered where there is none.
+        data_option: another option of the reader: more=COLUMN, less=COLUMN, on_error=skip, ...
+    """
+
+    panel: ClassVar[str] = "Data"
+    group: Annotated[tuple[str, ...], Option(metavar="COLUMN")] = ()
+    id: Annotated[str | None, Option(metavar="COLUMN")] = None
+    data_option: Annotated[Mapping[str, Any], Option(metavar="KEY=VALUE")] = field(default_factory=dict)
+
+    @property
+    def first_group(self) -> str | None:
+        """The first column of groups, if any is named."""
+        return self.group[0] if self.group else None
+
+    def options(self, data: str) -> dict[str, Any]:
+        """The options of the reader that `name:path` names.
+
+        A reader whose groups cannot be chosen is not told them; whoever asks for one looks whether it is there.
+
+        Example:
+            >>> DataColumns(label="Smiling", data_option={"seed": 3}).options("celeba:CelebA")
+            {'target': 'Smiling', 'seed': 3}
+        """
+        if self == type(self)():
+            return {}
+        from fairhead.data import parse_spec
+
+        reader = parse_spec(data).reader
+        named = {name: getattr(self, name, None) for name in ("label", "split", "id", "person")}
+        if {"groups", "category"} & {*reader.options}:
+            named["groups"] = self.group
+        return {**reader.named(named), **self.data_option}
+
+
+@dataclass(frozen=True)
+class DataColumns(SentenceColumns):
+    """Which column of own pictures or texts is what, as it is called in the file; published data have some of these.
+
+    Attributes:
+        group: column to audit by, which training never sees; give it several times for several.
+        id: column of distinct ids; rows are numbered where there is none.
+        data_option: another option of the reader: input=COLUMN of paths or texts, on_error=skip, ...
+        label: column of the classes.
+        split: column of the parts (train, val, test); drawn at random where there is none.
+        person: column of the person or document, none of which is to be in two parts.
+    """
+
+    label: Annotated[str | None, Option(metavar="COLUMN")] = None
+    split: Annotated[str | None, Option(metavar="COLUMN")] = None
+    person: Annotated[str | None, Option(metavar="COLUMN")] = None
+
+
+def check_output(path: str | None) -> None:
+    """Say that a path cannot be written before the work is done rather than after."""
+    if path is None or path == "-":
+        return
+    if Path(path).is_dir():
+        raise InputError(f"{path} is a directory; a file to write to is expected")
+    if not Path(path).absolute().parent.is_dir():
+        raise InputError(f"{path} cannot be written: there is no folder {Path(path).parent}")
+
+
+def need(extra: str = "torch") -> None:
+    """Say which packages of an extra are not installed, before anything is read.
+
+    Example:
+        >>> need("demo")  # doctest: +SKIP
+        Traceback (most recent call last):
+            ...
+        fairhead.errors.FairheadError: this needs sklearn, not installed here: pip install "fairhead[demo]"
+    """
+    missing = [name for name in (*_TORCH, *_EXTRAS.get(extra, ())) if find_spec(name) is None]
+    if missing:
+        raise FairheadError(f'this needs {", ".join(missing)}, not installed here: pip install "fairhead[{extra}]"')
+
+
+def command_line(context: typer.Context) -> str:
+    """What was typed, for provenance, behind the environment variables that were read; a shell can run it again."""
+    import os
+    import shlex
+
+    variables = []
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        name = str(parameter.envvar or f"{context.auto_envvar_prefix}_{parameter.name}".upper())
+        if source is not None and source.name == "ENVIRONMENT" and name in os.environ:
+            variables.append(f"{name}={shlex.quote(os.environ[name])}")
+    return " ".join([*variables, shlex.join(["fairhead", *(context.obj or [])])])
+
+
+def write_json(content: Mapping[str, Any], path: str) -> None:
+    """Write JSON to a file, or to standard output for "-"."""
+    if path == "-":
+        typer.echo(store.json_text(content, sys.stdout.encoding or "ascii"))
+    else:
+        store.write_json(path, content)
+
+
+class Progress:
+    """Stages that come and go, each with how much is done, how much there is, and a word about it."""
+
+    def __init__(self, bars: Any = None) -> None:
+        self._bars = bars
+        self._stages: dict[str, Any] = {}
+        self._quarters: dict[str, int] = {}  # of a stage, told already
+
+    def tell(self, stage: str, done: int, total: int, note: str = "") -> None:
+        """Report on a stage."""
+        if self._bars is None:
+            # Four lines a stage at most, also where it goes on by many at a time.
+            quarter = done * 4 // total
+            if quarter > self._quarters.get(stage, 0):
+                self._quarters[stage] = quarter
+                typer.echo(f"{stage}: {done} of {total}{', ' if note else ''}{note}", err=True)
+            return
+        if stage not in self._stages:
+            self._stages[stage] = self._bars.add_task(stage, total=total, note=note)
+        self._bars.update(self._stages[stage], completed=done, total=total, note=note)
+
+    def drop(self, stage: str) -> None:
+        """Take a stage off the screen; if it comes again, it starts anew."""
+        self._quarters.pop(stage, None)
+        if stage in self._stages:
+            self._bars.remove_task(self._stages.pop(stage))
+
+    def say(self, line: str) -> None:
+        """Print a line above the bars."""
+        if self._bars is None:
+            typer.echo(line, err=True)
+        else:
+            self._bars.console.print(line, markup=False, highlight=False)
+
+    @property
+    def has_bars(self) -> bool:
+        """Whether stages are drawn."""
+        return self._bars is not None
+
+
+@contextmanager
+def progress() -> Iterator[Progress]:
+    """Open the progress of a command; stdout stays free for its result."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield Progress()
+        return
+    from rich.progress import Progress as Bars
+
+    with Bars(*_columns(), console=console) as bars:
+        yield Progress(bars)
+
+
+def _columns() -> list[Any]:
+    """What a stage shows; where the terminal is narrow, the bar and the note give way, not the figures."""
+    from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+    from rich.table import Column
+    from rich.text import Text
+
+    class Note(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text(task.fields["note"], no_wrap=True, overflow="ellipsis")
+
+    return [
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        TimeElapsedColumn(table_column=Column(no_wrap=True)),
+        Note(),
+    ]
