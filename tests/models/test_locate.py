@@ -5,7 +5,6 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from fairhead.locate.class_directions import classifier_task
 from scipy import stats
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification, ViTConfig, ViTForImageClassification
@@ -14,6 +13,7 @@ import fairhead
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.locate.ablation import Ablation, layer_matched
 from fairhead.locate.decompose import Decomposer
+from fairhead.locate.directions import classifier_task
 from fairhead.locate.edits import HeadEdits
 from fairhead.locate.head_features import collect
 from fairhead.locate.head_maps import Head, score_heads, top_heads

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
-from fairhead.locate.class_directions import task_from_images
 from PIL import Image
 from scipy import stats
 
 from fairhead.cli import main
 from fairhead.data import Dataset, read
 from fairhead.locate.decompose import Decomposer
+from fairhead.locate.directions import task_from_images
 from fairhead.locate.head_features import collect
 from fairhead.locate.head_maps import score_heads, top_heads
 
