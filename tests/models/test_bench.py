@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from made_faces import GRID, make_faces
 
 from fairhead.audit import audit, compare
 from fairhead.bench.cell import run_cell
-from fairhead.bench.grid_file import read_grid
+from fairhead.bench.grid_file import grid_path, read_grid
 from fairhead.bench.render import markdown, report_of
 from fairhead.bench.results_folder import Store
 from fairhead.bench.runner import Workplace, run_grid
@@ -194,6 +195,54 @@ def test_the_page_is_whole_and_needs_nothing_else(finished):
         assert "erm" in text
         assert "dam" in text
     json.loads(json.dumps(table.to_dict(), allow_nan=False))
+
+
+def test_dam_s_verdict_in_miniature(tmp_path, cache):
+    """The grid that ships, on made faces: epochs that test rows choose are fenced off and held against their like."""
+    content = yaml.safe_load(grid_path("dam-verdict").read_text(encoding="utf-8"))
+    made = yaml.safe_load(GRID)
+    content |= {"data": made["data"], "backbones": made["backbones"], "seeds": [0, 1], "n_boot": 200}
+    content["plan"] |= {"epochs": 3, "batch_size": 64, "learning_rate": 0.01, "precision": "no", "compile": False}
+    for entry in [*content["methods"], *content["references"]]:
+        if "model" in entry:
+            entry |= {"model": "vit-1x2", "plan": {"epochs": 2, "learning_rate": 0.01}}
+    (tmp_path / "grid.yaml").write_text(yaml.safe_dump(content))
+    faces = make_faces(tmp_path / "faces", n=1600, hard=True)
+    grid = read_grid(tmp_path / "grid.yaml", [], {"FACES": str(faces)})
+    assert run_grid(grid, tmp_path / "out", Workplace("cpu", 2, cache)) == (0, 16, 0)
+    store = Store(tmp_path / "out")
+    rows = {row["cell"]: row for row in store.rows()}
+    for seed in (0, 1):
+        plain, chosen = (rows[f"faces/tiny/{name}/{seed}"] for name in ("dam", "dam epoch chosen on test rows"))
+        # The same training; the epoch is the first with the smallest EOd of the very records that are kept.
+        assert [loss for _, loss, _ in plain["history"]] == [loss for _, loss, _ in chosen["history"]]
+        scores = [score for _, _, score in chosen["history"]]
+        assert chosen["best_epoch"] == 1 + scores.index(max(scores))
+        assert chosen["figures"]["EOd"]["value"] == pytest.approx(-max(scores), abs=1e-5)
+        assert chosen["figures"]["EOd"]["value"] <= plain["figures"]["EOd"]["value"] + 1e-9
+    table = table_of(grid, store)
+    (block,) = table.blocks
+    lines = {line.method: line for line in block.lines}
+    against = {name: line.differences["EOd"].methods[0] for name, line in lines.items() if line.differences}
+    assert against == {
+        **dict.fromkeys(["dam", "erm", "lff", "lff_release", "control epoch chosen on test rows"], "control"),
+        "dam epoch chosen on test rows": "control epoch chosen on test rows",
+        "erm epoch chosen on test rows": "control epoch chosen on test rows",
+    }
+    circular = [name for name, line in lines.items() if line.circular]
+    assert circular == [name for name in lines if name.endswith("on test rows")]
+    assert [(lines[name].told, lines[name].best) for name in circular] == [(5, frozenset())] * 3
+    text, page = markdown(table), render(report_of(table))
+    remark = "circular: epoch chosen by EOd of the test rows"
+    assert f"| dam epoch chosen on test rows ({remark}) | 5 | 2 |" in text
+    assert f"| dam epoch chosen on test rows ({remark}, against control epoch chosen on test rows) | 5 |" in text
+    assert (
+        page.count(f'<tr class="reference">\n<th scope="row">dam epoch chosen on test rows<span class="note">{remark}')
+        == 2
+    )
+    assert "weight decay 0.1, schedule constant, warmup 0, max grad norm none" in text
+    assert "- erm, lff, lff_release, erm epoch chosen on test rows: epochs 2, model vit-1x2." in text
+    assert "Circular, as the test rows chose the epoch by their EOd, and no result: control epoch chosen on" in text
 
 
 def test_a_cell_that_fails_is_recorded_and_does_not_stop_the_others(grid_of, tmp_path, cache, faces, monkeypatch):

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fairhead.bench.fingerprint import fingerprint, method_of
+from fairhead.bench.fingerprint import effective, fingerprint, method_of
 from fairhead.bench.grid_file import read_grid, read_methods
 from fairhead.data import reader_named
 from fairhead.mitigate.registry import method_named
+from fairhead.train import TrainingPlan
 
 EVERY = sorted(Path(str(files("fairhead.bench"))).glob("*.yaml"))
 # Grids of methods for language models have methods alone: the command says on which model and data.
@@ -64,6 +65,28 @@ def test_figure_2_sweeps_what_the_paper_sweeps():
         "arl": ["vit-2x8", "vit-4x8", "vit-6x8"],
         "jtt": [20, 50, 100],
     }
+
+
+def test_dam_s_verdict_is_by_its_authors_recipe():
+    """The released notebook: 10 + 1 layers, AdamW at 1e-4 with weight decay 0.1, 50 epochs of 256, nothing else."""
+    grid = read_grid(next(f for f in SHIPPED if f.stem == "dam-verdict"), [], WHERE)
+    cells = {cell.method.name: effective(cell) for cell in grid.cells()}
+    recipe = {"epochs": 50, "batch_size": 256, "learning_rate": 1e-4, "weight_decay": 0.1}
+    assert recipe.items() <= cells["dam"]["plan"].items()
+    plan = TrainingPlan(**grid.plan)
+    assert plan.max_grad_norm is None
+    assert {plan.rate(step, 1000) for step in (0, 1, 500, 999)} == {1.0}
+    assert cells["dam"]["backbone"] == cells["control"]["backbone"]
+    assert cells["dam"]["backbone"]["model"] == "vit-10x8"
+    assert {"layer": -1, "append": True, "eps": 0.0}.items() <= cells["dam"]["method"]["options"].items()
+    # The control differs by DAM's parts alone.
+    assert {k for k in cells["dam"] if cells["dam"][k] != cells["control"][k]} == {"method"}
+    layer = cells["control"]["method"]["options"]
+    assert (cells["control"]["method"]["name"], layer["heads"], layer["activation"]) == ("encoder_layer", None, "gelu")
+    # Each of the three has its like whose epoch the test rows choose, and nothing else differs between them.
+    for name in ("control", "dam", "erm"):
+        other = cells[f"{name} epoch chosen on test rows"]
+        assert other == {**cells[name], "selection": "test_eod"}
 
 
 def test_results_are_known_wherever_the_data_lie():

@@ -63,7 +63,17 @@ def test_every_table_says_what_each_method_is_told():
     change = SeedDifference("EOd", "sex", 0.2, 0.1, -0.1, -0.19, -0.01, 100, 0.03, 0.03, mde=0.02)
     lines[1] = replace(lines[1], told=3, differences={"EOd": change})
     block = Block("faces", "tiny", "sex", 100, tuple(lines), None, "V.", ())
-    made = {"command": "c", "done": 1, "cells": 1, "failed": 0, "made_with": {}, "devices": [], "seeds": [], "plan": {}}
+    made = {
+        "command": "c",
+        "done": 1,
+        "cells": 1,
+        "failed": 0,
+        "made_with": {},
+        "devices": [],
+        "seeds": [],
+        "plan": {},
+        "own_plans": {},
+    }
     table = Table("T", "", "erm", ("EOd",), (block,), {}, {**made, "selection": "epoch by validation accuracy"})
     text = markdown(table)
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]

@@ -108,8 +108,39 @@ def test_an_epoch_chosen_with_groups_is_a_reference(grid_of):
         InputError, match=r"methods\[0\].selection: worst_group needs groups; list this method under ref"
     ):
         grid_of(GOOD.replace("[erm,", "[{method: erm, selection: worst_group},"))
-    with pytest.raises(InputError, match="selection is 'accuracy'; expected worst_group or nothing"):
+    with pytest.raises(InputError, match="selection is 'accuracy'; expected worst_group or test_eod or nothing"):
         grid_of(GOOD.replace("[group_dro]", "[{method: erm, selection: accuracy}]"))
+
+
+def test_an_epoch_that_the_test_rows_choose_is_a_reference_and_called_circular(grid_of):
+    text = GOOD.replace("[group_dro]", "[{method: erm, selection: test_eod}]")
+    method = grid_of(text).methods[-1]
+    assert (method.name, method.circular, method.uses_groups, method.told) == (
+        "erm epoch chosen on test rows", True, True, 5
+    )  # fmt: skip
+    assert method.remark == "circular: epoch chosen by EOd of the test rows"
+    assert {cell.settings()["selection"] for cell in grid_of(text).cells()} == {"accuracy", "test_eod"}
+    with pytest.raises(InputError, match=r"methods\[0\].selection: test_eod needs groups; list this method under ref"):
+        grid_of(GOOD.replace("[erm,", "[{method: erm, selection: test_eod},"))
+    with pytest.raises(
+        InputError, match=r"'erm epoch chosen on test rows' chooses by test rows, and a search looks at"
+    ):
+        grid_of(text, ["search=2"])
+    with pytest.raises(InputError, match="selection is 'test_eod'; expected accuracy or worst_class"):
+        grid_of(GOOD + "selection: test_eod\n")
+
+
+def test_a_method_may_have_a_model_of_its_own(grid_of):
+    grid = grid_of(GOOD.replace("[erm,", "[erm, {name: small, method: erm, model: vit-2x2},"))
+    models = {cell.name: cell.settings()["backbone"]["model"] for cell in grid.cells() if cell.seed == 0}
+    assert [models[f"natural/vit-8x8/{name}/0"] for name in ("erm", "small", "dam-4")] == [
+        "vit-8x8",
+        "vit-2x2",
+        "vit-8x8",
+    ]
+    assert models["natural/LE/small/0"] == "vit-2x2"
+    with pytest.raises(InputError, match=r"methods\[0\].model is 'path:x'; expected a fresh one, such as vit-8x8"):
+        grid_of(GOOD.replace("[erm,", "[{method: erm, model: 'path:x'},"))
 
 
 def test_a_method_may_vary_and_have_a_plan_of_its_own(grid_of):

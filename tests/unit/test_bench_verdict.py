@@ -29,12 +29,12 @@ START = "With erm, EOd is 20.0 % at an accuracy of 80.0 %."
 def test_nothing_can_be_told_apart():
     lines = [ERM, *(a_line(name, (-0.01, 0.6), (0.0, 1.0)) for name in ("dam", "jtt"))]
     assert verdict(lines, "erm") == (
-        f"{START} No method without groups differs significantly from erm in EOd; differences below about 3.0 points "
-        "would be missed even in a single comparison."
+        f"{START} No method without groups differs significantly from erm in EOd; smallest detectable "
+        "difference, each compared alone: dam 3.0, jtt 3.0 points."
     )
     assert finding(lines, "EOd", "erm") == (
-        "EOd: none of 2 methods differs significantly from erm; differences below about 3.0 points would be missed "
-        "even in a single comparison."
+        "EOd: none of 2 methods differs significantly from erm; smallest detectable difference, each "
+        "compared alone: dam 3.0, jtt 3.0 points."
     )
 
 
@@ -42,7 +42,7 @@ def test_cells_that_a_figure_goes_without_are_named():
     few = "m has 5 rows with label y; at least 10 are needed"
     line = a_line("dam", (-0.01, 0.9))
     line = replace(line, figures={**line.figures, "EOd": replace(line.figures["EOd"], excluded=(few,))})
-    assert finding([ERM, line], "EOd", "erm").endswith(f"in a single comparison. Left out: {few}.")
+    assert finding([ERM, line], "EOd", "erm").endswith(f"each compared alone: dam 3.0 points. Left out: {few}.")
     assert "Left out" not in finding([ERM, line], "accuracy", "erm")
 
 
@@ -52,6 +52,49 @@ def test_a_sample_that_could_tell_nothing_is_said_to_be_one():
         said
         == "EOd: dam does not differ significantly from erm; these seeds and rows are too few to show any difference."
     )
+
+
+def test_each_method_has_its_own_smallest_detectable_difference():
+    lines = [
+        ERM,
+        a_line("dam", (-0.01, 0.9), mde=0.021),
+        a_line("lff", (0.01, 0.9), mde=0.3),
+        a_line("kd", (0.0, 0.9), mde=2),
+    ]
+    each = "smallest detectable difference, each compared alone: dam 2.1, lff 30.0, kd none points"
+    assert each in finding(lines, "EOd", "erm")
+    assert each in verdict(lines, "erm")
+
+
+def test_what_the_test_rows_have_chosen_is_called_circular_and_held_against_its_like():
+    chosen = a_line("erm on test rows", (-0.1, 0.001), told=5, remark="circular: epoch chosen by EOd of the test rows")
+    other = replace(
+        chosen,
+        method="dam on test rows",
+        differences={
+            "EOd": replace(
+                chosen.differences["EOd"],
+                value=0.01,
+                p=0.8,
+                p_adjusted=0.8,
+                methods=("erm on test rows", "dam on test rows"),
+            )
+        },
+    )
+    chosen = replace(
+        chosen, differences={"EOd": replace(chosen.differences["EOd"], methods=("erm", "erm on test rows"))}
+    )
+    said = verdict([ERM, a_line("dam", (-0.01, 0.9)), chosen, other], "erm")
+    assert said.endswith(
+        "Circular, as the test rows chose the epoch by their EOd, and no result: erm on test rows −10.0 points against "
+        "erm (p = 0.001); dam on test rows +1.0 points against erm on test rows (p = 0.80)."
+    )
+    assert "with the groups" not in said
+    assert finding([ERM, chosen], "EOd", "erm") == (
+        "EOd: erm on test rows −10.0 points (circular: epoch chosen by EOd of the test rows) against erm."
+    )
+    assert chosen.circular
+    assert not ERM.circular
 
 
 def test_what_was_chosen_with_groups_is_said_apart():

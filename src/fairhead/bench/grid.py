@@ -97,7 +97,9 @@ class Method:
         data_options: settings for single data sets: data name -> options.
         plan: where it differs from all others.
         uses_groups: a reference that trains with groups, or whose epoch is chosen with them.
-        selection: "worst_group" for a reference whose epoch is chosen with groups; None for the grid's own rule.
+        selection: how a reference's epoch is chosen with groups, by "worst_group" on validation rows or by "test_eod",
+            the smallest EOd on the test rows, which is circular; None for the grid's own rule.
+        model: a fresh one in place of the backbone's, where a method's authors gave it another.
         chosen_with_groups: its hyper-parameters were chosen with groups.
     """
 
@@ -107,8 +109,18 @@ class Method:
     data_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     uses_groups: bool = False
     chosen_with_groups: bool = False
-    selection: Literal["worst_group"] | None = None
+    selection: Literal["worst_group", "test_eod"] | None = None
     plan: Mapping[str, Any] = field(default_factory=dict)
+    model: str | None = None
+
+    @property
+    def circular(self) -> bool:
+        """Whether the rows that test it have chosen its epoch: no result, whatever it shows."""
+        return self.selection == "test_eod"
+
+    def backbone(self, given: Backbone) -> Backbone:
+        """The backbone that it trains: the given one, or its own model under the name of that."""
+        return given if self.model is None else replace(given, model=self.model, written="")
 
     @property
     def trains_with_groups(self) -> bool:
@@ -120,7 +132,8 @@ class Method:
         """How it uses groups; empty where it does not."""
         if self.uses_groups:
             said = ["trains with groups"] if self.trains_with_groups else []
-            return ", ".join([*said, "epoch chosen with groups"] if self.selection else said)
+            how = "circular: epoch chosen by EOd of the test rows" if self.circular else "epoch chosen with groups"
+            return ", ".join([*said, how] if self.selection else said)
         return "chosen with groups" if self.chosen_with_groups else ""
 
     @property
@@ -351,7 +364,7 @@ class Grid:
     def cells(self) -> tuple[Cell, ...]:
         """Every cell; those that share data stand together, so that a worker seldom has to read anew."""
         return tuple(
-            Cell(data, backbone, method, seed, self.plan_of(data, backbone, method), self.selection)
+            Cell(data, method.backbone(backbone), method, seed, self.plan_of(data, backbone, method), self.selection)
             for data in self.data
             for backbone in self.backbones
             for seed in self.seeds

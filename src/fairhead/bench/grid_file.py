@@ -13,7 +13,8 @@ methods:                       # none of them sees a group
   - erm
   - {name: dam-4, method: dam, options: {values: 4}, plan: {learning_rate: 1e-4}}
   - {method: dro, vary: {eta: [0.1, 0.3], plan.learning_rate: [1e-4, 1e-3]}}    # a method for each combination
-references: [group_dro]        # methods that do see groups, shown apart; {method: erm, selection: worst_group} too
+references: [group_dro]        # methods that do see groups, shown apart; {method: erm, selection: worst_group} too,
+                               # and selection: test_eod, whose epoch the test rows choose: circular, and marked so
 seeds: [0, 1, 2]
 plan: {epochs: 30, batch_size: 256}                       # of `TrainingPlan`; data, backbones and methods may differ
 search: {configs: 10, seed: 0, seeds: [1000]}             # of hyper-parameters, before the seeds are run; see `search`
@@ -117,6 +118,11 @@ def read_grid(path: Path | str, changes: Sequence[str] = (), environment: Mappin
         raise InputError(
             f"{path}: seed {shared[0]} is one of the grid and one of its search; results need seeds that nothing was "
             "chosen on: give others in search.seeds"
+        )
+    circular = [method.name for method in grid.methods if method.circular]
+    if circular:
+        raise InputError(
+            f"{path}: {circular[0]!r} chooses by test rows, and a search looks at none: leave it out of references"
         )
     # Of all rules that need no groups, the one that a search does best by (SubpopBench).
     says = "selection" in top or "selection" in asked
@@ -232,7 +238,10 @@ def _methods(value: Any, where: str, uses_groups: bool) -> list[Method]:
     found = _entry(Method, value, where, "method", vary={})
     if found.get("selection") is not None and not uses_groups:
         raise InputError(f"{where}.selection: {found['selection']} needs groups; list this method under references")
-    name = found["method"] if found.get("selection") is None else f"{found['method']} epoch chosen with groups"
+    if str(found.get("model", "vit")).startswith("path:"):
+        raise InputError(f"{where}.model is {found['model']!r}; expected a fresh one, such as vit-8x8")
+    chosen = {"worst_group": " epoch chosen with groups", "test_eod": " epoch chosen on test rows"}
+    name = found["method"] + chosen.get(found.get("selection", ""), "")
     axes = _mapping(found.pop("vary"), f"{where}.vary")
     method = Method(**{"name": name, **found, "uses_groups": uses_groups})
     made = []

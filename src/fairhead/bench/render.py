@@ -1,6 +1,8 @@
 """A table as a report, as Markdown and as JSON."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fairhead.bench.table import Block, Table
 from fairhead.mitigate.registry import LADDER
@@ -100,14 +102,18 @@ def _made(table: Table) -> list[str]:
     """The command, the machine and the settings."""
     made = table.provenance
     versions = ", ".join(f"{name} {value}" for name, value in made["made_with"].items() if name != "device")
-    settings = ", ".join(f"{name} {plain_value(value)}" for name, value in made["plan"].items())
     failed = f", {made['failed']} failed" if made["failed"] else ""
     return [
         f"```console\n$ {made['command']}\n```",
         f"{made['done']} of {made['cells']} cells{failed}, on {', '.join(made['devices'])}; {versions}. "
-        f"Seeds {', '.join(str(seed) for seed in made['seeds'])}; {settings or 'the settings of the grid'}; "
-        f"{made['selection']}, which needs no groups.",
+        f"Seeds {', '.join(str(seed) for seed in made['seeds'])}; {made['selection']}, which needs no groups.",
+        f"Training plan, defaults included, with AdamW: {_settings(made['plan'])}.",
+        *(f"- {names}: {_settings(own)}." for names, own in made["own_plans"].items()),
     ]
+
+
+def _settings(plan: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {plain_value(value)}" for name, value in plan.items())
 
 
 def _ladder() -> str:

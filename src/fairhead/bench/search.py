@@ -166,7 +166,7 @@ def _configured(grid: Grid, data: Data, backbone: Backbone, method: Method, seed
     options |= {name: value for name, value in drawn.items() if name not in plan}
     return Cell(
         data,
-        backbone,
+        method.backbone(backbone),
         replace(method, options=options, data_options={}),
         seed,
         {**grid.plan_of(data, backbone, method), **plan},

@@ -111,6 +111,7 @@ def table_of(grid: Grid, store: Store, command: str = "") -> Table:
             here = [row for row in rows if (row["data"], row["backbone"]) == (data.name, backbone.name)]
             if any(row["status"] == "done" for row in here):
                 blocks.append(_block(grid, store, here, plan))
+    ended = {row["cell"]: row for row in rows}
     done = sum(row["status"] == "done" for row in rows)
     made_with = [row["made_with"] for row in rows if row["status"] == "done"]
     provenance = {
@@ -119,7 +120,7 @@ def table_of(grid: Grid, store: Store, command: str = "") -> Table:
         "done": done,
         "failed": len(rows) - done,
         "seeds": list(grid.seeds),
-        "plan": {**grid.plan, **grid.overrides},
+        **_plans([ended[c.name] for c in plan.cells if ended.get(c.name, {}).get("status") == "done"]),
         "selection": f"{'epoch and configuration' if grid.search else 'epoch'} by validation "
         f"{'worst-class accuracy' if grid.selection == 'worst_class' else grid.selection}",
         "n_boot": grid.n_boot,
@@ -128,6 +129,27 @@ def table_of(grid: Grid, store: Store, command: str = "") -> Table:
         "devices": list(dict.fromkeys(made["device"] for made in made_with)),
     }
     return Table(grid.title, grid.about, grid.baseline, grid.metrics, tuple(blocks), grid.reported, provenance)
+
+
+def _plans(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """How models were trained, defaults included: what all have in common, and what some have instead."""
+    plans = {}
+    for row in rows:
+        made = row.get("effective", row["settings"])
+        plans[row["data"], row["backbone"], row["method"]] = {**made["plan"], "model": made["backbone"]["model"]}
+    first = next(iter(plans.values()))
+    common = {key: value for key, value in first.items() if all(plan.get(key, key) == value for plan in plans.values())}
+    own: dict[str, list[tuple[str, ...]]] = {}
+    for place, plan in plans.items():
+        rest = {key: value for key, value in plan.items() if key not in common}
+        own.setdefault(json.dumps(rest), []).append(place)
+    # By the method alone, the backbone or the data where that says it all.
+    for part in (slice(2, 3), slice(1, 2), slice(0, 1), slice(3)):
+        names = [dict.fromkeys("/".join(place[part]) for place in places) for places in own.values()]
+        if sum(map(len, names)) == len({name for group in names for name in group}):
+            break
+    named = {", ".join(group): json.loads(rest) for group, rest in zip(names, own, strict=True)}
+    return {"plan": common, "own_plans": {name: rest for name, rest in named.items() if rest}}
 
 
 def _why_none(grid: Grid, store: Store) -> str:
@@ -242,12 +264,24 @@ def _line(method: Method, rows: Sequence[Mapping[str, Any]], pool: SeedPool, gri
     own = [row for row in rows if row["method"] == name]
     done = [row for row in own if row["status"] == "done"]
     figures = {metric: pool.figure(name, metric) for metric in grid.metrics} if done else {}
-    compared = done and name != grid.baseline and grid.baseline in pool.runs
-    differences = {metric: pool.difference(grid.baseline, name, metric) for metric in grid.metrics} if compared else {}
+    against = _against(method, grid)
+    compared = done and name != against and against in pool.runs
+    differences = {metric: pool.difference(against, name, metric) for metric in grid.metrics} if compared else {}
     failed = {row["seed"]: row["error"] for row in own if row["status"] == "failed"}
     seeds = tuple(sorted(row["seed"] for row in done))
     cost = _cost(done) if done else None
     return Line(name, method.told, seeds, figures, differences, frozenset(), cost, failed, method.remark)
+
+
+def _against(method: Method, grid: Grid) -> str:
+    """The baseline; with an epoch chosen on test rows the baseline whose epoch was chosen so, if there is one."""
+    plain = next((other for other in grid.methods if other.name == grid.baseline), None)
+    if method.circular and plain is not None:
+        for other in grid.methods:
+            alike = replace(plain, name=other.name, uses_groups=True, selection=method.selection)
+            if other == alike and other != method:
+                return other.name
+    return grid.baseline
 
 
 def _cost(rows: Sequence[Mapping[str, Any]]) -> Cost:

@@ -49,9 +49,15 @@ class Line:
         return self.told == len(LADDER) - 1
 
     @property
-    def aside(self) -> str:
-        """The remark in brackets, unless the name says it already."""
-        return f" ({self.remark})" if self.remark and self.remark not in self.method else ""
+    def circular(self) -> bool:
+        """Whether the rows that test it have chosen its epoch."""
+        return "circular" in self.remark
+
+    def aside(self, metric: str, baseline: str) -> str:
+        """The remark in brackets, unless the name says it already, and what it was held against but the baseline."""
+        said = f" ({self.remark})" if self.remark and self.remark not in self.method else ""
+        other = self.differences[metric].methods[0]
+        return said + (f" against {other}" if other not in ("", baseline) else "")
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -91,7 +97,9 @@ def verdict(lines: Sequence[Line], baseline: str, commonest: float | None = None
     tested = [line for line in lines if _p(line, gap) is not None]
     if not tested:
         said.append(f"No other method shares two seeds with {baseline} yet: nothing to compare.")
-    free, references = ([line for line in tested if line.uses_groups is uses] for uses in (False, True))
+    circular = [line for line in tested if line.circular]
+    free = [line for line in tested if not line.uses_groups]
+    references = [line for line in tested if line.uses_groups and not line.circular]
     for outcome, word in (("better", "smaller"), ("worse", "larger")):
         differ = [line for line in free if line.differences[gap].outcome == outcome]
         if differ:
@@ -115,6 +123,13 @@ def verdict(lines: Sequence[Line], baseline: str, commonest: float | None = None
         said.append(
             f"Even {how} with the groups ({names}), {gap} does not differ significantly from that of {baseline}."
         )
+    if circular:
+        changes = "; ".join(
+            f"{line.method} {_points(_change(line, gap))} points against {line.differences[gap].methods[0]} "
+            f"({p_text(_p(line, gap))})"
+            for line in circular
+        )
+        said.append(f"Circular, as the test rows chose the epoch by their EOd, and no result: {changes}.")
     return " ".join([*said, *_no_better_than_a_guess(lines, commonest)])
 
 
@@ -158,7 +173,7 @@ def finding(lines: Sequence[Line], metric: str, baseline: str) -> str:
     if not differ:
         who = f"{tested[0].method} does not differ" if len(tested) == 1 else f"none of {len(tested)} methods differs"
         return f"{name}: {who} significantly from {baseline}; {_missed(tested, metric)}.{without}"
-    said = [f"{line.method} {_points(_change(line, metric))} points{line.aside}" for line in differ]
+    said = [f"{line.method} {_points(_change(line, metric))} points{line.aside(metric, baseline)}" for line in differ]
     rest = [line for line in tested if line not in differ]
     others = f"; for the other {len(rest)} it is not significant, and {_missed(rest, metric)}" if rest else ""
     return f"{name}: {', '.join(said)} against {baseline}{others}.{without}"
@@ -171,12 +186,14 @@ def _without(lines: Sequence[Line], metric: str) -> str:
 
 
 def _missed(lines: Sequence[Line], metric: str) -> str:
-    known = [100 * mde for line in lines if (mde := line.differences[metric].mde) is not None]
+    """The smallest difference that would have been found, of each method its own."""
+    known = {line.method: 100 * mde for line in lines if (mde := line.differences[metric].mde) is not None}
     if not known:
         return "their answers are the same everywhere"
-    if max(known) >= 100:
+    if min(known.values()) >= 100:
         return "these seeds and rows are too few to show any difference"
-    return f"differences below about {max(known):.1f} points would be missed even in a single comparison"
+    each = ", ".join(f"{name} {mde:.1f}" if mde < 100 else f"{name} none" for name, mde in known.items())
+    return f"smallest detectable difference, each compared alone: {each} points"
 
 
 def _p(line: Line, metric: str) -> float | None:

@@ -27,7 +27,7 @@ class SeedMean:
 
 @dataclass(frozen=True, kw_only=True)
 class SeedChange:
-    """A paired difference from the baseline; `outcome` is "better" or "worse" where it is significant."""
+    """A paired difference from the baseline, or from `a`; `outcome` is "better" or "worse" where it is significant."""
 
     value: float | None
     low: float | None
@@ -35,6 +35,7 @@ class SeedChange:
     mde: float | None
     p_adjusted: float | None
     outcome: str = ""
+    a: str = ""
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,9 @@ class BenchBlock(Section):
     def _differences(self) -> _Table:
         head = _head("method", numbers=["told", *map(column_name, self.metrics)])
         compared = [line for line in self.methods if line.differences]
-        rows = [_row(line, [_change(line.differences.get(m)) for m in self.metrics]) for line in compared]
+        rows = [
+            _row(line, [_change(line.differences.get(m)) for m in self.metrics], self.baseline) for line in compared
+        ]
         caption = (
             f"Difference from {self.baseline} in points, paired on seeds and test rows, with p (Holm) and the "
             "smallest detectable difference"
@@ -214,9 +217,12 @@ def _head(*names: str, numbers: Sequence[str] = ()) -> list[Cell]:
     return [*(Cell(name) for name in names), *(Cell(name, look="number") for name in numbers)]
 
 
-def _row(line: MethodFigures, cells: Sequence[Cell]) -> _Row:
+def _row(line: MethodFigures, cells: Sequence[Cell], baseline: str = "") -> _Row:
+    """Of a table of differences from a baseline: names what else a method was held against."""
+    others = {change.a for change in line.differences.values()} - {"", baseline} if baseline else set()
     # The remark is left out where the name says it already.
-    note = "" if line.remark in line.method else line.remark
+    said = [line.remark] if line.remark not in line.method else []
+    note = ", ".join([*said, *(f"against {other}" for other in others)])
     told = Cell("–" if line.told is None else str(line.told), look="number")
     return _Row(Cell(line.method, note), [told, *cells], line.uses_groups)
 
