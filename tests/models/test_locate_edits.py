@@ -23,7 +23,7 @@ from fairhead.locate.gap_question import DirectEffect
 from fairhead.locate.head_features import collect
 from fairhead.locate.head_maps import Head
 from fairhead.locate.locate_settings import LocatePlan
-from fairhead.locate.passes import ForwardPasses
+from fairhead.locate.passes import forward_passes
 from fairhead.locate.rows import MEASURED, Evaluation
 
 WHERE = [(0, 1), (1, 0), (1, 3)]
@@ -100,7 +100,7 @@ def test_direct_effect_of_the_last_layer_without_its_mlp_is_the_forward_pass_up_
     features = collect(decomposer, batches_of(images), 80)
     edits = HeadEdits.learn(features, *groups)
     direct = DirectEffect.of(features, task, edits, kind).without([(1, 0), (1, 3)])
-    (forward,) = ForwardPasses(decomposer, batches_of(images), task, edits, kind)([[(1, 0), (1, 3)]])
+    (forward,) = forward_passes(decomposer, batches_of(images), task, edits, kind)([[(1, 0), (1, 3)]])
     assert np.abs(direct - task.logits(features.output)).max() > 0.01
     np.testing.assert_allclose(direct[:, 0] / direct[:, 1], forward[:, 0] / forward[:, 1], rtol=1e-3)
 
@@ -109,7 +109,7 @@ def test_no_heads_leave_everything_as_it_is(clip, images, learned, task) -> None
     features, edits = learned
     logits = task.logits(features.output)
     np.testing.assert_allclose(DirectEffect.of(features, task, edits).without([]), logits)
-    (forward,) = ForwardPasses(Decomposer(clip), batches_of(images), task, edits)([[]])
+    (forward,) = forward_passes(Decomposer(clip), batches_of(images), task, edits)([[]])
     np.testing.assert_allclose(forward, logits, atol=1e-4)
 
 
@@ -120,8 +120,8 @@ def test_resampling_takes_other_rows(clip, images, learned, task) -> None:
     np.testing.assert_array_equal(edits.outputs("resample", own, 0, order)[1:], own[:-1])
     batch = {"pixel_values": images[:1]}
     with pytest.raises(InputError, match="at least two rows"):
-        ForwardPasses(Decomposer(clip), lambda: [batch], task, edits, "resample")([[(0, 0)]])
-    (swapped,) = ForwardPasses(Decomposer(clip), batches_of(images), task, edits, "resample")([WHERE])
+        forward_passes(Decomposer(clip), lambda: [batch], task, edits, "resample")([[(0, 0)]])
+    (swapped,) = forward_passes(Decomposer(clip), batches_of(images), task, edits, "resample")([WHERE])
     assert np.abs(swapped - task.logits(features.output)).max() > 0.01
 
 
@@ -285,8 +285,9 @@ def test_passes_that_start_late_are_passes_in_full(name, tokens, images) -> None
         calls.append(1)
         return batches_of(images[:12], 6)()
 
-    passes = ForwardPasses(decomposer, batches, task, edits, "project", tokens, lambda done, sets: told.append(done))
     told: list[int] = []
+    tell = {"progress": lambda done, sets: told.append(done)}
+    passes = forward_passes(decomposer, batches, task, edits, "project", tokens, **tell)
     sets = [[], [(1, 2)], [(1, 0), (1, 3)], [(0, 1), (1, 1)]]
     for where, logits in zip(sets, passes(sets), strict=True):
         with torch.no_grad(), fairhead.tap(decomposer.stream.base) as heads:

@@ -103,7 +103,7 @@ def test_moments_do_not_depend_on_how_rows_are_batched(seed, sizes) -> None:
     parts = np.split(np.arange(n), np.cumsum(sizes)[:-1])
     added = HeadMoments.empty(3, (2, 3, 4))
     for rows in parts:
-        added += HeadMoments.of(x[rows], cells[rows], 3)
+        added.add(x[rows], cells[rows])
     np.testing.assert_array_equal(added.count, np.bincount(cells, minlength=3))
     pooled = added.pooled(by="rows")
     np.testing.assert_allclose(pooled.mean, x.mean(0))
@@ -119,8 +119,8 @@ def test_balanced_moments_weigh_every_cell_the_same() -> None:
     np.testing.assert_allclose(pooled.mean, np.mean([x[cells == c].mean(0) for c in range(3)], axis=0))
     weights = 1 / (3 * np.bincount(cells)[cells])
     np.testing.assert_allclose(pooled.covariance[0, 1], np.cov(x[:, 0, 1].T, aweights=weights, bias=True))
-    with pytest.raises(InputError, match="no rows in some of the cells"):
-        HeadMoments.of(x, np.zeros(90, dtype=int), 2).pooled(cells=[0, 1])
+    with pytest.raises(InputError, match="no rows to take moments of"):
+        HeadMoments.empty(3, (1, 2, 3)).pooled()
 
 
 def test_shrinkage_is_that_of_scikit_learn() -> None:

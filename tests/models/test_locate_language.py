@@ -34,7 +34,7 @@ from fairhead.locate.head_maps import score_pairs
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.log_odds import encoded_texts, take_apart, whole
 from fairhead.locate.pair_question import PairQuestion
-from fairhead.locate.passes import TextPasses
+from fairhead.locate.passes import text_passes
 from fairhead.locate.rows import pairs_of
 from fairhead.report import render
 
@@ -253,7 +253,7 @@ def test_passes_that_start_late_equal_whole_ones(family, kind) -> None:
     texts = encoded_texts(model, pairs)
     edits = TextEdits.learn_texts(model, texts, bank=16)
     sets = [(), ((1, 0),), ((0, 1), (1, 3)), ((1, 2), (1, 3))]
-    found = TextPasses(model, texts, edits, kind)(sets)
+    found = text_passes(model, texts, edits, kind)(sets)
     for heads, values in zip(sets, found, strict=True):
         with tap(model.model) as open_tap:
             if heads:

@@ -78,7 +78,7 @@ def test_a_push_of_every_head_to_nothing_takes_all_their_parts_away() -> None:
 
 
 def test_an_activation_at_zero_has_its_slope() -> None:
-    task = PooledTask.of(("a", "b"), np.eye(2), np.zeros(2), np.eye(2), np.zeros(2), "gelu", "made")
+    task = PooledTask(("a", "b"), "made", np.eye(2), np.zeros(2), np.eye(2), np.zeros(2), "gelu")
     np.testing.assert_allclose(task.row_directions(np.zeros((1, 2)))[0], 0.5 * np.eye(2))
 
 

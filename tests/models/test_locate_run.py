@@ -19,7 +19,7 @@ from fairhead.locate.gap_question import GapQuestion
 from fairhead.locate.head_features import collect
 from fairhead.locate.head_maps import Head, score_heads, separation
 from fairhead.locate.locate_settings import LocatePlan
-from fairhead.locate.passes import ForwardPasses, RowPasses
+from fairhead.locate.passes import RowPasses, forward_passes
 from fairhead.locate.rows import Evaluation, halves_of
 from fairhead.locate.textspan import Pool
 from fairhead.report import render
@@ -175,7 +175,7 @@ def test_editing_it_closes_the_gap_and_random_heads_do_not(found, kind) -> None:
     assert direct.percentile == 0
 
     passes = batches_of(pixels[rows])
-    edited = ForwardPasses(decomposer, passes, located.words.task, located.edits, kind)
+    edited = forward_passes(decomposer, passes, located.words.task, located.edits, kind)
     controls = layer_matched(located.ranked, HEADS, draws=PLAN.draws)
     forward = study(edited, located.ranked, evaluation.take(rows), controls, PLAN, kind, "forward")
     assert forward["DP"].change.b < 0.3

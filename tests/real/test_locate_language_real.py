@@ -17,7 +17,7 @@ from fairhead.locate.directions import text_classifier_task  # noqa: E402
 from fairhead.locate.edits import TextEdits  # noqa: E402
 from fairhead.locate.head_features import collect  # noqa: E402
 from fairhead.locate.log_odds import encoded_texts, take_apart, whole  # noqa: E402
-from fairhead.locate.passes import TextPasses  # noqa: E402
+from fairhead.locate.passes import text_passes  # noqa: E402
 from fairhead.locate.rows import halves_of_pairs, read_pairs  # noqa: E402
 
 
@@ -47,7 +47,7 @@ def test_passes_that_start_late_equal_whole_ones(real_model, real_data) -> None:
     texts = encoded_texts(scorer, pairs)
     edits = TextEdits.learn_texts(scorer, texts)
     sets = [(), ((5, 0),), ((3, 1), (4, 2))]
-    found = TextPasses(scorer, texts, edits, "mean")(sets)
+    found = text_passes(scorer, texts, edits, "mean")(sets)
     for heads, values in zip(sets, found, strict=True):
         with tap(scorer.model) as open_tap:
             edits.apply(open_tap, heads, "mean") if heads else None

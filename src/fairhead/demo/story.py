@@ -23,7 +23,7 @@ from fairhead.locate.engine import single_head_effects, study
 from fairhead.locate.head_features import collect
 from fairhead.locate.head_maps import HeadMap, top_heads
 from fairhead.locate.locate_settings import LocatePlan
-from fairhead.locate.passes import ForwardPasses
+from fairhead.locate.passes import Sweep, forward_passes
 from fairhead.locate.rows import Evaluation
 from fairhead.mitigate import DAM, attach, save
 from fairhead.records import Records
@@ -150,10 +150,10 @@ def _locate(model: ViTForImageClassification, digits: ShadedDigits, plan: DemoPl
     features = collect(decomposer, lambda start: [{"pixel_values": pixels[start:]}], len(rows))
     edits = HeadEdits.learn(features.take(choosing), seen.groups, seen.labels, poles)
 
-    def passes(half: NDArray[np.bool_], stage: str) -> ForwardPasses:
+    def passes(half: NDArray[np.bool_], stage: str) -> Sweep:
         batches = [{"pixel_values": part} for part in pixels[torch.tensor(half)].split(_BATCH)]
         total = int(half.sum())
-        return ForwardPasses(
+        return forward_passes(
             decomposer,
             lambda: batches,
             task,

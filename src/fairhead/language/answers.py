@@ -64,6 +64,15 @@ def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).hexdigest()
 
 
+def refuse_duplicates(asked: Sequence[Request] | Sequence[Prompt], what: str) -> None:
+    """Raise where two of what is asked have the same id: answers are found by it."""
+    seen: set[str] = set()
+    for one in asked:
+        if one.id in seen:
+            raise InputError(f"two {what} have the id {one.id!r}; distinct ids are expected")
+        seen.add(one.id)
+
+
 @dataclass(frozen=True)
 class Score:
     """The log-probability (natural logarithm) of one continuation."""

@@ -15,7 +15,15 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from fairhead.errors import InputError
-from fairhead.language.answers import Answers, Generation, GenerationJournal, Progress, Prompt, Sampling
+from fairhead.language.answers import (
+    Answers,
+    Generation,
+    GenerationJournal,
+    Progress,
+    Prompt,
+    Sampling,
+    refuse_duplicates,
+)
 from fairhead.language.scorer import Scorer, quiet
 
 
@@ -42,11 +50,7 @@ def generate(
         5
     """
     how = sampling or Sampling()
-    seen: set[str] = set()
-    for prompt in prompts:
-        if prompt.id in seen:
-            raise InputError(f"two prompts have the id {prompt.id!r}; distinct ids are expected")
-        seen.add(prompt.id)
+    refuse_duplicates(prompts, "prompts")
     tokens = _encode(scorer, prompts)
     fits = [i for i, ids in enumerate(tokens) if len(ids) + how.max_new_tokens <= scorer.context]
     chosen = set(fits)
@@ -79,10 +83,7 @@ def _encode(scorer: Scorer, prompts: Sequence[Prompt]) -> list[list[int]]:
     for prompt, ids in zip(prompts, encoded, strict=True):
         if not ids:
             raise InputError(f"prompt {prompt.id!r} has no token; a text is expected")
-        if max(ids) >= scorer.vocabulary:
-            raise InputError(
-                f"the tokeniser has token {max(ids)}, the model has {scorer.vocabulary}; is it this model's tokeniser?"
-            )
+        scorer.refuse_unknown(ids)
     return [[scorer.start_token.id, *ids] for ids in encoded]
 
 

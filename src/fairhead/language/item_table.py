@@ -99,16 +99,9 @@ class ItemTable:
         """The items at these positions."""
         chosen = np.asarray(rows, dtype=np.intp)
         kept = chosen.tolist()
-        return ItemTable(
-            self.benchmark,
-            tuple(self.ids[i] for i in kept),
-            tuple(self.clusters[i] for i in kept),
-            tuple(self.groups[i] for i in kept),
-            self.fields,
-            self.values[chosen],
-            self.order,
-            self.left_out,
-        )
+        ids, clusters = (tuple(of[i] for i in kept) for of in (self.ids, self.clusters))
+        groups = tuple(self.groups[i] for i in kept)
+        return replace(self, ids=ids, clusters=clusters, groups=groups, values=self.values[chosen])
 
     def part(self, group: str | None) -> "ItemTable":
         """The items of one category; None is all of them."""

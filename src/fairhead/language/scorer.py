@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fairhead.errors import InputError, UnsupportedModel
-from fairhead.language.answers import Answers, Journal, Progress, Request, Score
+from fairhead.language.answers import Answers, Journal, Progress, Request, Score, refuse_duplicates
 from fairhead.language.packing import Encoded, Row, Start, TokenSequence, batches, encode, pack, predicting, start_token
 from fairhead.language.row_layout import Layout, Ready, reads_trees
 from fairhead.models import method_of, open_model
@@ -40,15 +40,20 @@ class Planned(NamedTuple):
     rows: tuple[Row, ...]  # trees of tokens
     members: Sequence[int]  # the sequence that number i of a row's paths stands for is `members[i]`
 
+    def paths(self) -> Iterator[tuple[int, NDArray[np.intp]]]:
+        """Each sequence, and where its scored tokens lie among those of the batch; sequences share some."""
+        taken = 0
+        for row in self.rows:
+            scored = predicting(row).scored
+            for path in row.paths:
+                yield self.members[path.sequence], taken + np.searchsorted(scored, path.positions)
+            taken += len(scored)
+
     def logprobs(self) -> list[tuple[int, NDArray[np.float64]]]:
         """Read the batch: each sequence with the log-probabilities of its scored tokens."""
         with quiet(self.layout.model):
-            values = _read(self)
-        return [
-            (self.members[path.sequence], found[path.positions])
-            for row, found in zip(self.rows, values, strict=True)
-            for path in row.paths
-        ]
+            flat = self.ready().logprobs().double().cpu().numpy()
+        return [(sequence, flat[at]) for sequence, at in self.paths()]
 
     def ready(self) -> "ReadyBatch":
         """The batch on the model's device."""
@@ -132,7 +137,7 @@ class Scorer:
         progress: Progress | None = None,  # called after each batch
     ) -> Answers[Score]:
         """Log-probability of each continuation after its prefix."""
-        _refuse_duplicates(requests)
+        refuse_duplicates(requests, "requests")
         found = {r.id: s for r in requests if journal and (s := journal.find(r, per_token)) is not None}
         open_requests = [r for r in requests if r.id not in found]
         encoded = encode(open_requests, self.tokenizer, self.start_token, self.start)
@@ -174,17 +179,20 @@ class Scorer:
             "start_token": f"{self.start_token.name} ({self.start_token.kind})",
         }
 
+    def refuse_unknown(self, tokens: Sequence[int]) -> None:
+        """Raise where the tokeniser has given a token that the model does not have."""
+        if max(tokens) >= self.vocabulary:
+            raise InputError(
+                f"the tokeniser has token {max(tokens)}, the model has {self.vocabulary}; is it this model's tokeniser?"
+            )
+
     def _split_by_length(
         self, requests: Sequence[Request], encoded: Sequence[Encoded], on_long: str
     ) -> tuple[list[int], list[str]]:
         fitting: list[int] = []
         too_long: list[int] = []
         for i, one in enumerate(encoded):
-            largest = max(one.sequence.tokens)
-            if largest >= self.vocabulary:
-                raise InputError(
-                    f"the tokeniser has token {largest}, the model has {self.vocabulary}; is it this model's tokeniser?"
-                )
+            self.refuse_unknown(one.sequence.tokens)
             (too_long if len(one.sequence.tokens) > self.context else fitting).append(i)
         names = [requests[i].id for i in too_long]
         if names and on_long == "raise":
@@ -243,19 +251,6 @@ class ReadyBatch(NamedTuple):
         return logits[self.source, self.token].float() - _log_sum_exp(logits)[self.source]
 
 
-def _read(batch: Planned) -> list[NDArray[np.float64]]:
-    """Log-probability of each scored token of each row, NaN elsewhere: a list of arrays [T]."""
-    flat = batch.ready().logprobs().double().cpu().numpy()
-    values, taken = [], 0
-    for row in batch.rows:
-        scored = predicting(row).scored
-        found = np.full(len(row.tokens), np.nan)
-        found[scored] = flat[taken : taken + len(scored)]
-        taken += len(scored)
-        values.append(found)
-    return values
-
-
 def _log_sum_exp(logits: Tensor) -> Tensor:
     """In float32, [P, V] → [P], some rows at a time: as many as a processor's cache holds, or a GPU is busy with."""
     rows = max(1, (1 << 18 if logits.device.type == "cpu" else 1 << 24) // logits.shape[-1])
@@ -275,14 +270,6 @@ def _finite(values: NDArray[np.float64], name: str) -> NDArray[np.float64]:
 def _score(name: str, encoded: Encoded, values: NDArray[np.float64], per_token: bool) -> Score:
     kept = tuple(values.tolist()) if per_token else None
     return Score(name, float(values.sum()), len(values), encoded.merged, kept)
-
-
-def _refuse_duplicates(requests: Sequence[Request]) -> None:
-    seen: set[str] = set()
-    for request in requests:
-        if request.id in seen:
-            raise InputError(f"two requests have the id {request.id!r}; distinct ids are expected")
-        seen.add(request.id)
 
 
 def refuse_other_than_causal(model: Any) -> None:

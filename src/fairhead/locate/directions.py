@@ -35,10 +35,10 @@ class Task:
         """Outputs [n, d'] to logits [n, C]."""
         return np.asarray(output, dtype=np.float64) @ self.directions.T + self.bias
 
-    def reordered(self, order: Sequence[int]) -> "Task":
+    def reordered(self, order: list[int]) -> "Task":
         """The same classes in another order."""
-        rows = list(order)
-        return Task(tuple(self.classes[i] for i in rows), self.directions[rows], self.bias[rows], self.origin)
+        names = tuple(self.classes[i] for i in order)
+        return replace(self, classes=names, directions=self.directions[order], bias=self.bias[order])
 
     def calibrated(self, output: NDArray[np.floating], labels: NDArray[np.integer]) -> "Task":
         """The same directions, shifted so that each class is predicted as often as it occurs among these rows.
@@ -98,32 +98,22 @@ class PooledTask(Task):
     `directions` and `bias` are those of the same layers without the activation: the plane in which classes lie.
     """
 
-    dense: Array = field(default_factory=lambda: np.zeros((0, 0)))  # [K, d']
-    dense_bias: Array = field(default_factory=lambda: np.zeros(0))  # [K]
-    out: Array = field(default_factory=lambda: np.zeros((0, 0)))  # [C, K]
-    out_bias: Array = field(default_factory=lambda: np.zeros(0))  # [C]
-    activation: str = "tanh"  # "tanh", "relu" or "gelu"
+    directions: Array = field(init=False)
+    bias: Array = field(init=False)
+    dense: Array  # [K, d']
+    dense_bias: Array  # [K]
+    out: Array  # [C, K]
+    out_bias: Array  # [C]
+    activation: str  # "tanh", "relu" or "gelu"
 
-    @classmethod
-    def of(
-        cls,
-        classes: Sequence[str],
-        dense: Array,
-        dense_bias: Array,
-        out: Array,
-        out_bias: Array,
-        activation: str,
-        origin: str,
-    ) -> "PooledTask":
-        """From the two layers."""
-        plane = out @ dense, out @ dense_bias + out_bias
-        return cls(tuple(classes), *plane, origin, dense, dense_bias, out, out_bias, activation)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "directions", self.out @ self.dense)
+        object.__setattr__(self, "bias", self.out @ self.dense_bias + self.out_bias)
 
-    def reordered(self, order: Sequence[int]) -> "PooledTask":
+    def reordered(self, order: list[int]) -> "PooledTask":
         """The same classes in another order."""
-        rows, names = list(order), [self.classes[i] for i in order]
-        last = self.out[rows], self.out_bias[rows]
-        return PooledTask.of(names, self.dense, self.dense_bias, *last, self.activation, self.origin)
+        names = tuple(self.classes[i] for i in order)
+        return replace(self, classes=names, out=self.out[order], out_bias=self.out_bias[order])
 
     def logits(self, output: NDArray[np.floating]) -> Array:
         """Outputs [n, d'] to logits [n, C], through the hidden layer."""
@@ -218,9 +208,9 @@ def text_classifier_task(model: nn.Module) -> PooledTask:
             f"{type(model).__name__} has no classifier of two layers on its first token; head evidence can be read "
             "from BERT, RoBERTa, DistilBERT, ELECTRA and models built like them"
         )
-    names = [str(whole.config.id2label[i]) for i in range(out.out_features)]
+    names = tuple(str(whole.config.id2label[i]) for i in range(out.out_features))
     layers = array_of(dense.weight), array_of(dense.bias), array_of(out.weight), array_of(out.bias)
-    return PooledTask.of(names, *layers, activation, "the model's own classifier")
+    return PooledTask(names, "the model's own classifier", *layers, activation)
 
 
 def array_of(tensor: Tensor) -> Array:

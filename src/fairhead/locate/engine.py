@@ -7,8 +7,8 @@ seconds. A true forward pass (`passes.py`) lets later layers answer.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import Any
 
 import numpy as np
 
@@ -116,30 +116,20 @@ class Curves:
         return {"metrics": list(self.metrics), **{name: points(curve) for name, curve in named.items()}}
 
 
-class CurveSets(NamedTuple):
-    """Heads edited together along each curve."""
-
-    added: list[tuple[Head, ...]]
-    alone: list[tuple[Head, ...]]
-    left_out: list[tuple[Head, ...]]
-
-
-def curve_sets(ranked: Sequence[Head]) -> CurveSets:
-    """Heads added one by one, best first and none at the start; each alone; all but one, where there are several."""
+def curve_sets(ranked: Sequence[Head]) -> dict[str, list[tuple[Head, ...]]]:
+    """Sets of each curve: heads added one by one from none on, best first; each alone; all but one of several."""
     added = [tuple(ranked[:k]) for k in range(len(ranked) + 1)]
     left_out = [tuple(other for other in ranked if other != head) for head in ranked]
-    return CurveSets(added, [(head,) for head in ranked], left_out if len(ranked) > 1 else [])
+    return {"added": added, "alone": [(h,) for h in ranked], "left_out": left_out if len(ranked) > 1 else []}
 
 
 def curves(edited: Edited, ranked: Sequence[Head], rows: Rows) -> Curves:
     """Add-one, single-head and leave-one-out curves of heads in the order of their rank, best first."""
     sets = curve_sets(ranked)
-    every = [heads for part in sets for heads in part]
+    every = [*chain(*sets.values())]
     found = rows.figures(edited(every))
-    points = iter(
-        [CurvePoint(heads, {name: float(found[name][i]) for name in rows.doses}) for i, heads in enumerate(every)]
-    )
-    return Curves(rows.doses, *(tuple(islice(points, len(part))) for part in sets))
+    points = {heads: CurvePoint(heads, {n: float(found[n][i]) for n in rows.doses}) for i, heads in enumerate(every)}
+    return Curves(rows.doses, **{name: tuple(points[heads] for heads in part) for name, part in sets.items()})
 
 
 def single_head_effects(
@@ -196,7 +186,7 @@ def prove(question: Question, ranked: tuple[Head, ...], plan: LocatePlan) -> Pro
         edited = question.forward(question.reported, kind)
         if found.passes is None:
             found.passes = edited
-            edited([*(heads for part in curve_sets(ranked) for heads in part), *controls.sets])  # one sweep for all
+            edited([*chain(*curve_sets(ranked).values()), *controls.sets])  # one sweep for all
             found.curves["forward"] = curves(edited, ranked, rows)
         # Controls matched by norm would have to start at whatever layer they lie in.
         found.studies.append(study(edited, ranked, rows, controls, plan, kind, "forward"))

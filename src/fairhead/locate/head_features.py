@@ -37,15 +37,10 @@ class Pooled(NamedTuple):
     covariance: Array  # [L, H, d, d], of the mixture (divided by n, not n − 1)
     n: int  # rows behind it
 
-    @property
-    def second(self) -> Array:
-        """Uncentred second moments, [L, H, d, d]."""
-        return self.covariance + self.mean[..., :, None] * self.mean[..., None, :]
-
 
 @dataclass
 class HeadMoments:
-    """Sums over rows by cell (a group and a class), for all heads. `a + b` is the moments of both."""
+    """Sums over rows by cell (a group and a class), for all heads."""
 
     count: NDArray[np.int64]  # rows in each cell, [C]
     first: Array  # sums of x, [C, L, H, d]
@@ -80,24 +75,11 @@ class HeadMoments:
             self.first[cell] += rows.sum(-1)
             self.second[cell] += rows @ rows.swapaxes(-1, -2)
 
-    def __add__(self, other: "HeadMoments") -> "HeadMoments":
-        if self.first.shape != other.first.shape:
-            raise InputError(
-                f"moments of shape {self.first.shape} and {other.first.shape} cannot be added: they come from "
-                "different models or cells"
-            )
-        return HeadMoments(self.count + other.count, self.first + other.first, self.second + other.second)
-
-    def pooled(self, by: str = "cells", cells: Sequence[int] | None = None) -> Pooled:
-        """Mean and covariance over cells.
-
-        Args:
-            by: "cells" counts each cell the same, so that the larger group does not set the mean; "rows" each row.
-            cells: a part of them; None for all that have rows.
-        """
-        chosen = np.flatnonzero(self.count) if cells is None else np.asarray(cells)
-        if not len(chosen) or (self.count[chosen] == 0).any():
-            raise InputError(f"there are no rows in some of the cells {chosen.tolist()}: {self.count.tolist()} rows")
+    def pooled(self, by: str = "cells") -> Pooled:
+        """Mean and covariance; "cells" count the same, so that the larger group does not set the mean, or "rows" do."""
+        chosen = np.flatnonzero(self.count)
+        if not len(chosen):
+            raise InputError("there are no rows to take moments of")
         n = self.count[chosen]
         weight = (n / n.sum() if by == "rows" else np.full(len(chosen), 1 / len(chosen))) / n
         mean = np.tensordot(weight, self.first[chosen], 1)

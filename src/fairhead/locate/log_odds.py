@@ -211,7 +211,7 @@ class _Reader:
         offsets = np.cumsum([0, *(len(place.at) for place in places)])
         source = np.concatenate([place.source + o for place, o in zip(places, offsets, strict=False)])
         token = np.concatenate([row.tokens[place.scored] for row, place in zip(batch.rows, places, strict=True)])
-        pairs, mix = _mixture(batch, texts, places)
+        pairs, mix = _mixture(batch, texts, len(token))
         weights = torch.from_numpy(mix).to(device, torch.float32)  # [k, S]
         at, chosen = torch.from_numpy(source).to(device), torch.from_numpy(token).to(device)
         scored = self._unembedding(terms.output, at, chosen)
@@ -248,18 +248,13 @@ class _Reader:
         self._checked = True
 
 
-def _mixture(batch: Planned, texts: Sequence[_Text], places: Sequence[Any]) -> tuple[NDArray[np.int64], Array]:
-    """Pairs of a batch, [k], and the weight of each scored token in each pair's log-odds, [k, S]."""
-    taken = np.cumsum([0, *(len(place.scored) for place in places)])
-    entries: list[tuple[int, NDArray[np.int64], float]] = []
-    for number, (row, place) in enumerate(zip(batch.rows, places, strict=True)):
-        for path in row.paths:
-            k = batch.members[path.sequence]
-            entries.append((k // 2, taken[number] + np.searchsorted(place.scored, path.positions), texts[k].weight))
-    pairs = np.unique([pair for pair, _, _ in entries])
-    mix = np.zeros((len(pairs), int(taken[-1])))
-    for pair, columns, weight in entries:
-        mix[np.searchsorted(pairs, pair), columns] += weight
+def _mixture(batch: Planned, texts: Sequence[_Text], scored: int) -> tuple[NDArray[np.int64], Array]:
+    """Pairs of a batch, [k], and the weight of each of its scored tokens in each pair's log-odds, [k, scored]."""
+    entries = list(batch.paths())
+    pairs = np.unique([text // 2 for text, _ in entries])
+    mix = np.zeros((len(pairs), scored))
+    for text, at in entries:
+        mix[np.searchsorted(pairs, text // 2), at] += texts[text].weight
     return pairs.astype(np.int64), mix
 
 

@@ -22,11 +22,10 @@ from fairhead.locate.ablation import (
     surely_lost,
 )
 from fairhead.locate.edits import TEXT_KINDS, TextEdits
-from fairhead.locate.head_features import Array
 from fairhead.locate.head_maps import Head, HeadMap
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.log_odds import PairTerms, encoded_texts, whole
-from fairhead.locate.passes import TextPasses, has_tf32, matmul_precision
+from fairhead.locate.passes import has_tf32, text_passes
 from fairhead.locate.question import Edited, Extremes, Question
 from fairhead.locate.rows import TextPairs, halves_of_pairs
 from fairhead.report.wording import head_name, p_value
@@ -285,13 +284,8 @@ class PairQuestion(Question):
             if self._progress is not None:
                 self._progress(f"forward passes {number}, {runs} sets of heads a text ({kind})", done, len(texts))
 
-        passes = TextPasses(self.scorer, texts, self.edits, kind, tell)
-
-        def edited(sets: Sequence[Sequence[tuple[int, int]]]) -> list[Array]:
-            with matmul_precision(self.in_tf32):
-                return [part.read(found, tokens) for found in passes(sets)]
-
-        return edited
+        passes = text_passes(self.scorer, texts, self.edits, kind, tf32=self.in_tf32, progress=tell)
+        return lambda sets: [part.read(found, tokens) for found in passes(sets)]
 
     def forward_notes(self, edited: Edited | None) -> list[str]:
         """What TF32 changed."""

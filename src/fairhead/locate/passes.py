@@ -5,7 +5,6 @@ entered it: heads of the last two of twelve layers cost a sixth of a pass, and e
 """
 
 import itertools
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 from fairhead.errors import InputError
 from fairhead.heads import tap
-from fairhead.language.packing import TokenSequence, predicting
+from fairhead.language.packing import TokenSequence
 from fairhead.language.scorer import Planned, ReadyBatch, Scorer, quiet
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.directions import Task
@@ -45,38 +44,36 @@ def has_tf32(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-class Sweep(ABC):
+class Sweep:
     """What is read of a model with each of many sets of heads edited; a set that was run is not run again."""
 
     def __init__(
         self,
         stream: Stream,  # of the model
         batches: Callable[[], Iterable[Any]],  # gives the batches from the start, each time it is called
+        read: Callable[[Any], Tensor],  # runs the model on one batch; rows of what is wanted, [B, ...], where it is
+        values: Callable[[NDArray[np.floating]], Array],  # what is handed out for rows that were read, [B, ...]
         edits: HeadEdits,  # what is put in a head's place
         kind: str,  # of edit
-        tokens: int | None,  # 0 for the first token, None for all
-        progress: Callable[[int, int], None] | None,  # called with (rows done, sets), batch after batch
+        *,
+        tokens: int | None = None,  # 0 for the first token, None for all
+        place: NDArray[np.intp] | None = None,  # where each row lies among those that the batches give; None: as it is
+        tf32: bool = False,  # multiply in TF32
+        progress: Callable[[int, int], None] | None = None,  # called with (rows done, sets), batch after batch
     ) -> None:
-        self._stream, self._batches = stream, batches
+        self._stream, self._batches, self._read, self._values = stream, batches, read, values
         self._edits, self._kind, self._tokens = edits, kind, tokens
-        self._progress = progress
+        self._place, self._tf32, self._progress = place, tf32, progress
         self._tap = tap(stream.base)
         self._done: dict[_Heads, Array] = {}
-
-    @abstractmethod
-    def _read(self, inputs: Any) -> Tensor:
-        """Run the model on one batch; rows of what is wanted, [B, ...], where the model is."""
-
-    @abstractmethod
-    def _values(self, read: NDArray[np.floating]) -> Array:
-        """What is handed out for rows that were read, [B, ...]."""
 
     def __call__(self, sets: Sequence[Sequence[tuple[int, int]]]) -> list[Array]:
         """What is read with each set of heads edited; the empty set is the model as it is."""
         keys = [tuple(sorted((int(layer), int(head)) for layer, head in heads)) for heads in sets]
         new = [key for key in dict.fromkeys(keys) if key not in self._done]
         if new:
-            self._sweep(new)
+            with matmul_precision(self._tf32):
+                self._sweep(new)
         return [self._done[key] for key in keys]
 
     def _sweep(self, sets: list[_Heads]) -> None:
@@ -92,7 +89,8 @@ class Sweep(ABC):
             rows += len(plain)
             if self._progress is not None:
                 self._progress(rows, len(sets))
-        self._done.update({heads: np.concatenate(parts) for heads, parts in found.items()})
+        place = slice(None) if self._place is None else self._place
+        self._done.update({heads: np.concatenate(parts)[place] for heads, parts in found.items()})
 
     def _plain(self, inputs: Any, starts: set[int]) -> tuple[Tensor, dict[int, Tensor]]:
         """The batch as it is, and the tokens that enter the layers at which edited passes start."""
@@ -144,35 +142,26 @@ class Sweep(ABC):
                 del block.forward
 
 
-class ForwardPasses(Sweep):
-    """Logits [n, C] with each of many sets of heads edited; a set that was run is not run again.
+def forward_passes(
+    decomposer: Decomposer,
+    batches: Callable[[], Iterable[Mapping[str, Tensor]]],
+    task: Task,
+    edits: HeadEdits,
+    kind: str = "mean",
+    tokens: int | None = 0,
+    **how: Any,
+) -> Sweep:
+    """Logits [n, C] of a model's classes with each of many sets of heads edited; the arguments are those of `Sweep`."""
+    if decomposer.pool is not None and tokens is not None:
+        raise InputError(
+            f"{type(decomposer.stream.base).__name__} pools all its tokens and has no first token that stands for "
+            "the image: edit all tokens (--tokens all)"
+        )
 
-    The arguments are those of `Sweep`, with the model's decomposer and its classes as directions.
-    """
+    def read(inputs: Mapping[str, Tensor]) -> Tensor:
+        return decomposer.outputs(inputs).float()
 
-    def __init__(
-        self,
-        decomposer: Decomposer,
-        batches: Callable[[], Iterable[Mapping[str, Tensor]]],
-        task: Task,
-        edits: HeadEdits,
-        kind: str = "mean",
-        tokens: int | None = 0,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> None:
-        if decomposer.pool is not None and tokens is not None:
-            raise InputError(
-                f"{type(decomposer.stream.base).__name__} pools all its tokens and has no first token that stands for "
-                "the image: edit all tokens (--tokens all)"
-            )
-        super().__init__(decomposer.stream, batches, edits, kind, tokens, progress)
-        self._decomposer, self._task = decomposer, task
-
-    def _read(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        return self._decomposer.outputs(inputs).float()
-
-    def _values(self, read: NDArray[np.floating]) -> Array:
-        return self._task.logits(read)
+    return Sweep(decomposer.stream, batches, read, task.logits, edits, kind, tokens=tokens, **how)
 
 
 @dataclass(frozen=True)
@@ -190,7 +179,7 @@ class RowPasses:
     progress: Callable[[str, int, int], None] | None = None  # called with (stage, rows done, rows)
     _rounds: Iterator[int] = field(default_factory=lambda: itertools.count(1), init=False, repr=False)
 
-    def __call__(self, rows: NDArray[np.intp], edits: HeadEdits, kind: str) -> Callable[..., list[Array]]:
+    def __call__(self, rows: NDArray[np.intp], edits: HeadEdits, kind: str) -> Sweep:
         """Logits of some rows with each of several sets of heads edited; `edits` are those of the first token."""
         number = next(self._rounds)
 
@@ -201,17 +190,17 @@ class RowPasses:
         # Whose output a resampled row gets must not depend on how long it is.
         as_it_comes = self.order is None or kind == "resample"
         order = np.arange(len(rows)) if as_it_comes or self.order is None else self.order(rows)
-        place = np.argsort(order, kind="stable")
-        tokens = 0 if self.everywhere is None else None
-        passes = ForwardPasses(
-            self.decomposer, lambda: self.batches(rows[order]), self.task, self.everywhere or edits, kind, tokens, tell
+        return forward_passes(
+            self.decomposer,
+            lambda: self.batches(rows[order]),
+            self.task,
+            self.everywhere or edits,
+            kind,
+            0 if self.everywhere is None else None,
+            place=np.argsort(order, kind="stable"),
+            tf32=self.in_tf32,
+            progress=tell,
         )
-
-        def edited(sets: Sequence[Sequence[tuple[int, int]]]) -> list[Array]:
-            with matmul_precision(self.in_tf32):
-                return [logits[place] for logits in passes(sets)]
-
-        return edited
 
     @property
     def in_tf32(self) -> bool:
@@ -226,37 +215,25 @@ class RowPasses:
         return ["Forward passes edit heads at every token."]
 
 
-class TextPasses(Sweep):
+def text_passes(
+    scorer: Scorer, sequences: Sequence[TokenSequence], edits: HeadEdits, kind: str = "mean", **how: Any
+) -> Sweep:
     """Log-probabilities [texts] with each of many sets of heads edited, all batches read once as they are."""
+    check_kind(kind, TEXT_KINDS)
+    with quiet(scorer.model):
+        batches = [_TextBatch.of(planned) for planned in scorer.planned(sequences)]
 
-    def __init__(
-        self,
-        scorer: Scorer,
-        sequences: Sequence[TokenSequence],
-        edits: HeadEdits,
-        kind: str = "mean",
-        progress: Callable[[int, int], None] | None = None,
-    ) -> None:
-        check_kind(kind, TEXT_KINDS)
+    def read(batch: _TextBatch) -> Tensor:
         with quiet(scorer.model):
-            batches = [_TextBatch.of(planned) for planned in scorer.planned(sequences)]
-        # The order in which batches give their texts.
-        self._place = np.argsort([text for batch in batches for text in batch.texts], kind="stable")
-        super().__init__(stream_of(scorer.model), lambda: iter(batches), edits, kind, None, progress)
-        self._model = scorer.model
+            return batch.sums()
 
-    def __call__(self, sets: Sequence[Sequence[tuple[int, int]]]) -> list[Array]:
-        """Sums of log-probabilities, in the order of the texts; the empty set is the model as it is."""
-        return [found[self._place] for found in super().__call__(sets)]
-
-    def _read(self, inputs: "_TextBatch") -> Tensor:
-        with quiet(self._model):
-            return inputs.sums()
-
-    def _values(self, read: NDArray[np.floating]) -> Array:
+    def values(read: NDArray[np.floating]) -> Array:
         if not np.isfinite(read).all():
             raise InputError("a log-probability is not finite with heads edited; try float32")
         return read.astype(np.float64)
+
+    place = np.argsort([text for batch in batches for text in batch.texts], kind="stable")
+    return Sweep(stream_of(scorer.model), lambda: iter(batches), read, values, edits, kind, place=place, **how)
 
 
 class _TextBatch(NamedTuple):
@@ -269,25 +246,10 @@ class _TextBatch(NamedTuple):
 
     @classmethod
     def of(cls, planned: Planned) -> "_TextBatch":
-        texts: list[int] = []
-        token: list[NDArray[np.intp]] = []
-        text: list[NDArray[np.intp]] = []
-        taken = 0
-        for row in planned.rows:
-            scored = predicting(row).scored
-            for path in row.paths:
-                token.append(taken + np.searchsorted(scored, path.positions))
-                text.append(np.full(len(path.positions), len(texts)))
-                texts.append(planned.members[path.sequence])
-            taken += len(scored)
-        batch = planned.ready()
-        place = batch.token.device
-        return cls(
-            batch,
-            tuple(texts),
-            torch.from_numpy(np.concatenate(token)).to(place),
-            torch.from_numpy(np.concatenate(text)).to(place),
-        )
+        batch, (texts, token) = planned.ready(), zip(*planned.paths(), strict=True)
+        text = np.repeat(np.arange(len(texts)), [len(at) for at in token])
+        here = (torch.from_numpy(numbers).to(batch.token.device) for numbers in (np.concatenate(token), text))
+        return cls(batch, texts, *here)
 
     def sums(self) -> Tensor:
         """Sum of the log-probabilities of each text, [k]."""

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from zipfile import BadZipFile
 
 import numpy as np
@@ -229,34 +229,20 @@ def _words(content: Any, where: str) -> tuple[str, ...]:
     return tuple(str(word) for word in content)
 
 
-class TextTable:
-    """Texts whose vectors are known: a text side for those alone, and a pool for TextSpan."""
+class TextTable(NamedTuple):
+    """Texts whose vectors are known, [n, d']: a pool for TextSpan."""
 
-    def __init__(self, texts: Sequence[str], vectors: NDArray[np.floating]) -> None:
-        if len(texts) != len(vectors) or not len(texts):
-            raise InputError(
-                f"a table of texts needs one vector a text; found {len(texts)} texts, {len(vectors)} vectors"
-            )
-        self.texts = tuple(str(text) for text in texts)
-        self.vectors = np.asarray(vectors, dtype=np.float64)
-        self._row = {text: i for i, text in enumerate(self.texts)}
+    texts: tuple[str, ...]
+    vectors: NDArray[np.float64]
 
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "TextTable":
-        """From an .npz file with `texts` [n] and `vectors` [n, d']."""
-        arrays = _arrays(path, ("texts", "vectors"))
-        return cls(arrays["texts"].tolist(), arrays["vectors"])
 
-    def __call__(self, texts: Sequence[str]) -> NDArray[np.float64]:
-        """Vectors of texts that are in the table."""
-        check_texts(texts)
-        missing = [text for text in texts if text not in self._row]
-        if missing:
-            raise InputError(
-                f"{len(missing)} of {len(texts)} prompts are not in the table of text vectors, such as {missing[0]!r}."
-                f"{did_you_mean(missing[0], self.texts)} It holds fixed texts only: use those, or another text side"
-            )
-        return self.vectors[[self._row[text] for text in texts]]
+def read_text_table(path: str | os.PathLike[str]) -> TextTable:
+    """A table from an .npz file with `texts` [n] and `vectors` [n, d']."""
+    arrays = _arrays(path, ("texts", "vectors"))
+    texts, vectors = tuple(str(text) for text in arrays["texts"].tolist()), arrays["vectors"].astype(np.float64)
+    if len(texts) != len(vectors) or not texts:
+        raise InputError(f"a table of texts needs one vector a text; found {len(texts)} texts, {len(vectors)} vectors")
+    return TextTable(texts, vectors)
 
 
 class ClipText:

@@ -6,7 +6,6 @@ means per token, and StereoSet counts every target term the same. Every figure i
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -30,7 +29,7 @@ from fairhead.locate.question import Changes, Mask, halves
 from fairhead.records import Column, Records
 from fairhead.stats import adjust
 from fairhead.stats.bootstrap import Resampling
-from fairhead.stats.clusters import cluster_sums, divide
+from fairhead.stats.clusters import cluster_sums, quotient
 from fairhead.stats.paired import paired_difference
 
 MEASURED = ("accuracy", "DP", "EOd", "cramers_v", "cramers_v_corrected", "cramers_v_excess", "worst_group_accuracy")
@@ -330,7 +329,7 @@ class TextPairs:
     def figures(self, reads: Sequence[Array]) -> Mapping[str, Array]:
         """The figures of several reads, each [k]."""
         totals = np.stack([read.sum(0) for read in reads])
-        return {name: _figure(totals, name) for name in FIGURES}
+        return {name: quotient(above, below)(totals) for name, (above, below, _) in FIGURES.items()}
 
     def compare(self, before: Array, after: Array, plan: LocatePlan) -> Changes:
         """Each figure that has a value, after minus before, paired; clusters stay together, p corrected by Holm."""
@@ -339,19 +338,13 @@ class TextPairs:
         of_texts = () if before[:, _TOKENS].any() else ("nll", "lms")
         found = [
             paired_difference(
-                name, partial(_figure, name=name), first, second, len(before), how, ideal=ideal, n_perm=plan.n_boot
+                name, quotient(*columns), first, second, len(before), how, ideal=ideal, n_perm=plan.n_boot
             )
-            for name, (_, _, ideal) in FIGURES.items()
+            for name, (*columns, ideal) in FIGURES.items()
             if name in self.doses and name not in of_texts
         ]
         adjusted = adjust([change.p for change in found], "holm")
         return Changes(tuple(replace(change, p_adjusted=p) for change, p in zip(found, adjusted, strict=True)))
-
-
-def _figure(totals: Array, name: str) -> Array:
-    """A figure of totals [..., 7], [...]."""
-    above, below, _ = FIGURES[name]
-    return divide(totals[..., above], totals[..., below])
 
 
 def read_pairs(

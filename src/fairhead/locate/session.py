@@ -37,10 +37,10 @@ from fairhead.locate.prompts import (
     PromptFile,
     Prompts,
     TextSide,
-    TextTable,
     class_words,
     concept_prompts,
     read_prompts,
+    read_text_table,
 )
 from fairhead.locate.question import Mask, Question
 from fairhead.locate.rows import Evaluation, halves_of, halves_of_pairs, labelled_rows, read_pairs, shared_labels
@@ -233,7 +233,7 @@ class Session:
         """The texts for TextSpan, with attribute and neutral prompts among them; None without a table of texts."""
         if self.source.texts is None:
             return None
-        table = TextTable.load(self.source.texts)
+        table = read_text_table(self.source.texts)
         if table.vectors.shape[1] != self.features.output.shape[1]:
             raise InputError(
                 f"the text vectors of {self.source.texts} have {table.vectors.shape[1]} dimensions, the model's output "

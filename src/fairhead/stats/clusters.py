@@ -217,6 +217,16 @@ def cluster_sums(values: ArrayLike, clusters: Sequence[Hashable]) -> Array:
     return sums
 
 
+def quotient(above: int, below: int) -> Callable[[Array], Array]:
+    """A statistic of totals [..., k]: one column over another.
+
+    Example:
+        >>> quotient(1, 0)(np.array([4.0, 1.0])).item()
+        0.25
+    """
+    return lambda totals: divide(totals[..., above], totals[..., below])
+
+
 def ratio(totals: Array) -> Array:
     """First sum over second, [..., 2] to [...]: a share or a mean; NaN where the second is 0.
 

@@ -10,14 +10,11 @@ of bias.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.data import Items
-from fairhead.data.sentence_pairs import CrowsPair
 from fairhead.errors import InputError
 from fairhead.language.benchmark import ASKS, SHOWS, Benchmark, Figure, Label, Measured, SentencePair, TextTable, Work
 from fairhead.language.benchmarks import benchmark_of
@@ -393,10 +390,6 @@ def shown(gap: BenchmarkResult, level: float) -> TextTable:
     return TextTable(f"with {100 * level:g} % intervals", columns, rows, [note])
 
 
-def _read(path: Path, options: Options) -> Items[CrowsPair]:
-    return read_crows_pairs(path)
-
-
 def _measure(work: Work) -> Measured:
     from fairhead.language.read_attention import read_gaps
 
@@ -405,16 +398,12 @@ def _measure(work: Work) -> Measured:
     return Measured(table(gaps, work.options.layer), reading=gaps)
 
 
-def _finish(result: BenchmarkResult, gaps: PairGaps | None, options: Options, how: Resampling) -> BenchmarkResult:
-    return result if gaps is None else study(result, gaps, options, how)
-
-
 BENCHMARK = Benchmark(
     name="attention_gap",
     command="attention",
     title="Attention gap",
     question="Where does attention part ways between a stereotyped sentence and its counterpart?",
-    read=_read,
+    read=lambda path, options: read_crows_pairs(path),
     measure=_measure,
     options=Options,
     data="crows_pairs",
@@ -430,7 +419,7 @@ BENCHMARK = Benchmark(
         Measure("gap_elsewhere", _mean_of(("off", 1)), ratio),
         Measure("gap_difference", _mean_of(("on", 1), ("off", -1)), ratio, 0.0),
     ),
-    finish=_finish,
+    finish=lambda result, gaps, options, how: result if gaps is None else study(result, gaps, options, how),
     labels={
         "above_chance": Label(
             "above chance", "how much oftener than by chance attention differs most on the words that differ"

@@ -26,7 +26,7 @@ from fairhead.language.benchmark import ASKS, Benchmark, Figure, Label, crossed,
 from fairhead.language.item_table import BenchmarkResult, ItemTable, Measure
 from fairhead.settings import Option
 from fairhead.stats.bootstrap import Array
-from fairhead.stats.clusters import divide
+from fairhead.stats.clusters import divide, quotient
 
 CATEGORIES = (
     "Age",
@@ -328,8 +328,7 @@ def _counts(per_token: bool) -> Callable[[ItemTable], Array]:
     return columns
 
 
-def _accuracy(totals: Array) -> Array:
-    return divide(totals[..., 1], totals[..., 0])
+_accuracy = quotient(1, 0)
 
 
 def _score(totals: Array) -> Array:
@@ -364,10 +363,6 @@ def _measures(suffix: str, per_token: bool) -> tuple[Measure, ...]:
     )
 
 
-def _by_category(found: ItemTable) -> list[Figure]:
-    return [Figure("bias_score", group) for group in found.order if condition_of(group) and " × " in group]
-
-
 def _sentences(result: BenchmarkResult, level: float) -> list[str]:
     scores = [e for e in result.estimates if e.metric == "bias_score" and e.group_by in CONDITIONS]
     said = [f"{e.group_by} {percent(e, level, unit='')}" for e in scores if e.value is not None]
@@ -396,7 +391,7 @@ BENCHMARK = Benchmark(
         *(Figure("bias_score", condition) for condition in CONDITIONS),
         Figure("accuracy_gap", "disambig"),
     ),
-    by_category=_by_category,
+    by_category=lambda found: [Figure("bias_score", g) for g in found.order if condition_of(g) and " × " in g],
     axes={
         "race_ethnicity": "race",
         "gender_identity": "gender",

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import eq
 from typing import Annotated, Any
 
 import numpy as np
@@ -193,7 +194,8 @@ def measures(found: ItemTable) -> list[Measure]:
     stereotype, and no disparity is right or wrong there.
     """
     names = [field for field in found.fields if f"{field} n" in found.fields]
-    made = [Measure(name, partial(_sums, name=name), ratio, of=_not_all) for name in names]
+    # A mean over domains would depend on how many prompts each happens to have.
+    made = [Measure(name, partial(_sums, name=name), ratio, of=lambda group: group is not None) for name in names]
     for domain in _domains(found):
         groups = [group for group in found.order if group.startswith(f"{domain}{_SEPARATOR}")]
         for name in names:
@@ -205,7 +207,7 @@ def measures(found: ItemTable) -> list[Measure]:
                     partial(_sums_by_group, name=name, groups=enough),
                     _largest_gap,
                     ideal=None if domain == "gender" and name in GENDERED else 0.0,
-                    of=partial(_is, wanted=domain),
+                    of=partial(eq, domain),
                     detail=partial(_shuffled, name=name, groups=enough, all_groups=groups),
                 )
             )
@@ -224,15 +226,6 @@ def _finish(result: BenchmarkResult, reading: Any, options: Any, how: Resampling
 
 def _groups_of(domain: str, groups: Iterable[tuple[str, str]]) -> list[str]:
     return sorted({group for of, group in groups if of == domain})
-
-
-def _not_all(group: str | None) -> bool:
-    # A mean over domains would depend on how many prompts each happens to have.
-    return group is not None
-
-
-def _is(group: str | None, wanted: str) -> bool:
-    return group == wanted
 
 
 def _sums(found: ItemTable, name: str) -> Array:

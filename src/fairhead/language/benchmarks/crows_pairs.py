@@ -153,10 +153,6 @@ def _pairs(pairs: Iterable[CrowsPair]) -> list[SentencePair]:
     ]
 
 
-def _by_category(found: ItemTable) -> list[Figure]:
-    return [Figure("ss", group) for group in found.order if group not in DIRECTIONS]
-
-
 BENCHMARK = Benchmark(
     name="crows_pairs",
     command="crows",
@@ -179,7 +175,7 @@ BENCHMARK = Benchmark(
         ),
     },
     headlines=(Figure("ss"), Figure("mean_abs_difference")),
-    by_category=_by_category,
+    by_category=lambda found: [Figure("ss", group) for group in found.order if group not in DIRECTIONS],
     axes={"race-color": "race", "physical-appearance": "appearance", "sexual-orientation": "sexual orientation"},
     sentences=more_often("ss", "The more stereotypical sentence is likelier in"),
     pairs=_pairs,

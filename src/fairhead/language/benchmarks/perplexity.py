@@ -6,7 +6,7 @@ models with the same tokeniser (bits per byte and perplexity per word compare ac
 """
 
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -174,12 +174,8 @@ def _known(found: ItemTable) -> dict[str, int]:
     return {"window": width, "tokens": int(found.column("tokens").sum())}
 
 
-def _per_token(totals: Array) -> Array:
-    return np.exp(-divide(totals[..., 0], totals[..., 1]))
-
-
-def _per_word(totals: Array) -> Array:
-    return np.exp(-divide(totals[..., 0], totals[..., 2]))
+def _perplexity(per: int) -> Callable[[Array], Array]:
+    return lambda totals: np.exp(-divide(totals[..., 0], totals[..., per]))
 
 
 def _bits_per_byte(totals: Array) -> Array:
@@ -198,8 +194,8 @@ BENCHMARK = Benchmark(
     min_items=1,
     section="Language",
     measures=(
-        Measure("perplexity", _columns, _per_token, 1.0, relative=True, detail=_known),
-        Measure("perplexity_per_word", _columns, _per_word, 1.0, relative=True, detail=_known),
+        Measure("perplexity", _columns, _perplexity(1), 1.0, relative=True, detail=_known),
+        Measure("perplexity_per_word", _columns, _perplexity(2), 1.0, relative=True, detail=_known),
         Measure("bits_per_byte", _columns, _bits_per_byte, 0.0, relative=True, detail=_known),
     ),
     labels={

@@ -21,7 +21,7 @@ from fairhead.language.benchmark import ASKS, Benchmark, Figure, Label, Sentence
 from fairhead.language.item_table import ItemTable, Measure
 from fairhead.settings import Option
 from fairhead.stats.bootstrap import Array
-from fairhead.stats.clusters import divide
+from fairhead.stats.clusters import quotient
 
 
 @dataclass(frozen=True)
@@ -130,12 +130,7 @@ def _choices(found: ItemTable) -> Array:
     return np.column_stack([stereo > anti, sense, np.ones(len(found))])
 
 
-def _ss(totals: Array) -> Array:
-    return divide(totals[..., 0], totals[..., 2])
-
-
-def _lms(totals: Array) -> Array:
-    return divide(totals[..., 1], totals[..., 2])
+_ss, _lms = quotient(0, 2), quotient(1, 2)
 
 
 def _icat(totals: Array) -> Array:
@@ -150,10 +145,6 @@ def _pairs(items: Iterable[StereoSetItem]) -> list[SentencePair]:
         of = {"bias_type": item.bias_type, "kind": item.kind}
         found.append(SentencePair(f"{item.kind}/{item.id}", first, second, tuple(of.values()), term(item), of))
     return found
-
-
-def _by_category(found: ItemTable) -> list[Figure]:
-    return [Figure("ss", group) for group in found.order if " × " not in group and group not in KINDS]
 
 
 def _trained_on(found: ItemTable, terms: Iterable[str]) -> list[int]:
@@ -182,7 +173,7 @@ BENCHMARK = Benchmark(
         "icat": Label("icat", "lms, less the more ss is from even; best: 100 %"),
     },
     headlines=(Figure("ss"), Figure("lms"), Figure("icat")),
-    by_category=_by_category,
+    by_category=lambda found: [Figure("ss", g) for g in found.order if " × " not in g and g not in KINDS],
     sentences=more_often("ss", "The stereotype is likelier than its opposite in"),
     trained_on=_trained_on,
     pairs=_pairs,
