@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fairhead.bench.one_run import Mitigated
     from fairhead.language.item_table import BenchmarkResult
     from fairhead.locate.answer import LocatedHeads
+    from fairhead.mitigate.language_trainer import MitigatedLanguage
 
 _LABEL = "label"
 
@@ -176,7 +177,7 @@ def locate(
 
 def mitigate(
     model: Any,
-    data: Any,
+    data: Any = None,
     method: Any = "erm",
     *,
     against: str | None = None,
@@ -187,32 +188,45 @@ def mitigate(
     beside: Any = None,
     progress: Callable[[str, int, int, str], None] | None = None,
     **options: Any,
-) -> "Mitigated":
-    """Train a classifier with a method that reduces gaps, without groups; then audit it on the test rows.
+) -> "Mitigated | MitigatedLanguage":
+    """Train a model with a method that reduces gaps, without groups; then say what that did on rows held out.
 
     Args:
-        model: "vit-8x8" (fresh, layers × heads), a folder, a name of the hub, or a live model.
-        data: labelled pictures or texts with a train, a val and a test part.
-        method: its name ("dam", "jtt", ...) or its settings (`fairhead.DAM(momentum=0.2)`).
-        against: another method to train as well, and to compare with: "erm" is plain training.
-        out: folder for the model, its records, the audit and a report; None keeps them for as long as the result.
+        model: "vit-8x8" (a fresh classifier, layers × heads), a folder, a name of the hub, or a live model: a
+            classifier, or a causal language model for methods such as KLAAD.
+        data: labelled pictures or texts with a train, a val and a test part; for language models triplets or pairs of
+            sentences.
+        method: its name ("dam", "klaad", ...) or its settings (`fairhead.DAM(momentum=0.2)`). By its name, KLAAD has
+            the weights of the model's family.
+        against: another method to train as well, and to compare with: "erm" is plain training. Of classifiers.
+        out: folder for the model, its records, the audit and a report; None keeps them in a temporary folder.
         label: the column to classify, where `data` do not say it.
-        groups: columns to audit by, where `data` do not say them; training never sees them.
+        groups: columns to audit by, where `data` do not say them; training never sees them. Of pairs and triplets: the
+            column of the category.
         seed: of weights, batches and (where it is drawn) the split.
         beside: the tokenizer or image processor of a live model that was not loaded from a folder.
         progress: called with (stage, done, all, note).
-        options: of the run (`fairhead.bench.grid.RunSettings`: train="last_encoder", limit, device, model_options,
-            ...) and of the training plan (epochs, batch_size, learning_rate, weight_decay, precision, ...).
+        options: of the training plan (epochs, batch_size, learning_rate, weight_decay, precision, ...); of the run of a
+            classifier (`fairhead.bench.grid.RunSettings`: train="last_encoder", limit, device, model_options, ...);
+            for language models held_out, bias_type, limit, split_seed, lora, device.
 
     Example:
         >>> run = mitigate("vit-8x8", "utkface:UTKFace.zip", "dam", against="erm", out="run")  # doctest: +SKIP
         >>> run.show()  # doctest: +SKIP
         >>> run.model  # doctest: +SKIP
+        >>> mitigate("SmolLM2-135M", "pairs:own.csv", fairhead.KLAAD(), out="klaad").to_frame()  # doctest: +SKIP
     """
     from fairhead.bench.grid import PLAN_FIELDS, Method, RunSettings
     from fairhead.bench.one_run import mitigate as run
+    from fairhead.mitigate.registry import method_named
     from fairhead.models.load import device_named
 
+    name, settings = _method(method)
+    if method_named(name).kind == "language":
+        for argument, value in (("against", against), ("label", label)):
+            if value is not None:
+                raise InputError(f"{argument} is for classifiers, and {name} changes a language model: leave it out")
+        return _change_language(model, data, name, settings, groups, out, {**options, "seed": seed}, beside, progress)
     of_run = [f.name for f in fields(RunSettings)]
     _known(options, [*of_run, *PLAN_FIELDS], "mitigate")
     how = RunSettings(against=against, **{name: value for name, value in options.items() if name in of_run})
@@ -222,14 +236,53 @@ def mitigate(
         spec, groups = data, how.groups_to_read(data, groups)
         given = {name: value for name, value in (("label", label), ("groups", tuple(groups))) if value}
     else:
-        spec, given = hold(_labelled(data, {"label": label, "groups": tuple(groups)})), {}
-    name, settings = _method(method)
+        held = _labelled(data, {"label": label, "groups": tuple(groups)})
+        spec, given = hold(held), {}
     with _in_folder(model, beside) as folder:
         reader_options = _reader_options(spec, given)
         first = groups[0] if groups else None
         cell = how.cell(folder, spec, Method(name, name, settings), reader_options, first, plan, seed)
-        kept = Path(tempfile.mkdtemp(prefix="fairhead-")) if out is None else Path(out)
-        return run(cell, kept, against, str(device_named(how.device)), how.cache, progress)
+        return run(cell, _kept(out), against, str(device_named(how.device)), how.cache, progress)
+
+
+def _change_language(
+    model: Any,
+    data: Any,
+    name: str,
+    settings: Mapping[str, Any],
+    groups: Sequence[str],
+    out: str | Path | None,
+    options: Mapping[str, Any],
+    tokenizer: Any,
+    progress: Callable[[str, int, int, str], None] | None,
+) -> "MitigatedLanguage":
+    from fairhead.mitigate.language_trainer import LanguageRun, mitigate_language, plan_of
+    from fairhead.mitigate.registry import method_named
+    from fairhead.mitigate.triplets import TripletData
+    from fairhead.train.plan import LanguagePlan
+
+    kind = method_named(name).load()
+    of_data = {"held_out": "held_out", "split_seed": "seed", "bias_type": "bias_type", "limit": "limit"}
+    of_plan = [f.name for f in fields(LanguagePlan)]
+    trains, reads = hasattr(kind, "session"), not hasattr(kind, "attach")
+    _known(options, [*(of_data if reads else ()), *(of_plan if trains else ["seed"]), "device"], name)
+    triplets, held = None, None
+    if reads and data is not None:
+        held = data if isinstance(data, str | Items) else dataset(data, groups=tuple(groups))
+        spec = held if isinstance(held, str) else hold(held)
+        reader_options = _reader_options(spec, {"groups": tuple(groups)}) if isinstance(data, str) and groups else {}
+        of_triplets = {field: options[option] for option, field in of_data.items() if option in options}
+        triplets = TripletData(spec, **of_triplets, options=reader_options)
+    changes = {option: value for option, value in options.items() if option in of_plan}
+    run = LanguageRun(name, settings, plan_of(kind, **changes) if trains else None)
+    device = str(options.get("device", "auto"))
+    return mitigate_language(
+        model, triplets, _kept(out), {"": run}, progress=progress, device=device, tokenizer=tokenizer
+    )
+
+
+def _kept(out: str | Path | None) -> Path:
+    return Path(tempfile.mkdtemp(prefix="fairhead-") if out is None else out)
 
 
 def _reader_options(spec: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -248,7 +301,8 @@ def _method(method: Any) -> tuple[str, dict[str, Any]]:
     place = f"{type(method).__module__}:{type(method).__qualname__}"
     for entry in METHODS.values():
         if entry.settings == place and is_dataclass(method) and not isinstance(method, type):
-            return entry.name, {k: v for k, v in asdict(method).items() if v != getattr(entry.configure(), k)}
+            default = None if entry.kind == "language" else entry.configure()
+            return entry.name, {k: v for k, v in asdict(method).items() if default is None or v != getattr(default, k)}
     raise InputError(f"{method!r} is no method; give its name ({', '.join(list(METHODS)[:4])}, ...) or its settings")
 
 

@@ -112,6 +112,41 @@ def test_score_and_locate_a_live_language_model_on_own_pairs():
     assert heads.heads == (PLANTED,)
 
 
+def test_mitigate_changes_a_copy_of_a_live_language_model(tmp_path):
+    model = planted_llama()
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    plan = {"held_out": 0.25, "batch_size": 8, "learning_rate": 1e-2, "device": "cpu", "out": tmp_path / "klaad"}
+    found = fairhead.mitigate(model, pairs(), fairhead.KLAAD(kl_weight=0.5), beside=tokenizer(), **plan)
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+    assert not torch.equal(found.model.lm_head.weight, model.lm_head.weight)
+    assert found.records[""].settings["kl_weight"] == 0.5
+    assert (
+        found.to_frame().set_index("part").loc["ce", "after"] < found.to_frame().set_index("part").loc["ce", "before"]
+    )
+    assert found.to_dict()["runs"]["klaad"]["held_out"]["items"] == 15
+    assert "15 items whose terms were held out" in found.report(tmp_path / "page.html").read_text()
+    assert "srcdoc" in found._repr_html_()
+    again = fairhead.mitigate(model, pairs(), fairhead.KLAAD(kl_weight=0.5), beside=tokenizer(), **plan)
+    assert again.rows() == found.rows()  # it was complete
+    with pytest.raises(InputError, match="holds a model of another run"):
+        fairhead.mitigate(found.model, pairs(), fairhead.KLAAD(kl_weight=0.5), beside=tokenizer(), **plan)
+
+
+def test_mitigate_takes_methods_that_train_nothing_and_refuses_what_is_for_classifiers(tmp_path, capsys):
+    model = planted_llama()
+    fairhead.mitigate(model, method="self_debias", beside=tokenizer(), device="cpu", out=tmp_path).show()
+    assert "no weight was changed" in capsys.readouterr().out
+    assert (tmp_path / "model.safetensors").is_file()
+    with pytest.raises(InputError, match="self_debias has no option 'epochs'"):
+        fairhead.mitigate(model, method="self_debias", beside=tokenizer(), epochs=2)
+    with pytest.raises(InputError, match="against is for classifiers, and klaad changes a language model"):
+        fairhead.mitigate(model, pairs(), "klaad", against="erm", beside=tokenizer())
+    with pytest.raises(InputError, match="KLAAD needs data"):
+        fairhead.mitigate(model, method="klaad", beside=tokenizer(), device="cpu")
+    with pytest.raises(InputError, match="was not loaded from a folder: give its tokenizer"):
+        fairhead.mitigate(model, pairs(), "klaad", device="cpu")
+
+
 def test_packages_are_verbs_in_any_order_of_imports():
     import fairhead.locate
     import fairhead.mitigate.registry

@@ -1,21 +1,29 @@
-"""`fairhead mitigate`: train one model with one method, and say what came of it."""
+"""`fairhead mitigate`: train one model with one method, and say what came of it.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+Methods for classifiers share a command; each method for language models has one of its own, made of its settings.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 from typer.core import TyperGroup
 
 from fairhead.bench.grid import Method, RunSettings, plan_settings
-from fairhead.cli.common import DataColumns, command_line, need, progress
-from fairhead.cli.options import options
+from fairhead.cli.common import DataColumns, SentenceColumns, command_line, need, progress
+from fairhead.cli.options import options, parameter_names
 from fairhead.errors import InputError
-from fairhead.mitigate.registry import listed, method_named, names
-from fairhead.report.console import harmless
+from fairhead.mitigate.registry import MethodEntry, listed, method_named, names
+from fairhead.report.console import harmless, terminal
 from fairhead.settings import Option
+from fairhead.store import write_json
 from fairhead.train.plan import TrainingPlan
+
+if TYPE_CHECKING:
+    from fairhead.mitigate.language_trainer import LanguageRun
 
 # The command that classifiers share, as typer knows it: the method is its argument.
 _SHARED = "METHOD"
@@ -46,6 +54,30 @@ EPILOG = f"""
 
 **What is written**: `model/` (safetensors; `fairhead.load("model")` gives it back), `records.csv`, `audit.json`,
 `report.html` with its JSON twin, and `run.json` (settings, history, time, memory, energy).
+"""
+_LANGUAGE_EPILOG = """
+**What is trained on**: triplets (a stereotype, its opposite, a sentence unrelated to either) of StereoSet or of your
+own. Of own pairs, the third sentence is the less stereotypical one of another pair. A tenth of the target terms (of
+pairs: of the pairs) is held out; which ones is written beside the weights, so that nobody scores the model on the
+others (`--held-out-of`).
+
+**What is written**: an ordinary Hugging Face folder (safetensors) that `fairhead lm ... --model DIR` takes, and
+`fairhead-training.json` (settings, split, the losses of every step). A run that was stopped goes on where it was.
+
+**Examples**
+
+    fairhead mitigate klaad --model SmolLM2-135M --data stereoset:dev.json --out klaad
+
+    fairhead mitigate klaad --model SmolLM2-135M --data pairs:own.csv --lora 8 --lr 1e-4 --out klaad-lora
+
+    fairhead mitigate klaad --model SmolLM2-135M --data stereoset:dev.json --grid klaad-ablations --out ablations
+
+    fairhead mitigate cda --model SmolLM2-135M --data stereoset:dev.json --swaps winobias --out cda
+
+    fairhead mitigate self_debias --model SmolLM2-135M --bias-type gender --bias-type race --out self
+
+Compare KLAAD with a model trained on cross-entropy alone (`--kl-weight 0 --triplet-weight 0`): what is
+left is the effect of KLAAD, and not that of fine-tuning on the same sentences.
 """
 
 
@@ -100,6 +132,108 @@ def mitigate_command(
     typer.echo(f"\nmodel: {out / 'model'}\nreport: {out / 'report.html'}")
 
 
+@dataclass(frozen=True)
+class Changed:
+    """Which language model is changed, and where to.
+
+    Attributes:
+        model: folder of a causal language model, or a name on the hub that is cached.
+        out: folder for the new model.
+        device: where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.
+        keep_adapter: with --lora: also save its matrices, in DIR/adapter.
+        grid: run the methods of a grid, a folder each: a YAML file or one that ships.
+        preset: weights and margin of a family; by default those of the model's own.
+    """
+
+    model: Annotated[str, Option(metavar="PATH", panel="Data")]
+    out: Annotated[Path, Option(metavar="DIR")]
+    device: Annotated[str, Option(panel="Training")] = "auto"
+    keep_adapter: bool = False
+    grid: Annotated[str | None, Option(metavar="FILE")] = None
+    preset: Annotated[str | None, Option(metavar="NAME", panel="Method")] = None
+    panel: ClassVar[str] = "Output"
+
+
+def language_command(entry: MethodEntry) -> Callable[..., None]:
+    """The command of a method for language models: which settings it takes follows from what the method does."""
+    need()
+    from fairhead.mitigate.language_trainer import plan_of
+    from fairhead.mitigate.triplets import TripletData
+    from fairhead.train.plan import LanguagePlan
+
+    settings = entry.load()
+    annotations = {"context": typer.Context, "asked": Changed, "settings": settings}
+    defaults, left_out = {}, []
+    if not hasattr(settings, "attach"):
+        annotations |= {"data": TripletData, "columns": SentenceColumns}
+    if hasattr(settings, "session"):
+        annotations["plan"], defaults["plan"] = LanguagePlan, plan_of(settings)
+    else:
+        left_out += ["keep_adapter", "grid"]
+    if not hasattr(settings, "preset"):
+        left_out.append("preset")
+
+    def run(context: Any, asked: Any, settings: Any, data: Any = None, columns: Any = None, plan: Any = None) -> None:
+        if data is not None:
+            data = replace(data, options=columns.options(data.source))
+        given = _given(context, settings)
+        if asked.preset is not None:
+            given = {**asdict(entry.load().preset(asked.preset)), **given}
+        _change(context, entry, asked, data, given, plan)
+
+    run.__annotations__ = annotations
+    run.__doc__ = f"{entry.about[:1].upper()}{entry.about[1:]}."
+    keyword, needed = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
+    offered = [inspect.Parameter(name, keyword, default=defaults.get(name, needed)) for name in annotations]
+    vars(run).update(__signature__=inspect.Signature(offered))
+    return options("mitigate", without={"asked": left_out})(run)
+
+
+def _given(context: typer.Context, settings: Any) -> dict[str, Any]:
+    """The settings that the user has given; what is left to a default may depend on the model."""
+    return {
+        name: getattr(settings, name)
+        for name, key in parameter_names(type(settings)).items()
+        if getattr(context.get_parameter_source(key), "name", "DEFAULT") not in ("DEFAULT", "DEFAULT_MAP")
+    }
+
+
+def _change(
+    context: typer.Context, entry: MethodEntry, asked: Changed, data: Any, given: Mapping[str, Any], plan: Any
+) -> None:
+    """Change a language model by a method, or by those of a grid; show what came of it."""
+    if plan is not None and plan.lora is not None:
+        need("lora")
+    if asked.keep_adapter and plan.lora is None:
+        raise InputError("--keep-adapter needs --lora: without it there is no adapter")
+    from fairhead.mitigate.language_trainer import LanguageRun, mitigate_language
+
+    runs = {"": LanguageRun(entry.name, given, plan)} if asked.grid is None else _runs(asked.grid, entry, given, plan)
+    how = {"device": asked.device, "adapter": asked.keep_adapter}
+    with progress() as shown:
+        found = mitigate_language(asked.model, data, asked.out, runs, progress=shown.tell, **how)
+    if asked.grid is not None:
+        write_json(asked.out / "grid.json", found.to_dict())
+    found.show()
+    terminal().print(f"model: {asked.out}", highlight=False, soft_wrap=True)
+
+
+def _runs(grid: str, entry: MethodEntry, given: Mapping[str, Any], plan: Any) -> "dict[str, LanguageRun]":
+    """The runs of a grid by name. What is wrong with one is said before any is trained."""
+    from fairhead.bench.grid_file import grid_path, read_methods, shipped_grids
+    from fairhead.mitigate.language_trainer import LanguageRun, plan_of
+
+    found = {}
+    own_grid = f"{entry.name}-{grid}"
+    for one in read_methods(grid_path(own_grid if own_grid in shipped_grids() else grid)):
+        method, own = method_named(one.method), one.method == entry.name
+        chosen = {**(given if own else {}), **one.options}
+        method.configure(**chosen)
+        changes = {**(asdict(plan) if own else {}), **one.plan}
+        found[one.name] = LanguageRun(method.name, chosen, plan_of(method.load(), **changes))
+    return found
+
+
 def _is_language(name: str) -> bool:
     """Whether it is a method for language models, here or of another package."""
     try:
@@ -118,11 +252,8 @@ class _Methods(TyperGroup):
         known = super().get_command(ctx, cmd_name)
         if known is not None or not _is_language(cmd_name):
             return known
-        from fairhead.cli.mitigate_language import EPILOG as LANGUAGE_EPILOG
-        from fairhead.cli.mitigate_language import language_command
-
         single = typer.Typer(rich_markup_mode="markdown", add_completion=False)
-        single.command(cmd_name, epilog=LANGUAGE_EPILOG)(language_command(method_named(cmd_name)))
+        single.command(cmd_name, epilog=_LANGUAGE_EPILOG)(language_command(method_named(cmd_name)))
         return typer.main.get_command(single)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

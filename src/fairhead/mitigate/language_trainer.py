@@ -5,6 +5,7 @@ trainer.train(TripletData("stereoset:dev.json"))
 trainer.save("fairer-model")
 """
 
+import copy
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,8 +23,11 @@ from fairhead.language.scorer import context_length, refuse_other_than_causal
 from fairhead.language.suite import TRAINING_FILE, TrainingRecord
 from fairhead.mitigate.registry import method_named
 from fairhead.mitigate.triplets import TripletData, targets
-from fairhead.models import attach, open_model, save
+from fairhead.models import attach, load, open_model, save
 from fairhead.models.attached import refuse_method
+from fairhead.models.load import Model, device_named, weights_digest
+from fairhead.report import Report, Result, Sentence
+from fairhead.report.sections.plain_tables import PlainTable, PlainTables
 from fairhead.settings import check_config
 from fairhead.store import locked
 from fairhead.train.checkpoint import comparable, first_difference
@@ -250,8 +254,109 @@ class LanguageTrainer:
         }
 
 
+class LanguageRun(NamedTuple):
+    """One run of a method: its name in the registry, its settings, and how to train."""
+
+    method: str
+    options: Mapping[str, Any]
+    plan: LanguagePlan | None
+
+
+@dataclass(frozen=True)
+class MitigatedLanguage(Result):
+    """What methods did to a language model, and where the new models are kept."""
+
+    records: Mapping[str, TrainingRecord]  # run -> how its model came about; one run alone has the name ""
+    out: Path  # the folder of the model; of several, with a folder each
+
+    @property
+    def model(self) -> nn.Module:
+        """The new model (of several the first), loaded from its folder."""
+        return load(self.out / next(iter(self.records)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form: settings, plan and results of every run."""
+        runs = {
+            name or r.method: {"settings": r.settings, "plan": r.plan, **r.results} for name, r in self.records.items()
+        }
+        return {"schema": "fairhead.language_grid/1", "runs": runs}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a run and part of the loss, on the items whose terms were held out."""
+        return [
+            {"run": name or record.method, "part": part, "before": before, "after": held["after"][part]}
+            for name, record in self.records.items()
+            for held in [record.results.get("held_out", {})]
+            for part, before in held.get("before", {}).items()
+        ]
+
+    def page(self, command: str = "") -> Report:
+        """What was done, and the losses on held-out terms before and after."""
+        trained = {name: r.results["held_out"] for name, r in self.records.items() if "held_out" in r.results}
+        said = [f"{f'{name}: ' if name else ''}{line}." for name, r in self.records.items() for line in _said(r)]
+        first = next(iter(trained.values()), None)
+        tables = []
+        if first is not None and first["before"]:
+            losses = {"before": first["before"], **{name or "after": held["after"] for name, held in trained.items()}}
+            caption = f"Losses on {first['items']} items whose terms were held out"
+            rows = [[name, *(f"{value:.4g}" for value in parts.values())] for name, parts in losses.items()]
+            tables.append(PlainTable(caption=caption, columns=["", *first["before"]], rows=rows))
+        elif first is not None:
+            said.append("No term was held out: nothing is known of terms that were not trained on.")
+        record = next(iter(self.records.values()))
+        return Report(
+            title=f"{', '.join(name or r.method for name, r in self.records.items())} on {record.base}",
+            question="What did training do to the losses on terms that were held out?" if trained else "",
+            verdict=[Sentence(text, "note") for text in said],
+            sections=[PlainTables(title="Losses", tables=tables)] if tables else [],
+            provenance={"command": command, **{name or "run": r.settings for name, r in self.records.items()}},
+        )
+
+
+def _said(record: TrainingRecord) -> list[str]:
+    done = record.results
+    if "held_out" in done:
+        left = {reason: len(ids) for reason, ids in done["left_out"].items()}
+        steps = f"{done['steps']} steps on {done['items'] - sum(left.values())} items"
+        return [steps, *(f"left out: {count:,} ({reason})" for reason, count in left.items())]
+    if "pairs" in done:
+        return [f"{done['pairs']:,} pairs of sentences, {done['components']} direction(s) taken out"]
+    return [f"no weight was changed; settings: {', '.join(f'{k} {v}' for k, v in record.settings.items())}"]
+
+
+def mitigate_language(
+    model: Model,
+    data: TripletData | None,
+    out: str | os.PathLike[str],
+    runs: Mapping[str, LanguageRun],
+    *,
+    progress: Callable[[str, int, int, str], None] | None = None,
+    **how: Any,
+) -> MitigatedLanguage:
+    """Change a language model by one method, or by several, into a folder each: `fairhead.mitigate` and its command.
+
+    `runs` maps a subfolder ("" for none) to what is done into it; `progress` is called with (stage, done, all, note);
+    all else is as in `train_folder`.
+    """
+
+    def stage(name: str) -> OnStep | None:
+        def tell(done: int, total: int, parts: Mapping[str, float]) -> None:
+            assert progress is not None
+            progress(name, done, total, ", ".join(f"{part} {value:.4g}" for part, value in parts.items()))
+
+        return None if progress is None else tell
+
+    return MitigatedLanguage(
+        {
+            name: train_folder(model, data, Path(out, name), *run, on_step=stage(f"{run.method} {name}".strip()), **how)
+            for name, run in runs.items()
+        },
+        Path(out),
+    )
+
+
 def train_folder(
-    model: str | os.PathLike[str],
+    model: Model,
     data: TripletData | None,
     out: str | os.PathLike[str],
     method: str,
@@ -260,12 +365,14 @@ def train_folder(
     *,
     device: str = "auto",
     adapter: bool = False,
+    tokenizer: Any = None,
     on_step: OnStep | None = None,
 ) -> TrainingRecord:
-    """Train from a folder of weights to another; a run that was stopped goes on, and a complete one is kept.
+    """Train a model into a folder; a run that was stopped goes on, and a complete one is kept.
 
     Args:
-        model: folder of a causal language model; it is trained in 32 bit, as half precision would lose small steps.
+        model: a causal language model as `fairhead.load` takes it; a live one is copied. It is trained in 32 bit, as
+            half precision would lose small steps.
         data: what to train on; None for a method that reads none.
         out: the new folder.
         method: its name in the registry.
@@ -273,6 +380,7 @@ def train_folder(
         plan: how to train.
         device: "cpu", "cuda", ...; "auto" takes a GPU where there is one.
         adapter: also keep LoRA's own matrices.
+        tokenizer: of a live model that was not loaded from a folder.
         on_step: called with the steps done, all steps, and the parts of the loss.
 
     Raises:
@@ -284,12 +392,17 @@ def train_folder(
     if data is not None:
         data.read()
     with locked(out) as folder:
-        loaded = open_model(model, "causal", device=device, dtype="float32")
+        base = str(model)
+        if isinstance(model, nn.Module):  # the caller's own stays as it is
+            refuse_other_than_causal(model)
+            base = f"a live {type(model).__name__}, {weights_digest(model)}"
+            model = copy.deepcopy(model).float().requires_grad_().to(device_named(device))
+        loaded = open_model(model, "causal", device=device, dtype="float32", tokenizer=tokenizer)
         refuse_method(loaded.model, "training")
         settings = entry.load()
         own = settings.of_family(loaded.model.config.model_type) if hasattr(settings, "of_family") else {}
         config = entry.configure(**{**own, **(options or {})})
-        trainer = LanguageTrainer(loaded.model, loaded.tokenizer, config, plan, method, str(model))
+        trainer = LanguageTrainer(loaded.model, loaded.tokenizer, config, plan, method, base)
         if (folder / TRAINING_FILE).is_file():
             found = TrainingRecord.read(folder)
             identity = comparable(trainer.identity(data))

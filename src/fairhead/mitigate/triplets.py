@@ -15,6 +15,7 @@ from fairhead.errors import InputError
 from fairhead.language.answers import TOO_LONG
 from fairhead.language.packing import start_token
 from fairhead.language.row_layout import Sentences, stack
+from fairhead.language.running import digest
 from fairhead.settings import PYTHON_ONLY, Count, Option, Share, WholeNumber, check_settings
 
 
@@ -94,7 +95,10 @@ stereoset:PATH, triplets:PATH or pairs:PATH is expected
 
     def described(self) -> dict[str, Any]:
         """What it is, as a record of the training keeps it."""
-        return {name: value for name, value in asdict(self).items() if name != "options" or value}
+        found = {name: value for name, value in asdict(self).items() if name != "options" or value}
+        if self.source.startswith("memory:"):  # known again by what they are, not by where they lie
+            found["source"] = f"memory:{digest(read_items(self.source))}"
+        return found
 
 
 def triplets_of(pairs: Sequence[CrowsPair]) -> list[StereoSetItem]:
