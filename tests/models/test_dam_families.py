@@ -219,6 +219,60 @@ def test_an_appended_layer_is_the_encoder_of_torch(norm):
     torch.testing.assert_close(model(pixels).logits, expected, rtol=1e-4, atol=1e-5)
 
 
+def released(layer, x, norm, temperature):
+    """The appended layer as the released notebooks have it: x [B, N, C] → output, attention, v, statistics."""
+    own, (B, N, C) = layer.attention, x.shape
+    heads = C // own.head_dim
+    inner = layer.norm_before(x) if norm == "before" else x
+    q, k, v = (
+        linear(inner).reshape(B, N, heads, C // heads).permute(0, 2, 1, 3)
+        for linear in (own.queries, own.keys, own.values)
+    )
+    statistics = [(part.mean(0, keepdim=True), part.std(0, keepdim=True)) for part in (q, k)]
+    q, k = (((part - mean) / std).abs() for part, (mean, std) in zip((q, k), statistics, strict=True))
+    attention = ((q @ k.transpose(-2, -1)) * (C // heads) ** -0.5 / temperature).softmax(-1)
+    x = x + own.linear_out((attention @ v).transpose(1, 2).reshape(B, N, C))
+    if norm == "before":
+        return x + layer.feed_forward(layer.norm_after(x)), attention, v, statistics
+    x = layer.norm_before(x)
+    return layer.norm_after(x + layer.feed_forward(x)), attention, v, statistics
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "norm", "temperature"),
+    [("dam_release", "ViT", "before", 1.0), ("dam_release_text", "BERT", "after", 0.07)],
+)
+def test_the_released_layer_is_the_one_of_the_notebooks(name, family, norm, temperature):
+    torch.manual_seed(0)
+    model = without_dropout(attach(build(family), method(name)).train())
+    layer, inputs = model.encoder_layer, batch(family)
+    seen = []
+    layer.register_forward_hook(lambda module, args, output: seen.append((args[0], output)))
+    loss = model(**inputs).loss
+    ((x, found),) = seen
+    expected, attention, v, statistics = released(layer, x, norm, temperature)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    for ours, (mean, std) in zip((model.dam.q, model.dam.k), statistics, strict=True):
+        torch.testing.assert_close(ours.mean, 0.1 * mean[0], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(ours.deviation, 0.9 + 0.1 * std[0], rtol=1e-4, atol=1e-5)
+    if family != "ViT":  # HateXplain's loss lacks the unit length, which is not followed
+        return
+    labels = inputs["labels"]
+    picked = attention[:, :, 0].mean(1).topk(2).indices
+    values = v.transpose(1, 2).reshape(len(x), x.shape[1], -1)[torch.arange(len(x))[:, None], picked]
+    z = nn.functional.normalize(model.dam.project(values.reshape(len(x), -1)), dim=1)
+    others = 1 - torch.eye(len(x))
+    same = (labels[:, None] == labels).float() * others
+    logits = z @ z.T / 0.07
+    log_prob = logits - (logits.exp() * others).sum(1, keepdim=True).log()
+    aligned = -((same * log_prob).sum(1) / same.sum(1)).mean()
+    whole = nn.functional.cross_entropy(model.classifier(expected[:, 0]), labels) + aligned
+    torch.testing.assert_close(loss, whole, rtol=1e-4, atol=1e-5)
+    weights = [layer.attention.queries.weight, layer.attention.values.weight, model.dam.project[0].weight]
+    for ours, theirs in zip(torch.autograd.grad(loss, weights), torch.autograd.grad(whole, weights), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-6)
+
+
 def test_dam_for_texts_has_its_layer_norms_where_the_release_has_them():
     """HateXplain's notebook normalises the sums; those for pictures and for MultiNLI normalise what goes in."""
     for name, norm in (("dam_release", "before"), ("dam_release_frozen", "before"), ("dam_release_text", "after")):
