@@ -71,15 +71,26 @@ def test_every_table_says_what_each_method_is_told():
         "made_with": {},
         "devices": [],
         "seeds": [],
-        "plan": {},
-        "own_plans": {},
+        "plan": {"weight_decay": 0.1, "max_grad_norm": None},
+        "own_plans": {"kd": {"epochs": 7}},
     }
-    table = Table("T", "", "erm", ("EOd",), (block,), {}, {**made, "selection": "epoch by validation accuracy"})
+    table = Table(
+        "T",
+        "",
+        "erm",
+        ("EOd",),
+        (block,),
+        {"Table 1": {"erm": {"EOd": 9.5}}},
+        {**made, "selection": "epoch by validation accuracy"},
+    )
     text = markdown(table)
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
     assert [(row[0], row[1]) for row in rows if "---" not in row[1]] == [
-        ("| method", "told"), ("| erm", "0"), ("| kd", "3"), ("| method", "told"), ("| kd", "3")
+        ("| method", "told"), ("| erm", "0"), ("| kd", "3"), ("| method", "told"), ("| kd", "3"),
+        ("| method", "EOd |"), ("| erm", "9.5 |"),
     ]  # fmt: skip
+    assert "Training plan, defaults included, with AdamW: weight decay 0.1, max grad norm none." in text
+    assert "- kd: epochs 7." in text
     page = render(report_of(table))
     assert page.count('<th scope="col" class="number">told</th>') == 2
     assert page.count('<td class="number">3</td>') == 2

@@ -29,12 +29,12 @@ START = "With erm, EOd is 20.0 % at an accuracy of 80.0 %."
 def test_nothing_can_be_told_apart():
     lines = [ERM, *(a_line(name, (-0.01, 0.6), (0.0, 1.0)) for name in ("dam", "jtt"))]
     assert verdict(lines, "erm") == (
-        f"{START} No method without groups differs significantly from erm in EOd; smallest detectable "
-        "difference, each compared alone: dam 3.0, jtt 3.0 points."
+        f"{START} No method without groups differs significantly from erm in EOd; the smallest detectable "
+        "difference in points, each compared alone, is 3.0 for dam, 3.0 for jtt."
     )
     assert finding(lines, "EOd", "erm") == (
-        "EOd: none of 2 methods differs significantly from erm; smallest detectable difference, each "
-        "compared alone: dam 3.0, jtt 3.0 points."
+        "EOd: none of 2 methods differs significantly from erm; the smallest detectable difference in points, "
+        "each compared alone, is 3.0 for dam, 3.0 for jtt."
     )
 
 
@@ -42,7 +42,7 @@ def test_cells_that_a_figure_goes_without_are_named():
     few = "m has 5 rows with label y; at least 10 are needed"
     line = a_line("dam", (-0.01, 0.9))
     line = replace(line, figures={**line.figures, "EOd": replace(line.figures["EOd"], excluded=(few,))})
-    assert finding([ERM, line], "EOd", "erm").endswith(f"each compared alone: dam 3.0 points. Left out: {few}.")
+    assert finding([ERM, line], "EOd", "erm").endswith(f"each compared alone, is 3.0 for dam. Left out: {few}.")
     assert "Left out" not in finding([ERM, line], "accuracy", "erm")
 
 
@@ -61,7 +61,9 @@ def test_each_method_has_its_own_smallest_detectable_difference():
         a_line("lff", (0.01, 0.9), mde=0.3),
         a_line("kd", (0.0, 0.9), mde=2),
     ]
-    each = "smallest detectable difference, each compared alone: dam 2.1, lff 30.0, kd none points"
+    each = (
+        "the smallest detectable difference in points, each compared alone, is 2.1 for dam, 30.0 for lff, none for kd"
+    )
     assert each in finding(lines, "EOd", "erm")
     assert each in verdict(lines, "erm")
 

@@ -9,7 +9,7 @@ from fairhead.mitigate.registry import LADDER
 from fairhead.report import Report, Sentence, render
 from fairhead.report.form import build_dataclass, plain
 from fairhead.report.sections import Section
-from fairhead.report.sections.bench_block import BenchBlock, column_name
+from fairhead.report.sections.bench_block import BenchBlock, column_name, markdown_table
 from fairhead.report.sections.plain_tables import PlainTable, PlainTables
 from fairhead.report.sections.prose import Text
 from fairhead.report.wording import plain_value
@@ -77,6 +77,11 @@ def markdown(table: Table) -> str:
     parts += [f"- {_heading(block)}. {block.verdict}" for block in table.blocks]
     for block in table.blocks:
         parts += [f"## {_heading(block)}", *_section(table, block).markdown()]
+    if table.reported:
+        reported = _reported(table)
+        parts += [f"## {reported.title}", reported.text]
+        for found in reported.tables:
+            parts += [found.caption, markdown_table(found.columns, found.rows)]
     parts += ["## How to read this", " ".join(_notes(table)), "## How it was made", *_made(table)]
     return "\n\n".join(_joined(parts)) + "\n"
 

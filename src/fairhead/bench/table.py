@@ -135,7 +135,7 @@ def _plans(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """How models were trained, defaults included: what all have in common, and what some have instead."""
     plans = {}
     for row in rows:
-        made = row.get("effective", row["settings"])
+        made = row.get("effective") or row["settings"]
         plans[row["data"], row["backbone"], row["method"]] = {**made["plan"], "model": made["backbone"]["model"]}
     first = next(iter(plans.values()))
     common = {key: value for key, value in first.items() if all(plan.get(key, key) == value for plan in plans.values())}

@@ -192,8 +192,8 @@ def _missed(lines: Sequence[Line], metric: str) -> str:
         return "their answers are the same everywhere"
     if min(known.values()) >= 100:
         return "these seeds and rows are too few to show any difference"
-    each = ", ".join(f"{name} {mde:.1f}" if mde < 100 else f"{name} none" for name, mde in known.items())
-    return f"smallest detectable difference, each compared alone: {each} points"
+    each = ", ".join(f"{f'{mde:.1f}' if mde < 100 else 'none'} for {name}" for name, mde in known.items())
+    return f"the smallest detectable difference in points, each compared alone, is {each}"
 
 
 def _p(line: Line, metric: str) -> float | None:

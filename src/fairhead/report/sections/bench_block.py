@@ -126,8 +126,7 @@ class _Table(NamedTuple):
             for cell in row.cells:
                 text = f"**{cell.text}**" if "bold" in cell.look else cell.text
                 cells.append(text + (self.joint.format(cell.note) if cell.note else ""))
-        lines = [head, ["---"] * len(head), *rows]
-        return "\n".join(f"| {' | '.join(text.replace('|', BAR) for text in line)} |" for line in lines)
+        return markdown_table(head, rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,6 +205,12 @@ class BenchBlock(Section):
         )
         head = _head("method", "told", "searched", "chosen", "validation score (the grid's own)", "trials", "s", "Wh")
         return _Table(caption, head, [_row(line, _choice(line.search)) for line in self.methods if line.search])
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(text.replace('|', BAR) for text in line)} |" for line in lines)
 
 
 def column_name(metric: str) -> str:
