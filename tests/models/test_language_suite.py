@@ -94,6 +94,11 @@ def test_a_folder_holds_what_was_there_and_says_what_was_not(runs, capsys):
     assert set(suite.skipped) == {"bbq", "winobias", "bold"}
     assert "has no bbq" in suite.skipped["bbq"]
     assert suite.training is None
+    frame = suite.to_frame()
+    crows = json.loads((runs / "base" / "crows_pairs.json").read_text())["estimates"]
+    assert frame[frame.benchmark == "crows_pairs"]["n"].tolist() == [one["n"] for one in crows]
+    assert len(frame) > len(suite.page().sections[0].tables[0].rows) > 5
+    assert "bbq was not run" in suite._repr_html_()
     assert Suite.read(runs / "flat").training["training_targets"] == ["nurse"]
     result = json.loads((runs / "base" / "crows_pairs.json").read_text())
     assert result["schema"] == "fairhead.language/1"

@@ -156,6 +156,16 @@ def test_the_report_is_a_page_and_its_strings_are_escaped(found, tmp_path_factor
     assert name in page.visible()
 
 
+def test_a_comparison_is_a_result_as_those_of_the_verbs_are(found, tmp_path):
+    frame = found.to_frame().set_index(["run", "benchmark", "metric"])
+    assert len(frame) == sum(len(run.headlines) for run in found.runs)
+    first = found.runs[0].headlines[0]
+    line = frame.loc[(found.runs[0].name, first.benchmark, first.metric)]
+    assert (line["before"], line["after"], line["outcome"]) == (first.a, first.b, first.outcome)
+    assert found.report(tmp_path / "page.html").with_suffix(".json").is_file()
+    assert "srcdoc" in found._repr_html_()
+
+
 def test_the_command_writes_page_json_and_markdown(folders, tmp_path, capsys):
     docs = tmp_path / "docs.md"
     docs.write_text("# Title\n\n<!-- figures: begin -->\nold\n<!-- figures: end -->\n\nThe end.\n")

@@ -15,7 +15,6 @@ from fairhead.cli.lm_compare import Statistics, compare_command
 from fairhead.cli.options import attribute_texts, options
 from fairhead.errors import InputError
 from fairhead.language.answers import Progress, Sampling, read_generations
-from fairhead.report.console import terminal
 from fairhead.settings import Count, Option
 from fairhead.store import locked
 
@@ -390,7 +389,7 @@ def _run_suite(
     with progress() as bars:
         sampling = Sampling(batch_size=chosen.bold_batch_size)
         suite = run_suite(scorer, items, chosen.out, chosen.model, how, sampling, bars.tell, made)
-    suite.show(terminal())
+    suite.show()
 
 
 def load_model(path: str, computing: Computing) -> "Scorer":

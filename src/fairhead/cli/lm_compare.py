@@ -9,12 +9,10 @@ import typer
 from fairhead.cli.common import check_output, command_line, write_json
 from fairhead.cli.options import options
 from fairhead.errors import InputError
-from fairhead.report.console import terminal
 from fairhead.settings import Count, Option, WholeNumber
 from fairhead.store import write_text
 
 if TYPE_CHECKING:
-    from fairhead.language.before_after import BeforeAfter
     from fairhead.stats.bootstrap import Resampling
 
 EPILOG = """
@@ -32,12 +30,6 @@ StereoSet is scored on terms that none of the models was trained on.
 
     fairhead lm compare runs/ce runs/klaad      # KLAAD against plain fine-tuning on the same sentences
 """
-_GLYPHS = {
-    "better": "[green]✓[/]",
-    "worse": "[red]![/]",
-    "changed": "[blue]~[/]",
-    "not significant": "[dim]?[/]",
-}
 _BEGIN, _END = "<!-- figures: begin -->", "<!-- figures: end -->"
 
 
@@ -119,7 +111,7 @@ def compare_command(
         raise InputError(f"--html writes the report's own JSON to {json_path}; choose another name for --json")
     around = ("", "") if markdown is None else _page_around(markdown)
     from fairhead.language.before_after import compare_suites
-    from fairhead.language.before_after_report import markdown_of, report_of
+    from fairhead.language.before_after_report import markdown_of
 
     called = [name.strip() for name in pages.names.split(",")] if pages.names else None
     found = compare_suites(folders, called, statistics.resampling(), statistics.n_perm)
@@ -128,11 +120,11 @@ def compare_command(
     if html is not None:
         from fairhead.report import write
 
-        write(report_of(found, command_line(context)), html)
+        write(found.page(command_line(context)), html)
     if markdown is not None:
         write_text(markdown, f"{around[0]}{_BEGIN}\n\n{markdown_of(found)}\n{_END}{around[1]}")
     if json_path != "-":
-        _show(found)
+        found.show()
 
 
 def _page_around(path: Path) -> tuple[str, str]:
@@ -146,44 +138,3 @@ def _page_around(path: Path) -> tuple[str, str]:
     if page.count(_BEGIN) != 1 or page.count(_END) != 1 or page.index(_BEGIN) > page.index(_END):
         raise InputError(f"{path} has no place for figures; one line {_BEGIN} and one {_END} are expected")
     return page.partition(_BEGIN)[0], page.partition(_END)[2]
-
-
-def _show(found: "BeforeAfter") -> None:
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
-
-    from fairhead.language.before_after_report import as_figures, named, verdict
-    from fairhead.report.sections.changes import written
-
-    console = terminal()
-    marks = {"good": "[green]✓[/]", "bad": "[red]![/]", "unclear": "[yellow]?[/]", "note": "[blue]i[/]"}
-    for sentence in verdict(found):
-        console.print(f"{marks[sentence['tone']]} {escape(sentence['text'])}", highlight=False)
-    for run in found.runs:
-        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, title_justify="left", title_style="bold")
-        table.title = escape(f"{run.name} against {found.base}")
-        table.add_column("", width=1)
-        table.add_column("", overflow="fold", min_width=14)
-        table.add_column("before → after", justify="right")
-        table.add_column("change (interval)", justify="right")
-        table.add_column("would be seen", justify="right")
-        for change in run.headlines:
-            if change.undefined is None:
-                made = written(as_figures(change))
-                both, moved = f"{made.before} → {made.after}", f"{made.difference} ({made.interval})"
-                table.add_row(_GLYPHS[change.outcome], escape(named(change)), both, moved, made.detectable)
-        console.print()
-        console.print(table)
-        for change in run.headlines:
-            if change.undefined is not None:
-                console.print(f"[dim]–: {escape(named(change))}: {escape(change.undefined)}[/]", highlight=False)
-        if run.missing:
-            console.print(f"[dim]Only one of the two has {', '.join(run.missing)}[/]", highlight=False)
-    console.print("[dim]✓ better, ! worse, ~ changed but neither, ? not significant[/]", highlight=False)
-    family = sum(change.p is not None for run in found.runs for change in run.headlines)
-    alone = f"Interval and what would be seen are of a figure alone; ✓, ! and ~ also need p < 0.05 among all {family}."
-    console.print(f"[dim]{alone}[/]", highlight=False)
-    held_out = f"StereoSet without {len(found.left_out_targets)} terms that were trained on. "
-    held_out = held_out if found.left_out_targets else ""
-    console.print(f"[dim]{held_out}p-values and the spill-over matrix: --html, --json, --markdown[/]", highlight=False)

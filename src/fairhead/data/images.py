@@ -64,7 +64,7 @@ class Images(Sequence[Image.Image]):
 
     @cached_property
     def stamp(self) -> str | None:
-        """Changes when a file changes: by it decoded pictures are known again. None where that cannot be told."""
+        """Changes when a file changes: by it decoded pictures are known again. None where that is not known."""
         digest = hashlib.sha256()
         root = self._source.path
         for file in [root] if self._source.is_file else (root / name for name in self._names):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fairhead import __version__
 from fairhead.errors import InputError
@@ -16,9 +16,13 @@ from fairhead.language.benchmark import ASKS, Benchmark, Figure
 from fairhead.language.benchmarks import all_benchmarks, benchmark_named
 from fairhead.language.item_table import ItemTable, Measure, compare_items, join_items
 from fairhead.language.suite import Suite
+from fairhead.report import Report, Result
 from fairhead.stats import Difference
 from fairhead.stats.bootstrap import Resampling
 from fairhead.stats.paired import N_PERM, corrected
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 SCHEMA = "fairhead.before_after/1"
 # What changes what is asked, beside options of the benchmark: answers to different questions are not compared.
@@ -56,7 +60,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class BeforeAfter:
+class BeforeAfter(Result):
     """One model and what became of it."""
 
     base: str  # name of the first run
@@ -78,6 +82,29 @@ class BeforeAfter:
                     line |= {"outcome": one.outcome, "axis": benchmark_named(one.benchmark).axis(one.group_by)}
                     line["targeted"] = line["axis"] in run.targeted
         return content
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a run and headline figure, with its outcome."""
+        hidden = ("a", "b", "detail")
+        return [
+            {"run": run.name, "before": one.a, "after": one.b, "outcome": one.outcome}
+            | {key: value for key, value in asdict(one).items() if key not in hidden}
+            for run in self.runs
+            for one in run.headlines
+        ]
+
+    def page(self, command: str | None = None) -> Report:
+        """The report: verdict, headlines, spill-over, attention."""
+        from fairhead.language.before_after_report import report_of
+
+        return Report.from_dict(report_of(self, command))
+
+    def show(self, console: "Console | None" = None) -> None:
+        """Print the verdict, and the headlines of every run in a table."""
+        from fairhead.language.before_after_report import show_changes
+        from fairhead.report.console import terminal
+
+        show_changes(console or terminal(), self)
 
 
 def compare_suites(

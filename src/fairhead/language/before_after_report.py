@@ -4,6 +4,11 @@ import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
 from fairhead import __version__
 from fairhead.language.before_after import BeforeAfter, Run
 from fairhead.language.benchmark import Label
@@ -13,6 +18,12 @@ from fairhead.report.sections.changes import written
 from fairhead.report.wording import THIN_SPACE, count, p_value
 from fairhead.stats import Difference
 
+_GLYPHS = {
+    "better": "[green]✓[/]",
+    "worse": "[red]![/]",
+    "changed": "[blue]~[/]",
+    "not significant": "[dim]?[/]",
+}
 NBSP = "\u00a0"
 BAR = "\\|"
 _SECTIONS = {
@@ -284,6 +295,40 @@ def _entropy_maps(found: BeforeAfter) -> list[dict[str, Any]]:
 
 def _line(tone: str, text: str) -> dict[str, str]:
     return {"tone": tone, "text": text}
+
+
+def show_changes(console: Console, found: BeforeAfter) -> None:
+    """Print the verdict, and the headlines of every run in a table."""
+    marks = {"good": "[green]✓[/]", "bad": "[red]![/]", "unclear": "[yellow]?[/]", "note": "[blue]i[/]"}
+    for sentence in verdict(found):
+        console.print(f"{marks[sentence['tone']]} {escape(sentence['text'])}", highlight=False)
+    for run in found.runs:
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, title_justify="left", title_style="bold")
+        table.title = escape(f"{run.name} against {found.base}")
+        table.add_column("", width=1)
+        table.add_column("", overflow="fold", min_width=14)
+        table.add_column("before → after", justify="right")
+        table.add_column("change (interval)", justify="right")
+        table.add_column("would be seen", justify="right")
+        for change in run.headlines:
+            if change.undefined is None:
+                made = written(as_figures(change))
+                both, moved = f"{made.before} → {made.after}", f"{made.difference} ({made.interval})"
+                table.add_row(_GLYPHS[change.outcome], escape(named(change)), both, moved, made.detectable)
+        console.print()
+        console.print(table)
+        for change in run.headlines:
+            if change.undefined is not None:
+                console.print(f"[dim]–: {escape(named(change))}: {escape(change.undefined)}[/]", highlight=False)
+        if run.missing:
+            console.print(f"[dim]Only one of the two has {', '.join(run.missing)}[/]", highlight=False)
+    console.print("[dim]✓ better, ! worse, ~ changed but neither, ? not significant[/]", highlight=False)
+    family = sum(change.p is not None for run in found.runs for change in run.headlines)
+    alone = f"Interval and what would be seen are of a figure alone; ✓, ! and ~ also need p < 0.05 among all {family}."
+    console.print(f"[dim]{alone}[/]", highlight=False)
+    held_out = f"StereoSet without {len(found.left_out_targets)} terms that were trained on. "
+    held_out = held_out if found.left_out_targets else ""
+    console.print(f"[dim]{held_out}p-values and the spill-over matrix: --html, --json, --markdown[/]", highlight=False)
 
 
 def markdown_of(found: BeforeAfter) -> str:

@@ -21,6 +21,9 @@ from fairhead.errors import InputError
 from fairhead.language.benchmark import Measured
 from fairhead.language.benchmarks import all_benchmarks
 from fairhead.language.item_table import BenchmarkResult, ItemTable, StoredItems, read_items
+from fairhead.report import Report, Result, Sentence
+from fairhead.report.console import terminal
+from fairhead.report.sections.plain_tables import PlainTable, PlainTables
 from fairhead.store import made_folder, write_json
 
 SCHEMA = "fairhead.suite/1"
@@ -82,7 +85,7 @@ def without_training_targets(items: Iterable[Item], folder: str | os.PathLike[st
 
 
 @dataclass
-class Suite:
+class Suite(Result):
     """What has been run, and what has not."""
 
     folder: Path  # where it lies
@@ -125,8 +128,10 @@ class Suite:
 
     def write(self) -> None:
         """Write `suite.json`."""
-        content = {k: v for k, v in asdict(self).items() if k != "folder"}
-        write_json(self.folder / FILE, {"schema": SCHEMA, **content})
+        write_json(self.folder / FILE, {"schema": SCHEMA, **self._content()})
+
+    def _content(self) -> dict[str, Any]:
+        return {k: v for k, v in asdict(self).items() if k != "folder"}
 
     @classmethod
     def read(cls, folder: Path) -> "Suite":
@@ -180,8 +185,47 @@ class Suite:
         self.skipped.pop(result.benchmark, None)
         self.write()
 
-    def show(self, console: Console) -> None:
-        """What was run, and what was not."""
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form, as `suite.json` has it, with the figures of every benchmark."""
+        return {"schema": SCHEMA, **self._content(), "figures": self._figures()}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a figure of every benchmark."""
+        hidden = ("detail", "groups")
+        return [
+            {"benchmark": name, **{key: value for key, value in one.items() if key not in hidden}}
+            for name, estimates in self._figures().items()
+            for one in estimates
+        ]
+
+    def page(self) -> Report:
+        """What was run and what was not, and the figures over all items of every benchmark."""
+        rows = []
+        for row in self.rows():
+            if row["group_by"] is None:
+                figures = ("–" if row[key] is None else f"{row[key]:.4g}" for key in ("value", "low", "high"))
+                rows.append([row["benchmark"], row["metric"], *figures, f"{row['n']:,}"])
+        columns = ["benchmark", "figure", "value", "low", "high", "n"]
+        table = PlainTable(caption="Figures over all items, with their intervals", columns=columns, rows=rows)
+        skipped = [Sentence(f"{name} was not run: {reason}.", "note") for name, reason in self.skipped.items()]
+        return Report(
+            title=f"Benchmarks of {self.model}",
+            question="",
+            verdict=skipped,
+            sections=[PlainTables(title="Figures", tables=[table])],
+            provenance=dict(self.provenance),
+        )
+
+    def _figures(self) -> dict[str, list[dict[str, Any]]]:
+        """Benchmark -> its figures, as they lie in the folder."""
+        files = {name: self.folder / f"{name}.json" for name in self.measured}
+        return {
+            name: json.loads(f.read_text(encoding="utf-8"))["estimates"] for name, f in files.items() if f.is_file()
+        }
+
+    def show(self, console: Console | None = None) -> None:
+        """Print what was run, and what was not."""
+        console = console or terminal()
         console.print(f"[bold]{escape(self.model)}[/] in {escape(str(self.folder))}", highlight=False)
         for name, facts in self.done.items():
             left_out = "; ".join(f"left out: {n:,} ({escape(reason)})" for reason, n in facts["left_out"].items())

@@ -127,7 +127,7 @@ class RunningStandardise(nn.Module):
             self.deviation.square_().lerp_(deviation.square(), self.momentum).sqrt_()
 
     def _make_room(self, statistics: Tensor) -> None:
-        """Positions are told apart from the first batch on."""
+        """From the first batch on, every position has statistics of its own."""
         if self.mean.shape[1] == 1 < statistics.shape[-2]:
             shape = (-1, statistics.shape[-2], -1)
             self.mean, self.deviation = self.mean.expand(shape).clone(), self.deviation.expand(shape).clone()
