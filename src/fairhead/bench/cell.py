@@ -22,7 +22,6 @@ from fairhead.bench.grid import METRICS, SELECTIONS, Cell
 from fairhead.bench.tasks import Task, read_task
 from fairhead.errors import InputError
 from fairhead.mitigate import Trained, run
-from fairhead.mitigate.training_job import AuxiliaryModel
 from fairhead.models.fresh import Recipe
 from fairhead.records import Records
 from fairhead.train import Epoch, Examples, TrainingDiverged, TrainingPlan, predict
@@ -160,8 +159,25 @@ def _prepared(cell: Cell, device: str, cache: Path | None, tell: Tell, checkpoin
         note = f"loss {epoch.loss:.3f}, validation accuracy {epoch.validation_accuracy:.3f}"
         tell("training", epoch.number, plan.epochs, note)
 
+    given: dict[str, Any] = {
+        "plan": plan,
+        "selection": cell.method.selection or cell.selection,
+        "on_epoch": on_epoch,
+        "auxiliary": auxiliary,
+        "checkpoints": checkpoints,
+        "identity": {"cell": effective(cell)},
+    }
+
     def train() -> Trained:
-        return _train(cell, config, build_model, parts, task, plan, on_epoch, auxiliary, checkpoints)
+        if not cell.method.uses_groups:
+            return run(config, build_model, parts["train"], parts["validation"], **given)
+        from fairhead.mitigate.references import run_with_attributes
+
+        chosen_on = "validation"
+        if cell.method.circular:  # the test rows stand in for those of the validation
+            chosen_on, given["selection"] = "test", _smallest_gap(task)
+        groups = task.groups("train"), task.groups(chosen_on)
+        return run_with_attributes(config, build_model, parts["train"], parts[chosen_on], *groups, **given)
 
     return _Ready(task, parts, plan, train, read_seconds, feature_seconds)
 
@@ -186,36 +202,6 @@ def _row(cell: Cell, ready: _Ready, trained: Trained, device: str) -> dict[str, 
         "effective": effective(cell),
         "made_with": _made_with(device),
     }
-
-
-def _train(
-    cell: Cell,
-    config: Any,
-    build_model: Callable[[], nn.Module],
-    parts: dict[str, Examples],
-    task: Task,
-    plan: TrainingPlan,
-    on_epoch: Callable[[Epoch], None],
-    auxiliary: Callable[[str], AuxiliaryModel],
-    checkpoints: Path | None,
-) -> Trained:
-    given: dict[str, Any] = {
-        "plan": plan,
-        "selection": cell.method.selection or cell.selection,
-        "on_epoch": on_epoch,
-        "auxiliary": auxiliary,
-        "checkpoints": checkpoints,
-        "identity": {"cell": effective(cell)},
-    }
-    if not cell.method.uses_groups:
-        return run(config, build_model, parts["train"], parts["validation"], **given)
-    from fairhead.mitigate.references import run_with_attributes
-
-    chosen_on = "validation"
-    if cell.method.circular:  # the test rows stand in for those of the validation
-        chosen_on, given["selection"] = "test", _smallest_gap(task)
-    groups = task.groups("train"), task.groups(chosen_on)
-    return run_with_attributes(config, build_model, parts["train"], parts[chosen_on], *groups, **given)
 
 
 def _smallest_gap(task: Task) -> Callable[[Tensor], float]:
@@ -250,10 +236,13 @@ def _frozen(
     parts: dict[str, Examples], model: nn.Module, plan: TrainingPlan, cache: Path | None, tell: Tell
 ) -> dict[str, Examples]:
     def features(name: str, part: Examples) -> Examples:
-        def progress(done: int, total: int) -> None:
-            tell(f"features of {name}", done, total, "")
-
-        return frozen_features(model, part, cache, precision=plan.precision, progress=progress)
+        return frozen_features(
+            model,
+            part,
+            cache,
+            precision=plan.precision,
+            progress=lambda done, total: tell(f"features of {name}", done, total, ""),
+        )
 
     return {name: features(name, part) for name, part in parts.items()}
 

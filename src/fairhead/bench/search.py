@@ -16,6 +16,7 @@ from fairhead.audit import audit
 from fairhead.bench.fingerprint import fingerprint, method_of
 from fairhead.bench.grid import Backbone, Cell, Data, Grid, Method, Search
 from fairhead.bench.results_folder import Store
+from fairhead.bench.table import mean_of_all
 from fairhead.data import parse_spec
 from fairhead.mitigate.priors import PLAN_PRIORS, Prior
 from fairhead.report.sections.bench_block import Choice
@@ -104,13 +105,14 @@ def _chosen(
         if any(row is None for row in own):
             return ()
         tried.append([row for row in own if row is not None])
-    scores = [_mean([row["validation"][grid.selection] if _done(row) else None for row in own]) for own in tried]
+    scores = [mean_of_all([row["validation"][grid.selection] if _done(row) else None for row in own]) for own in tried]
     every = [row for own in tried for row in own]
 
     def choice(scores: Sequence[float | None], with_groups: bool = False) -> Choice:
         # The first of the best: where nothing is gained, the grid's own settings stay.
         best = max(range(len(scores)), key=lambda number: -1.0 if scores[number] is None else scores[number] or 0.0)
         costs = [row["cost"] for row in every if "cost" in row]
+        watt_hours = mean_of_all([cost["energy_wh"] for cost in costs])
         return Choice(
             config=best,
             values=_drawn(grid, data, backbone, method, best),
@@ -120,7 +122,7 @@ def _chosen(
             trials=len(every),
             failed=sum(not _done(row) for row in every),
             seconds=sum(cost["seconds"] for cost in costs),
-            watt_hours=_total([cost["energy_wh"] for cost in costs]),
+            watt_hours=None if watt_hours is None else watt_hours * len(costs),
             with_groups=with_groups,
         )
 
@@ -129,7 +131,7 @@ def _chosen(
     plain = choice(scores)
     if not search.with_groups:
         return (plain,)
-    by_group = [_mean([_worst_group(store, row) for row in own]) for own in tried]
+    by_group = [mean_of_all([_worst_group(store, row) for row in own]) for own in tried]
     if all(score is None for score in by_group):  # too few rows of a group and class
         return (plain,)
     with_groups = choice(by_group, with_groups=True)
@@ -146,16 +148,6 @@ def _worst_group(store: Store, row: Mapping[str, Any]) -> float | None:
         return None
     (found,) = audit(store.records(row), group_by=row["group"], metrics=("worst_group_accuracy",), n_boot=100).estimates
     return found.value
-
-
-def _mean(scores: Sequence[float | None]) -> float | None:
-    known = [score for score in scores if score is not None]
-    return sum(known) / len(known) if known and len(known) == len(scores) else None
-
-
-def _total(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known and len(known) == len(values) else None
 
 
 def _configured(grid: Grid, data: Data, backbone: Backbone, method: Method, seed: int, number: int) -> Cell:

@@ -51,16 +51,9 @@ class Block:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        return {
-            "data": self.data,
-            "backbone": self.backbone,
-            "group": self.group,
-            "n": self.n,
-            "verdict": self.verdict,
-            "findings": list(self.findings),
-            "methods": [line.to_dict() for line in self.lines],
-            "frontier": None if self.frontier is None else asdict(self.frontier),
-        }
+        content = {name: value for name, value in vars(self).items() if name != "lines"}
+        methods = [line.to_dict() for line in self.lines]
+        return {**content, "methods": methods, "frontier": None if self.frontier is None else asdict(self.frontier)}
 
 
 @dataclass(frozen=True)
@@ -77,16 +70,7 @@ class Table:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form; values are fractions."""
-        return {
-            "schema": TABLE_SCHEMA,
-            "title": self.title,
-            "about": self.about,
-            "baseline": self.baseline,
-            "metrics": list(self.metrics),
-            "blocks": [block.to_dict() for block in self.blocks],
-            "reported": dict(self.reported),
-            "provenance": dict(self.provenance),
-        }
+        return {"schema": TABLE_SCHEMA, **vars(self), "blocks": [block.to_dict() for block in self.blocks]}
 
 
 def table_of(grid: Grid, store: Store, command: str = "") -> Table:
@@ -289,18 +273,19 @@ def _cost(rows: Sequence[Mapping[str, Any]]) -> Cost:
     on_gpu = costs[0]["gpu_allocated_mib"] is not None
     mib = "gpu_allocated_mib" if on_gpu else "peak_rss_mib"
     return Cost(
-        seconds=_mean([cost["seconds"] for cost in costs]) or 0.0,
-        watt_hours=_mean([cost["energy_wh"] for cost in costs]),
-        mib=_mean([cost[mib] for cost in costs]),
+        seconds=mean_of_all([cost["seconds"] for cost in costs]) or 0.0,
+        watt_hours=mean_of_all([cost["energy_wh"] for cost in costs]),
+        mib=mean_of_all([cost[mib] for cost in costs]),
         mib_of="GPU, tensors" if on_gpu else "process, resident",
         shared_by=max(cost["shared_by"] for cost in costs),
-        steps=_mean([sum(stage[2] for stage in row["stages"]) for row in rows]) or 0.0,
+        steps=mean_of_all([sum(stage[2] for stage in row["stages"]) for row in rows]) or 0.0,
     )
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
+def mean_of_all(values: Sequence[float | None]) -> float | None:
+    """None where one of them is not known, or there is none."""
     known = [value for value in values if value is not None]
-    return sum(known) / len(known) if len(known) == len(values) else None
+    return sum(known) / len(known) if known and len(known) == len(values) else None
 
 
 def _corrected(lines: Sequence[Line], metrics: Sequence[str]) -> list[Line]:

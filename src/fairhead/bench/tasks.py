@@ -1,5 +1,6 @@
 """From a published data set to what training is given. Groups come back only when records are made."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -103,14 +104,10 @@ def read_task(
 
 @lru_cache(maxsize=16)  # five seeds of two settings and more: a worker comes back to each with the next method
 def _read(spec: str, options: str) -> Dataset:
-    import json
-
     return read_labelled(spec, **json.loads(options))
 
 
 def _dataset(data: Data, seed: int | None) -> Dataset:
-    import json
-
     options = dict(data.options)
     if data.split_by_seed and seed is not None:
         options["seed"] = seed

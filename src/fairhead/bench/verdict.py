@@ -62,16 +62,13 @@ class Line:
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return {
-            "method": self.method,
-            "told": self.told,
+            **vars(self),
             "uses_groups": self.uses_groups,
-            "seeds": list(self.seeds),
             "figures": {name: figure.to_dict() for name, figure in self.figures.items()},
             "differences": {name: difference.to_dict() for name, difference in self.differences.items()},
             "best": sorted(self.best),
             "cost": None if self.cost is None else vars(self.cost),
             "failed": {str(seed): error for seed, error in self.failed.items()},
-            "remark": self.remark,
             "search": None if self.search is None else asdict(self.search),
         }
 
