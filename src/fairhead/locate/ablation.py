@@ -17,8 +17,7 @@ from fairhead.stats import ALPHA, Difference
 from fairhead.stats.outcome import p_text
 
 if TYPE_CHECKING:
-    from fairhead.locate.engine import Located, Study
-    from fairhead.locate.question import Words
+    from fairhead.locate.engine import Located, Study, Words
 
 # How an edit was made: of one study, and of curves.
 WAYS = {

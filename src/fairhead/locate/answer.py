@@ -1,5 +1,6 @@
 """What was located, as a result: JSON, verdict, report and tables; its edit can be saved as a model."""
 
+import hashlib
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from rich import box
 from rich.console import Console
 from rich.markup import escape
@@ -16,10 +18,9 @@ from fairhead import __version__
 from fairhead.data import Images
 from fairhead.errors import InputError
 from fairhead.locate.ablation import WAYS, edit_words
-from fairhead.locate.engine import Curves, Located, Study
+from fairhead.locate.engine import Curves, Located, Mask, Study, Words
 from fairhead.locate.engine import locate as find_heads
 from fairhead.locate.locate_settings import LocatePlan, Source
-from fairhead.locate.question import OTHER_HALF, Words, half_sha256
 from fairhead.locate.session import Opened, open_question
 from fairhead.report.page import Report, write
 from fairhead.report.result import Result
@@ -28,6 +29,10 @@ from fairhead.report.wording import head_name, p_value
 from fairhead.store import write_json
 
 SCHEMA = "fairhead.headmap/1"
+OTHER_HALF = (
+    "The heads were chosen on other rows than the choosing half of this run: some of those reported on here may have "
+    "been used for the choice. With the data, limit and seed of that run, the halves are the same."
+)
 
 
 @dataclass(frozen=True)
@@ -287,3 +292,10 @@ def _effects(found: Located) -> Table:
             )
     table.caption = words.caption
     return table
+
+
+def half_sha256(ids: Sequence[Any] | NDArray[Any] | None, choosing: Mask) -> str | None:
+    """A hash of who is in the choosing half, to tell later whether heads were chosen on it; None without ids."""
+    if ids is None:
+        return None
+    return hashlib.sha256("\n".join(sorted(map(str, np.asarray(ids)[choosing]))).encode()).hexdigest()

@@ -1,24 +1,143 @@
 """`locate`: from a question to a map of heads, the heads that carry the gap, and what changes without them.
 
-Every figure of an edit is held against random heads. A direct effect changes the heads' own terms and nothing else:
-later layers and the norms' deviations stay as they were. It costs no forward pass, so hundreds of control sets take
-seconds. A true forward pass (`passes.py`) lets later layers answer.
+A question is about a gap between two poles: that in the evidence for a class between two groups of images or of texts
+(`GapQuestion`), or the log-odds of pairs of texts (`PairQuestion`). Heads are chosen on one half of the rows and
+reported on the other. Every figure of an edit is held against random heads. A direct effect changes the heads' own
+terms and nothing else: later layers and the norms' deviations stay as they were. It costs no forward pass, so hundreds
+of control sets take seconds. A true forward pass (`passes.py`) lets later layers answer.
 """
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
+from fairhead.audit.audit_results import Comparison
+from fairhead.errors import InputError
 from fairhead.locate.ablation import Ablation, Controls, layer_matched, norm_matched
-from fairhead.locate.edits import HeadEdits
+from fairhead.locate.edits import HeadEdits, check_kind
 from fairhead.locate.head_features import Array
 from fairhead.locate.head_maps import Head, HeadMap, top_heads
-from fairhead.locate.locate_settings import LocatePlan
-from fairhead.locate.question import Changes, Edited, Extremes, Mask, Question, Rows, Words
+from fairhead.locate.locate_settings import RANKS, LocatePlan
+from fairhead.records import Records
 from fairhead.stats import Difference
+
+if TYPE_CHECKING:
+    from fairhead.locate.gap_words import GapWords
+    from fairhead.locate.pair_question import PairWords
+    from fairhead.locate.rows import Evaluation, TextPairs
+
+# Who is compared, and the figures that an edit may change. A *read* is what one pass says of all rows: logits [n, C],
+# or the sums behind the figures of pairs, [n, 7].
+Rows: TypeAlias = "Evaluation | TextPairs"
+# What else was found about a kind of gap, and how the report tells it.
+Words: TypeAlias = "GapWords | PairWords"
+# Sets of heads -> what is read with each of them edited; the empty set is the model as it is.
+Edited = Callable[[Sequence[Sequence[tuple[int, int]]]], Sequence[Array]]
+Mask = NDArray[np.bool_]
+
+
+class Changes(NamedTuple):
+    """What an edit did to the figures of some rows, paired."""
+
+    differences: tuple[Difference, ...]  # one a figure
+    comparison: Comparison | None = None  # the same as an audit has it, where rows have labels and groups
+    # Accuracy by class and group, as (class, group, change), where rows have them
+    by_cell: tuple[tuple[str, str, Difference], ...] = ()
+
+
+class Extremes(NamedTuple):
+    """Rows at the ends of a head, by position: most towards the first pole, and towards the second."""
+
+    head: Head
+    most: tuple[int, ...]
+    least: tuple[int, ...]
+
+    @classmethod
+    def of(cls, head: Head, parts: Array, count: int, rows: NDArray[np.intp] | None = None) -> "Extremes":
+        """Of the head's parts [n]; `rows` [n] are their positions."""
+        order = np.argsort(parts, kind="stable")
+        order = order if rows is None else rows[order]
+        return cls(head, tuple(order[::-1][:count].tolist()), tuple(order[:count].tolist()))
+
+
+class Question(ABC):
+    """A gap, each head's direct part in it, and passes in which heads are edited."""
+
+    kinds: tuple[str, ...]  # of edits that it knows
+    ranks: tuple[str, ...] = RANKS  # that it knows
+    rows: Rows  # all n rows
+    choosing: Mask  # the half that heads are chosen on, [n] bool
+    comparable: Mask  # rows that a gap can be made of, [n] bool
+    parts: Array  # each head's direct part in a row's evidence, [n, L, H]
+    other_parts: Array  # those of the embedding and the MLPs, [n, M]
+    total: Array  # the evidence itself, [n]
+    edits: HeadEdits  # what is put in a head's place, learned on the choosing half
+    norms: Array | None = None  # how much each head writes, [L, H], for controls matched by it; None for none
+    notes: tuple[str, ...] = ()  # what was left out, in sentences
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Layers and heads."""
+        return self.parts.shape[1], self.parts.shape[2]
+
+    @property
+    def reported(self) -> NDArray[np.intp]:
+        """Positions of the reporting half."""
+        return np.flatnonzero(~self.choosing)
+
+    def direct_map(self, rows: Mask, level: float, others: bool = False) -> HeadMap:
+        """Each head's direct part in the gap of some rows, or that of the other terms as [1, M]."""
+        parts = self.other_parts[:, None] if others else self.parts
+        return self.rows.take(rows).score(parts[rows], self.total[rows], level)
+
+    @classmethod
+    def check(cls, plan: LocatePlan) -> None:
+        """Refuse a plan that this question cannot follow."""
+        if plan.rank not in cls.ranks:
+            raise InputError(f"rank is {plan.rank!r}; here it is {' or '.join(cls.ranks)}")
+        for kind in plan.kinds or ():
+            check_kind(kind, cls.kinds)
+
+    def ranking(self, direct: HeadMap, rows: Mask, plan: LocatePlan) -> tuple[Array, Array]:
+        """What heads are ranked by on the choosing half, larger being better, and corrected p-values: [L, H] each."""
+        return direct.gap * np.sign(direct.total), direct.p_adjusted
+
+    def doubts(self, direct: HeadMap, plan: LocatePlan) -> list[str]:
+        """What makes the choice uncertain, in sentences."""
+        return []
+
+    def forward_kinds(self, kinds: Sequence[str]) -> Sequence[str]:
+        """The kinds of edits that true forward passes are made with."""
+        return kinds
+
+    @abstractmethod
+    def direct(self, kind: str, seed: int) -> Edited | None:
+        """Direct effects on the reporting half; None for a kind that has none without a pass."""
+
+    @abstractmethod
+    def forward(self, rows: NDArray[np.intp], kind: str) -> Edited:
+        """True forward passes over some rows; a set of heads that was run is not run again."""
+
+    @abstractmethod
+    def forward_notes(self, edited: Edited | None) -> list[str]:
+        """What should be known of the passes that were made over the reporting half, if any were."""
+
+    def records(self, studies: "Sequence[Study]") -> Mapping[str, Records]:
+        """Predictions of the reporting half for an audit, by the name of their file; none where rows have no labels."""
+        return {}
+
+    @abstractmethod
+    def extremes(self, head: Head, count: int | None) -> Extremes:
+        """Rows at the ends of a head."""
+
+    @abstractmethod
+    def words(self, ranked: tuple[Head, ...], plan: LocatePlan) -> Words:
+        """What else is to be told of the chosen heads, and how the report calls things."""
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 from fairhead.errors import InputError, did_you_mean
 from fairhead.locate.directions import Concept, Task
 from fairhead.locate.edits import HeadEdits, check_kind
-from fairhead.locate.engine import Study
+from fairhead.locate.engine import Edited, Extremes, Mask, Question, Study
 from fairhead.locate.gap_words import GapWords
 from fairhead.locate.head_features import Array, Features, Pooled
 from fairhead.locate.head_maps import Head, HeadMap, Measure, Separation, coupling, separation
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.passes import RowPasses
-from fairhead.locate.question import Edited, Extremes, Mask, Question
 from fairhead.locate.rows import Evaluation, check_halves, halves_of
 from fairhead.locate.textspan import HeadTexts, Pool, text_spans
 from fairhead.records import Records

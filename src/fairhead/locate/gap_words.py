@@ -21,8 +21,8 @@ from fairhead.locate.ablation import (
     surely_lost,
 )
 from fairhead.locate.directions import Concept, Task
+from fairhead.locate.engine import Extremes
 from fairhead.locate.head_maps import Head, Measure, Separation
-from fairhead.locate.question import Extremes
 from fairhead.locate.textspan import HeadTexts
 from fairhead.report.wording import head_name, metric_name, p_value
 from fairhead.stats.outcome import p_text

@@ -22,11 +22,11 @@ from fairhead.locate.ablation import (
     surely_lost,
 )
 from fairhead.locate.edits import TEXT_KINDS, TextEdits
+from fairhead.locate.engine import Edited, Extremes, Question
 from fairhead.locate.head_maps import Head, HeadMap
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.log_odds import PairTerms, encoded_texts, whole
 from fairhead.locate.passes import has_tf32, text_passes
-from fairhead.locate.question import Edited, Extremes, Question
 from fairhead.locate.rows import TextPairs, halves_of_pairs
 from fairhead.report.wording import head_name, p_value
 from fairhead.stats import adjust

@@ -21,11 +21,11 @@ from fairhead.language.answers import Request
 from fairhead.language.benchmark import sample
 from fairhead.language.benchmarks import benchmark_of
 from fairhead.locate.directions import evidence_of
+from fairhead.locate.engine import Changes, Mask
 from fairhead.locate.head_features import Array
 from fairhead.locate.head_maps import HeadMap, score_heads, score_pairs
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.prompts import COLUMNS, CONCEPTS, Pole, Prompts
-from fairhead.locate.question import Changes, Mask, halves
 from fairhead.records import Column, Records
 from fairhead.stats import adjust
 from fairhead.stats.bootstrap import Resampling
@@ -133,6 +133,19 @@ class Evaluation:
         c = len(self.classes)
         cell = ((1 - self.groups) * c + self.labels) * c + logits.argmax(1)
         return np.bincount(cell, minlength=2 * c * c).reshape(2, c, c).astype(np.float64)
+
+
+def halves(cells: NDArray[np.integer], clusters: NDArray[np.integer] | None, seed: int = 0) -> Mask:
+    """Split rows in two, [n] bool: every cell evenly, or, where there are clusters, whole clusters at random."""
+    rng = np.random.default_rng(seed)
+    chosen = np.zeros(len(cells), dtype=bool)
+    if clusters is not None:
+        names = np.unique(clusters)
+        return np.isin(clusters, rng.permutation(names)[: len(names) // 2])
+    for cell in np.unique(cells):
+        rows = rng.permutation(np.flatnonzero(cells == cell))
+        chosen[rows[: len(rows) // 2]] = True
+    return chosen
 
 
 def halves_of(evaluation: Evaluation, seed: int = 0) -> Mask:

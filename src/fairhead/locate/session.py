@@ -23,6 +23,7 @@ from fairhead.locate.directions import (
     text_classifier_task,
 )
 from fairhead.locate.edits import HeadEdits
+from fairhead.locate.engine import Mask, Question
 from fairhead.locate.gap_question import GapQuestion
 from fairhead.locate.gap_words import STAND_IN
 from fairhead.locate.head_features import Features, collect
@@ -42,7 +43,6 @@ from fairhead.locate.prompts import (
     read_prompts,
     read_text_table,
 )
-from fairhead.locate.question import Mask, Question
 from fairhead.locate.rows import Evaluation, halves_of, halves_of_pairs, labelled_rows, read_pairs, shared_labels
 from fairhead.locate.textspan import Pool
 from fairhead.models import save
