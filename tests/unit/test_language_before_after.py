@@ -249,7 +249,6 @@ def test_every_row_of_a_markdown_table_has_as_many_cells(found):
 MODULES = (
     "stats.paired",
     "language.before_after",
-    "report.sections.changes",
 )
 
 

@@ -82,7 +82,7 @@ def test_save_and_read_many_classes(tmp_path, suffix):
 
 
 def test_save_in_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr("fairhead.records.write.CHUNK", 7)
+    monkeypatch.setattr("fairhead.records.table_files.CHUNK", 7)
     some_records().save(tmp_path / "r.csv")
     same(Records.read(tmp_path / "r.csv"), some_records())
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from report_example import ablation, audit, comparison, estimate, headmap
 
 from fairhead.audit.audit_results import Audit
-from fairhead.report.axis import Axis
 from fairhead.report.forest import Mark, forest
 from fairhead.report.form import plain
+from fairhead.report.markup import Axis
 from fairhead.report.sections import Section
 from fairhead.report.sections.ablated import control_plot
 from fairhead.report.sections.headmap import STEPS, colour_bar, colour_class

@@ -16,25 +16,15 @@ from fairhead.records import Column, Records
 
 @dataclass(frozen=True)
 class View:
-    """Records as the audit reads them: class codes of labels and predictions, with the positive class last.
+    """Records as the audit reads them: class codes of labels and predictions, with the positive class last."""
 
-    Attributes:
-        label: shape [n].
-        prediction: shape [n].
-        classes: their names.
-        scores: of the positive class, shape [n], or of each class, shape [n, C].
-        weight: shape [n], or None.
-        cluster: shape [n], or None.
-        prediction_rule: how predictions came from scores, where there was no prediction column.
-    """
-
-    label: NDArray[np.integer]
-    prediction: NDArray[np.integer]
-    classes: tuple[str, ...]
-    scores: NDArray[np.float64] | None
-    weight: NDArray[np.float64] | None
-    cluster: NDArray[np.integer] | None
-    prediction_rule: str | None
+    label: NDArray[np.integer]  # shape [n]
+    prediction: NDArray[np.integer]  # shape [n]
+    classes: tuple[str, ...]  # their names
+    scores: NDArray[np.float64] | None  # of the positive class, shape [n], or of each class, shape [n, C]
+    weight: NDArray[np.float64] | None  # shape [n], or None
+    cluster: NDArray[np.integer] | None  # shape [n], or None
+    prediction_rule: str | None  # how predictions came from scores, where there was no prediction column
 
     @classmethod
     def of(cls, records: Records, positive: Any = None) -> "View":
@@ -147,13 +137,6 @@ def join(a: Records, b: Records) -> Joined:
     """Bring two sets of records to the same rows in the same order, with the same classes.
 
     Groups, clusters and weights are a's; where b has them too, they must be the same.
-
-    Example:
-        >>> one = Records(Column(np.array([0, 1]), (0, 1)), id=np.array([7, 8]))
-        >>> other = Records(Column(np.array([1, 0, 1]), (0, 1)), id=np.array([9, 7, 8]))
-        >>> joined = join(one, other)
-        >>> joined.b.id.tolist(), joined.only_in_a, joined.only_in_b
-        ([7, 8], 0, 1)
     """
     only_in_a = only_in_b = 0
     if (a.id is None) != (b.id is None):

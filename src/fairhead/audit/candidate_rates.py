@@ -37,19 +37,12 @@ _NOISIER = 1.1
 
 
 class _Row(NamedTuple):
-    """One kind of rate of one class in all groups.
+    """One kind of rate of one class in all groups."""
 
-    Attributes:
-        place: its kind and class.
-        share: of its gap in the mean of its pool.
-        rates: of the groups, NaN where left out.
-        se: their standard errors.
-    """
-
-    place: tuple[int, int]
-    share: float
-    rates: list[float]
-    se: list[float]
+    place: tuple[int, int]  # its kind and class
+    share: float  # of its gap in the mean of its pool
+    rates: list[float]  # of the groups, NaN where left out
+    se: list[float]  # their standard errors
 
 
 def candidate_rates(
@@ -238,14 +231,7 @@ def _reach(hat: Array, pools: list[list[_Row]], level: float, to_overall: bool) 
 
 
 def shrink(rates: Sequence[float], se: Sequence[float], beyond: float = _BEYOND) -> list[float]:
-    """Rates moved towards their mean, all the way where noise explains how they differ.
-
-    Example:
-        >>> shrink([0.79, 0.81], [0.02, 0.02])
-        [0.8, 0.8]
-        >>> [round(rate, 3) for rate in shrink([0.6, 0.9], [0.02, 0.02])]
-        [0.601, 0.899]
-    """
+    """Rates moved towards their mean, all the way where noise explains how they differ."""
     n = len(rates)
     if n < 2:
         return list(rates)
@@ -274,12 +260,7 @@ def _cochran(rates: Sequence[float], weights: Sequence[float]) -> tuple[float, f
 
 
 def tied_ends(rates: Sequence[float], se: Sequence[float]) -> list[float]:
-    """Rates of groups with those near the highest brought together, and those near the lowest; NaN stays.
-
-    Example:
-        >>> [round(rate, 3) for rate in tied_ends([0.5, 0.51, 0.7, 0.69], [0.02] * 4)]
-        [0.505, 0.505, 0.695, 0.695]
-    """
+    """Rates of groups with those near the highest brought together, and those near the lowest; NaN stays."""
     known = [g for g, rate in enumerate(rates) if not isnan(rate)]
     found = list(rates)
     if len(known) < 3:
@@ -297,12 +278,7 @@ def tied_ends(rates: Sequence[float], se: Sequence[float]) -> list[float]:
 
 
 def tied_lowest(rates: Sequence[float], se: Sequence[float]) -> list[float]:
-    """Rates with those near the lowest brought together.
-
-    Example:
-        >>> [round(rate, 3) for rate in tied_lowest([0.5, 0.51, 0.7, 0.69], [0.02] * 4)]
-        [0.505, 0.505, 0.7, 0.69]
-    """
+    """Rates with those near the lowest brought together."""
     found = list(rates)
     low = min(range(len(rates)), key=rates.__getitem__)
     near = [g for g, rate in enumerate(rates) if rate - rates[low] < _NEAR * hypot(se[g], se[low])]
@@ -316,12 +292,7 @@ def _bring_together(rates: list[float], se: Sequence[float], some: Sequence[int]
 
 
 def even(rates: Sequence[float], se: Sequence[float]) -> float | None:
-    """The common rate of all groups, where noise explains how they differ; else None.
-
-    Example:
-        >>> even([0.79, 0.81], [0.02, 0.02]), even([0.6, 0.9], [0.02, 0.02])
-        (0.8, None)
-    """
+    """The common rate of all groups, where noise explains how they differ; else None."""
     known = [g for g, rate in enumerate(rates) if not isnan(rate)]
     free = len(known) - 1
     if free < 1:
@@ -334,12 +305,6 @@ def reach(rates: Sequence[float], se: Sequence[float], z: float) -> float:
     """How far above the largest gap, in its standard errors times z, the upper ends of all gaps between groups reach.
 
     1 where all are equally noisy; more where a small group could be the highest or the lowest as well.
-
-    Example:
-        >>> reach([0.5, 0.6], [0.02, 0.02], 1.96)
-        1.0
-        >>> round(reach([0.5, 0.58, 0.6], [0.02, 0.1, 0.02], 1.96), 2)
-        3.24
     """
     known = [(rate, s) for rate, s in zip(rates, se, strict=True) if not isnan(rate)]
     (low, low_se), (high, high_se) = min(known), max(known)

@@ -20,28 +20,18 @@ Compare = Literal["spread", "ratio", "to_overall", "signed", "signed_ratio", "mi
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric.
+    """One metric."""
 
-    Attributes:
-        name: as in `Estimate.metric`.
-        definition: its formula in words.
-        ideal: the value of a perfectly even (or perfect) model.
-        rates: the group rates it is made of, names in `rates.RATES` or `scores.SCORE_RATES`.
-        compare: how groups are compared: largest minus smallest, smallest over largest, largest distance from the
-            overall rate, unprivileged minus (or over) privileged, the lowest, the mean, or association.
-        combine: how several rates become one figure.
-        overall: the figure is about all rows, not about groups.
-        scores: it needs scores.
-    """
-
-    name: str
-    definition: str
-    ideal: float | None
-    rates: tuple[str, ...]
+    name: str  # as in `Estimate.metric`
+    definition: str  # its formula in words
+    ideal: float | None  # the value of a perfectly even (or perfect) model
+    rates: tuple[str, ...]  # the group rates it is made of, names in `rates.RATES` or `scores.SCORE_RATES`
+    # How groups are compared: largest minus smallest, smallest over largest, largest distance from the overall rate,
+    # unprivileged minus (or over) privileged, the lowest, the mean, or association
     compare: Compare
-    combine: Literal["mean", "max"] = "mean"
-    overall: bool = False
-    scores: bool = False
+    combine: Literal["mean", "max"] = "mean"  # how several rates become one figure
+    overall: bool = False  # the figure is about all rows, not about groups
+    scores: bool = False  # it needs scores
 
 
 _UNPRIVILEGED = "unprivileged − privileged (signed), all other groups pooled"
@@ -132,19 +122,12 @@ DEFAULT = (
 
 @dataclass(frozen=True)
 class Reduction:
-    """A metric as a function of rates [..., R, C, G]: R kinds of rate, C classes, G groups; cells left out are NaN.
+    """A metric as a function of rates [..., R, C, G]: R kinds of rate, C classes, G groups; cells left out are NaN."""
 
-    Attributes:
-        metric: what to compute.
-        multiclass: how classes are put together: the worst one, their mean, or weighted.
-        weights: weight of each class, shape [C].
-        followed: the class whose signed difference is reported, where "max" would let signs cancel.
-    """
-
-    metric: Metric
-    multiclass: Multiclass
-    weights: Array
-    followed: int = 0
+    metric: Metric  # what to compute
+    multiclass: Multiclass  # how classes are put together: the worst one, their mean, or weighted
+    weights: Array  # weight of each class, shape [C]
+    followed: int = 0  # the class whose signed difference is reported, where "max" would let signs cancel
 
     def __call__(self, rates: Array) -> Array:
         """The metric: [..., R, C, G] to [...]."""
@@ -209,11 +192,6 @@ def table_metrics(counts: Array, names: Sequence[str], min_cell: int = 10) -> di
 
     Returns:
         By name, [S]; NaN where a table leaves a metric undefined.
-
-    Example:
-        >>> table = np.array([[[40.0, 10.0], [10.0, 40.0]], [[25.0, 25.0], [25.0, 25.0]]])
-        >>> {name: round(float(value[0]), 3) for name, value in table_metrics(table[None], ["accuracy", "EOd"]).items()}
-        {'accuracy': 0.65, 'EOd': 0.3}
     """
     n = int(counts[0].sum())
     margins = metrics.Margins.of(counts)

@@ -30,42 +30,25 @@ _TINY = 1e-6
 
 @dataclass(frozen=True)
 class Rules:
-    """The options that every figure of an audit shares.
+    """The options that every figure of an audit shares."""
 
-    Attributes:
-        level: confidence level.
-        min_cell: rows that a rate needs; with fewer it is undefined.
-        multiclass: how one-vs-rest gaps of several classes become one.
-        prevalence: share of each class, shape [C], for "weighted".
-    """
-
-    level: float
-    min_cell: int
-    multiclass: Multiclass
-    prevalence: Array
+    level: float  # confidence level
+    min_cell: int  # rows that a rate needs; with fewer it is undefined
+    multiclass: Multiclass  # how one-vs-rest gaps of several classes become one
+    prevalence: Array  # share of each class, shape [C], for "weighted"
 
 
 @dataclass(frozen=True)
 class Stack:
-    """The rates of a metric, stacked, with unusable cells as NaN.
+    """The rates of a metric, stacked, with unusable cells as NaN."""
 
-    Attributes:
-        rates: what is stacked.
-        hat: shape [R, C, G].
-        usable: which cells take part, shape [R, C, G].
-        rows: shape [R, C, G].
-        independent: rows or clusters, shape [R, C, G].
-        kept: replicates without an empty cell, shape [B before leaving out].
-        excluded: the reason for each cell left out.
-    """
-
-    rates: tuple[Rates, ...]
-    hat: Array
-    usable: NDArray[np.bool_]
-    rows: NDArray[np.int64]
-    independent: NDArray[np.int64]
-    kept: NDArray[np.bool_]
-    excluded: tuple[str, ...]
+    rates: tuple[Rates, ...]  # what is stacked
+    hat: Array  # shape [R, C, G]
+    usable: NDArray[np.bool_]  # which cells take part, shape [R, C, G]
+    rows: NDArray[np.int64]  # shape [R, C, G]
+    independent: NDArray[np.int64]  # rows or clusters, shape [R, C, G]
+    kept: NDArray[np.bool_]  # replicates without an empty cell, shape [B before leaving out]
+    excluded: tuple[str, ...]  # the reason for each cell left out
 
     @classmethod
     def of(cls, metric: Metric, rates: Sequence[Rates], groups: Sequence[str], min_cell: int) -> "Stack":
@@ -165,25 +148,15 @@ def _replicates(parts: Sequence[Array]) -> Array:
 
 
 def estimate(
-    metric: Metric,
-    rates: Sequence[Rates],
-    groups: Sequence[str],
-    classes: Sequence[str],
-    group_rows: NDArray[np.int64],
-    rules: Rules,
-    name: str | None,
+    metric: Metric,  # what to estimate
+    rates: Sequence[Rates],  # the rates it is made of
+    groups: Sequence[str],  # names of the groups
+    classes: Sequence[str],  # names of the classes that the rates run over
+    group_rows: NDArray[np.int64],  # rows of each group, shape [G]
+    rules: Rules,  # options of the audit
+    name: str | None,  # the group column; None for an overall figure
 ) -> Estimate:
-    """One metric of one group column.
-
-    Args:
-        metric: what to estimate.
-        rates: the rates it is made of.
-        groups: names of the groups.
-        classes: names of the classes that the rates run over.
-        group_rows: rows of each group, shape [G].
-        rules: options of the audit.
-        name: the group column; None for an overall figure.
-    """
+    """One metric of one group column."""
     parts = Stack.of(metric, rates, groups, rules.min_cell)
     reduction = parts.reduction(metric, rules)
     detail: dict[str, Any] = {"definition": metric.definition}

@@ -22,12 +22,6 @@ def _classes_first(counts: Array) -> Array:
 class Margins(NamedTuple):
     """What all rates are quotients of, each [..., C, G] but for the last.
 
-    Attributes:
-        true: rows of each class.
-        predicted: rows predicted to be of each class.
-        hits: rows that are both.
-        total: all rows of a group, shape [..., 1, G].
-
     Example:
         >>> margins = Margins.of(np.array([[[3, 1], [0, 4]], [[1, 1], [1, 1]]]))
         >>> margins.selection_rate()[1].tolist(), margins.true_positive_rate()[1].tolist()
@@ -36,10 +30,10 @@ class Margins(NamedTuple):
         ([0.8, 0.5], [[0.875, 0.5]])
     """
 
-    true: Array
-    predicted: Array
-    hits: Array
-    total: Array
+    true: Array  # rows of each class
+    predicted: Array  # rows predicted to be of each class
+    hits: Array  # rows that are both
+    total: Array  # all rows of a group, shape [..., 1, G]
 
     @classmethod
     def of(cls, counts: Array) -> "Margins":
@@ -79,42 +73,22 @@ class Margins(NamedTuple):
 
 
 def spread(rates: Array) -> Array:
-    """Largest minus smallest over groups, [..., G] to [...]; NaN with fewer than one defined group.
-
-    Example:
-        >>> spread(np.array([0.2, np.nan, 0.5])).item()
-        0.3
-    """
+    """Largest minus smallest over groups, [..., G] to [...]; NaN with fewer than one defined group."""
     return np.fmax.reduce(rates, axis=-1) - np.fmin.reduce(rates, axis=-1)
 
 
 def ratio(rates: Array) -> Array:
-    """Smallest over largest over groups, [..., G] to [...]; 1 is even, and below 0.8 fails the four-fifths rule.
-
-    Example:
-        >>> ratio(np.array([0.2, np.nan, 0.5])).item()
-        0.4
-    """
+    """Smallest over largest over groups, [..., G] to [...]; 1 is even, and below 0.8 fails the four-fifths rule."""
     return divide(np.fmin.reduce(rates, axis=-1), np.fmax.reduce(rates, axis=-1))
 
 
 def pooled(counts: Array) -> Array:
-    """All groups as one: [..., G, C, C] to [..., 1, C, C].
-
-    Example:
-        >>> pooled(np.ones((4, 2, 2))).tolist()
-        [[[4.0, 4.0], [4.0, 4.0]]]
-    """
+    """All groups as one: [..., G, C, C] to [..., 1, C, C]."""
     return counts.sum(axis=-3, keepdims=True)
 
 
 def association(table: Array) -> Array:
-    """Scaled deviations from independence of a table [..., G, C], as [..., C, G]: their squares sum to χ²/n.
-
-    Example:
-        >>> float((association(np.array([[2.0, 0.0], [0.0, 2.0]])) ** 2).sum())
-        1.0
-    """
+    """Scaled deviations from independence of a table [..., G, C], as [..., C, G]: their squares sum to χ²/n."""
     of_row, of_column = table.sum(axis=-1, keepdims=True), table.sum(axis=-2, keepdims=True)
     product = of_row * of_column
     deviation = table - divide(product, of_row.sum(axis=-2, keepdims=True))
@@ -126,12 +100,7 @@ def association(table: Array) -> Array:
 
 
 def cramers_v(table: Array) -> Array:
-    """Cramér's V of a table [..., G, C]: 0 is independence, 1 is full association. Empty rows and columns do not count.
-
-    Example:
-        >>> cramers_v(np.array([[10.0, 0.0], [0.0, 10.0]])).item()
-        1.0
-    """
+    """Cramér's V of a table [..., G, C]: 0 is independence, 1 full association. Empty rows and columns do not count."""
     return length(association(table), table)
 
 
@@ -147,10 +116,6 @@ def cramers_v_corrected(table: Array, n: Array | float | None = None) -> Array:
     Args:
         table: counts, shape [..., G, C].
         n: rows behind the table, where the counts are weighted.
-
-    Example:
-        >>> cramers_v_corrected(np.array([[10.0, 10.0], [10.0, 10.0]])).item()
-        0.0
     """
     rows, columns = _filled(table)
     size = table.sum(axis=(-1, -2)) if n is None else np.asarray(n, dtype=np.float64)

@@ -21,17 +21,11 @@ _DECIMALS = (2, 3, 4, 5)
 
 
 class Entries(NamedTuple):
-    """The distinct scores of one group, ascending.
+    """The distinct scores of one group, ascending."""
 
-    Attributes:
-        value: shape [E].
-        mass: (weighted) rows that are no hit and that are, shape [2, E].
-        rows: the same, unweighted.
-    """
-
-    value: Array
-    mass: Array
-    rows: NDArray[Any]
+    value: Array  # shape [E]
+    mass: Array  # (weighted) rows that are no hit and that are, shape [2, E]
+    rows: NDArray[Any]  # the same, unweighted
 
 
 class _Decimals(NamedTuple):
@@ -43,17 +37,11 @@ class _Decimals(NamedTuple):
 
 @dataclass(frozen=True)
 class Ranked:
-    """One score of all rows, for every group column.
+    """One score of all rows, for every group column."""
 
-    Attributes:
-        hit: whether the row is what the score is a probability of, shape [n].
-        score: shape [n].
-        weight: shape [n], or None.
-    """
-
-    hit: NDArray[np.bool_]
-    score: Array
-    weight: Array | None
+    hit: NDArray[np.bool_]  # whether the row is what the score is a probability of, shape [n]
+    score: Array  # shape [n]
+    weight: Array | None  # shape [n], or None
 
     @cached_property
     def _decimals(self) -> _Decimals | None:
@@ -123,27 +111,15 @@ class Ranked:
 
 
 class Binned(NamedTuple):
-    """One group in bins of equal mass.
+    """One group in bins of equal mass."""
 
-    Attributes:
-        starts: the first entry of each bin, shape [K].
-        edges: the lowest score of each bin but the first, shape [K − 1].
-        rows: shape [2, K]: no hits and hits in each bin.
-    """
-
-    starts: NDArray[np.intp]
-    edges: Array
-    rows: NDArray[Any]
+    starts: NDArray[np.intp]  # the first entry of each bin, shape [K]
+    edges: Array  # the lowest score of each bin but the first, shape [K − 1]
+    rows: NDArray[Any]  # shape [2, K]: no hits and hits in each bin
 
     @classmethod
     def of(cls, entries: Entries, bins: int = CALIBRATION_BINS) -> "Binned":
-        """Bins of as equal numbers of rows as equal scores, which share a bin, allow.
-
-        Example:
-            >>> rows = np.array([[1, 0, 1], [0, 2, 0]])
-            >>> Binned.of(Entries(np.array([0.1, 0.2, 0.9]), rows.astype(float), rows), 2).rows.tolist()
-            [[1, 1], [0, 2]]
-        """
+        """Bins of as equal numbers of rows as equal scores, which share a bin, allow."""
         up_to = np.cumsum(entries.rows.sum(axis=0))
         if not len(up_to) or not up_to[-1]:
             return cls(np.zeros(bins, dtype=np.intp), np.zeros(bins - 1), np.zeros((2, bins), dtype=np.int64))
@@ -173,10 +149,6 @@ def auc_of(down: Array, up: Array) -> Auc:
     """AUC of negatives and positives at ascending scores, [..., E] to [...].
 
     The variance is DeLong's: what each row adds, its placement among the rows of the other class, varies so much.
-
-    Example:
-        >>> float(auc_of(np.array([1.0, 1.0]), np.array([0.0, 2.0])).value)
-        0.75
     """
     n_down, n_up = down.sum(axis=-1), up.sum(axis=-1)
     below = np.cumsum(down, axis=-1) - down / 2

@@ -22,23 +22,15 @@ ROUNDED = 1e-12
 
 @dataclass(frozen=True)
 class Rates:
-    """One kind of rate for every class and group.
+    """One kind of rate for every class and group."""
 
-    Attributes:
-        hat: observed, shape [C, G]; C is 1 where there is one positive class or the rate is not about a class.
-        star: bootstrap replicates, shape [B, C, G].
-        rows: rows in the denominator, shape [C, G].
-        need: what those rows are, for messages: "rows with label 1".
-        clusters: clusters with rows of each group, shape [G]; None where rows stand for themselves.
-        terms: where the rate is a sum of absolute values (a calibration error), what those are of.
-    """
-
-    hat: Array
-    star: Array
-    rows: NDArray[np.int64]
-    need: Callable[[int], str]
+    hat: Array  # observed, shape [C, G]; C is 1 where there is one positive class or the rate is not about a class
+    star: Array  # bootstrap replicates, shape [B, C, G]
+    rows: NDArray[np.int64]  # rows in the denominator, shape [C, G]
+    need: Callable[[int], str]  # what those rows are, for messages: "rows with label 1"
+    # Clusters with rows of each group, shape [G]; None where rows stand for themselves
     clusters: NDArray[np.int64] | None = None
-    terms: "Terms | None" = None
+    terms: "Terms | None" = None  # where the rate is a sum of absolute values (a calibration error), what those are of
 
     @cached_property
     def se(self) -> Array:
@@ -177,24 +169,15 @@ RATES = {
 
 @dataclass(frozen=True)
 class Tables:
-    """Counts of one group column and everything drawn from them.
+    """Counts of one group column and everything drawn from them."""
 
-    Attributes:
-        groups: names of the groups.
-        classes: names of the classes; with two, the second is the positive one.
-        counts: (weighted) counts, shape [G, C, C].
-        star: replicates, shape [B, G, C, C].
-        rows: rows in each cell, unweighted, shape [G, C, C].
-        settled: leave rates of exactly 0 or 1 without a spread of their own.
-        clusters: clusters with rows of each group, shape [G]; None where rows stand for themselves.
-    """
-
-    groups: tuple[str, ...]
-    classes: tuple[str, ...]
-    counts: Array
-    star: Array
-    rows: NDArray[np.int64]
-    settled: bool = False
+    groups: tuple[str, ...]  # names of the groups
+    classes: tuple[str, ...]  # names of the classes; with two, the second is the positive one
+    counts: Array  # (weighted) counts, shape [G, C, C]
+    star: Array  # replicates, shape [B, G, C, C]
+    rows: NDArray[np.int64]  # rows in each cell, unweighted, shape [G, C, C]
+    settled: bool = False  # leave rates of exactly 0 or 1 without a spread of their own
+    # Clusters with rows of each group, shape [G]; None where rows stand for themselves
     clusters: NDArray[np.int64] | None = None
 
     @cached_property

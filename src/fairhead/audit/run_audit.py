@@ -116,23 +116,14 @@ class Draws:
 
 @dataclass(frozen=True)
 class Part:
-    """One group column (or all rows as one group) and the figures drawn from it.
+    """One group column (or all rows as one group) and the figures drawn from it."""
 
-    Attributes:
-        view: the rows.
-        name: the column's name; None for all rows.
-        column: the groups.
-        draws: how to resample.
-        privileged: the privileged group; None for the largest.
-        finer: a part whose counts, pooled, are those of this one.
-    """
-
-    view: View
-    name: str | None
-    column: Column
-    draws: Draws
-    privileged: int | None = None
-    finer: "Part | None" = None
+    view: View  # the rows
+    name: str | None  # the column's name; None for all rows
+    column: Column  # the groups
+    draws: Draws  # how to resample
+    privileged: int | None = None  # the privileged group; None for the largest
+    finer: "Part | None" = None  # a part whose counts, pooled, are those of this one
 
     @cached_property
     def tables(self) -> Tables:

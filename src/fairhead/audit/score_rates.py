@@ -25,19 +25,12 @@ Codes = NDArray[np.integer]
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of an audit.
+    """The scores of an audit."""
 
-    Attributes:
-        label: class codes, shape [n].
-        score: probability of class 1, shape [n], or of each class, shape [n, C].
-        weight: shape [n], or None.
-        cluster: shape [n], or None.
-    """
-
-    label: Codes
-    score: Array
-    weight: Array | None = None
-    cluster: Codes | None = None
+    label: Codes  # class codes, shape [n]
+    score: Array  # probability of class 1, shape [n], or of each class, shape [n, C]
+    weight: Array | None = None  # shape [n], or None
+    cluster: Codes | None = None  # shape [n], or None
 
     @cached_property
     def by_class(self) -> list[Ranked]:
@@ -64,21 +57,13 @@ class Scores:
 
 @dataclass(frozen=True)
 class ScoreTables:
-    """Figures of scores for one group column, and their replicates.
+    """Figures of scores for one group column, and their replicates."""
 
-    Attributes:
-        scores: the scores.
-        group: group codes, shape [n].
-        n_groups: number of groups.
-        n_boot: replicates.
-        seed: of the replicates.
-    """
-
-    scores: Scores
-    group: Codes
-    n_groups: int
-    n_boot: int
-    seed: int
+    scores: Scores  # the scores
+    group: Codes  # group codes, shape [n]
+    n_groups: int  # number of groups
+    n_boot: int  # replicates
+    seed: int  # of the replicates
 
     def rates(self, name: str) -> Rates:
         """The rate called "AUC", "Brier" or "ECE" for all groups."""
@@ -178,21 +163,13 @@ class ScoreTables:
 
 
 class _Table(NamedTuple):
-    """One score in each group.
+    """One score in each group."""
 
-    Attributes:
-        entries: its distinct values.
-        binned: its bins.
-        counts: (weighted) counts of bins, shape [G, 2, K]: no hits and hits.
-        star: replicates of them, shape [B, G, 2, K].
-        rows: unweighted, shape [G, 2, K].
-    """
-
-    entries: list[Entries]
-    binned: list[Binned]
-    counts: Array
-    star: Array
-    rows: NDArray[np.int64]
+    entries: list[Entries]  # its distinct values
+    binned: list[Binned]  # its bins
+    counts: Array  # (weighted) counts of bins, shape [G, 2, K]: no hits and hits
+    star: Array  # replicates of them, shape [B, G, 2, K]
+    rows: NDArray[np.int64]  # unweighted, shape [G, 2, K]
 
 
 def _mean(sums: Array, counts: Array) -> Array:
@@ -227,12 +204,7 @@ def binned_auc(up: Array, down: Array) -> Array:
 
 
 def bins_of_sorted(values: Array, bins: int) -> NDArray[np.int8]:
-    """Bins of equal mass for ascending values; equal values share a bin.
-
-    Example:
-        >>> bins_of_sorted(np.array([0.1, 0.2, 0.2, 0.9]), 2).tolist()
-        [0, 1, 1, 1]
-    """
+    """Bins of equal mass for ascending values; equal values share a bin."""
     if not len(values):
         return np.zeros(0, dtype=np.int8)
     edges = values[(np.arange(1, bins) * len(values)) // bins]
@@ -242,25 +214,16 @@ def bins_of_sorted(values: Array, bins: int) -> NDArray[np.int8]:
 
 @dataclass(frozen=True)
 class BinnedScores:
-    """Figures of one of the two scores, from counts of (group, label, bin); the bins are those of both together.
+    """Figures of one of the two scores, from counts of (group, label, bin); the bins are those of both together."""
 
-    Attributes:
-        groups: names of the groups.
-        counts: (weighted) counts, shape [G, 2, K].
-        star: replicates, shape [B, G, 2, K].
-        rows: rows of each (group, label), shape [G, 2].
-        mean: mean score in each bin, shape [K].
-        clusters: as in `Rates`.
-        exact: exact figures to move the binned ones to, with the spread of an AUC stretched to that without bins; None
-            for swaps, where only binned ones compare.
-    """
-
-    groups: tuple[str, ...]
-    counts: Array
-    star: Array
-    rows: NDArray[np.int64]
-    mean: Array
-    clusters: NDArray[np.int64] | None
+    groups: tuple[str, ...]  # names of the groups
+    counts: Array  # (weighted) counts, shape [G, 2, K]
+    star: Array  # replicates, shape [B, G, 2, K]
+    rows: NDArray[np.int64]  # rows of each (group, label), shape [G, 2]
+    mean: Array  # mean score in each bin, shape [K]
+    clusters: NDArray[np.int64] | None  # as in `Rates`
+    # Exact figures to move the binned ones to, with the spread of an AUC stretched to that without bins; None for
+    # swaps, where only binned ones compare
     exact: ScoreTables | None
 
     def rates(self, name: str) -> Rates:

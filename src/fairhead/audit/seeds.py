@@ -34,29 +34,17 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class SeedFigure:
-    """One metric of one method over its seeds.
+    """One metric of one method over its seeds."""
 
-    Attributes:
-        metric: its name.
-        by_seed: value for each seed.
-        mean: over seeds; None when undefined.
-        sd: standard deviation over seeds; None with a single seed.
-        low: lower end of the test-sampling interval of the mean (these models, other test rows).
-        high: upper end.
-        n: test rows, averaged over seeds.
-        undefined: why there is no value, or None.
-        excluded: cells with too few rows, which some seed goes without, each with its reason.
-    """
-
-    metric: str
-    by_seed: Mapping[int, float]
-    mean: float | None
-    sd: float | None
-    low: float | None
-    high: float | None
-    n: int
-    undefined: str | None = None
-    excluded: tuple[str, ...] = ()
+    metric: str  # its name
+    by_seed: Mapping[int, float]  # value for each seed
+    mean: float | None  # over seeds; None when undefined
+    sd: float | None  # standard deviation over seeds; None with a single seed
+    low: float | None  # lower end of the test-sampling interval of the mean (these models, other test rows)
+    high: float | None  # upper end
+    n: int  # test rows, averaged over seeds
+    undefined: str | None = None  # why there is no value, or None
+    excluded: tuple[str, ...] = ()  # cells with too few rows, which some seed goes without, each with its reason
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -65,20 +53,14 @@ class SeedFigure:
 
 @dataclass(frozen=True)
 class SeedDifference(Difference):
-    """One metric of two methods on the same seeds and test rows, b minus a; `a`, `b` and `value` are means over seeds.
+    """One metric of two methods on the same seeds and test rows, b minus a; figures are means over seeds."""
 
-    Attributes:
-        methods: the two.
-        by_seed: difference for each seed that both have.
-        se: standard error of the mean difference, from training and test sampling together; None with a single seed,
-            where the spread between seeds cannot be known.
-        se_test: the part of it that more seeds would not change.
-    """
-
-    methods: tuple[str, str] = ("", "")
-    by_seed: Mapping[int, float] = field(default_factory=dict)
+    methods: tuple[str, str] = ("", "")  # the two
+    by_seed: Mapping[int, float] = field(default_factory=dict)  # difference for each seed that both have
+    # Standard error of the mean difference, from training and test sampling together; None with a single seed, where
+    # the spread between seeds cannot be known
     se: float | None = None
-    se_test: float | None = None
+    se_test: float | None = None  # the part of it that more seeds would not change
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; a and b are the methods."""
@@ -98,36 +80,14 @@ class _Drawn:
 
 @dataclass(frozen=True)
 class SeedPool:
-    """Records of several methods, each trained with several seeds, resampled together.
+    """Records of several methods, each trained with several seeds, resampled together."""
 
-    Attributes:
-        runs: method -> seed -> records, with ids.
-        group_by: the group column of the gaps.
-        n_boot: bootstrap replicates.
-        seed: of the bootstrap.
-        level: confidence level.
-        min_cell: rows that a rate needs.
-
-    Example:
-        >>> def run(wrong, start=0):
-        ...     guess = np.tile([0, 1], 200)
-        ...     guess[start : start + wrong] ^= 1
-        ...     groups = {"sex": ["f", "m"] * 50 + ["m", "f"] * 150}
-        ...     return Records.from_arrays(np.tile([0, 1], 200), guess, groups=groups, id=np.arange(400))
-        >>> pool = SeedPool({"erm": {0: run(90), 1: run(80)}, "dam": {0: run(40), 1: run(36)}}, "sex", n_boot=200)
-        >>> round(pool.figure("erm", "accuracy").mean, 4)
-        0.7875
-        >>> difference = pool.difference("erm", "dam", "accuracy")
-        >>> round(difference.value, 4), difference.p < 0.05
-        (0.1175, True)
-    """
-
-    runs: Mapping[str, Mapping[int, Records]]
-    group_by: str
-    n_boot: int = 2000
-    seed: int = 0
-    level: float = 0.95
-    min_cell: int = MIN_ROWS
+    runs: Mapping[str, Mapping[int, Records]]  # method -> seed -> records, with ids
+    group_by: str  # the group column of the gaps
+    n_boot: int = 2000  # bootstrap replicates
+    seed: int = 0  # of the bootstrap
+    level: float = 0.95  # confidence level
+    min_cell: int = MIN_ROWS  # rows that a rate needs
 
     def figure(self, method: str, metric: str) -> SeedFigure:
         """One metric of one method: mean, spread over seeds, and test-sampling interval."""

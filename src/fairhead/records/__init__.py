@@ -221,7 +221,7 @@ class Records:
             [1, 0]
         """
         from fairhead.records.build import Options, build
-        from fairhead.records.source import Source
+        from fairhead.records.csv_files import Source
         from fairhead.records.table_files import collect
 
         layout = _layout(label, prediction, score, groups, id, cluster, weight, list(map(str, frame.columns)))
@@ -301,7 +301,7 @@ class Records:
             1,1,a
             0,1,b
         """
-        from fairhead.records.write import write
+        from fairhead.records.table_files import write
 
         write(self, path)
 

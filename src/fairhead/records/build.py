@@ -25,25 +25,16 @@ from fairhead.records.columns import (
 
 @dataclass(frozen=True)
 class Parts:
-    """The columns as they were found, missing values included.
+    """The columns as they were found, missing values included."""
 
-    Attributes:
-        label: true classes.
-        prediction: predicted classes.
-        scores: shape [n, k]: of the positive class (k = 1) or of every class in order; NaN where missing.
-        groups: sensitive columns.
-        id: shape [n].
-        cluster: what each row belongs to.
-        weight: shape [n], NaN where missing.
-    """
-
-    label: Coded
-    prediction: Coded | None = None
+    label: Coded  # true classes
+    prediction: Coded | None = None  # predicted classes
+    # Shape [n, k]: of the positive class (k = 1) or of every class in order; NaN where missing
     scores: NDArray[np.float64] | None = None
-    groups: Mapping[str, Coded] = field(default_factory=dict)
-    id: NDArray[Any] | None = None
-    cluster: Coded | None = None
-    weight: NDArray[np.float64] | None = None
+    groups: Mapping[str, Coded] = field(default_factory=dict)  # sensitive columns
+    id: NDArray[Any] | None = None  # shape [n]
+    cluster: Coded | None = None  # what each row belongs to
+    weight: NDArray[np.float64] | None = None  # shape [n], NaN where missing
 
 
 class Options(NamedTuple):

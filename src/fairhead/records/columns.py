@@ -336,12 +336,7 @@ def missing_rows(
 
 
 def show(values: Iterable[Any], limit: int = 6) -> str:
-    """A short list for messages.
-
-    Example:
-        >>> show(["a", "b"])
-        "'a', 'b'"
-    """
+    """A short list for messages."""
     items = list(values)
     more = f", … ({len(items)} in all)" if len(items) > limit else ""
     return ", ".join(repr(item) for item in items[:limit]) + more

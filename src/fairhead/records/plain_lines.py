@@ -43,28 +43,14 @@ class Fields(NamedTuple):
 
 
 def split_lines(
-    lines: bytes,
-    separator: bytes,
-    width: int,
-    classes: Collection[int],
-    numbers: Collection[int],
-    missing: frozenset[bytes],
+    lines: bytes,  # UTF-8, each line with its end
+    separator: bytes,  # one byte
+    width: int,  # fields of every line
+    classes: Collection[int],  # columns to read as classes
+    numbers: Collection[int],  # columns to read as numbers
+    missing: frozenset[bytes],  # what stands for a missing number
 ) -> dict[int, Factored | NDArray[np.float64]] | None:
-    r"""The columns of whole lines, by number; None where pandas has to read them.
-
-    Args:
-        lines: UTF-8, each line with its end.
-        separator: one byte.
-        width: fields of every line.
-        classes: columns to read as classes.
-        numbers: columns to read as numbers.
-        missing: what stands for a missing number.
-
-    Example:
-        >>> found = split_lines(b"a,0.5,1\nb,0.25,1\na,,0\n", b",", 3, [0, 2], [1], frozenset([b""]))
-        >>> found[0].codes.tolist(), found[0].values, found[1].tolist()
-        ([0, 1, 0], ['a', 'b'], [0.5, 0.25, nan])
-    """
+    r"""The columns of whole lines, by number; None where pandas has to read them."""
     if width < 2 or b"\0" in lines:
         return None
     if not lines.isascii():

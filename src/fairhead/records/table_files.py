@@ -1,4 +1,4 @@
-"""Reading files of records: CSV, TSV, JSONL and Parquet, in chunks, and only the columns that are needed."""
+"""Files of records: CSV, TSV, JSONL and Parquet. They are read in chunks, and only the columns that are needed."""
 
 import csv
 import hashlib
@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,21 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fairhead.errors import InputError
-from fairhead.records import Layout
+from fairhead.records import Layout, Records
 from fairhead.records.build import Parts
 from fairhead.records.columns import Coded, Encoder, as_floats
-from fairhead.records.csv_files import csv_source, ragged
-from fairhead.records.source import CHUNK, PACKED, Chunk, NotPlain, Source, check_text, open_binary
+from fairhead.records.csv_files import (
+    CHUNK,
+    PACKED,
+    Chunk,
+    NotPlain,
+    Source,
+    check_text,
+    csv_source,
+    open_binary,
+    ragged,
+)
+from fairhead.store import whole_file
 
 FORMATS = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 FORMATS |= {".parquet": "parquet", ".pq": "parquet"}
@@ -253,4 +264,51 @@ _READERS: Mapping[str, Callable[[Path, str], Source]] = {
     "tsv": partial(csv_source, separator="\t"),
     "jsonl": _jsonl,
     "parquet": _parquet,
+}
+
+
+def write(records: Records, path: str | os.PathLike[str]) -> None:
+    """Write records in the format of the suffix; the file appears whole or not at all."""
+    file, kind = Path(path), file_format(str(path))
+    with whole_file(file) as part:
+        _WRITERS[kind](records, part, file.suffix.lower())
+
+
+def _frames(records: Records) -> Iterator[pd.DataFrame]:
+    for start in range(0, len(records), CHUNK):
+        yield records.take(slice(start, start + CHUNK)).to_frame()
+
+
+def _create_text(part: Path, suffix: str) -> Any:
+    packing = PACKED.get(suffix)
+    create = open if packing is None else import_module(packing).open
+    return create(part, "wt", encoding="utf-8", newline="")
+
+
+def _write_table(records: Records, part: Path, suffix: str, separator: str = ",") -> None:
+    with _create_text(part, suffix) as text:
+        for i, frame in enumerate(_frames(records)):
+            frame.to_csv(text, sep=separator, index=False, header=i == 0, lineterminator="\n")
+
+
+def _write_jsonl(records: Records, part: Path, suffix: str) -> None:
+    with _create_text(part, suffix) as text:
+        for frame in _frames(records):
+            names = list(frame)
+            for row in zip(*(frame[name].tolist() for name in names), strict=True):
+                text.write(json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False) + "\n")
+
+
+def _write_parquet(records: Records, part: Path, suffix: str) -> None:
+    try:
+        records.to_frame().to_parquet(part, engine="pyarrow", index=False)
+    except ImportError:
+        raise InputError(NO_PYARROW) from None
+
+
+_WRITERS: Mapping[str, Callable[[Records, Path, str], None]] = {
+    "csv": _write_table,
+    "tsv": partial(_write_table, separator="\t"),
+    "jsonl": _write_jsonl,
+    "parquet": _write_parquet,
 }

@@ -22,10 +22,5 @@ def terminal() -> "Console":
 
 
 def harmless(text: str) -> str:
-    r"""A string from data as it may be shown: what would steer a terminal is written out.
-
-    Example:
-        >>> harmless("a group\x1b[2J")
-        'a group\\x1b[2J'
-    """
+    r"""A string from data as it may be shown: what would steer a terminal is written out."""
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

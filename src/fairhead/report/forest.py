@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from fairhead.report.axis import Axis
-from fairhead.report.markup import part
+from fairhead.report.markup import Axis, part
 from fairhead.report.wording import THIN_SPACE, Scale
 
 
@@ -26,29 +25,17 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Mark:
-    """One figure in a forest: a row of its table.
+    """One figure in a forest: a row of its table."""
 
-    Attributes:
-        value: the point estimate.
-        low: lower end of its interval, or None.
-        high: upper end, or None.
-        detectable: where the smallest detectable effect lies: one tick on each side that matters.
-        look: CSS class: "clear", "vague", "level", "better" or "worse". All but "vague" are filled dots.
-        description: the row in words, for screen readers and as a tooltip.
-        name: what stands at the beginning of the row.
-        note: below the name, in small type.
-        cells: the figures that follow the drawing.
-    """
-
-    value: float
-    low: float | None
-    high: float | None
-    detectable: tuple[float, ...]
-    look: str
-    description: str
-    name: str = ""
-    note: str = ""
-    cells: tuple[Cell, ...] = ()
+    value: float  # the point estimate
+    low: float | None  # lower end of its interval, or None
+    high: float | None  # upper end, or None
+    detectable: tuple[float, ...]  # where the smallest detectable effect lies: one tick on each side that matters
+    look: str  # CSS class: "clear", "vague", "level", "better" or "worse". All but "vague" are filled dots.
+    description: str  # the row in words, for screen readers and as a tooltip
+    name: str = ""  # what stands at the beginning of the row
+    note: str = ""  # below the name, in small type
+    cells: tuple[Cell, ...] = ()  # the figures that follow the drawing
 
 
 class Forest(NamedTuple):
@@ -66,11 +53,6 @@ def forest(marks: Sequence[Mark], scale: Scale, ideal: float | None, hold: Seque
         scale: how the axis is labelled; its digits follow from the ticks.
         ideal: where the line of an even model goes; None for no line.
         hold: values that the axis holds whatever the figures are.
-
-    Example:
-        >>> drawn = forest([Mark(0.1, 0.05, 0.2, (0.08,), "clear", "DP 10 %")], Scale(100, 1, "%"), ideal=0.0)
-        >>> len(drawn.rows), "<title>DP 10 %</title>" in drawn.rows[0]
-        (1, True)
     """
     held = [*hold, ideal, *(x for mark in marks for x in (mark.value, mark.low, mark.high, *mark.detectable))]
     axis = Axis.over(x for x in held if x is not None)
@@ -105,12 +87,6 @@ def undefined(named: Iterable[tuple[str, str, Any]]) -> tuple[Undefined, ...]:
 
     Args:
         named: (subject, name of the figure, figure) of each.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> gap = SimpleNamespace(value=None, undefined="dark has 3 rows")
-        >>> undefined([("by shade", "EOp", gap), ("by shade", "EOd", gap)])
-        (Undefined(names=('EOp', 'EOd'), subject='by shade', reason='dark has 3 rows'),)
     """
     together: dict[tuple[str, str], list[str]] = {}
     for subject, name, figure in named:
@@ -120,12 +96,7 @@ def undefined(named: Iterable[tuple[str, str, Any]]) -> tuple[Undefined, ...]:
 
 
 def level(provenance: Mapping[str, Any]) -> str:
-    """Return the level of the intervals in words: as the provenance or an entry of it says, or 95 %.
-
-    Example:
-        >>> level({"audit": {"level": 0.9}}).replace(THIN_SPACE, " ")
-        '90 %'
-    """
+    """Return the level of the intervals in words: as the provenance or an entry of it says, or 95 %."""
     places = [provenance, *(entry for entry in provenance.values() if isinstance(entry, Mapping))]
     share = next((place["level"] for place in places if isinstance(place.get("level"), float)), 0.95)
     return f"{share * 100:g}{THIN_SPACE}%"

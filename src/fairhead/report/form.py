@@ -54,10 +54,6 @@ def plain(value: Any, where: str) -> Any:
     """Copy into dicts, lists, strings, finite numbers, booleans and None; refuse everything else by its place.
 
     Objects with a `to_dict` and other dataclasses become dicts; a dataclass's fields at their defaults are left out.
-
-    Example:
-        >>> plain({"n": np.int64(3), "heads": ((1, 2),)}, "report")
-        {'n': 3, 'heads': [[1, 2]]}
     """
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
@@ -99,14 +95,6 @@ def build(hint: Any, value: Any, where: str) -> Any:
 
     A dataclass with a `schema` is built only from a dict of that schema; its `check(where)`, if it has one, is called.
     None stands for the default of a field that has one, and keys that are no fields are left alone.
-
-    Raises:
-        InputError: naming the place, what was found and what was expected.
-
-    Example:
-        >>> build(Sequence[float], [0.5, "x"], "report.controls")
-        Traceback (most recent call last):
-        fairhead.errors.InputError: report.controls[1] is a string; expected a number
     """
     if hint in (str, int, float, bool):
         return _expect(value, hint, where)

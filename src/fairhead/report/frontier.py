@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from fairhead.report.axis import Axis
-from fairhead.report.markup import fill
+from fairhead.report.markup import Axis, fill
 
 # The corner that hyper-volume is measured from: 5 points of accuracy below plain training, and a gap of 50 points.
 _ACCURACY_BELOW = 0.05
@@ -42,12 +41,6 @@ class Point:
 class Frontier:
     """Points of all methods.
 
-    Attributes:
-        metric: the gap.
-        points: one a method.
-        hypervolume: area between the front and the corner (baseline's accuracy − 5 points, gap of 50 points), as a
-            share of the largest such area there could be; None without the baseline.
-
     Example:
         >>> means = {"erm": (0.90, 0.20), "dam": (0.88, 0.10), "bad": (0.87, 0.15)}
         >>> found = Frontier.of("EOd", [Point(name, x, x, x, y, y, y) for name, (x, y) in means.items()], "erm")
@@ -55,8 +48,10 @@ class Frontier:
         ['dam', 'erm']
     """
 
-    metric: str
-    points: Sequence[Point]
+    metric: str  # the gap
+    points: Sequence[Point]  # one a method
+    # Area between the front and the corner (baseline's accuracy − 5 points, gap of 50 points), as a share of the
+    # largest such area there could be; None without the baseline
     hypervolume: float | None
 
     @classmethod

@@ -1,37 +1,75 @@
-"""HTML from templates: every string is escaped, and no name from data turns the words around it."""
+"""HTML from templates: every string is escaped, and no name from data turns the words around it. Axes of drawings.
+
+Charts here have no fixed width. Horizontal positions are percentages and everything else is in CSS pixels, so text
+keeps its size from a phone to a print, and colours are CSS classes, so they follow the page into dark mode.
+"""
 
 import re
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from math import ceil, floor, log10
 from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
 from fairhead.report import wording
-from fairhead.report.axis import short
 
 # Overrides, embeddings and isolates of the direction of writing. Letters of right-to-left scripts need none of them.
 _TURNS = re.compile("[\u202a-\u202e\u2066-\u2069]")
 
 
-def fill(template: str, **names: Any) -> Markup:
-    """Fill one of the report's templates.
+def short(value: float) -> str:
+    """Write a number of a drawing with at most two decimals."""
+    return f"{value:.2f}".rstrip("0").rstrip(".")
 
-    Example:
-        >>> fill("parts.html").strip()
-        Markup('')
-    """
+
+@dataclass(frozen=True)
+class Axis:
+    """A horizontal axis: where a value lies between the left (0 %) and the right end (100 %)."""
+
+    low: float  # the value at the left end
+    high: float  # the value at the right end
+    ticks: tuple[float, ...]  # round values in between, ends not necessarily included
+
+    @classmethod
+    def over(cls, values: Iterable[float], pad: float = 0.04) -> "Axis":
+        """Return an axis that holds all values, with a little room; equal values get a window around them."""
+        values = list(values) or [0.0]
+        low, high = min(values), max(values)
+        # A difference of rounding errors is no difference: it would make an axis of digits that nobody can read.
+        equal = high - low <= 1e-9 * max(1.0, abs(low), abs(high))
+        room = (abs(high) / 2 if abs(high) > 1e-6 else 0.01) if equal else (high - low) * pad
+        low, high = low - room, high + room
+        step = _round_step((high - low) / 4)
+        first, last = ceil(low / step - 1e-9), floor(high / step + 1e-9)
+        # Multiply the integer: repeated addition would give ticks such as 0.30000000000000004.
+        return cls(low, high, tuple(round(k * step, 12) for k in range(first, last + 1)))
+
+    def fraction(self, value: float) -> float:
+        """Return the position in percent of the width, kept inside the axis."""
+        return 100 * min(1.0, max(0.0, (value - self.low) / (self.high - self.low)))
+
+    def at(self, value: float) -> str:
+        """Return the position as an SVG length."""
+        return f"{short(self.fraction(value))}%"
+
+
+def _round_step(rough: float) -> float:
+    """Return the nearest step of the form 1, 2 or 5 times a power of ten that is not below `rough`."""
+    power = 10.0 ** floor(log10(rough))
+    return next(power * m for m in (1, 2, 5, 10) if power * m >= rough * (1 - 1e-9))
+
+
+def fill(template: str, **names: Any) -> Markup:
+    """Fill one of the report's templates."""
     return Markup(_environment().get_template(template).render(**names))
 
 
 def part(macro: str, *values: Any) -> Markup:
-    """Call a macro of parts.html, such as `forest_table`.
-
-    Example:
-        >>> print(part("dot_key", "vague", "not <clear>").strip()[-24:])
-        not &lt;clear&gt;</span>
-    """
+    """Call a macro of parts.html, such as `forest_table`."""
     return getattr(_environment().get_template("parts.html").module, macro)(*values)
 
 

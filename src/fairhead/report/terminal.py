@@ -117,14 +117,7 @@ def name(estimate: Estimate) -> str:
 
 
 def figure(estimate: Estimate, unit: str = "") -> str:
-    """Value and interval: percent for shares, plain numbers for the rest; a dash where there is none.
-
-    Example:
-        >>> figure(Estimate("accuracy", None, 0.8512, 0.84, 0.8633, 900, ideal=1.0))
-        '85.1 (84.0–86.3)'
-        >>> figure(Estimate("AUC", None, 0.8512, 0.84, 0.8633, 900, ideal=1.0))
-        '0.851 (0.840–0.863)'
-    """
+    """Value and interval: percent for shares, plain numbers for the rest; a dash where there is none."""
     percent = unit if is_share(estimate.metric) else ""
     return _with_interval(estimate.metric, estimate.value, estimate.low, estimate.high, percent)
 

@@ -38,12 +38,7 @@ _NOT_A_SHARE = frozenset({"ratio", "impact", "cramers", "auc", "brier", "log", "
 
 
 def metric_name(metric: str) -> str:
-    """Return the full name of a metric, or the name given with its underscores read as spaces.
-
-    Example:
-        >>> metric_name("EOp"), metric_name("AUC_gap"), metric_name("fairlearn.equalized_odds_difference")
-        ('Equal opportunity gap', 'AUC gap', 'Equalized odds difference (Fairlearn)')
-    """
+    """Return the full name of a metric, or the name given with its underscores read as spaces."""
     if metric in _NAMES:
         return _NAMES[metric]
     library, _, rest = metric.partition(".")
@@ -54,32 +49,17 @@ def metric_name(metric: str) -> str:
 
 
 def by(group_by: str | None) -> str:
-    """Say what a figure is split by.
-
-    Example:
-        >>> by("race"), by(None)
-        ('by race', 'overall')
-    """
+    """Say what a figure is split by."""
     return "overall" if group_by is None else f"by {group_by}"
 
 
 def is_share(metric: str) -> bool:
-    """Return whether a metric is a share or a difference of shares, to be written as percent.
-
-    Example:
-        >>> is_share("DP"), is_share("impact_ratio"), is_share("calibration_gap"), is_share("log_odds")
-        (True, False, True, False)
-    """
+    """Return whether a metric is a share or a difference of shares, to be written as percent."""
     return _NOT_A_SHARE.isdisjoint(re.split(r"[^a-z]+", metric.lower()))
 
 
 def count(n: float) -> str:
-    """Write a count with thin spaces between thousands.
-
-    Example:
-        >>> count(1234567).replace(THIN_SPACE, "_")
-        '1_234_567'
-    """
+    """Write a count with thin spaces between thousands."""
     return f"{n:,}".replace(",", THIN_SPACE).replace("-", MINUS)
 
 
@@ -92,14 +72,7 @@ def decimals(*values: float | None, spread: float | None = None) -> int:
 
 
 class Scale(NamedTuple):
-    """How the figures of one row or one axis are written: multiplied, rounded, and with a unit.
-
-    Example:
-        >>> Scale(factor=100, digits=1, unit="%").write(0.1234).replace(THIN_SPACE, " ")
-        '12.3 %'
-        >>> Scale(factor=1, digits=2).write(-0.5, signed=True) == MINUS + "0.50"
-        True
-    """
+    """How the figures of one row or one axis are written: multiplied, rounded, and with a unit."""
 
     factor: float = 1.0
     digits: int = 2
@@ -126,14 +99,7 @@ class Scale(NamedTuple):
 def scale_of(
     metric: str, value: float | None, low: float | None = None, high: float | None = None, difference: bool = False
 ) -> Scale:
-    """Choose how a metric's figure is written: percent, points for a difference of two such, or a plain number.
-
-    Example:
-        >>> scale_of("DP", 0.1234, 0.10, 0.15).write(0.1234).replace(THIN_SPACE, " ")
-        '12.3 %'
-        >>> scale_of("impact_ratio", 0.8123, 0.75, 0.88).write(0.8123)
-        '0.812'
-    """
+    """Choose how a metric's figure is written: percent, points for a difference of two such, or a plain number."""
     factor = 100.0 if is_share(metric) else 1.0
     return _scale(factor, value, low, high, "" if factor == 1 else "points" if difference else "%")
 
@@ -191,14 +157,7 @@ _SIDES = {"better": "B better", "worse": "B worse", "changed": "B differs"}
 
 
 def said(estimate: Estimate) -> str:
-    """What can be said about a gap or ratio at the level of its interval; empty for a plain level such as accuracy.
-
-    Example:
-        >>> said(Estimate("DP", "race", 0.12, 0.08, 0.16, 500, ideal=0.0))
-        'larger than 0'
-        >>> said(Estimate("impact_ratio", "race", 0.9, 0.7, 1.0, 500, ideal=1.0))
-        'four-fifths rule: undecided'
-    """
+    """What can be said about a gap or ratio at the level of its interval; empty for a plain level such as accuracy."""
     if estimate.undefined is not None or estimate.low is None or estimate.high is None:
         return f"undefined: {estimate.undefined}"
     if estimate.metric == "impact_ratio":
@@ -213,33 +172,18 @@ def said(estimate: Estimate) -> str:
 
 
 def left_out(estimate: Estimate) -> str:
-    """What a figure goes without, if anything: a worst group may be among them.
-
-    Example:
-        >>> left_out(Estimate("worst_group_accuracy", "race", 1.0, 0.9, 1.0, 60, ideal=1.0, detail={"excluded": ["a"]}))
-        'without 1 cell that is too small'
-    """
+    """What a figure goes without, if anything: a worst group may be among them."""
     n = 0 if estimate.undefined is not None else len(estimate.detail.get("excluded", ()))
     return f"without {n} cells that are too small" if n > 1 else "without 1 cell that is too small" if n else ""
 
 
 def points(value: float) -> str:
-    """A difference of two shares, for people.
-
-    Example:
-        >>> points(0.1234)
-        '12.3 points'
-    """
+    """A difference of two shares, for people."""
     return f"{100 * value:.1f} points"
 
 
 def between(estimate: Estimate) -> str:
-    """The groups that attain a gap, highest first, and the class if there are several.
-
-    Example:
-        >>> between(Estimate("DP", "race", 0.12, 0.08, 0.16, 500, ideal=0.0, groups=("white", "black")))
-        'white above black'
-    """
+    """The groups that attain a gap, highest first, and the class if there are several."""
     of_class = f" for class {estimate.detail['class']}" if "class" in estimate.detail else ""
     return " above ".join(dict.fromkeys((*estimate.groups[:1], *estimate.groups[-1:]))) + of_class
 

@@ -38,19 +38,12 @@ _LARGER = 100.0  # from here on kurtosis and rounding no longer show
 
 @dataclass(frozen=True)
 class Content:
-    """What each unit adds to which cell, as (unit, cell, value) entries; units are what is resampled.
+    """What each unit adds to which cell, as (unit, cell, value) entries; units are what is resampled."""
 
-    Attributes:
-        unit: shape [E].
-        cell: shape [E], flat cell numbers.
-        value: shape [E]; None where every value is 1.
-        rows: rows in each cell, unweighted, with the shape of the cells.
-    """
-
-    unit: Ints
-    cell: Ints
-    value: Array | None
-    rows: Ints
+    unit: Ints  # shape [E]
+    cell: Ints  # shape [E], flat cell numbers
+    value: Array | None  # shape [E]; None where every value is 1
+    rows: Ints  # rows in each cell, unweighted, with the shape of the cells
 
     @cached_property
     def _is_a_cell_each(self) -> bool:
@@ -80,30 +73,17 @@ class Sample:
     """Distinct units, how often each occurs, and what they hold.
 
     A unit is a cell (plain rows), a cell and a stratum of weights, or a kind of cluster.
-
-    Attributes:
-        multiplicity: occurrences of each unit, shape [U].
-        contents: one table of cells, or two for a paired comparison.
     """
 
-    multiplicity: Ints
-    contents: tuple[Content, ...]
+    multiplicity: Ints  # occurrences of each unit, shape [U]
+    contents: tuple[Content, ...]  # one table of cells, or two for a paired comparison
 
     def observed(self) -> list[Array]:
         """The (weighted) counts of the sample itself, one array [*cells] a table."""
         return [content.total(self.multiplicity[:, None].astype(np.float64))[0] for content in self.contents]
 
     def bootstrap(self, n_boot: int, rng: np.random.Generator) -> list[Array]:
-        """Counts of resampled units: one array [n_boot, *cells] a table.
-
-        Example:
-            >>> from fairhead.stats.clusters import tabulate
-            >>> sample = tabulate([np.array([0, 0, 1, 3])], [(2, 2)])
-            >>> sample.observed()[0].tolist()
-            [[2.0, 1.0], [0.0, 1.0]]
-            >>> sample.bootstrap(5, np.random.default_rng(0))[0].sum(axis=(1, 2)).tolist()
-            [4.0, 4.0, 4.0, 4.0, 4.0]
-        """
+        """Counts of resampled units: one array [n_boot, *cells] a table."""
         n = int(self.multiplicity.sum())
         share, n_units = self.multiplicity / n, len(self.multiplicity)
         unit_of = np.repeat(np.arange(n_units), self.multiplicity) if n < 4 * n_units else None
@@ -123,13 +103,6 @@ class Sample:
         """Counts after swapping the two predictions of each unit with probability ½: two arrays [n_perm, *cells].
 
         A unit whose two predictions are the same does not change by it and is not drawn.
-
-        Example:
-            >>> from fairhead.stats.clusters import tabulate
-            >>> sample = tabulate([np.array([0, 0, 1]), np.array([1, 0, 1])], [(2,), (2,)])
-            >>> a, b = sample.swapped(4, np.random.default_rng(0))
-            >>> (a + b).tolist()
-            [[3.0, 3.0], [3.0, 3.0], [3.0, 3.0], [3.0, 3.0]]
         """
         first, second = self.contents
         moved = np.zeros(len(self.multiplicity), dtype=bool)
@@ -197,11 +170,6 @@ def multinomial(n: int, share: Array, size: int, rng: np.random.Generator) -> Ar
         share: probabilities of the units, shape [U].
         size: replicates.
         rng: random numbers.
-
-    Example:
-        >>> drawn = multinomial(10_000, np.array([0.5, 0.499, 0.001]), 3, np.random.default_rng(0))
-        >>> drawn.shape, drawn.sum(axis=0).tolist()
-        ((3, 3), [10000.0, 10000.0, 10000.0])
     """
     order = np.argsort(-share, kind="stable")  # of equal units the first comes first, on any processor
     # Of what the units before it have left, each takes its part.
@@ -276,34 +244,18 @@ class Resampling:
 
     def estimate(
         self,
-        metric: str,
-        group_by: str | None,
-        sums: ArrayLike,
-        statistic: Statistic,
-        n: int,
-        ideal: float | None = None,
-        detail: Mapping[str, Any] | None = None,
+        metric: str,  # name of the score
+        group_by: str | None,  # the category that it is of; None for all items
+        sums: ArrayLike,  # what the items of each cluster add up to, shape [clusters, k]
+        statistic: Statistic,  # the score as a function of totals, from [..., k] to [...]; NaN where it has no value
+        n: int,  # number of items
+        ideal: float | None = None,  # the value of a model without a preference, where there is one
+        detail: Mapping[str, Any] | None = None,  # anything else worth knowing
     ) -> Estimate:
         """A score with its interval, from sums over each cluster.
 
         With few clusters a percentile interval is too narrow; its tails are moved outwards as Student's t demands
         (Hesterberg 2015, "What teachers should know about the bootstrap", expanded percentile interval).
-
-        Args:
-            metric: name of the score.
-            group_by: the category that it is of; None for all items.
-            sums: what the items of each cluster add up to, shape [clusters, k].
-            statistic: the score as a function of totals, from [..., k] to [...]; NaN where it has no value.
-            n: number of items.
-            ideal: the value of a model without a preference, where there is one.
-            detail: anything else worth knowing.
-
-        Example:
-            >>> from fairhead.stats.clusters import cluster_sums, ratio
-            >>> sums = cluster_sums([[1, 1], [0, 1], [1, 1], [1, 1]] * 5, ["a", "a", "b", "c"] * 5)
-            >>> score = Resampling(n_boot=200).estimate("ss", None, sums, ratio, n=20, ideal=0.5)
-            >>> score.value, score.low <= score.value <= score.high, score.detail["clusters"]
-            (0.75, True, 3)
         """
         table = np.asarray(sums, dtype=np.float64)
         clusters = len(table)
@@ -354,12 +306,7 @@ class Resampling:
 
 
 def drawn_units(units: int, n_boot: int, seed: int) -> Iterable[Array]:
-    """How often each unit is drawn in each replicate, in blocks [b, units] that add up to n_boot rows.
-
-    Example:
-        >>> [block.sum(axis=1).tolist() for block in drawn_units(3, 2, seed=0)]
-        [[3.0, 3.0]]
-    """
+    """How often each unit is drawn in each replicate, in blocks [b, units] that add up to n_boot rows."""
     # Draws depend on the number of units alone, and every figure of a benchmark asks for the same ones.
     return _kept_draws(units, n_boot, seed) if units * n_boot <= _KEPT else _draws(units, n_boot, seed)
 

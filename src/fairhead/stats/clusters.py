@@ -21,12 +21,7 @@ _WEIGHT_STRATA = 16  # weights of one cell are resampled in so many strata of eq
 
 
 def cell_numbers(codes: Sequence[NDArray[np.integer]], sizes: Sequence[int]) -> NDArray[np.integer]:
-    """Flat cell number of each row from the codes of several columns, each [n].
-
-    Example:
-        >>> cell_numbers([np.array([0, 1]), np.array([2, 1])], (2, 3)).tolist()
-        [2, 4]
-    """
+    """Flat cell number of each row from the codes of several columns, each [n]."""
     n, n_cells = len(codes[0]), prod(sizes)
     small = np.int16 if n_cells < 1 << 15 else np.int32 if n_cells < 1 << 31 else np.int64
     key: NDArray[np.integer] = np.empty(n, dtype=small)
@@ -41,23 +36,12 @@ def cell_numbers(codes: Sequence[NDArray[np.integer]], sizes: Sequence[int]) -> 
 
 
 def tabulate(
-    keys: Sequence[NDArray[np.integer]],
-    shapes: Sequence[tuple[int, ...]],
-    weight: Array | None = None,
-    cluster: NDArray[np.integer] | None = None,
+    keys: Sequence[NDArray[np.integer]],  # for each table the flat cell number of each row, shape [n]
+    shapes: Sequence[tuple[int, ...]],  # for each table the shape of its cells
+    weight: Array | None = None,  # sampling weights, shape [n]
+    cluster: NDArray[np.integer] | None = None,  # cluster numbers, shape [n]; rows of a cluster are drawn together
 ) -> Sample:
-    """Count rows into cells.
-
-    Args:
-        keys: for each table the flat cell number of each row, shape [n].
-        shapes: for each table the shape of its cells.
-        weight: sampling weights, shape [n].
-        cluster: cluster numbers, shape [n]; rows of a cluster are drawn together.
-
-    Example:
-        >>> tabulate([np.array([0, 1, 1])], [(2,)], cluster=np.array([5, 5, 7])).multiplicity.tolist()
-        [1, 1]
-    """
+    """Count rows into cells."""
     sizes = [prod(shape) for shape in shapes]
     key = keys[0] if len(keys) == 1 else cell_numbers(keys, sizes)
     if cluster is not None:
@@ -144,12 +128,7 @@ def over_chunks(work: Callable[[slice], Any], n: int, at_least: int = 0) -> Iter
 
 
 def sample_of_table(rows: NDArray[np.integer]) -> Sample:
-    """The sample behind a table of rows [*cells], where each row stands for itself.
-
-    Example:
-        >>> sample_of_table(np.array([[2, 0], [0, 1]])).observed()[0].tolist()
-        [[2.0, 0.0], [0.0, 1.0]]
-    """
+    """The sample behind a table of rows [*cells], where each row stands for itself."""
     cells = np.flatnonzero(rows)
     multiplicity = rows.ravel()[cells].astype(np.int64)
     return Sample(multiplicity, (Content(np.arange(len(cells)), cells, None, rows.astype(np.int64)),))
@@ -228,22 +207,12 @@ def quotient(above: int, below: int) -> Callable[[Array], Array]:
 
 
 def ratio(totals: Array) -> Array:
-    """First sum over second, [..., 2] to [...]: a share or a mean; NaN where the second is 0.
-
-    Example:
-        >>> ratio(np.array([3.0, 4.0]))
-        array(0.75)
-    """
+    """First sum over second, [..., 2] to [...]: a share or a mean; NaN where the second is 0."""
     return divide(totals[..., 0], totals[..., 1])
 
 
 def divide(part: Array, whole: Array) -> Array:
-    """Divide, with NaN where the whole is 0.
-
-    Example:
-        >>> divide(np.array([1.0, 0.0]), np.array([2.0, 0.0])).tolist()
-        [0.5, nan]
-    """
+    """Divide, with NaN where the whole is 0."""
     if np.min(whole, initial=1) > 0:
         return np.asarray(part / whole)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -280,15 +249,6 @@ def cluster_errors(influence: Array, clusters: NDArray[Any] | None = None) -> Cl
     Args:
         influence: what each row adds to the error of each sum, [n, k].
         clusters: of each row, [n]; None if all rows are independent.
-
-    Raises:
-        InputError: there is one cluster only.
-
-    Example:
-        >>> x = np.array([1.0, 2.0, 3.0, 6.0])
-        >>> errors = cluster_errors((x - x.mean())[:, None] / 4)
-        >>> errors.se.round(4).tolist(), errors.clusters          # that of a mean: s / √n
-        ([1.0801], 4)
     """
     unit = np.arange(len(influence)) if clusters is None else np.unique(clusters, return_inverse=True)[1]
     n_units = int(unit.max(initial=-1)) + 1

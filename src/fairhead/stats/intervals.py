@@ -44,31 +44,18 @@ _NO_NOISE = 1e-6
 
 
 class Interval(NamedTuple):
-    """A confidence interval and what it was made from.
+    """A confidence interval and what it was made from."""
 
-    Attributes:
-        low: lower end.
-        high: upper end.
-        se: standard error of the figure (for a gap: of the signed gap between the groups that make it).
-        null: what an even model of the same size would show by chance, on average; None where nothing is folded.
-        method: "inversion" of a test (gaps, ratios, extremes) or "percentile" (smooth figures).
-    """
-
-    low: float
-    high: float
-    se: float
+    low: float  # lower end
+    high: float  # upper end
+    se: float  # standard error of the figure (for a gap: of the signed gap between the groups that make it)
+    # What an even model of the same size would show by chance, on average; None where nothing is folded
     null: float | None
-    method: str
+    method: str  # "inversion" of a test (gaps, ratios, extremes) or "percentile" (smooth figures)
 
 
 def percentile(star: Array, level: float = 0.95) -> Interval:
-    """Percentile interval of replicates, shape [B]: for rates, means and signed differences.
-
-    Example:
-        >>> interval = percentile(np.arange(101.0), level=0.9)
-        >>> round(interval.low, 6), round(interval.high, 6)
-        (5.0, 95.0)
-    """
+    """Percentile interval of replicates, shape [B]: for rates, means and signed differences."""
     low, high = quantiles(star, _tails(level))
     return Interval(float(low), float(high), _std(star), None, "percentile")
 
@@ -77,10 +64,6 @@ def quantiles(values: Array, shares: Sequence[float], complete: bool = False) ->
     """`np.quantile` over the last axis, [..., B] to [shares, ...], without what it costs for few values.
 
     `complete` says that no value is NaN.
-
-    Example:
-        >>> quantiles(np.array([[4.0, 1.0, 2.0]]), [0.0, 0.75]).tolist()
-        [[1.0], [3.0]]
     """
     if not values.shape[-1] or (not complete and np.isnan(values).any()):  # its answers and its errors
         return np.asarray(np.quantile(values, shares, axis=-1))
@@ -95,18 +78,13 @@ def quantiles(values: Array, shares: Sequence[float], complete: bool = False) ->
 
 
 class Candidates(NamedTuple):
-    """What the true rates behind a gap may be.
+    """What the true rates behind a gap may be."""
 
-    Attributes:
-        at: from θ below the observed gap to rates whose gap is θ.
-        signed: from errors of the rates, shape [B, ...], to those of the signed gap between the groups that make it.
-        reach: the half-width above, times the noise of these groups.
-        shown: from θ to the gaps that these rates and the errors make, shape [B], where there is a quicker way.
-    """
-
-    at: Callable[[float], Array]
+    at: Callable[[float], Array]  # from θ below the observed gap to rates whose gap is θ
+    # From errors of the rates, shape [B, ...], to those of the signed gap between the groups that make it
     signed: Callable[[Array], Array] | None = None
-    reach: float = 1.0
+    reach: float = 1.0  # the half-width above, times the noise of these groups
+    # From θ to the gaps that these rates and the errors make, shape [B], where there is a quicker way
     shown: Callable[[float], Array] | None = None
 
 
@@ -125,11 +103,6 @@ def gap(
         reduce: f, from [..., shape of hat] to [...]; homogeneous and blind to a common shift.
         candidates: what the true rates may be; by default the observed rates, scaled.
         level: confidence level.
-
-    Example:
-        >>> rng = np.random.default_rng(0)
-        >>> gap(np.array([0.50, 0.52]), rng.normal(0, 0.05, (2000, 2)), lambda r: np.ptp(r, axis=-1)).low
-        0.0
     """
     observed, alpha = float(reduce(hat)), 1 - level
     null = reduce(error)
@@ -247,12 +220,6 @@ def minimum(hat: Array, error: Array, tied: Tied | None = None, level: float = 0
         error: their errors, shape [B, K].
         tied: from rates and standard errors to rates with those near the lowest brought together; None leaves them.
         level: confidence level.
-
-    Example:
-        >>> noise = np.random.default_rng(0).normal(0, 0.02, (2000, 2))
-        >>> interval = minimum(np.array([0.7, 0.9]), noise)
-        >>> round(interval.low, 2), round(interval.high, 2)
-        (0.66, 0.74)
     """
     worst, observed, alpha = int(np.argmin(hat)), float(np.min(hat)), 1 - level
     each = np.std(error, axis=0)
@@ -316,11 +283,6 @@ def difference(a: Span, b: Span, correlation: float, ideal: float | None) -> Spa
 
     Each side adds the distances to the ends that matter there as the sides of a triangle (MOVER). A distance that ends
     at the ideal value is bias as much as noise, because the figure is folded there, and is added in full.
-
-    Example:
-        >>> apart = difference(Span(0.5, 0.4, 0.6), Span(0.2, 0.1, 0.3), 0.0, 0.0)
-        >>> round(apart.low, 3), round(apart.high, 3)
-        (-0.441, -0.159)
     """
 
     def reach(end_a: float, end_b: float) -> float:

@@ -1,14 +1,17 @@
 """Figures with their uncertainty, and what may be said of a difference: one vocabulary for every comparison."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
-from fairhead.stats.adjustment import ALPHA
+import numpy as np
 
 Outcome = Literal["better", "worse", "changed", "not significant", "undefined"]
+Correction = Literal["holm", "bh"]
 OUTCOMES: tuple[str, ...] = get_args(Outcome)
 
+# A finding is significant where its p, corrected over its family, is below this.
+ALPHA = 0.05
 _ROUNDING = 1e-9
 
 
@@ -114,12 +117,7 @@ class Difference:
 
     @property
     def words(self) -> str:
-        """The outcome as it is written, with p where it is not significant and the reason where it is undefined.
-
-        Example:
-            >>> Difference("DP", "race", 0.2, 0.1, -0.1, -0.25, 0.05, 90, p=0.12, p_adjusted=0.24, ideal=0.0).words
-            'not significant (p = 0.24)'
-        """
+        """The outcome as it is written, with p where it is not significant and the reason where it is undefined."""
         if self.value is None:
             return f"undefined: {self.undefined}"
         p = self.p if self.p_adjusted is None else self.p_adjusted
@@ -168,11 +166,6 @@ def outcome_of(figures: Mapping[str, Any]) -> Outcome:
 
     Args:
         figures: the fields of a `Difference`, as its JSON form has them.
-
-    Example:
-        >>> d = {"a": 0.2, "b": 0.1, "value": -0.1, "low": -0.15, "high": -0.05, "p": 0.001, "p_adjusted": 0.004}
-        >>> outcome_of({**d, "ideal": 0.0}), outcome_of({**d, "p_adjusted": 0.2}), outcome_of({**d, "ideal": 0.13})
-        ('better', 'not significant', 'changed')
     """
     if figures["value"] is None:
         return "undefined"
@@ -190,12 +183,7 @@ def outcome_of(figures: Mapping[str, Any]) -> Outcome:
 
 
 def better_way(figures: Mapping[str, Any]) -> str:
-    """Which way is better: "lower", "higher", "nearer x" where the ideal lies between, or "" without an ideal.
-
-    Example:
-        >>> better_way({"a": 0.2, "b": 0.1, "ideal": 0.0}), better_way({"a": 0.8, "b": 0.9, "ideal": 1.0})
-        ('lower', 'higher')
-    """
+    """Which way is better: "lower", "higher", "nearer x" where the ideal lies between, or "" without an ideal."""
     a, b, ideal = figures["a"], figures["b"], figures.get("ideal")
     if ideal is None or a is None or b is None:
         return ""
@@ -206,12 +194,7 @@ def better_way(figures: Mapping[str, Any]) -> str:
 
 
 def p_value(p: float | None) -> str:
-    """Write a p-value; very small ones as a bound, because a permutation test does not resolve them.
-
-    Example:
-        >>> p_value(0.0001), p_value(0.0432), p_value(0.31), p_value(None)
-        ('< 0.001', '0.043', '0.31', '')
-    """
+    """Write a p-value; very small ones as a bound, because a permutation test does not resolve them."""
     if p is None:
         return ""
     if p < 0.001:
@@ -229,3 +212,24 @@ def p_text(p: float | None) -> str:
     if p is None:
         return "p unknown"
     return f"p {p_value(p)}" if p < 0.001 else f"p = {p_value(p)}"
+
+
+def adjust(p: Sequence[float | None], correction: Correction = "holm") -> list[float | None]:
+    """Correct p-values over a family; those that are None take no part.
+
+    Args:
+        p: one a test.
+        correction: "holm" (no false finding in the family) or "bh" (Benjamini–Hochberg: share of false findings).
+    """
+    tested = [i for i, value in enumerate(p) if value is not None]
+    values = np.array([p[i] for i in tested], dtype=np.float64)
+    order = np.argsort(values, kind="stable")
+    m = len(values)
+    if correction == "holm":
+        steps = np.maximum.accumulate(values[order] * (m - np.arange(m)))
+    else:
+        steps = np.minimum.accumulate((values[order] * m / np.arange(1, m + 1))[::-1])[::-1]
+    adjusted: list[float | None] = [None] * len(p)
+    for i, step in zip(order, steps, strict=True):
+        adjusted[tested[i]] = float(min(step, 1.0))
+    return adjusted

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from fairhead.stats.adjustment import ALPHA, adjust
 from fairhead.stats.bootstrap import FEW_CLUSTERS, Array, Resampling, Statistic
 from fairhead.stats.intervals import minimum_detectable
-from fairhead.stats.outcome import Difference, Span
+from fairhead.stats.outcome import ALPHA, Difference, Span, adjust
 
 _ROUNDING = 1e-9
 # What rounding makes of no change at all, and of the standard error of a change that is the same everywhere.
@@ -25,29 +24,18 @@ N_PERM, _ENOUGH = 100_000, 1000
 
 
 def paired_difference(
-    metric: str,
-    statistic: Statistic,
-    first: Array,
-    second: Array,
-    n: int,
-    how: Resampling,
+    metric: str,  # its name
+    statistic: Statistic,  # from totals [..., k] to the figure [...]
+    first: Array,  # sums of the first model's answers, [clusters, k]
+    second: Array,  # those of the second's
+    n: int,  # items in all
+    how: Resampling,  # how intervals are made
     *,
-    ideal: float | None = None,
-    relative: bool = False,
-    n_perm: int = N_PERM,
+    ideal: float | None = None,  # the value of a model without a preference
+    relative: bool = False,  # compare by the ratio, not by the difference
+    n_perm: int = N_PERM,  # random swaps at most
 ) -> Difference:
     """One figure of two models, from what the items of each cluster add up to.
-
-    Args:
-        metric: its name.
-        statistic: from totals [..., k] to the figure [...].
-        first: sums of the first model's answers, [clusters, k].
-        second: those of the second's.
-        n: items in all.
-        how: how intervals are made.
-        ideal: the value of a model without a preference.
-        relative: compare by the ratio, not by the difference.
-        n_perm: random swaps at most.
 
     Example:
         >>> from fairhead.stats.clusters import ratio
@@ -99,11 +87,6 @@ def corrected(differences: Sequence[Difference]) -> list[Difference]:
 
     A note says why a difference whose own interval leaves out 0 is not significant. Where there are so few clusters
     that no p-value of theirs could pass the correction, there is no smallest detectable difference either.
-
-    Example:
-        >>> both = [Difference(m, None, 0, 1, 1, 1, 1, 9, p=0.03, clusters=9) for m in "xy"]
-        >>> [(d.p_adjusted, d.note) for d in corrected(both)][0]
-        (0.06, 'its own interval leaves out 0, but it is not significant among 2 figures')
     """
     p = [d.p for d in differences]
     family = sum(value is not None for value in p)

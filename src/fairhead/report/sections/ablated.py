@@ -8,10 +8,9 @@ from typing import Annotated, ClassVar, NamedTuple
 import numpy as np
 from markupsafe import Markup
 
-from fairhead.report.axis import Axis
 from fairhead.report.forest import tick_scale
 from fairhead.report.form import Head, Must
-from fairhead.report.markup import fill
+from fairhead.report.markup import Axis, fill
 from fairhead.report.sections import Section
 from fairhead.report.wording import Scale, count, head_name, metric_name, p_value, scale_of
 
@@ -47,39 +46,23 @@ class Fact:
 
 @dataclass(frozen=True, kw_only=True)
 class Ablated(Section):
-    """What ablating the selected heads does to a metric.
-
-    Attributes:
-        metric: its name.
-        selected: (layer, head) of the heads.
-        before: the metric of the whole model.
-        after: with the heads ablated.
-        effect: after − before.
-        low: lower end of its interval.
-        high: upper end.
-        p: of no effect.
-        percentile: the effect's place among the controls, from 0 to 1.
-        controls: effects of other sets of heads.
-        exhaustive: whether these are all sets there are.
-        p_controls: of random heads doing as much.
-        accuracy_effect: on accuracy.
-    """
+    """What ablating the selected heads does to a metric."""
 
     kind: ClassVar[str] = "ablation"
 
-    metric: str
-    selected: Sequence[Head]
-    before: float
-    after: float
-    effect: float
-    low: float | None
-    high: float | None
-    p: float | None
-    percentile: _Fraction
-    controls: Sequence[float]
-    exhaustive: bool
-    p_controls: float | None = None
-    accuracy_effect: Effect | None = None
+    metric: str  # its name
+    selected: Sequence[Head]  # (layer, head) of the heads
+    before: float  # the metric of the whole model
+    after: float  # with the heads ablated
+    effect: float  # after − before
+    low: float | None  # lower end of its interval
+    high: float | None  # upper end
+    p: float | None  # of no effect
+    percentile: _Fraction  # the effect's place among the controls, from 0 to 1
+    controls: Sequence[float]  # effects of other sets of heads
+    exhaustive: bool  # whether these are all sets there are
+    p_controls: float | None = None  # of random heads doing as much
+    accuracy_effect: Effect | None = None  # on accuracy
 
     def draw(self) -> Markup:
         """The effect, its place among the controls, and the side effect on accuracy."""
@@ -130,13 +113,7 @@ def _effect_fact(name: str, effect: Effect, scale: Scale) -> Fact:
 def control_plot(
     effect: float, low: float | None, high: float | None, controls: Sequence[float], scale: Scale, title: str
 ) -> Markup:
-    """Draw the distribution of control effects with the effect of the selected heads marked in it.
-
-    Example:
-        >>> drawn = control_plot(-0.2, -0.3, -0.1, [0.0, 0.01, -0.02], Scale(100, 1, "points"), "Controls")
-        >>> drawn.count("<circle")  # three controls and the effect
-        4
-    """
+    """Draw the distribution of control effects with the effect of the selected heads marked in it."""
     axis = Axis.over([0.0, effect, *(x for x in (low, high) if x is not None), *controls])
     place = axis.fraction(effect)
     return fill(

@@ -20,17 +20,11 @@ _LARGEST = 224  # pixels of a picture in the page
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionMap:
-    """What the first token of one model looks at in one picture.
+    """What the first token of one model looks at in one picture."""
 
-    Attributes:
-        model: its name.
-        patches: share of attention on each patch, [rows][columns].
-        elsewhere: share on tokens that are no patches (the first token itself).
-    """
-
-    model: str
-    patches: Annotated[Sequence[Sequence[float]], IS_GRID]
-    elsewhere: float
+    model: str  # its name
+    patches: Annotated[Sequence[Sequence[float]], IS_GRID]  # share of attention on each patch, [rows][columns]
+    elsewhere: float  # share on tokens that are no patches (the first token itself)
 
     def shade(self, share: float) -> float:
         """How dark a patch is: the less of the attention is on it, the darker."""

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from markupsafe import Markup
 
-from fairhead.report.axis import Axis
 from fairhead.report.forest import Cell, Mark, Panel, Undefined, forest, level, undefined
-from fairhead.report.markup import fill
+from fairhead.report.markup import Axis, fill
 from fairhead.report.sections import Section
 from fairhead.report.wording import Scale, by, count, is_share, metric_name, scale_of
 from fairhead.stats import Estimate
@@ -45,17 +44,12 @@ class AuditFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class Audited(Section):
-    """An audit.
-
-    Attributes:
-        name: whose predictions were audited.
-        audit: the audit, or its JSON form.
-    """
+    """An audit."""
 
     kind: ClassVar[str] = "audit"
 
-    name: str
-    audit: Annotated[Any, AuditFigures]
+    name: str  # whose predictions were audited
+    audit: Annotated[Any, AuditFigures]  # the audit, or its JSON form
 
     def draw(self) -> Markup:
         """Overall figures first, then one block for each group column."""

@@ -40,52 +40,30 @@ class SeedChange:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run of a method cost, averaged over seeds; None: not known there.
+    """What a run of a method cost, averaged over seeds; None: not known there."""
 
-    Attributes:
-        seconds: wall time of training, all stages.
-        watt_hours: of the GPU.
-        mib: peak memory: PyTorch's tensors on the GPU, or the resident memory of the process.
-        mib_of: which of the two.
-        shared_by: how many cells shared the device at most: time is longer and energy an equal share.
-        steps: optimizer steps, all stages.
-    """
-
-    seconds: float
-    watt_hours: float | None
-    mib: float | None
-    mib_of: str
-    shared_by: int
-    steps: float
+    seconds: float  # wall time of training, all stages
+    watt_hours: float | None  # of the GPU
+    mib: float | None  # peak memory: PyTorch's tensors on the GPU, or the resident memory of the process
+    mib_of: str  # which of the two
+    shared_by: int  # how many cells shared the device at most: time is longer and energy an equal share
+    steps: float  # optimizer steps, all stages
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a search of one method found.
+    """What a search of one method found."""
 
-    Attributes:
-        config: the number of the configuration; 0 is the grid's own.
-        values: the settings that were drawn; empty for the grid's own.
-        score: its validation score, averaged over the search's seeds.
-        own_score: that of the grid's own settings; None where they came to nothing.
-        searched: option -> what it was drawn from.
-        trials: how many ran.
-        failed: how many of them came to nothing, such as a loss that was not finite.
-        seconds: wall time of all trials.
-        watt_hours: of the GPU; None where not known.
-        with_groups: it was chosen by the worst (class, group) accuracy.
-    """
-
-    config: int
-    values: Mapping[str, Any]
-    score: float
-    own_score: float | None
-    searched: Mapping[str, str]
-    trials: int
-    failed: int
-    seconds: float
-    watt_hours: float | None
-    with_groups: bool = False
+    config: int  # the number of the configuration; 0 is the grid's own
+    values: Mapping[str, Any]  # the settings that were drawn; empty for the grid's own
+    score: float  # its validation score, averaged over the search's seeds
+    own_score: float | None  # that of the grid's own settings; None where they came to nothing
+    searched: Mapping[str, str]  # option -> what it was drawn from
+    trials: int  # how many ran
+    failed: int  # how many of them came to nothing, such as a loss that was not finite
+    seconds: float  # wall time of all trials
+    watt_hours: float | None  # of the GPU; None where not known
+    with_groups: bool = False  # it was chosen by the worst (class, group) accuracy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,24 +109,16 @@ class _Table(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class BenchBlock(Section):
-    """All methods on one data set with one backbone.
-
-    Attributes:
-        baseline: the method that the others are held against.
-        metrics: in the order of the columns.
-        methods: one a row.
-        findings: a sentence for each metric.
-        frontier: of fairness and accuracy.
-    """
+    """All methods on one data set with one backbone."""
 
     kind: ClassVar[str] = "bench"
     has_figures: ClassVar[bool] = False  # a table says below it how it is read
 
-    baseline: str
-    metrics: Sequence[str]
-    methods: Sequence[MethodFigures]
-    findings: Sequence[str] = ()
-    frontier: Frontier | None = None
+    baseline: str  # the method that the others are held against
+    metrics: Sequence[str]  # in the order of the columns
+    methods: Sequence[MethodFigures]  # one a row
+    findings: Sequence[str] = ()  # a sentence for each metric
+    frontier: Frontier | None = None  # of fairness and accuracy
 
     def draw(self) -> Markup:
         """Findings, tables, the frontier, and what failed."""
@@ -264,12 +234,7 @@ def _choice(search: Choice) -> list[Cell]:
 
 
 def points(value: float | None, signed: bool = False) -> str:
-    """A fraction as percent points with one decimal, or a dash.
-
-    Example:
-        >>> points(0.1234), points(0.02, signed=True), points(None)
-        ('12.3', '+2.0', '–')
-    """
+    """A fraction as percent points with one decimal, or a dash."""
     return "–" if value is None else Scale(100, 1).write(value, signed)
 
 

@@ -62,20 +62,14 @@ class ChangePanel:
 
 @dataclass(frozen=True, kw_only=True)
 class Changes(Section):
-    """Paired changes.
-
-    Attributes:
-        base: what they are held against.
-        level: of the intervals.
-        panels: changes that share an axis.
-        definitions: name of a figure -> what it is; drawn below the panels.
-    """
+    """Paired changes."""
 
     kind: ClassVar[str] = "changes"
 
-    base: str
-    level: float
-    panels: Sequence[ChangePanel]
+    base: str  # what they are held against
+    level: float  # of the intervals
+    panels: Sequence[ChangePanel]  # changes that share an axis
+    # Name of a figure -> what it is; drawn below the panels
     definitions: Mapping[str, str] = field(default_factory=dict)
 
     def draw(self) -> Markup:
@@ -131,21 +125,7 @@ class WrittenChange(NamedTuple):
 
 
 def written(change: Mapping[str, Any]) -> WrittenChange:
-    """Write a change (shares in percent, ratios in percent of the first) with the digits that its interval deserves.
-
-    Example:
-        >>> made = written({"unit": "share", "before": 0.6, "after": 0.55, "value": -0.05, "low": -0.08,
-        ...                 "high": -0.02, "mde": 0.04})
-        >>> made.after.replace("\u202f", " "), made.difference.replace("\u2212", "-"), made.detectable
-        ('55.0 %', '-5.0', '4.0')
-        >>> ratio = written({"unit": "ratio", "before": 20.0, "after": 22.0, "value": 0.0953, "low": 0.08,
-        ...                  "high": 0.11, "mde": None})
-        >>> ratio.difference.replace("\u202f", " "), ratio.interval.replace("\u202f", " ")
-        ('+10.0 %', '+8.3 to +11.6 %')
-        >>> written({"unit": "number", "before": 0.00556, "after": 0.00556, "value": 0.0, "low": 0.0, "high": 0.0,
-        ...          "mde": None}).before
-        '0.00556'
-    """
+    """Write a change (shares in percent, ratios in percent of the first) with the digits that its interval deserves."""
     unit = change["unit"]
     moved, both = _difference_scale(change), _level_scale(change)
     value, low, high, mde = (_shown(change[key], unit) for key in ("value", "low", "high", "mde"))

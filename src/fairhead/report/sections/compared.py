@@ -32,19 +32,13 @@ class ComparisonFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class Compared(Section):
-    """A comparison of two sets of predictions.
-
-    Attributes:
-        a_name: the first.
-        b_name: the second.
-        comparison: the comparison, or its JSON form.
-    """
+    """A comparison of two sets of predictions."""
 
     kind: ClassVar[str] = "comparison"
 
-    a_name: str
-    b_name: str
-    comparison: Annotated[Any, ComparisonFigures]
+    a_name: str  # the first
+    b_name: str  # the second
+    comparison: Annotated[Any, ComparisonFigures]  # the comparison, or its JSON form
 
     def draw(self) -> Markup:
         """The differences b − a with the direction that is better for each."""

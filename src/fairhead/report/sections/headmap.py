@@ -22,27 +22,17 @@ _SMALLEST, _LARGEST = 13.0, 46.0  # side of a cell
 
 @dataclass(frozen=True, kw_only=True)
 class Headmap(Section):
-    """One figure a head.
-
-    Attributes:
-        measure: what the figures are.
-        unit: of the figures; "fraction" is written as percent.
-        values: the figures, [layers][heads]; None where undefined.
-        low: lower ends of their intervals, same shape.
-        high: upper ends.
-        p_adjusted: corrected p-values.
-        selected: (layer, head) of the heads to outline.
-    """
+    """One figure a head."""
 
     kind: ClassVar[str] = "headmap"
 
-    measure: str
-    unit: str
-    values: Grid
-    selected: Sequence[Head]
-    low: Grid | None = None
-    high: Grid | None = None
-    p_adjusted: Grid | None = None
+    measure: str  # what the figures are
+    unit: str  # of the figures; "fraction" is written as percent
+    values: Grid  # the figures, [layers][heads]; None where undefined
+    selected: Sequence[Head]  # (layer, head) of the heads to outline
+    low: Grid | None = None  # lower ends of their intervals, same shape
+    high: Grid | None = None  # upper ends
+    p_adjusted: Grid | None = None  # corrected p-values
 
     def check(self, where: str) -> None:
         """All grids have one shape, and the selected heads are in it."""
@@ -126,12 +116,7 @@ def _several(number: int, noun: str) -> str:
 
 
 def colour_class(value: float, largest: float) -> str:
-    """Return the CSS class of a value: its sign and its size in fifths of the largest.
-
-    Example:
-        >>> colour_class(0.5, 1.0), colour_class(-1.0, 1.0), colour_class(0.0, 0.0)
-        ('pos3', 'neg5', 'zero')
-    """
+    """Return the CSS class of a value: its sign and its size in fifths of the largest."""
     step = min(STEPS, round(abs(value) / largest * STEPS + 1e-9)) if largest else 0
     return "zero" if step == 0 else f"{'pos' if value > 0 else 'neg'}{step}"
 
@@ -145,13 +130,7 @@ def _cell_scale(largest: float, factor: float) -> Scale:
 
 
 def colour_bar(lowest: float, highest: float, factor: float = 1.0) -> Markup:
-    """Draw the colours that occur between the lowest and the highest value, with 0 and the ends of the scale written.
-
-    Example:
-        >>> drawn = colour_bar(-0.1, 0.5, factor=100)
-        >>> drawn.count("<rect")  # neg1, zero, pos1 … pos5
-        7
-    """
+    """Draw the colours that occur between the lowest and the highest value, with 0 and the ends written."""
     largest = max(abs(lowest), abs(highest))
     looks = [f"neg{step}" for step in range(STEPS, 0, -1)] + ["zero"] + [f"pos{step}" for step in range(1, STEPS + 1)]
     first, last = (looks.index(colour_class(edge, largest)) for edge in (min(0.0, lowest), max(0.0, highest)))
@@ -163,12 +142,7 @@ def colour_bar(lowest: float, highest: float, factor: float = 1.0) -> Markup:
 
 
 def ranked(values: Grid, selected: Collection[tuple[int, int]], most: int = 10) -> list[tuple[int, int]]:
-    """Return the heads worth listing, largest first: the `most` largest in size and all that are selected.
-
-    Example:
-        >>> ranked([[0.1, -0.4], [None, 0.2]], {(0, 0)}, most=2)
-        [(0, 1), (1, 1), (0, 0)]
-    """
+    """Return the heads worth listing, largest first: the `most` largest in size and all that are selected."""
     sizes = {
         (layer, head): -1.0 if value is None else abs(value)
         for layer, row in enumerate(values)

@@ -8,8 +8,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from markupsafe import Markup
 
-from fairhead.report.axis import Axis
-from fairhead.report.markup import fill
+from fairhead.report.markup import Axis, fill
 from fairhead.report.sections import Section
 
 _TOP, _BOTTOM = 8, 130
@@ -17,45 +16,28 @@ _TOP, _BOTTOM = 8, 130
 
 @dataclass(frozen=True)
 class Shape:
-    """One dimension in one group.
+    """One dimension in one group."""
 
-    Attributes:
-        n: rows.
-        mean: of them.
-        sd: their standard deviation.
-        distance: the largest difference between their distribution and the normal one with this mean and deviation
-            (Kolmogorov and Smirnov's D): 0 for normal, 1 at most.
-        counts: of a histogram; both groups share its edges.
-    """
-
-    n: int
-    mean: float
-    sd: float
+    n: int  # rows
+    mean: float  # of them
+    sd: float  # their standard deviation
+    # The largest difference between their distribution and the normal one with this mean and deviation (Kolmogorov and
+    # Smirnov's D): 0 for normal, 1 at most
     distance: float
-    counts: tuple[int, ...]
+    counts: tuple[int, ...]  # of a histogram; both groups share its edges
 
 
 @dataclass(frozen=True)
 class Dimension:
-    """One dimension of q or k.
+    """One dimension of q or k."""
 
-    Attributes:
-        side: "q" or "k".
-        head: its head.
-        index: its number within the head.
-        groups: its shape in either group.
-        difference: of the two means, in standard deviations of both groups together.
-        spread_ratio: deviation of the second group over that of the first.
-        edges: of the histograms, one more than there are bars.
-    """
-
-    side: Literal["q", "k"]
-    head: int
-    index: int
-    groups: tuple[Shape, ...]
-    difference: float
-    spread_ratio: float
-    edges: tuple[float, ...]
+    side: Literal["q", "k"]  # "q" or "k"
+    head: int  # its head
+    index: int  # its number within the head
+    groups: tuple[Shape, ...]  # its shape in either group
+    difference: float  # of the two means, in standard deviations of both groups together
+    spread_ratio: float  # deviation of the second group over that of the first
+    edges: tuple[float, ...]  # of the histograms, one more than there are bars
 
     def title(self) -> str:
         """Which one it is."""
@@ -88,20 +70,14 @@ class Dimension:
 
 @dataclass(frozen=True, kw_only=True)
 class QKHistograms(Section):
-    """Dimensions of q and k in two groups.
-
-    Attributes:
-        names: of the two groups.
-        chosen: the dimensions to draw.
-        findings: what was found over all dimensions, in sentences.
-    """
+    """Dimensions of q and k in two groups."""
 
     kind: ClassVar[str] = "qk_histograms"
     has_figures: ClassVar[bool] = False
 
-    names: Sequence[str]
-    chosen: Sequence[Dimension]
-    findings: Sequence[str] = ()
+    names: Sequence[str]  # of the two groups
+    chosen: Sequence[Dimension]  # the dimensions to draw
+    findings: Sequence[str] = ()  # what was found over all dimensions, in sentences
 
     def draw(self) -> Markup:
         """The findings, then the histograms."""

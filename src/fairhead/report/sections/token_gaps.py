@@ -36,23 +36,14 @@ class GapPanel:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenPair:
-    """Two sentences and the gap of each of their tokens.
+    """Two sentences and the gap of each of their tokens."""
 
-    Attributes:
-        texts: the sentences.
-        first: tokens of the first.
-        second: tokens of the second.
-        changed: whether the two differ there.
-        gaps: between the attention that the two get.
-        groups: kinds of bias that the pair is of.
-    """
-
-    texts: Sequence[str]
-    first: Sequence[str]
-    second: Sequence[str]
-    changed: Sequence[bool]
-    gaps: Sequence[float]
-    groups: Sequence[Any] = ()
+    texts: Sequence[str]  # the sentences
+    first: Sequence[str]  # tokens of the first
+    second: Sequence[str]  # tokens of the second
+    changed: Sequence[bool]  # whether the two differ there
+    gaps: Sequence[float]  # between the attention that the two get
+    groups: Sequence[Any] = ()  # kinds of bias that the pair is of
 
     def check(self, where: str) -> None:
         """One entry a token, and two sentences."""
