@@ -64,7 +64,6 @@ class DataColumns(SentenceColumns):
 
     Attributes:
         group: column to audit by, which training never sees; give it several times for several.
-        id: column of distinct ids; rows are numbered where there is none.
         data_option: another option of the reader: input=COLUMN of paths or texts, on_error=skip, ...
         label: column of the classes.
         split: column of the parts (train, val, test); drawn at random where there is none.

@@ -55,31 +55,26 @@ class Source:
     """What is measured on what.
 
     Attributes:
-        model: folder of a causal language model, or its name on the hub if it is cached (hub:NAME fetches it).
         data: file, folder or zip archive as published, or reader:path.
+        model: folder of a causal language model, or its name on the hub if it is cached (hub:NAME fetches it).
         limit: only so many items, drawn at random with --seed.
     """
 
-    model: Annotated[str, Option(metavar="PATH")]
     data: Annotated[str, Option(metavar="PATH")]
+    model: Annotated[str, Option(metavar="PATH")]
     limit: Annotated[Count | None, Option(metavar="N")] = None
 
 
 @dataclass(frozen=True)
-class Written:
+class Written(Source):
     """What is measured on what, where a model writes.
 
     Attributes:
-        data: file, folder or zip archive as published, or reader:path.
-        model: folder of a causal language model, or its name on the hub if it is cached (hub:NAME fetches it).
-        limit: only so many prompts, drawn at random with --seed.
         score_only: measure this file of generations; no model is needed.
         generate_only: write generations, measure nothing.
     """
 
-    data: Annotated[str, Option(metavar="PATH")]
-    model: Annotated[str | None, Option(metavar="PATH")] = None
-    limit: Annotated[Count | None, Option(metavar="N")] = None
+    model: Annotated[str | None, Option(metavar="PATH")] = None  # type: ignore[assignment]
     score_only: Annotated[str | None, Option(metavar="FILE")] = None
     generate_only: bool = False
 
@@ -91,24 +86,13 @@ class Computing:
     Attributes:
         device: where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.
         dtype: precision; auto is float32 on a processor and bfloat16 on a GPU.
+        batch_tokens: tokens of a batch, padding included.
+        start: BOS (end of text where there is none) before every text, or only where nothing else stands before.
     """
 
     panel: ClassVar[str] = "Model"
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-
-
-@dataclass(frozen=True)
-class Scoring(Computing):
-    """Where and how a model computes.
-
-    Attributes:
-        device: where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.
-        dtype: precision; auto is float32 on a processor and bfloat16 on a GPU.
-        batch_tokens: tokens of a batch, padding included.
-        start: BOS (end of text where there is none) before every text, or only where nothing else stands before.
-    """
-
     batch_tokens: Annotated[Count | None, Option(metavar="N")] = None
     start: Literal["always", "empty_prefix"] = "always"
 
@@ -120,23 +104,12 @@ class Output:
     Attributes:
         json: write JSON; - prints only JSON.
         out: folder for the answers, the table of items and the figures.
+        html: write a report, and its JSON twin.
     """
 
     panel: ClassVar[str] = "Output"
     json: Annotated[str | None, Option(metavar="FILE")] = None
     out: Annotated[Path | None, Option(metavar="DIR")] = None
-
-
-@dataclass(frozen=True)
-class Page(Output):
-    """What is written, where there is a report.
-
-    Attributes:
-        json: write JSON; - prints only JSON.
-        out: folder for the table of items and the figures.
-        html: write a report, and its JSON twin.
-    """
-
     html: Annotated[Path | None, Option(metavar="FILE")] = None
 
 
@@ -203,13 +176,18 @@ def _command(benchmark: "Benchmark") -> Callable[..., None]:
         "own": benchmark.options,
         # Of these kinds there are readers of a user's own data.
         "columns": SentenceColumns if {"pairs", "triplets"} & {*benchmark.kinds} else NoOptions,
-        "computing": Computing if benchmark.prompts or benchmark.section == "Attention" else Scoring,
+        "computing": Computing,
         "sampling": Sampling if benchmark.prompts else NoOptions,
         "statistics": Statistics,
-        "output": Page if benchmark.report else Output,
+        "output": Output,
     }
     run.__doc__ = benchmark.question
-    return options("lm")(run)
+    scores = not benchmark.prompts and benchmark.section != "Attention"
+    left_out = {
+        "computing": () if scores else ("batch_tokens", "start"),
+        "output": () if benchmark.report else ("html",),
+    }
+    return options("lm", without=left_out)(run)
 
 
 def _run(
@@ -221,11 +199,11 @@ def _run(
     computing: Computing,
     sampling: Sampling,
     statistics: Statistics,
-    output: Any,
+    output: Output,
 ) -> None:
     from fairhead.language.running import read_data, run_benchmark
 
-    html = getattr(output, "html", None)
+    html = output.html
     for path in (output.json, None if html is None else str(html)):
         check_output(path)
     if html is not None and output.json is not None and Path(output.json) == html.with_suffix(".json"):
@@ -252,6 +230,7 @@ def _run(
                 shown.tell(benchmark.flag, done, total)
 
         if generate_only:
+            assert output.out is not None  # by `_check_written`
             _generate(benchmark, scorer, items, own, sampling, how.seed, output.out, tell)
             return
         result = run_benchmark(
@@ -348,7 +327,7 @@ def _suite_command() -> Callable[..., None]:
         "context": typer.Context,
         "chosen": Suite,
         "of": _options_of_all(),
-        "computing": Scoring,
+        "computing": Computing,
         "statistics": Statistics,
     }
     run.__doc__ = "Run every benchmark on a model, into one folder that can be compared with another."
@@ -374,7 +353,7 @@ def _options_of_all() -> type:
 
 
 def _run_suite(
-    context: typer.Context, chosen: Any, of: dict[str, Any], computing: Scoring, statistics: Statistics
+    context: typer.Context, chosen: Any, of: dict[str, Any], computing: Computing, statistics: Statistics
 ) -> None:
     from fairhead.language.running import gather_items, run_suite
 

@@ -64,9 +64,6 @@ class Comparing(Statistics):
     """How intervals and p-values are made.
 
     Attributes:
-        n_boot: bootstrap replicates; 2000 by default.
-        seed: same seed, same figures.
-        level: confidence level of intervals.
         n_perm: random swaps of each p-value, at most.
     """
 
