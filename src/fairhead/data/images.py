@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image, UnidentifiedImageError
 
-from fairhead.data.files import Skips, Source
+from fairhead.data.files import Skips, Source, base_name
 from fairhead.errors import InputError
 
 Progress = Callable[[int, int], None]
@@ -61,6 +61,14 @@ class Images(Sequence[Image.Image]):
         taken.__dict__.pop("stamp", None)
         taken._names = tuple(self._names[i] for i in np.asarray(indices, dtype=np.intp))
         return taken
+
+    def positions(self, position: Mapping[str, int]) -> list[int]:
+        """Where each picture is in a table by path, or else by file name; −1 where it is not."""
+        if any(name in position for name in self._names):
+            return [position.get(name, -1) for name in self._names]
+        by_file = {base_name(name): row for name, row in position.items()}
+        unique = by_file if len(by_file) == len(position) else {}
+        return [unique.get(base_name(str(name)), -1) for name in self._names]
 
     @cached_property
     def stamp(self) -> str | None:

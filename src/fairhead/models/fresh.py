@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fairhead.data.ready_features import PREFIX, ReadyFeatures
 from fairhead.errors import InputError, UnsupportedModel, did_you_mean
 from fairhead.models.inputs import Pictures, normalising
 from fairhead.models.load import open_model, read_weights
@@ -18,6 +19,11 @@ _FRESH_SETTINGS = {"width": 768, "mlp": 768, "image_size": 64, "patch_size": 16}
 
 # The tower that sees, kept without the other, and the family that it is of.
 _TOWERS_ALONE = {"clip_vision_model": "CLIP", "siglip_vision_model": "Siglip"}
+
+
+def is_ready(name: str) -> bool:
+    """Whether a name says where features are that have been computed already: "features:FILE.npz"."""
+    return name.startswith(PREFIX)
 
 
 def is_fresh(name: str) -> bool:
@@ -49,7 +55,7 @@ class Recipe:
     @property
     def place(self) -> Place | None:
         """The files of a pretrained model; None for a fresh one."""
-        if is_fresh(self.name):
+        if is_fresh(self.name) or is_ready(self.name):
             return None
         try:
             return find(self.name)
@@ -57,17 +63,22 @@ class Recipe:
             if self.name.startswith(("path:", "hub:")) or "/" in self.name:
                 raise
         raise InputError(
-            f"there is no backbone {self.name!r}; give vit-<layers>x<heads>, such as vit-8x8, or path:FOLDER"
+            f"there is no backbone {self.name!r}; give vit-<layers>x<heads>, such as vit-8x8, path:FOLDER or "
+            "features:FILE.npz"
         )
 
     def check(self) -> None:
         """Refuse a name or a setting that is not known, and a folder without a model."""
         shape = _FRESH.fullmatch(self.name)
-        known = list(_FRESH_SETTINGS) if self.place is None else ["image_size"]
+        if is_ready(self.name):
+            ReadyFeatures.read(self.name)
+            known = []
+        else:
+            known = list(_FRESH_SETTINGS) if self.place is None else ["image_size"]
         for setting, value in self.settings.items():
             if setting not in known:
                 raise InputError(
-                    f"backbone {self.name} has no setting {setting!r}; it has {', '.join(known)}."
+                    f"backbone {self.name} has no setting {setting!r}; it has {', '.join(known) or 'none'}."
                     f"{did_you_mean(setting, known)}"
                 )
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -97,6 +108,10 @@ class Recipe:
     def build(self, kind: str, seed: int) -> Any:
         """A model of the kind "image" or "text" with a task head, on the CPU; a seed gives the same weights again."""
         self.check()
+        if is_ready(self.name):
+            raise UnsupportedModel(
+                f"{self.name} has features, not a model: a linear head is trained on them (train=head)"
+            )
         torch.manual_seed(seed)
         labels: dict[str, Any] = {
             "id2label": dict(enumerate(self.classes)),

@@ -23,6 +23,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from fairhead.errors import FairheadError, InputError, UnsupportedModel
 from fairhead.models.attached import carried, method_of, within
 from fairhead.models.inputs import processor_of, tokenizer_of
+from fairhead.models.linear_head import LinearHead
 from fairhead.models.places import ADAPTER, Place, config_of, find, quietly, read_json, reading
 
 DType = Literal["auto", "stored", "float32", "bfloat16", "float16"]
@@ -175,7 +176,7 @@ def class_of(place: Place, kind: Kind) -> Any:
     if kind in _AUTO or task in _AUTO:
         return getattr(transformers, _AUTO[kind if kind in _AUTO else str(task)])
     name = str(named[0]) if named else "AutoModel" if kind == "image" else "no class"
-    found = getattr(transformers, name, None)
+    found = LinearHead if name == LinearHead.__name__ else getattr(transformers, name, None)
     if name != "AutoModel" and not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
         raise InputError(f"{place.folder / 'config.json'} names {name} as the model's class, which transformers lacks")
     reads = getattr(found, "main_input_name", "pixel_values")

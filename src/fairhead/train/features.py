@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fairhead.errors import UnsupportedModel
 from fairhead.models.attached import refuse_method
+from fairhead.models.load import weights_digest
 from fairhead.train.cache import cache_folder, cached_array, key_of
 from fairhead.train.examples import Examples
 from fairhead.train.first_token import first_token_only
@@ -212,6 +213,87 @@ def frozen_features(
     if "attention_mask" in examples.inputs:
         inputs["attention_mask"] = examples.inputs["attention_mask"]
     return Examples(inputs, examples.labels)
+
+
+def encode(
+    model: nn.Module, examples: Examples, folder: Path | str | None = None, progress: Progress | None = None
+) -> Tensor:
+    """One vector a row by a model without a task head, [n, D] on the CPU: computed once, then mapped from disk.
+
+    Args:
+        model: runs in evaluation mode, without gradients, on the device it is on.
+        examples: inputs as the model takes them.
+        folder: the cache; by default `$FAIRHEAD_CACHE` or `~/.cache/fairhead`.
+        progress: called with (done, total) while features are computed.
+    """
+    device = next(model.parameters()).device
+
+    def features(part: Examples) -> Tensor:
+        inputs = part.to(device).inputs
+        return pooled(model(**inputs), inputs.get("attention_mask"))
+
+    return kept_features("encoded", model, examples, features, folder, progress)
+
+
+def kept_features(
+    what: str,
+    model: nn.Module,
+    examples: Examples,
+    features: Callable[[Examples], Tensor],
+    folder: Path | str | None = None,
+    progress: Progress | None = None,
+) -> Tensor:
+    """What `features` gives for the rows, [n, D] on the CPU; kept under `what`, the model's weights and the inputs."""
+
+    def of(rows: Tensor) -> Tensor:
+        with _evaluating(model), torch.inference_mode():
+            return features(examples.take(rows)).float().cpu()
+
+    # The first row as well, to a few digits: what hooks make of the inputs, such as normalised pictures, is in it.
+    first = of(torch.arange(1))
+    key = key_of(
+        what,
+        weights_digest(model),
+        _settings(model),
+        np.round(first.double().numpy(), 2),
+        *(part for name, tensor in sorted(examples.inputs.items()) for part in (name, _bytes_of(tensor))),
+    )
+
+    def fill(array: Any) -> None:
+        for rows in torch.arange(len(examples)).split(128):
+            array[rows[0] : rows[-1] + 1] = of(rows).numpy()
+            if progress is not None:
+                progress(int(rows[-1]) + 1, len(examples))
+
+    about = {"model": type(model).__name__, "what": what, "rows": len(examples)}
+    shape = (len(examples), first.shape[1])
+    return torch.from_numpy(cached_array(cache_folder(folder), key, shape, "float32", fill, about))
+
+
+def pooled(output: Any, mask: Tensor | None) -> Tensor:
+    """One vector a row, [B, D]: CLIP's embedding, the mean over a text's tokens, or a picture's first token.
+
+    Args:
+        output: of a model without a task head.
+        mask: 1 where a token of a text is real, [B, T]; None for pictures.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> tokens = torch.tensor([[[1.0], [3.0], [9.0]]])
+        >>> output = SimpleNamespace(last_hidden_state=tokens)
+        >>> pooled(output, torch.tensor([[1, 1, 0]])).item(), pooled(output, None).item()
+        (2.0, 1.0)
+    """
+    if mask is not None:
+        weight = mask[..., None].to(output.last_hidden_state.dtype)
+        total: Tensor = (output.last_hidden_state * weight).sum(1)
+        return total / weight.sum(1).clamp(min=1)
+    for name in ("image_embeds", "pooler_output"):
+        found: Tensor | None = getattr(output, name, None)
+        if found is not None:
+            return found
+    first: Tensor = output.last_hidden_state[:, 0]
+    return first
 
 
 class _Reached(Exception):
