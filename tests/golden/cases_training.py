@@ -24,7 +24,7 @@ n_boot: 200
 """
 METHODS = (
     "erm, dam_norm, dam_no_alignment, dam_no_attention, dam_release, dam_release_frozen, encoder_layer, dro, dro_chi2, "
-    "dro_cvar, arl, kd, lff, eiil, scaling, afr, xrm, spare, clusters"
+    "dro_cvar, arl, kd, lff, eiil, scaling, afr, xrm, spare"
 )
 
 

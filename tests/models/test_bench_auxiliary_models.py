@@ -18,7 +18,7 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from fairhead.bench.auxiliary_models import auxiliary_models_of, check_auxiliary_models, pooled
+from fairhead.bench.auxiliary_models import auxiliary_models_of, check_auxiliary_models
 from fairhead.bench.cell import run_cell
 from fairhead.bench.grid import Backbone, Cell, Data, Method
 from fairhead.bench.grid_file import read_grid
@@ -29,6 +29,7 @@ from fairhead.mitigate import load, method, run, save
 from fairhead.mitigate.training_job import AuxiliaryModel
 from fairhead.mitigate.two_networks import Pair
 from fairhead.models.fresh import Recipe
+from fairhead.train.features import pooled
 from fairhead.train.meters import Meter
 
 TINY = {"width": 16, "mlp": 16, "image_size": 8, "patch_size": 4}
@@ -82,7 +83,7 @@ def others_for(cell, cache, progress=nothing):
 def test_pictures_for_another_model_are_decoded_before_the_meter_starts(faces, clip, tmp_path, monkeypatch):
     news = []
     monkeypatch.setattr("fairhead.bench.cell.Meter.__enter__", lambda meter: news.append("meter") or enter(meter))
-    cell = a_cell(faces, "clusters", features=f"path:{clip}", counts=[2], least=1)
+    cell = a_cell(faces, "balance", encoder=f"path:{clip}", clusters=2, candidates=["balance"])
     run_cell(cell, "cpu", tmp_path, lambda stage, done, total, note: done == total and news.append(stage))
     before, after = news[: news.index("meter")], news[news.index("meter") + 1 :]
     # Twice: for the model that is trained (8 × 8) and for the frozen one (12 × 12).
@@ -153,7 +154,7 @@ def noting(layers, forward):
 
 
 def test_frozen_features_are_the_model_s_own_embedding_of_the_same_rows(faces, clip, tmp_path):
-    cell = a_cell(faces, "clusters", features=f"path:{clip}")
+    cell = a_cell(faces, "balance", encoder=f"path:{clip}")
     other = others_for(cell, tmp_path)(f"path:{clip}")
     done = run_cell(a_cell(faces, "erm"), "cpu", tmp_path)
     assert torch.equal(other.train.labels, done.task.train.labels)
@@ -167,9 +168,16 @@ def test_frozen_features_are_the_model_s_own_embedding_of_the_same_rows(faces, c
 
 
 def test_clusters_of_a_frozen_model_run_in_a_cell(faces, clip, tmp_path):
-    done = run_cell(a_cell(faces, "clusters", features=f"path:{clip}", counts=[2], least=1), "cpu", tmp_path)
+    done = run_cell(
+        a_cell(faces, "balance", encoder=f"path:{clip}", clusters=2, candidates=["balance"]), "cpu", tmp_path
+    )
     # No plain training first: the features are there already.
-    assert [stage[0] for stage in done.row["stages"]] == ["features", "clusters", "training with 2 clusters"]
+    assert [stage[0] for stage in done.row["stages"]] == [
+        "features",
+        "clusters",
+        "match",
+        "training: balance",
+    ]
 
 
 def test_a_text_s_vector_leaves_padding_out():
@@ -195,23 +203,23 @@ def test_a_name_and_a_function_give_the_same_clusters():
 
     plan = replace(PLAN, epochs=1)
     ways = [
-        run(method("clusters", counts=[2], features=given), build_model, task.train, task.validation, plan, **more)
+        run(method("balance", clusters=2, encoder=given), build_model, task.train, task.validation, plan, **more)
         for given, more in ((features, {}), ("frozen", {"auxiliary": auxiliary}))
     ]
     assert ways[0].fit.history == ways[1].fit.history
     with pytest.raises(InputError, match="'frozen' names a model, and this training knows none by name"):
-        run(method("clusters", features="frozen"), build_model, task.train, task.validation, plan)
+        run(method("balance", encoder="frozen"), build_model, task.train, task.validation, plan)
 
 
 def test_mistakes_are_found_before_any_work(faces, tmp_path):
     with pytest.raises(InputError, match=r"has no config.json"):
-        check_auxiliary_models(a_cell(faces, "clusters", features=f"path:{tmp_path}"))
+        check_auxiliary_models(a_cell(faces, "balance", encoder=f"path:{tmp_path}"))
     with pytest.raises(InputError, match="there is no backbone 'vit-12'"):
         check_auxiliary_models(a_cell(faces, "kd", teacher="vit-12"))
     with pytest.raises(InputError, match="fresh weights"):
         Recipe("vit-2x2", ("0", "1"), TINY).build_trunk("image")
-    with pytest.raises(InputError, match="features is 3; expected text or a function or nothing"):
-        method("clusters", features=3)
+    with pytest.raises(InputError, match="encoder is 3; expected text or a function or nothing"):
+        method("balance", encoder=3)
     with pytest.raises(InputError, match="share is 2; expected a number from 0 to 1"):
         method("kd", share=2)
 
@@ -221,15 +229,15 @@ def test_a_variable_in_an_option_is_filled_in_but_not_in_the_fingerprint(faces, 
 title: T
 data: [{name: faces, read: "utkface:${FACES}", group: white, split_by_seed: true}]
 backbones: [{name: tiny, model: vit-2x2, settings: {width: 16, mlp: 16, image_size: 8, patch_size: 4}}]
-methods: [erm, {method: clusters, options: {features: "path:${MODELS}"}}]
+methods: [erm, {method: balance, options: {encoder: "path:${MODELS}"}}]
 seeds: [0]
 """
     (tmp_path / "grid.yaml").write_text(text)
-    with pytest.raises(InputError, match=r"option features of method 'clusters'.*variable MODELS is not set"):
+    with pytest.raises(InputError, match=r"option encoder of method 'balance'.*variable MODELS is not set"):
         read_grid(tmp_path / "grid.yaml", [], {"FACES": str(faces)})
     assert read_grid(tmp_path / "grid.yaml", ["methods=erm"], {"FACES": str(faces)}).cells()
     cell = read_grid(tmp_path / "grid.yaml", [], {"FACES": str(faces), "MODELS": str(clip)}).cells()[1]
-    assert cell.settings()["method"]["options"] == {"features": "path:${MODELS}"}
+    assert cell.settings()["method"]["options"] == {"encoder": "path:${MODELS}"}
     monkeypatch.setenv("MODELS", str(clip))
     other = others_for(cell, tmp_path)("path:${MODELS}")
     assert other.features(other.validation).shape == (16, 6)

@@ -84,8 +84,7 @@ def test_a_run_leaves_model_records_audit_and_report(faces, tmp_path):
 
 @pytest.mark.parametrize("name", names("classifier", uses_groups=False))
 def test_every_method_runs_on_a_grid_s_cell_and_its_model_can_be_kept(name, faces, tmp_path):
-    options = {"counts": [2], "least": 1} if name == "clusters" else {}
-    cell = a_cell(faces, name, **options)
+    cell = a_cell(faces, name)
     done = run_cell(cell, "cpu", tmp_path / "cache")
     save_model(done.trained.model, done.task.kind, done.task.classes, cell, tmp_path / "model")
     recipe = Recipe("vit-2x2", done.task.classes, TINY)

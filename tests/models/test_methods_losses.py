@@ -16,12 +16,12 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
 
 from fairhead.mitigate import method, run
 from fairhead.mitigate.arl import _AdversarialLoss
+from fairhead.mitigate.balance import independent_weights, label_offsets
 from fairhead.mitigate.dro import chi2_weights, cvar_weights
 from fairhead.mitigate.eiil import environments, scale_gradients
-from fairhead.mitigate.feature_clusters import independent_weights
 from fairhead.mitigate.kd import _DistillationLoss
 from fairhead.mitigate.lff import FailureLoss
-from fairhead.mitigate.losses import GroupLoss, PriorLoss, WeightedLoss, balanced
+from fairhead.mitigate.losses import Adjusted, GroupLoss, balanced
 from fairhead.mitigate.references import balancing
 from fairhead.mitigate.two_networks import PairOutput
 from fairhead.mitigate.xrm import TwinLoss
@@ -234,8 +234,8 @@ def test_the_shares_of_a_group_are_added_to_the_logits():
     labels, groups = a_table_of_classes_and_groups()
     rows = torch.tensor([0, 100, 500, 999])
     logits = some_logits(4, 2)
-    value = PriorLoss(labels, groups)(output(logits), labels[rows], rows)
-    shares = np.array([[0.1, 0.9], [0.5, 0.5], [1, 1e-9]])[groups[rows].numpy()]
+    value = Adjusted(label_offsets(labels, groups, even=True))(output(logits), labels[rows], rows)
+    shares = np.array([[0.1, 0.9], [0.5, 0.5], [200 / 200.5, 0.5 / 200.5]])[groups[rows].numpy()]
     # Bayes' rule instead of a softmax of sums: p(y) e^f(y), normalised.
     odds = shares * np.exp(logits.detach().numpy())
     chances = (odds / odds.sum(1, keepdims=True))[np.arange(4), labels[rows].numpy()]
@@ -244,10 +244,12 @@ def test_the_shares_of_a_group_are_added_to_the_logits():
     assert logits.grad.isfinite().all()
 
 
-def test_classes_without_a_training_row_are_given_no_share():
+def test_classes_without_a_training_row_are_left_as_they_are():
     logits = torch.tensor([[0.3, -0.2, 5.0]])
-    value = PriorLoss(torch.tensor([0, 1]), torch.tensor([0, 0]))(output(logits), torch.tensor([0]), torch.tensor([0]))
-    assert value.item() == pytest.approx(math.log1p(math.exp(-0.5)), rel=1e-5)
+    offsets = label_offsets(torch.tensor([0, 1]), torch.tensor([0, 0]), even=True)
+    value = Adjusted(offsets)(output(logits), torch.tensor([0]), torch.tensor([0]))
+    shifted = logits + torch.tensor([[math.log(0.5), math.log(0.5), 0]])
+    assert value.item() == pytest.approx(cross_entropy(shifted, torch.tensor([0])).item(), rel=1e-5)
 
 
 def test_what_the_group_alone_says_of_the_label_is_not_learnt():
@@ -270,12 +272,16 @@ def test_what_the_group_alone_says_of_the_label_is_not_learnt():
 
     plain = fitted(lambda logits: cross_entropy(logits, labels))
     assert plain.tolist() == pytest.approx([math.log(9), 0], abs=1e-3)
-    prior, rows = PriorLoss(labels, groups), torch.arange(800)
+    prior, rows = Adjusted(label_offsets(labels, groups, even=True)), torch.arange(800)
     assert fitted(lambda logits: prior(output(logits), labels, rows)).tolist() == pytest.approx([0, 0], abs=1e-3)
     # So it is with weights; the classes' own shares, 0.3 and 0.7, stay.
-    weighted = WeightedLoss(independent_weights(labels, groups))
-    by_weights = fitted(lambda logits: weighted(output(logits), labels, rows))
+    weights = independent_weights(labels, groups)
+    by_weights = fitted(lambda logits: (weights * cross_entropy(logits, labels, reduction="none")).mean())
     assert by_weights.tolist() == pytest.approx([math.log(7 / 3)] * 2, abs=1e-3)
+    # And with offsets that leave those shares to the model.
+    beside = Adjusted(label_offsets(labels, groups))
+    by_offsets = fitted(lambda logits: beside(output(logits), labels, rows))
+    assert by_offsets.tolist() == pytest.approx([math.log(7 / 3)] * 2, abs=1e-3)
 
 
 def test_rows_are_drawn_until_label_and_group_are_independent(monkeypatch):
@@ -288,12 +294,12 @@ def test_rows_are_drawn_until_label_and_group_are_independent(monkeypatch):
         build_model = staticmethod(lambda: None)
         generator = staticmethod(lambda: torch.Generator().manual_seed(0))
 
-        def fit(self, stage, model, **given):
-            seen.update(given)
+        def fit(self, stage, model):
+            seen["weights"] = self.weights
 
     monkeypatch.setattr(balancing, "with_attributes", lambda job, method: job)
     method("group_balanced").train(Noting())
-    drawn = torch.tensor([row for _ in range(50) for row in seen["sampler"]])
+    drawn = torch.multinomial(seen["weights"], 50 * 800, replacement=True, generator=torch.Generator().manual_seed(0))
     table = np.zeros((2, 2))
     np.add.at(table, (labels[drawn].numpy(), groups[drawn].numpy()), 1)
     assert len(drawn) == 50 * 800

@@ -5,19 +5,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from fairhead.bench.grid import Cell
 from fairhead.bench.grid_file import expanded
 from fairhead.bench.tasks import Progress, Task, read_task
 from fairhead.mitigate.training_job import AuxiliaryModel
-from fairhead.models.fresh import Recipe, is_fresh
+from fairhead.models.fresh import Recipe, is_fresh, is_ready
+from fairhead.models.linear_head import FEATURES
 from fairhead.models.places import Place
 from fairhead.train import Examples
+from fairhead.train.features import encode
 
 # Options of methods that name a model.
-NAMING = ("teacher", "features", "adversary")
+NAMING = ("teacher", "encoder", "adversary")
 
 
 def check_auxiliary_models(cell: Cell) -> None:
@@ -61,7 +62,8 @@ def auxiliary_models_of(
             model: nn.Module = recipe.build(task.kind, cell.seed)
             return model
 
-        return AuxiliaryModel(build_model, _Frozen(recipe, task.kind, device), theirs.train, theirs.validation)
+        features = ready_features if is_ready(recipe.name) else _Frozen(recipe, task.kind, device, cache)
+        return AuxiliaryModel(build_model, features, theirs.train, theirs.validation, theirs.like)
 
     return named
 
@@ -72,8 +74,10 @@ def _named(cell: Cell) -> list[str]:
     return [value for option, value in options if option in NAMING and isinstance(value, str)]
 
 
-def _inputs_of(recipe: Recipe, kind: str) -> int | Place | None:
+def _inputs_of(recipe: Recipe, kind: str) -> int | str | Place | None:
     """What decides how rows are made ready for a model: the size of its pictures, or the folder of its tokenizer."""
+    if is_ready(recipe.name):
+        return recipe.name
     return recipe.pictures().size if kind == "image" else recipe.place
 
 
@@ -91,39 +95,13 @@ class _Frozen:
     recipe: Recipe
     kind: str
     device: str
+    cache: Path | None
 
-    @torch.inference_mode()
     def __call__(self, examples: Examples) -> Tensor:
         """[n, D]."""
-        model = self.recipe.build_trunk(self.kind).to(self.device).eval()
-        found = []
-        for rows in torch.arange(len(examples)).split(128):
-            inputs = examples.take(rows).to(self.device).inputs
-            found.append(pooled(model(**inputs), inputs.get("attention_mask")).float().cpu())
-        return torch.cat(found)
+        return encode(self.recipe.build_trunk(self.kind).to(self.device), examples, self.cache)
 
 
-def pooled(output: Any, mask: Tensor | None) -> Tensor:
-    """One vector a row, [B, D]: CLIP's embedding, the mean over a text's tokens, or a picture's first token.
-
-    Args:
-        output: of a model without a task head.
-        mask: 1 where a token of a text is real, [B, T]; None for pictures.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> tokens = torch.tensor([[[1.0], [3.0], [9.0]]])
-        >>> output = SimpleNamespace(last_hidden_state=tokens)
-        >>> pooled(output, torch.tensor([[1, 1, 0]])).item(), pooled(output, None).item()
-        (2.0, 1.0)
-    """
-    if mask is not None:
-        weight = mask[..., None].to(output.last_hidden_state.dtype)
-        total: Tensor = (output.last_hidden_state * weight).sum(1)
-        return total / weight.sum(1).clamp(min=1)
-    for name in ("image_embeds", "pooler_output"):
-        found: Tensor | None = getattr(output, name, None)
-        if found is not None:
-            return found
-    first: Tensor = output.last_hidden_state[:, 0]
-    return first
+def ready_features(examples: Examples) -> Tensor:
+    """Features that came as such, [n, D]."""
+    return examples.inputs[FEATURES]

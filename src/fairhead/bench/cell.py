@@ -22,10 +22,12 @@ from fairhead.bench.grid import METRICS, SELECTIONS, Cell
 from fairhead.bench.tasks import Task, read_task
 from fairhead.errors import InputError
 from fairhead.mitigate import Trained, run
-from fairhead.models.fresh import Recipe
+from fairhead.mitigate.last_layer import features_of, find_head
+from fairhead.models.fresh import Recipe, is_ready
+from fairhead.models.linear_head import FEATURES, LinearHead
 from fairhead.records import Records
 from fairhead.train import Epoch, Examples, TrainingDiverged, TrainingPlan, predict
-from fairhead.train.features import frozen_features, last_encoder
+from fairhead.train.features import frozen_features, kept_features, last_encoder
 from fairhead.train.fitting import score_of
 from fairhead.train.meters import Meter
 
@@ -142,7 +144,11 @@ def _prepared(cell: Cell, device: str, cache: Path | None, tell: Tell, checkpoin
     recipe = Recipe(cell.backbone.model, task.classes, cell.backbone.settings)
     plan = TrainingPlan(**cell.plan, seed=cell.seed, device=device)
 
+    head_only = trains_head(cell)
+
     def build_model() -> nn.Module:
+        if head_only:
+            return LinearHead.of(parts["train"].inputs[FEATURES], task.classes)
         model = _built(recipe, task.kind, cell.seed)
         return last_encoder(model) if cell.backbone.train == "last_encoder" else model
 
@@ -153,6 +159,10 @@ def _prepared(cell: Cell, device: str, cache: Path | None, tell: Tell, checkpoin
     read_seconds, started = time.perf_counter() - started, time.perf_counter()
     if cell.backbone.train == "last_encoder":
         parts = _frozen(parts, _built(recipe, task.kind, cell.seed).to(device), plan, cache, tell)
+    elif head_only and not is_ready(recipe.name):
+        sample = {} if task.like is None else {"like": task.like}
+        parts = _before_head({**parts, **sample}, _built(recipe, task.kind, 0).to(device), cache, tell)
+    like = parts.pop("like", task.like)
     feature_seconds = time.perf_counter() - started
 
     def on_epoch(epoch: Epoch) -> None:
@@ -166,6 +176,8 @@ def _prepared(cell: Cell, device: str, cache: Path | None, tell: Tell, checkpoin
         "auxiliary": auxiliary,
         "checkpoints": checkpoints,
         "identity": {"cell": effective(cell)},
+        "like": like,
+        "units": (task.units("train"), task.units("validation")),
     }
 
     def train() -> Trained:
@@ -197,6 +209,7 @@ def _row(cell: Cell, ready: _Ready, trained: Trained, device: str) -> dict[str, 
         "validation_accuracy": best.validation_accuracy,
         "history": [[epoch.number, round(epoch.loss, 5), round(epoch.score, 5)] for epoch in trained.fit.history],
         "stages": [list(stage) for stage in trained.stages],
+        **({"notes": dict(trained.notes)} if trained.notes else {}),
         "read_seconds": ready.read_seconds,
         "feature_seconds": ready.feature_seconds,
         "effective": effective(cell),
@@ -243,6 +256,27 @@ def _frozen(
             precision=plan.precision,
             progress=lambda done, total: tell(f"features of {name}", done, total, ""),
         )
+
+    return {name: features(name, part) for name, part in parts.items()}
+
+
+def trains_head(cell: Cell) -> bool:
+    """Whether a linear head is all that is trained."""
+    return cell.backbone.train == "head" or is_ready(cell.backbone.model)
+
+
+def _before_head(parts: dict[str, Examples], model: nn.Module, cache: Path | None, tell: Tell) -> dict[str, Examples]:
+    """What goes into the last layer of a pretrained classifier, for the rows of each part."""
+    head = find_head(model, parts["train"])
+
+    def features(name: str, part: Examples) -> Examples:
+        def progress(done: int, total: int) -> None:
+            tell(f"features of {name}", done, total, "")
+
+        def before(rows: Examples) -> Tensor:
+            return features_of(model, head, rows)
+
+        return Examples({FEATURES: kept_features("before the head", model, part, before, cache, progress)}, part.labels)
 
     return {name: features(name, part) for name, part in parts.items()}
 

@@ -21,6 +21,7 @@ PLAN_FIELDS = tuple(
 # How a step is run, not what it computes, and what came after results had been kept: they count where they are set.
 COUNT_WHERE_SET = ("data_on_device", "replay", "compile", "accumulate")
 Selection = Literal["accuracy", "worst_class"]
+Train = Literal["all", "last_encoder", "head"]
 SELECTIONS: tuple[str, ...] = get_args(Selection)
 PARTS = ("train", "validation", "test")
 METRICS = ("DP", "EOp", "EOd", "accuracy", "worst_group_accuracy")
@@ -49,6 +50,7 @@ class Data:
         parts: names of the reader's parts, in the order train, validation, test.
         max_length: tokens that texts are cut and padded to.
         limit: at most so many rows in each part, drawn at random by the seed.
+        like: a sample from the place of use: a file that the same reader reads.
         plan: where it differs from the grid's.
         written: `read` as the grid has it, with variables: results are known by it, wherever the data lie.
     """
@@ -61,6 +63,7 @@ class Data:
     parts: tuple[str, ...] = ("train", "val", "test")
     max_length: Count = 128
     limit: Count | None = None
+    like: str | None = None
     plan: Mapping[str, Any] = field(default_factory=dict)
     written: str = ""
 
@@ -71,8 +74,8 @@ class Backbone:
 
     Attributes:
         name: how it is called in the table.
-        model: "vit-8x8" (layers × heads, fresh weights) or "path:FOLDER" (pretrained).
-        train: "all" of it, or "last_encoder" on frozen features.
+        model: "vit-8x8" (layers × heads, fresh weights), "path:FOLDER" (pretrained), or "features:FILE.npz".
+        train: "all" of it; the "last_encoder" on frozen features; or a linear "head" alone.
         settings: of a fresh model: width, mlp, image_size, patch_size.
         plan: where it differs from the grid's and the data's.
         written: `model` as the grid has it.
@@ -80,7 +83,7 @@ class Backbone:
 
     name: str
     model: str
-    train: Literal["all", "last_encoder"] = "all"
+    train: Train = "all"
     settings: Mapping[str, Any] = field(default_factory=dict)
     plan: Mapping[str, Any] = field(default_factory=dict)
     written: str = ""
@@ -191,6 +194,7 @@ class Cell:
         options = {**self.method.options, **self.method.data_options.get(self.data.name, {})}
         data = {name: getattr(self.data, name) for name in ("split_by_seed", "max_length", "limit", "group")}
         data["read"] = self.data.written or self.data.read
+        data |= {} if self.data.like is None else {"like": self.data.like}
         return {
             "data": {**data, "parts": list(self.data.parts), "options": dict(self.data.options)},
             "backbone": {
@@ -214,7 +218,8 @@ class RunSettings:
         parts: the data's names of train, validation and test, with commas between.
         limit: at most so many rows in each part.
         max_length: tokens that texts are cut and padded to.
-        train: all of the model, or the last encoder layer on frozen features.
+        train: all of the model, its last encoder layer on frozen features, or a linear head alone (seconds).
+        like: a sample from the place of use, for match and auto: a file that the reader of the data reads.
         model_options: of a fresh model: width, mlp, image_size, patch_size.
         selection: what the epoch is chosen by, on validation rows; worst_group needs --reference-group, and is flagged.
         reference_group: for the references, and for --selection worst_group: the group column they look at.
@@ -226,7 +231,8 @@ class RunSettings:
     parts: Annotated[str, Option(metavar="A,B,C", panel="Data")] = "train,val,test"
     limit: Annotated[Count | None, Option(metavar="N", panel="Data")] = None
     max_length: Annotated[Count, Option(metavar="N", panel="Data")] = 128
-    train: Literal["all", "last_encoder"] = "all"
+    train: Train = "all"
+    like: Annotated[str | None, Option(metavar="FILE", panel="Data")] = None
     model_options: Annotated[Mapping[str, Any], Option("--model-option", "KEY=VALUE")] = field(default_factory=dict)
     selection: Literal["accuracy", "worst_class", "worst_group"] = "accuracy"
     reference_group: Annotated[str | None, Option(metavar="COLUMN")] = None
@@ -289,6 +295,7 @@ class RunSettings:
                 parts=three,
                 max_length=self.max_length,
                 limit=self.limit,
+                like=self.like,
             ),
             backbone=Backbone(Path(model).name, model, self.train, self.model_options),
             method=replace(

@@ -14,16 +14,18 @@ from fairhead.audit.audit_results import audit_verdicts, comparison_verdicts
 from fairhead.bench.cell import Tell, run_cell
 from fairhead.bench.grid import Cell, Method
 from fairhead.bench.runner import check
+from fairhead.mitigate.last_layer import find_head, set_head
 from fairhead.models import attach, load, method_of, save
-from fairhead.models.fresh import Recipe
+from fairhead.models.fresh import Recipe, is_ready
 from fairhead.models.inputs import tokenizer_of
+from fairhead.models.linear_head import LinearHead
 from fairhead.report import Report, Result, Sentence
 from fairhead.report.sections import Section
 from fairhead.report.sections.audited import Audited
 from fairhead.report.sections.compared import Compared
 from fairhead.report.sections.prose import Text
 from fairhead.store import locked, whole_folder, write_json
-from fairhead.train import TrainingDiverged
+from fairhead.train import Examples, TrainingDiverged
 from fairhead.train.features import put_back
 
 _CHECKPOINTS = "checkpoint"  # within the folder of a run, until that has ended
@@ -142,7 +144,7 @@ def mitigate(
             raise TrainingDiverged(f"{diverged}. That epoch is kept in {out / 'model'}") from None
         done.records.save(out / "records.csv")
         with whole_folder(out / "model") as folder:
-            save_model(done.trained.model, done.task.kind, done.task.classes, cell, folder)
+            save_model(done.trained.model, done.task.kind, done.task.classes, cell, folder, done.task.validation)
         write_json(out / "run.json", done.row)
         columns = list(done.records.groups)
         found, comparison = audit(done.records, group_by=columns), None
@@ -171,7 +173,14 @@ def _keep_last_good(model: nn.Module | None, cell: Cell, folder: Path) -> bool:
     return True
 
 
-def save_model(model: nn.Module, kind: str, classes: tuple[str, ...], cell: Cell, folder: Path) -> None:
+def save_model(
+    model: nn.Module,
+    kind: str,
+    classes: tuple[str, ...],
+    cell: Cell,
+    folder: Path,
+    rows: Examples | None = None,
+) -> None:
     """Write a trained model to a folder that `fairhead.load` gives back, with what makes its inputs ready.
 
     Args:
@@ -180,22 +189,31 @@ def save_model(model: nn.Module, kind: str, classes: tuple[str, ...], cell: Cell
         classes: names of the classes.
         cell: what it was trained as.
         folder: where to.
+        rows: some inputs of the whole model; needed where its last layer alone was trained.
     """
     recipe = Recipe(cell.backbone.model, classes, cell.backbone.settings)
+    if is_ready(recipe.name):  # a linear head of features: nothing makes its inputs ready
+        save(model.cpu(), folder)
+        return
     if kind == "text":
         assert recipe.place is not None
         beside = tokenizer_of(recipe.place).save_pretrained
     else:
         beside = recipe.pictures().save
-    save(whole_model(model, kind, cell, recipe), folder, beside)
+    save(whole_model(model, kind, cell, recipe, rows), folder, beside)
 
 
-def whole_model(trained: nn.Module, kind: str, cell: Cell, recipe: Recipe) -> nn.Module:
-    """The trained model; after last-encoder training, with its frozen part before it again."""
+def whole_model(trained: nn.Module, kind: str, cell: Cell, recipe: Recipe, rows: Examples | None = None) -> nn.Module:
+    """The trained model; where a part alone was trained, with its frozen part before it again."""
     trained = trained.cpu()
+    if isinstance(trained, LinearHead):
+        assert rows is not None
+        whole: nn.Module = recipe.build(kind, 0).eval()
+        set_head(find_head(whole, rows), *trained.layer())
+        return whole
     if cell.backbone.train != "last_encoder":
         return trained
-    whole: nn.Module = recipe.build(kind, cell.seed)
+    whole = recipe.build(kind, cell.seed)
     put_back(whole, trained)
     method = method_of(trained)
     if method is not None:

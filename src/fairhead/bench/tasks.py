@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,11 @@ from torch import Tensor
 from fairhead.bench.grid import Data
 from fairhead.data import Dataset, Images, read_labelled
 from fairhead.data import Examples as Published
+from fairhead.data.ready_features import ReadyFeatures
 from fairhead.errors import InputError, did_you_mean
-from fairhead.models.fresh import Recipe
+from fairhead.models.fresh import Recipe, is_ready
 from fairhead.models.inputs import tokenizer_of, tokens_of
+from fairhead.models.linear_head import FEATURES
 from fairhead.records import Records
 from fairhead.train import Examples
 from fairhead.train.cache import cache_folder, cached_array, key_of
@@ -38,6 +40,7 @@ class Task:
         kind: "image" or "text".
         group: the group column that the table is about.
         test_ids: of the test rows, [n].
+        like: inputs and labels of a sample from the place of use, where one was given.
     """
 
     train: Examples
@@ -48,6 +51,7 @@ class Task:
     test_ids: NDArray[np.str_]
     _dataset: Dataset
     _ids: dict[str, NDArray[np.str_]]
+    like: Examples | None = None
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -61,6 +65,13 @@ class Task:
         binary = scores.shape[1] == 2
         prediction = probabilities.argmax(-1).numpy()
         return self._dataset.records(self._ids[part], prediction, scores[:, 1] if binary else scores)
+
+    def units(self, part: str) -> Tensor | None:
+        """Who or what the rows of a part are of (persons, documents), [n]; None where each stands for itself."""
+        attributes = self._dataset.attributes
+        if attributes.cluster is None:
+            return None
+        return torch.from_numpy(attributes.cluster.codes[attributes.rows(self._ids[part])].astype(np.int64))
 
     def groups(self, part: str) -> Tensor:
         """Group numbers of the train or validation rows, [n]: for the references that train with groups, only."""
@@ -96,10 +107,35 @@ def read_task(
         for name, published in zip(("train", "validation", "test"), data.parts, strict=True)
     }
     kind = "image" if isinstance(dataset.all.inputs, Images) else "text"
-    inputs = _pictures(data, recipe, cache, progress) if kind == "image" else _texts(data, recipe)
+    if is_ready(recipe.name):
+        inputs = _ready(recipe)
+    else:
+        inputs = _pictures(data, recipe, cache, progress) if kind == "image" else _texts(data, recipe)
     ready = {name: Examples(inputs(part), torch.from_numpy(part.labels)) for name, part in parts.items()}
     ids = {name: part.ids for name, part in parts.items()}
-    return Task(ready["train"], ready["validation"], ready["test"], kind, group, ids["test"], dataset, ids)
+    like = _like(data, dataset, inputs)
+    return Task(ready["train"], ready["validation"], ready["test"], kind, group, ids["test"], dataset, ids, like)
+
+
+def _like(data: Data, dataset: Dataset, inputs: Callable[[Published], dict[str, Tensor]]) -> Examples | None:
+    """All rows of the sample from the place of use; the reader and its options are those of the data."""
+    if data.like is None:
+        return None
+    reader = data.read.partition(":")[0]
+    spec = data.like if data.like.startswith(f"{reader}:") else f"{reader}:{data.like}"
+    sample = _dataset(replace(data, read=spec, split_by_seed=False), None)
+    if set(sample.classes) != set(dataset.classes) or type(sample.all.inputs) is not type(dataset.all.inputs):
+        raise InputError(
+            f"{data.like}: the sample from the place of use has the classes {', '.join(sample.classes)} and "
+            f"the data {', '.join(dataset.classes)}; they must be the same"
+        )
+    order = np.array([dataset.classes.index(name) for name in sample.classes])
+    return Examples(inputs(sample.all), torch.from_numpy(order[sample.all.labels]))
+
+
+def _ready(recipe: Recipe) -> Callable[[Published], dict[str, Tensor]]:
+    table = ReadyFeatures.read(recipe.name)
+    return lambda part: {FEATURES: torch.from_numpy(table.of(part))}
 
 
 @lru_cache(maxsize=16)  # five seeds of two settings and more: a worker comes back to each with the next method

@@ -48,7 +48,8 @@ class KD:
         """Two stages; the teacher's probabilities are computed once."""
         build, train, validation = self.build_teacher or job.build_model, job.train, job.validation
         if self.teacher is not None:
-            build, _, train, validation = job.auxiliary_model(self.teacher)
+            other = job.auxiliary_model(self.teacher)
+            build, train, validation = other.build_model, other.train, other.validation
         teacher = build()
         plan = replace(job.plan, epochs=self.teacher_epochs or job.plan.epochs)
         job.fit("teacher", teacher, train=train, validation=validation, plan=plan, selection=LAST_EPOCH)

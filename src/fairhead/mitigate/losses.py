@@ -1,5 +1,7 @@
 """What the losses of several methods are made of: row losses, GroupDRO's loss, and batches spread over processes."""
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -65,60 +67,30 @@ class GroupLoss:
         return (self.q * means).sum()
 
 
-class PriorLoss:
-    """CE(f + log p(y | g)), averaged over rows: the share of each class in a row's group is given to the model.
-
-    The groups are those that a method has found, or (in `references`) was given. The model alone, without the shares,
-    then answers as if label and group were independent and classes even.
+class Adjusted:
+    """A loss of f + offset, where each training row has offsets of its own: what they say, f need not learn.
 
     Example:
         >>> import torch
-        >>> from types import SimpleNamespace
-        >>> loss = PriorLoss(torch.tensor([0, 0, 0, 1]), torch.tensor([0, 0, 0, 0]))    # three in four are of class 0
-        >>> out = SimpleNamespace(logits=torch.zeros(1, 2))
-        >>> round(loss(out, torch.tensor([1]), torch.tensor([3])).exp().item(), 4)
+        >>> from transformers.modeling_outputs import ImageClassifierOutput
+        >>> loss = Adjusted(torch.tensor([[0.75, 0.25]]).log())    # three in four are of class 0
+        >>> out = ImageClassifierOutput(logits=torch.zeros(1, 2))
+        >>> round(loss(out, torch.tensor([1]), torch.tensor([0])).exp().item(), 4)
         4.0
     """
 
-    def __init__(self, labels: Tensor, groups: Tensor, least: float = 1e-9) -> None:
-        """Labels and groups of the training rows, numbered from 0, [n]; shares of 0 count as `least`."""
-        labels, self.groups = labels.cpu().long(), groups.cpu().long()
-        classes = int(labels.max()) + 1
-        counts = torch.bincount(self.groups * classes + labels, minlength=(int(self.groups.max()) + 1) * classes)
-        shares = counts.reshape(-1, classes) / counts.reshape(-1, classes).sum(1, keepdim=True).clamp(min=1)
-        self.least = torch.tensor(least).log().item()
-        self.prior = shares.clamp(min=least).log()  # [groups, classes]
+    def __init__(self, offsets: Tensor, loss: Callable[[Any, Tensor, Tensor], Tensor] | None = None) -> None:
+        """`offsets` [n, C]; the mean cross-entropy where no loss is given."""
+        self.offsets, self.loss = offsets, loss
 
     def __call__(self, output: Any, labels: Tensor, rows: Tensor) -> Tensor:
         """The loss of a batch."""
-        if self.prior.device != rows.device:
-            self.prior, self.groups = self.prior.to(rows.device), self.groups.to(rows.device)
-        unseen = output.logits.shape[-1] - self.prior.shape[-1]  # the last classes may have no training row
-        return row_losses(
-            output.logits.float() + pad(self.prior, (0, unseen), value=self.least)[self.groups[rows]], labels
-        ).mean()
-
-
-class WeightedLoss:
-    """Cross-entropy with a weight for each training row, averaged over the rows of a batch.
-
-    Example:
-        >>> import torch
-        >>> from types import SimpleNamespace
-        >>> out, labels = SimpleNamespace(logits=torch.zeros(2, 2)), torch.tensor([0, 1])
-        >>> loss = WeightedLoss(torch.tensor([1.0, 3.0]))    # a half and one and a half
-        >>> round(loss(out, labels, torch.tensor([0, 0])).exp().item() ** 2, 4)
-        2.0
-    """
-
-    def __init__(self, weights: Tensor) -> None:
-        """Weights [n], in any scale: their mean counts as 1."""
-        self.weights = (weights / weights.mean()).float().cpu()
-
-    def __call__(self, output: Any, labels: Tensor, rows: Tensor) -> Tensor:
-        """The loss of a batch."""
-        self.weights = self.weights.to(rows.device)
-        return (self.weights[rows] * row_losses(output.logits, labels)).mean()
+        if self.offsets.device != rows.device:
+            self.offsets = self.offsets.to(rows.device)
+        shifted = copy.copy(output)
+        unseen = output.logits.shape[-1] - self.offsets.shape[-1]  # the last classes may have no training row
+        shifted.logits = output.logits.float() + pad(self.offsets[rows], (0, unseen))
+        return row_losses(shifted.logits, labels).mean() if self.loss is None else self.loss(shifted, labels, rows)
 
 
 def balanced(cells: Tensor, generator: torch.Generator, power: float = 1.0) -> WeightedRandomSampler:

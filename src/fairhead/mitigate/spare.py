@@ -7,12 +7,12 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fairhead.mitigate.feature_clusters import kmeans, silhouette
 from fairhead.mitigate.losses import balanced, cell_numbers
 from fairhead.mitigate.priors import Choice, Prior
 from fairhead.mitigate.training_job import Job
 from fairhead.settings import Count, NotNegative, Range
 from fairhead.train.fitting import LAST_EPOCH
+from fairhead.train.kmeans import kmeans, silhouette
 
 
 @dataclass(frozen=True)

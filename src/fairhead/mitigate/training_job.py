@@ -9,11 +9,14 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Sampler
+from torch.utils.data import Sampler, WeightedRandomSampler
 
 from fairhead.errors import InputError
+from fairhead.mitigate.losses import Adjusted
+from fairhead.models.linear_head import LinearHead
 from fairhead.settings import check_config
 from fairhead.train import Epoch, Examples, Fit, Loss, Selection, TrainingPlan, fit, predict
+from fairhead.train.linear import fit_linear
 
 # Metadata of a setting that came after results had been kept: those without it stay what they were, and are known by
 # the settings that they had. Its default must do what the method did before.
@@ -37,12 +40,14 @@ class Trained:
         fit: the history of the training that made `model`.
         stages: everything that ran, earlier stages and second networks included.
         method: the configuration.
+        notes: what the method found on its way, JSON-ready.
     """
 
     model: nn.Module
     fit: Fit
     stages: tuple[Stage, ...]
     method: Any
+    notes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
@@ -63,12 +68,14 @@ class AuxiliaryModel(NamedTuple):
         features: gives [n, D] for examples, by the model as it was pretrained, frozen.
         train: the training rows as it takes them.
         validation: the validation rows as it takes them.
+        like: those from the place of use, where there are any.
     """
 
     build_model: Callable[[], nn.Module]
     features: Callable[[Examples], Tensor]
     train: Examples
     validation: Examples
+    like: Examples | None = None
 
 
 class Method(Protocol):
@@ -94,6 +101,13 @@ class Job:
         auxiliary: gives another model by its name, such as a larger teacher.
         checkpoints: folder for the state of each stage; a job that was killed goes on from what it finds there.
         identity: what a checkpoint must agree with, beside the plan and the data.
+        like: rows from the place of use, with labels; None where the validation rows are all there is.
+        units: who or what the training and the validation rows are of (persons, documents), [n] each, numbered from 0;
+            None where each row stands for itself. Rows of one unit are never on both sides of a cross-fit.
+        weights: of the training rows, [n]; `fit` draws rows in proportion, or weights them where it solves exactly.
+        offsets: added to the logits of the training rows while training, [n, C].
+        stage_name: of what `fit` counts, where a method calls it by another name.
+        notes: what the method found on its way, JSON-ready; kept with the run.
     """
 
     build_model: Callable[[], nn.Module]
@@ -107,6 +121,12 @@ class Job:
     auxiliary: Callable[[str], AuxiliaryModel] | None = None
     checkpoints: Path | None = None
     identity: Mapping[str, Any] = field(default_factory=dict)
+    like: Examples | None = None
+    units: tuple[Tensor | None, Tensor | None] = (None, None)
+    weights: Tensor | None = None
+    offsets: Tensor | None = None
+    stage_name: str | None = None
+    notes: dict[str, Any] = field(default_factory=dict)
 
     def auxiliary_model(self, name: str) -> AuxiliaryModel:
         """Another model and the rows as it takes them.
@@ -133,7 +153,22 @@ class Job:
         loss: Loss | None = None,
         sampler: Sampler[int] | None = None,
     ) -> Fit:
-        """Train through the loop and count it as a stage; what is not given is the job's."""
+        """Train through the loop and count it as a stage; what is not given is the job's.
+
+        A linear head is solved for exactly, unless a loss or a sampler asks for the loop.
+        """
+        stage = self.stage_name or stage
+        whole = train is None
+        if isinstance(model, LinearHead) and loss is None and sampler is None and whole:
+            given = self.validation if validation is None else validation
+            done = fit_linear(model, self.train, given, plan or self.plan, self.weights, self.offsets)
+            self.stages.append(Stage(stage, done.seconds, done.steps))
+            self.last_fit = done
+            return done
+        if self.weights is not None and sampler is None and whole:
+            sampler = WeightedRandomSampler(self.weights.tolist(), len(self.weights), generator=self.generator())
+        if self.offsets is not None and whole:
+            loss = Adjusted(self.offsets, loss)
         folder = None if self.checkpoints is None else self.checkpoints / f"stage-{len(self.stages) + 1}"
         done = fit(
             model,
@@ -237,4 +272,4 @@ def run_job(config: Method, job: Job) -> Trained:
     job.identity = {"method": type(config).__name__, "settings": settings, **job.identity}
     model = config.train(job)
     assert job.last_fit is not None, f"{type(config).__name__} trained nothing through the loop"
-    return Trained(model.eval(), job.last_fit, tuple(job.stages), config)
+    return Trained(model.eval(), job.last_fit, tuple(job.stages), config, job.notes)

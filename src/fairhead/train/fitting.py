@@ -32,6 +32,8 @@ Selection = str | Callable[[Tensor], float]
 SELECTIONS = ("accuracy", "worst_class")
 # The last epoch, whatever its predictions: for first stages whose length is a setting of the method.
 LAST_EPOCH = "last_epoch"
+# The mean of the weights of the last third of the epochs, whatever their predictions.
+AVERAGE = "average"
 
 
 class Epoch(NamedTuple):
@@ -201,11 +203,13 @@ def fit(
             losses.mean().item(),
             validation_accuracy=accuracy(predicted, truth),
             worst_class_accuracy=worst_accuracy(predicted, truth, truth),
-            score=float(loop.epoch) if selection == LAST_EPOCH else score_of(selection, predicted, truth),
+            score=float(loop.epoch) if selection in (LAST_EPOCH, AVERAGE) else score_of(selection, predicted, truth),
         )
         history.append(epoch)
         loop.history.append(list(epoch))
-        if _best(history) is epoch:
+        if selection == AVERAGE:
+            loop.keep_mean(loop.epoch - plan.epochs + max(1, plan.epochs // 3))
+        elif _best(history) is epoch:
             loop.keep()
         if on_epoch is not None:
             on_epoch(epoch)
@@ -327,7 +331,7 @@ def score_of(selection: Selection, predicted: Tensor, labels: Tensor) -> float:
 
 def check_selection(selection: Selection) -> None:
     """Raise `InputError` for a name that is not known."""
-    if not callable(selection) and selection not in (*SELECTIONS, LAST_EPOCH):
+    if not callable(selection) and selection not in (*SELECTIONS, LAST_EPOCH, AVERAGE):
         raise InputError(
             f"cannot select by {selection!r}; expected {' or '.join(SELECTIONS)}.{did_you_mean(selection, SELECTIONS)} "
             "Both need labels only"

@@ -139,6 +139,17 @@ class Loop(Generic[B]):
         """Let the weights as they are now be those to come back to."""
         self.kept = copied_weights(self._model)
 
+    def keep_mean(self, number: int) -> None:
+        """Let the mean of this and the last `number` − 1 kept weights be those to come back to; this one, up to 1."""
+        if number <= 1:
+            self.keep()
+            return
+        for name, tensor in copied_weights(self._model).items():
+            if tensor.is_floating_point():
+                self.kept[name] += (tensor - self.kept[name]) / number
+            else:
+                self.kept[name] = tensor
+
     def put_back(self) -> None:
         """Come back to the weights that were kept."""
         self._model.load_state_dict(self.kept, strict=False)

@@ -1,0 +1,108 @@
+"""Choosing among trained candidates without any group: the smallest spread of the answers between clusters.
+
+The spread is the standard deviation, between clusters, of how often a class is answered given the true class, with the
+noise of finite cells subtracted: what equalised odds would measure if the clusters were groups. A candidate may cost at
+most a stated price in accuracy; one standard error is allowed for, because a few hundred rows do not show it better.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Codes = NDArray[np.int64]
+
+_LEAST = 5  # rows of a (class, cluster) cell: with fewer its rate is not looked at
+_REPLICATES = 200
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One candidate on the rows that it is chosen by.
+
+    Attributes:
+        name: such as "balance".
+        accuracy: share of right answers.
+        spread: standard deviation of the rates between clusters, noise subtracted; 0 where noise explains it all.
+        cost: accuracy of plain training less its own.
+        cost_se: the standard error of that, paired on rows (or on the units that they are of).
+        affordable: whether the cost is within the price, one standard error allowed for.
+    """
+
+    name: str
+    accuracy: float
+    spread: float
+    cost: float
+    cost_se: float
+    affordable: bool
+
+
+def between_clusters(answers: Codes, labels: Codes, clusters: Codes) -> float:
+    """The noise-corrected variance, between clusters, of P(answer | label, cluster); a mean over labels and answers.
+
+    Cells count by their rows; what binomial noise alone would give is subtracted, so that the result can be negative.
+
+    Example:
+        >>> labels, clusters = np.repeat(0, 400), np.repeat([0, 1], 200)
+        >>> answers = np.r_[np.zeros(200, int), np.tile([0, 1], 100)]
+        >>> round(between_clusters(answers, labels, clusters), 3)   # (0.5 − 0)² / 4, less the noise
+        0.062
+    """
+    found = []
+    count, classes = int(clusters.max()) + 1, int(max(answers.max(), labels.max())) + 1
+    for label in np.unique(labels):
+        rows = labels == label
+        table = np.zeros((count, classes))
+        np.add.at(table, (clusters[rows], answers[rows]), 1.0)
+        n = table.sum(1)
+        table, n = table[n >= _LEAST], n[n >= _LEAST]
+        if len(n) < 2:
+            continue
+        rates, share = table / n[:, None], n / n.sum()
+        variance = share @ (rates - share @ rates) ** 2
+        noise = (share * (1 - share) / (n - 1)) @ (rates * (1 - rates))
+        # Of two classes both rates say the same.
+        found.append((variance - noise)[1:].mean() if classes == 2 else (variance - noise).mean())
+    return float(np.mean(found)) if found else 0.0
+
+
+def tried(
+    answers: Mapping[str, Codes], labels: Codes, clusters: Codes, units: Codes | None, price: float, seed: int = 0
+) -> list[Tried]:
+    """Each candidate's spread and cost, on the same rows.
+
+    Args:
+        answers: of each candidate, [n] each; the first is what the cost is counted from: plain training, as a rule.
+        labels: [n].
+        clusters: [n].
+        units: who or what a row is of, [n]; each row on its own where None.
+        price: the largest cost in accuracy, as a share (0.02 is two points).
+        seed: of the bootstrap.
+    """
+    right = {name: (found == labels).astype(np.float64) for name, found in answers.items()}
+    first = next(iter(right.values()))
+    codes = np.arange(len(labels)) if units is None else np.unique(units, return_inverse=True)[1]
+    size = np.bincount(codes)
+    rng = np.random.default_rng(seed)
+    drawn = rng.multinomial(len(size), np.full(len(size), 1 / len(size)), size=_REPLICATES)
+    found = []
+    for name, hits in right.items():
+        lost = np.bincount(codes, weights=first - hits)
+        cost, replicates = lost.sum() / len(labels), (drawn @ lost) / (drawn @ size)
+        se = float(replicates.std(ddof=1))
+        spread = max(between_clusters(answers[name], labels, clusters), 0.0) ** 0.5
+        found.append(Tried(name, float(hits.mean()), spread, float(cost), se, bool(cost - se <= price)))
+    return found
+
+
+def chosen(candidates: list[Tried]) -> Tried:
+    """The affordable candidate with the smallest spread; the first of equals.
+
+    Example:
+        >>> plain, balance = Tried("plain", 0.8, 0.1, 0, 0, True), Tried("balance", 0.79, 0.02, 0.01, 0, True)
+        >>> chosen([plain, balance]).name
+        'balance'
+    """
+    return min((one for one in candidates if one.affordable), key=lambda one: one.spread)

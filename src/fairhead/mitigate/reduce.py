@@ -1,0 +1,286 @@
+"""Balance, match and their choice: methods of this library's own that need no group and no name of one.
+
+`fairhead.mitigate.balance` finds the clusters and the weights that make them independent of the label,
+`fairhead.mitigate.match` the weights towards the place of use, `fairhead.mitigate.choosing` the rule.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fairhead.errors import InputError
+from fairhead.mitigate.balance import Clusters, find_clusters, independent_weights, label_offsets
+from fairhead.mitigate.choosing import Tried, chosen, tried
+from fairhead.mitigate.last_layer import features_of, find_head
+from fairhead.mitigate.losses import GroupLoss, balanced, cell_numbers
+from fairhead.mitigate.match import Matched, match_weights
+from fairhead.mitigate.priors import LogUniform, Prior
+from fairhead.mitigate.registry import method
+from fairhead.mitigate.training_job import ERM, Job
+from fairhead.models.linear_head import FEATURES, LinearHead, check_features
+from fairhead.settings import NotNegative, Positive, Range
+from fairhead.train import Examples, Fit, Selection
+from fairhead.train.fitting import AVERAGE, worst_accuracy
+from fairhead.train.linear import answers, solve
+
+Candidate = Literal["plain", "balance", "logits", "dro", "match", "both"]
+_FOLDS = 4
+_LEAST = 20  # validation rows of a (class, cluster) cell whose accuracy an epoch may be chosen by
+
+
+class Encoded(NamedTuple):
+    """Frozen features of the training rows, the validation rows, and the sample from the place of use: [n, D] each."""
+
+    train: Tensor
+    validation: Tensor
+    use: Tensor
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """Train the candidates, and keep the one whose answers differ least between clusters that nobody named.
+
+    Attributes:
+        candidates: "plain" training; "balance": rows weighted by P(y)P(c)/P(y, c); "logits": CE(f + log p(y|c)/p(y)), f
+            alone at test; "dro": GroupDRO over (y, c); "match": rows weighted towards the place of use, within each
+            class; "both": balance under the weights of match. A single one is trained without a choice.
+        price: what the chosen one may cost in accuracy, in points, against the first candidate.
+        clusters: how many; None for the number that is most stable over halves of the rows.
+        encoder: whose features are clustered and matched: the name of a pretrained model, or a function that gives
+            [n, D] for examples. None takes the features that a linear head is trained on; of a network, what goes into
+            the last layer of the plainly trained one.
+        epoch: how balanced and matched networks keep an epoch: by the worst (class, cluster) "cell" of the validation
+            rows, by "accuracy", or the "average" of the last third of them.
+        cap: the largest weight of a row, in means.
+        under: the method that the weights are used under, such as "dam".
+
+    Example:
+        >>> from fairhead.mitigate import method
+        >>> method("auto", price=1).candidates
+        ('plain', 'balance', 'match', 'both')
+    """
+
+    candidates: tuple[Candidate, ...] = ("plain", "balance", "match", "both")
+    price: NotNegative = 2.0
+    clusters: Annotated[int, Range(2)] | None = None
+    encoder: str | Callable[[Examples], Tensor] | None = None
+    epoch: Literal["cell", "accuracy", "average"] = "cell"
+    cap: Positive = 20.0
+    under: str = "erm"
+
+    priors: ClassVar[Mapping[str, Prior]] = {"cap": LogUniform(0.5, 1.5)}
+
+    def __post_init__(self) -> None:
+        if not self.candidates:
+            raise InputError("no candidate is named; known: plain, balance, logits, dro, match, both")
+        if "dro" in self.candidates and self.under != "erm":
+            raise InputError(f"dro has a loss of its own and cannot run under {self.under}: leave one of them out")
+
+    def train(self, job: Job) -> nn.Module:
+        """One training a candidate; features and clusters come first."""
+        done: dict[str, tuple[nn.Module, Fit]] = {}
+        own = self.encoder is None and FEATURES not in job.train.inputs
+        if "plain" in self.candidates or own:
+            done["plain"] = self._fit(job, "plain")
+        encoded = self._encoded(job, done.get("plain", (None,))[0])
+        with job.timed("clusters"):
+            clusters = find_clusters(encoded.train, self.clusters, job.plan.seed)
+        matched = self._matched(job, encoded)
+        notes: dict[str, Any] = {"clusters": _cluster_notes(clusters, job.train.labels)}
+        names: list[str] = list(self.candidates)
+        if matched is not None:
+            notes["match"] = {key: getattr(matched, key) for key in ("effective", "separation", "p", "differ")}
+        if matched is None or not matched.differ:
+            names = [name for name in names if name not in ("match", "both")] or ["plain"]
+        found = _Weights(job.train.labels.cpu(), clusters.clustering.cluster, matched, self.cap)
+        selection = self._selection(job, clusters.of(encoded.validation))
+        for name in names:
+            if name not in done:
+                done[name] = self._fit(job, name, found, selection)
+        if len(names) == 1:
+            kept = names[0]
+        else:
+            looked = self._look(job, {name: done[name][0] for name in names}, encoded, clusters, found)
+            kept = chosen(looked).name
+            notes |= {"tried": [asdict(one) for one in looked], "price": self.price}
+        job.notes |= {**notes, "kept": kept, "asked": list(self.candidates)}
+        model, job.last_fit = done[kept]
+        return model
+
+    def _fit(
+        self, job: Job, name: str, found: "_Weights | None" = None, selection: Selection | None = None
+    ) -> tuple[nn.Module, Fit]:
+        inner = replace(job, stage_name=f"training: {name}", last_fit=None)
+        if found is not None and name != "plain":
+            inner.selection = job.selection if selection is None else selection
+            inner.weights, inner.offsets = found.of(name)
+        if name == "dro":
+            assert found is not None
+            cells = cell_numbers(found.labels, found.clusters)
+            model = inner.build_model()
+            inner.fit("training", model, loss=GroupLoss(cells), sampler=balanced(cells, job.generator()))
+        else:
+            model = (ERM() if self.under == "erm" else method(self.under)).train(inner)
+        assert inner.last_fit is not None
+        return model, inner.last_fit
+
+    def _encoded(self, job: Job, plain: nn.Module | None) -> Encoded:
+        parts = [job.train, job.validation, job.like or job.validation]
+        if callable(self.encoder):
+            get = self.encoder
+        elif self.encoder is not None:
+            other = job.auxiliary_model(self.encoder)
+            parts, get = [other.train, other.validation, other.like or other.validation], other.features
+        elif FEATURES in job.train.inputs:
+            get = _as_they_are
+        else:
+            assert plain is not None
+            head = find_head(plain, job.train)
+
+            def get(examples: Examples) -> Tensor:
+                return features_of(plain, head, examples, job.plan.precision)
+
+        with job.timed("features"):
+            kept = {id(part): get(part).float().cpu() for part in {id(part): part for part in parts}.values()}
+            encoded = Encoded(*(kept[id(part)] for part in parts))
+        for name, features in encoded._asdict().items():
+            check_features(features, {"train": "training", "use": "place of use's"}.get(name, name))
+        return encoded
+
+    def _matched(self, job: Job, encoded: Encoded) -> Matched | None:
+        """Weights towards the place of use: also where nobody asked, as the test says which rows to choose by.
+
+        None where the sample is too small and there are other candidates.
+        """
+        only_match = set(self.candidates) <= {"match", "both"}
+        use = job.like or job.validation
+        units, use_units = job.units if job.like is None else (job.units[0], None)
+        with job.timed("match"):
+            try:
+                return match_weights(
+                    encoded.train,
+                    job.train.labels.cpu(),
+                    encoded.use,
+                    use.labels.cpu(),
+                    units,
+                    use_units,
+                    self.cap,
+                    job.plan.seed,
+                )
+            except InputError:
+                if only_match:
+                    raise
+                return None
+
+    def _selection(self, job: Job, clusters: Tensor) -> Selection:
+        if self.epoch == "average":
+            return AVERAGE
+        return job.selection if self.epoch == "accuracy" else worst_large_cell(job.validation.labels, clusters)
+
+    def _look(
+        self, job: Job, models: Mapping[str, nn.Module], encoded: Encoded, clusters: Clusters, found: "_Weights"
+    ) -> list[Tried]:
+        """Each candidate on rows that it has not learnt from.
+
+        Those are from the place of use: the sample, or the validation rows. Where these are not shown to differ from
+        the training rows, a linear head is looked at on all training rows as well, cross-fitted: ten times as many.
+        """
+        rows, features = (job.validation, encoded.validation) if job.like is None else (job.like, encoded.use)
+        labels, units = [rows.labels.cpu()], [job.units[1] if job.like is None else None]
+        groups = [clusters.of(features)]
+        said = {name: [job.predict(model, rows).argmax(-1)] for name, model in models.items()}
+        alike = found.matched is not None and not found.matched.differ
+        if alike and all(isinstance(model, LinearHead) for model in models.values()) and "dro" not in models:
+            with job.timed("cross-fitting"):
+                for name, model in models.items():
+                    said[name].append(_cross_fitted(job, name, model, found))
+            labels.append(found.labels)
+            groups.append(found.clusters)
+            units.append(job.units[0])
+        return tried(
+            {name: torch.cat(parts).numpy() for name, parts in said.items()},
+            torch.cat(labels).numpy(),
+            torch.cat(groups).numpy(),
+            _joined_units(units, [len(part) for part in labels]),
+            self.price / 100,
+            job.plan.seed,
+        )
+
+
+class _Weights:
+    """Weights and offsets of each candidate, for all training rows or for some of them."""
+
+    def __init__(self, labels: Tensor, clusters: Tensor, matched: Matched | None, cap: float) -> None:
+        self.labels, self.clusters, self.matched, self.cap = labels, clusters.cpu(), matched, cap
+
+    def of(self, name: str, rows: Tensor | None = None) -> tuple[Tensor | None, Tensor | None]:
+        """Weights [n] and offsets [n, C] of the rows, where the candidate has them."""
+        rows = torch.arange(len(self.labels)) if rows is None else rows
+        labels, clusters = self.labels[rows], self.clusters[rows]
+        use = None if self.matched is None else self.matched.weights[rows]
+        if name == "logits":
+            return None, label_offsets(labels, clusters)
+        if name == "match":
+            return use, None
+        if name in ("balance", "both"):
+            return independent_weights(labels, clusters, use if name == "both" else None, self.cap), None
+        return None, None
+
+
+def _cross_fitted(job: Job, name: str, model: nn.Module, found: _Weights) -> Tensor:
+    """The answers for all training rows, each by a head that was fitted to the other folds, [n]."""
+    assert isinstance(model, LinearHead)
+    features, labels = job.train.inputs[FEATURES], found.labels
+    units = torch.arange(len(labels)) if job.units[0] is None else job.units[0].unique(return_inverse=True)[1]
+    fold = torch.randint(0, _FOLDS, (int(units.max()) + 1,), generator=job.generator())[units]
+    said = torch.zeros_like(labels)
+    head = copy.deepcopy(model)
+    for held in range(_FOLDS):
+        head.load_state_dict(model.state_dict())  # near the solution; the penalty leaves but one
+        rows = (fold != held).nonzero()[:, 0]
+        solve(head, features[rows], labels[rows], *found.of(name, rows), job.plan.weight_decay)
+        said[fold == held] = answers(head, features[fold == held])
+    return said
+
+
+def worst_large_cell(labels: Tensor, clusters: Tensor, least: int = _LEAST) -> Selection:
+    """Select by the lowest accuracy of a (class, cluster) cell of `least` rows or more (of any, if none has)."""
+    labels, cells = labels.cpu(), cell_numbers(labels, clusters)
+    large = torch.bincount(cells)[cells] >= least
+    rows = large if large.any() else torch.ones_like(large)
+    return lambda predicted: worst_accuracy(predicted[rows], labels[rows], cells[rows])
+
+
+def _as_they_are(examples: Examples) -> Tensor:
+    return examples.inputs[FEATURES]
+
+
+def _joined_units(units: list[Tensor | None], sizes: list[int]) -> Any:
+    """Numbers of the units of all parts, no number in two of them; None where no part has any."""
+    if all(part is None for part in units):
+        return None
+    joined, above = [], 0
+    for part, size in zip(units, sizes, strict=True):
+        numbers = np.arange(size) if part is None else part.numpy()
+        joined.append(numbers + above)
+        above = int(joined[-1].max()) + 1
+    return np.concatenate(joined)
+
+
+def _cluster_notes(clusters: Clusters, labels: Tensor) -> dict[str, Any]:
+    numbers, labels = clusters.clustering.cluster, labels.cpu()
+    rates = [
+        (torch.bincount(labels[numbers == c], minlength=int(labels.max()) + 1) / max(1, int((numbers == c).sum())))
+        for c in range(clusters.size)
+    ]
+    return {
+        "count": clusters.size,
+        "rows": torch.bincount(numbers, minlength=clusters.size).tolist(),
+        "label_rates": [[round(rate, 4) for rate in row.tolist()] for row in rates],
+        "stability": {str(one.clusters): round(one.mean, 4) for one in clusters.stability},
+    }

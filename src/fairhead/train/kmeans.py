@@ -1,0 +1,184 @@
+"""Clusters of features: k-means, how stable a number of clusters is, and the number that is most stable."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairhead.errors import InputError
+
+COUNTS = (2, 3, 4, 8, 16, 32)
+# Rows beyond this many add nothing to what a stability is known by.
+_ROWS = 6000
+
+
+class Clustering(NamedTuple):
+    """Centres [k, D], the cluster of each point [n], and the sum of squared distances."""
+
+    centres: Tensor
+    cluster: Tensor
+    inertia: float
+
+    def of(self, points: Tensor) -> Tensor:
+        """The cluster of each of other points, [m]."""
+        return nearest(points, self.centres)
+
+
+def kmeans(points: Tensor, k: int, seed: int = 0, restarts: int = 4, rounds: int = 100) -> Clustering:
+    """Lloyd's algorithm from k-means++ starts; the best of several.
+
+    Args:
+        points: [n, D].
+        k: clusters; no more than there are distinct points are used.
+        seed: of the starts.
+        restarts: how many starts.
+        rounds: at most, each.
+
+    Example:
+        >>> import torch
+        >>> kmeans(torch.tensor([[0.0], [0.1], [9.0], [9.1]]), 2).cluster.diff().abs().tolist()
+        [0, 1, 0]
+    """
+    points = points.float()
+    generator = torch.Generator().manual_seed(seed)
+    best: Clustering | None = None
+    for _ in range(restarts):
+        centres = _spread_out(points, k, generator)
+        cluster = nearest(points, centres)
+        for _ in range(rounds):
+            member = torch.nn.functional.one_hot(cluster, len(centres)).to(points)  # [n, k]: sums by a matrix product
+            sizes = member.sum(0)
+            centres = torch.where((sizes > 0)[:, None], member.T @ points / sizes.clamp(min=1)[:, None], centres)
+            before, cluster = cluster, nearest(points, centres)
+            if torch.equal(before, cluster):
+                break
+        inertia = (points - centres[cluster]).square().sum().item()
+        if best is None or inertia < best.inertia:
+            best = Clustering(centres, cluster, inertia)
+    assert best is not None
+    return best
+
+
+def nearest(points: Tensor, centres: Tensor) -> Tensor:
+    """The nearest centre of each point, [n]."""
+    # |x − c|² without |x|², which is the same for all centres
+    return (centres.square().sum(1) - 2 * points @ centres.T).argmin(1)
+
+
+def silhouette(points: Tensor, cluster: Tensor, at_most: int = 2000, seed: int = 0) -> float:
+    """Mean over points of (b − a) / max(a, b): a is the mean distance to the own cluster, b to the next one.
+
+    Args:
+        points: [n, D].
+        cluster: [n].
+        at_most: points beyond this many are sampled.
+        seed: of that sample.
+
+    Returns:
+        Between −1 and 1; −1 where there is but one cluster.
+    """
+    if len(points) > at_most:
+        chosen = torch.randperm(len(points), generator=torch.Generator().manual_seed(seed))[:at_most]
+        points, cluster = points[chosen.to(points.device)], cluster[chosen.to(cluster.device)]
+    _, cluster = cluster.unique(return_inverse=True)
+    sizes = torch.bincount(cluster)
+    if len(sizes) < 2:
+        return -1.0
+    member = torch.nn.functional.one_hot(cluster).to(points.dtype)  # [n, k]
+    sums = torch.cdist(points, points) @ member
+    rows = torch.arange(len(points), device=points.device)
+    own = sums[rows, cluster] / (sizes[cluster] - 1).clamp(min=1)
+    means = sums / sizes
+    means[rows, cluster] = torch.inf
+    other = means.min(1).values
+    score = (other - own) / torch.maximum(own, other).clamp(min=1e-12)
+    return score.masked_fill(sizes[cluster] == 1, 0.0).mean().item()
+
+
+def _spread_out(points: Tensor, k: int, generator: torch.Generator) -> Tensor:
+    """k-means++: each next centre is a point drawn in proportion to its squared distance from those before."""
+    first = torch.randint(len(points), (1,), generator=generator).item()
+    centres = [points[int(first)]]
+    distance = (points - centres[0]).square().sum(1)
+    while len(centres) < k and distance.max() > 0:
+        chosen = torch.multinomial(distance.cpu().double(), 1, generator=generator).item()
+        centres.append(points[int(chosen)])
+        distance = torch.minimum(distance, (points - centres[-1]).square().sum(1))
+    return torch.stack(centres)
+
+
+class Stability(NamedTuple):
+    """How well clusters of one half of the rows agree with those of the other: adjusted Rand indices, one a repeat."""
+
+    clusters: int
+    agreement: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """1 for the same clusters, 0 for chance."""
+        return sum(self.agreement) / len(self.agreement)
+
+
+def stabilities(points: Tensor, counts: Sequence[int] = COUNTS, seed: int = 0, repeats: int = 3) -> list[Stability]:
+    """The stability of each number of clusters: k-means on each half of the rows, both used on all of them.
+
+    Args:
+        points: [n, D].
+        counts: numbers of clusters; those that half of the rows cannot have are left out.
+        seed: of the halves and the starts.
+        repeats: how often the rows are halved.
+
+    Raises:
+        InputError: fewer rows than clusters, whatever their number.
+    """
+    halves = min(len(points), _ROWS) // 2
+    possible = [count for count in counts if count < halves]
+    if not possible:
+        raise InputError(
+            f"{len(points)} rows are too few for clusters: at least {2 * (min(counts) + 1)} are needed for "
+            f"{min(counts)}"
+        )
+    generator = torch.Generator().manual_seed(seed)
+    drawn = [torch.randperm(len(points), generator=generator)[: 2 * halves] for _ in range(repeats)]
+    found = []
+    for count in possible:
+        agreement = []
+        for repeat, rows in enumerate(drawn):
+            shown = points[rows.to(points.device)]
+            one, other = (
+                kmeans(half, count, seed + 2 * repeat + part, restarts=1, rounds=50)
+                for part, half in enumerate(shown.chunk(2))
+            )
+            agreement.append(adjusted_rand(one.of(shown), other.of(shown)))
+        found.append(Stability(count, tuple(agreement)))
+    return found
+
+
+def most_stable(found: Sequence[Stability]) -> int:
+    """The number of clusters with the highest stability.
+
+    Example:
+        >>> most_stable([Stability(2, (0.9, 0.96)), Stability(4, (0.4, 0.5))])
+        2
+    """
+    return max(found, key=lambda stability: stability.mean).clusters
+
+
+def adjusted_rand(one: Tensor, other: Tensor) -> float:
+    """The adjusted Rand index of two clusterings of the same rows, [n] each (Hubert and Arabie, 1985).
+
+    Example:
+        >>> adjusted_rand(torch.tensor([0, 0, 1, 1]), torch.tensor([1, 1, 0, 0]))
+        1.0
+    """
+    table = torch.zeros(int(one.max()) + 1, int(other.max()) + 1, dtype=torch.float64)
+    table.index_put_((one.cpu(), other.cpu()), torch.ones(len(one), dtype=torch.float64), accumulate=True)
+
+    def pairs(counts: Tensor) -> float:
+        return float((counts * (counts - 1) / 2).sum())
+
+    both, rows, columns = pairs(table), pairs(table.sum(1)), pairs(table.sum(0))
+    chance = rows * columns / max(pairs(table.sum()), 1.0)
+    most = (rows + columns) / 2
+    return 1.0 if most == chance else (both - chance) / (most - chance)

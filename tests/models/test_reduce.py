@@ -1,0 +1,292 @@
+"""Balance, match, their choice, and the linear head: against scikit-learn, SciPy and data whose answer is known."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import kstest
+from sklearn.cluster import KMeans
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import adjusted_rand_score
+
+from fairhead.errors import InputError
+from fairhead.mitigate import load, method, run, save
+from fairhead.mitigate.balance import find_clusters
+from fairhead.mitigate.choosing import between_clusters, chosen, tried
+from fairhead.mitigate.match import match_weights
+from fairhead.mitigate.reduce import Reduce
+from fairhead.models.linear_head import FEATURES, LinearHead
+from fairhead.train import Examples, TrainingPlan
+from fairhead.train.kmeans import Stability, adjusted_rand, kmeans, most_stable, stabilities
+from fairhead.train.linear import answers, solve
+
+WIDTH = 12
+
+
+def hidden_group(n, agreement, seed, shift=4.0):
+    """Features whose first columns show the label, and others, more strongly, a group that agrees with it so often."""
+    rng = np.random.default_rng(seed)
+    label = rng.integers(0, 2, n)
+    group = np.where(rng.random(n) < agreement, label, 1 - label)
+    features = rng.normal(size=(n, WIDTH))
+    features[:, 0] += 2.0 * (label - 0.5)
+    features[:, 1:6] += shift * (group - 0.5)[:, None]
+    return Examples({FEATURES: torch.tensor(features).float()}, torch.tensor(label)), torch.tensor(group)
+
+
+def heads(train):
+    return lambda: LinearHead.of(train.inputs[FEATURES], ("no", "yes"))
+
+
+def gap(model, examples, group):
+    """The difference between groups of how often a class is answered, given the label: the mean of both labels."""
+    said = answers(model, examples.inputs[FEATURES])
+    rates = [[(said[(examples.labels == y) & (group == g)] == 1).float().mean() for g in (0, 1)] for y in (0, 1)]
+    return float(np.mean([abs(one - other) for one, other in rates]))
+
+
+# The linear head
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_the_head_is_scikit_learns_weighted_regression(classes):
+    rng = np.random.default_rng(0)
+    features, labels = rng.normal(3, 5, (300, 6)), rng.integers(0, classes, 300)
+    features[:, 0] += 4 * labels
+    weights = rng.uniform(0.2, 3, 300)
+    head = LinearHead.of(torch.tensor(features).float(), [str(c) for c in range(classes)])
+    solve(head, torch.tensor(features).float(), torch.tensor(labels), torch.tensor(weights), penalty=0.05)
+    standard = head.standardised(torch.tensor(features).float()).double().numpy()
+    # scikit-learn has one weight vector for two classes, whose norm² is half of that of the difference of two.
+    strength = (2 if classes == 2 else 1) / (0.05 * weights.sum())
+    peer = LogisticRegression(C=strength, tol=1e-8, max_iter=2000).fit(standard, labels, weights)
+    ours = head(torch.tensor(features).float()).logits.softmax(-1).detach().numpy()
+    np.testing.assert_allclose(ours, peer.predict_proba(standard), atol=2e-3)
+
+
+def test_offsets_are_given_and_not_learnt():
+    """With log-odds of the group as offsets, the head has no use for a feature that shows the group alone."""
+    train, group = hidden_group(4000, 0.9, seed=0)
+    from fairhead.mitigate.balance import label_offsets
+
+    plain, adjusted = heads(train)(), heads(train)()
+    solve(plain, train.inputs[FEATURES], train.labels, penalty=1e-3)
+    solve(adjusted, train.inputs[FEATURES], train.labels, offsets=label_offsets(train.labels, group), penalty=1e-3)
+    shown = [head.last.weight.diff(dim=0)[0, 1:6].abs().max().item() for head in (plain, adjusted)]
+    assert shown[1] < shown[0] / 4
+
+
+def test_a_head_is_saved_loaded_and_folded_into_one_layer(tmp_path):
+    train, _ = hidden_group(200, 0.5, seed=1)
+    features = torch.cat([train.inputs[FEATURES], torch.ones(200, 1)], 1)  # a constant column
+    head = LinearHead.of(features, ("no", "yes"))
+    solve(head, features, train.labels)
+    save(head, tmp_path / "head")
+    again = load(tmp_path / "head")
+    assert again.config.id2label == {0: "no", 1: "yes"}
+    torch.testing.assert_close(again(features).logits, head(features).logits)
+    weight, bias = head.layer()
+    torch.testing.assert_close(features @ weight.T + bias, head(features).logits, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (
+            lambda x: x.index_put_((torch.tensor([3, 4]), torch.tensor([2, 2])), torch.tensor(torch.nan)),
+            "column 2 .* 2 of",
+        ),
+        (lambda x: x.fill_(7.0), "the same in every row"),
+    ],
+)
+def test_features_that_cannot_be_used_are_refused(spoil, said):
+    features = torch.randn(50, 4)
+    spoil(features)
+    with pytest.raises(InputError, match=said):
+        LinearHead.of(features, ("no", "yes"))
+
+
+# Clusters
+
+
+def test_agreement_of_clusterings_is_scikit_learns():
+    rng = np.random.default_rng(0)
+    for k in (2, 3, 9):
+        one, other = rng.integers(0, k, 200), rng.integers(0, 3, 200)
+        ours = adjusted_rand(torch.tensor(one), torch.tensor(other))
+        assert ours == pytest.approx(adjusted_rand_score(one, other), abs=1e-12)
+
+
+def test_the_number_of_groups_is_the_stable_one():
+    rng = np.random.default_rng(0)
+    centres = 6 * rng.normal(size=(4, WIDTH))
+    truth = rng.integers(0, 4, 1200)
+    points = torch.tensor(centres[truth] + rng.normal(size=(1200, WIDTH))).float()
+    found = stabilities(points, (2, 3, 4, 8))
+    assert most_stable(found) == 4
+    assert adjusted_rand_score(kmeans(points, 4).cluster, truth) > 0.99
+    assert adjusted_rand_score(KMeans(4, n_init=4, random_state=0).fit_predict(points), truth) > 0.99
+    assert most_stable([Stability(2, (0.5,)), Stability(3, (0.5,))]) == 2  # the smaller of equals
+
+
+def test_hidden_groups_are_found_and_new_rows_are_put_among_them():
+    train, group = hidden_group(2000, 0.8, seed=0)
+    test, test_group = hidden_group(500, 0.5, seed=1)
+    found = find_clusters(train.inputs[FEATURES])
+    assert found.size == 2
+    assert adjusted_rand(found.clustering.cluster, group) > 0.9
+    assert adjusted_rand(found.of(test.inputs[FEATURES]), test_group) > 0.9
+
+
+def test_fewer_rows_than_clusters_are_told():
+    with pytest.raises(InputError, match="8 clusters of 5 rows"):
+        find_clusters(torch.randn(5, 3), 8)
+    with pytest.raises(InputError, match="4 rows are too few for clusters"):
+        find_clusters(torch.randn(4, 3))
+
+
+# Match
+
+
+def test_weights_towards_another_sample_are_its_density_ratio():
+    """Within a class the group is 0.9 here and 0.4 there: the weighted shares must come close to those there."""
+    train, group = hidden_group(6000, 0.9, seed=0)
+    use, _ = hidden_group(3000, 0.4, seed=1)
+    found = match_weights(train.inputs[FEATURES], train.labels, use.inputs[FEATURES], use.labels)
+    assert found.differ
+    assert found.p < 1e-6
+    assert found.separation > 0.6
+    for y in (0, 1):
+        rows = train.labels == y
+        share = (found.weights[rows] * (group[rows] == y)).sum() / found.weights[rows].sum()
+        assert share == pytest.approx(0.4, abs=0.06)
+        assert found.weights[rows].mean() == pytest.approx(1, abs=1e-6)
+    assert found.effective == pytest.approx((found.weights.sum() ** 2 / (found.weights**2).sum() / 6000).item())
+
+
+def test_alike_samples_are_said_to_differ_as_often_as_alpha_allows():
+    ps = []
+    for seed in range(60):
+        train, _ = hidden_group(300, 0.7, seed=2 * seed)
+        use, _ = hidden_group(150, 0.7, seed=2 * seed + 1)
+        ps.append(match_weights(train.inputs[FEATURES], train.labels, use.inputs[FEATURES], use.labels).p)
+    assert np.mean(np.array(ps) < 0.05) <= 0.13  # 5 % expected; P(more than 8 of 60) is 0.2 %
+    assert kstest(ps, "uniform").pvalue > 1e-3
+
+
+def test_persons_that_are_recognised_are_no_difference():
+    """Ten rows a person, persons of two samples drawn alike: rows alone would be told apart by their faces."""
+    rng = np.random.default_rng(0)
+    persons = rng.normal(size=(90, 60)) * 3
+    unit = np.repeat(np.arange(90), 10)
+    rows = torch.tensor(persons[unit] + 0.1 * rng.normal(size=(900, 60))).float()
+    unit, labels = torch.tensor(unit), torch.zeros(900, dtype=torch.int64)
+    labels[::2] = 1
+    here, there = unit < 60, unit >= 60
+    alone = match_weights(rows[here], labels[here], rows[there], labels[there])
+    together = match_weights(rows[here], labels[here], rows[there], labels[there], unit[here], unit[there])
+    assert alone.p < 1e-3
+    assert together.p > 0.01
+
+
+def test_a_sample_without_a_class_is_told():
+    train, _ = hidden_group(300, 0.5, seed=0)
+    with pytest.raises(InputError, match="has 0 rows of class 0"):
+        match_weights(train.inputs[FEATURES], train.labels, torch.randn(50, WIDTH), torch.ones(50, dtype=torch.int64))
+
+
+# The choice
+
+
+def test_noise_alone_is_no_spread():
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(300):
+        labels, clusters = rng.integers(0, 2, 400), rng.integers(0, 8, 400)
+        found.append(between_clusters((rng.random(400) < 0.2 + 0.6 * labels).astype(np.int64), labels, clusters))
+    assert np.mean(found) == pytest.approx(0, abs=4 * np.std(found) / np.sqrt(300))
+    assert np.std(found) > 0
+
+
+def test_the_spread_of_two_clusters_is_half_of_the_gap():
+    labels = np.repeat([0, 1], 100_000)
+    clusters = np.tile(np.repeat([0, 1], 50_000), 2)
+    rates = np.array([[0.1, 0.3], [0.6, 0.9]])[labels, clusters]
+    said = (np.random.default_rng(0).random(200_000) < rates).astype(np.int64)
+    assert between_clusters(said, labels, clusters) == pytest.approx((0.1**2 + 0.15**2) / 2, abs=1e-3)
+
+
+def test_what_costs_too_much_is_not_chosen():
+    rng = np.random.default_rng(0)
+    labels, clusters = rng.integers(0, 2, 2000), rng.integers(0, 2, 2000)
+    plain = np.where(rng.random(2000) < 0.05 + 0.25 * clusters, 1 - labels, labels)  # right less often in cluster 1
+    even = np.where(rng.random(2000) < 0.25, 1 - labels, labels)
+    said = {"plain": plain, "even": even}
+    cheap, dear = (tried(said, labels, clusters, None, price) for price in (0.02, 0.2))
+    assert [one.affordable for one in cheap] == [True, False]
+    assert (chosen(cheap).name, chosen(dear).name) == ("plain", "even")
+    assert dear[1].cost == pytest.approx((plain == labels).mean() - (even == labels).mean())
+    lost = (plain == labels).astype(float) - (even == labels)
+    assert dear[1].cost_se == pytest.approx(lost.std() / np.sqrt(2000), rel=0.15)
+
+
+# All of it
+
+
+@pytest.mark.parametrize(
+    "candidates", [("plain", "balance"), ("plain", "logits"), ("plain", "balance", "match", "both")]
+)
+def test_a_gap_between_groups_that_nobody_named_is_reduced(candidates):
+    train, _ = hidden_group(3000, 0.85, seed=0, shift=3)
+    validation, _ = hidden_group(1000, 0.85, seed=1, shift=3)
+    test, group = hidden_group(4000, 0.5, seed=2, shift=3)
+    plan = TrainingPlan(weight_decay=0.01, device="cpu")
+    plain = run(method("erm"), heads(train), train, validation, plan).model
+    found = run(Reduce(candidates, price=20), heads(train), train, validation, plan)
+    assert found.notes["kept"] != "plain"
+    assert not found.notes["match"]["differ"]
+    assert gap(plain, test, group) > 0.15
+    assert gap(found.model, test, group) < gap(plain, test, group) / 3
+
+
+def test_a_sample_from_the_place_of_use_is_matched():
+    train, _ = hidden_group(3000, 0.9, seed=0, shift=2)
+    validation, _ = hidden_group(1000, 0.5, seed=1, shift=2)
+    test, group = hidden_group(4000, 0.5, seed=2, shift=2)
+    plan = TrainingPlan(weight_decay=0.01, device="cpu")
+    plain = run(method("erm"), heads(train), train, validation, plan).model
+    found = run(method("match"), heads(train), train, validation, plan)
+    assert found.notes["match"]["differ"]
+    assert gap(found.model, test, group) < gap(plain, test, group) / 3
+    # The same rows given as a sample, beside validation rows that are like the training rows.
+    other, _ = hidden_group(1000, 0.9, seed=3, shift=2)
+    again = run(method("match"), heads(train), train, other, plan, like=validation)
+    torch.testing.assert_close(again.model.last.weight, found.model.last.weight)
+
+
+def test_nothing_is_done_where_nothing_differs():
+    train, _ = hidden_group(2000, 0.5, seed=0)
+    validation, _ = hidden_group(800, 0.5, seed=1)
+    plan = TrainingPlan(weight_decay=0.01, device="cpu")
+    found = run(method("match"), heads(train), train, validation, plan)
+    plain = run(method("erm"), heads(train), train, validation, plan)
+    assert found.notes["kept"] == "plain"
+    assert torch.equal(found.model.last.weight, plain.model.last.weight)
+
+
+def test_an_average_of_epochs_is_the_mean_of_their_weights():
+    from shortcut import PLAN, build_model, shortcut
+
+    from fairhead.train import fit
+    from fairhead.train.fitting import AVERAGE
+
+    task = shortcut(n=400)
+    seen, model = [], build_model()
+
+    def look(epoch):
+        seen.append({name: tensor.detach().clone() for name, tensor in model.state_dict().items()})
+
+    plan = PLAN if PLAN.epochs >= 6 else TrainingPlan(epochs=6, batch_size=PLAN.batch_size)
+    fit(model, task.train, task.validation, plan, look, selection=AVERAGE)
+    for name, tensor in model.state_dict().items():
+        last = torch.stack([weights[name] for weights in seen[-(plan.epochs // 3) :]])
+        torch.testing.assert_close(tensor, last.mean(0), rtol=1e-4, atol=1e-6)
