@@ -4,6 +4,7 @@ A model is a folder, a name of the hub that is in the local cache, or a live `nn
 `Dataset`, a pandas DataFrame, or whatever else `fairhead.dataset` takes.
 """
 
+import copy
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -157,22 +158,26 @@ def locate(
     """
     from fairhead.locate.answer import answer
     from fairhead.locate.locate_settings import LocatePlan, Source
+    from fairhead.models.load import device_named
 
-    of_source = [f.name for f in fields(Source) if f.name not in ("model", "data", "concept", "task")]
+    of_source = [f.name for f in fields(Source) if f.name not in ("model", "data", "concept", "task", "beside")]
     of_plan = [f.name for f in fields(LocatePlan) if f.name != "count"]
     _known(options, [*of_source, *of_plan], "locate")
     held = data if isinstance(data, Dataset | Items | str) else dataset(data, label=label, groups=(by,) if by else ())
-    task = label or (_LABEL if isinstance(held, Dataset) else None)
-    with _in_folder(model, beside) as folder:
-        source = Source(
-            folder,
-            held if isinstance(held, str) else hold(held),
-            by,
-            task,
-            **{name: value for name, value in options.items() if name in of_source},
-        )
-        plan = LocatePlan(count=heads, **{name: value for name, value in options.items() if name in of_plan})
-        return answer(source, plan, features=None if features is None else str(features), progress=progress)
+    if isinstance(model, str | Path):
+        model = str(model)
+    else:  # the caller's own stays as it is
+        model = copy.deepcopy(model).float().to(device_named(options.get("device", "auto")))
+    source = Source(
+        model,
+        held if isinstance(held, str) else hold(held),
+        by,
+        label or (_LABEL if isinstance(held, Dataset) else None),
+        beside=beside,
+        **{name: value for name, value in options.items() if name in of_source},
+    )
+    plan = LocatePlan(count=heads, **{name: value for name, value in options.items() if name in of_plan})
+    return answer(source, plan, features=None if features is None else str(features), progress=progress)
 
 
 def mitigate(

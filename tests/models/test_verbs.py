@@ -86,6 +86,19 @@ def test_locate_edit_save_load_audit(run, tmp_path):
     assert np.allclose(live.to_frame()["gap"], frame["gap"], atol=1e-6)
 
 
+def test_a_live_model_that_carries_dam_is_located_with_it_and_stays_as_it_is(run, tmp_path):
+    quick = {"n_boot": 100, "draws": 5, "forward": True, "device": "cpu", "alpha": 1.0, "per_layer": 2, "heads": 2}
+    model = run.model
+    before = fairhead.predict(model, faces(), device="cpu").scores
+    live, kept = (fairhead.locate(one, faces(), by="sex", **quick) for one in (model, run.out / "model"))
+    assert np.allclose(live.to_frame()["gap"], kept.to_frame()["gap"], atol=1e-6)
+    edited = fairhead.predict(live.save(tmp_path / "edited"), faces(), device="cpu").scores
+    again = fairhead.predict(kept.save(tmp_path / "again"), faces(), device="cpu").scores
+    assert np.allclose(edited, again, atol=1e-5)
+    assert not np.allclose(edited, before, atol=1e-5)
+    assert np.array_equal(fairhead.predict(model, faces(), device="cpu").scores, before)
+
+
 def test_locate_names_the_groups_that_there_are(run):
     with pytest.raises(InputError, match="no group column 'race'; there are sex"):
         fairhead.locate(run.out / "model", faces(), by="race", device="cpu")

@@ -17,7 +17,7 @@ _MODEL, _TEXT, _CHOICE = "Model", "Text side, for pictures", "Choice of heads"
 
 @dataclass(frozen=True)
 class Source:
-    """What a question is about.
+    """What a question is about. In Python, the model may be a live one; saving an edit then bakes it into that.
 
     Attributes:
         data: as reader:path: pictures (fairface, celeba, utkface, images), texts (hatexplain, texts), or pairs of
@@ -44,9 +44,10 @@ class Source:
         tf32: on a GPU, forward passes in TF32, several times as fast.
         seed: of the draw and of the halves.
         options: of the reader of the data.
+        beside: the tokenizer or image processor of a live model that was not loaded from a folder.
     """
 
-    model: Annotated[str, Option(metavar="PATH", panel=_MODEL)]
+    model: Annotated[Any, Option(metavar="PATH", panel=_MODEL)]
     data: Annotated[str, Option(metavar="SPEC")]
     concept: Annotated[str | None, Option(metavar="NAME")] = None
     task: Annotated[str | None, Option(metavar="COLUMN")] = None
@@ -65,7 +66,13 @@ class Source:
     tf32: Annotated[bool, Option(panel=_MODEL)] = False
     seed: Annotated[WholeNumber, PYTHON_ONLY] = 0
     options: Annotated[Mapping[str, Any], PYTHON_ONLY] = field(default_factory=dict)
+    beside: Annotated[Any, PYTHON_ONLY] = None
     panel: ClassVar[str] = "Data"
+
+    @property
+    def called(self) -> str:
+        """What the model is called: its folder or name, or the class of a live one."""
+        return self.model if isinstance(self.model, str) else type(self.model).__name__
 
     @property
     def kind(self) -> str:

@@ -87,7 +87,7 @@ def open_question(
     pooled = session.decomposer.pool is not None
     if source.tokens == "first" and pooled:
         raise InputError(
-            f"{source.model} pools all its tokens and has no first token that stands for the image: add --tokens all"
+            f"{source.called} pools all its tokens and has no first token that stands for the image: add --tokens all"
         )
     everywhere = passes = None
     if plan.forward:
@@ -112,7 +112,7 @@ def open_question(
         save(session.inputs.model, folder, session.inputs.beside.save_pretrained)
 
     provenance = {
-        "model": source.model,
+        "model": source.called,
         "model_sha256": session.inputs.loaded.fingerprint(),
         "data": source.data,
         "images": len(session.evaluation),
@@ -131,7 +131,7 @@ def _open_pairs(source: Source, plan: LocatePlan, features: str | None, progress
     PairQuestion.check(plan)
     pairs = read_pairs(source.data, source.concept, source.limit, source.seed, source.options)
     halves_of_pairs(pairs, source.seed)  # a mistake there should not wait for the model
-    scorer = load_scorer(source.model, device=source.device, dtype="float32")
+    scorer = load_scorer(source.model, device=source.device, dtype="float32", tokenizer=source.beside)
     told = _stage(progress, "pairs")
     terms = take_apart(scorer, pairs, folder=features, progress=lambda done, total: told(done, total))
     question = PairQuestion(scorer, pairs, terms, tf32=source.tf32, seed=source.seed, progress=progress)
@@ -141,7 +141,7 @@ def _open_pairs(source: Source, plan: LocatePlan, features: str | None, progress
         save(scorer.model, folder, scorer.tokenizer.save_pretrained)
 
     provenance = {
-        "model": source.model,
+        "model": source.called,
         "data": source.data,
         "bias_type": source.concept or "all",
         "pairs": len(pairs),
@@ -278,7 +278,7 @@ def open_session(source: Source, features: str | None = None, progress: Progress
     evaluation = chosen.evaluation
     halves_of(evaluation, source.seed)
     kind = TextInputs if is_text else ImageInputs
-    inputs: RowInputs = kind(source.model, chosen.items, source.batch_size, source.device)
+    inputs: RowInputs = kind(source.model, chosen.items, source.batch_size, source.device, source.beside)
     text = None if is_text else _text_side(source, inputs)
     # The stand-in was fitted on bare words.
     templates = file.templates or (("{}",) if isinstance(text, AdaptedText) else TEMPLATES)
@@ -309,9 +309,11 @@ def open_session(source: Source, features: str | None = None, progress: Progress
     return Session(source, inputs, decomposer, evaluation, found, text, prompts, words, chosen.notes)
 
 
-def _is_classifier(model: str) -> bool:
+def _is_classifier(model: Any) -> bool:
     """Whether a model has been trained to classify pictures."""
-    return any(str(name).endswith("ForImageClassification") for name in config_of(find(model)).architectures or ())
+    live = not isinstance(model, str)
+    names = [type(model).__name__] if live else config_of(find(model)).architectures or ()
+    return any(str(name).endswith("ForImageClassification") for name in names)
 
 
 def _text_side(source: Source, inputs: RowInputs) -> TextSide | None:
