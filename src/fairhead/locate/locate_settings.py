@@ -137,3 +137,46 @@ class LocatePlan:
             raise InputError("heads can be ranked by their effect only with forward passes: add --forward")
         if self.count < 1 or self.draws < 1:
             raise InputError(f"count is {self.count} and draws is {self.draws}; at least 1 of each is needed")
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """Which rows, tokens and pictures `fairhead attention` looks at.
+
+    Attributes:
+        groups: two groups of the column; the two largest by default.
+        part: part of the data.
+        limit: at most so many rows, drawn at random.
+        layer: attention layer; -1 is the last.
+        token: whose q and k; 0 is the first.
+        dimension: of q or k to draw: q:HEAD:NUMBER; the oddest by default. Give it several times for several.
+        pictures: pictures with maps, as many of each group.
+        picture: id of a picture to show instead; give it several times for several.
+        max_length: tokens that texts are cut and padded to.
+        seed: of the rows drawn.
+        device: where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.
+    """
+
+    groups: Annotated[str | None, Option(metavar="A,B")] = None
+    part: Annotated[str, Option(metavar="NAME")] = "test"
+    limit: Annotated[Count, Option(metavar="N")] = 2000
+    layer: Annotated[int, Option(metavar="N")] = -1
+    token: Annotated[int, Option(metavar="N")] = 0
+    dimension: Annotated[tuple[str, ...], Option(metavar="SIDE:HEAD:NUMBER")] = ()
+    pictures: Annotated[WholeNumber, Option(metavar="N")] = 6
+    picture: Annotated[tuple[str, ...], Option(metavar="ID")] = ()
+    max_length: Annotated[Count, Option(metavar="N")] = 128
+    seed: Annotated[WholeNumber, Option(metavar="N")] = 0
+    device: str = "auto"
+
+    @property
+    def dimensions(self) -> "tuple[tuple[Literal['q', 'k'], int, int], ...]":
+        """Side, head and number of each dimension to draw."""
+        return tuple(_dimension(text) for text in self.dimension)
+
+
+def _dimension(text: str) -> "tuple[Literal['q', 'k'], int, int]":
+    side, *numbers = text.split(":")
+    if side not in ("q", "k") or len(numbers) != 2 or not all(n.isdigit() for n in numbers):
+        raise InputError(f"--dimension is {text!r}; expected q or k, head and number, such as q:0:5")
+    return "q" if side == "q" else "k", int(numbers[0]), int(numbers[1])
