@@ -111,11 +111,9 @@ def length(deviation: Array, table: Array) -> Array:
 
 
 def cramers_v_corrected(table: Array, n: Array | float | None = None) -> Array:
-    """Bergsma's bias-corrected V: 0 on average where there is no association, unlike the plain V.
+    """Bergsma's bias-corrected V of counts [..., G, C]: 0 on average without association, unlike the plain V.
 
-    Args:
-        table: counts, shape [..., G, C].
-        n: rows behind the table, where the counts are weighted.
+    Give the rows n behind the table where the counts are weighted.
     """
     rows, columns = _filled(table)
     size = table.sum(axis=(-1, -2)) if n is None else np.asarray(n, dtype=np.float64)

@@ -194,9 +194,7 @@ class Sampling:
 class Journal(LineJournal):
     r"""A JSONL file to which scores are added as they are made, and from which a killed run goes on.
 
-    Args:
-        path: the file; made with its folder if it is not there.
-        settings: whatever a score depends on besides its texts. A file of other settings is refused.
+    `settings` are whatever a score depends on besides its texts: a file of other settings is refused.
     """
 
     schema: ClassVar[str] = "fairhead.scores/1"

@@ -236,16 +236,7 @@ def join_items(first: ItemTable, second: ItemTable) -> tuple[ItemTable, ItemTabl
 def compare_items(
     measure: Measure, group: str | None, before: ItemTable, after: ItemTable, how: Resampling, n_perm: int = N_PERM
 ) -> Difference:
-    """One figure on two tables of the same items.
-
-    Args:
-        measure: the figure.
-        group: the category; None for all items.
-        before: answers of the first model.
-        after: answers of the second, in the same order.
-        how: how intervals are made.
-        n_perm: random swaps at most.
-    """
+    """One figure of a category (None: of all items) on two tables of the same items; `n_perm` random swaps at most."""
     one, other = before.part(group), after.part(group)
     found = paired_difference(
         measure.metric,

@@ -147,9 +147,8 @@ def _read(path: Path, delimiter: str, columns: Mapping[str, str], low: float, hi
 def read_gender_vectors(path: str | os.PathLike[str], words: Iterable[str]) -> Lexicon:
     r"""How much each word leans towards "she" (1) or "he" (−1): its cosine with she − he, from word vectors.
 
-    Args:
-        path: word vectors as text, a word and its numbers a line (GloVe, FastText .vec, word2vec), plain or .gz.
-        words: those that are wanted; the rest of the file is passed over.
+    The file has a word and its numbers a line (GloVe, FastText .vec, word2vec), plain or .gz; all but `words` is passed
+    over.
     """
     wanted = {*words, "she", "he"}
     vectors: dict[str, Array] = {}
@@ -267,9 +266,7 @@ def _is_object(rest: str) -> bool:
 def read_swaps(path: str | os.PathLike[str]) -> Swaps:
     r"""Read word lists as published: WinoBias' (tab-separated pairs) or gn_glove's (two files, line by line).
 
-    Args:
-        path: a file of pairs, or a folder with generalized_swaps.txt and extra_gendered_words.txt, or with
-            gn_glove_female_words.txt and gn_glove_male_words.txt.
+    The path is a file of pairs, or a folder with the lists of either.
     """
     where = Path(path)
     try:

@@ -63,14 +63,7 @@ def start_token(tokenizer: Any) -> StartToken:
 
 
 def encode(requests: Sequence[Request], tokenizer: Any, start: StartToken, when: Start) -> list[Encoded]:
-    """Tokens of each request, the start token first.
-
-    Args:
-        requests: what to encode.
-        tokenizer: a Hugging Face tokeniser.
-        start: the token before the first.
-        when: "always", or "empty_prefix": only before texts without a prefix.
-    """
+    """Tokens of each request after the start token: "always", or before texts without a prefix ("empty_prefix")."""
     parts = [_move_spaces(request) for request in requests]
     wholes = _ids(tokenizer, [prefix + continuation for prefix, continuation in parts])
     # Many continuations share a prefix: each is encoded once.
@@ -168,17 +161,12 @@ class Row(NamedTuple):
 def pack(
     sequences: Sequence[TokenSequence], row_tokens: int, share: bool = True, longest: int | None = None
 ) -> list[Row]:
-    """Lay sequences into rows of about `row_tokens` tokens.
+    """Lay sequences of at least two tokens into rows of about `row_tokens` tokens.
 
     A row is longer where a sequence is: a long beginning that many share is worth repeating only once it has been
     followed by as many tokens as it has itself. It may also be half as long again before it parts two sequences that
-    share more than their first tokens.
-
-    Args:
-        sequences: with at least two tokens each, 1 ≤ scored_from < number of tokens.
-        row_tokens: where a row ends.
-        share: False gives each sequence a row of its own, for models that cannot read trees.
-        longest: no row of several sequences is longer than this; None sets no bound.
+    share more than their first tokens; but no row of several sequences is longer than `longest`. Without `share` each
+    sequence has a row of its own, for models that cannot read trees.
     """
     order = sorted(range(len(sequences)), key=lambda i: list(sequences[i].tokens))
     if not share:
@@ -256,14 +244,9 @@ class _Tree:
 def batches(rows: Sequence[Row], batch_tokens: int, max_scored: int, overhead: int = 16) -> list[list[int]]:
     """Group rows of similar length; padded, a batch has at most `batch_tokens` tokens unless one row alone has more.
 
-    Tokens that nothing is predicted from, the last of each sequence, are not read and do not count. Of all ways to part
-    the rows, sorted by length, the one with the least padding and the fewest batches is taken.
-
-    Args:
-        rows: the rows.
-        batch_tokens: bound of rows × longest row.
-        max_scored: bound of the tokens whose next-token distribution a batch needs.
-        overhead: what a batch costs whatever its size, in tokens.
+    Tokens that nothing is predicted from, the last of each sequence, are not read and do not count; `max_scored` at
+    most need their next-token distribution. Of all ways to part the rows, sorted by length, the one with the least
+    padding and the fewest batches, each of which costs `overhead` tokens, is taken.
     """
     lengths = np.array([np.count_nonzero(followed(row)) for row in rows], dtype=np.int64)
     # The longest first: if memory is too small for them, that shows at once.

@@ -39,10 +39,7 @@ def read_attention(
 ) -> Iterator[AttentionBatch]:
     """Read the attention in every layer, those alike in length together, so that little is padded.
 
-    Args:
-        scorer: the model.
-        tokens: number -> its sequences, as many for each.
-        progress: called with what is done and how much there is.
+    `tokens` has the sequences of each number, as many for each.
     """
     longest = {i: max(map(len, sequences)) for i, sequences in tokens.items()}
     order, done = sorted(tokens, key=longest.__getitem__), 0

@@ -97,14 +97,9 @@ def gather_items(
 ) -> Gathered:
     """Read the items of every benchmark that is there, before any model is loaded.
 
-    Args:
-        data: a folder with one folder, archive or file a benchmark.
-        only: benchmarks by name, which must then be there; others are skipped with a reason.
-        limit: items of each benchmark, drawn at random; None takes all.
-        seed: of that draw.
-        text: a text file for perplexity and attention entropy; None takes the Wikipedia texts that come with BOLD.
-        documents: of that text, drawn at random.
-        options: of benchmarks, whichever has them.
+    `data` is a folder with one folder, archive or file a benchmark. Benchmarks named in `only` must be there; others
+    are skipped with a reason. `limit` bounds the items of each, drawn at random. Perplexity and attention entropy read
+    `documents` of a text file, by default of the Wikipedia texts that come with BOLD. Options go to whichever has them.
 
     Example:
         >>> gather_items(Path("nowhere"))
@@ -149,23 +144,7 @@ def run_suite(
     report: Report | None = None,  # called with a benchmark's name, what is done of it and how much there is
     provenance: Mapping[str, Any] | None = None,  # anything else worth keeping
 ) -> Suite:
-    """Run benchmarks on a model into a folder. What the folder holds already is kept, unless it was made otherwise.
-
-    Example:
-        >>> import tempfile
-        >>> from fairhead.data.sentence_pairs import CrowsPair
-        >>> from fairhead.language.answers import Score, Answers
-        >>> class Constant:
-        ...     def score(self, requests, **options):
-        ...         return Answers({request.id: Score(request.id, -1.0, 1) for request in requests})
-        ...     def settings(self):
-        ...         return {"weights": "none"}
-        >>> pairs = [CrowsPair(str(i), "She cried.", "He cried.", "stereo", "gender", ()) for i in range(20)]
-        >>> gathered = Gathered({"crows_pairs": pairs}, {}, {"bbq": "there is no data"}, {})
-        >>> suite = run_suite(Constant(), gathered, Path(tempfile.mkdtemp()), "constant")
-        >>> suite.measured, len(suite.table("crows_pairs"))
-        (['crows_pairs'], 20)
-    """
+    """Run benchmarks on a model into a folder. What the folder holds already is kept, unless it was made otherwise."""
     how = resampling or Resampling()
     settings = scorer.settings()
     suite = Suite.open(out, model, settings, gathered.chosen, _origin(provenance, how))

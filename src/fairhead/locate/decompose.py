@@ -238,12 +238,9 @@ class Decomposer:
 
     @torch.no_grad()
     def __call__(self, inputs: Mapping[str, Tensor], tokens: Tensor | None = None) -> Terms:
-        """Run the model on a batch and take its outputs apart.
+        """Run the model on a batch (its arguments by name, each [B, ...]) and take its outputs apart.
 
-        Args:
-            inputs: the model's arguments by name, each [B, ...].
-            tokens: which tokens to read instead of the decomposer's own, a bool mask [B, T]: one row of terms for each,
-                in the order of the batch.
+        `tokens` reads others than the decomposer's own, a bool mask [B, T]: one row of terms for each, in their order.
         """
         n = len(next(iter(inputs.values())))
         if tokens is None and self.pool is None:

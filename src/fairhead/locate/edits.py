@@ -144,15 +144,11 @@ class HeadEdits:
             )
 
     def bake(self, model: nn.Module, where: Sequence[tuple[int, int]], kind: str) -> None:
-        """Write an edit of all tokens into W_O and its bias, in place: the model is then an ordinary one.
+        """Write an edit of all tokens ("zero", "mean" or "project") into W_O and its bias, for an ordinary model.
 
-        Args:
-            model: whose attention layers `where` counts; of a CLIP with two towers, give the image tower.
-            where: (layer, head) pairs.
-            kind: "zero", "mean" or "project".
-
-        A family whose configuration can ask for biases of its attention (Llama's `attention_bias`) gets them, all 0 but
-        where an edit needs one.
+        `where` counts the attention layers of `model`; of a CLIP with two towers, give the image tower. A family whose
+        configuration can ask for biases of its attention (Llama's `attention_bias`) gets them, all 0 but where an edit
+        needs one.
         """
         check_kind(kind)
         if kind == "resample":
@@ -248,13 +244,9 @@ class TextEdits(HeadEdits):
     def learn_texts(
         cls, scorer: Scorer, sequences: Sequence[TokenSequence], seed: int = 0, bank: int = _BANK
     ) -> "TextEdits":
-        """Means and a bank of head outputs, over all tokens of some texts but the start token.
+        """Means, and a bank of so many head outputs, over all tokens of some texts but the start token.
 
-        Args:
-            scorer: the model.
-            sequences: the texts; take both of each pair, so that neither weighs more.
-            seed: of the bank.
-            bank: tokens to keep.
+        Take both texts of each pair, so that neither weighs more.
         """
         batches = list(scorer.planned(sequences))
         # Tokens in the order in which they will be read; those at the root of a tree are start tokens.

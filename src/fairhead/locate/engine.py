@@ -335,13 +335,7 @@ class Located:
 def locate(
     question: Question, plan: LocatePlan | None = None, heads: Sequence[tuple[int, int]] | None = None
 ) -> Located:
-    """Find the heads that carry a gap, and say what happens without them.
-
-    Args:
-        question: which gap, of what.
-        plan: how.
-        heads: those to test, best first, where they are known; None chooses them.
-    """
+    """Find the heads that carry a gap, or test known `heads` (best first), and say what happens without them."""
     plan = plan or LocatePlan()
     question.check(plan)
     choosing, comparable = question.choosing, question.comparable

@@ -24,7 +24,7 @@ from fairhead.locate.directions import evidence_of
 from fairhead.locate.engine import Changes, Mask
 from fairhead.locate.head_features import Array
 from fairhead.locate.head_maps import HeadMap, score_heads, score_pairs
-from fairhead.locate.locate_settings import LocatePlan
+from fairhead.locate.locate_settings import LocatePlan, Source
 from fairhead.locate.prompts import COLUMNS, CONCEPTS, Pole, Prompts
 from fairhead.records import Column, Records
 from fairhead.stats import adjust
@@ -183,27 +183,20 @@ class LabelledRows(NamedTuple):
     notes: tuple[str, ...]  # about rows that were left out, in sentences
 
 
-def labelled_rows(
-    spec: str,  # `name:path` of a data set
-    concept: str,  # the attribute, or the column that holds it
-    task: str | None = None,  # the target column; None for that of own data that is called label
-    *,
-    options: Mapping[str, Any] | None = None,  # of the reader
-    # The user's own poles. Without them images have those that ship with fairhead, where the column has their values;
-    # else its first two values are the poles.
-    prompts: Prompts | None = None,
-    held_out: bool = False,  # leave out rows of the training part
-    limit: int | None = None,  # rows at most, evenly over the groups
-    seed: int = 0,  # of their order
-) -> LabelledRows:
-    """Read labelled images or texts, with the groups of a concept."""
-    reader, path = parse_spec(spec, "images", "texts")
+def labelled_rows(source: Source, prompts: Prompts | None = None, held_out: bool = False) -> LabelledRows:
+    """Read labelled images or texts, with the groups of a concept; `held_out` leaves out rows of the training part.
+
+    Poles are those of the user's own prompts. Without them images have those that ship with fairhead, where the column
+    has their values; else its first two values are the poles.
+    """
+    reader, path = parse_spec(source.data, "images", "texts")
+    concept, task = str(source.concept), source.task
     column = COLUMNS.get((reader.name, concept), concept)
     if column == task:
         raise InputError(
             f"concept and task are both {column!r}: within a class of it there is one group, so there is no gap to find"
         )
-    data = reader.read(path, **reader.named({"label": task, "groups": (column,)}), **(options or {}))
+    data = reader.read(path, **reader.named({"label": task, "groups": (column,)}), **source.options)
     assert isinstance(data, Dataset)
     task = task or str(data.provenance["label"])
     groups = data.groups()[column]
@@ -232,9 +225,9 @@ def labelled_rows(
         notes.append(f"{int((~usable).sum())} {noun} of the training part were left out: the model may know them.")
     if (group < 0).any():
         notes.append(f"{int((group < 0).sum())} {noun} belong to neither pole of {name} and were left out.")
-    rows = np.random.default_rng(seed).permutation(np.flatnonzero(usable & (group >= 0)))
-    if limit is not None and limit < len(rows):
-        rows = even_rows(rows, group, limit)
+    rows = np.random.default_rng(source.seed).permutation(np.flatnonzero(usable & (group >= 0)))
+    if source.limit is not None and source.limit < len(rows):
+        rows = even_rows(rows, group, source.limit)
     cluster, inputs = data.attributes.cluster, data.all.inputs
     evaluation = Evaluation(
         labels=data.all.labels[rows],

@@ -69,14 +69,7 @@ class Opened:
 def open_question(
     source: Source, plan: LocatePlan, features: str | None = None, progress: Progress | None = None
 ) -> Opened:
-    """Read, load, and run the model over the rows, or take what is stored of that already.
-
-    Args:
-        source: what to read.
-        plan: whether forward passes will be asked for.
-        features: a folder for the heads' terms; the next run with the same model and rows takes them from there.
-        progress: called with (stage, done, all).
-    """
+    """Read, load, and run the model over the rows, or take from the folder `features` what is stored of that."""
     if source.kind == "pairs":
         return _open_pairs(source, plan, features, progress)
     GapQuestion.check(plan)
@@ -265,16 +258,8 @@ def open_session(source: Source, features: str | None = None, progress: Progress
         raise InputError(f"prompts and text sides are for images; the concept of {name} is learned from its own rows")
     file = read_prompts(source.prompts) if source.prompts else PromptFile()
     # The data first: a mistake there should not wait for the model.
-    chosen = labelled_rows(
-        source.data,
-        source.concept,
-        source.task,
-        prompts=file.concept,
-        options=source.options,
-        held_out=is_text or (name == "images" and _is_classifier(source.model)),
-        limit=source.limit,
-        seed=source.seed,
-    )
+    held_out = is_text or (name == "images" and _is_classifier(source.model))
+    chosen = labelled_rows(source, file.concept, held_out)
     evaluation = chosen.evaluation
     halves_of(evaluation, source.seed)
     kind = TextInputs if is_text else ImageInputs

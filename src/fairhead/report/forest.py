@@ -83,11 +83,7 @@ class Undefined(NamedTuple):
 
 
 def undefined(named: Iterable[tuple[str, str, Any]]) -> tuple[Undefined, ...]:
-    """List the figures without a value, those of one subject with one reason together.
-
-    Args:
-        named: (subject, name of the figure, figure) of each.
-    """
+    """List the figures without a value, (subject, name, figure) each; those of one subject with one reason together."""
     together: dict[tuple[str, str], list[str]] = {}
     for subject, name, figure in named:
         if figure.value is None:

@@ -204,10 +204,7 @@ def multinomial(n: int, share: Array, size: int, rng: np.random.Generator) -> Ar
 def _bent(z: Array, part: Array, variance: Array) -> Array:
     """What is added to μ + √left·z for the shape of the binomial distribution, [U, size]; scales z, in place, for it.
 
-    Args:
-        z: normal numbers, shape [U, size].
-        part: the probability of each unit among what is left, shape [U, 1].
-        variance: of each count on average, shape [U, 1].
+    `part` [U, 1] is the probability of each unit among what is left, `variance` [U, 1] that of each count on average.
     """
     squared = z * z
     bent = squared - 1

@@ -246,9 +246,7 @@ class ClusterErrors(NamedTuple):
 def cluster_errors(influence: Array, clusters: NDArray[Any] | None = None) -> ClusterErrors:
     """Standard errors of sums whose rows may depend on each other in any way within a cluster.
 
-    Args:
-        influence: what each row adds to the error of each sum, [n, k].
-        clusters: of each row, [n]; None if all rows are independent.
+    `influence` [n, k] is what each row adds to the error of each sum; without `clusters` [n] all rows are independent.
     """
     unit = np.arange(len(influence)) if clusters is None else np.unique(clusters, return_inverse=True)[1]
     n_units = int(unit.max(initial=-1)) + 1

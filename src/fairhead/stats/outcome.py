@@ -149,8 +149,7 @@ class Difference:
 def is_significant(figures: Mapping[str, Any]) -> bool:
     """Whether the interval of a difference leaves out 0, and its p, adjusted where it is, is below `ALPHA`.
 
-    Args:
-        figures: the fields of a `Difference`, as its JSON form has them. Without a p the interval decides.
+    It is given as its JSON form; without a p the interval decides.
     """
     low, high = figures["low"], figures["high"]
     p = figures["p"] if figures["p_adjusted"] is None else figures["p_adjusted"]
@@ -158,14 +157,11 @@ def is_significant(figures: Mapping[str, Any]) -> bool:
 
 
 def outcome_of(figures: Mapping[str, Any]) -> Outcome:
-    """What may be said of a difference.
+    """What may be said of a difference, given as its JSON form.
 
     "better" and "worse" are about the distance to the ideal. Where that distance has its own interval (`nearer`), it
     must leave out 0, too; otherwise both values must lie on one side of the ideal: a figure that jumped over its ideal
     has changed, and may be as far from it as before.
-
-    Args:
-        figures: the fields of a `Difference`, as its JSON form has them.
     """
     if figures["value"] is None:
         return "undefined"
@@ -215,12 +211,7 @@ def p_text(p: float | None) -> str:
 
 
 def adjust(p: Sequence[float | None], correction: Correction = "holm") -> list[float | None]:
-    """Correct p-values over a family; those that are None take no part.
-
-    Args:
-        p: one a test.
-        correction: "holm" (no false finding in the family) or "bh" (Benjamini–Hochberg: share of false findings).
-    """
+    """Correct p-values over a family by "holm" (no false finding) or "bh" (share of them); None takes no part."""
     tested = [i for i, value in enumerate(p) if value is not None]
     values = np.array([p[i] for i in tested], dtype=np.float64)
     order = np.argsort(values, kind="stable")
