@@ -103,6 +103,7 @@ def test_a_method_is_told_what_its_options_and_its_choice_tell_it():
     assert [Method("m", name).told for name in ("erm", "clusters", "dam")] == [0, 0, 0]
     assert Method("m", "clusters", {"features": "path:clip"}).told == 1
     assert Method("m", "clusters", data_options={"faces": {"features": "path:clip"}}).told == 1
+    assert [Method("m", "kd", {"teacher": teacher}).told for teacher in ("vit-12x8", "path:clip")] == [0, 1]
     assert Method("m", "erm", uses_groups=True, selection="worst_group").told == 5
     assert Method("m", "erm", chosen_with_groups=True).told == 5
     assert {entry.told for entry in METHODS.values() if entry.uses_groups} == {5}

@@ -144,8 +144,9 @@ class Method:
         """Its rung on the `LADDER`: the registered one, or higher where its options or its choice tell it more."""
         if self.remark:
             return len(LADDER) - 1
-        frozen = any(options.get("features") for options in (self.options, *self.data_options.values()))
-        return max(method_named(self.method).told, int(frozen))
+        options = [pair for given in (self.options, *self.data_options.values()) for pair in given.items()]
+        pretrained = any((key == "features" and value) or str(value).startswith("path:") for key, value in options)
+        return max(method_named(self.method).told, int(pretrained))
 
 
 @dataclass(frozen=True)

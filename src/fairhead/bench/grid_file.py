@@ -13,6 +13,7 @@ methods:                       # none of them sees a group
   - erm
   - {name: dam-4, method: dam, options: {values: 4}, plan: {learning_rate: 1e-4}}
   - {method: dro, vary: {eta: [0.1, 0.3], plan.learning_rate: [1e-4, 1e-3]}}    # a method for each combination
+  - {name: small, method: erm, model: vit-2x2}            # a fresh model of its own in place of the backbone's
 references: [group_dro]        # methods that do see groups, shown apart; {method: erm, selection: worst_group} too,
                                # and selection: test_eod, whose epoch the test rows choose: circular, and marked so
 seeds: [0, 1, 2]

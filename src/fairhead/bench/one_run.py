@@ -92,7 +92,8 @@ class Mitigated(Result):
         if cell.method.trains_with_groups:
             how.append(f"{name} saw the groups while training")
         if cell.method.selection is not None:
-            how.append(f"The epoch of {name} was chosen by the groups of the validation rows")
+            rows = "test rows, which is circular" if cell.method.circular else "validation rows"
+            how.append(f"The epoch of {name} was chosen by the groups of the {rows}")
         if cell.method.uses_groups:
             notes.append(f"{'. '.join(how)}: what could be reached with them.")
         settings = json.dumps(self.row["settings"], default=str)
