@@ -16,8 +16,7 @@ from fairhead.audit.estimate import Rules, association_estimate, estimate
 from fairhead.audit.rates import RATES, Rates, Tables
 from fairhead.audit.score_rates import ScoreTables
 from fairhead.errors import InputError, did_you_mean
-from fairhead.records import Column, Records
-from fairhead.records.memory import keep_freed_memory
+from fairhead.records import Column, Records, keep_freed_memory
 from fairhead.stats import Estimate, intervals
 from fairhead.stats.bootstrap import MIN_ROWS
 from fairhead.stats.clusters import MOST_CELLS, cell_numbers, clusters_in, count_rows, sample_of_table, tabulate

@@ -169,35 +169,22 @@ def run_suite(
 
 
 def run_benchmark(
-    name: str | Benchmark,
-    scorer: Any,
-    items: Sequence[Any],
+    name: str | Benchmark,  # of the benchmark, or the benchmark
+    scorer: Any,  # the model; None with stored continuations
+    items: Sequence[Any],  # as the benchmark reads them
     *,
+    # A folder as `run_suite` writes it; a killed run with the same model and settings goes on there
     out: Path | None = None,
-    limit: int | None = None,
-    resampling: Resampling | None = None,
-    progress: Progress | None = None,
-    sampling: Sampling | None = None,
-    stored: GenerationJournal | None = None,
-    model: str = "",
-    provenance: Mapping[str, Any] | None = None,
+    limit: int | None = None,  # only so many items, drawn at random with the seed of `resampling`; None takes all
+    resampling: Resampling | None = None,  # how intervals are made
+    progress: Progress | None = None,  # called after each batch
+    sampling: Sampling | None = None,  # how continuations are drawn, with the seed of `resampling`
+    stored: GenerationJournal | None = None,  # continuations that are there already
+    model: str = "",  # path of the model
+    provenance: Mapping[str, Any] | None = None,  # anything else worth keeping
     **options: Any,
 ) -> BenchmarkResult:
     """Run one benchmark on a model, as a suite does, and give all that can be said of it.
-
-    Args:
-        name: of the benchmark, or the benchmark.
-        scorer: the model; None with stored continuations.
-        items: as the benchmark reads them.
-        out: a folder as `run_suite` writes it; a killed run with the same model and settings goes on there.
-        limit: only so many items, drawn at random with the seed of `resampling`; None takes all.
-        resampling: how intervals are made.
-        progress: called after each batch.
-        sampling: how continuations are drawn, with the seed of `resampling`.
-        stored: continuations that are there already.
-        model: path of the model.
-        provenance: anything else worth keeping.
-        options: of the benchmark, such as `prompt` of BBQ.
 
     Example:
         >>> from fairhead.data.sentence_pairs import CrowsPair

@@ -70,17 +70,6 @@ class Planned(NamedTuple):
 class Scorer:
     """Scores texts under a causal language model.
 
-    Args:
-        model: any Hugging Face causal language model.
-        tokenizer: its tokeniser.
-        device: where to compute; None leaves the model where it is.
-        dtype: to compute in, such as `torch.bfloat16`; None leaves it as it is. Sums are never made in half precision.
-        batch_tokens: tokens of a batch, padding included; None chooses by device.
-        row_tokens: tokens of a row of a batch, in which what several requests begin with is shared; None chooses by
-            device.
-        start: "always" puts BOS (end of text where there is none) before every text; "empty_prefix" only before texts
-            without a prefix, as lm-evaluation-harness does where the tokeniser adds none itself.
-
     Example:
         >>> from tokenizers import Tokenizer, models, pre_tokenizers
         >>> from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
@@ -95,12 +84,16 @@ class Scorer:
         2
     """
 
-    model: nn.Module
-    tokenizer: Any
-    device: str | torch.device | None = None
+    model: nn.Module  # any Hugging Face causal language model
+    tokenizer: Any  # its tokeniser
+    device: str | torch.device | None = None  # where to compute; None leaves the model where it is
+    # To compute in, such as `torch.bfloat16`; None leaves it as it is. Sums are never made in half precision.
     dtype: torch.dtype | None = None
-    batch_tokens: int | None = None
+    batch_tokens: int | None = None  # tokens of a batch, padding included; None chooses by device
+    # Tokens of a row of a batch, in which what several requests begin with is shared; None chooses by device
     row_tokens: int | None = None
+    # "always" puts BOS (end of text where there is none) before every text; "empty_prefix" only before texts without a
+    # prefix, as lm-evaluation-harness does where the tokeniser adds none itself
     start: Start = "always"
 
     def __post_init__(self) -> None:

@@ -161,9 +161,6 @@ class Decomposer:
     Attributes:
         maps: [L, H, d', d], from a head's z to its term.
 
-    Raises:
-        UnsupportedModel: the terms cannot be followed, or do not add up.
-
     Example:
         >>> import torch
         >>> from transformers import ViTConfig, ViTModel

@@ -177,23 +177,18 @@ class Features:
 
 
 def collect(
-    decomposer: "Decomposer",
+    decomposer: "Decomposer",  # of the model
+    # Called with the row to start at; gives the model's inputs, batch by batch, from there on
     batches: Callable[[int], Iterable[Mapping[str, "Tensor"]]],
-    n: int,
+    n: int,  # rows in all
     *,
+    # Where to write them; a stopped run goes on there. None keeps them in memory.
     folder: str | os.PathLike[str] | None = None,
+    # What the rows are (model, data, ids): features of something else in the folder are refused
     identity: Mapping[str, Any] | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,  # called with (rows done, n)
 ) -> Features:
     """Run a model over n rows and keep their terms.
-
-    Args:
-        decomposer: of the model.
-        batches: called with the row to start at; gives the model's inputs, batch by batch, from there on.
-        n: rows in all.
-        folder: where to write them; a stopped run goes on there. None keeps them in memory.
-        identity: what the rows are (model, data, ids): features of something else in the folder are refused.
-        progress: called with (rows done, n).
 
     Example:
         >>> import torch

@@ -122,40 +122,17 @@ def check_cells(groups: NDArray[np.integer], labels: NDArray[np.integer], names:
 
 
 def score_heads(
-    evidence: NDArray[np.floating],
-    total: NDArray[np.floating],
-    groups: NDArray[np.integer],
-    labels: NDArray[np.integer],
+    evidence: NDArray[np.floating],  # each head's part in the class evidence, [n, layers, heads]
+    total: NDArray[np.floating],  # the model's own class evidence, [n]
+    groups: NDArray[np.integer],  # 1 for the first group and 0 for the second, [n]
+    labels: NDArray[np.integer],  # class numbers, [n]; every label counts the same
     *,
-    clusters: Clusters = None,
-    names: tuple[str, str] = ("1", "0"),
-    level: float = 0.95,
-    measure: str | None = None,
+    clusters: Clusters = None,  # rows with one number belong together, [n]; None if all rows are independent
+    names: tuple[str, str] = ("1", "0"),  # the two groups' names, that of group 1 first
+    level: float = 0.95,  # of the intervals
+    measure: str | None = None,  # what the evidence is, in words; None for a head's own part
 ) -> HeadMap:
-    """Score each head by how far apart it puts two groups of the same label; Benjamini–Hochberg over the heads.
-
-    Args:
-        evidence: each head's part in the class evidence, [n, layers, heads].
-        total: the model's own class evidence, [n].
-        groups: 1 for the first group and 0 for the second, [n].
-        labels: class numbers, [n]; every label counts the same.
-        clusters: rows with one number belong together, [n]; None if all rows are independent.
-        names: the two groups' names, that of group 1 first.
-        level: of the intervals.
-        measure: what the evidence is, in words; None for a head's own part.
-
-    Raises:
-        InputError: a group has no rows of some label, or there are not two groups.
-
-    Example:
-        >>> rng = np.random.default_rng(0)
-        >>> groups, labels = np.arange(200) % 2, np.arange(200) // 100
-        >>> evidence = rng.normal(size=(200, 2, 3))
-        >>> evidence[:, 1, 2] += 2 * groups          # one head sees the group
-        >>> found = score_heads(evidence, evidence.sum((1, 2)), groups, labels)
-        >>> np.argwhere(found.p_adjusted < 0.05).tolist()
-        [[1, 2]]
-    """
+    """Score each head by how far apart it puts two groups of the same label; Benjamini–Hochberg over the heads."""
     cells = check_cells(groups, labels, names)
     flat = _flat(evidence, total)
     centred = cells.centred(flat)

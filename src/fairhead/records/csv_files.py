@@ -18,8 +18,7 @@ import numpy as np
 import pandas as pd
 
 from fairhead.errors import InputError
-from fairhead.records import Layout
-from fairhead.records.memory import keep_freed_memory
+from fairhead.records import Layout, keep_freed_memory
 from fairhead.records.plain_lines import split_lines
 
 PACKED = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma"}
