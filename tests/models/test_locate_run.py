@@ -183,6 +183,16 @@ def test_editing_it_closes_the_gap_and_random_heads_do_not(found, kind) -> None:
     assert max(abs(c) for c in forward["DP"].controls) < 0.2
 
 
+def test_a_part_that_rounds_to_nothing_has_no_sign(found) -> None:
+    located = found[-1]
+    assert located.head_map.has_total
+    nothing = -1e-6 * np.sign(located.head_map.total) * np.ones_like(located.head_map.gap)
+    small = replace(located, head_map=replace(located.head_map, gap=nothing, share=-1e-6 * np.ones_like(nothing)))
+    assert "they make up 0 % of the gap" in verdict(small)[0]["text"]
+    assert dict(small.words.columns(small, small.ranked[0]))["share"] == "0 %"
+    assert small.words.heads(small, None)[0]["heads"][0]["facts"][0]["figure"] == "0.00"
+
+
 def test_the_gap_of_all_terms_is_the_gap_of_the_model(found) -> None:
     located = found[-1]
     assert located.head_map.share.sum() + located.other_map.share.sum() == pytest.approx(1.0, abs=0.02)

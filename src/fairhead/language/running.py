@@ -76,7 +76,7 @@ def find_data(folder: Path, name: str) -> Path | None:
     return None
 
 
-class Gathered(NamedTuple):
+class SuiteItems(NamedTuple):
     """Items and options by benchmark, why others are not there, and what was chosen."""
 
     items: dict[str, Sequence[Any]]
@@ -94,7 +94,7 @@ def gather_items(
     text: str | None = None,
     documents: int = 1000,
     **options: Any,
-) -> Gathered:
+) -> SuiteItems:
     """Read the items of every benchmark that is there, before any model is loaded.
 
     `data` is a folder with one folder, archive or file a benchmark. Benchmarks named in `only` must be there; others
@@ -113,7 +113,7 @@ is expected
             f"{data} is not a folder; a folder with one folder a benchmark (stereoset, bbq, …) is expected"
         )
     chosen = {"only": tuple(only), "limit": limit, "seed": seed, "text": text, "documents": documents, **options}
-    found = Gathered({}, {}, {}, chosen)
+    found = SuiteItems({}, {}, {}, chosen)
     for benchmark in choose(only):
         name, folder = benchmark.name, benchmark.data or benchmark.name
         path, most = find_data(data, folder), limit
@@ -136,7 +136,7 @@ is expected
 
 def run_suite(
     scorer: Any,  # the model, as `load_scorer` returns it
-    gathered: Gathered,  # as `gather_items` returns them
+    gathered: SuiteItems,  # as `gather_items` returns them
     out: Path,  # the folder
     model: str,  # path of the model, whose record of training is kept too
     resampling: Resampling | None = None,  # how intervals of single figures are made

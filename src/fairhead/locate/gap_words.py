@@ -215,7 +215,7 @@ class GapWords:
         d, auc, coupled = self.separation.d, self.separation.auc, self.coupling
 
         def fact(name: str, value: float, low: float, high: float) -> dict[str, str]:
-            figure, *between = (f"{x:.2f}".replace("-", "−") for x in (value, low, high))
+            figure, *between = (signed(x, 2).removeprefix("+") for x in (value, low, high))
             return {"name": name, "figure": figure, "note": " to ".join(between)}
 
         facts = [fact("Direct part in the gap, logits", gap.gap[head], gap.low[head], gap.high[head])]
