@@ -3,6 +3,7 @@
 A full disk and a folder that cannot be written are one `InputError` and leave nothing half-written. Imports no torch.
 """
 
+import csv
 import json
 import os
 import shutil
@@ -40,6 +41,29 @@ def writing(path: PathLike, hint: str = "") -> Iterator[None]:
         if isinstance(error, FileNotFoundError) and not Path(path).absolute().parent.exists():
             reason = f"there is no folder {Path(path).parent}"
         raise InputError(f"{path} cannot be written: {reason}{f'; {hint}' if hint else ''}") from error
+
+
+@contextmanager
+def reading(path: PathLike, malformed: str) -> Iterator[None]:
+    """Turn a failure to read into one line about the path; `malformed` says what a file that can be read is not.
+
+    Example:
+        >>> with reading("table.csv", "is not a table of numbers"):
+        ...     float("x")
+        Traceback (most recent call last):
+            ...
+        fairhead.errors.InputError: table.csv is not a table of numbers (could not convert string to float: 'x')
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, csv.Error) as error:
+        raise InputError(f"{path} {malformed} ({' '.join(str(error).split())})") from None
+    except (KeyError, TypeError, IndexError, AttributeError, EOFError):
+        raise InputError(f"{path} {malformed}") from None
 
 
 def made_folder(path: PathLike, hint: str = "give another folder") -> Path:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from fairhead.errors import InputError
 from fairhead.settings import PYTHON_ONLY, Option
-from fairhead.store import LineJournal
+from fairhead.store import LineJournal, reading
 
 TOO_LONG = "longer than the model's context"
 
@@ -280,7 +280,7 @@ def journal_path(folder: Path, benchmark: str, settings: Mapping[str, Any]) -> P
 
 def read_generations(path: Path) -> GenerationJournal:
     """Read a file of continuations, plain or compressed (.gz), to score it where there is no model."""
-    try:
+    with reading(path, "is not a file of generations that fairhead wrote (lm bold --out)"):
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         lines = content[: content.rfind(b"\n") + 1].decode(errors="surrogatepass").split("\n")[:-1]
         header = json.loads(lines[0])
@@ -290,9 +290,3 @@ def read_generations(path: Path) -> GenerationJournal:
         for line in lines[1:]:
             stored.take(json.loads(line))
         return stored
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
-    except InputError:
-        raise
-    except (ValueError, KeyError, TypeError, IndexError, EOFError):
-        raise InputError(f"{path} is not a file of generations that fairhead wrote (lm bold --out)") from None

@@ -20,7 +20,7 @@ from fairhead.stats import Difference, Estimate
 from fairhead.stats.bootstrap import Array, Resampling, Statistic
 from fairhead.stats.clusters import cluster_sums
 from fairhead.stats.paired import N_PERM, paired_difference
-from fairhead.store import whole_file
+from fairhead.store import reading, whole_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -143,7 +143,7 @@ class StoredItems(NamedTuple):
 
 def read_items(path: Path) -> StoredItems:
     """Read what `ItemTable.write` wrote."""
-    try:
+    with reading(path, "is not a table of items that fairhead wrote; run the suite again"):
         lines = path.read_text(encoding="utf-8").splitlines()
         header = json.loads(lines[0])
         if header["schema"] != SCHEMA:
@@ -161,12 +161,6 @@ def read_items(path: Path) -> StoredItems:
             {reason: tuple(names) for reason, names in header["left_out"].items()},
         )
         return StoredItems(table, header["settings"])
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
-    except InputError:
-        raise
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-        raise InputError(f"{path} is not a table of items that fairhead wrote; run the suite again") from None
 
 
 def _short(value: float) -> float | int:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from fairhead.errors import InputError
 from fairhead.language.benchmark import NotMeasured
+from fairhead.store import reading
 
 Array = NDArray[np.float64]
 
@@ -118,29 +119,23 @@ def find_lexicons(folder: str | os.PathLike[str]) -> dict[str, Lexicon]:
 def _read(path: Path, delimiter: str, columns: Mapping[str, str], low: float, high: float) -> Lexicon:
     middle, half = (low + high) / 2, (high - low) / 2
     words: dict[str, Array] = {}
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, delimiter=delimiter)
-            header = reader.fieldnames or []
-            missing = [name for name in columns.values() if name not in header]
-            if missing:
-                raise InputError(f"{path}: has no column {missing[0]}; {', '.join(columns.values())} are expected")
-            # One edition of BE5 leaves the heading of its words empty.
-            key = "Word" if "Word" in header else header[0]
-            for row in reader:
-                ratings = np.array([float(row[name]) for name in columns.values()])
-                if not ((ratings >= low - _BEYOND) & (ratings <= high + _BEYOND)).all():
-                    raise InputError(
-                        f"{path}, line {reader.line_num}: {row[key]!r} is rated {ratings.tolist()}; ratings from "
-                        f"{low:g} to {high:g} are expected"
-                    )
-                words[row[key].strip().lower()] = np.clip((ratings - middle) / half, -1, 1)
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
-    except InputError:
-        raise
-    except (ValueError, TypeError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path}: is not a table of rated words: {error}") from None
+    malformed = f"is not a table of rated words: a word and {', '.join(columns.values())} are expected"
+    with reading(path, malformed), open(path, encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file, delimiter=delimiter)
+        header = reader.fieldnames or []
+        missing = [name for name in columns.values() if name not in header]
+        if missing:
+            raise InputError(f"{path}: has no column {missing[0]}; {', '.join(columns.values())} are expected")
+        # One edition of BE5 leaves the heading of its words empty.
+        key = "Word" if "Word" in header else header[0]
+        for row in reader:
+            ratings = np.array([float(row[name]) for name in columns.values()])
+            if not ((ratings >= low - _BEYOND) & (ratings <= high + _BEYOND)).all():
+                raise InputError(
+                    f"{path}, line {reader.line_num}: {row[key]!r} is rated {ratings.tolist()}; ratings from "
+                    f"{low:g} to {high:g} are expected"
+                )
+            words[row[key].strip().lower()] = np.clip((ratings - middle) / half, -1, 1)
     return Lexicon(tuple(columns), words)
 
 
@@ -154,16 +149,12 @@ def read_gender_vectors(path: str | os.PathLike[str], words: Iterable[str]) -> L
     vectors: dict[str, Array] = {}
     source = Path(path)
     opened: Any = gzip.open if source.suffix == ".gz" else open
-    try:
-        with opened(source, "rt", encoding="utf-8", errors="replace") as file:
-            for line in file:
-                word, _, rest = line.rstrip().partition(" ")
-                if word in wanted and word not in vectors:
-                    vectors[word] = np.array(rest.split(), dtype=np.float64)
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
-    except ValueError:
-        raise InputError(f"{path}: is not a file of word vectors: a word and its numbers a line are expected") from None
+    malformed = "is not a file of word vectors: a word and its numbers a line are expected"
+    with reading(path, malformed), opened(source, "rt", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            word, _, rest = line.rstrip().partition(" ")
+            if word in wanted and word not in vectors:
+                vectors[word] = np.array(rest.split(), dtype=np.float64)
     for word in ("she", "he"):
         if word not in vectors:
             raise InputError(f"{path}: has no vector of {word!r}; word vectors as text are expected")

@@ -24,7 +24,7 @@ from fairhead.language.item_table import BenchmarkResult, ItemTable, StoredItems
 from fairhead.report import Report, Result, Sentence
 from fairhead.report.console import terminal
 from fairhead.report.sections.plain_tables import PlainTable, PlainTables
-from fairhead.store import made_folder, write_json
+from fairhead.store import made_folder, reading, write_json
 
 SCHEMA = "fairhead.suite/1"
 FILE = "suite.json"
@@ -33,6 +33,18 @@ TRAINING_SCHEMA = "fairhead.training/1"
 # Of the record of a training: what tells which items a comparison may use, and how the model came about.
 _OF_TRAINING = ("method", "settings", "plan", "data", "base", "training_targets", "held_out_targets")
 Item = TypeVar("Item", CrowsPair, StereoSetItem)
+
+
+def _read(path: Path, schema: str, missing: str) -> dict[str, Any]:
+    """A JSON file of a schema; `missing` says what a folder without it is not."""
+    if not path.is_file():
+        raise InputError(f"{path.parent} has no {path.name}; {missing}")
+    with reading(path, "is not JSON; write it again"):
+        found = json.loads(path.read_text(encoding="utf-8"))
+    of = found.get("schema") if isinstance(found, dict) else None
+    if of != schema:
+        raise InputError(f"{path} has the schema {of!r}; this version of fairhead reads {schema!r}")
+    return dict(found)
 
 
 @dataclass(frozen=True)
@@ -58,18 +70,7 @@ class TrainingRecord:
     def read(cls, folder: str | os.PathLike[str]) -> "TrainingRecord":
         """Read the record of a folder."""
         path = Path(folder, TRAINING_FILE)
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except OSError:
-            raise InputError(
-                f"{folder} has no {TRAINING_FILE}: it was not written by fairhead mitigate, so its training terms are "
-                "unknown"
-            ) from None
-        except ValueError as error:
-            raise InputError(f"{path} is not JSON: {error}") from None
-        if not isinstance(found, dict) or found.get("schema") != TRAINING_SCHEMA:
-            schema = found.get("schema") if isinstance(found, dict) else None
-            raise InputError(f"{path} has the schema {schema!r}; this version of fairhead reads {TRAINING_SCHEMA!r}")
+        found = _read(path, TRAINING_SCHEMA, "it was not written by fairhead mitigate: its training terms are unknown")
         lists = ("training_targets", "held_out_targets", "history")
         values: dict[str, Any] = {
             k: tuple(v) if k in lists else v for k, v in found.items() if k in cls.__dataclass_fields__
@@ -136,14 +137,7 @@ class Suite(Result):
     @classmethod
     def read(cls, folder: Path) -> "Suite":
         """Read `suite.json` of a folder."""
-        try:
-            found = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        except OSError:
-            raise InputError(f"{folder} has no {FILE}; a folder that fairhead lm suite wrote is expected") from None
-        except ValueError:
-            raise InputError(f"{folder / FILE} is not JSON; run the suite again") from None
-        if not isinstance(found, dict) or found.get("schema") != SCHEMA:
-            raise InputError(f"{folder / FILE} is not of the schema {SCHEMA}, which this version of fairhead reads")
+        found = _read(folder / FILE, SCHEMA, "a folder that fairhead lm suite wrote is expected")
         return cls(folder, **{k: v for k, v in found.items() if k in cls.__dataclass_fields__})
 
     @property

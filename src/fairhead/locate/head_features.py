@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.errors import InputError
-from fairhead.store import made_folder, write_json
+from fairhead.store import made_folder, reading, write_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -252,10 +252,8 @@ def _meta(path: Path) -> dict[str, Any] | None:
     file = path / "features.json"
     if not file.exists():
         return None
-    try:
+    with reading(file, "cannot be read as JSON; remove the folder"):
         found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{file} cannot be read: {error}") from None
     if not isinstance(found, dict) or found.get("schema") != SCHEMA:
         raise InputError(f"{file} is not of the form {SCHEMA}; remove the folder")
     return found

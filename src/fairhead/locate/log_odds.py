@@ -30,7 +30,7 @@ from fairhead.language.packing import TokenSequence, encode, predicting
 from fairhead.language.scorer import Planned, Scorer, quiet
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.rows import TextPairs
-from fairhead.store import made_folder, whole_file, write_json
+from fairhead.store import made_folder, reading, whole_file, write_json
 
 Array = NDArray[np.float64]
 SCHEMA = "fairhead.pair_terms/1"
@@ -316,10 +316,8 @@ def _opened(folder: Path, scorer: Scorer, pairs: TextPairs) -> Path:
     file = made_folder(folder) / "pairs.json"
     if not file.exists():
         write_json(file, identity)
-    try:
+    with reading(file, "cannot be read as JSON; remove the folder"):
         found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{folder} cannot keep the heads' terms: {error}") from None
     if found != json.loads(json.dumps(identity)):
         raise InputError(f"{folder} holds terms of another model or other texts; give another folder, or remove it")
     return folder

@@ -22,6 +22,7 @@ from fairhead.language.packing import TokenSequence
 from fairhead.settings import Option
 from fairhead.stats.bootstrap import Array
 from fairhead.stats.clusters import divide
+from fairhead.store import reading
 
 if TYPE_CHECKING:
     from fairhead.language.scorer import Scorer
@@ -82,12 +83,8 @@ def read_documents(path: Path, options: Any = None) -> list[Document]:
         if not pages:
             raise InputError(f"{path} has no Wikipedia texts; give a text file for perplexity and attention entropy")
         return pages
-    try:
+    with reading(path, "is not text in UTF-8; a plain text file is expected"):
         texts = split_documents(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not text in UTF-8; a plain text file is expected") from None
     if not texts:
         raise InputError(f"{path} has no text; paragraphs with empty lines between them are expected")
     return [Document(f"paragraph {i}", text) for i, text in enumerate(texts, start=1)]
