@@ -144,7 +144,7 @@ def test_a_model_with_neither_gets_a_probe(faces, tmp_path, capsys) -> None:
 
 
 def test_age_leaves_out_those_between_its_poles(clip, faces, capsys) -> None:
-    arguments = ["--data", f"fairface:{faces}", "--concept", "age", "--task", "gender", "--n-boot", "100"]
+    arguments = ["--data", f"fairface:{faces}", "--group", "age", "--label", "gender", "--n-boot", "100"]
     main(["locate", "--model", str(clip), *arguments, "--draws", "5", "--json", "-"])
     content = json.loads(capsys.readouterr().out)
     assert "belong to neither pole of age" in content["notes"][0]
