@@ -109,3 +109,17 @@ def test_options_are_environment_variables(app, monkeypatch):
     monkeypatch.setenv("FAIRHEAD_TRY_COUNT", "8")
     _, settings = run(app, "w", "--name", "x")
     assert (settings.share, settings.count) == (0.125, 8)
+
+
+def test_a_command_can_leave_out_settings_which_then_keep_their_defaults():
+    made, seen = typer.Typer(rich_markup_mode=None), []
+
+    @made.command()
+    @options("try", without={"settings": ("count", "rank")})
+    def run(settings: Everything, count: str = "none") -> None:
+        """Run it, with a --count of its own."""
+        seen.append((settings, count))
+
+    made(["--name", "x", "--count", "many"], standalone_mode=False)
+    assert seen == [(Everything("x"), "many")]
+    assert "--rank" not in CliRunner().invoke(made, ["--help"]).output

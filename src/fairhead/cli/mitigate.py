@@ -17,7 +17,7 @@ from fairhead.cli.common import DataColumns, SentenceColumns, command_line, need
 from fairhead.cli.options import options, parameter_names
 from fairhead.errors import InputError
 from fairhead.mitigate.registry import MethodEntry, listed, method_named, names
-from fairhead.report.console import harmless, terminal
+from fairhead.report.console import terminal
 from fairhead.settings import Option
 from fairhead.store import write_json
 from fairhead.train.plan import TrainingPlan
@@ -76,8 +76,8 @@ others (`--held-out-of`).
 
     fairhead mitigate self_debias --model SmolLM2-135M --bias-type gender --bias-type race --out self
 
-Compare KLAAD with a model trained on cross-entropy alone (`--kl-weight 0 --triplet-weight 0`): what is
-left is the effect of KLAAD, and not that of fine-tuning on the same sentences.
+Compare KLAAD with a model trained on cross-entropy alone (`--kl-weight 0 --triplet-weight 0`): what is left is the
+effect of KLAAD, and not that of fine-tuning on the same sentences.
 """
 
 
@@ -125,10 +125,8 @@ def mitigate_command(
     out = asked.out
     with progress() as shown:
         found = mitigate(cell, out, how.against, str(device_named(how.device)), how.cache, shown.tell)
-    page = found.page(command_line(context))
-    write(page, out / "report.html")
-    for sentence in page.verdict:
-        typer.echo(harmless(f"- {sentence.text}"))
+    write(found.page(command_line(context)), out / "report.html")
+    found.show()
     typer.echo(f"\nmodel: {out / 'model'}\nreport: {out / 'report.html'}")
 
 
@@ -179,7 +177,7 @@ def language_command(entry: MethodEntry) -> Callable[..., None]:
         given = _given(context, settings)
         if asked.preset is not None:
             given = {**asdict(entry.load().preset(asked.preset)), **given}
-        _change(context, entry, asked, data, given, plan)
+        _change(entry, asked, data, given, plan)
 
     run.__annotations__ = annotations
     run.__doc__ = f"{entry.about[:1].upper()}{entry.about[1:]}."
@@ -198,9 +196,7 @@ def _given(context: typer.Context, settings: Any) -> dict[str, Any]:
     }
 
 
-def _change(
-    context: typer.Context, entry: MethodEntry, asked: Changed, data: Any, given: Mapping[str, Any], plan: Any
-) -> None:
+def _change(entry: MethodEntry, asked: Changed, data: Any, given: Mapping[str, Any], plan: Any) -> None:
     """Change a language model by a method, or by those of a grid; show what came of it."""
     if plan is not None and plan.lora is not None:
         need("lora")
