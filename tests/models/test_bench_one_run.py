@@ -66,6 +66,7 @@ def test_a_run_leaves_model_records_audit_and_report(faces, tmp_path):
         ".lock", "audit.json", "model", "records-erm.csv", "records.csv", "report.html", "report.json", "run.json",
     }  # fmt: skip
     assert "One training run" in said
+    assert "A = erm, B = dam" in said
     assert json.loads((out / "audit.json").read_text())["comparison"]["schema"] == "fairhead.comparison/1"
     records = Records.read(out / "records.csv")
     assert set(records.groups) == {"white", "race"}

@@ -182,14 +182,14 @@ class Comparison(Result):
         from rich.markup import escape
 
         from fairhead.report.console import terminal
-        from fairhead.report.terminal import show_verdict
+        from fairhead.report.terminal import show_comparison, show_verdict
 
         console = console or terminal()
         compared, *_ = self.page(names).sections
         heading = f"A = {compared.a_name}, B = {compared.b_name}"
         console.print(f"[bold]{escape(heading)}[/]", highlight=False)
         show_verdict(console, comparison_verdicts(self))
-        compared.show(console)
+        show_comparison(console, compared.comparison)
 
 
 def audit_verdicts(audit: Audit) -> list[report.Sentence]:

@@ -65,9 +65,10 @@ class Compared(Section):
         return ", ".join(f"{count(words.count(word))} {word}" for word in LOOKS if word in words)
 
     def show(self, console: "Console") -> None:
-        """Its tables."""
+        """Which is which, and its tables."""
         from fairhead.report.terminal import show_comparison
 
+        console.print(f"A = {self.a_name}, B = {self.b_name}", style="bold", markup=False, highlight=False)
         show_comparison(console, self.comparison)
 
     def metric_definitions(self) -> Mapping[str, str]:
