@@ -228,7 +228,7 @@ def test_balance_avoids_the_shortcut_where_its_price_is_paid(candidates, task, p
         config = Reduce(candidates, price, clusters=2, encoder=lambda examples: examples.inputs["x"])
         return run(config, build_model, task.train, task.validation, PLAN)
 
-    found = trained(price=50)
+    found = trained(price=15)
     with_it, against_it = accuracies(found.model, task)
     assert found.notes["kept"] == candidates[-1]
     assert against_it > plain[1] + 0.15

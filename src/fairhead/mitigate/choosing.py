@@ -1,8 +1,9 @@
-"""Choosing among trained candidates without any group: the smallest spread of the answers between clusters.
+"""Choosing among trained candidates without any group: the smallest spread of the answers between clusters, and cost.
 
 The spread is the standard deviation, between clusters, of how often a class is answered given the true class, with the
-noise of finite cells subtracted: what equalised odds would measure if the clusters were groups. A candidate may cost at
-most a stated price in accuracy; one standard error is allowed for, because a few hundred rows do not show it better.
+noise of finite cells subtracted: what equalised odds would measure if the clusters were groups. A point of spread
+counts as much as a point of accuracy, so that none is spent for nothing. A candidate may cost at most a stated price in
+accuracy; one standard error is allowed for, because a few hundred rows do not show it better.
 """
 
 from collections.abc import Mapping
@@ -37,6 +38,11 @@ class Tried:
     cost: float
     cost_se: float
     affordable: bool
+
+    @property
+    def total(self) -> float:
+        """What is to be small: the spread and the cost, a point for a point."""
+        return self.spread + self.cost
 
 
 def between_clusters(answers: Codes, labels: Codes, clusters: Codes) -> float:
@@ -98,11 +104,11 @@ def tried(
 
 
 def chosen(candidates: list[Tried]) -> Tried:
-    """The affordable candidate with the smallest spread; the first of equals.
+    """The affordable candidate with the smallest total of spread and cost; the first of equals.
 
     Example:
         >>> plain, balance = Tried("plain", 0.8, 0.1, 0, 0, True), Tried("balance", 0.79, 0.02, 0.01, 0, True)
         >>> chosen([plain, balance]).name
         'balance'
     """
-    return min((one for one in candidates if one.affordable), key=lambda one: one.spread)
+    return min((one for one in candidates if one.affordable), key=lambda one: one.total)

@@ -54,8 +54,9 @@ class Reduce:
         encoder: whose features are clustered and matched: the name of a pretrained model, or a function that gives
             [n, D] for examples. None takes the features that a linear head is trained on; of a network, what goes into
             the last layer of the plainly trained one.
-        epoch: how balanced and matched networks keep an epoch: by the worst (class, cluster) "cell" of the validation
-            rows, by "accuracy", or the "average" of the last third of them.
+        epoch: how balanced and matched networks keep an epoch: by "price", the rule that candidates are chosen by
+            (without plain training to count the price from, by the cell); by the worst (class, cluster) "cell" of the
+            validation rows; by "accuracy"; or the "average" of the last third of them.
         cap: the largest weight of a row, in means.
         under: the method that the weights are used under, such as "dam".
 
@@ -69,7 +70,7 @@ class Reduce:
     price: NotNegative = 2.0
     clusters: Annotated[int, Range(2)] | None = None
     encoder: str | Callable[[Examples], Tensor] | None = None
-    epoch: Literal["cell", "accuracy", "average"] = "cell"
+    epoch: Literal["price", "cell", "accuracy", "average"] = "price"
     cap: Positive = 20.0
     under: str = "erm"
 
@@ -98,7 +99,8 @@ class Reduce:
         if matched is None or not matched.differ:
             names = [name for name in names if name not in ("match", "both")] or ["plain"]
         found = _Weights(job.train.labels.cpu(), clusters.clustering.cluster, matched, self.cap)
-        selection = self._selection(job, clusters.of(encoded.validation))
+        plain = done["plain"][0] if "plain" in done else None
+        selection = self._selection(job, clusters.of(encoded.validation), plain)
         for name in names:
             if name not in done:
                 done[name] = self._fit(job, name, found, selection)
@@ -177,9 +179,12 @@ class Reduce:
                     raise
                 return None
 
-    def _selection(self, job: Job, clusters: Tensor) -> Selection:
+    def _selection(self, job: Job, clusters: Tensor, plain: nn.Module | None) -> Selection:
         if self.epoch == "average":
             return AVERAGE
+        if self.epoch == "price" and plain is not None:
+            said = job.predict(plain, job.validation).argmax(-1)
+            return least_spread(said, job.validation.labels.cpu(), clusters, job.units[1], self.price)
         return job.selection if self.epoch == "accuracy" else worst_large_cell(job.validation.labels, clusters)
 
     def _look(
@@ -246,6 +251,21 @@ def _cross_fitted(job: Job, name: str, model: nn.Module, found: _Weights) -> Ten
         solve(head, features[rows], labels[rows], *found.of(name, rows), job.plan.weight_decay)
         said[fold == held] = answers(head, features[fold == held])
     return said
+
+
+def least_spread(plain: Tensor, labels: Tensor, clusters: Tensor, units: Tensor | None, price: float) -> Selection:
+    """Select by the smallest spread and cost, among epochs that cost at most `price` points of accuracy.
+
+    The cost is counted from the answers of `plain` training, [m].
+    Epochs that cost more come after all others, the dearest last.
+    """
+    rows = labels.numpy(), clusters.numpy(), None if units is None else units.numpy()
+
+    def score(predicted: Tensor) -> float:
+        _, found = tried({"plain": plain.numpy(), "epoch": predicted.numpy()}, *rows, price / 100)
+        return 1 - found.total if found.affordable else -found.cost
+
+    return score
 
 
 def worst_large_cell(labels: Tensor, clusters: Tensor, least: int = _LEAST) -> Selection:
