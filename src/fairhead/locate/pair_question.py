@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.data import Images
+from fairhead.language.benchmarks import all_benchmarks
 from fairhead.language.packing import TokenSequence
 from fairhead.language.scorer import Scorer
 from fairhead.locate.ablation import (
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 _EXTREMES = 3
 _FEW = 50
 _LEAST = 10  # pairs of a category, at least, for a figure of it
-_BENCHMARKS = {"crows_pairs": "CrowS-Pairs", "stereoset": "StereoSet", "pairs": "your own", "triplets": "your own"}
+_OWN = {"pairs": "your own", "triplets": "your own"}
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,9 @@ class PairWords:
 
     @property
     def name(self) -> str:
-        """Of the benchmark."""
-        return _BENCHMARKS.get(self.pairs.name, self.pairs.name)
+        """Of the benchmark, as its authors write it."""
+        titles = {benchmark.name: benchmark.title for benchmark in all_benchmarks()}
+        return {**_OWN, **titles}.get(self.pairs.name, self.pairs.name)
 
     @property
     def title(self) -> str:
