@@ -15,6 +15,7 @@ from transformers import AutoImageProcessor
 from typer.testing import CliRunner
 
 from fairhead import load
+from fairhead.bench import one_run
 from fairhead.bench.cell import run_cell
 from fairhead.bench.grid import Backbone, Cell, Data, Method
 from fairhead.bench.one_run import save_model
@@ -249,3 +250,19 @@ def test_help_imports_no_torch(command):
     )
     assert done.returncode == 0, done.stderr
     assert "--out" in done.stdout
+
+
+def test_the_page_of_auto_says_what_was_tried_and_proves_it_against_plain_training(faces, tmp_path):
+    found = one_run.mitigate(a_cell(faces, "auto"), tmp_path / "run", cache=tmp_path / "cache")
+    assert found.against == "erm"
+    page = found.page()
+    said = " ".join(sentence.text for sentence in page.verdict)
+    assert "No group was used" in said
+    assert "within classes (area under the ROC curve" in said
+    tables = next(section for section in page.sections if section.title.startswith("What was tried")).tables
+    kept = [row[0] for row in tables[0].rows if row[-1] == "kept"]
+    assert len(kept) == 1
+    assert f"Kept: {kept[0]}." in said
+    sizes = [int(row[1]) for row in tables[1].rows]
+    assert sum(sizes) == found.row["rows"]["train"]
+    assert found.comparison is not None

@@ -67,9 +67,9 @@ def assert_same(one, other):
 
 # In the middle of an epoch, at its end, and in a later stage where there is one.
 @pytest.mark.parametrize("after", [6, 8, 17])
-@pytest.mark.parametrize("name", ["erm", "dam", "arl", "kd", "jtt", "lff", "eiil", "xrm", "spare", "afr", "clusters"])
+@pytest.mark.parametrize("name", ["erm", "dam", "arl", "kd", "jtt", "lff", "eiil", "xrm", "spare", "afr", "balance"])
 def test_every_method_goes_on_to_the_model_that_it_would_have_become(name, after, tmp_path):
-    data, options = pictures(), {"arl": {"pretrain": 4}, "jtt": {"upweight": 3}, "clusters": {"counts": [2]}}
+    data, options = pictures(), {"arl": {"pretrain": 4}, "jtt": {"upweight": 3}, "balance": {"clusters": 2}}
     config = method(name, **options.get(name, {}))
     whole = run(config, build, data, data, PLAN)
     switch = Switch(after)
@@ -81,7 +81,7 @@ def test_every_method_goes_on_to_the_model_that_it_would_have_become(name, after
         assert whole.steps <= after
     resumed = run(config, build, data, data, PLAN, checkpoints=tmp_path)
     assert_same(resumed, whole)
-    assert resumed.fit.resumed_at > 0 or after == 17 or name in ("kd", "jtt", "eiil", "xrm", "spare", "clusters")
+    assert resumed.fit.resumed_at > 0 or after == 17 or name in ("kd", "jtt", "eiil", "xrm", "spare", "balance")
 
 
 @pytest.mark.parametrize("name", names(uses_groups=True))

@@ -145,7 +145,7 @@ class Method:
         if self.remark:
             return len(LADDER) - 1
         options = [pair for given in (self.options, *self.data_options.values()) for pair in given.items()]
-        pretrained = any((key == "features" and value) or str(value).startswith("path:") for key, value in options)
+        pretrained = any((key == "encoder" and value) or str(value).startswith("path:") for key, value in options)
         return max(method_named(self.method).told, int(pretrained))
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from fairhead.audit import Audit, Comparison, audit, compare
 from fairhead.audit.audit_results import audit_verdicts, comparison_verdicts
 from fairhead.bench.cell import Tell, run_cell
+from fairhead.bench.choice_page import choice_section, choice_verdict
 from fairhead.bench.grid import Cell, Method
 from fairhead.bench.runner import check
 from fairhead.mitigate.last_layer import find_head, set_head
@@ -28,6 +29,7 @@ from fairhead.store import locked, whole_folder, write_json
 from fairhead.train import Examples, TrainingDiverged
 from fairhead.train.features import put_back
 
+PROVED = ("auto", "balance", "match")  # compared with plain training, unless another method is named
 _CHECKPOINTS = "checkpoint"  # within the folder of a run, until that has ended
 
 
@@ -96,11 +98,13 @@ class Mitigated(Result):
             how.append(f"The epoch of {name} was chosen by the groups of the {rows}")
         if cell.method.uses_groups:
             notes.append(f"{'. '.join(how)}: what could be reached with them.")
+        choice = self.row.get("notes", {})
+        sections[-1:-1] = choice_section(choice, self.row["classes"])
         settings = json.dumps(self.row["settings"], default=str)
         return Report(
             title=f"{name} on {cell.data.name}",
             question=question,
-            verdict=[*verdict, *(Sentence(note, "note") for note in notes)],
+            verdict=[*choice_verdict(choice), *verdict, *(Sentence(note, "note") for note in notes)],
             sections=sections,
             provenance={"command": command, "settings": settings, **self.row["made_with"]},
         )
@@ -123,7 +127,8 @@ def mitigate(
     Args:
         cell: what to run.
         out: the folder.
-        against: another method, trained with the same seed, data and plan, to compare with.
+        against: another method, trained with the same seed, data and plan, to compare with; for auto, balance and
+            match plain training, where none is named.
         device: where.
         cache: folder for decoded pictures and frozen features.
         tell: called as the work goes on.
@@ -132,6 +137,8 @@ def mitigate(
         InputError: the folder cannot be written, or data, model or method cannot be had as asked for.
         TrainingDiverged: the loss was not finite; `model/` has the last good epoch, if there was one.
     """
+    if against is None and cell.method.method in PROVED and not cell.method.uses_groups:
+        against = "erm"
     cells = [cell] if against is None else [cell, replace(cell, method=Method(against, against))]
     check(cells)  # the second as well before the first is trained
     out = Path(out)

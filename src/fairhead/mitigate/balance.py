@@ -74,8 +74,8 @@ def independent_weights(labels: Tensor, clusters: Tensor, weights: Tensor | None
 
     Example:
         >>> import torch
-        >>> independent_weights(torch.tensor([0, 0, 0, 1]), torch.tensor([0, 0, 1, 1])).tolist()
-        [0.75, 0.75, 1.5, 0.5]
+        >>> independent_weights(torch.tensor([0, 0, 1, 0, 1, 1]), torch.tensor([0, 0, 0, 1, 1, 1])).tolist()
+        [0.75, 0.75, 1.5, 1.5, 0.75, 0.75]
     """
     own = torch.ones(len(labels), dtype=torch.float64) if weights is None else weights.double()
     numbers = (labels, clusters, cell_numbers(labels, clusters))

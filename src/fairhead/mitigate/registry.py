@@ -174,7 +174,6 @@ METHODS: Mapping[str, MethodEntry] = {
             "reduce:Reduce",
             "label made independent of clusters in frozen features, where that pays",
             options={"candidates": ("plain", "balance", "logits")},
-            told=1,
         ),
         _here(
             "match",
