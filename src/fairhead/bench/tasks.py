@@ -26,7 +26,7 @@ from fairhead.train.cache import cache_folder, cached_array, key_of
 
 Progress = Callable[[int, int], None]
 # Options of readers that choose among the same pictures: those are then decoded once for all of them.
-_CHOOSING = ("seed", "bias_rate", "fractions", "split", "person")
+_CHOOSING = ("seed", "bias_rate", "fractions", "split", "person", "groups_from")
 
 
 @dataclass(frozen=True)

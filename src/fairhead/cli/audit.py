@@ -33,6 +33,10 @@ Is the new model more even than the old one? Two files joined on id, or two colu
 
     fairhead audit preds.csv --label y --pred old --compare-pred new --group race
 
+By groups that nobody named, as `fairhead discover` found them:
+
+    fairhead audit preds.csv --label y --pred yhat --id id --groups-from found/groups.csv
+
 **How to read the output**
 
 Each gap stands with its interval, with the number of rows that it rests on (n), and with the minimum detectable
@@ -50,7 +54,7 @@ class Columns:
 
     Attributes:
         label: true classes.
-        group: groups; give it several times.
+        group: groups; give it several times. Of --groups-from, all columns where none is named.
         pred: predicted classes.
         score: probability of the positive class, in [0, 1]; or one column for each class, in sorted order.
         cluster: documents, persons, ... whose rows belong together.
@@ -60,11 +64,12 @@ class Columns:
         classes: a class, once for each, where the labels do not show them all.
         threshold: without --pred: positive from this score on.
         drop_missing: go on without rows that have blank or NaN values.
+        groups_from: CSV file of further groups by id, such as the groups.csv of `fairhead discover`; joined on --id.
     """
 
     panel: ClassVar[str] = "The table"
     label: Annotated[str, Option(metavar="COLUMN")]
-    group: Annotated[tuple[str, ...], Option(metavar="COLUMN")]
+    group: Annotated[tuple[str, ...], Option(metavar="COLUMN")] = ()
     pred: Annotated[str | None, Option(metavar="COLUMN")] = None
     score: Annotated[tuple[str, ...], Option(metavar="COLUMN")] = ()
     cluster: Annotated[str | None, Option(metavar="COLUMN")] = None
@@ -73,18 +78,22 @@ class Columns:
     classes: Annotated[tuple[str, ...], Option("--class", metavar="CLASS")] = ()
     threshold: Annotated[float, Option(metavar="SCORE")] = 0.5
     drop_missing: bool = False
+    groups_from: Annotated[str | None, Option(metavar="FILE")] = None
 
     def read(self, path: str, id: str | None, more_groups: Sequence[str] = ()) -> "Records":
         """The records of a file."""
         from fairhead.records import Records
+        from fairhead.records.group_file import GroupFile
 
-        return Records.read(
+        joined = None if self.groups_from is None else GroupFile.read(self.groups_from)
+        further = () if joined is None else joined.columns
+        found = Records.read(
             path,
             label=self.label,
             prediction=self.pred,
             score=self.score or None,
-            groups=[*self.group, *more_groups],
-            id=id,
+            groups=[*(name for name in self.group if name not in further), *more_groups],
+            id="id" if id is None and joined is not None else id,
             cluster=self.cluster,
             weight=self.weight,
             classes=_typed(self.classes) or None,
@@ -92,6 +101,10 @@ class Columns:
             threshold=self.threshold,
             drop_missing=self.drop_missing,
         )
+        if joined is None:
+            return found
+        columns = {name: c for name, c in joined.of(found.id).items() if not self.group or name in self.group}
+        return replace(found, groups={**found.groups, **columns})
 
 
 @dataclass(frozen=True)
@@ -184,6 +197,8 @@ def audit_command(
         raise InputError("--compare and --compare-pred exclude each other; give one of them")
     if path == other_file == "-":
         raise InputError("standard input can be one of the two files only; name the other")
+    if not columns.group and columns.groups_from is None:
+        raise InputError("Missing option '--group'; name a column of groups, or give --groups-from FILE")
     _check_parts(columns, other_column)
     output.check()
     from rich.markup import escape

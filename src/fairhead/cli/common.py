@@ -52,7 +52,7 @@ class SentenceColumns:
         from fairhead.data import parse_spec
 
         reader = parse_spec(data).reader
-        named = {name: getattr(self, name, None) for name in ("label", "split", "id", "person")}
+        named = {name: getattr(self, name, None) for name in ("label", "split", "id", "person", "groups_from")}
         if {"groups", "category"} & {*reader.options}:
             named["groups"] = self.group
         return {**reader.named(named), **self.data_option}
@@ -68,11 +68,13 @@ class DataColumns(SentenceColumns):
         label: column of the classes.
         split: column of the parts (train, val, test); drawn at random where there is none.
         person: column of the person or document, none of which is to be in two parts.
+        groups_from: CSV file of further group columns by id, such as the groups.csv of `fairhead discover`.
     """
 
     label: Annotated[str | None, Option(metavar="COLUMN")] = None
     split: Annotated[str | None, Option(metavar="COLUMN")] = None
     person: Annotated[str | None, Option(metavar="COLUMN")] = None
+    groups_from: Annotated[str | None, Option(metavar="FILE")] = None
 
 
 def check_output(path: str | None) -> None:

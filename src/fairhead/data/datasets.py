@@ -6,7 +6,7 @@ stay in `Dataset.attributes` and meet the predictions again in `Dataset.records`
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 import numpy as np
@@ -178,6 +178,11 @@ class Dataset:
     def groups(self, ids: ArrayLike | None = None) -> dict[str, Column]:
         """Group columns of these ids (of all rows where none are given), for the audit."""
         return self.attributes.groups(ids)
+
+    def with_groups(self, columns: Mapping[str, Column]) -> "Dataset":
+        """The data set with further group columns, n rows each, before those it has."""
+        others = {name: c for name, c in self.attributes.columns.items() if name not in columns}
+        return replace(self, attributes=replace(self.attributes, columns={**columns, **others}))
 
     def records(
         self, ids: ArrayLike, prediction: ArrayLike | None = None, scores: NDArray[np.float64] | None = None

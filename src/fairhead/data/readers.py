@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 from fairhead.data.datasets import Dataset, Items
 from fairhead.data.images import Images
 from fairhead.errors import InputError, did_you_mean
+from fairhead.records.group_file import GroupFile
 from fairhead.settings import check_settings
 
 ENTRY_POINTS = "fairhead.data"
@@ -87,20 +88,38 @@ class Reader:
                 found[own] = value[0] if one else value
         return found
 
-    def read(self, path: Any, **options: Any) -> Dataset | Items[Any]:
+    def read(
+        self, path: Any, *, groups_from: str | os.PathLike[str] | None = None, **options: Any
+    ) -> Dataset | Items[Any]:
         """Read a file, folder or archive; the readers of own data also take objects.
+
+        Args:
+            path: what to read.
+            groups_from: a CSV file of group columns by id, such as `fairhead discover` writes, to join onto the rows.
+            options: those of the reader.
 
         Raises:
             InputError: there is no such option, its value makes no sense, or the data are not as expected.
         """
         known = list(self.options)
+        joined = None if groups_from is None else GroupFile.read(groups_from)
+        if joined is not None and options.get("groups"):  # the reader need not know of those in the file
+            asked = [options["groups"]] if isinstance(options["groups"], str) else options["groups"]
+            options["groups"] = tuple(name for name in asked if name not in joined.columns)
+            if not options["groups"] and "groups" not in known:
+                del options["groups"]
         for option in options:
             if option not in known:
                 raise InputError(
                     f"{self.name} has no option {option!r}; it has {', '.join(known)}.{did_you_mean(option, known)}"
                 )
         check_settings(self.load(), options, f"reading {self.name}")
-        return self.load()(path, **options)
+        data = self.load()(path, **options)
+        if joined is None:
+            return data
+        if not isinstance(data, Dataset):
+            raise InputError(f"{self.name} has {KINDS[self.kind]}; groups_from is for labelled pictures or texts")
+        return data.with_groups(joined.of(data.all.ids))
 
 
 READERS: Mapping[str, Reader] = {
