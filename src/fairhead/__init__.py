@@ -1,9 +1,9 @@
 """fairhead finds, proves and reduces demographic bias in transformers, at the attention heads where it sits.
 
-The verbs: **audit** (how large is the gap, how sure are we), **locate** (which heads carry it) and **mitigate** (a
-better model to take home); **predict** and **score** ask a model. Everything reads and writes one table, `Records`, and
-every verb returns a result with `show`, `to_dict`, `to_frame` and `report`. Names are imported when first used, so that
-an audit never loads torch.
+The verbs: **audit** (how large is the gap, how sure are we), **discover** (groups that nobody named), **locate** (which
+heads carry it) and **mitigate** (a better model to take home); **predict** and **score** ask a model. Everything reads
+and writes one table, `Records`, and every verb returns a result with `show`, `to_dict`, `to_frame` and `report`. Names
+are imported when first used, so that an audit never loads torch.
 """
 
 import sys
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fairhead.models import attach as attach
     from fairhead.models import load as load
     from fairhead.records import Records as Records
+    from fairhead.verbs import discover as discover
     from fairhead.verbs import locate as locate
     from fairhead.verbs import mitigate as mitigate
     from fairhead.verbs import predict as predict
@@ -41,6 +42,7 @@ _PUBLIC = {
     "audit": "fairhead.audit",
     "compare": "fairhead.audit",
     "dataset": "fairhead.data",
+    "discover": "fairhead.verbs",
     "load": "fairhead.models",
     "locate": "fairhead.verbs",
     "mitigate": "fairhead.verbs",
@@ -59,6 +61,7 @@ __all__ = [
     "audit",
     "compare",
     "dataset",
+    "discover",
     "load",
     "locate",
     "mitigate",

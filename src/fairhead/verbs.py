@@ -21,6 +21,7 @@ from fairhead.settings import check_settings
 
 if TYPE_CHECKING:
     from fairhead.bench.one_run import Mitigated
+    from fairhead.discover.discovered import Discovered
     from fairhead.language.item_table import BenchmarkResult
     from fairhead.locate.answer import LocatedHeads
     from fairhead.mitigate.language_trainer import MitigatedLanguage
@@ -124,6 +125,91 @@ def score(
     name = type(model).__name__ if live else str(model)
     folder = None if out is None else Path(out)
     return run_benchmark(chosen, scorer, items, out=folder, resampling=how, model=name, **options)
+
+
+def discover(
+    data: Any,
+    encoder: Any,
+    *,
+    label: str | None = None,
+    groups: Sequence[str] = (),
+    model: Any = None,
+    part: str = "test",
+    clusters: int | None = None,
+    words: str | Path | None = None,
+    max_length: int = 128,
+    seed: int = 0,
+    device: str = "auto",
+    cache: str | Path | None = None,
+    out: str | Path | None = None,
+    beside: Any = None,
+    progress: Callable[[str, int, int], None] | None = None,
+    **options: Any,
+) -> "Discovered":
+    """Groups that nobody named: clusters of an encoder's features, what they look like, how a model treats them.
+
+    Args:
+        data: labelled pictures or texts.
+        encoder: any model, whose task head is left out: a folder, a name of the hub, or live; or "features:FILE.npz".
+        label: the column of the classes, where `data` do not say it.
+        groups: columns to compare the clusters with, where there are any; they have no part in finding them.
+        model: a classifier to audit by cluster, or its `Records`, or the path of those.
+        part: the rows that a model is audited on; "all" for all of them.
+        clusters: how many; by default the number whose clusters of two halves of the rows agree best.
+        words: .npz with texts and vectors in the space of the features, such as CLIP's text side.
+        max_length: tokens that texts are cut to.
+        seed: of the clusters and of the halves.
+        device: "cpu", "cuda", ...; "auto" takes a GPU where there is one.
+        cache: folder for decoded pictures and features.
+        out: folder for groups.csv, report.html and discovered.json; None writes nothing.
+        beside: the tokenizer or image processor of a live encoder that was not loaded from a folder.
+        progress: called with (stage, done, all).
+        options: further ones of `fairhead.dataset`, such as id and person.
+
+    Example:
+        >>> found = discover("images:labels.csv", "dinov2-small", label="smiling", out="found")  # doctest: +SKIP
+        >>> found.show()  # doctest: +SKIP
+        >>> fairhead.locate("run/model", found.dataset, by="discovered")  # doctest: +SKIP
+    """
+    from fairhead.audit import audit
+    from fairhead.discover.clustering import group
+    from fairhead.discover.discovered import DISCOVERED, Discovered, largest_gap, with_clusters
+    from fairhead.discover.encoding import features_of
+
+    held = hold(data) if isinstance(data, Dataset) else data
+    labelled = _labelled(held, {"label": label, "groups": tuple(groups), **options})
+    with _in_folder(encoder, beside) as name:
+        features = features_of(name, labelled, max_length=max_length, device=device, cache=cache, progress=progress)
+    grouping = group(labelled, features, clusters, words, seed)
+    found, gap, audited = labelled.with_groups({DISCOVERED: grouping.column}), None, None
+    if model is not None:
+        records = with_clusters(_records(model, labelled, part, device), labelled, grouping.column)
+        audited, gap = audit(records, seed=seed), largest_gap(records, seed)
+    made = {
+        "data": data if isinstance(data, str) else labelled.name,
+        "label": labelled.provenance.get("target") or labelled.provenance.get("label") or "label",
+        "encoder": encoder if isinstance(encoder, str | Path) else type(encoder).__name__,
+        "model": model if isinstance(model, str | Path) else type(model).__name__,
+        "part": part,
+        "clusters": clusters,
+        "words": words,
+        "seed": seed,
+    }
+    kept = made if model is not None else {k: v for k, v in made.items() if k not in ("model", "part")}
+    plain = {k: str(v) if isinstance(v, Path) else v for k, v in kept.items()}
+    result = Discovered(found, grouping, audited, gap, plain)
+    if out is not None:
+        result.save(out)
+    return result
+
+
+def _records(model: Any, data: Dataset, part: str, device: str) -> Records:
+    """A classifier's answers for one part of the data; records, or a table of them, are taken as they are."""
+    if isinstance(model, Records):
+        return model
+    if isinstance(model, str | Path) and Path(model).is_file():
+        return Records.read(model)
+    return predict(model, data, split=None if part == "all" else part, device=device)
 
 
 def locate(

@@ -16,6 +16,8 @@ from fairhead.cli.audit import EPILOG, audit_command
 from fairhead.cli.bench import EPILOG as BENCH_EPILOG
 from fairhead.cli.bench import bench_command
 from fairhead.cli.common import command_line, need, progress
+from fairhead.cli.discover import EPILOG as DISCOVER_EPILOG
+from fairhead.cli.discover import discover_command
 from fairhead.cli.lm import lm_app
 from fairhead.cli.locate import ABLATE_EPILOG, ablate_command, locate_command
 from fairhead.cli.locate import EPILOG as LOCATE_EPILOG
@@ -23,7 +25,7 @@ from fairhead.cli.mitigate import mitigate_app
 from fairhead.errors import FairheadError
 
 _INTERRUPTED = 130
-_COMMANDS = ("ablate", "attention", "audit", "bench", "demo", "lm", "locate", "mitigate")
+_COMMANDS = ("ablate", "attention", "audit", "bench", "demo", "discover", "lm", "locate", "mitigate")
 # Newer typers bring a click of their own, whose errors are not those of `click`; this is the base of either.
 _UsageError: Any = typer.BadParameter.__mro__[1]
 
@@ -77,6 +79,7 @@ def demo(
 
 
 app.command("audit", epilog=EPILOG)(audit_command)
+app.command("discover", epilog=DISCOVER_EPILOG)(discover_command)
 app.add_typer(lm_app)
 app.command("bench", epilog=BENCH_EPILOG)(bench_command)
 app.add_typer(mitigate_app)

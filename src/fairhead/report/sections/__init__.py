@@ -24,6 +24,7 @@ SECTIONS: dict[str, str] = {
     "headmap": "fairhead.report.sections.headmap:Headmap",
     "ablation": "fairhead.report.sections.ablated:Ablated",
     "text": "fairhead.report.sections.prose:Text",
+    "clusters": "fairhead.report.sections.cluster_cards:ClusterCards",
     "curve": "fairhead.report.sections.curve:Curve",
     "top_heads": "fairhead.report.sections.top_heads:TopHeads",
     "changes": "fairhead.report.sections.changes:Changes",

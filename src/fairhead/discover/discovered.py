@@ -1,0 +1,292 @@
+"""What was discovered, as a result: clusters, their stability, their agreement with named groups, and gaps."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairhead.audit import Audit, audit
+from fairhead.audit.catalogue import table_metrics
+from fairhead.data import Dataset, Images
+from fairhead.discover.clustering import Agreement, FoundCluster, Grouping, Stable
+from fairhead.errors import InputError
+from fairhead.locate.rows import halves
+from fairhead.records import Column, Records
+from fairhead.report import Report, Result, Sentence
+from fairhead.report.sections import Section
+from fairhead.report.sections.attention_maps import picture_address
+from fairhead.report.sections.audited import Audited
+from fairhead.report.sections.cluster_cards import ClusterCard, ClusterCards
+from fairhead.report.sections.plain_tables import PlainTable, PlainTables
+from fairhead.report.wording import count, points, said
+from fairhead.store import made_folder, whole_file, write_json
+
+# What the column of clusters is called.
+DISCOVERED = "discovered"
+SCHEMA = "fairhead.discovered/1"
+CHOSEN_BY = "EOd"
+_MIN_CELL = 10
+_THUMBNAIL = 96  # pixels
+_LONGEST = 280  # letters of a post that are shown
+
+
+class LargestGap(NamedTuple):
+    """The pair of clusters with the largest gap, chosen on one half of the rows and reported on the other.
+
+    Attributes:
+        pair: their names.
+        of: pairs that it was chosen from.
+        chosen_at: its gap in the choosing half, which is too large: it was chosen for it.
+        chosen_on: rows of that half.
+        audit: of the two, in the other half.
+    """
+
+    pair: tuple[str, str]
+    of: int
+    chosen_at: float
+    chosen_on: int
+    audit: Audit
+
+
+@dataclass(frozen=True)
+class Discovered(Result):
+    """Groups that nobody named: what `fairhead.discover` returns.
+
+    Attributes:
+        dataset: the data with the clusters as the group column "discovered": for `locate` and `mitigate`.
+        grouping: the clusters, their stability and their agreement with named groups.
+        audit: of a model's answers by cluster, where a model or records were given.
+        gap: the largest gap between two clusters, paid for.
+        provenance: data, encoder, options.
+    """
+
+    dataset: Dataset
+    grouping: Grouping
+    audit: Audit | None
+    gap: LargestGap | None
+    provenance: Mapping[str, Any]
+
+    @property
+    def clusters(self) -> tuple[FoundCluster, ...]:
+        """The clusters, the largest first."""
+        return self.grouping.clusters
+
+    @property
+    def stability(self) -> tuple[Stable, ...]:
+        """Of each number of clusters that was looked at."""
+        return self.grouping.stability
+
+    @property
+    def agreement(self) -> tuple[Agreement, ...]:
+        """With each group column that the data have."""
+        return self.grouping.agreement
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        ids = self.dataset.all.ids
+        return {
+            "schema": SCHEMA,
+            "provenance": dict(self.provenance),
+            "clusters": [asdict(one) | {"typical": ids[list(one.typical)].tolist()} for one in self.clusters],
+            "stability": [one._asdict() for one in self.stability],
+            "agreement": [one._asdict() for one in self.agreement],
+            "audit": None if self.audit is None else self.audit.to_dict(),
+            "gap": None if self.gap is None else {**self.gap._asdict(), "audit": self.gap.audit.to_dict()},
+        }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a cluster."""
+        return [
+            {
+                "cluster": one.name,
+                "size": one.size,
+                "share": one.share,
+                **{f"share of {name}": share for name, share in one.classes.items()},
+                **{name: group for name, (group, _) in one.groups.items()},
+                "words": ", ".join(one.words),
+            }
+            for one in self.clusters
+        ]
+
+    def save(self, out: str | Path) -> Path:
+        """Write groups.csv (id, discovered), report.html with its JSON twin, and discovered.json; return the folder."""
+        import csv
+
+        folder = made_folder(out)
+        with (
+            whole_file(folder / "groups.csv") as unfinished,
+            open(unfinished, "w", encoding="utf-8", newline="") as file,
+        ):
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(["id", DISCOVERED])
+            writer.writerows(zip(self.dataset.all.ids.tolist(), self.grouping.column.values().tolist(), strict=True))
+        write_json(folder / "discovered.json", self.to_dict())
+        self.report(folder / "report.html")
+        return folder
+
+    def page(self) -> Report:
+        """Clusters, their stability, their agreement with named groups, gaps."""
+        where = str(self.provenance["data"])
+        sections: list[Section] = [self._cards(), self._tables()]
+        if self.gap is not None:
+            about = (
+                f"The pair was chosen on one half of the rows, out of {self.gap.of}; these are the figures of the "
+                "other half, so that picking the worst is paid for."
+            )
+            title = f"{self.gap.pair[0]} and {self.gap.pair[1]}"
+            sections.append(Audited(title=title, text=about, name="the other half", audit=self.gap.audit))
+        if self.audit is not None:
+            name = str(self.provenance["model"])
+            sections.append(Audited(title="The model by clusters", name=name, audit=self.audit))
+        return Report(
+            title="Groups that nobody named",
+            question=f"Which groups are there in {where}, as {self.provenance['encoder']} sees them?",
+            verdict=self._verdict(),
+            sections=sections,
+            provenance=dict(self.provenance),
+        )
+
+    def _cards(self) -> ClusterCards:
+        label = str(self.provenance["label"])
+        inputs = self.dataset.all.inputs
+        cards = []
+        for one in self.clusters:
+            shares = ", ".join(f"{name} {100 * share:.1f} %" for name, share in one.classes.items())
+            mostly = [f"{by}: mostly {group} ({100 * share:.1f} %)" for by, (group, share) in one.groups.items()]
+            cards.append(
+                ClusterCard(
+                    name=one.name,
+                    n=one.size,
+                    share=one.share,
+                    label_rates=f"{label}: {shares}",
+                    mostly=mostly,
+                    words=one.words,
+                    pictures=[picture_address(inputs[i], _THUMBNAIL) for i in one.typical]
+                    if isinstance(inputs, Images)
+                    else (),
+                    posts=() if isinstance(inputs, Images) else [_shortened(inputs[i]) for i in one.typical],
+                )
+            )
+        about = "Found in the features alone: neither labels nor groups had a part in it."
+        return ClusterCards(title="Clusters", text=about, clusters=cards)
+
+    def _tables(self) -> PlainTables:
+        rows = [[str(one.clusters), _indices(one.halves), _indices(one.seeds)] for one in self.stability]
+        columns = ["Clusters", "Halves of the rows", "Seeds"]
+        tables = [PlainTable(caption="Stability (adjusted Rand index: 1 same, 0 chance)", columns=columns, rows=rows)]
+        if self.agreement:
+            rows = [
+                [a.group_by, f"{100 * a.purity:.1f} %", f"{100 * a.alone:.1f} %", f"{a.adjusted_rand:.2f}"]
+                for a in self.agreement
+            ]
+            columns = ["Group column", "Purity", "Largest group", "Adjusted Rand index"]
+            tables.append(PlainTable(caption="Agreement with named groups", columns=columns, rows=rows))
+        about = (
+            "Clusters of one half of the rows are compared with those of the other half, and clusters from one seed "
+            "with those from another; each figure is a mean, with its range. Purity is the share of rows whose cluster "
+            "has mostly their group; it grows with the number of clusters, so the adjusted Rand index stands beside it."
+        )
+        return PlainTables(title="Stability and agreement", text=about, tables=tables)
+
+    def _verdict(self) -> list[Sentence]:
+        return [self._found(), *(_agrees(a) for a in self.agreement), *self._paid()]
+
+    def _found(self) -> Sentence:
+        k, n = len(self.clusters), count(len(self.dataset))
+        noun = "pictures" if isinstance(self.dataset.all.inputs, Images) else "texts"
+        mean = {one.clusters: float(np.mean(one.halves)) for one in self.stability}
+        text = f"There are {k} clusters of {n} {noun}"
+        if k not in mean:
+            return Sentence(f"{text}; how stable they are is not known.", "unclear")
+        best = max(mean, key=lambda number: mean[number])
+        agree = f"clusters of two halves of the rows agree at an adjusted Rand index of {mean[k]:.2f}"
+        why = "the most stable number" if best == k else f"{best} would be more stable, at {mean[best]:.2f}"
+        weak = "" if mean[k] >= 0.5 else ". That is little: other rows would give other clusters"
+        return Sentence(f"{text}: {agree} ({why}){weak}.", "note" if mean[k] >= 0.5 else "unclear")
+
+    def _paid(self) -> list[Sentence]:
+        if self.audit is None:
+            return []
+        if self.gap is None:
+            text = f"No two clusters have enough rows of each class for {CHOSEN_BY} in both halves of the rows."
+            return [Sentence(text, "unclear")]
+        found, (one, other) = self.gap.audit[CHOSEN_BY, DISCOVERED], self.gap.pair
+        start = (
+            f"The largest {CHOSEN_BY} of {self.gap.of} {'pair' if self.gap.of == 1 else 'pairs'} of clusters in one "
+            f"half of the rows is that of {one} and {other} ({points(self.gap.chosen_at)})"
+        )
+        if found.value is None or found.low is None or found.high is None:
+            return [Sentence(f"{start}; in the other half it is undefined: {found.undefined}.", "unclear")]
+        level = 100 * self.gap.audit.provenance["audit"]["level"]
+        figures = f"{points(found.value)} ({level:g} % interval {100 * found.low:.1f} to {100 * found.high:.1f})"
+        larger = said(found) == "larger than 0"
+        end = "" if larger else ": not significant"
+        return [Sentence(f"{start}; in the other half it is {figures}{end}.", "bad" if larger else "unclear")]
+
+
+def _agrees(a: Agreement) -> Sentence:
+    """What the agreement with a named group amounts to, by how much of what can be gained in purity is gained."""
+    gained = (a.purity - a.alone) / (1 - a.alone) if a.alone < 1 else 0.0
+    how = "nearly these groups" if gained >= 0.8 else "partly these groups" if gained >= 0.3 else "hardly these groups"
+    return Sentence(
+        f"By {a.group_by}, {100 * a.purity:.1f} % of rows are in a cluster that has mostly their group "
+        f"({100 * a.alone:.1f} % without clusters; adjusted Rand index {a.adjusted_rand:.2f}): the clusters are {how}.",
+        "note",
+    )
+
+
+def _indices(values: Sequence[float]) -> str:
+    return f"{np.mean(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+def _shortened(one: Any) -> str:
+    text = " ".join((f"{one.premise} / {one.hypothesis}" if hasattr(one, "premise") else str(one)).split())
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+def with_clusters(records: Records, data: Dataset, column: Column) -> Records:
+    """Records of some rows of the data, with their clusters as the first group column.
+
+    Raises:
+        InputError: the records have no ids, or ids that the data lack.
+    """
+    if records.id is None:
+        raise InputError("the records have no ids, by which their rows are found among the data: give an id column")
+    rows = data.attributes.rows([str(name) for name in records.id.tolist()])
+    others = {name: groups for name, groups in records.groups.items() if name != DISCOVERED}
+    return replace(records, groups={DISCOVERED: column.take(rows), **others})
+
+
+def largest_gap(records: Records, seed: int = 0) -> LargestGap | None:
+    """The pair of clusters with the largest gap in one half of the rows, and the audit of it in the other half.
+
+    Rows of one person or document stay together. None where no pair has enough rows of each class.
+    """
+    column, prediction = records.groups[DISCOVERED], records.prediction
+    if prediction is None:
+        raise InputError("the records have no predictions, so there is nothing to audit")
+    labels, classes = records.label.codes, len(records.classes)
+    units = None if records.cluster is None else records.cluster.codes
+    choosing = halves(column.codes.astype(np.int64) * classes + labels, units, seed)
+    table = np.zeros((len(column.levels), classes, classes))
+    np.add.at(table, (column.codes[choosing], labels[choosing], prediction.codes[choosing]), 1)
+    gaps = {pair: _gap(table[list(pair)]) for pair in combinations(range(len(column.levels)), 2)}
+    defined = {pair: gap for pair, gap in gaps.items() if np.isfinite(gap)}
+    if not defined:
+        return None
+    pair = max(defined, key=lambda one: defined[one])
+    reporting = records.take(~choosing & np.isin(column.codes, pair))
+    names = (str(column.levels[pair[0]]), str(column.levels[pair[1]]))
+    two = Column((reporting.groups[DISCOVERED].codes == pair[1]).astype(np.int32), names)
+    found = audit(replace(reporting, groups={DISCOVERED: two}), seed=seed)
+    return LargestGap(names, len(defined), defined[pair], int(choosing.sum()), found)
+
+
+def _gap(table: NDArray[np.float64]) -> float:
+    """The gap of two clusters from their counts by label and prediction, [2, C, C]; NaN where it is undefined."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return float(table_metrics(table[None], [CHOSEN_BY], _MIN_CELL)[CHOSEN_BY][0])
