@@ -171,9 +171,8 @@ def discover(
         >>> found.show()  # doctest: +SKIP
         >>> fairhead.locate("run/model", found.dataset, by="discovered")  # doctest: +SKIP
     """
-    from fairhead.audit import audit
     from fairhead.discover.clustering import group
-    from fairhead.discover.discovered import DISCOVERED, Discovered, largest_gap, with_clusters
+    from fairhead.discover.discovered import describe
     from fairhead.discover.encoding import features_of
 
     held = hold(data) if isinstance(data, Dataset) else data
@@ -181,23 +180,9 @@ def discover(
     with _in_folder(encoder, beside) as name:
         features = features_of(name, labelled, max_length=max_length, device=device, cache=cache, progress=progress)
     grouping = group(labelled, features, clusters, words, seed)
-    found, gap, audited = labelled.with_groups({DISCOVERED: grouping.column}), None, None
-    if model is not None:
-        records = with_clusters(_records(model, labelled, part, device), labelled, grouping.column)
-        audited, gap = audit(records, seed=seed), largest_gap(records, seed)
-    made = {
-        "data": data if isinstance(data, str) else labelled.name,
-        "label": labelled.provenance.get("target") or labelled.provenance.get("label") or "label",
-        "encoder": encoder if isinstance(encoder, str | Path) else type(encoder).__name__,
-        "model": model if isinstance(model, str | Path) else type(model).__name__,
-        "part": part,
-        "clusters": clusters,
-        "words": words,
-        "seed": seed,
-    }
-    kept = made if model is not None else {k: v for k, v in made.items() if k not in ("model", "part")}
-    plain = {k: str(v) if isinstance(v, Path) else v for k, v in kept.items()}
-    result = Discovered(found, grouping, audited, gap, plain)
+    records = None if model is None else _records(model, labelled, part, device)
+    asked = {"data": data, "encoder": encoder, "model": model, "part": part, "clusters": clusters, "words": words}
+    result = describe(labelled, grouping, records, {**asked, "seed": seed})
     if out is not None:
         result.save(out)
     return result

@@ -163,8 +163,13 @@ def test_rows_of_one_person_stay_in_one_half():
     rng = np.random.default_rng(0)
     units = np.repeat(np.arange(200), 5)
     gap = largest_gap(records_of(units % 2, [0.1, 0.3], rng, units))
+    assert (gap.of, gap.chosen_at, gap.chosen_on) == (1, None, 0), "of one pair there is nothing to choose"
+    assert gap.audit.provenance["audit"]["n"] == 1000
+    units = np.tile(np.arange(200), 5)  # who is in several clusters
+    gap = largest_gap(records_of(np.repeat([0, 1, 2, 3, 4], 200) % 4, [0.1, 0.3, 0.1, 0.1], rng, units))
+    assert gap.of == 6
     assert gap.chosen_on == 500
-    assert gap.audit.provenance["audit"]["n"] == 500
+    assert gap.audit.provenance["audit"]["n"] in (200, 300)
     assert largest_gap(records_of(np.arange(8) % 2, [0.1, 0.3], rng)) is None
 
 
@@ -240,12 +245,11 @@ def test_the_command_audits_a_model_and_others_take_its_groups(bert, posts, tmp_
     main(["discover", *columns, *asked, "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "found")])
     said = capsys.readouterr()
     assert "encode: 400 of 400" in said.err
-    assert "in the other half it is" in said.out
+    assert "Between cluster 1 and cluster 2, EOd is" in said.out
     content = json.loads((tmp_path / "found" / "discovered.json").read_text())
     assert content["agreement"][0]["purity"] > 0.9, "the word “women” is the largest difference between the posts"
     gap = next(e for e in content["gap"]["audit"]["estimates"] if e["metric"] == "EOd")
     assert gap["low"] > 0.2
-    assert content["gap"]["chosen_on"] == 200
     groups = ["--groups-from", str(tmp_path / "found" / "groups.csv")]
     main(["locate", "--model", str(bert), *columns, *groups, "--group", "discovered", "--heads", "1", "--n-boot", "100",
           "--draws", "3", "--out", str(tmp_path / "heads")])  # fmt: skip
@@ -271,6 +275,16 @@ def test_mitigate_audits_by_discovered_groups(tmp_path):
         device="cpu", cache=str(tmp_path / "cache"),
     )  # fmt: skip
     assert "discovered" in {row.group_by for row in run.audit.by_group}
+
+
+def test_a_pair_is_chosen_on_half_of_the_rows(bert, posts, tmp_path):
+    how = {"label": "verdict", "model": bert, "part": "all", "cache": tmp_path, "device": "cpu"}
+    found = fairhead.discover(f"texts:{posts}", bert, clusters=3, **how)
+    assert found.gap.of == 3
+    assert found.gap.chosen_on == pytest.approx(200, abs=3)
+    assert found.gap.audit.provenance["audit"]["n"] < 200
+    assert "in one half of the rows is that of" in found.page().verdict[-1].text
+    assert [section.kind for section in found.page().sections] == ["clusters", "tables", "audit", "audit"]
 
 
 def test_a_live_encoder(posts):

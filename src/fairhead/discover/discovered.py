@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fairhead.audit import Audit, audit
 from fairhead.audit.catalogue import table_metrics
+from fairhead.audit.estimate import STABLE_ROWS
 from fairhead.data import Dataset, Images
 from fairhead.discover.clustering import Agreement, FoundCluster, Grouping, Stable
 from fairhead.errors import InputError
@@ -23,13 +24,13 @@ from fairhead.report.sections.audited import Audited
 from fairhead.report.sections.cluster_cards import ClusterCard, ClusterCards
 from fairhead.report.sections.plain_tables import PlainTable, PlainTables
 from fairhead.report.wording import count, points, said
+from fairhead.stats.bootstrap import MIN_ROWS
 from fairhead.store import made_folder, whole_file, write_json
 
 # What the column of clusters is called.
 DISCOVERED = "discovered"
 SCHEMA = "fairhead.discovered/1"
 CHOSEN_BY = "EOd"
-_MIN_CELL = 10
 _THUMBNAIL = 96  # pixels
 _LONGEST = 280  # letters of a post that are shown
 
@@ -40,14 +41,14 @@ class LargestGap(NamedTuple):
     Attributes:
         pair: their names.
         of: pairs that it was chosen from.
-        chosen_at: its gap in the choosing half, which is too large: it was chosen for it.
+        chosen_at: its gap in the choosing half, which is too large: it was chosen for it. None for the only pair.
         chosen_on: rows of that half.
-        audit: of the two, in the other half.
+        audit: of the two, in the other half; of the only pair, in all rows.
     """
 
     pair: tuple[str, str]
     of: int
-    chosen_at: float
+    chosen_at: float | None
     chosen_on: int
     audit: Audit
 
@@ -137,8 +138,9 @@ class Discovered(Result):
                 f"The pair was chosen on one half of the rows, out of {self.gap.of}; these are the figures of the "
                 "other half, so that picking the worst is paid for."
             )
-            title = f"{self.gap.pair[0]} and {self.gap.pair[1]}"
-            sections.append(Audited(title=title, text=about, name="the other half", audit=self.gap.audit))
+            about = "It is the only pair that can be compared." if self.gap.chosen_at is None else about
+            name, title = str(self.provenance["model"]), f"{self.gap.pair[0]} and {self.gap.pair[1]}"
+            sections.append(Audited(title=title, text=about, name=name, audit=self.gap.audit))
         if self.audit is not None:
             name = str(self.provenance["model"])
             sections.append(Audited(title="The model by clusters", name=name, audit=self.audit))
@@ -215,17 +217,19 @@ class Discovered(Result):
             text = f"No two clusters have enough rows of each class for {CHOSEN_BY} in both halves of the rows."
             return [Sentence(text, "unclear")]
         found, (one, other) = self.gap.audit[CHOSEN_BY, DISCOVERED], self.gap.pair
-        start = (
-            f"The largest {CHOSEN_BY} of {self.gap.of} {'pair' if self.gap.of == 1 else 'pairs'} of clusters in one "
-            f"half of the rows is that of {one} and {other} ({points(self.gap.chosen_at)})"
-        )
+        start = f"Between {one} and {other}, {CHOSEN_BY}"
+        if self.gap.chosen_at is not None:
+            start = (
+                f"The largest {CHOSEN_BY} of {self.gap.of} pairs of clusters in one half of the rows is that of "
+                f"{one} and {other} ({points(self.gap.chosen_at)}); in the other half it"
+            )
         if found.value is None or found.low is None or found.high is None:
-            return [Sentence(f"{start}; in the other half it is undefined: {found.undefined}.", "unclear")]
+            return [Sentence(f"{start} is undefined: {found.undefined}.", "unclear")]
         level = 100 * self.gap.audit.provenance["audit"]["level"]
         figures = f"{points(found.value)} ({level:g} % interval {100 * found.low:.1f} to {100 * found.high:.1f})"
         larger = said(found) == "larger than 0"
         end = "" if larger else ": not significant"
-        return [Sentence(f"{start}; in the other half it is {figures}{end}.", "bad" if larger else "unclear")]
+        return [Sentence(f"{start} is {figures}{end}.", "bad" if larger else "unclear")]
 
 
 def _agrees(a: Agreement) -> Sentence:
@@ -248,6 +252,32 @@ def _shortened(one: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
+def describe(data: Dataset, grouping: Grouping, records: Records | None, asked: Mapping[str, Any]) -> Discovered:
+    """The result: the clusters and, where there are records of a model, the audit of it by cluster.
+
+    Args:
+        data: that the clusters are of.
+        grouping: the clusters.
+        records: of some rows of the data.
+        asked: data, encoder, model, seed and other options, for provenance.
+    """
+    left_out = ("model", "part") if records is None else ()
+    plain = {name: _plain(value) for name, value in asked.items() if name not in left_out}
+    label = data.provenance.get("target") or data.provenance.get("label") or "label"
+    found, seed = data.with_groups({DISCOVERED: grouping.column}), int(asked["seed"])
+    if records is None:
+        return Discovered(found, grouping, None, None, {**plain, "label": label})
+    joined = with_clusters(records, data, grouping.column)
+    return Discovered(found, grouping, audit(joined, seed=seed), largest_gap(joined, seed), {**plain, "label": label})
+
+
+def _plain(value: Any) -> str | int | None:
+    """An option as provenance keeps it: objects in memory by what they are."""
+    if isinstance(value, Path):
+        return str(value)
+    return value if value is None or isinstance(value, str | int) else type(value).__name__
+
+
 def with_clusters(records: Records, data: Dataset, column: Column) -> Records:
     """Records of some rows of the data, with their clusters as the first group column.
 
@@ -264,7 +294,8 @@ def with_clusters(records: Records, data: Dataset, column: Column) -> Records:
 def largest_gap(records: Records, seed: int = 0) -> LargestGap | None:
     """The pair of clusters with the largest gap in one half of the rows, and the audit of it in the other half.
 
-    Rows of one person or document stay together. None where no pair has enough rows of each class.
+    Rows of one person or document stay together. The pair is one of clusters with 30 rows of each class in both halves,
+    or else with 10; None where no two have as many. A single pair need not be chosen: all its rows are reported on.
     """
     column, prediction = records.groups[DISCOVERED], records.prediction
     if prediction is None:
@@ -272,21 +303,26 @@ def largest_gap(records: Records, seed: int = 0) -> LargestGap | None:
     labels, classes = records.label.codes, len(records.classes)
     units = None if records.cluster is None else records.cluster.codes
     choosing = halves(column.codes.astype(np.int64) * classes + labels, units, seed)
-    table = np.zeros((len(column.levels), classes, classes))
-    np.add.at(table, (column.codes[choosing], labels[choosing], prediction.codes[choosing]), 1)
-    gaps = {pair: _gap(table[list(pair)]) for pair in combinations(range(len(column.levels)), 2)}
-    defined = {pair: gap for pair, gap in gaps.items() if np.isfinite(gap)}
+    table = np.zeros((2, len(column.levels), classes, classes))  # the reporting half, then the choosing half
+    np.add.at(table, (choosing.astype(int), column.codes, labels, prediction.codes), 1)
+    # Whoever is chosen must have rows of each class to report on: labels say so, and no prediction is looked at there.
+    least = table.sum(3).min((0, 2))
+    defined: dict[tuple[int, int], float] = {}
+    for rows in (STABLE_ROWS, MIN_ROWS):  # a cell of few rows would often win by chance, and wins only without rivals
+        enough = [c for c in range(len(column.levels)) if least[c] >= rows]
+        gaps = {pair: _gap(table[1, list(pair)]) for pair in combinations(enough, 2)}
+        defined = defined or {pair: gap for pair, gap in gaps.items() if np.isfinite(gap)}
     if not defined:
         return None
-    pair = max(defined, key=lambda one: defined[one])
-    reporting = records.take(~choosing & np.isin(column.codes, pair))
+    pair, several = max(defined, key=lambda one: defined[one]), len(defined) > 1
+    reporting = records.take(np.isin(column.codes, pair) & ~(choosing & several))
     names = (str(column.levels[pair[0]]), str(column.levels[pair[1]]))
     two = Column((reporting.groups[DISCOVERED].codes == pair[1]).astype(np.int32), names)
     found = audit(replace(reporting, groups={DISCOVERED: two}), seed=seed)
-    return LargestGap(names, len(defined), defined[pair], int(choosing.sum()), found)
+    return LargestGap(names, len(defined), defined[pair] if several else None, int((choosing & several).sum()), found)
 
 
 def _gap(table: NDArray[np.float64]) -> float:
     """The gap of two clusters from their counts by label and prediction, [2, C, C]; NaN where it is undefined."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        return float(table_metrics(table[None], [CHOSEN_BY], _MIN_CELL)[CHOSEN_BY][0])
+        return float(table_metrics(table[None], [CHOSEN_BY], MIN_ROWS)[CHOSEN_BY][0])
