@@ -32,12 +32,13 @@ check: .venv/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Ratios against Fairlearn, pandas, plain forward passes and plain training; a quarter of an hour, and a quiet machine.
+# Ratios against Fairlearn, pandas, scikit-learn, plain forward passes and plain training; a quarter of an hour, and a quiet machine.
 bench: .venv/.dev
 	$(BIN)/python benchmarks/audit.py
 	$(BIN)/python benchmarks/tap.py
 	$(BIN)/python benchmarks/dam.py
 	$(BIN)/python benchmarks/locate.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/reduce.py
 
 format: .venv/.dev
 	$(BIN)/ruff check --fix .

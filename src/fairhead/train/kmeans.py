@@ -47,9 +47,8 @@ def kmeans(points: Tensor, k: int, seed: int = 0, restarts: int = 4, rounds: int
         centres = _spread_out(points, k, generator)
         cluster = nearest(points, centres)
         for _ in range(rounds):
-            member = torch.nn.functional.one_hot(cluster, len(centres)).to(points)  # [n, k]: sums by a matrix product
-            sizes = member.sum(0)
-            centres = torch.where((sizes > 0)[:, None], member.T @ points / sizes.clamp(min=1)[:, None], centres)
+            sizes = torch.bincount(cluster, minlength=len(centres))[:, None]
+            centres = torch.where(sizes > 0, _sums(points, cluster, len(centres)) / sizes.clamp(min=1), centres)
             before, cluster = cluster, nearest(points, centres)
             if torch.equal(before, cluster):
                 break
@@ -63,7 +62,14 @@ def kmeans(points: Tensor, k: int, seed: int = 0, restarts: int = 4, rounds: int
 def nearest(points: Tensor, centres: Tensor) -> Tensor:
     """The nearest centre of each point, [n]."""
     # |x − c|² without |x|², which is the same for all centres
-    return (centres.square().sum(1) - 2 * points @ centres.T).argmin(1)
+    return torch.addmm(centres.square().sum(1), points, -2 * centres.T).argmin(1)
+
+
+def _sums(points: Tensor, cluster: Tensor, k: int) -> Tensor:
+    """The sum of the points of each cluster, [k, D]."""
+    if points.is_cuda:  # by a matrix product: there, additions in no fixed order would give another sum each time
+        return torch.nn.functional.one_hot(cluster, k).to(points).T @ points
+    return points.new_zeros(k, points.shape[1]).index_add_(0, cluster, points)
 
 
 def silhouette(points: Tensor, cluster: Tensor, at_most: int = 2000, seed: int = 0) -> float:

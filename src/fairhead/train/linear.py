@@ -1,6 +1,7 @@
 """A linear head on frozen features, trained exactly: weighted logistic regression by L-BFGS, seconds on a CPU."""
 
 import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -61,8 +62,53 @@ def solve(
     share = torch.ones(len(labels), device=device) if weights is None else weights.to(device).float()
     share = share / share.sum()
     added = None if offsets is None else offsets.to(device).float()
+    if head.last.out_features == 2:
+        return _solve_two(
+            head.last, standard, labels, share, None if added is None else added[:, 1] - added[:, 0], penalty
+        )
+
+    def objective() -> Tensor:
+        logits = head.last(standard)
+        losses = cross_entropy(logits if added is None else logits + added, labels, reduction="none")
+        found: Tensor = share @ losses + penalty / 2 * head.last.weight.square().sum()
+        found.backward()
+        return found.detach()
+
+    with torch.enable_grad():
+        return _minimise(list(head.last.parameters()), objective)
+
+
+def _solve_two(
+    last: nn.Linear, standard: Tensor, labels: Tensor, share: Tensor, added: Tensor | None, penalty: float
+) -> tuple[int, float]:
+    """The same of two classes, by their difference: one logit, whose gradient needs no graph.
+
+    The penalty makes the weights of the classes opposite; the sum of the biases plays no part and stays.
+    """
+    weight, bias = (part.detach() for part in last.parameters())
+    slope, level = nn.Parameter(weight[1] - weight[0]), nn.Parameter(bias[1] - bias[0])
+    sign = 2.0 * labels - 1
+
+    def objective() -> Tensor:
+        margin = torch.addmv(level, standard, slope)
+        margin = sign * (margin if added is None else margin + added)
+        pull = share * sign * torch.sigmoid(-margin)
+        slope.grad = penalty / 2 * slope - pull @ standard
+        level.grad = -pull.sum()
+        return share @ nn.functional.softplus(-margin) + penalty / 4 * slope.square().sum()
+
+    with torch.no_grad():
+        found = _minimise([slope, level], objective)
+        halves = torch.tensor([-0.5, 0.5], device=weight.device)
+        last.weight.copy_(torch.outer(halves, slope))
+        last.bias.copy_(bias.mean() + halves * level)
+    return found
+
+
+def _minimise(parameters: list[nn.Parameter], objective: Callable[[], Tensor]) -> tuple[int, float]:
+    """Rounds of L-BFGS, and the smallest value of an objective that leaves its gradient with the parameters."""
     optimizer = torch.optim.LBFGS(
-        head.last.parameters(),
+        parameters,
         max_iter=_ROUNDS,
         tolerance_grad=_TOLERANCE,
         tolerance_change=1e-9,
@@ -71,19 +117,15 @@ def solve(
     )
     last = torch.zeros(())
 
-    def objective() -> Tensor:
+    def closure() -> Tensor:
         nonlocal last
         optimizer.zero_grad()
-        logits = head.last(standard)
-        losses = cross_entropy(logits if added is None else logits + added, labels, reduction="none")
-        last = share @ losses + penalty / 2 * head.last.weight.square().sum()
-        last.backward()
+        last = objective()
         return last
 
-    with torch.enable_grad():
-        optimizer.step(objective)
+    optimizer.step(closure)
     optimizer.zero_grad()
-    return int(optimizer.state[head.last.weight]["n_iter"]), float(last.detach())
+    return int(optimizer.state[parameters[0]]["n_iter"]), float(last)
 
 
 @torch.no_grad()
