@@ -14,6 +14,7 @@ import numpy as np
 
 from fairhead.audit.metrics import Margins
 from fairhead.bench.results_folder import Store
+from fairhead.records import Records
 
 CANDIDATES = {"plain": "erm", "balance": "balance", "match": "match", "both": "balance + match"}
 
@@ -29,9 +30,10 @@ class Choice(NamedTuple):
     kept: str
 
 
-def eod(records) -> float:
+def eod(records: Records) -> float:
     """In points; classes of two."""
     (group,) = list(records.groups.values())[:1]
+    assert records.prediction is not None
     counts = np.zeros((len(group.levels), 2, 2))
     np.add.at(counts, (group.codes, records.label.codes, records.prediction.codes), 1)
     margins = Margins.of(counts)
@@ -49,11 +51,12 @@ def choices(folder: str) -> dict[str, list[Choice]]:
     for (data, seed, method), row in latest.items():
         if method != "auto" or "tried" not in row.get("notes", {}):
             continue
-        named = {name: latest.get((data, seed, name)) for name in (*CANDIDATES.values(), "group_balanced")}
         names = [CANDIDATES[one["name"]] for one in row["notes"]["tried"]]
-        if any(named[name] is None for name in (*names, "erm", "group_balanced")):
+        wanted = {*names, "erm", "group_balanced"}
+        named = {name: latest[data, seed, name] for name in wanted if (data, seed, name) in latest}
+        if wanted - named.keys():
             continue
-        gaps = {name: eod(store.records(named[name])) for name in {*names, "erm", "group_balanced"}}
+        gaps = {name: eod(store.records(one)) for name, one in named.items()}
         right = [one["figures"]["accuracy"]["value"] for one in (row, named["erm"])]
         best = min(gaps[name] for name in names)
         cost = 100 * (right[0] - right[1])
