@@ -68,8 +68,13 @@ def predict(
     order = _class_order(rows.model, labelled.classes)
     with torch.inference_mode():
         logits = torch.cat([rows.model(**batch).logits.float().cpu() for batch in rows.batches()])
-    scores = np.round(logits[:, order].softmax(-1).double().numpy(), 7)
-    return labelled.records(part.ids, scores.argmax(-1), scores[:, 1] if scores.shape[1] == 2 else scores)
+    return _answered(labelled, part.ids, logits[:, order])
+
+
+def _answered(data: Dataset, ids: Any, logits: Any) -> Records:
+    """The records of logits [n, C], in the order of the data's classes."""
+    scores = np.round(logits.softmax(-1).double().numpy(), 7)
+    return data.records(ids, scores.argmax(-1), scores[:, 1] if scores.shape[1] == 2 else scores)
 
 
 def score(
@@ -180,7 +185,7 @@ def discover(
     with _in_folder(encoder, beside) as name:
         features = features_of(name, labelled, max_length=max_length, device=device, cache=cache, progress=progress)
     grouping = group(labelled, features, clusters, words, seed)
-    records = None if model is None else _records(model, labelled, part, device)
+    records = None if model is None else _records(model, labelled, part, device, features)
     asked = {"data": data, "encoder": encoder, "model": model, "part": part, "clusters": clusters, "words": words}
     result = describe(labelled, grouping, records, {**asked, "seed": seed})
     if out is not None:
@@ -188,12 +193,30 @@ def discover(
     return result
 
 
-def _records(model: Any, data: Dataset, part: str, device: str) -> Records:
-    """A classifier's answers for one part of the data; records, or a table of them, are taken as they are."""
+def _records(model: Any, data: Dataset, part: str, device: str, features: Any) -> Records:
+    """A classifier's answers for one part of the data; records, or a table of them, are taken as they are.
+
+    A linear head, as `mitigate` trains on ready features, is given the features [n, D] of all rows.
+    """
+    from fairhead.models import load
+    from fairhead.models.linear_head import LinearHead, LinearHeadConfig
+    from fairhead.models.places import config_of, find
+
     if isinstance(model, Records):
         return model
     if isinstance(model, str | Path) and Path(model).is_file():
         return Records.read(model)
+    named = isinstance(model, str | Path)
+    if isinstance(model, LinearHead) or (named and isinstance(config_of(find(model)), LinearHeadConfig)):
+        head: Any = load(model)
+        if head.config.hidden_size != features.shape[1]:
+            raise InputError(
+                f"the model is a linear head of {head.config.hidden_size} features and the encoder gives "
+                f"{features.shape[1]}: give the encoder that it was trained on"
+            )
+        ids = (data.all if part == "all" else data.examples(part)).ids
+        logits = head(features=features[data.attributes.rows(ids)]).logits.detach()
+        return _answered(data, ids, logits[:, _class_order(head, data.classes)])
     return predict(model, data, split=None if part == "all" else part, device=device)
 
 

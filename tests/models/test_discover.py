@@ -17,6 +17,7 @@ from fairhead.cli import main
 from fairhead.discover.clustering import agreement_of, telling_words
 from fairhead.discover.discovered import DISCOVERED, largest_gap
 from fairhead.errors import InputError
+from fairhead.models.linear_head import LinearHead
 from fairhead.records import Column, Records
 
 SIZES = (150, 90, 60)
@@ -285,6 +286,20 @@ def test_a_pair_is_chosen_on_half_of_the_rows(bert, posts, tmp_path):
     assert found.gap.audit.provenance["audit"]["n"] < 200
     assert "in one half of the rows is that of" in found.page().verdict[-1].text
     assert [section.kind for section in found.page().sections] == ["clusters", "tables", "audit", "audit"]
+
+
+def test_a_linear_head_is_given_the_features(blobs):
+    folder, _ = blobs
+    features = torch.from_numpy(np.load(folder / "features.npz")["features"])
+    head = LinearHead.of(features, ("no", "yes"))
+    with torch.no_grad():
+        head.last.weight[1, 2] = 9.0  # says yes to the third blob alone
+    found = found_in(blobs, model=head, part="all", clusters=3)
+    yes = {row.group: row.rates["selection_rate"].value for row in found.audit.by_group}
+    assert yes == {"cluster 1": 0, "cluster 2": 0, "cluster 3": 1}
+    narrow = LinearHead.of(features[:, :2], ("no", "yes"))
+    with pytest.raises(InputError, match="linear head of 2 features and the encoder gives 6"):
+        found_in(blobs, model=narrow)
 
 
 def test_a_live_encoder(posts):

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
+from scipy.stats.contingency import association
 from torch import Tensor
 
 from fairhead.data import Dataset, Images
@@ -66,12 +67,14 @@ class Agreement(NamedTuple):
         purity: share of rows whose cluster has mostly their group.
         alone: the same with one cluster for all: the share of the largest group.
         adjusted_rand: 1 for the same partition, 0 for chance.
+        cramers_v: 0 where clusters and groups are independent, 1 where one says the other; tells also of rare groups.
     """
 
     group_by: str
     purity: float
     alone: float
     adjusted_rand: float
+    cramers_v: float
 
 
 class Grouping(NamedTuple):
@@ -166,14 +169,19 @@ def agreement_of(name: str, column: Column, groups: Column) -> Agreement:
     """How well clusters agree with a group column.
 
     Example:
-        >>> agreement_of("sex", Column(np.array([0, 0, 1, 1]), ("a", "b")), Column(np.array([1, 1, 0, 1]), ("f", "m")))
-        Agreement(group_by='sex', purity=0.75, alone=0.75, adjusted_rand=0.0)
+        >>> clusters, sex = Column(np.array([0, 0, 1, 1]), ("a", "b")), Column(np.array([1, 1, 0, 1]), ("f", "m"))
+        >>> found = agreement_of("sex", clusters, sex)
+        >>> found.purity, found.alone, found.adjusted_rand, round(found.cramers_v, 3)
+        (0.75, 0.75, 0.0, 0.577)
     """
     table = np.zeros((len(column.levels), len(groups.levels)))
     np.add.at(table, (column.codes, groups.codes), 1)
     codes = [torch.from_numpy(one.codes.astype(np.int64)) for one in (column, groups)]
     n = table.sum()
-    return Agreement(name, float(table.max(1).sum() / n), float(table.sum(0).max() / n), adjusted_rand(*codes))
+    purity, alone = float(table.max(1).sum() / n), float(table.sum(0).max() / n)
+    seen = table[:, table.any(0)]
+    v = float(association(seen.astype(np.int64), "cramer")) if seen.shape[1] > 1 else 0.0
+    return Agreement(name, purity, alone, adjusted_rand(*codes), v)
 
 
 def telling_words(texts: Sequence[str], column: Column) -> list[tuple[str, ...]]:

@@ -182,10 +182,16 @@ class Discovered(Result):
         tables = [PlainTable(caption="Stability (adjusted Rand index: 1 same, 0 chance)", columns=columns, rows=rows)]
         if self.agreement:
             rows = [
-                [a.group_by, f"{100 * a.purity:.1f} %", f"{100 * a.alone:.1f} %", f"{a.adjusted_rand:.2f}"]
+                [
+                    a.group_by,
+                    f"{100 * a.purity:.1f} %",
+                    f"{100 * a.alone:.1f} %",
+                    _index(a.adjusted_rand),
+                    _index(a.cramers_v),
+                ]
                 for a in self.agreement
             ]
-            columns = ["Group column", "Purity", "Largest group", "Adjusted Rand index"]
+            columns = ["Group column", "Purity", "Largest group", "Adjusted Rand index", "Cramér's V"]
             tables.append(PlainTable(caption="Agreement with named groups", columns=columns, rows=rows))
         about = (
             "Clusters of one half of the rows are compared with those of the other half, and clusters from one seed "
@@ -233,18 +239,23 @@ class Discovered(Result):
 
 
 def _agrees(a: Agreement) -> Sentence:
-    """What the agreement with a named group amounts to, by how much of what can be gained in purity is gained."""
+    """What the agreement with a named group amounts to: how much of what can be gained in purity is gained, or V."""
     gained = (a.purity - a.alone) / (1 - a.alone) if a.alone < 1 else 0.0
-    how = "nearly these groups" if gained >= 0.8 else "partly these groups" if gained >= 0.3 else "hardly these groups"
+    how = "nearly" if gained >= 0.8 else "partly" if gained >= 0.3 or a.cramers_v >= 0.3 else "hardly"
     return Sentence(
         f"By {a.group_by}, {100 * a.purity:.1f} % of rows are in a cluster that has mostly their group "
-        f"({100 * a.alone:.1f} % without clusters; adjusted Rand index {a.adjusted_rand:.2f}): the clusters are {how}.",
+        f"({100 * a.alone:.1f} % without clusters; adjusted Rand index {_index(a.adjusted_rand)}, Cramér's V "
+        f"{_index(a.cramers_v)}): the clusters are {how} these groups.",
         "note",
     )
 
 
+def _index(value: float) -> str:
+    return f"{round(value, 2) + 0.0:.2f}"  # and never −0.00
+
+
 def _indices(values: Sequence[float]) -> str:
-    return f"{np.mean(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+    return f"{_index(float(np.mean(values)))} ({_index(min(values))} to {_index(max(values))})"
 
 
 def _shortened(one: Any) -> str:
