@@ -276,6 +276,22 @@ def test_mitigate_audits_by_discovered_groups(tmp_path):
         device="cpu", cache=str(tmp_path / "cache"),
     )  # fmt: skip
     assert "discovered" in {row.group_by for row in run.audit.by_group}
+    found.save(tmp_path / "found")
+    given = [
+        "--groups-from",
+        str(tmp_path / "found" / "groups.csv"),
+        "--group",
+        "discovered",
+        "--epochs",
+        "1",
+        "--batch-size",
+        "32",
+    ]
+    shape = [part for name, value in settings.items() for part in ("--model-option", f"{name}={value}")]
+    main(["mitigate", "erm", "--data", f"utkface:{faces}", "--model", "vit-2x2", *shape, *given, "--device", "cpu",
+          "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "again")])  # fmt: skip
+    content = json.loads((tmp_path / "again" / "audit.json").read_text())
+    assert {row["group_by"] for row in content["by_group"]} == {"discovered"}
 
 
 def test_a_pair_is_chosen_on_half_of_the_rows(bert, posts, tmp_path):

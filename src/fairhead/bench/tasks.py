@@ -177,6 +177,8 @@ def _pictures(
     if data.limit is not None:  # a few pictures: quicker decoded than looked up
         return lambda part: {"pixel_values": _channels_first(_images(part).as_array(size))}
     options = {name: value for name, value in data.options.items() if name not in _CHOOSING}
+    if "groups_from" in data.options:  # its columns are not the reader's
+        options.pop("groups", None)
     every = _dataset(Data(data.name, data.read, options), None).all
     key = key_of("channels first", _images(every).stamp, size, every.ids.tolist())
 
