@@ -32,7 +32,8 @@ check: .venv/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Ratios against Fairlearn, pandas, scikit-learn, plain forward passes and plain training; a quarter of an hour, and a quiet machine.
+# Ratios against Fairlearn, pandas, scikit-learn, plain forward passes and plain training; a quarter of an hour, and a
+# quiet machine.
 bench: .venv/.dev
 	$(BIN)/python benchmarks/audit.py
 	$(BIN)/python benchmarks/tap.py

@@ -15,55 +15,57 @@ from fairhead.audit import Audit, Comparison, Difference, Estimate
 from fairhead.cli import main
 from fairhead.demo import DemoPlan, run_demo
 from fairhead.demo.digits import shaded_digits
-from fairhead.demo.writeup import _ablation_line, _in_words, _plain_line, _trade
+from fairhead.demo.writeup import _choice_line, _in_words, _plain_line, _trade
 from fairhead.errors import InputError
-from fairhead.locate.ablation import Ablation
-from fairhead.locate.head_maps import Head
-from fairhead.mitigate import load
 from fairhead.records import Records
 from fairhead.report import Report
-from fairhead.train import TrainingPlan, predict
 
-TINY = DemoPlan(
-    training=TrainingPlan(epochs=2, learning_rate=3e-3), layers=2, heads=4, width=16, controls=20, n_boot=100
-)
+TINY = DemoPlan(epochs=2, encoder_epochs=1, learning_rate=3e-3, layers=2, heads=4, width=16, controls=20, n_boot=100)
 # Just enough training that the model sees more than the shade: before that, no single head makes a difference.
-TRAINED = replace(TINY, training=TrainingPlan(epochs=10, learning_rate=5e-3), width=32)
+TRAINED = replace(TINY, epochs=12, encoder_epochs=2, width=32)
 
 
-def corner(examples):
-    """A corner pixel, which is background in nearly every digit: its median shade."""
-    return examples.inputs["pixel_values"][:, 0, :, 0].amin(1).numpy()
+def pixels(digits, part):
+    """Pictures of one part, in [0, 1], [n, 8, 8]."""
+    return np.stack([np.asarray(picture.convert("L")) for picture in digits.examples(part).inputs]) / 255
+
+
+def light(pictures):
+    """Whether a border of the picture, which is background in nearly every digit, is."""
+    return pictures[:, :, 0].min(1) > 0.25
+
+
+def shades(digits, part):
+    return digits.groups(digits.examples(part).ids)["shade"].values() == "light"
 
 
 def test_the_shade_follows_the_label_in_nine_of_ten_training_pictures_and_in_none_of_the_test():
     digits = shaded_digits(seed=3)
-    for part in (digits.train, digits.validation):
-        light = corner(part) > -0.5
-        agrees = (light == (part.labels.numpy() == 1)).mean()
-        assert agrees == pytest.approx(0.9, abs=0.5 / len(part))
-    test = digits.test
-    assert (digits.test_shade == (corner(test) > -0.5)).all()
-    labels = test.labels.numpy()
-    assert [labels[digits.test_shade == s].mean() for s in (0, 1)] == [labels.mean()] * 2
-    pairs = digits.test_digit.reshape(-1, 2)
-    assert (pairs[:, 0] == pairs[:, 1]).all()
+    for part in ("train", "val"):
+        pictures, labels = pixels(digits, part), digits.examples(part).labels
+        assert (light(pictures) == (labels == 1)).mean() == pytest.approx(0.9, abs=0.5 / len(labels))
+        assert (light(pictures) == shades(digits, part)).all()
+    test, pictures = digits.examples("test"), pixels(digits, "test")
+    shade = shades(digits, "test")
+    assert (shade == light(pictures)).all()
+    assert [test.labels[shade == s].mean() for s in (False, True)] == [test.labels.mean()] * 2
+    rows = np.array([int(name.split("-")[1]) for name in test.ids]).reshape(-1, 2)
+    assert (rows[:, 0] == rows[:, 1]).all()
     # A light picture is the dark one with the background lifted half-way, and scikit-learn's digit underneath.
-    pixels = (test.inputs["pixel_values"][:, 0].numpy() + 1) / 2
-    original = load_digits().images[pairs[:, 0]] / 16
-    np.testing.assert_allclose(pixels[0::2], original, atol=1e-6)
-    np.testing.assert_allclose(pixels[1::2], 0.5 + original / 2, atol=1e-6)
-    assert (load_digits().target[pairs[:, 0]] % 2 == labels[0::2]).all()
+    original = load_digits().images[rows[:, 0]] / 16
+    np.testing.assert_allclose(pictures[0::2], original, atol=0.5 / 255 + 1e-6)
+    np.testing.assert_allclose(pictures[1::2], 0.5 + original / 2, atol=0.5 / 255 + 1e-6)
+    assert (load_digits().target[rows[:, 0]] % 2 == test.labels[0::2]).all()
 
 
 def test_no_digit_is_in_two_parts():
     digits = shaded_digits()
     # Undo the shade, whichever it is, and compare pictures.
     parts = []
-    for part in (digits.train, digits.validation, digits.test):
-        pixels = (part.inputs["pixel_values"][:, 0].numpy() + 1) / 2
-        background = np.where(corner(part) > -0.5, 0.5, 0.0)[:, None, None]
-        plain = np.round((pixels - background) / (1 - background) * 16).astype(int)
+    for part in ("train", "val", "test"):
+        pictures = pixels(digits, part)
+        background = np.where(light(pictures), 0.5, 0.0)[:, None, None]
+        plain = np.round((pictures - background) / (1 - background) * 16).astype(int)
         parts.append({picture.tobytes() for picture in plain})
     assert sum(map(len, parts)) == len({d.tobytes() for d in load_digits().images.astype(int)})
 
@@ -84,7 +86,10 @@ def test_words_follow_the_interval(metric, value, half, tone, words):
     assert words in text
 
 
-def without_times(report):
+def without_times(folder):
+    """The report of a run, but for what differs between two equal runs: seconds, and the folder's own name."""
+    text = (folder / "report.json").read_text().replace(str(folder), "FOLDER")
+    report = json.loads(text)
     report["provenance"].pop("seconds")
     return report
 
@@ -101,14 +106,13 @@ def two_runs(tmp_path_factory):
 
 def test_the_same_seed_gives_the_same_report_and_another_seed_another(two_runs):
     folder, _, _ = two_runs
-    first, second = (json.loads((folder / name / "report.json").read_text()) for name in "ab")
-    assert without_times(first) == without_times(second)
-    for path in sorted((folder / "a" / "records").iterdir()):
-        assert path.read_bytes() == (folder / "b" / "records" / path.name).read_bytes()
+    assert without_times(folder / "a") == without_times(folder / "b")
+    for name in ("plain/records.csv", "auto/records.csv", "discovered/groups.csv"):
+        assert (folder / "a" / name).read_bytes() == (folder / "b" / name).read_bytes()
     for seed in (0, 1):
         run_demo(folder / f"seed {seed}", replace(TINY, seed=seed))
-    of_0, of_1 = (json.loads((folder / f"seed {seed}" / "report.json").read_text()) for seed in (0, 1))
-    assert without_times(of_0)["sections"] != without_times(of_1)["sections"]
+    of_0, of_1 = (without_times(folder / f"seed {seed}") for seed in (0, 1))
+    assert of_0["sections"] != of_1["sections"]
 
 
 def test_the_report_is_valid_and_its_figures_come_from_the_records(two_runs):
@@ -119,36 +123,57 @@ def test_the_report_is_valid_and_its_figures_come_from_the_records(two_runs):
     assert "command" not in report["provenance"]  # it was no command that made it
     assert found.report == out / "report.html"
     assert found.verdict == tuple(line["text"] for line in report["verdict"])
-    assert all(text in (out / "report.html").read_text() for text in ("Plain training", "DAM attention"))
-    audits = {s["name"]: s["audit"] for s in report["sections"] if s["kind"] == "audit"}
-    for name, file in (("plain training", "plain"), ("DAM attention", "dam")):
-        table = Records.read(out / "records" / f"{file}.csv", prediction="prediction", groups="shade")
+    assert all(text in (out / "report.html").read_text() for text in ("Plain training", "What auto kept"))
+    audits = {s["title"]: s["audit"] for s in report["sections"] if s["kind"] == "audit"}
+    for name, file in (("Plain training", "plain"), ("What auto kept", "auto")):
+        table = Records.read(out / file / "records.csv", prediction="prediction", groups="shade")
         estimates = {e["metric"]: e["value"] for e in audits[name]["estimates"]}
         assert estimates["EOd"] == pytest.approx(fairhead.audit(table, n_boot=100)["EOd"].value)
     kinds = [section["kind"] for section in report["sections"]]
-    assert kinds == ["text", "audit", "audit", "comparison", "headmap", "ablation", "ablation"]
-    stages = {"plain training", "training with DAM", "audit", "scoring heads", "ablating heads and controls"}
-    assert {stage for stage, *_ in told} == stages
+    assert kinds[:7] == ["text", "clusters", "tables", "tables", "audit", "audit", "comparison"]
+    assert "headmap" in kinds[7:]
+    stages = {"training the encoder", "plain training", "discover", "training by auto"}
+    assert stages < {stage for stage, *_ in told}
 
 
-def test_without_a_head_to_blame_the_report_says_so(tmp_path):
-    (tmp_path / "records").mkdir()
-    for name in ("plain-half", "plain-half-heads-ablated", "mine"):
-        (tmp_path / "records" / f"{name}.csv").write_text("of an earlier run")
-    found = run_demo(tmp_path, replace(TINY, most_heads=0, training=TrainingPlan(epochs=1)))
-    assert sorted(path.stem for path in (tmp_path / "records").iterdir()) == ["dam", "mine", "plain"]
-    assert any(line.startswith("No head, taken out alone, lowers") for line in found.verdict)
-    kinds = [section["kind"] for section in json.loads((tmp_path / "report.json").read_text())["sections"]]
-    assert kinds == ["text", "audit", "audit", "comparison", "headmap"]
+def test_the_shade_is_discovered_and_no_training_is_told_of_it(two_runs):
+    out = two_runs[0] / "a"
+    found = json.loads((out / "discovered" / "discovered.json").read_text())
+    (agreement,) = found["agreement"]
+    assert agreement["group_by"] == "shade"
+    assert agreement["adjusted_rand"] > 0.9
+    for run in ("encoder", "plain", "auto"):
+        assert not json.loads((out / run / "run.json").read_text())["uses_groups"]
 
 
 def test_saved_models_answer_as_the_records_say(two_runs):
     out = two_runs[0] / "a"
-    digits = shaded_digits(TINY.seed)
-    for name in ("plain", "dam"):
-        saved = Records.read(out / "records" / f"{name}.csv", prediction="prediction", score="score")
-        again = predict(load(out / "models" / name), digits.test)[:, 1].numpy()
-        np.testing.assert_allclose(again, saved.scores, atol=1e-5)
+    digits = shaded_digits(TRAINED.seed)
+    for name in ("plain", "auto"):
+        saved = Records.read(out / name / "records.csv", prediction="prediction", score="score", id="id")
+        again = fairhead.predict(out / name / "model", digits)
+        assert again.id.tolist() == saved.id.tolist()
+        np.testing.assert_allclose(again.scores, saved.scores, atol=1e-5)
+
+
+CANDIDATES = [
+    {"name": "plain", "accuracy": 0.98, "spread": 0.04, "cost": 0.0, "cost_se": 0.0},
+    {"name": "balance", "accuracy": 0.97, "spread": 0.01, "cost": 0.01, "cost_se": 0.01},
+]
+
+
+@pytest.mark.parametrize(
+    ("notes", "tone", "words"),
+    [
+        ({"kept": "balance", "tried": CANDIDATES, "price": 2.0}, "note", "spread of 1.0 points (4.0 plainly trained)"),
+        ({"kept": "plain", "tried": CANDIDATES, "price": 2.0}, "unclear", "kept plain training: the others did not"),
+        ({"kept": "plain"}, "note", "plain training alone"),
+    ],
+)
+def test_words_on_the_choice_say_what_was_kept(notes, tone, words):
+    line = _choice_line(notes)
+    assert line.tone == tone
+    assert words in line.text
 
 
 def test_a_folder_that_cannot_be_made_is_told_before_the_work(tmp_path):
@@ -192,7 +217,7 @@ def test_an_interrupted_run_says_so_and_writes_no_report(tmp_path, monkeypatch, 
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fairhead.demo.story.fit", interrupt)
+    monkeypatch.setattr("fairhead.demo.story.shaded_digits", interrupt)
     with pytest.raises(SystemExit) as stopped:
         main(["demo", "--out", str(tmp_path)])
     assert stopped.value.code == 130
@@ -224,25 +249,3 @@ def test_a_smaller_gap_at_the_price_of_accuracy_is_not_praised():
     smaller = difference("EOd", -0.1, 0.02)
     assert _trade("DAM attention", smaller, difference("accuracy", -0.03, 0.01))[0] == "note"
     assert _trade("DAM attention", smaller, difference("accuracy", -0.01, 0.02))[0] == "good"
-
-
-@pytest.mark.parametrize(
-    ("value", "controls", "tone", "words"),
-    [
-        (-0.1, [0.0] * 40, "good", "0 lower EOd as much (p = 0.024)"),
-        (-0.1, [-0.2] * 40, "unclear", "So the effect is not special to the chosen heads."),
-        (-0.1, [0.0] * 3, "note", "too few of them to rule out chance"),
-        (0.1, [0.0] * 40, "bad", "40 raise EOd less, or lower it"),
-        (0.1, [0.2] * 40, "bad", "0 raise EOd less, or lower it"),
-        (-0.01, [-0.2] * 40, "unclear", "not significant"),
-    ],
-)
-def test_words_on_the_heads_follow_the_interval_and_the_controls(value, controls, tone, words):
-    accuracy = difference("accuracy", 0.0, 0.02)
-    heads = Ablation(
-        (Head(0, 1),), difference("EOd", value, 0.02), tuple(controls), True, accuracy, tuple(0.0 for _ in controls)
-    )
-    line = _ablation_line(heads)
-    assert line.tone == tone
-    assert words in line.text
-    assert ("not special" in line.text) == ("not special" in words)

@@ -62,9 +62,9 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for report, records and models.")] = Path("fairhead-demo"),
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the data, the training and the resampling.")] = 0,
 ) -> None:
-    """Train a small vision transformer on shaded digits, audit it, find the heads that carry the shade, mitigate.
+    """Find the shade of digits without being told, reduce its gap, locate its heads, and prove it on test digits.
 
-    Writes report.html and report.json, the records behind every figure, and both models, in about a minute.
+    Writes report.html and report.json, the records behind every figure, and the models, in about a minute.
 
     The same seed gives the same numbers.
     """

@@ -12,15 +12,16 @@ import transformers
 
 from fairhead import __version__
 from fairhead.audit import Comparison, Difference
-from fairhead.demo.digits import ShadedDigits
-from fairhead.locate.ablation import Ablation, outcome
-from fairhead.locate.head_maps import HeadMap
+from fairhead.bench.one_run import Mitigated
+from fairhead.data import Dataset
+from fairhead.discover.discovered import Discovered
+from fairhead.locate.answer import LocatedHeads
 from fairhead.report import Report, Sentence
 from fairhead.report.sections.audited import Audited
 from fairhead.report.sections.compared import Compared
+from fairhead.report.sections.plain_tables import PlainTable, PlainTables
 from fairhead.report.sections.prose import Text
 from fairhead.stats.outcome import p_text
-from fairhead.train import Fit
 
 # An interval that begins below this shows a gap, but does not show that it is a large one.
 _SMALL_GAP = 0.02
@@ -31,30 +32,28 @@ class Findings:
     """Everything the report rests on.
 
     Attributes:
-        plain_fit: how plain training went.
-        dam_fit: how training with DAM went.
-        comparison: plain training (a) against DAM attention (b) on the test set.
-        head_map: heads of the plain model, on the reporting half, the chosen ones marked.
-        ablations: what taking the chosen heads out does, one metric each; empty when none was chosen.
+        discovered: clusters of all pictures, and the gap of the plain model between them.
+        auto: the run that tried and chose.
+        comparison: plain training (a) against what auto kept (b) on the test set, by the shade.
+        located: heads of the plain model that carry the shade.
     """
 
-    plain_fit: Fit
-    dam_fit: Fit
+    discovered: Discovered
+    auto: Mitigated
     comparison: Comparison
-    head_map: HeadMap
-    ablations: tuple[Ablation, ...]
+    located: LocatedHeads
 
 
 def report_of(
-    findings: Findings, seed: int, digits: ShadedDigits, seconds: Mapping[str, float], command: str | None = None
+    findings: Findings, seed: int, digits: Dataset, seconds: Mapping[str, float], command: str | None = None
 ) -> Report:
     """The page of the demo."""
     return Report(
         title="fairhead demo: digits with a shade that follows the label",
         question=(
             "A small vision transformer learns to tell odd from even digits. In 90 % of its training pictures the "
-            "background is light for odd and dark for even digits. How far do its answers depend on the background, "
-            "does DAM attention reduce that, and which attention heads carry it?"
+            "background is light for odd and dark for even digits. Can that be found without being told, how far can "
+            "the gap be reduced without naming the background, and which attention heads carry it?"
         ),
         verdict=verdict(findings),
         sections=_sections(findings, digits),
@@ -74,14 +73,38 @@ def report_of(
 
 
 def verdict(findings: Findings) -> list[Sentence]:
-    """Sentences with their tone, each decided by an interval and a p-value."""
-    lines = [_plain_line(findings.comparison), *_dam_lines(findings.comparison)]
-    if findings.ablations:
-        lines += [_heads_line(findings.head_map), _ablation_line(findings.ablations[0])]
-    else:
-        text = "No head, taken out alone, lowers the effect of the background on the logits significantly."
-        lines.append(Sentence(text, "unclear"))
-    return lines
+    """Sentences with their tone; those on gaps are decided by an interval and a p-value."""
+    comparison, notes = findings.comparison, findings.auto.row["notes"]
+    tone, text = _trade("What auto kept", _difference(comparison, "EOd"), _difference(comparison, "accuracy"))
+    return [
+        *findings.discovered.page().verdict,
+        _plain_line(comparison),
+        _choice_line(notes),
+        Sentence(text if notes["kept"] != "plain" else "So there is nothing to compare.", tone),
+        *findings.located.page(images=False).verdict,
+        Sentence(
+            "Each model was trained once. The intervals cover the choice of test digits, not the luck of a training "
+            "run: other seeds can give other answers (--seed).",
+            "note",
+        ),
+    ]
+
+
+def _choice_line(notes: Mapping[str, Any]) -> Sentence:
+    """What auto kept, and what it looked at: clusters and labels of validation pictures, never the shade."""
+    tried = {one["name"]: one for one in notes.get("tried", ())}
+    if not tried:
+        return Sentence(f"auto had {notes['kept']} training alone to keep.", "note")
+    names = ", ".join(tried)
+    if notes["kept"] == "plain":
+        return Sentence(f"auto tried {names} and kept plain training: the others did not pay.", "unclear")
+    plain, kept = tried["plain"], tried[notes["kept"]]
+    return Sentence(
+        f"auto tried {names} and kept {notes['kept']}: on validation pictures its answers differ between clusters by a "
+        f"spread of {_points(kept['spread'])} points ({_points(plain['spread'])} plainly trained), at a cost of "
+        f"{_points(kept['cost'], sign=True)} points of accuracy (at most {notes['price']:g} are allowed).",
+        "note",
+    )
 
 
 def _plain_line(comparison: Comparison) -> Sentence:
@@ -97,48 +120,6 @@ def _plain_line(comparison: Comparison) -> Sentence:
     if gap.low < _SMALL_GAP:
         return Sentence(f"{text} There is a gap; it may be smaller than {_points(_SMALL_GAP)} points.", "note")
     return Sentence(text, "bad")
-
-
-def _dam_lines(comparison: Comparison) -> list[Sentence]:
-    tone, text = _trade("DAM attention", _difference(comparison, "EOd"), _difference(comparison, "accuracy"))
-    return [
-        Sentence(text, tone),
-        Sentence(
-            "Each model was trained once. The intervals cover the choice of test digits, not the luck of a training "
-            "run: other seeds can give other answers (--seed).",
-            "note",
-        ),
-    ]
-
-
-def _heads_line(head_map: HeadMap) -> Sentence:
-    names = ", ".join(f"L{layer}H{head}" for layer, head in head_map.selected)
-    text = (
-        f"{len(head_map.selected)} of {head_map.gap.size} heads ({names}) were chosen on one half "
-        f"of the test digits: taken out alone, each lowers the background's effect on the logits there."
-    )
-    if head_map.has_total:
-        share = sum(head_map.share[head] for head in head_map.selected)
-        text += f" In the other half, what they write themselves makes up {_points(share)} % of it."
-    return Sentence(text, "note")
-
-
-def _ablation_line(ablation: Ablation) -> Sentence:
-    assert ablation.accuracy is not None
-    what = "Replacing what they tell the first token by its mean"
-    tone, text = _trade(what, ablation.change, ablation.accuracy)
-    as_low = round(ablation.percentile * len(ablation.controls))
-    as_much = "raise EOd less, or lower it" if ablation.effect > 0 else "lower EOd as much"
-    which = "all there are" if ablation.exhaustive else "drawn at random"
-    text += (
-        f" Of {len(ablation.controls)} other sets of as many heads in the same layers ({which}), {as_low} {as_much} "
-        f"(p = {ablation.p_controls:.3f}); the median change of accuracy under them is "
-        f"{_points(float(np.median(ablation.control_accuracy)), sign=True)} points."
-    )
-    found = outcome(ablation)
-    if tone in ("good", "note") and found.tone != "good":  # EOd falls, but as far with other heads, for all we know
-        return Sentence(text + found.sentence, found.tone)
-    return Sentence(text, tone)
 
 
 def _trade(what: str, gap: Difference, accuracy: Difference) -> tuple[str, str]:
@@ -169,59 +150,55 @@ def _in_words(change: Difference, what: str, metric: str) -> tuple[str, str]:
     )
 
 
-def _sections(findings: Findings, digits: ShadedDigits) -> list[Any]:
-    comparison = findings.comparison
-    sections: list[Any] = [
-        Text(title="What was done", text=_what_was_done(findings, digits)),
+def _sections(findings: Findings, digits: Dataset) -> list[Any]:
+    comparison, kept = findings.comparison, f"auto ({findings.auto.row['notes']['kept']})"
+    cards, stability = findings.discovered.page().sections[:2]
+    return [
+        Text(title="What was done", text=_what_was_done(digits)),
+        cards,
+        stability,
+        _tried(findings.auto.row["notes"]),
         Audited(title="Plain training", name="plain training", audit=comparison.a),
-        Audited(title="DAM attention", name="DAM attention", audit=comparison.b),
+        Audited(title="What auto kept", name=kept, audit=comparison.b),
         Compared(
-            title="DAM attention against plain training",
+            title="What auto kept against plain training",
             text="Both models answered the same pictures: differences are paired, and digits are resampled whole.",
             a_name="plain training",
-            b_name="DAM attention",
+            b_name=kept,
             comparison=comparison,
         ),
-        {
-            "kind": "headmap",
-            "title": "Heads of the plain model that carry the background",
-            "text": (
-                "Each head's direct effect on logit(odd) − logit(even): how much more it speaks for odd when the same "
-                f"kind of digit has a light background. The whole model's gap is {findings.head_map.total:.2f} logits. "
-                "Outlined heads were chosen on the other half of the test digits: those without which, each taken out "
-                "alone, that gap is lowest, whatever they write themselves, but no more than a quarter of a layer, so "
-                "that the others can serve as controls."
-            ),
-            **findings.head_map.to_dict(),
-        },
+        *findings.located.page(images=False).sections,
     ]
-    for ablation in findings.ablations:
-        metric = ablation.change.metric
-        sections.append(
-            {
-                "kind": "ablation",
-                "title": f"Taking the chosen heads out: effect on {metric}",
-                "text": (
-                    "The chosen heads' outputs at the first token are replaced by their mean over balanced cells of "
-                    "label and background (from the half they were chosen on), and the model runs again. Controls are "
-                    "as many other heads of the same layers."
-                ),
-                **ablation.to_dict(),
-            }
+
+
+def _tried(notes: Mapping[str, Any]) -> PlainTables:
+    keys = ("accuracy", "spread", "cost", "cost_se")
+    rows = [[one["name"], *(_points(one[key]) for key in keys)] for one in notes.get("tried", ())]
+    columns = ["Training", "Accuracy, %", "Spread between clusters", "Cost", "Its standard error"]
+    match = notes.get("match")
+    about = "Of the validation pictures, in points. The smallest sum of spread and cost is kept, within the price."
+    if match is not None and not match["differ"]:
+        about += (
+            " Matching was left out: training and validation pictures do not differ significantly "
+            f"({p_text(match['p'])})."
         )
-    return sections
+    return PlainTables(
+        title="What auto tried", text=about, tables=[PlainTable(caption="Candidates", columns=columns, rows=rows)]
+    )
 
 
-def _what_was_done(findings: Findings, digits: ShadedDigits) -> str:
-    plain, dam = findings.plain_fit.best, findings.dam_fit.best
+def _what_was_done(digits: Dataset) -> str:
+    sizes = digits.sizes
     return (
-        f"There are {len(digits.train)} training and {len(digits.validation)} validation pictures, whose background "
-        f"follows the label in 90 % of cases, and {len(digits.test)} test pictures: every test digit once on a dark "
-        "and once on a light background, so that the background says nothing about the label.\n\n"
-        "Both models start from the same weights and see the same batches for the same number of epochs; neither sees "
-        "the background as a column, in training or in the choice of the epoch, which is by validation accuracy: "
-        f"epoch {plain.number} ({_points(plain.validation_accuracy)} %) for plain training, epoch {dam.number} "
-        f"({_points(dam.validation_accuracy)} %) with DAM attention in the last layer."
+        f"There are {sizes['train']} training and {sizes['val']} validation pictures, whose background follows the "
+        f"label in 90 % of cases, and {sizes['test']} test pictures: every test digit once on a dark and once on a "
+        "light background, so that the background says nothing about the label.\n\n"
+        "The encoder is the same network after a short plain training: what is easiest, the background, is learnt "
+        "first. Its features are clustered; neither labels nor backgrounds have a part in that. `auto` weights the "
+        "training pictures so that clusters and labels are independent, and keeps what spreads least between clusters "
+        "on validation pictures. All models start from the same weights and train for the same number of epochs; none "
+        "sees the background as a column, in training or in a choice. The background is used to audit the test "
+        "pictures, and to locate the heads."
     )
 
 
@@ -233,5 +210,6 @@ def _points(fraction: float, sign: bool = False) -> str:
     return f"{100 * fraction:{'+' if sign else ''}.1f}".replace("-", "−")
 
 
-def _hash(digits: ShadedDigits) -> str:
-    return hashlib.sha256(digits.test.inputs["pixel_values"].numpy().tobytes()).hexdigest()
+def _hash(digits: Dataset) -> str:
+    pictures = digits.examples("test").inputs
+    return hashlib.sha256(b"".join(np.asarray(picture).tobytes() for picture in pictures)).hexdigest()
