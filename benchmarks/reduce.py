@@ -8,8 +8,8 @@ Seconds are the process's own, so that other work on the machine counts less. Th
    rows of 512 features; the largest difference of the probabilities says how far the two agree.
 2. k-means on 64 principal components, as clusters are found, against KMeans on the same points and on all 512 features,
    with as many clusters, starts and rounds. Each seed draws other starts: inertias are compared, not clusters.
-3. Finding the clusters, then the four trainings of `auto` and the choice among them: 10,000 rows (8,000 to train on,
-   1,000 to choose by, 1,000 to test), ten seeds.
+3. What `discover` computes of features, then the trainings of `auto` and the choice among them: 10,000 rows (8,000 to
+   train on, 1,000 to choose by, 1,000 to test), ten seeds.
 
 Features are noise, but that one column shows the label and five others, more strongly, a group that agrees with it.
 """
@@ -29,6 +29,9 @@ from sklearn.cluster import KMeans
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
+import fairhead
+from fairhead.data import Dataset
+from fairhead.discover.clustering import group as group_by_features
 from fairhead.mitigate import method, run
 from fairhead.mitigate.balance import find_clusters, independent_weights, unit
 from fairhead.models.linear_head import FEATURES, LinearHead
@@ -40,6 +43,9 @@ from machine import interleaved_medians, machine
 ROWS, WIDTH, AGREEMENT = 8000, 512, 0.85
 STARTS = 4
 PENALTY = 0.05
+# At the default of 2, auto keeps plain training here: the group agrees with the label in the validation rows too, and
+# doing without it costs more than that. The work is the same.
+PRICE = 20
 
 
 def hidden_group(n: int, seed: int, agreement: float = AGREEMENT, shift: float = 3.0) -> tuple[Examples, Tensor]:
@@ -134,8 +140,11 @@ def clusters(repeats: int, counts: tuple[int, ...] = (2, 8, 32)) -> None:
 
 
 def whole(seeds: int) -> None:
-    print(f"Clusters and auto, 10,000 rows, {seeds} seeds:")
+    print(f"discover and auto (at a price of {PRICE} points of accuracy), 10,000 rows, {seeds} seeds:")
     taken, gaps = [], []
+    rows = sum(n for n, _ in _PARTS)
+    texts = fairhead.dataset([f"row {i}" for i in range(rows)], label=["no", "yes"] * (rows // 2))
+    assert isinstance(texts, Dataset)
     for seed in range(seeds):
         parts = [hidden_group(n, 3 * seed + part, share) for part, (n, share) in enumerate(_PARTS)]
         (train, _), (validation, _), (test, group) = parts
@@ -145,7 +154,10 @@ def whole(seeds: int) -> None:
         def build(train: Examples = train) -> LinearHead:
             return LinearHead.of(train.inputs[FEATURES], ("no", "yes"))
 
-        found = run(method("auto", price=20), build, train, validation, plan)
+        every = [part for part, _ in parts]
+        features = torch.cat([part.inputs[FEATURES] for part in every])
+        group_by_features(texts, features, None, None, seed)
+        found = run(method("auto", price=PRICE), build, train, validation, plan)
         taken.append([time.perf_counter() - started, time.process_time() - used])
         plain = run(method("erm"), build, train, validation, plan)
         gaps.append([gap(trained.model, test, group) for trained in (plain, found)])
