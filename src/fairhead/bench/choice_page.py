@@ -28,9 +28,10 @@ def choice_verdict(notes: Mapping[str, Any]) -> list[Sentence]:
         why = "no other candidate had a smaller spread at an acceptable cost"
         if one is not first:
             spreads = f"{_points(one['spread'])} points ({NAMES[first['name']]}: {_points(first['spread'])})"
+            less = f"{_points(abs(one['cost']))} points {'lower' if one['cost'] > 0 else 'higher'}"
             why = (
-                f"its answers, given the label, have a standard deviation of {spreads} between clusters; it costs "
-                f"{_points(one['cost'])} points of accuracy"
+                f"its answers, given the label, have a standard deviation of {spreads} between clusters, and its "
+                f"accuracy is {less}"
             )
         said.append(f"Kept: {NAMES[kept]}. On rows that no candidate had learnt from, {why}. No group was used.")
     match = notes.get("match")
