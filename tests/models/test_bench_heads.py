@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from made_faces import make_faces
+from PIL import Image
 from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil
 
 import fairhead
@@ -80,11 +81,33 @@ def test_ready_features_are_joined_by_name(faces, ready, tmp_path):
     assert isinstance(found.model, LinearHead)
 
 
-def test_a_sample_from_the_place_of_use_is_read_by_the_same_reader(faces, encoder, tmp_path):
-    sample = make_faces(tmp_path / "sample", n=120)
-    done = run_cell(a_cell(faces, encoder, "match", like=str(sample)), "cpu", tmp_path)
-    assert len(done.task.like) == 120
-    assert done.row["notes"]["match"]["p"] >= 0
+def pictures_of(folder, shade, n):
+    """A table of pictures of one shade, without ids: rows are numbered."""
+    folder.mkdir()
+    rng, lines = np.random.default_rng(shade), ["picture,label"]
+    for i in range(n):
+        pixels = np.clip(rng.normal(shade, 20, (8, 8, 3)) + 20 * (i % 2), 0, 255).astype(np.uint8)
+        Image.fromarray(pixels).save(folder / f"{i}.png")
+        lines.append(f"{i}.png,{'yes' if i % 2 else 'no'}")
+    (folder / "labels.csv").write_text("\n".join(lines))
+    return folder / "labels.csv"
+
+
+@pytest.mark.parametrize("train", ["head", "last_encoder", "all"])
+def test_a_sample_from_the_place_of_use_is_of_its_own_pictures(train, encoder, tmp_path):
+    """Its rows have the numbers of the data's own, and are brighter: they must not be taken for those."""
+    dark, bright = pictures_of(tmp_path / "dark", 60, 200), pictures_of(tmp_path / "bright", 180, 80)
+    data = Data("own", f"images:{dark}", {"input": "picture", "label": "label"}, split_by_seed=True, like=str(bright))
+    plan = {"epochs": 1, "batch_size": 32}
+    done = run_cell(Cell(data, Backbone("m", str(encoder), train), Method("m", "match"), 0, plan), "cpu", tmp_path)
+    assert done.task.train.inputs["pixel_values"].float().mean() < 90
+    assert len(done.task.like) == 80
+    assert done.task.like.inputs["pixel_values"].float().mean() > 170
+    assert done.row["notes"]["match"]["differ"]
+    assert set(done.row["figures"]) == {"accuracy"}  # no group is named: nothing else to audit
+
+
+def test_ready_features_without_a_row_are_told(faces, tmp_path):
     other = tmp_path / "other.npz"
     np.savez(other, features=np.zeros((2, 3)), names=["a", "b"])
     with pytest.raises(InputError, match=r"\d+ of \d+ rows have no features there"):

@@ -78,7 +78,8 @@ def run_cell(
         trained = ready.train()
     task = ready.task
     records = task.records(predict(trained.model, ready.parts["test"], precision=ready.plan.precision))
-    audited = audit(records, group_by=task.group, metrics=METRICS, n_boot=1000)
+    metrics = METRICS if task.group is not None else ("accuracy",)
+    audited = audit(records, group_by=task.group, metrics=metrics, n_boot=1000)
     figures = {e.metric: {"value": e.value, "low": e.low, "high": e.high, "n": e.n} for e in audited.estimates}
     row = {**_row(cell, ready, trained, device), "figures": figures, "cost": meter.reading.to_dict()}
     return Done(row, records, trained, task)
@@ -157,12 +158,13 @@ def _prepared(cell: Cell, device: str, cache: Path | None, tell: Tell, checkpoin
     if cell.trial is None:
         parts["test"] = task.test
     read_seconds, started = time.perf_counter() - started, time.perf_counter()
+    if task.like is not None:
+        parts["like"] = task.like
     if cell.backbone.train == "last_encoder":
         parts = _frozen(parts, _built(recipe, task.kind, cell.seed).to(device), plan, cache, tell)
     elif head_only and not is_ready(recipe.name):
-        sample = {} if task.like is None else {"like": task.like}
-        parts = _before_head({**parts, **sample}, _built(recipe, task.kind, 0).to(device), cache, tell)
-    like = parts.pop("like", task.like)
+        parts = _before_head(parts, _built(recipe, task.kind, 0).to(device), cache, tell)
+    like = parts.pop("like", None)
     feature_seconds = time.perf_counter() - started
 
     def on_epoch(epoch: Epoch) -> None:
@@ -178,6 +180,7 @@ def _prepared(cell: Cell, device: str, cache: Path | None, tell: Tell, checkpoin
         "identity": {"cell": effective(cell)},
         "like": like,
         "units": (task.units("train"), task.units("validation")),
+        "like_units": task.like_units,
     }
 
     def train() -> Trained:
@@ -188,6 +191,7 @@ def _prepared(cell: Cell, device: str, cache: Path | None, tell: Tell, checkpoin
         chosen_on = "validation"
         if cell.method.circular:  # the test rows stand in for those of the validation
             chosen_on, given["selection"] = "test", _smallest_gap(task)
+            given["units"] = (task.units("train"), task.units("test"))
         groups = task.groups("train"), task.groups(chosen_on)
         return run_with_attributes(config, build_model, parts["train"], parts[chosen_on], *groups, **given)
 

@@ -17,7 +17,7 @@ NAMES = {
 }
 
 
-def choice_verdict(notes: Mapping[str, Any]) -> list[Sentence]:
+def choice_verdict(notes: Mapping[str, Any], uses_groups: bool = False) -> list[Sentence]:
     """What was kept, at what cost, in a sentence or two; nothing for a method that chooses nothing."""
     if "kept" not in notes:
         return []
@@ -25,7 +25,7 @@ def choice_verdict(notes: Mapping[str, Any]) -> list[Sentence]:
     kept = notes["kept"]
     if tried:
         first, one = next(iter(tried.values())), tried[kept]
-        why = "no other candidate had a smaller spread at an acceptable cost"
+        why = "no other candidate had a smaller sum of spread between clusters and cost within the price"
         if one is not first:
             spreads = f"{_points(one['spread'])} points ({NAMES[first['name']]}: {_points(first['spread'])})"
             less = f"{_points(abs(one['cost']))} points {'lower' if one['cost'] > 0 else 'higher'}"
@@ -33,7 +33,8 @@ def choice_verdict(notes: Mapping[str, Any]) -> list[Sentence]:
                 f"its answers, given the label, have a standard deviation of {spreads} between clusters, and its "
                 f"accuracy is {less}"
             )
-        said.append(f"Kept: {NAMES[kept]}. On rows that no candidate had learnt from, {why}. No group was used.")
+        blind = "" if uses_groups else " No group was used."
+        said.append(f"Kept: {NAMES[kept]}. On rows that no candidate was trained on, {why}.{blind}")
     match = notes.get("match")
     if match is not None and {"match", "both"} & set(notes.get("asked", ())):
         differ = "differ" if match["differ"] else "are not shown to differ"
@@ -42,6 +43,8 @@ def choice_verdict(notes: Mapping[str, Any]) -> list[Sentence]:
             f"The training rows and those from the place of use {differ} within classes (area under the ROC curve "
             f"{match['separation']:.2f}, {_p(match['p'])}){rest}."
         )
+    if "not matched" in notes:
+        said.append(f"Nothing was matched: {notes['not matched']}.")
     return [Sentence(text, "note") for text in said]
 
 
@@ -63,7 +66,7 @@ def choice_section(notes: Mapping[str, Any], classes: Sequence[str]) -> list[Sec
         ]
         tables.append(
             PlainTable(
-                caption=f"Candidates, on rows that none had learnt from; the price is {notes['price']:g} points",
+                caption=f"Candidates, on rows that none was trained on; the price is {notes['price']:g} points",
                 columns=("candidate", "accuracy, %", "spread between clusters", "cost ± standard error", ""),
                 rows=rows,
             )

@@ -320,7 +320,13 @@ def _changed(grid: Grid, asked: Mapping[str, Any], environment: Mapping[str, str
         grid,
         overrides=overrides,
         data=tuple(
-            replace(d, read=expanded(d.read, f"data {d.name!r}", environment), written=d.read) for d in grid.data
+            replace(
+                d,
+                read=expanded(d.read, f"data {d.name!r}", environment),
+                like=d.like and expanded(d.like, f"like of data {d.name!r}", environment),
+                written=d.read,
+            )
+            for d in grid.data
         ),
         backbones=tuple(
             replace(b, model=expanded(b.model, f"backbone {b.name!r}", environment), written=b.model)

@@ -72,15 +72,17 @@ class Mitigated(Result):
         name, cell = self.cell.method.name, self.cell
         by = " and ".join(dict.fromkeys(e.group_by for e in self.audit.estimates if e.group_by is not None))
         question = f"Is {cell.backbone.name}, trained with {name} on {cell.data.name}, even by {by}?"
+        if not by:
+            question = f"How often is {cell.backbone.name} right, trained with {name}? {cell.data.name} names no group."
         sections: list[Section] = [
             Audited(title=f"Audit of {name}", name=name, audit=self.audit),
             Text(title="Training and its cost", text=_cost_text(self.row)),
         ]
         verdict = audit_verdicts(self.audit)
         if self.comparison is not None and self.against is not None:
-            question = (
-                f"Is {cell.backbone.name} more even by {by} when trained with {name} (B) than with {self.against} (A)?"
-            )
+            if by:
+                trained = f"when trained with {name} (B) than with {self.against} (A)"
+                question = f"Is {cell.backbone.name} more even by {by} {trained}?"
             compared = Compared(
                 title=f"{name} against {self.against}", comparison=self.comparison, a_name=self.against, b_name=name
             )
@@ -104,7 +106,11 @@ class Mitigated(Result):
         return Report(
             title=f"{name} on {cell.data.name}",
             question=question,
-            verdict=[*choice_verdict(choice), *verdict, *(Sentence(note, "note") for note in notes)],
+            verdict=[
+                *choice_verdict(choice, cell.method.uses_groups),
+                *verdict,
+                *(Sentence(note, "note") for note in notes),
+            ],
             sections=sections,
             provenance={"command": command, "settings": settings, **self.row["made_with"]},
         )
@@ -170,7 +176,7 @@ def _keep_last_good(model: nn.Module | None, cell: Cell, folder: Path) -> bool:
     """Write the classifier inside a model whose training diverged: of two networks the one that predicts."""
     inside = () if model is None else model.modules()
     classifier: Any = next((part for part in inside if hasattr(part, "save_pretrained")), None)
-    if classifier is None:
+    if classifier is None or isinstance(classifier, LinearHead):
         return False
     kind = "image" if classifier.main_input_name == "pixel_values" else "text"
     try:

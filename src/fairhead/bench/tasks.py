@@ -38,20 +38,22 @@ class Task:
         validation: inputs and labels.
         test: inputs and labels.
         kind: "image" or "text".
-        group: the group column that the table is about.
+        group: the group column that the table is about; None where the data have none.
         test_ids: of the test rows, [n].
         like: inputs and labels of a sample from the place of use, where one was given.
+        like_units: who or what its rows are of, [n]; None where each stands for itself.
     """
 
     train: Examples
     validation: Examples
     test: Examples
     kind: str
-    group: str
+    group: str | None
     test_ids: NDArray[np.str_]
     _dataset: Dataset
     _ids: dict[str, NDArray[np.str_]]
     like: Examples | None = None
+    like_units: Tensor | None = None
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -75,6 +77,8 @@ class Task:
 
     def groups(self, part: str) -> Tensor:
         """Group numbers of the train or validation rows, [n]: for the references that train with groups, only."""
+        if self.group is None:
+            raise InputError(f"{self._dataset.name} has no group column, and groups are asked for: name one (--group)")
         codes = self._dataset.groups(self._ids[part])[self.group].codes
         return torch.from_numpy(codes.astype(np.int64))
 
@@ -113,24 +117,39 @@ def read_task(
         inputs = _pictures(data, recipe, cache, progress) if kind == "image" else _texts(data, recipe)
     ready = {name: Examples(inputs(part), torch.from_numpy(part.labels)) for name, part in parts.items()}
     ids = {name: part.ids for name, part in parts.items()}
-    like = _like(data, dataset, inputs)
-    return Task(ready["train"], ready["validation"], ready["test"], kind, group, ids["test"], dataset, ids, like)
+    like = _like(data, dataset, recipe, inputs)
+    return Task(ready["train"], ready["validation"], ready["test"], kind, group, ids["test"], dataset, ids, *like)
 
 
-def _like(data: Data, dataset: Dataset, inputs: Callable[[Published], dict[str, Tensor]]) -> Examples | None:
-    """All rows of the sample from the place of use; the reader and its options are those of the data."""
+def _like(
+    data: Data, dataset: Dataset, recipe: Recipe, inputs: Callable[[Published], dict[str, Tensor]]
+) -> tuple[Examples | None, Tensor | None]:
+    """All rows of the sample from the place of use, and their units; groups are not read."""
     if data.like is None:
-        return None
+        return None, None
     reader = data.read.partition(":")[0]
     spec = data.like if data.like.startswith(f"{reader}:") else f"{reader}:{data.like}"
-    sample = _dataset(replace(data, read=spec, split_by_seed=False), None)
-    if set(sample.classes) != set(dataset.classes) or type(sample.all.inputs) is not type(dataset.all.inputs):
+    options = {name: value for name, value in data.options.items() if name not in ("groups", "groups_from")}
+    sample = _dataset(replace(data, read=spec, options=options, split_by_seed=False), None)
+    if set(sample.classes) != set(dataset.classes):
         raise InputError(
             f"{data.like}: the sample from the place of use has the classes {', '.join(sample.classes)} and "
             f"the data {', '.join(dataset.classes)}; they must be the same"
         )
+    # Not by ids, where they could be those of other rows: tables without an id column number their rows.
+    known = set(dataset.all.ids.tolist())
+    if isinstance(sample.all.inputs, Images) and not is_ready(recipe.name):
+        found = {"pixel_values": _channels_first(_images(sample.all).as_array(recipe.pictures().size))}
+    elif is_ready(recipe.name) and not isinstance(sample.all.inputs, Images) and known & set(sample.all.ids.tolist()):
+        raise InputError(
+            f"{data.like}: rows of the sample have ids of the data, by which features are found: use others"
+        )
+    else:
+        found = inputs(sample.all)
     order = np.array([dataset.classes.index(name) for name in sample.classes])
-    return Examples(inputs(sample.all), torch.from_numpy(order[sample.all.labels]))
+    cluster = sample.attributes.cluster
+    units = None if cluster is None else torch.from_numpy(cluster.codes.astype(np.int64))
+    return Examples(found, torch.from_numpy(order[sample.all.labels])), units
 
 
 def _ready(recipe: Recipe) -> Callable[[Published], dict[str, Tensor]]:
@@ -150,8 +169,10 @@ def _dataset(data: Data, seed: int | None) -> Dataset:
     return _read(data.read, json.dumps(options, sort_keys=True))
 
 
-def _group(dataset: Dataset, data: Data) -> str:
+def _group(dataset: Dataset, data: Data) -> str | None:
     columns = list(dataset.attributes.columns)
+    if not columns and data.group is None:
+        return None
     if not columns:
         raise InputError(f"{data.name} has no group column: nothing to audit. Name one or more (--group, groups=)")
     group = columns[0] if data.group is None else data.group

@@ -48,10 +48,9 @@ class ReadyFeatures:
         Raises:
             InputError: some have none.
         """
-        names = part.ids.tolist()
-        rows = [self.position.get(name, -1) for name in names]
-        if isinstance(part.inputs, Images) and min(rows, default=0) < 0:
-            rows = part.inputs.positions(self.position)
+        rows = part.inputs.positions(self.position) if isinstance(part.inputs, Images) else [-1]
+        if min(rows, default=-1) < 0:
+            rows = [self.position.get(name, -1) for name in part.ids.tolist()]
         lost = sum(row < 0 for row in rows)
         if lost:
             raise InputError(

@@ -37,11 +37,12 @@ class Clusters(NamedTuple):
         return self.clustering.of((unit(features) - self.mean) @ self.axes)
 
 
-def find_clusters(features: Tensor, count: int | None = None, seed: int = 0) -> Clusters:
+def find_clusters(features: Tensor, count: int | None = None, seed: int = 0, units: Tensor | None = None) -> Clusters:
     """k-means on features [n, D], of unit length and standardised; the most stable number of clusters.
 
     What goes along with the label is not taken out first: it is what is to be found. The first principal components
-    give the same clusters as all features do, ten times sooner.
+    give nearly the clusters that all features do, ten times sooner. Rows of one of the `units` [n] (a person, a
+    document) stay together when the stability of a number is looked at.
 
     Raises:
         InputError: more clusters are asked for than there are rows.
@@ -54,7 +55,7 @@ def find_clusters(features: Tensor, count: int | None = None, seed: int = 0) -> 
     points = (shown - mean) / scale
     axes = torch.linalg.eigh(points.T @ points).eigenvectors.flip(1)[:, :_COMPONENTS]
     points = points @ axes
-    stability = () if count is not None else tuple(stabilities(points, COUNTS, seed))
+    stability = () if count is not None else tuple(stabilities(points, COUNTS, seed, units=units))
     return Clusters(kmeans(points, count or most_stable(stability), seed), stability, mean, axes / scale[:, None])
 
 
@@ -99,6 +100,7 @@ def label_offsets(labels: Tensor, groups: Tensor, *, even: bool = False) -> Tens
     """
     table = torch.zeros(int(groups.max()) + 1, int(labels.max()) + 1, dtype=torch.float64)
     table.index_put_((groups, labels), torch.ones(len(labels), dtype=torch.float64), accumulate=True)
+    prior = (torch.bincount(labels) / len(labels)).clamp(min=1e-9).log()
     table = table.clamp(min=0.5)
     given = (table / table.sum(1, keepdim=True)).log()
-    return (given if even else given - (table.sum(0) / table.sum()).log())[groups].float()
+    return (given if even else given - prior)[groups].float()

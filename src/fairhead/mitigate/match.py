@@ -73,11 +73,10 @@ def match_weights(
     areas, scores = [], []
     for label in labels.unique().tolist():
         rows, others = (labels == label).nonzero()[:, 0], (use_labels == label).nonzero()[:, 0]
+        if not len(others):
+            raise InputError(f"the sample from the place of use has 0 rows of class {label}: give one with all classes")
         if min(len(rows), len(others)) < _LEAST:
-            raise InputError(
-                f"the sample from the place of use has {len(others)} rows of class {label} and the training set "
-                f"{len(rows)}; at least {_LEAST} of each are needed: give a larger sample"
-            )
+            continue  # too few to say anything: their weights stay 1
         own, theirs = _codes(units, rows), _codes(use_units, others)
         unit = torch.cat([own, theirs + own.max() + 1]).unique(return_inverse=True)[1]
         side = _Side(
@@ -94,7 +93,10 @@ def match_weights(
             area, z = side.test(log_odds, held)
             areas.append(area)
             scores.append(z)
-    p = float(norm.sf(sum(scores) / math.sqrt(len(scores))))
+    if not scores:
+        raise InputError(f"the sample from the place of use has fewer than {_LEAST} rows of every class: give more")
+    # Each two folds enter twice, one held out and then the other: their scores agree, and the variance is up to double.
+    p = float(norm.sf(sum(scores) / math.sqrt(2 * len(scores))))
     effective = (weights.sum().square() / weights.square().sum() / len(weights)).item()
     return Matched(weights, effective, sum(areas) / len(areas), p)
 

@@ -29,6 +29,8 @@ from fairhead.train.fitting import AVERAGE, worst_accuracy
 from fairhead.train.linear import answers, solve
 
 Candidate = Literal["plain", "balance", "logits", "dro", "match", "both"]
+# Methods that train once, on rows as they are drawn.
+UNDER = ("erm", "dam", "dam_norm", "dam_no_alignment", "dam_no_attention", "dam_release", "encoder_layer")
 _FOLDS = 4
 _LEAST = 20  # validation rows of a (class, cluster) cell whose accuracy an epoch may be chosen by
 
@@ -79,8 +81,13 @@ class Reduce:
     def __post_init__(self) -> None:
         if not self.candidates:
             raise InputError("no candidate is named; known: plain, balance, logits, dro, match, both")
-        if "dro" in self.candidates and self.under != "erm":
-            raise InputError(f"dro has a loss of its own and cannot run under {self.under}: leave one of them out")
+        if self.under not in UNDER:
+            raise InputError(f"under is {self.under!r}; weights can be used under {', '.join(UNDER)}")
+        own = {"dro", "logits"} & set(self.candidates)
+        if own and self.under != "erm":
+            raise InputError(
+                f"{min(own)} has a loss of its own and cannot run under {self.under}: leave one of them out"
+            )
 
     def train(self, job: Job) -> nn.Module:
         """One training a candidate; features and clusters come first."""
@@ -90,9 +97,9 @@ class Reduce:
             done["plain"] = self._fit(job, "plain")
         encoded = self._encoded(job, done.get("plain", (None,))[0])
         with job.timed("clusters"):
-            clusters = find_clusters(encoded.train, self.clusters, job.plan.seed)
-        matched = self._matched(job, encoded)
+            clusters = find_clusters(encoded.train, self.clusters, job.plan.seed, job.units[0])
         notes: dict[str, Any] = {"clusters": _cluster_notes(clusters, job.train.labels)}
+        matched = self._matched(job, encoded, notes)
         names: list[str] = list(self.candidates)
         if matched is not None:
             notes["match"] = {key: getattr(matched, key) for key in ("effective", "separation", "p", "differ")}
@@ -154,14 +161,14 @@ class Reduce:
             check_features(features, {"train": "training", "use": "place of use's"}.get(name, name))
         return encoded
 
-    def _matched(self, job: Job, encoded: Encoded) -> Matched | None:
+    def _matched(self, job: Job, encoded: Encoded, notes: dict[str, Any]) -> Matched | None:
         """Weights towards the place of use: also where nobody asked, as the test says which rows to choose by.
 
-        None where the sample is too small and there are other candidates.
+        None where the sample is too small and there are other candidates; the notes say so.
         """
         only_match = set(self.candidates) <= {"match", "both"}
         use = job.like or job.validation
-        units, use_units = job.units if job.like is None else (job.units[0], None)
+        units, use_units = job.units if job.like is None else (job.units[0], job.like_units)
         with job.timed("match"):
             try:
                 return match_weights(
@@ -174,9 +181,10 @@ class Reduce:
                     self.cap,
                     job.plan.seed,
                 )
-            except InputError:
+            except InputError as error:
                 if only_match:
                     raise
+                notes["not matched"] = str(error)
                 return None
 
     def _selection(self, job: Job, clusters: Tensor, plain: nn.Module | None) -> Selection:
@@ -190,13 +198,13 @@ class Reduce:
     def _look(
         self, job: Job, models: Mapping[str, nn.Module], encoded: Encoded, clusters: Clusters, found: "_Weights"
     ) -> list[Tried]:
-        """Each candidate on rows that it has not learnt from.
+        """Each candidate on rows that it was not trained on.
 
         Those are from the place of use: the sample, or the validation rows. Where these are not shown to differ from
         the training rows, a linear head is looked at on all training rows as well, cross-fitted: ten times as many.
         """
         rows, features = (job.validation, encoded.validation) if job.like is None else (job.like, encoded.use)
-        labels, units = [rows.labels.cpu()], [job.units[1] if job.like is None else None]
+        labels, units = [rows.labels.cpu()], [job.units[1] if job.like is None else job.like_units]
         groups = [clusters.of(features)]
         said = {name: [job.predict(model, rows).argmax(-1)] for name, model in models.items()}
         alike = found.matched is not None and not found.matched.differ
@@ -246,7 +254,9 @@ def _cross_fitted(job: Job, name: str, model: nn.Module, found: _Weights) -> Ten
     said = torch.zeros_like(labels)
     head = copy.deepcopy(model)
     for held in range(_FOLDS):
-        head.load_state_dict(model.state_dict())  # near the solution; the penalty leaves but one
+        # From nothing: where the penalty is tiny, a start at the solution would remember the rows held out.
+        nn.init.zeros_(head.last.weight)
+        nn.init.zeros_(head.last.bias)
         rows = (fold != held).nonzero()[:, 0]
         solve(head, features[rows], labels[rows], *found.of(name, rows), job.plan.weight_decay)
         said[fold == held] = answers(head, features[fold == held])

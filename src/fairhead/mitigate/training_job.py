@@ -104,6 +104,7 @@ class Job:
         like: rows from the place of use, with labels; None where the validation rows are all there is.
         units: who or what the training and the validation rows are of (persons, documents), [n] each, numbered from 0;
             None where each row stands for itself. Rows of one unit are never on both sides of a cross-fit.
+        like_units: the same for the rows of `like`.
         weights: of the training rows, [n]; `fit` draws rows in proportion, or weights them where it solves exactly.
         offsets: added to the logits of the training rows while training, [n, C].
         stage_name: of what `fit` counts, where a method calls it by another name.
@@ -123,6 +124,7 @@ class Job:
     identity: Mapping[str, Any] = field(default_factory=dict)
     like: Examples | None = None
     units: tuple[Tensor | None, Tensor | None] = (None, None)
+    like_units: Tensor | None = None
     weights: Tensor | None = None
     offsets: Tensor | None = None
     stage_name: str | None = None

@@ -126,7 +126,13 @@ class Stability(NamedTuple):
         return sum(self.agreement) / len(self.agreement)
 
 
-def stabilities(points: Tensor, counts: Sequence[int] = COUNTS, seed: int = 0, repeats: int = 3) -> list[Stability]:
+def stabilities(
+    points: Tensor,
+    counts: Sequence[int] = COUNTS,
+    seed: int = 0,
+    repeats: int = 3,
+    units: Tensor | None = None,
+) -> list[Stability]:
     """The stability of each number of clusters: k-means on each half of the rows, both used on all of them.
 
     Args:
@@ -134,6 +140,7 @@ def stabilities(points: Tensor, counts: Sequence[int] = COUNTS, seed: int = 0, r
         counts: numbers of clusters; those that half of the rows cannot have are left out.
         seed: of the halves and the starts.
         repeats: how often the rows are halved.
+        units: who or what a row is of, [n]: one unit is never in both halves, or clusters would be of units.
 
     Raises:
         InputError: fewer rows than clusters, whatever their number.
@@ -146,15 +153,21 @@ def stabilities(points: Tensor, counts: Sequence[int] = COUNTS, seed: int = 0, r
             f"{min(counts)}"
         )
     generator = torch.Generator().manual_seed(seed)
-    drawn = [torch.randperm(len(points), generator=generator)[: 2 * halves] for _ in range(repeats)]
+    units = torch.arange(len(points)) if units is None else units.unique(return_inverse=True)[1]
+    drawn = []
+    for _ in range(repeats):
+        place = torch.randperm(int(units.max()) + 1, generator=generator)
+        order = place[units].argsort(stable=True)[: 2 * halves]  # unit by unit
+        first = place[units[order]] <= place[units[order[halves - 1]]]  # a unit on the border stays whole
+        drawn.append((order[first], order[~first]))
     found = []
     for count in possible:
         agreement = []
-        for repeat, rows in enumerate(drawn):
-            shown = points[rows.to(points.device)]
+        for repeat, both in enumerate(drawn):
+            shown = points[torch.cat(both).to(points.device)]
             one, other = (
-                kmeans(half, count, seed + 2 * repeat + part, restarts=1, rounds=50)
-                for part, half in enumerate(shown.chunk(2))
+                kmeans(points[half.to(points.device)], count, seed + 2 * repeat + part, restarts=1, rounds=50)
+                for part, half in enumerate(both)
             )
             agreement.append(adjusted_rand(one.of(shown), other.of(shown)))
         found.append(Stability(count, tuple(agreement)))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, pad
 
 from fairhead.models.linear_head import FEATURES, LinearHead
 from fairhead.train.examples import Examples, check_classes
@@ -62,6 +62,8 @@ def solve(
     share = torch.ones(len(labels), device=device) if weights is None else weights.to(device).float()
     share = share / share.sum()
     added = None if offsets is None else offsets.to(device).float()
+    if added is not None:  # the last classes may have no row here
+        added = pad(added, (0, head.last.out_features - added.shape[1]))
     if head.last.out_features == 2:
         return _solve_two(
             head.last, standard, labels, share, None if added is None else added[:, 1] - added[:, 0], penalty
