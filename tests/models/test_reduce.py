@@ -324,7 +324,7 @@ def test_clusters_are_not_persons():
     """Sixteen persons of forty rows each, two kinds of them: halves of rows would call the persons stable."""
     rng = np.random.default_rng(0)
     persons = rng.normal(size=(16, WIDTH)) * 2
-    persons[8:, 0] += 12
+    persons[8:] += 10
     unit = torch.arange(16).repeat_interleave(40)
     rows = torch.tensor(persons[unit] + 0.2 * rng.normal(size=(640, WIDTH))).float()
     by_rows, by_units = ([one.mean for one in stabilities(rows, (2, 16), units=given)] for given in (None, unit))
