@@ -118,7 +118,6 @@ n_boot: 100
             ["--label", "smile"],
             "has no column 'smile'. Did you mean 'smiling'? Its columns: Photo, smiling",
         ),
-        (["--label", "smiling"], "images has no group column: nothing to audit. Name one or more (--group, groups=)"),
         (["--label", "smiling", "--group", "smiling"], "'smiling' is what is predicted"),
         (["--label", "smiling", "--group", "sex", "--data-option", "input=file"], "has no column 'file'"),
     ],

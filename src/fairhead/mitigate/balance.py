@@ -100,7 +100,7 @@ def label_offsets(labels: Tensor, groups: Tensor, *, even: bool = False) -> Tens
     """
     table = torch.zeros(int(groups.max()) + 1, int(labels.max()) + 1, dtype=torch.float64)
     table.index_put_((groups, labels), torch.ones(len(labels), dtype=torch.float64), accumulate=True)
-    prior = (torch.bincount(labels) / len(labels)).clamp(min=1e-9).log()
+    prior = (torch.bincount(labels).double() / len(labels)).clamp(min=1e-9).log()
     table = table.clamp(min=0.5)
     given = (table / table.sum(1, keepdim=True)).log()
     return (given if even else given - prior)[groups].float()
