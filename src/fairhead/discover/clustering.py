@@ -102,7 +102,9 @@ def group(data: Dataset, features: Tensor, count: int | None, words: str | Path 
     if count is not None and count < 2:
         raise InputError(f"clusters is {count}; at least 2 are needed")
     vectors = None if words is None else _Vectors.read(words, features.shape[1])
-    found = find_clusters(features, count, seed)
+    persons = data.attributes.cluster
+    units = None if persons is None else torch.from_numpy(persons.codes.astype(np.int64))
+    found = find_clusters(features, count, seed, units)
     if found.size < 2:
         raise InputError("all rows have the same features, so there are no clusters in them")
     shown = unit(features)
@@ -123,7 +125,7 @@ def group(data: Dataset, features: Tensor, count: int | None, words: str | Path 
         nearest = telling_words([_text(one) for one in data.all.inputs], column)
     kept = TYPICAL["pictures" if isinstance(data.all.inputs, Images) else "texts"]
     clusters = tuple(_described(data, column, c, away, kept, nearest[c]) for c in range(len(order)))
-    halves = found.stability or _stabilities(points, len(order), seed)
+    halves = found.stability or _stabilities(points, len(order), seed, units)
     stability = tuple(Stable(one.clusters, one.agreement, _over_seeds(points, one.clusters, seed)) for one in halves)
     agreement = tuple(agreement_of(name, column, groups) for name, groups in data.groups().items())
     return Grouping(column, clusters, stability, agreement)
@@ -149,10 +151,10 @@ def _described(
     )
 
 
-def _stabilities(points: Tensor, count: int, seed: int) -> Sequence[Any]:
+def _stabilities(points: Tensor, count: int, seed: int, units: Tensor | None) -> Sequence[Any]:
     """Of the usual numbers and the one that was asked for; none where the rows are too few to be halved."""
     try:
-        return stabilities(points, sorted({*COUNTS, count}), seed)
+        return stabilities(points, sorted({*COUNTS, count}), seed, units=units)
     except InputError:
         return ()
 
