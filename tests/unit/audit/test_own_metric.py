@@ -11,7 +11,7 @@ from sklearn.metrics import recall_score
 import fairhead
 from fairhead.audit.catalogue import METRICS, Metric
 
-PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
+PAGE = Path(__file__).parents[3] / "CONTRIBUTING.md"
 
 
 def test_the_example_is_audited_by_its_name(monkeypatch):

@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from made_vit import HEADS, LAYERS, PLANTED, pictures, planted_vit, vit
 from scipy import stats
-from torch import nn
-from transformers import BertConfig, BertForSequenceClassification, ViTConfig, ViTForImageClassification
+from transformers import BertConfig, BertForSequenceClassification
 
 import fairhead
 from fairhead.errors import InputError, UnsupportedModel
@@ -18,72 +18,6 @@ from fairhead.locate.edits import HeadEdits
 from fairhead.locate.head_features import collect
 from fairhead.locate.head_maps import Head, score_heads, top_heads
 from fairhead.stats import Difference
-
-LAYERS, HEADS, WIDTH = 3, 4, 16
-PLANTED = (2, 1)
-
-
-def vit(seed=0):
-    torch.manual_seed(seed)
-    model = ViTForImageClassification(
-        ViTConfig(
-            image_size=4,
-            patch_size=2,
-            num_channels=1,
-            hidden_size=WIDTH,
-            intermediate_size=32,
-            num_hidden_layers=LAYERS,
-            num_attention_heads=HEADS,
-        )
-    ).eval()
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.2)
-    return model.requires_grad_(False)
-
-
-def pictures(n=400, seed=0):
-    """Noise; half of them brighter. The label has nothing to do with the brightness."""
-    generator = torch.Generator().manual_seed(seed)
-    bright = np.arange(n) % 2
-    labels = (np.arange(n) // 2) % 2
-    pixels = torch.randn(n, 1, 4, 4, generator=generator) * 0.3 + torch.tensor(bright)[:, None, None, None]
-    return pixels.float(), bright, labels
-
-
-def planted_vit():
-    """One head reads the brightness off the patches and writes it along the class evidence; nothing else does."""
-    model = vit()
-    embeddings = model.vit.embeddings
-    nn.init.zeros_(embeddings.patch_embeddings.projection.weight)
-    nn.init.zeros_(embeddings.patch_embeddings.projection.bias)
-    # A brightness channel: ±1 around the mid brightness, and its opposite so that LayerNorm's mean stays put.
-    embeddings.patch_embeddings.projection.weight[0] = 0.5
-    embeddings.patch_embeddings.projection.weight[1] = -0.5
-    embeddings.patch_embeddings.projection.bias[0] = -1.0
-    embeddings.patch_embeddings.projection.bias[1] = 1.0
-    for number, layer in enumerate(model.vit.layers):
-        for linear in (layer.attention.o_proj, layer.mlp.fc2):
-            nn.init.normal_(linear.weight, std=0.02)
-            nn.init.zeros_(linear.bias)
-        if number == PLANTED[0]:
-            rows = slice(PLANTED[1] * 4, PLANTED[1] * 4 + 4)
-            layer.layernorm_before.weight.fill_(1.0)
-            layer.layernorm_before.bias.zero_()
-            layer.attention.q_proj.weight[rows] = 0  # attend evenly
-            layer.attention.q_proj.bias[rows] = 0
-            layer.attention.v_proj.weight[rows] = 0
-            layer.attention.v_proj.bias[rows] = 0
-            layer.attention.v_proj.weight[rows.start, 0] = 1.0
-            layer.attention.o_proj.weight[:, rows] = 0
-            layer.attention.o_proj.weight[2, rows.start] = 3.0
-            layer.attention.o_proj.weight[3, rows.start] = -3.0
-    model.vit.layernorm.weight.fill_(1.0)
-    model.vit.layernorm.bias.zero_()
-    nn.init.zeros_(model.classifier.weight)
-    nn.init.zeros_(model.classifier.bias)
-    model.classifier.weight[1, 2] = 1.0
-    model.classifier.weight[1, 3] = -1.0
-    return model
 
 
 def evidence_gap(model, pixels, bright, labels):

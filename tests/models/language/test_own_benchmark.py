@@ -13,7 +13,7 @@ from language_models import build, tokenizer
 from fairhead.cli import main
 from fairhead.language import benchmarks
 
-PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
+PAGE = Path(__file__).parents[3] / "CONTRIBUTING.md"
 JOBS = ("nurse", "pilot", "baker")
 TAILS = ("was kind", "was rude", "went home", "was late")
 

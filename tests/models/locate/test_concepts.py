@@ -5,9 +5,9 @@ import pytest
 import torch
 import transformers as hf
 from families import TEXT, TOWERS
+from made_towers import tokenizer
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import LogisticRegression
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.locate.directions import (
@@ -30,37 +30,6 @@ from fairhead.locate.prompts import (
     read_prompts,
     read_text_table,
 )
-
-WORDS = [
-    "a",
-    "photo",
-    "of",
-    "woman",
-    "man",
-    "person",
-    "girl",
-    "boy",
-    "this",
-    "is",
-    "portrait",
-    "close-up",
-    "lady",
-    "old",
-    "young",
-    "elderly",
-    "teenager",
-]
-
-
-def tokenizer():
-    """Words to numbers from 3 on; 59 ends a text, as the small towers expect."""
-    vocabulary = {"<pad>": 0, "<unk>": 1, "<end>": 59, **{word: i + 3 for i, word in enumerate(WORDS)}}
-    made = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    made.post_processor = processors.TemplateProcessing("$A <end>", special_tokens=[("<end>", 59)])
-    return hf.PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="<pad>", unk_token="<unk>", eos_token="<end>", model_max_length=64
-    )
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from test_report import Page
+from parsed_page import Page
 
 from fairhead.cli import main
 from fairhead.errors import InputError

@@ -9,8 +9,8 @@ import pytest
 import torch
 import transformers as hf
 from families import TOWERS, VIT
+from made_towers import tokenizer
 from PIL import Image
-from test_locate_concepts import tokenizer
 
 from fairhead.cli import main
 

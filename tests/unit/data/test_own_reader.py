@@ -10,7 +10,7 @@ import pytest
 from fairhead.data import parse_spec, read_labelled
 from fairhead.errors import InputError
 
-PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
+PAGE = Path(__file__).parents[3] / "CONTRIBUTING.md"
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from made_vit import HEADS, LAYERS, PLANTED, pictures, planted_vit, vit
 from scipy import stats
-from test_locate import HEADS, LAYERS, PLANTED, pictures, planted_vit, vit
 
 from fairhead.errors import InputError
 from fairhead.locate.ablation import Ablation, layer_matched, outcome

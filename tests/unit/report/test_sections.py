@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from parsed_page import Page
 from report_example import ablation, audit, comparison, example, headmap, methods, report
-from test_report import Page
 
 from fairhead.errors import InputError
 from fairhead.report import Report, Sentence, render, sections, write
@@ -25,7 +25,7 @@ from fairhead.report.sections.plain_tables import PlainTable, PlainTables
 from fairhead.report.sections.prose import Text
 from fairhead.report.wording import MINUS
 
-PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
+PAGE = Path(__file__).parents[3] / "CONTRIBUTING.md"
 GIVEN = {"kind": "group_sizes", "title": "Groups", "sizes": [{"group": "<f>", "n": 1200}, {"group": "m", "n": 80}]}
 
 

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 import torch
 from made_faces import make_faces
+from made_vit import saved_vit
 from sklearn.metrics import adjusted_rand_score
-from test_locate_own import saved_vit
 
 import fairhead
 from fairhead.cli import main

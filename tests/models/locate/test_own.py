@@ -7,9 +7,7 @@ import made_language
 import made_posts
 import numpy as np
 import pytest
-import torch
-import transformers as hf
-from families import VIT
+from made_vit import saved_vit
 from PIL import Image
 
 from fairhead.cli import main
@@ -42,19 +40,6 @@ def posts(tmp_path_factory):
         words[0] = "women" if i % 2 else words[0]
         rows.append([" ".join(words), ("normal", "toxic")[i // 2 % 2], ("women", "nobody")[i % 2 == 0]])
     return written(tmp_path_factory.mktemp("own") / "posts.csv", ["text", "verdict", "about"], rows)
-
-
-def saved_vit(folder):
-    torch.manual_seed(0)
-    config = hf.ViTConfig(**VIT, id2label={0: "no", 1: "yes"}, label2id={"no": 0, "yes": 1})
-    model = hf.ViTForImageClassification(config).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.dim() == 2:
-                weight.mul_(4.0)
-    model.save_pretrained(folder)
-    size = {"height": 8, "width": 8}
-    hf.CLIPImageProcessorPil(size=size, crop_size=size, do_center_crop=False).save_pretrained(folder)
 
 
 def located(folder, out, *options):

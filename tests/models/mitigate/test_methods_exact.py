@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from classifiers import batch, build
 from hypothesis import given
 from hypothesis import strategies as st
 from shortcut import SmallNet, shortcut
@@ -137,8 +138,6 @@ def test_factors_are_the_best_threshold():
 
 @pytest.mark.parametrize("family", ["ViT", "DINOv2", "CLIP vision", "BERT", "RoBERTa", "DistilBERT", "ModernBERT"])
 def test_the_head_and_its_features_are_found(family):
-    from test_dam_families import batch, build
-
     model = build(family)
     inputs = batch(family)
     examples = Examples({name: tensor for name, tensor in inputs.items() if name != "labels"}, inputs["labels"])

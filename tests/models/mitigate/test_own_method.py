@@ -15,7 +15,7 @@ from fairhead.cli import main
 from fairhead.data.sentence_triplets import GOLD_LABELS
 from fairhead.mitigate import MethodEntry, method, registry
 
-PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
+PAGE = Path(__file__).parents[3] / "CONTRIBUTING.md"
 ENTRIES = {
     "focal": MethodEntry("focal", "focal_example:Focal", "rows that the model is sure of count less"),
     "anti_only": MethodEntry("anti_only", "anti_only_example:AntiOnly", "anti-stereotypes alone", "language"),
