@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fairhead.discover.discovered import Discovered
     from fairhead.language.item_table import BenchmarkResult
     from fairhead.locate.answer import LocatedHeads
-    from fairhead.mitigate.language_trainer import MitigatedLanguage
+    from fairhead.mitigate.language_result import MitigatedLanguage
 
 _LABEL = "label"
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.language.answers import Answers, Journal, Progress, Request, Score, refuse_duplicates
 from fairhead.language.packing import Encoded, Row, Start, TokenSequence, batches, encode, pack, predicting, start_token
-from fairhead.language.row_layout import Layout, Ready, reads_trees
+from fairhead.language.row_layout import Layout, Ready, reads_trees, send
 from fairhead.models import method_of, open_model
 from fairhead.models.load import DType, weights_digest
 
@@ -55,15 +55,19 @@ class Planned(NamedTuple):
             flat = self.ready().logprobs().double().cpu().numpy()
         return [(sequence, flat[at]) for sequence, at in self.paths()]
 
+    def sources(self) -> NDArray[np.int64]:
+        """For each scored token, which of the positions that are read predicts it, [S]."""
+        places = [predicting(row) for row in self.rows]
+        offsets = np.cumsum([0, *(len(place.at) for place in places)])
+        return np.concatenate([place.source + o for place, o in zip(places, offsets, strict=False)])
+
     def ready(self) -> "ReadyBatch":
         """The batch on the model's device."""
         places = [predicting(row) for row in self.rows]
         ready = self.layout.ready(self.rows, [place.at for place in places])
-        offsets = np.cumsum([0, *(len(place.at) for place in places)])
-        source = np.concatenate([place.source + o for place, o in zip(places, offsets, strict=False)])
         token = np.concatenate([row.tokens[place.scored] for row, place in zip(self.rows, places, strict=True)])
         device = ready.positions.device
-        return ReadyBatch(ready, torch.from_numpy(source).to(device), torch.from_numpy(token).to(device))
+        return ReadyBatch(ready, send(torch.from_numpy(self.sources()), device), send(torch.from_numpy(token), device))
 
 
 @dataclass
@@ -241,10 +245,10 @@ class ReadyBatch(NamedTuple):
     def logprobs(self) -> Tensor:
         """Log-probability of each scored token, one row after the other, [S]; it stays on the device."""
         logits = self.ready.logits()
-        return logits[self.source, self.token].float() - _log_sum_exp(logits)[self.source]
+        return logits[self.source, self.token].float() - log_sum_exp(logits)[self.source]
 
 
-def _log_sum_exp(logits: Tensor) -> Tensor:
+def log_sum_exp(logits: Tensor) -> Tensor:
     """In float32, [P, V] → [P], some rows at a time: as many as a processor's cache holds, or a GPU is busy with."""
     rows = max(1, (1 << 18 if logits.device.type == "cpu" else 1 << 24) // logits.shape[-1])
     return torch.cat([torch.logsumexp(part.float(), dim=-1) for part in logits.split(rows)])

@@ -111,7 +111,10 @@ Example = tuple[TokenTriplet, bool]
 
 @dataclass(frozen=True)
 class NegativeLogLikelihoods:
-    """Negative log-likelihood a token of each kind of sentence: what BiasUnlearn is to move, and to leave alone."""
+    """Negative log-likelihood a token of each kind of sentence, and how much likelier stereotypes are ("gap").
+
+    The gap is the mean of log p(stereotype) − log p(anti-stereotype) of whole sentences, in nats.
+    """
 
     def prepare(self, items: Iterable[StereoSetItem], tokenizer: Any, context: int) -> "Prepared[TokenTriplet]":
         """One example an item."""
@@ -124,13 +127,16 @@ class NegativeLogLikelihoods:
         device = next(model.parameters()).device
 
         def measure(triplets: Sequence[TokenTriplet]) -> Parts:
-            found = []
+            found, sums = [], []
             for column in zip(*(triplet[1:] for triplet in triplets), strict=True):
                 batch = stack(column, device)
-                found.append(token_losses(_logits(model, batch), batch).sum() / batch.mask[:, 1:].sum())
+                losses = token_losses(_logits(model, batch), batch)
+                found.append(losses.sum() / batch.mask[:, 1:].sum())
+                sums.append(losses.sum(-1))
             stereotype, anti, unrelated = found
-            mean = (stereotype + anti) / 2
-            return {"loss": mean, "stereotype": stereotype, "anti_stereotype": anti, "unrelated": unrelated}
+            mean, gap = (stereotype + anti) / 2, (sums[1] - sums[0]).mean()
+            parts = {"stereotype": stereotype, "anti_stereotype": anti, "unrelated": unrelated, "gap": gap}
+            return {"loss": mean, **parts}
 
         yield measure
 

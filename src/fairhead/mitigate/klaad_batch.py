@@ -61,8 +61,8 @@ def tree_of(sentences: Sequence[Sequence[int]]) -> Row:
     return tree
 
 
-def layouts_of(model: nn.Module) -> Callable[[Sequence[Example]], Layout]:
-    """How to hand examples to a model: as trees, where it reads them and has no window that is narrower than they."""
+def layouts_of(model: nn.Module) -> Callable[[Sequence[Any]], Layout]:
+    """How to hand examples that have a `tree` to a model: so, if it reads trees and has no window narrower than one."""
     inner: Any = model
     text = inner.config.get_text_config() if hasattr(inner.config, "get_text_config") else inner.config
     found = [getattr(text, name, None) for name in ("sliding_window", "window_size", "attention_chunk_size")]
@@ -71,7 +71,7 @@ def layouts_of(model: nn.Module) -> Callable[[Sequence[Example]], Layout]:
     with torch.no_grad():
         trees = reads_trees(model, vocabulary, context_length(model))
 
-    def choose(examples: Sequence[Example]) -> Layout:
+    def choose(examples: Sequence[Any]) -> Layout:
         return Layout(model, trees and max(len(example.tree.tokens) for example in examples) <= window)
 
     return choose

@@ -21,13 +21,13 @@ from fairhead.data.sentence_triplets import StereoSetItem, TripletSplit
 from fairhead.errors import InputError
 from fairhead.language.scorer import context_length, refuse_other_than_causal
 from fairhead.language.suite import TRAINING_FILE, TrainingRecord
+from fairhead.mitigate.language_result import MitigatedLanguage
 from fairhead.mitigate.registry import method_named
 from fairhead.mitigate.triplets import TripletData, targets
-from fairhead.models import attach, load, open_model, save
+from fairhead.mitigate.watching import looker, set_aside
+from fairhead.models import attach, open_model, save
 from fairhead.models.attached import refuse_method
 from fairhead.models.load import Model, device_named, weights_digest
-from fairhead.report import Report, Result, Sentence
-from fairhead.report.sections.plain_tables import PlainTable, PlainTables
 from fairhead.settings import check_config
 from fairhead.store import locked
 from fairhead.train.checkpoint import comparable, first_difference
@@ -64,7 +64,11 @@ class LanguageMethod(Protocol):
     """
 
     def prepare(self, items: Iterable[StereoSetItem], tokenizer: Any, context: int) -> Prepared[Any]:
-        """Tokens, and what else the method needs to know of each item."""
+        """Tokens, and what else the method needs to know of each item.
+
+        A method that needs to know what the model says of its examples before training has a function
+        `refer(model, prepared)`, which adds it; one whose loss keeps a text has `watched_texts()`, others like it.
+        """
 
     def session(self, model: nn.Module) -> AbstractContextManager[Callable[[Sequence[Any]], Parts]]:
         """The loss of a batch of examples ("loss", and its parts by name), usable inside a `with` block."""
@@ -173,15 +177,20 @@ class LanguageTrainer:
     ) -> tuple[Tuned, dict[str, Any]]:
         """What training did, and what the record says of it."""
         assert self.plan is not None
-        prepared: Prepared[Any] = self.method.prepare(split.train, self.tokenizer, context_length(self.model))
+        trained, watched = set_aside(split.train, self.plan)
+        prepared: Prepared[Any] = self.method.prepare(trained, self.tokenizer, context_length(self.model))
         if not prepared.examples:
             reasons = ", ".join(f"{len(ids)} {reason}" for reason, ids in prepared.left_out.items())
             raise InputError(f"no item can be trained on{f': {reasons}' if reasons else ''}")
         before = self.evaluate(split.held_out)
+        if hasattr(self.method, "refer"):
+            prepared = self.method.refer(self.model, prepared)
         model = with_lora(self.model, self.plan)
+        texts = self.method.watched_texts() if hasattr(self.method, "watched_texts") else ()
+        look = looker(model, self.tokenizer, watched, texts) if self.plan.checks else None
         with self.method.session(model) as loss:
-            first = shuffled_batches(prepared.lengths, self.plan.batch_size, self.plan.seed)[0]
-            norms = gradient_norms(model, loss([prepared.examples[i] for i in first]))
+            batch = shuffled_batches(prepared.lengths, self.plan.batch_size, self.plan.seed)[0]
+            norms = gradient_norms(model, loss([prepared.examples[i] for i in batch]))
             tuned = tune(
                 model,
                 prepared.examples,
@@ -190,13 +199,19 @@ class LanguageTrainer:
                 self.plan,
                 checkpoints=checkpoints,
                 identity=identity,
+                look=look,
                 on_step=on_step,
             )
         self.model = model
         held_out = {"items": len(split.held_out), "before": before, "after": self.evaluate(split.held_out)}
+        seen = {}
+        if tuned.looks:
+            looks = {"before": tuned.looks[0]._asdict(), "after": tuned.looks[tuned.chosen]._asdict()}
+            seen = {"watched": {"items": len(watched), "chosen": tuned.chosen, **looks}}
         return tuned, {
             "held_out": held_out,
-            "items": len(split.train),
+            **seen,
+            "items": len(trained),
             "left_out": {reason: list(ids) for reason, ids in prepared.left_out.items()},
             "first_gradient_norms": norms,
             "steps": tuned.steps,
@@ -260,68 +275,6 @@ class LanguageRun(NamedTuple):
     method: str
     options: Mapping[str, Any]
     plan: LanguagePlan | None
-
-
-@dataclass(frozen=True)
-class MitigatedLanguage(Result):
-    """What methods did to a language model, and where the new models are kept."""
-
-    records: Mapping[str, TrainingRecord]  # run -> how its model came about; one run alone has the name ""
-    out: Path  # the folder of the model; of several, with a folder each
-
-    @property
-    def model(self) -> nn.Module:
-        """The new model (of several the first), loaded from its folder."""
-        return load(self.out / next(iter(self.records)))
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form: settings, plan and results of every run."""
-        runs = {
-            name or r.method: {"settings": r.settings, "plan": r.plan, **r.results} for name, r in self.records.items()
-        }
-        return {"schema": "fairhead.language_grid/1", "runs": runs}
-
-    def rows(self) -> list[dict[str, Any]]:
-        """One row a run and part of the loss, on the items whose terms were held out."""
-        return [
-            {"run": name or record.method, "part": part, "before": before, "after": held["after"][part]}
-            for name, record in self.records.items()
-            for held in [record.results.get("held_out", {})]
-            for part, before in held.get("before", {}).items()
-        ]
-
-    def page(self, command: str = "") -> Report:
-        """What was done, and the losses on held-out terms before and after."""
-        trained = {name: r.results["held_out"] for name, r in self.records.items() if "held_out" in r.results}
-        said = [f"{f'{name}: ' if name else ''}{line}." for name, r in self.records.items() for line in _said(r)]
-        first = next(iter(trained.values()), None)
-        tables = []
-        if first is not None and first["before"]:
-            losses = {"before": first["before"], **{name or "after": held["after"] for name, held in trained.items()}}
-            caption = f"Losses on {first['items']} items whose terms were held out"
-            rows = [[name, *(f"{value:.4g}" for value in parts.values())] for name, parts in losses.items()]
-            tables.append(PlainTable(caption=caption, columns=["", *first["before"]], rows=rows))
-        elif first is not None:
-            said.append("No term was held out: nothing is known of terms that were not trained on.")
-        record = next(iter(self.records.values()))
-        return Report(
-            title=f"{', '.join(name or r.method for name, r in self.records.items())} on {record.base}",
-            question="What did training do to the losses on terms that were held out?" if trained else "",
-            verdict=[Sentence(text, "note") for text in said],
-            sections=[PlainTables(title="Losses", tables=tables)] if tables else [],
-            provenance={"command": command, **{name or "run": r.settings for name, r in self.records.items()}},
-        )
-
-
-def _said(record: TrainingRecord) -> list[str]:
-    done = record.results
-    if "held_out" in done:
-        left = {reason: len(ids) for reason, ids in done["left_out"].items()}
-        steps = f"{done['steps']} steps on {done['items'] - sum(left.values())} items"
-        return [steps, *(f"left out: {count:,} ({reason})" for reason, count in left.items())]
-    if "pairs" in done:
-        return [f"{done['pairs']:,} pairs of sentences, {done['components']} direction(s) taken out"]
-    return [f"no weight was changed; settings: {', '.join(f'{k} {v}' for k, v in record.settings.items())}"]
 
 
 def mitigate_language(

@@ -190,6 +190,16 @@ METHODS: Mapping[str, MethodEntry] = {
         _reference("tadet", "tadet:TADeT", "first token's queries aligned (Sudhakar et al., 2023)"),
         _reference("dsa", "dsa:DSA", "patches that give the group away spoilt, for pictures (Qiang et al., 2024)"),
         _language("klaad", "klaad:KLAAD", "attention alike on a stereotype and its opposite (Kim et al., 2025)"),
+        _language(
+            "balance_pairs",
+            "balance_pairs:BalancePairs",
+            "stereotypes no likelier than their opposites on the mean, all else kept",
+        ),
+        _language(
+            "balance_control",
+            "balance_pairs:BalanceControl",
+            "cross-entropy alone on the sentences of balance_pairs, to compare it with",
+        ),
         _language("cda", "cda:CDA", "sentences and their counterfactuals (Zhao et al., 2018)"),
         _language("bias_unlearn", "bias_unlearn:BiasUnlearn", "stereotypes forgotten, the rest kept"),
         _language(

@@ -44,7 +44,7 @@ class TripletData:
         held_out: share of the items whose target terms are kept out of training.
         seed: of the split; another seed, another split.
         bias_type: only items of this category, such as gender; by default all.
-        limit: train on so many items only, to try things out; the split stays the same.
+        limit: only so many items of each part, to try things out; the split stays the same.
         options: of the reader.
     """
 
@@ -88,10 +88,13 @@ stereoset:PATH, triplets:PATH or pairs:PATH is expected
         if reader.kind == "pairs":  # no sentence that is held out is to be the third one of a training triplet
             kept = {item.id for item in split.train}
             split = split._replace(train=tuple(triplets_of([pair for pair in found if pair.id in kept])))
-        if self.limit is None or self.limit >= len(split.train):
-            return split
-        chosen = np.random.default_rng(self.seed).permutation(len(split.train))[: self.limit]
-        return split._replace(train=tuple(split.train[i] for i in sorted(chosen)))
+        return TripletSplit(*(self._drawn(part) for part in split))
+
+    def _drawn(self, items: tuple[StereoSetItem, ...]) -> tuple[StereoSetItem, ...]:
+        if self.limit is None or self.limit >= len(items):
+            return items
+        chosen = np.random.default_rng(self.seed).permutation(len(items))[: self.limit]
+        return tuple(items[i] for i in sorted(chosen))
 
     def described(self) -> dict[str, Any]:
         """What it is, as a record of the training keeps it."""

@@ -54,6 +54,7 @@ class Loop(Generic[B]):
         history: what the caller adds to it, JSON-ready; a checkpoint keeps it.
         kept: weights to come back to.
         resumed_at: steps that a checkpoint had.
+        enough: set to True, it ends the training after the step that is under way.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Loop(Generic[B]):
         self._checkpoint, self._saves_kept = checkpoint, saves_kept
         self._loss = getattr(loss, "__self__", loss)
         self.epoch, self.done, self.resumed_at = 1, 0, 0
+        self.enough = False
         self.losses: list[Tensor] = []
         self.history: list[Any] = []
         self._seconds = 0.0
@@ -118,7 +120,7 @@ class Loop(Generic[B]):
             after_step: called after each.
             after_epoch: called with the losses of its steps, [steps].
         """
-        while self.epoch <= self._plan.epochs:
+        while self.epoch <= self._plan.epochs and not self.enough:
             if before_epoch is not None:
                 before_epoch()
             for batch in self._batches.epoch(self.epoch, len(self.losses)):
@@ -128,6 +130,8 @@ class Loop(Generic[B]):
                 if after_step is not None:
                     after_step()
                 self._save_if_due()
+                if self.enough:
+                    break
             if after_epoch is not None:
                 after_epoch(torch.stack(self.losses))
             self.losses.clear()

@@ -113,6 +113,12 @@ class LanguagePlan(Plan):
     Attributes:
         lora: rank of LoRA matrices on the attention projections, trained instead of the model's own weights; None
             trains all weights.
+        checks: how often training looks at terms that it is not trained on. The weights that are kept are those with
+            the stereotype score nearest to 50 % among the checks, the one before training included, whose perplexity
+            is not above --perplexity-rise; training ends where the score has reached 50 %. 0: it runs to its end.
+        watched: share of the training items, by target term, that is set aside for the checks and not trained on.
+        perplexity_rise: share by which the perplexity of the neutral text (of the unrelated sentences, where there is
+            none) may rise.
 
     Example:
         >>> LanguagePlan().learning_rate
@@ -126,3 +132,6 @@ class LanguagePlan(Plan):
     schedule: Literal["cosine", "linear", "constant"] = "linear"
     warmup: Share = 0.03
     lora: Count | None = None
+    checks: WholeNumber = 0
+    watched: Share = 0.0
+    perplexity_rise: NotNegative = 0.01

@@ -6,9 +6,9 @@ A method brings its examples and the loss of a batch; everything else is the sam
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ OnStep = Callable[[int, int, Mapping[str, float]], None]
 
 # Steps between copies of the weights that a NaN falls back to.
 _KEEP_EVERY = 25
+_EVEN = 0.5  # the stereotype score of a model without a preference
 # Batches that are sorted by length together: longer stretches would pad less and mix worse.
 _STRETCH = 32
 
@@ -37,11 +38,22 @@ class Tuned:
         history: the parts of the loss at every step.
         steps: how many there were, those before a checkpoint included.
         seconds: wall time, that before a checkpoint included.
+        chosen: the step whose weights were kept; 0 is the model as it was.
+        looks: step -> what a check saw after it; 0 is before training.
     """
 
     history: tuple[Mapping[str, float], ...]
     steps: int
     seconds: float
+    chosen: int = 0
+    looks: Mapping[int, "Look"] = field(default_factory=dict)
+
+
+class Look(NamedTuple):
+    """What is seen of a model on terms and texts that it is not trained on."""
+
+    ss: float  # the stereotype score, a share
+    perplexity: float
 
 
 def tune(
@@ -53,6 +65,7 @@ def tune(
     *,
     checkpoints: str | os.PathLike[str] | None = None,
     identity: Mapping[str, Any] | None = None,
+    look: Callable[[], Look] | None = None,
     on_step: OnStep | None = None,
 ) -> Tuned:
     """Fine-tune the parameters of `model` that ask for gradients; the model ends in evaluation mode.
@@ -67,6 +80,7 @@ def tune(
         plan: how to train.
         checkpoints: folder for the state of the training; one that was killed goes on from what it finds there.
         identity: what else a checkpoint must agree with: the data, the method's settings.
+        look: for the checks of the plan (`LanguagePlan.checks`); without it there are none.
         on_step: called with the steps done, all steps, and the parts of the loss.
 
     Raises:
@@ -91,9 +105,10 @@ def tune(
     same = {"plan": asdict(plan), "examples": len(examples), **(identity or {})}
     checkpoint = None if checkpoints is None else Checkpoint(Path(checkpoints), same)
     batches = LengthBatches(examples, lengths, plan.batch_size, plan.seed)
-    loop = Loop(model, optimizer, batches, plan, checkpoint, saves_kept=False)
     model.eval()
-    good = loop.done
+    stopping = None if look is None or not plan.checks else _Stopping(look, plan)  # looks at the model as it was
+    loop = Loop(model, optimizer, batches, plan, checkpoint, saves_kept=stopping is not None)
+    good = loop.done if stopping is None else stopping.best(loop.history)
 
     def watch(parts: Parts) -> None:
         """Stop before a loss or gradient that is not finite reaches the weights."""
@@ -110,7 +125,7 @@ def tune(
                 f"{seen}; the model is back at its weights after step {good}. Lower the learning rate (now "
                 f"{plan.learning_rate:g}), or compute in 32 bit"
             )
-        if loop.done % _KEEP_EVERY == 0:
+        if stopping is None and loop.done % _KEEP_EVERY == 0:
             # This batch has just shown that the weights before this step are good.
             loop.keep()
             good = loop.done
@@ -118,6 +133,13 @@ def tune(
         loop.history.append(found)
 
     def after_step() -> None:
+        nonlocal good
+        if stopping is not None and stopping.due(loop.done, loop.steps):
+            loop.history[-1] |= stopping.look()._asdict()
+            loop.enough = loop.history[-1]["ss"] <= _EVEN
+            if stopping.best(loop.history) == loop.done:
+                loop.keep()
+                good = loop.done
         if on_step is not None:
             on_step(loop.done, loop.steps, loop.history[-1])
 
@@ -130,7 +152,33 @@ def tune(
         watch=watch,
     )
     loop.run(step, after_step=after_step)
-    return Tuned(tuple(loop.history), loop.steps, loop.seconds)
+    if stopping is None:
+        return Tuned(tuple(loop.history), loop.done, loop.seconds, loop.done)
+    loop.put_back()
+    return Tuned(tuple(loop.history), loop.done, loop.seconds, good, stopping.looks(loop.history))
+
+
+class _Stopping:
+    """Which of the checked weights to keep: those with the stereotype score nearest to even, at no cost in language."""
+
+    def __init__(self, look: Callable[[], Look], plan: LanguagePlan) -> None:
+        self.look, self._checks = look, plan.checks
+        self._before = look()
+        self._most = (1 + plan.perplexity_rise) * self._before.perplexity
+
+    def due(self, done: int, steps: int) -> bool:
+        """Whether there is a check after so many steps: they are spread evenly, the last at the end."""
+        return done in {round(steps * (k + 1) / self._checks) for k in range(self._checks)}
+
+    def looks(self, history: Sequence[Mapping[str, float]]) -> dict[int, Look]:
+        """Step -> what was seen after it."""
+        later = {i: Look(line["ss"], line["perplexity"]) for i, line in enumerate(history, 1) if "ss" in line}
+        return {0: self._before, **later}
+
+    def best(self, history: Sequence[Mapping[str, float]]) -> int:
+        """The step whose weights are to be kept, of those so far."""
+        looks = {step: look for step, look in self.looks(history).items() if look.perplexity <= self._most}
+        return min(looks, key=lambda step: (abs(looks[step].ss - _EVEN), step))
 
 
 class LengthBatches(Generic[E]):

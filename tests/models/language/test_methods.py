@@ -314,6 +314,8 @@ def test_every_method_writes_a_model_that_can_be_scored(method, folder, stereose
         arguments += ["--swaps", swaps]
     if method in ("cda", "bias_unlearn"):
         arguments += ["--lr", "1e-3"]
+    if method == "balance_pairs":
+        arguments += ["--checks", "0"]
     main(arguments)
     assert f"model: {out}" in capsys.readouterr().out
     record = json.loads((out / "fairhead-training.json").read_text())

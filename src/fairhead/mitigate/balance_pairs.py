@@ -1,0 +1,320 @@
+"""Balance for pairs of sentences: shift how much likelier stereotypes are than their opposites, keep all else.
+
+Of a pair, Δ = log p(stereotype) − log p(anti-stereotype), of whole sentences. Only its mean over many pairs tells of a
+stereotype; that one sentence is likelier than another has many reasons. So the mean is taken off every pair alike, and
+each pair keeps its own difference from it. The loss of a batch has three parts:
+
+1. shift: the Huber loss of Δ − (Δ before training − the mean of those);
+2. level: the Huber loss of how far the mean log-probability of a pair's two sentences has moved;
+3. keep: KL(before ‖ now) of next-token distributions, per token, on unrelated sentences and on neutral text.
+
+What the model said before training is computed once (`refer`): two numbers a pair, and the final hidden states of the
+sentences whose distributions are kept, which the output layer as it was turns into distributions again. No second model
+is held or run.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import huber_loss
+
+from fairhead.data.sentence_triplets import StereoSetItem
+from fairhead.errors import InputError
+from fairhead.language.packing import Path, Row, plain_row
+from fairhead.language.row_layout import Layout, at_vocabulary, send
+from fairhead.language.scorer import Planned, ReadyBatch, log_sum_exp, quiet
+from fairhead.mitigate.bias_unlearn import NegativeLogLikelihoods
+from fairhead.mitigate.klaad_batch import layouts_of, tree_of
+from fairhead.mitigate.language_trainer import Prepared
+from fairhead.mitigate.neutral_text import encode_neutral, read_neutral
+from fairhead.mitigate.triplets import encode_triplets
+from fairhead.settings import NotNegative, Option, Positive, check_config
+from fairhead.train.step import Parts
+
+STEREOTYPE, ANTI_STEREOTYPE, UNRELATED, NEUTRAL = range(4)
+# Examples that are read together where nothing is trained.
+_AT_ONCE = 64
+
+
+class Reference(NamedTuple):
+    """What the model said of an example before it was trained."""
+
+    logprobs: tuple[float, float]  # of the stereotype and of the anti-stereotype
+    states: Tensor  # what the output layer reads where the distribution is kept, [K, D]
+    mean_gap: float  # what is taken off Δ; NaN: the mean of the batch
+
+
+class Example(NamedTuple):
+    """The sentences of an item, with a neutral text where there is one, as one tree."""
+
+    category: str
+    sentences: tuple[Sequence[int], ...]  # in the order of STEREOTYPE, ANTI_STEREOTYPE, UNRELATED and NEUTRAL
+    tree: Row
+    reference: Reference | None = None
+
+
+@dataclass(frozen=True)
+class BalancePairs:
+    """The settings.
+
+    Attributes:
+        neutral: text whose distribution is kept: a text file, BOLD's folder, or texts such as multinli:PATH.
+        mean_over: what the mean that is taken off every pair is over: its batch, its category, all pairs; "each" pulls
+            every pair to 0 by itself.
+        level_weight: of the second part; the first has weight 1.
+        keep_weight: of the third part.
+        width: where the Huber loss turns from a square into a line, in nats.
+
+    Example:
+        >>> BalancePairs(keep_weight=0).mean_over
+        'batch'
+    """
+
+    neutral: Annotated[str | None, Option(metavar="TEXT")] = None
+    mean_over: Literal["batch", "category", "all", "each"] = "batch"
+    level_weight: NotNegative = 0.5
+    keep_weight: NotNegative = 10.0
+    width: Positive = 2.0
+    plan: ClassVar[Mapping[str, Any]] = {
+        "epochs": 2,
+        "batch_size": 16,
+        "learning_rate": 5e-5,
+        "warmup": 0.0,
+        "checks": 8,
+        "watched": 0.15,
+    }
+
+    def __post_init__(self) -> None:
+        check_config(self)
+
+    def check(self) -> None:
+        """Refuse a neutral text that cannot be read, before a model is loaded."""
+        read_neutral(self.neutral)
+
+    def watched_texts(self) -> Sequence[str]:
+        """Neutral texts that are not trained on: their perplexity is watched."""
+        return read_neutral(self.neutral).watched
+
+    def prepare(self, items: Iterable[StereoSetItem], tokenizer: Any, context: int) -> Prepared[Example]:
+        """One example an item; neutral texts are dealt out in an order that depends on them alone."""
+        listed = list(items)
+        triplets, left_out = encode_triplets(listed, tokenizer, context)
+        category = {item.id: item.bias_type for item in listed}
+        neutral = encode_neutral(read_neutral(self.neutral).trained, tokenizer, context)
+        examples = []
+        for i, triplet in enumerate(triplets):
+            sentences = (*triplet[1:], neutral[i % len(neutral)]) if neutral else triplet[1:]
+            examples.append(Example(category[triplet.id], sentences, tree_of(sentences)))
+        return Prepared(examples, [len(example.tree.tokens) for example in examples], left_out)
+
+    def refer(self, model: nn.Module, prepared: Prepared[Example]) -> Prepared[Example]:
+        """The examples with what the model says of them now."""
+        layout_of = layouts_of(model)
+        order = sorted(range(len(prepared.examples)), key=lambda i: prepared.lengths[i])
+        said: dict[int, tuple[tuple[float, float], Tensor]] = {}
+        with quiet(model):
+            for begin in range(0, len(order), _AT_ONCE):
+                chosen = order[begin : begin + _AT_ONCE]
+                batch = batch_of([prepared.examples[i] for i in chosen], layout_of)
+                with at_vocabulary(model, batch.ready.ready.positions) as seen:
+                    logits = model(**batch.ready.ready.inputs, use_cache=False).logits[0].float()
+                states = seen[0].flatten(0, 1)[batch.ready.ready.positions][batch.kept].cpu()
+                pairs = batch.pair_logprobs(logits, log_sum_exp(logits)).T.double().cpu()
+                parts = states.split(batch.kept_of.tolist())
+                for i, (stereotype, anti), own in zip(chosen, pairs.tolist(), parts, strict=True):
+                    said[i] = (stereotype, anti), own.clone()
+        gaps = np.array([said[i][0][0] - said[i][0][1] for i in range(len(order))])
+        means = self._means(gaps, [example.category for example in prepared.examples])
+        examples = [
+            example._replace(reference=Reference(*said[i], float(means[i])))
+            for i, example in enumerate(prepared.examples)
+        ]
+        return prepared._replace(examples=examples)
+
+    def _means(self, gaps: np.ndarray[Any, np.dtype[np.float64]], categories: Sequence[str]) -> Any:
+        """What is taken off each pair's Δ, [n]."""
+        if self.mean_over == "batch":
+            return np.full(len(gaps), np.nan)
+        if self.mean_over == "each":
+            return gaps
+        groups = np.array(categories if self.mean_over == "category" else ["all"] * len(gaps))
+        return np.array([gaps[groups == group].mean() for group in groups])
+
+    @contextmanager
+    def session(self, model: nn.Module) -> Iterator[Callable[[Sequence[Example]], Parts]]:
+        """The loss of examples that `refer` has seen, against the model as it is now."""
+        layout_of = layouts_of(model)
+        output: Any = model.get_output_embeddings()  # type: ignore[operator]
+        trained = any(weight.requires_grad for weight in output.parameters())
+        before = deepcopy(output).requires_grad_(False) if trained else output
+
+        def loss(examples: Sequence[Example]) -> Parts:
+            references = [_reference(example) for example in examples]
+            batch = batch_of(examples, layout_of)
+            device = batch.kept.device
+            states = send(torch.cat([reference.states for reference in references]), device)
+            with _beside(output, before, states):
+                logits = batch.ready.ready.logits().float()
+            now, then = logits[: -len(states)], logits[-len(states) :]
+            totals = log_sum_exp(logits)
+            numbers = [[*reference.logprobs, reference.mean_gap] for reference in references]
+            return self.parts(
+                batch.pair_logprobs(now, totals),
+                send(torch.tensor(numbers, dtype=torch.float32), device),
+                _divergence(then, now[batch.kept], totals[len(now) :], totals[batch.kept])[batch.counted],
+            )
+
+        yield loss
+
+    def parts(self, now: Tensor, before: Tensor, divergence: Tensor) -> Parts:
+        """The loss of B pairs from log-probabilities now [2, B], those before and the mean gap [B, 3], and KL [T]."""
+        gap, gap_before = now[0] - now[1], before[:, 0] - before[:, 1]
+        mean = gap_before.mean() if self.mean_over == "batch" else before[:, 2]
+        shift = huber_loss(gap, gap_before - mean, delta=self.width)
+        level = huber_loss(now.mean(0), before[:, :2].mean(1), delta=self.width)
+        keep = divergence.mean()
+        total = shift + self.level_weight * level + self.keep_weight * keep
+        return {"loss": total, "shift": shift, "level": level, "keep": keep}
+
+    def measuring(self) -> NegativeLogLikelihoods:
+        """How likely the three sentences are: the loss itself needs the model before training."""
+        return NegativeLogLikelihoods()
+
+
+@dataclass(frozen=True)
+class BalanceControl:
+    """Cross-entropy alone on the pairs and neutral texts that `BalancePairs` reads, in the same batches, to the end.
+
+    Nothing is trained on the unrelated sentences, which are nonsense.
+
+    Attributes:
+        neutral: as in `BalancePairs`.
+    """
+
+    neutral: Annotated[str | None, Option(metavar="TEXT")] = None
+    plan: ClassVar[Mapping[str, Any]] = {**BalancePairs.plan, "checks": 0}
+
+    def check(self) -> None:
+        """Refuse a neutral text that cannot be read, before a model is loaded."""
+        read_neutral(self.neutral)
+
+    def watched_texts(self) -> Sequence[str]:
+        """Neutral texts that are not trained on: their perplexity is watched."""
+        return read_neutral(self.neutral).watched
+
+    def prepare(self, items: Iterable[StereoSetItem], tokenizer: Any, context: int) -> Prepared[Example]:
+        """As `BalancePairs` does."""
+        return BalancePairs(self.neutral).prepare(items, tokenizer, context)
+
+    @contextmanager
+    def session(self, model: nn.Module) -> Iterator[Callable[[Sequence[Example]], Parts]]:
+        """Cross-entropy per token of stereotypes, anti-stereotypes and neutral texts."""
+        layout_of = layouts_of(model)
+
+        def loss(examples: Sequence[Example]) -> Parts:
+            batch = batch_of(examples, layout_of)
+            logits = batch.ready.ready.logits().float()
+            return {"loss": -batch.token_logprobs(logits, log_sum_exp(logits))[batch.trained].mean()}
+
+        yield loss
+
+    def measuring(self) -> NegativeLogLikelihoods:
+        """As `BalancePairs` does."""
+        return NegativeLogLikelihoods()
+
+
+class Batch(NamedTuple):
+    """B examples on the model's device: S scored tokens, predicted at P positions."""
+
+    ready: ReadyBatch
+    pair_tokens: Tensor  # scored tokens of stereotypes and anti-stereotypes, a sentence after the other, [Q]
+    pair_of: Tensor  # which of the 2B sentences each is of, stereotypes first, [Q]
+    trained: Tensor  # scored tokens of pairs and neutral texts, [C]
+    kept: Tensor  # positions whose distribution is kept, an example after the other, [K]
+    kept_of: Tensor  # how many of them each example has, [B]; not on the device
+    counted: Tensor  # for each token of unrelated sentences and neutral texts, which of `kept` predicts it, [T]
+
+    def token_logprobs(self, logits: Tensor, totals: Tensor) -> Tensor:
+        """Log-probabilities [S] of the scored tokens, from logits [P, V] and their log-sum-exp [P]."""
+        return logits[self.ready.source, self.ready.token] - totals[self.ready.source]
+
+    def pair_logprobs(self, logits: Tensor, totals: Tensor) -> Tensor:
+        """Log-probabilities of whole sentences, [2, B]: stereotypes, then anti-stereotypes."""
+        tokens = self.token_logprobs(logits, totals)[self.pair_tokens]
+        return tokens.new_zeros(2 * len(self.kept_of)).index_add(0, self.pair_of, tokens).view(2, -1)
+
+
+def batch_of(examples: Sequence[Example], layout_of: Callable[[Sequence[Example]], Layout]) -> Batch:
+    """Put examples together."""
+    layout, n, each = layout_of(examples), len(examples), len(examples[0].sentences)
+    rows: list[Row] = []
+    for b, example in enumerate(examples):
+        if layout.tree:
+            paths = (Path(each * b + path.sequence, path.positions) for path in example.tree.paths)
+            rows.append(example.tree._replace(paths=tuple(paths)))
+        else:
+            rows += [plain_row(tokens, sequence=each * b + k) for k, tokens in enumerate(example.sentences)]
+    planned = Planned(layout, tuple(rows), range(n * each))
+    at = dict(planned.paths())
+    ready = planned.ready()
+    device = ready.source.device
+    pairs = [at[each * b + k] for k in (STEREOTYPE, ANTI_STEREOTYPE) for b in range(n)]
+    neutral = [at[each * b + NEUTRAL] for b in range(n) if each > NEUTRAL]
+    source, kept, counted, taken = planned.sources(), [], [], 0
+    for b in range(n):
+        own = source[np.concatenate([at[each * b + k] for k in range(UNRELATED, each)])]
+        places, inverse = np.unique(own, return_inverse=True)
+        kept.append(places)
+        counted.append(inverse + taken)
+        taken += len(places)
+
+    def moved(values: Any) -> Tensor:
+        return send(torch.from_numpy(np.ascontiguousarray(values)), device)
+
+    return Batch(
+        ready,
+        moved(np.concatenate(pairs)),
+        moved(np.repeat(np.arange(2 * n), [len(one) for one in pairs])),
+        moved(np.concatenate([*pairs, *neutral])),
+        moved(np.concatenate(kept)),
+        torch.tensor([len(one) for one in kept]),
+        moved(np.concatenate(counted)),
+    )
+
+
+def _reference(example: Example) -> Reference:
+    if example.reference is None:
+        raise InputError("an example has no reference; pass what was prepared through BalancePairs.refer first")
+    return example.reference
+
+
+@contextmanager
+def _beside(output: nn.Module, before: nn.Module, states: Tensor) -> Iterator[None]:
+    """Let an output layer also give, after its own logits, those of `states` by the layer as it was before.
+
+    Whatever the model does to its logits afterwards (soft caps, scales) it does to both.
+    """
+
+    def append(module: nn.Module, inputs: tuple[Tensor, ...], logits: Tensor) -> Tensor:
+        with torch.no_grad():
+            # `forward`, not a call: where it is the layer itself, its hooks are not meant for this.
+            then = before.forward(states.to(inputs[0].dtype))
+        return torch.cat([logits, then[None]], dim=1)
+
+    hook = output.register_forward_hook(append)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _divergence(before: Tensor, now: Tensor, total_before: Tensor, total_now: Tensor) -> Tensor:
+    """KL(before ‖ now) of distributions given by logits [K, V] and their log-sum-exp [K]: [K]."""
+    share = (before - total_before[:, None]).exp()
+    return (share * (before - now)).sum(-1) - total_before + total_now

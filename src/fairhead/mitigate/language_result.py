@@ -1,0 +1,88 @@
+"""What methods did to a language model: losses on held-out terms before and after, and where the models lie."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fairhead.language.suite import TrainingRecord
+from fairhead.models import load
+from fairhead.report import Report, Result, Sentence
+from fairhead.report.sections.plain_tables import PlainTable, PlainTables
+
+
+@dataclass(frozen=True)
+class MitigatedLanguage(Result):
+    """What methods did to a language model, and where the new models are kept."""
+
+    records: Mapping[str, TrainingRecord]  # run -> how its model came about; one run alone has the name ""
+    out: Path  # the folder of the model; of several, with a folder each
+
+    @property
+    def model(self) -> nn.Module:
+        """The new model (of several the first), loaded from its folder."""
+        return load(self.out / next(iter(self.records)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form: settings, plan and results of every run."""
+        runs = {
+            name or r.method: {"settings": r.settings, "plan": r.plan, **r.results} for name, r in self.records.items()
+        }
+        return {"schema": "fairhead.language_grid/1", "runs": runs}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a run and part of the loss, on the items whose terms were held out."""
+        return [
+            {"run": name or record.method, "part": part, "before": before, "after": held["after"][part]}
+            for name, record in self.records.items()
+            for held in [record.results.get("held_out", {})]
+            for part, before in held.get("before", {}).items()
+        ]
+
+    def page(self, command: str = "") -> Report:
+        """What was done, and the losses on held-out terms before and after."""
+        trained = {name: r.results["held_out"] for name, r in self.records.items() if "held_out" in r.results}
+        said = [f"{f'{name}: ' if name else ''}{line}." for name, r in self.records.items() for line in _said(r)]
+        first = next(iter(trained.values()), None)
+        tables = []
+        if first is not None and first["before"]:
+            losses = {"before": first["before"], **{name or "after": held["after"] for name, held in trained.items()}}
+            caption = f"Losses on {first['items']} items whose terms were held out"
+            rows = [[name, *(f"{value:.4g}" for value in parts.values())] for name, parts in losses.items()]
+            tables.append(PlainTable(caption=caption, columns=["", *first["before"]], rows=rows))
+        elif first is not None:
+            said.append("No term was held out: nothing is known of terms that were not trained on.")
+        record = next(iter(self.records.values()))
+        return Report(
+            title=f"{', '.join(name or r.method for name, r in self.records.items())} on {record.base}",
+            question="What did training do to the losses on terms that were held out?" if trained else "",
+            verdict=[Sentence(text, "note") for text in said],
+            sections=[PlainTables(title="Losses", tables=tables)] if tables else [],
+            provenance={"command": command, **{name or "run": r.settings for name, r in self.records.items()}},
+        )
+
+
+def _said(record: TrainingRecord) -> list[str]:
+    done = record.results
+    if "held_out" in done:
+        left = {reason: len(ids) for reason, ids in done["left_out"].items()}
+        steps = f"{done['steps']} steps on {done['items'] - sum(left.values())} items"
+        return [steps, *_watched(done), *(f"left out: {count:,} ({reason})" for reason, count in left.items())]
+    if "pairs" in done:
+        return [f"{done['pairs']:,} pairs of sentences, {done['components']} direction(s) taken out"]
+    return [f"no weight was changed; settings: {', '.join(f'{k} {v}' for k, v in record.settings.items())}"]
+
+
+def _watched(done: Mapping[str, Any]) -> list[str]:
+    """What the checks found, where there were any."""
+    if "watched" not in done:
+        return []
+    seen = done["watched"]
+    before, after = seen["before"], seen["after"]
+    kept = f"the weights after step {seen['chosen']} are kept" if seen["chosen"] else "the weights stay as they were"
+    return [
+        f"on {seen['items']} watched items the stereotype score went from {100 * before['ss']:.1f} to "
+        f"{100 * after['ss']:.1f} % and perplexity from {before['perplexity']:.2f} to {after['perplexity']:.2f}; {kept}"
+    ]

@@ -1,0 +1,62 @@
+"""What training looks at to know when to stop: terms and texts that it is not trained on."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from fairhead.data.sentence_triplets import StereoSetItem, split_by_target
+from fairhead.errors import InputError
+from fairhead.language.benchmarks import benchmark_named, stereoset
+from fairhead.language.benchmarks.perplexity import Document
+from fairhead.language.benchmarks.perplexity import table as perplexity_table
+from fairhead.language.item_table import ItemTable
+from fairhead.language.scorer import Scorer
+from fairhead.train.plan import LanguagePlan
+from fairhead.train.tuning import Look
+
+
+class Watched(NamedTuple):
+    """Training items, parted by their terms."""
+
+    trained: tuple[StereoSetItem, ...]  # what is left to train on
+    watched: tuple[StereoSetItem, ...]
+
+
+def set_aside(items: Sequence[StereoSetItem], plan: LanguagePlan) -> Watched:
+    """Part training items into those trained on and those watched, as the plan says."""
+    if not plan.checks and not plan.watched:
+        return Watched(tuple(items), ())
+    found = Watched(*split_by_target(items, plan.watched, plan.seed))
+    if not found.trained or (plan.checks and not found.watched):
+        raise InputError(
+            f"of {len(items)} items {len(found.watched)} are watched and {len(found.trained)} trained on: give more "
+            f"terms, another share (watched, now {plan.watched:g}), or no checks (checks 0)"
+        )
+    return found
+
+
+def looker(
+    model: nn.Module, tokenizer: Any, items: Sequence[StereoSetItem], texts: Sequence[str]
+) -> Callable[[], Look]:
+    """What looks at a model: the stereotype score of items, as StereoSet has it, and the perplexity of texts.
+
+    Without texts, the perplexity is that of the items' unrelated sentences.
+    """
+    scorer = Scorer(model, tokenizer)
+    chosen = texts or [item.texts.unrelated for item in items]
+    documents = [Document(str(i), text) for i, text in enumerate(dict.fromkeys(chosen))]
+    requests = stereoset.requests(items)
+
+    def look() -> Look:
+        answers = scorer.score(requests, on_long="skip")
+        ss = _figure("stereoset", "ss", stereoset.table(items, answers))
+        return Look(ss, _figure("perplexity", "perplexity", perplexity_table(scorer, documents)))
+
+    return look
+
+
+def _figure(benchmark: str, metric: str, table: ItemTable) -> float:
+    measures = benchmark_named(benchmark).measures_of(table)
+    measure = next(one for one in measures if one.metric == metric)
+    return float(measure.statistic(measure.sums(table).sum(axis=0)))

@@ -1,0 +1,277 @@
+"""Balance for pairs: its loss against one computed in the plainest way, what training does, and when it stops."""
+
+import json
+import math
+
+import pytest
+import torch
+from language_models import FAMILIES, ITEMS, build, tokenizer
+from torch import nn
+
+from fairhead.cli import main
+from fairhead.data.sentence_triplets import StereoSetItem, Triplet, TripletSplit
+from fairhead.errors import InputError
+from fairhead.mitigate.balance_pairs import BalanceControl, BalancePairs
+from fairhead.mitigate.language_trainer import LanguageTrainer
+from fairhead.mitigate.neutral_text import read_neutral
+from fairhead.train.plan import LanguagePlan
+from fairhead.train.tuning import Look, tune
+
+NEUTRAL = [
+    f"the {who} went home {when} ."
+    for who in ("poet", "pilot", "old baker")
+    for when in ("late", "so", "cold", "often")
+]
+
+
+@pytest.fixture
+def neutral(tmp_path):
+    file = tmp_path / "neutral.txt"
+    file.write_text("\n\n".join(NEUTRAL))
+    return str(file)
+
+
+def perturbed(family):
+    """Another model of the same family: what the first one has become."""
+    model = build(family)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.05 * weight.std() * torch.randn_like(weight)) if weight.numel() > 1 else None
+    return model
+
+
+def read_alone(model, text):
+    """Log-softmax of every position of one text that is read by itself, and its tokens."""
+    ids = torch.tensor([[0, *tokenizer()(text)["input_ids"]]])
+    return model(input_ids=ids).logits[0, :-1].double().log_softmax(-1), ids[0, 1:]
+
+
+def huber(x, width):
+    return x * x / 2 if abs(x) <= width else width * (abs(x) - width / 2)
+
+
+def plainly(items, texts, before, now, config):
+    """The loss, sentence by sentence."""
+
+    def logprob(model, text):
+        table, tokens = read_alone(model, text)
+        return float(table.gather(1, tokens[:, None]).sum())
+
+    gaps = [
+        [logprob(m, i.texts.stereotype) - logprob(m, i.texts.anti_stereotype) for i in items] for m in (now, before)
+    ]
+    levels = [
+        [(logprob(m, i.texts.stereotype) + logprob(m, i.texts.anti_stereotype)) / 2 for i in items]
+        for m in (now, before)
+    ]
+    mean = sum(gaps[1]) / len(items)
+    taken = {
+        "batch": [mean] * len(items),
+        "all": [mean] * len(items),
+        "each": gaps[1],
+        "category": [
+            sum(g for g, j in zip(gaps[1], items, strict=True) if j.bias_type == i.bias_type)
+            / sum(j.bias_type == i.bias_type for j in items)
+            for i in items
+        ],
+    }[config.mean_over]
+    shift = sum(huber(g - (b - m), config.width) for g, b, m in zip(*gaps, taken, strict=True)) / len(items)
+    level = sum(huber(a - b, config.width) for a, b in zip(*levels, strict=True)) / len(items)
+    kl = []
+    for text in [*(i.texts.unrelated for i in items), *texts]:
+        old, new = (read_alone(m, text)[0] for m in (before, now))
+        kl += (old.exp() * (old - new)).sum(-1).tolist()
+    keep = sum(kl) / len(kl)
+    return {"shift": shift, "level": level, "keep": keep} | {
+        "loss": shift + config.level_weight * level + config.keep_weight * keep
+    }
+
+
+def of_two_categories():
+    return [StereoSetItem(**{**vars(i), "bias_type": ("race", "gender")[k % 2]}) for k, i in enumerate(ITEMS)]
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+@pytest.mark.parametrize("mean_over", ["batch", "category", "each"])
+def test_the_loss_is_what_it_says(family, mean_over, neutral):
+    config = BalancePairs(neutral, mean_over, level_weight=0.7, keep_weight=3.0, width=0.5)
+    items, before, now = of_two_categories(), build(family), perturbed(family)
+    prepared = config.prepare(items, tokenizer(), 32)
+    texts = [tokenizer().decode(example.sentences[3][1:]) for example in prepared.examples]
+    examples = config.refer(before, prepared).examples
+    with torch.no_grad(), config.session(before) as loss:
+        assert float(loss(examples)["keep"]) == pytest.approx(0, abs=1e-5)
+        assert float(loss(examples)["level"]) == pytest.approx(0, abs=1e-5)
+        # The model has changed since: its weights, the output layer's among them.
+        before.load_state_dict(now.state_dict())
+        found = {name: float(part) for name, part in loss(examples).items()}
+    with torch.no_grad():
+        expected = plainly(items, texts, build(family), now, config)
+    assert found == pytest.approx(expected, rel=2e-4, abs=1e-5)
+
+
+def test_gradients_are_those_of_the_plain_loss(neutral):
+    config, now = BalancePairs(neutral), perturbed("llama")
+    prepared = config.refer(build("llama"), config.prepare(ITEMS, tokenizer(), 32))
+    with config.session(build("llama")) as loss:
+        pass
+    model = build("llama")
+    with config.session(model) as loss:
+        model.load_state_dict(now.state_dict())
+        loss(prepared.examples)["loss"].backward()
+    reference = perturbed("llama")
+    texts = [tokenizer().decode(example.sentences[3][1:]) for example in prepared.examples]
+    _tensor_loss(ITEMS, texts, build("llama"), reference, config).backward()
+    for (name, found), expected in zip(model.named_parameters(), reference.parameters(), strict=True):
+        assert found.grad.numpy() == pytest.approx(expected.grad.numpy(), rel=1e-2, abs=1e-4), name
+
+
+def _tensor_loss(items, texts, before, now, config):
+    def logprob(model, text):
+        table, tokens = read_alone(model, text)
+        return table.gather(1, tokens[:, None]).sum()
+
+    sides = [[logprob(m, text) for i in items for text in i.texts[:2]] for m in (now, before)]
+    new, old = torch.stack(sides[0]).view(-1, 2), torch.stack(sides[1]).view(-1, 2).detach()
+    gap, gap_before = new[:, 0] - new[:, 1], old[:, 0] - old[:, 1]
+    huber = nn.HuberLoss(delta=config.width)
+    kl = []
+    for text in [*(i.texts.unrelated for i in items), *texts]:
+        a, b = read_alone(before, text)[0].detach(), read_alone(now, text)[0]
+        kl.append((a.exp() * (a - b)).sum(-1))
+    shift = huber(gap, gap_before - gap_before.mean())
+    return shift + config.level_weight * huber(new.mean(1), old.mean(1)) + config.keep_weight * torch.cat(kl).mean()
+
+
+def test_the_control_is_cross_entropy_on_the_same_sentences_in_the_same_batches(neutral):
+    model, control = build("llama"), BalanceControl(neutral)
+    prepared = control.prepare(ITEMS, tokenizer(), 32)
+    assert prepared.lengths == BalancePairs(neutral).prepare(ITEMS, tokenizer(), 32).lengths
+    texts = [text for i in ITEMS for text in i.texts[:2]]
+    texts += [tokenizer().decode(example.sentences[3][1:]) for example in prepared.examples]
+    with torch.no_grad(), control.session(model) as loss:
+        found = [read_alone(model, text) for text in texts]
+        tokens = torch.cat([table.gather(1, ids[:, None]) for table, ids in found])
+        assert float(loss(prepared.examples)["loss"]) == pytest.approx(-float(tokens.mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize("lora", [None, 4])
+def test_training_shifts_the_mean_and_keeps_the_spread(lora, neutral):
+    model = build("llama", scale=2.0)
+    rate = 2e-3 if lora is None else 2e-2
+    trainer = LanguageTrainer(model, tokenizer(), BalancePairs(neutral), LanguagePlan(40, 4, rate, lora=lora))
+    before = trainer.evaluate(ITEMS)
+    spread = _gaps(model)
+    history = trainer.train(TripletSplit(ITEMS, ())).history
+    after = trainer.evaluate(ITEMS)
+    assert history[0]["keep"] == pytest.approx(0, abs=1e-5)
+    assert history[0]["level"] == pytest.approx(0, abs=1e-5)
+    assert abs(after["gap"]) < 0.3 * abs(before["gap"])
+    assert abs(after["unrelated"] - before["unrelated"]) < 0.1
+    moved = _gaps(trainer.model)
+    assert (moved - moved.mean()).numpy() == pytest.approx(
+        (spread - spread.mean()).numpy(), abs=0.3 if lora is None else 1
+    )
+
+
+def _gaps(model):
+    with torch.no_grad():
+        tables = [[read_alone(model, text) for text in i.texts[:2]] for i in ITEMS]
+    sums = [[float(table.gather(1, ids[:, None]).sum()) for table, ids in pair] for pair in tables]
+    return torch.tensor([s - a for s, a in sums])
+
+
+def test_an_example_without_reference_is_refused(neutral):
+    prepared = BalancePairs(neutral).prepare(ITEMS, tokenizer(), 32)
+    with BalancePairs(neutral).session(build("llama")) as loss, pytest.raises(InputError, match="refer first"):
+        loss(prepared.examples)
+
+
+def stopped(looks, checks=4, rise=0.01, examples=8):
+    """Train one number upwards by one a step, with these looks at it; where it is left."""
+    weight = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(weight.weight)
+    plan = LanguagePlan(
+        1, 1, 1.0, schedule="constant", warmup=0, max_grad_norm=None, checks=checks, perplexity_rise=rise
+    )
+    seen = iter(looks)
+    tuned = tune(
+        weight,
+        [[1.0]] * examples,
+        [1] * examples,
+        lambda batch: {"loss": -weight(torch.tensor(batch)).mean()},
+        plan,
+        look=lambda: Look(*next(seen)),
+    )
+    return tuned, float(weight.weight.detach())
+
+
+def test_the_weights_nearest_to_even_are_kept_where_perplexity_allows():
+    tuned, weight = stopped([(0.64, 10.0), (0.6, 10.05), (0.55, 10.2), (0.58, 10.0), (0.59, 10.0)])
+    assert (tuned.chosen, tuned.steps) == (6, 8)  # 0.55 costs 2 % of perplexity
+    assert weight == pytest.approx(6, rel=0.01)
+    assert tuned.history[5]["ss"] == 0.58
+    assert "ss" not in tuned.history[0]
+
+
+def test_training_ends_once_even_is_reached_and_no_cost_is_paid_for_nothing():
+    tuned, weight = stopped([(0.64, 10.0), (0.52, 10.0), (0.49, 10.0), (0.4, 10.0)])
+    assert (tuned.chosen, tuned.steps, len(tuned.history)) == (4, 4, 4)
+    assert weight == pytest.approx(4, rel=0.01)
+    # Nothing was gained within the bound: the model is as it was.
+    tuned, weight = stopped([(0.6, 10.0), *[(0.55, 11.0)] * 4])
+    assert (tuned.chosen, weight) == (0, 0)
+    assert tuned.looks[0] == Look(0.6, 10.0)
+
+
+def test_watched_terms_are_neither_trained_on_nor_scored_later(neutral):
+    items = tuple(
+        StereoSetItem(f"{k}", "intrasentence", f"term{k}", "race", "", Triplet(*ITEMS[k % 4].texts)) for k in range(12)
+    )
+    plan = LanguagePlan(1, 4, 1e-3, checks=2, watched=0.25)
+    trainer = LanguageTrainer(build("llama"), tokenizer(), BalancePairs(neutral), plan)
+    tuned = trainer.train(TripletSplit(items, ()))
+    done = trainer.record.results
+    assert (done["items"], done["watched"]["items"]) == (9, 3)
+    assert len(trainer.record.training_targets) == 12
+    assert done["watched"]["chosen"] == tuned.chosen
+    with pytest.raises(InputError, match="give more terms"):
+        LanguageTrainer(build("llama"), tokenizer(), BalancePairs(neutral), plan).train(TripletSplit(items[:1], ()))
+
+
+def test_neutral_text_is_read_from_texts_and_files(neutral, tmp_path):
+    found = read_neutral(neutral)
+    assert {*found.trained, *found.watched} == set(NEUTRAL)
+    assert len(found.watched) == 1
+    lines = [
+        {"gold_label": "neutral", "sentence1": f"Premise {i % 15}.", "sentence2": f"H {i}.", "pairID": f"{i}n"}
+        for i in range(30)
+    ]
+    (tmp_path / "multinli_1.0_dev_matched.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert "Premise 3." in [
+        *read_neutral(f"multinli:{tmp_path}").trained,
+        *read_neutral(f"multinli:{tmp_path}").watched,
+    ]
+    with pytest.raises(InputError, match="is not there"):
+        BalancePairs("nowhere.txt").check()
+
+
+def test_own_pairs_are_balanced_by_the_command(tmp_path, neutral, capsys):
+    build("llama").save_pretrained(tmp_path / "model")
+    tokenizer().save_pretrained(tmp_path / "model")
+    rows = [
+        f"the {w} {v} was kind .,the {w} {v} was rude .,age"
+        for w in ("nurse", "baker", "poet")
+        for v in ("often", "never", "so")
+    ]
+    (tmp_path / "own.csv").write_text("\n".join(["more,less,category", *rows]))
+    out = tmp_path / "balanced"
+    arguments = ["--model", str(tmp_path / "model"), "--data", f"pairs:{tmp_path / 'own.csv'}", "--neutral", neutral]
+    arguments += ["--mean-over", "category", "--watched", "0.3", "--checks", "2", "--device", "cpu", "--lr", "1e-3"]
+    main(["mitigate", "balance_pairs", *arguments, "--out", str(out)])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "watched items the stereotype score went from" in said
+    record = json.loads((out / "fairhead-training.json").read_text())
+    assert record["plan"]["checks"] == 2
+    assert math.isfinite(record["results"]["held_out"]["after"].get("gap", 0.0))
