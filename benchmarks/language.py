@@ -84,7 +84,7 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
     # The harness puts BOS only where nothing else stands before, unless the tokeniser itself adds one.
     adds_bos = tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id
-    scorer = Scorer(model, tokenizer, start="always" if adds_bos else "empty_prefix")
+    scorer = Scorer(model, tokenizer, convention="fairhead" if adds_bos else "lm-eval")
     harnesses = {size: harness(model, tokenizer, size) for size in arguments.batch_size}
     if arguments.only in (None, "bbq"):
         compare("BBQ", bbq_requests(arguments.data, arguments.items), 3.0, scorer, harnesses, arguments)

@@ -86,6 +86,7 @@ def score(
     out: str | Path | None = None,
     device: str = "auto",
     dtype: str = "auto",
+    start: str = "default",
     tokenizer: Any = None,
     n_boot: int | None = None,
     seed: int = 0,
@@ -102,6 +103,8 @@ def score(
         out: a folder that keeps each answer, from which a killed run goes on.
         device: "cpu", "cuda", ...; "auto" takes a GPU where there is one.
         dtype: "float32", "bfloat16", "float16" or "auto".
+        start: the token that texts start with: "bos", "eos", "none" or a token; "default" is BOS, or end of text where
+            there is none.
         tokenizer: of a live model.
         n_boot: bootstrap replicates; None for what the benchmark usually takes.
         seed: of all that is drawn.
@@ -126,7 +129,10 @@ def score(
     live = not isinstance(model, str | Path)
     if live and tokenizer is None:
         raise InputError("a live language model needs its tokenizer: give tokenizer=...")
-    scorer = Scorer(model.eval(), tokenizer) if live else load_scorer(model, device=device, dtype=dtype)  # type: ignore[arg-type]
+    if live:
+        scorer = Scorer(model.eval(), tokenizer, start=start)
+    else:
+        scorer = load_scorer(model, device=device, dtype=dtype, start=start)  # type: ignore[arg-type]
     name = type(model).__name__ if live else str(model)
     folder = None if out is None else Path(out)
     return run_benchmark(chosen, scorer, items, out=folder, resampling=how, model=name, **options)

@@ -54,7 +54,7 @@ def bold(folder):
 CASES = {
     **{f"lm_suite_{benchmark}": Case(suite(benchmark), TORCH) for benchmark in SUITE},
     "lm_compare": Case(compared, TORCH),
-    "lm_stereoset_start": Case(single("stereoset", "{}/stereoset", "--start", "empty_prefix"), TORCH),
+    "lm_stereoset_start": Case(single("stereoset", "{}/stereoset", "--as", "lm-eval"), TORCH),
     "lm_crows_limit": Case(single("crows", "{}/crows_pairs", "--limit", 40, "--seed", 2, "--level", 0.9), TORCH),
     "lm_bbq_qa": Case(single("bbq", "{}/bbq", "--prompt", "qa", "--category", "Age"), TORCH),
     "lm_perplexity_window": Case(single("perplexity", "{}/text.txt", "--window", 16), TORCH),

@@ -87,14 +87,18 @@ class Computing:
         device: where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.
         dtype: precision; auto is float32 on a processor and bfloat16 on a GPU.
         batch_tokens: tokens of a batch, padding included.
-        start: BOS (end of text where there is none) before every text, or only where nothing else stands before.
+        start: token that texts start with: bos, eos, none or a token; default is BOS, or end of text if there is none.
+        convention: where it stands. fairhead: before every text; lm-eval: only where no context stands before, as
+            lm-evaluation-harness does; bias-bench: before the first token, the others are read without it, as in the
+            published scripts of StereoSet and CrowS-Pairs.
     """
 
     panel: ClassVar[str] = "Model"
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     batch_tokens: Annotated[Count | None, Option(metavar="N")] = None
-    start: Literal["always", "empty_prefix"] = "always"
+    start: Annotated[str, Option(metavar="TOKEN")] = "default"
+    convention: Annotated[Literal["fairhead", "lm-eval", "bias-bench"], Option("--as")] = "fairhead"
 
 
 @dataclass(frozen=True)
@@ -184,7 +188,7 @@ def _command(benchmark: "Benchmark") -> Callable[..., None]:
     run.__doc__ = benchmark.question
     scores = not benchmark.prompts and benchmark.section != "Attention"
     left_out = {
-        "computing": () if scores else ("batch_tokens", "start"),
+        "computing": () if scores else ("batch_tokens", "convention"),
         "output": () if benchmark.report else ("html",),
     }
     return options("lm", without=left_out)(run)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "fairhead.before_after/1"
 # What changes what is asked, beside options of the benchmark: answers to different questions are not compared.
-_MUST_AGREE = ("start", "max_new_tokens", "temperature", "top_k", "top_p")
+_MUST_AGREE = ("start", "as", "max_new_tokens", "temperature", "top_k", "top_p")
 # Methods that swap words for men and women, whatever sentences they see.
 _AIMS = {"cda": ("gender",), "sentence_debias": ("gender",)}
 

@@ -84,7 +84,7 @@ def _encode(scorer: Scorer, prompts: Sequence[Prompt]) -> list[list[int]]:
         if not ids:
             raise InputError(f"prompt {prompt.id!r} has no token; a text is expected")
         scorer.refuse_unknown(ids)
-    return [[scorer.start_token.id, *ids] for ids in encoded]
+    return [[*scorer.start_token.lead, *ids] for ids in encoded]
 
 
 def _continue(
@@ -92,7 +92,7 @@ def _continue(
 ) -> list[Generation]:
     width = max(map(len, tokens))
     # Padding on the left, hidden by the mask; which token stands there does not matter.
-    ids = np.full((len(tokens), width), scorer.start_token.id, dtype=np.int64)
+    ids = np.full((len(tokens), width), scorer.start_token.id or 0, dtype=np.int64)
     mask = np.zeros_like(ids)
     for row, one in enumerate(tokens):
         ids[row, width - len(one) :] = one
@@ -112,7 +112,7 @@ def _continue(
         do_sample=False,  # the likeliest token, of which `_Draw` leaves one
         max_new_tokens=how.max_new_tokens,
         eos_token_id=ends or None,
-        pad_token_id=ends[0] if ends else scorer.start_token.id,
+        pad_token_id=ends[0] if ends else scorer.start_token.id or 0,
     )
     with quiet(scorer.model), _settings_of_its_own(model):
         whole = model.generate(**inputs, generation_config=config, logits_processor=LogitsProcessorList(processors))

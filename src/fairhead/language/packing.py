@@ -11,6 +11,7 @@ adds only the tokens that it does not share with the one before. A row is thus a
 follow from position j are exactly those at j, …, end[j] − 1, and token i may attend to j where j ≤ i < end[j].
 """
 
+import copy
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 from typing import Any, Literal, NamedTuple
@@ -22,10 +23,16 @@ from fairhead.errors import InputError
 from fairhead.language.answers import Request
 
 Ints = NDArray[np.int64]
-Start = Literal["always", "empty_prefix"]
+# How the start token and a text are put together: before every text ("fairhead"); only where no prefix stands before
+# what is scored ("lm-eval", as lm-evaluation-harness does where the tokeniser adds none itself); the first token after
+# the start token, the others without it ("bias-bench", as the published scripts of StereoSet and CrowS-Pairs do).
+Convention = Literal["fairhead", "lm-eval", "bias-bench"]
 
 # Sharing the start token and a first word is not worth a longer row.
 _LITTLE = 2
+# Attributes of a tokeniser that name the token before a text; and where `starting` keeps its choice.
+_SPECIAL = (("bos", "bos_token_id"), ("end of text", "eos_token_id"))
+_CHOSEN = "fairhead_start"
 
 
 class TokenSequence(NamedTuple):
@@ -38,9 +45,14 @@ class TokenSequence(NamedTuple):
 class StartToken(NamedTuple):
     """The token that stands before the first one of a text."""
 
-    id: int  # its number
+    id: int | None  # its number; None: no token stands there
     name: str  # its text, such as "<s>"
-    kind: str  # "bos", or "end of text" where the tokeniser has no BOS
+    kind: str  # "bos"; "end of text", also where the tokeniser has no BOS; "chosen" or "none"
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """What stands before a text: the token, or nothing."""
+        return () if self.id is None else (self.id,)
 
 
 class Encoded(NamedTuple):
@@ -48,22 +60,67 @@ class Encoded(NamedTuple):
 
     sequence: TokenSequence
     merged: bool
+    first: TokenSequence | None = None  # where the first token is scored apart from the others: how
 
 
-def start_token(tokenizer: Any) -> StartToken:
-    """BOS, or end of text where there is none, as GPT-2 was trained."""
-    for kind, attribute in (("bos", "bos_token_id"), ("end of text", "eos_token_id")):
+def start_token(tokenizer: Any, start: str | None = None) -> StartToken:
+    """The token that texts start with.
+
+    Args:
+        tokenizer: a Hugging Face tokeniser.
+        start: "bos", "eos" (end of text), "none", or a token of the tokeniser; "default" is BOS, or end of text where
+            there is none, as GPT-2 was trained; None is what `starting` has chosen, or else "default".
+
+    Raises:
+        InputError: the tokeniser has no such token.
+    """
+    chosen: str = start or getattr(tokenizer, _CHOSEN, None) or "default"
+    if chosen == "none":
+        return StartToken(None, "none", "none")
+    named = {"bos": _SPECIAL[:1], "eos": _SPECIAL[1:], "default": _SPECIAL}
+    for kind, attribute in named.get(chosen, ()):
         number = getattr(tokenizer, attribute, None)
         if number is not None:
             return StartToken(int(number), str(tokenizer.convert_ids_to_tokens(int(number))), kind)
-    raise InputError(
-        f"{type(tokenizer).__name__} has neither a BOS nor an end-of-text token, so the first token of a text cannot "
-        "be scored; set tokenizer.bos_token"
+    if chosen == "default":
+        raise InputError(
+            f"{type(tokenizer).__name__} has neither a BOS nor an end-of-text token, so the first token of a text "
+            "cannot be scored; name a token to start with, or none (--start)"
+        )
+    number = None if chosen in named else tokenizer.get_vocab().get(chosen)
+    if number is None:
+        raise InputError(
+            f"the tokeniser has no token {chosen!r} to start a text with; bos, eos, none or a token is expected"
+        )
+    return StartToken(int(number), chosen, "chosen")
+
+
+def starting(tokenizer: Any, start: str) -> Any:
+    """A copy of a tokeniser for which `start_token` gives this choice; the tokeniser itself stays as it is."""
+    start_token(tokenizer, start)
+    found = copy.copy(tokenizer)
+    setattr(found, _CHOSEN, start)
+    return found
+
+
+def control_token_warning(tokenizer: Any, start: str | None = None) -> str | None:
+    """What to tell a user who has not chosen a start token, where it is a control token of the chat template."""
+    chosen = start or getattr(tokenizer, _CHOSEN, None) or "default"
+    if chosen != "default" or not (template := getattr(tokenizer, "chat_template", None)):
+        return None
+    name = start_token(tokenizer).name
+    if name not in str(template):
+        return None
+    return (
+        f"texts start with {name}, a control token of this model's chat template, which no plain text follows in its "
+        "training: figures depend on that. Choose another with --start: eos, none, or a token such as '<|endoftext|>'"
     )
 
 
-def encode(requests: Sequence[Request], tokenizer: Any, start: StartToken, when: Start) -> list[Encoded]:
-    """Tokens of each request after the start token: "always", or before texts without a prefix ("empty_prefix")."""
+def encode(
+    requests: Sequence[Request], tokenizer: Any, start: StartToken, convention: Convention = "fairhead"
+) -> list[Encoded]:
+    """Tokens of each request, with the start token where the convention has it."""
     parts = [_move_spaces(request) for request in requests]
     wholes = _ids(tokenizer, [prefix + continuation for prefix, continuation in parts])
     # Many continuations share a prefix: each is encoded once.
@@ -77,9 +134,16 @@ def encode(requests: Sequence[Request], tokenizer: Any, start: StartToken, when:
         # A merge can leave no token after the prefix: the last one then holds the continuation.
         split = min(len(before), len(whole) - 1)
         merged = list(whole[: len(before)]) != list(before) or split < len(before)
+        apart = convention == "bias-bench" and split == 0 and len(whole) > 1
         # Without a token before it the first could not be scored.
-        lead = [start.id] if when == "always" or split == 0 else []
-        encoded.append(Encoded(TokenSequence([*lead, *whole], len(lead) + split), merged))
+        lead = [] if apart or (convention != "fairhead" and split > 0) else start.lead
+        sequence = TokenSequence([*lead, *whole], max(len(lead) + split, 1))
+        if sequence.scored_from == len(sequence.tokens):
+            raise InputError(
+                f"request {request.id!r}: its only token has none before it, so that nothing is scored; start texts "
+                "with a token (--start bos, eos or a token)"
+            )
+        encoded.append(Encoded(sequence, merged, TokenSequence([*start.lead, whole[0]], 1) if apart else None))
     return encoded
 
 

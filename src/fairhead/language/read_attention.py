@@ -115,7 +115,8 @@ def _comparable(
 ) -> tuple[dict[int, _Encoded], Mapping[str, tuple[str, ...]]]:
     texts = [text for pair in pairs for text in (pair.first, pair.second)]
     ids = scorer.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else []
-    lead, skip = [scorer.start_token.id], 0 if start_token else 1
+    lead = [*scorer.start_token.lead]
+    skip = 0 if start_token else len(lead)
     found: dict[int, _Encoded] = {}
     left_out: dict[str, list[str]] = {}
     for i, pair in enumerate(pairs):

@@ -20,10 +20,22 @@ from torch import Tensor, nn
 
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.language.answers import Answers, Journal, Progress, Request, Score, refuse_duplicates
-from fairhead.language.packing import Encoded, Row, Start, TokenSequence, batches, encode, pack, predicting, start_token
+from fairhead.language.packing import (
+    Convention,
+    Encoded,
+    Row,
+    TokenSequence,
+    batches,
+    control_token_warning,
+    encode,
+    pack,
+    predicting,
+    start_token,
+)
 from fairhead.language.row_layout import Layout, Ready, reads_trees, send
 from fairhead.models import method_of, open_model
 from fairhead.models.load import DType, weights_digest
+from fairhead.train.step import say_once
 
 # Tokens a batch by default: enough to keep a processor or a GPU busy.
 _BATCH_TOKENS = {"cpu": 768, "cuda": 16384}
@@ -96,9 +108,9 @@ class Scorer:
     batch_tokens: int | None = None  # tokens of a batch, padding included; None chooses by device
     # Tokens of a row of a batch, in which what several requests begin with is shared; None chooses by device
     row_tokens: int | None = None
-    # "always" puts BOS (end of text where there is none) before every text; "empty_prefix" only before texts without a
-    # prefix, as lm-evaluation-harness does where the tokeniser adds none itself
-    start: Start = "always"
+    # The token that texts start with, as in `packing.start_token`: "default", "bos", "eos", "none", or a token
+    start: str | None = None
+    convention: Convention = "fairhead"  # where it stands
 
     def __post_init__(self) -> None:
         refuse_other_than_causal(self.model)
@@ -114,7 +126,11 @@ class Scorer:
             raise InputError(
                 f"batch_tokens {self.batch_tokens} and row_tokens {self.row_tokens}: at least 1 is expected"
             )
-        self.start_token = start_token(self.tokenizer)
+        self.start_token = start_token(self.tokenizer, self.start)
+        if self.convention == "bias-bench" and not self.start_token.lead:
+            raise InputError("bias-bench scores the first token of a text after a start token; --start none has none")
+        if (told := control_token_warning(self.tokenizer, self.start)) is not None:
+            say_once(told)
         self.vocabulary = int(_input_embeddings(self.model).shape[0])
         self.context = context_length(self.model)
         with quiet(self.model):
@@ -137,20 +153,31 @@ class Scorer:
         refuse_duplicates(requests, "requests")
         found = {r.id: s for r in requests if journal and (s := journal.find(r, per_token)) is not None}
         open_requests = [r for r in requests if r.id not in found]
-        encoded = encode(open_requests, self.tokenizer, self.start_token, self.start)
+        encoded = encode(open_requests, self.tokenizer, self.start_token, self.convention)
         fitting, too_long = self._split_by_length(open_requests, encoded, on_long)
         sequences = [encoded[i].sequence for i in fitting]
         names = [open_requests[i].id for i in fitting]
+        firsts = self._firsts([encoded[i] for i in fitting], names)
         if progress is not None:
             progress(len(found), len(requests))
         for batch in self._score_batches(sequences, names):
-            scores = [_score(names[k], encoded[fitting[k]], values, per_token) for k, values in batch]
+            whole = [(k, np.concatenate([firsts[k], values]) if k in firsts else values) for k, values in batch]
+            scores = [_score(names[k], encoded[fitting[k]], values, per_token) for k, values in whole]
             if journal is not None:
                 journal.add([open_requests[fitting[k]] for k, _ in batch], scores)
             found |= {score.id: score for score in scores}
             if progress is not None:
                 progress(len(found) + len(too_long), len(requests))
         return Answers({r.id: found[r.id] for r in requests if r.id in found}, tuple(too_long))
+
+    def _firsts(self, encoded: Sequence[Encoded], names: Sequence[str]) -> dict[int, NDArray[np.float64]]:
+        """The log-probability [1] of each first token that is scored apart from the others; each token is read once."""
+        apart = {i: tuple(one.first.tokens) for i, one in enumerate(encoded) if one.first is not None}
+        distinct = list(dict.fromkeys(apart.values()))
+        first_of = {tokens: names[i] for i, tokens in reversed(apart.items())}
+        values = self.score_tokens([TokenSequence(t, 1) for t in distinct], [first_of[t] for t in distinct])
+        found = dict(zip(distinct, values, strict=True))
+        return {i: found[tokens] for i, tokens in apart.items()}
 
     def score_tokens(self, sequences: Sequence[TokenSequence], names: Sequence[str]) -> list[NDArray[np.float64]]:
         """Log-probabilities of the scored tokens of each sequence; `names` are for messages."""
@@ -172,7 +199,8 @@ class Scorer:
             "model": type(self.model).__name__,
             "weights": weights_digest(self.model),
             "dtype": str(self.dtype).removeprefix("torch."),
-            "start": self.start,
+            "start": self.start or "default",
+            "as": self.convention,
             "start_token": f"{self.start_token.name} ({self.start_token.kind})",
         }
 
@@ -340,7 +368,8 @@ def load_scorer(
     device: str = "auto",
     dtype: DType = "auto",
     batch_tokens: int | None = None,
-    start: Start = "always",
+    start: str | None = None,
+    convention: Convention = "fairhead",
     tokenizer: Any = None,
 ) -> Scorer:
     """Load a causal language model and its tokenizer for scoring, with the method that it carries.
@@ -350,7 +379,8 @@ def load_scorer(
         device: "cpu", "cuda", "cuda:1", ...; "auto" takes a GPU where there is one.
         dtype: "float32", "bfloat16" or "float16"; "auto" is float32 on a processor and bfloat16 on a GPU.
         batch_tokens: as in `Scorer`.
-        start: as in `Scorer`.
+        start: the token that texts start with: "default", "bos", "eos", "none", or a token.
+        convention: where it stands: "fairhead", "lm-eval" or "bias-bench", as in `packing.Convention`.
         tokenizer: of a live model; otherwise that of the folder.
 
     Example:
@@ -360,6 +390,8 @@ def load_scorer(
         fairhead.errors.InputError: no/such/folder: a folder with a model (config.json) is expected; it is not there
     """
     loaded = open_model(model, "causal", device=device, dtype=dtype, tokenizer=tokenizer)
-    if start != "always" and method_of(loaded.model) is not None:
-        raise InputError(f"{model}: self-debiasing puts its sentence after the start token; --start always is needed")
-    return Scorer(loaded.model, loaded.tokenizer, batch_tokens=batch_tokens, start=start)
+    if (start not in (None, "default") or convention != "fairhead") and method_of(loaded.model) is not None:
+        raise InputError(
+            f"{model}: self-debiasing puts its sentence after the model's own start token; leave --start and --as out"
+        )
+    return Scorer(loaded.model, loaded.tokenizer, batch_tokens=batch_tokens, start=start, convention=convention)

@@ -135,7 +135,7 @@ def take_apart(
 
 def encoded_texts(scorer: Scorer, pairs: TextPairs) -> list[TokenSequence]:
     """The tokens of every text of the pairs, all of them scored."""
-    found = encode(list(pairs.texts), scorer.tokenizer, scorer.start_token, scorer.start)
+    found = encode(list(pairs.texts), scorer.tokenizer, scorer.start_token)
     for text, one in zip(pairs.texts, found, strict=True):
         if len(one.sequence.tokens) > scorer.context:
             raise InputError(

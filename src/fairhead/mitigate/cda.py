@@ -51,7 +51,7 @@ class CDA:
 
     def prepare(self, items: Iterable[StereoSetItem], tokenizer: Any, context: int) -> "Prepared[tuple[int, ...]]":
         """One example a sentence, the start token first."""
-        swaps, lead = read_swaps(self.swaps), start_token(tokenizer).id
+        swaps, lead = read_swaps(self.swaps), start_token(tokenizer).lead
         examples: list[tuple[int, ...]] = []
         left_out: dict[str, list[str]] = {}
         for item in items:
@@ -65,7 +65,7 @@ class CDA:
             found = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else []
             if not all(found):
                 raise InputError(f"item {item.id!r}: a sentence of it has no token; a text is expected")
-            kept = [(lead, *ids) for ids in found if len(ids) < context]
+            kept = [(*lead, *ids) for ids in found if len(ids) + len(lead) <= context]
             if not kept:
                 left_out.setdefault(TOO_LONG if found else NOTHING_TO_SWAP, []).append(item.id)
             examples += kept

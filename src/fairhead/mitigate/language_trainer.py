@@ -19,6 +19,7 @@ from torch import nn
 
 from fairhead.data.sentence_triplets import StereoSetItem, TripletSplit
 from fairhead.errors import InputError
+from fairhead.language.packing import control_token_warning, starting
 from fairhead.language.scorer import context_length, refuse_other_than_causal
 from fairhead.language.suite import TRAINING_FILE, TrainingRecord
 from fairhead.mitigate.language_result import MitigatedLanguage
@@ -32,7 +33,7 @@ from fairhead.settings import check_config
 from fairhead.store import locked
 from fairhead.train.checkpoint import comparable, first_difference
 from fairhead.train.plan import LanguagePlan
-from fairhead.train.step import Parts
+from fairhead.train.step import Parts, say_once
 from fairhead.train.tuning import OnStep, Tuned, gradient_norms, merged, shuffled_batches, tune, with_lora
 
 E = TypeVar("E")
@@ -128,6 +129,9 @@ class LanguageTrainer:
         refuse_other_than_causal(self.model)
         check_config(self.method)
         self.plan = self.plan or plan_of(self.method)
+        self._texts = starting(self.tokenizer, self.plan.start)  # the tokeniser, with the start token of the plan
+        if (told := control_token_warning(self._texts)) is not None:
+            say_once(told)
         self.record: TrainingRecord | None = None
 
     def train(
@@ -178,7 +182,7 @@ class LanguageTrainer:
         """What training did, and what the record says of it."""
         assert self.plan is not None
         trained, watched = set_aside(split.train, self.plan)
-        prepared: Prepared[Any] = self.method.prepare(trained, self.tokenizer, context_length(self.model))
+        prepared: Prepared[Any] = self.method.prepare(trained, self._texts, context_length(self.model))
         if not prepared.examples:
             reasons = ", ".join(f"{len(ids)} {reason}" for reason, ids in prepared.left_out.items())
             raise InputError(f"no item can be trained on{f': {reasons}' if reasons else ''}")
@@ -187,7 +191,7 @@ class LanguageTrainer:
             prepared = self.method.refer(self.model, prepared)
         model = with_lora(self.model, self.plan)
         texts = self.method.watched_texts() if hasattr(self.method, "watched_texts") else ()
-        look = looker(model, self.tokenizer, watched, texts) if self.plan.checks else None
+        look = looker(model, self._texts, watched, texts) if self.plan.checks else None
         with self.method.session(model) as loss:
             batch = shuffled_batches(prepared.lengths, self.plan.batch_size, self.plan.seed)[0]
             norms = gradient_norms(model, loss([prepared.examples[i] for i in batch]))
@@ -222,7 +226,7 @@ class LanguageTrainer:
         """Every part of the loss, averaged over items; empty where there are none."""
         assert self.plan is not None
         method = self.method.measuring()
-        prepared = method.prepare(items, self.tokenizer, context_length(self.model))
+        prepared = method.prepare(items, self._texts, context_length(self.model))
         totals: dict[str, float] = {}
         self.model.eval()
         order = sorted(range(len(prepared.examples)), key=lambda i: prepared.lengths[i])

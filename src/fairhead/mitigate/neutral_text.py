@@ -56,6 +56,6 @@ def encode_neutral(texts: Sequence[str], tokenizer: Any, context: int) -> list[t
     if not texts:
         return []
     found: list[list[int]] = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
-    lead = start_token(tokenizer).id
-    encoded = [(lead, *ids)[: min(context, MOST_TOKENS)] for ids in found]
+    lead = start_token(tokenizer).lead
+    encoded = [(*lead, *ids)[: min(context, MOST_TOKENS)] for ids in found]
     return [tokens for tokens in encoded if len(tokens) > 1]

@@ -59,7 +59,8 @@ class SelfDebias:
         refuse_other_than_causal(model)
         texts = [self.sentence.format(name) for name in self.bias_types]
         prefixes = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-        return SelfDebiased(model, prefixes, start_token(tokenizer).id, self.decay, self.floor)
+        (start,) = start_token(tokenizer, "default").lead
+        return SelfDebiased(model, prefixes, start, self.decay, self.floor)
 
 
 class SelfDebiased(nn.Module):

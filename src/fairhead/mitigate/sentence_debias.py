@@ -81,8 +81,8 @@ def directions(
     texts = [text for pair in pairs for text in pair]
     if len(pairs) <= components:
         raise InputError(f"{len(pairs)} sentences have a word to swap; more than {components} are needed")
-    lead = start_token(tokenizer).id
-    encoded = [[lead, *ids] for ids in tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]]
+    lead = start_token(tokenizer).lead
+    encoded = [[*lead, *ids] for ids in tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]]
     limit = context_length(model)
     fits = [k for k in range(len(pairs)) if max(len(encoded[2 * k]), len(encoded[2 * k + 1])) <= limit]
     fits.sort(key=lambda k: len(encoded[2 * k]))

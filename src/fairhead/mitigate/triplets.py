@@ -150,7 +150,7 @@ def encode_triplets(items: Iterable[StereoSetItem], tokenizer: Any, context: int
         (0, 1, 2, 4)
     """
     listed = list(items)
-    lead = start_token(tokenizer).id
+    lead = start_token(tokenizer).lead
     texts = [text for item in listed for text in item.texts]
     found: list[list[int]] = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else []
     kept, too_long = [], []
@@ -159,10 +159,10 @@ def encode_triplets(items: Iterable[StereoSetItem], tokenizer: Any, context: int
         for label, ids in zip(("stereotype", "anti-stereotype", "unrelated"), three, strict=True):
             if not ids:
                 raise InputError(f"item {item.id!r}: its {label} sentence is empty; three sentences are expected")
-        if context is not None and max(map(len, three)) + 1 > context:
+        if context is not None and max(map(len, three)) + len(lead) > context:
             too_long.append(item.id)
         else:
-            kept.append(TokenTriplet(item.id, *((lead, *ids) for ids in three)))
+            kept.append(TokenTriplet(item.id, *((*lead, *ids) for ids in three)))
     return EncodedTriplets(tuple(kept), {TOO_LONG: tuple(too_long)} if too_long else {})
 
 

@@ -119,6 +119,8 @@ class LanguagePlan(Plan):
         watched: share of the training items, by target term, that is set aside for the checks and not trained on.
         perplexity_rise: share by which the perplexity of the neutral text (of the unrelated sentences, where there is
             none) may rise.
+        start: the token that texts start with: bos, eos, none or a token; default is BOS, or end of text where there
+            is none. Score the model with the same.
 
     Example:
         >>> LanguagePlan().learning_rate
@@ -135,3 +137,4 @@ class LanguagePlan(Plan):
     checks: WholeNumber = 0
     watched: Share = 0.0
     perplexity_rise: NotNegative = 0.01
+    start: Annotated[str, Option(metavar="TOKEN")] = "default"

@@ -156,7 +156,7 @@ def test_spaces_before_the_continuation_may_stand_on_either_side(tokenizer):
 def test_start_token_only_before_empty_prefixes(tokenizer):
     model = build(FAMILIES["gpt2"][0])
     requests = [Request("a", "the old", " man"), Request("b", "", "the old man")]
-    scores = Scorer(model, tokenizer, start="empty_prefix").score(requests)
+    scores = Scorer(model, tokenizer, convention="lm-eval").score(requests)
     always = Scorer(model, tokenizer).score(requests)
     ids = torch.tensor([tokenizer("the old man", add_special_tokens=False)["input_ids"]])
     n = scores["a"].n_tokens

@@ -227,10 +227,10 @@ def test_answers_to_different_questions_are_not_compared(folders, tmp_path):
     (run,) = compare_suites([folders[0], other], resampling=QUICK, n_perm=50).runs
     assert run.unpaired == {"crows_pairs": 140}
     assert figure(run, "crows_pairs", "ss").n == 100
-    table.write(other / "crows_pairs.items.jsonl", {"start": "empty_prefix"})
+    table.write(other / "crows_pairs.items.jsonl", {"start": "eos"})
     third = suite(tmp_path / "third", 0.5, 0.5, 0.5)
-    table.write(third / "crows_pairs.items.jsonl", {"start": "always"})
-    with pytest.raises(InputError, match=r"crows_pairs was run with start 'always' in .*third and with 'empty_prefix'"):
+    table.write(third / "crows_pairs.items.jsonl", {"start": "bos"})
+    with pytest.raises(InputError, match=r"crows_pairs was run with start 'bos' in .*third and with 'eos'"):
         compare_suites([third, other], resampling=QUICK, n_perm=50)
 
 

@@ -108,12 +108,12 @@ class Letters:
 )
 def test_text_is_encoded_whole_and_split_where_the_prefix_ends(prefix, continuation, scored, merged):
     start = StartToken(0, "<s>", "bos")
-    (found,) = encode([Request("a", prefix, continuation)], Letters(), start, "always")
+    (found,) = encode([Request("a", prefix, continuation)], Letters(), start, "fairhead")
     tokens, scored_from = found.sequence
     assert tokens[0] == 0
     assert "".join(map(chr, tokens[scored_from:])) == scored
     assert found.merged == merged
-    (bare,) = encode([Request("a", prefix, continuation)], Letters(), start, "empty_prefix")
+    (bare,) = encode([Request("a", prefix, continuation)], Letters(), start, "lm-eval")
     assert (bare.sequence.tokens[0] == 0) == (not prefix.strip())
 
 

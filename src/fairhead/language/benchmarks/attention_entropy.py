@@ -48,7 +48,7 @@ def table(
     if width < 3:
         raise InputError(f"a window of {width} tokens: at least 3 are expected")
     encoded = scorer.tokenizer([d.text for d in documents], add_special_tokens=False, verbose=False)["input_ids"]
-    tokens = [[scorer.start_token.id, *ids[: width - 1]] for ids in encoded]
+    tokens = [[*scorer.start_token.lead, *ids][:width] for ids in encoded]
     long = {i: [ids] for i, ids in enumerate(tokens) if len(ids) > 2}
     if not long:
         raise InputError("there is no text of at least two tokens to read attention on")

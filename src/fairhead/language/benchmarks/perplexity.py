@@ -104,14 +104,16 @@ def table(
         raise InputError(f"a window of {width} tokens: from 2 to the model's context of {scorer.context} is expected")
     if not documents:
         raise InputError("there is no text; at least one document is expected")
+    lead = scorer.start_token.lead
+    unscored = 1 - len(lead)  # without a start token, the first of a document; windows then overlap by a token
     tokens = scorer.tokenizer([d.text for d in documents], add_special_tokens=False, verbose=False)["input_ids"]
     requests: list[Request] = []
     windows: list[TokenSequence] = []
     for document, ids in zip(documents, tokens, strict=True):
-        if not ids:
-            raise InputError(f"{document.id} has no token; a text is expected")
-        for begin in range(0, len(ids), width - 1):
-            windows.append(TokenSequence([scorer.start_token.id, *ids[begin : begin + width - 1]], 1))
+        if len(ids) <= unscored:
+            raise InputError(f"{document.id} has {len(ids)} token(s); a text with a token to score is expected")
+        for begin in range(0, len(ids) - unscored, width - 1):
+            windows.append(TokenSequence([*lead, *ids[begin : begin + width - len(lead)]], 1))
             # The text and the width of its windows tell what was scored, the name tells which window.
             requests.append(Request(f"{document.id}, token {begin + 1}", f"{width}", document.text))
     found = _score(scorer, requests, windows, journal, progress)
@@ -125,7 +127,7 @@ def table(
         [document.groups for document in documents],
         {
             "logprob": list(logprobs.values()),
-            "tokens": [len(ids) for ids in tokens],
+            "tokens": [len(ids) - unscored for ids in tokens],
             "words": [len(document.text.split()) for document in documents],
             "bytes": [len(document.text.encode()) for document in documents],
             "window": [width] * len(documents),
