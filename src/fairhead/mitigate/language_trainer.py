@@ -23,6 +23,7 @@ from fairhead.language.packing import control_token_warning, starting
 from fairhead.language.scorer import context_length, refuse_other_than_causal
 from fairhead.language.suite import TRAINING_FILE, TrainingRecord
 from fairhead.mitigate.language_result import MitigatedLanguage
+from fairhead.mitigate.only_heads import only_heads
 from fairhead.mitigate.registry import method_named
 from fairhead.mitigate.triplets import TripletData, targets
 from fairhead.mitigate.watching import looker, set_aside
@@ -192,7 +193,7 @@ class LanguageTrainer:
         model = with_lora(self.model, self.plan)
         texts = self.method.watched_texts() if hasattr(self.method, "watched_texts") else ()
         look = looker(model, self._texts, watched, texts) if self.plan.checks else None
-        with self.method.session(model) as loss:
+        with only_heads(model, self.plan) as heads, self.method.session(model) as loss:
             batch = shuffled_batches(prepared.lengths, self.plan.batch_size, self.plan.seed)[0]
             norms = gradient_norms(model, loss([prepared.examples[i] for i in batch]))
             tuned = tune(
@@ -215,6 +216,7 @@ class LanguageTrainer:
         return tuned, {
             "held_out": held_out,
             **seen,
+            **({"heads": [list(head) for head in heads]} if heads else {}),
             "items": len(trained),
             "left_out": {reason: list(ids) for reason, ids in prepared.left_out.items()},
             "first_gradient_norms": norms,

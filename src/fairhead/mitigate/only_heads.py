@@ -1,0 +1,142 @@
+"""Training in some attention heads only: their rows of q, k and v, and their columns of the output projection."""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from fairhead.errors import InputError, UnsupportedModel
+from fairhead.heads.sites import Site, find_sites
+from fairhead.train.plan import LanguagePlan
+
+Heads = tuple[tuple[int, int], ...]  # (layer, head), from 0
+
+
+def read_heads(text: str) -> Heads:
+    """Heads from their names (L11H1,L10H5), or those that `fairhead locate` chose (headmap.json).
+
+    Example:
+        >>> read_heads("L1H2, L0H3")
+        ((1, 2), (0, 3))
+    """
+    if text.endswith(".json"):
+        try:
+            content = json.loads(Path(text).read_text(encoding="utf-8"))
+            return tuple((int(layer), int(head)) for layer, head in content["selected"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{text} is not a head map of fairhead locate: {error}") from None
+    found = [re.fullmatch(r"\s*[Ll](\d+)[Hh](\d+)\s*", part) for part in text.split(",")]
+    if not all(found):
+        raise InputError(f"{text!r} does not name heads; write them as L11H4,L10H5, or give a headmap.json")
+    return tuple(dict.fromkeys((int(match[1]), int(match[2])) for match in found if match))
+
+
+def random_heads(heads: Sequence[tuple[int, int]], per_layer: Sequence[int], seed: int) -> Heads:
+    """As many other heads of the same layers, at random; of a layer that has too few others, some are the same.
+
+    Example:
+        >>> random_heads([(0, 1), (1, 0)], [2, 2], seed=0)
+        ((0, 0), (1, 1))
+    """
+    rng, found = np.random.default_rng(seed), []
+    for layer in sorted({layer for layer, _ in heads}):
+        own = [head for of, head in heads if of == layer]
+        others = [head for head in range(per_layer[layer]) if head not in own]
+        order = [*rng.permutation(others).tolist(), *rng.permutation(own).tolist()]
+        found += [(layer, int(head)) for head in sorted(order[: len(own)])]
+    return tuple(found)
+
+
+@contextmanager
+def only_heads(model: nn.Module, plan: LanguagePlan) -> Iterator[Heads]:
+    """While the block is open, training changes the heads of the plan alone; yields them, none where it names none.
+
+    A key and value head that several query heads share is trained with each of them.
+
+    Raises:
+        InputError: there is no such head.
+        UnsupportedModel: the projections of the family are not known.
+    """
+    if plan.heads is None:
+        yield ()
+        return
+    if plan.lora is not None or plan.weight_decay:
+        raise InputError("heads are trained in the model's own weights, without decay: leave lora and weight_decay out")
+    sites = find_sites(model)
+    heads = read_heads(plan.heads)
+    for layer, head in heads:
+        if layer >= len(sites) or head >= sites[layer].n_heads:
+            raise InputError(f"there is no head L{layer}H{head}: the model has {len(sites)} layers, counted from 0")
+    if not heads:
+        raise InputError(f"{plan.heads} names no head, so there is nothing to train")
+    if plan.random_heads:
+        heads = random_heads(heads, [site.n_heads for site in sites], plan.seed)
+    masks = [
+        mask for site in sites for mask in _masks(site, sorted(head for layer, head in heads if layer == site.layer))
+    ]
+    asked = {name: weight.requires_grad for name, weight in model.named_parameters()}
+    model.requires_grad_(False)
+    hooks = []
+    for weight, mask in masks:
+        weight.requires_grad_()
+        hooks.append(weight.register_hook(lambda gradient, mask=mask: gradient * mask))
+    try:
+        yield heads
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for name, weight in model.named_parameters():
+            weight.requires_grad_(asked[name])
+
+
+class _Mask(NamedTuple):
+    """1 where a parameter is trained."""
+
+    weight: nn.Parameter
+    mask: Tensor
+
+
+def _masks(site: Site, heads: Sequence[int]) -> list[_Mask]:
+    """The parameters of a layer that its heads are made of."""
+    if not heads:
+        return []
+    size, module = site.head_dim, site.module
+    output: Any = site.projection
+    found = [_mask(output, "weight", _places(heads, size), inputs=True)]
+    fused = getattr(module, "c_attn", None)
+    if isinstance(fused, Conv1D):  # GPT-2: q, k and v side by side
+        width = site.n_heads * size
+        places = [place + part * width for part in range(3) for place in _places(heads, size)]
+        return [*found, _mask(fused, "weight", places), _mask(fused, "bias", places)]
+    for name in ("q_proj", "k_proj", "v_proj"):
+        projection = getattr(module, name, None)
+        if type(projection) is not nn.Linear:
+            raise UnsupportedModel(
+                f"{site.family} (layer {site.layer}) has no linear {name}: which weights are a head's is not known"
+            )
+        there = projection.out_features // size
+        own = sorted({head * there // site.n_heads for head in heads})
+        found.append(_mask(projection, "weight", _places(own, size)))
+        if projection.bias is not None:
+            found.append(_mask(projection, "bias", _places(own, size)))
+    return found
+
+
+def _places(heads: Sequence[int], size: int) -> list[int]:
+    return [head * size + i for head in heads for i in range(size)]
+
+
+def _mask(projection: Any, name: str, places: Sequence[int], inputs: bool = False) -> _Mask:
+    """Of a projection's outputs, or of its inputs; a `Conv1D` keeps [in, out], a linear layer [out, in]."""
+    weight = getattr(projection, name)
+    mask = torch.zeros_like(weight)
+    of_columns = weight.dim() == 2 and inputs != isinstance(projection, Conv1D)
+    mask[(slice(None), places) if of_columns else places] = 1
+    return _Mask(weight, mask)
