@@ -4,7 +4,7 @@ These are plain data. The numbers are made in the other files of this folder, th
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,8 +92,8 @@ class Audit(Result):
             for e in self.estimates
         ]
 
-    def page(self, name: str | None = None) -> "Report":
-        """The audit as a report; `name` says whose predictions they are."""
+    def page(self, name: str | None = None, rates: Sequence[str] = ()) -> "Report":
+        """The audit as a report; `name` says whose predictions they are, `rates` which rates of groups come first."""
         from fairhead.report.page import Report
         from fairhead.report.sections.audited import Audited
 
@@ -102,7 +102,7 @@ class Audit(Result):
             title=f"Audit of {Path(name).name}",
             question=f"Are the predictions in {name} even by {' and '.join(_columns(self))}?",
             verdict=audit_verdicts(self),
-            sections=[Audited(title=f"Audit of {name}", name=name, audit=self)],
+            sections=[Audited(title=f"Audit of {name}", name=name, audit=self, rates=rates)],
             provenance=dict(self.provenance),
         )
 

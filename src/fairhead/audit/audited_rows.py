@@ -13,6 +13,8 @@ from fairhead.audit.score_rates import Scores
 from fairhead.errors import InputError, did_you_mean
 from fairhead.records import Column, Records
 
+CROSS = " × "  # between the names of columns, and of groups, that are crossed
+
 
 @dataclass(frozen=True)
 class View:
@@ -63,6 +65,13 @@ class View:
         return cls(label, prediction, names, scores, records.weight, cluster, rule)
 
     @cached_property
+    def score_rates(self) -> tuple[str, ...]:
+        """What can be said about the scores: a score that is no probability has an order, but no calibration."""
+        if self.scores is None:
+            return ()
+        return ("AUC", "ECE", "Brier") if self.scores.min() >= 0 and self.scores.max() <= 1 else ("AUC",)
+
+    @cached_property
     def ranked(self) -> Scores | None:
         """The scores, sorted when first needed."""
         return None if self.scores is None else Scores(self.label, self.scores, self.weight, self.cluster)
@@ -82,7 +91,7 @@ def group_columns(records: Records, group_by: str | Sequence[str] | None, inters
     if intersections:
         for size in range(2, len(names) + 1):
             for some in combinations(names, size):
-                columns[" × ".join(some)] = _cross([records.groups[name] for name in some])
+                columns[CROSS.join(some)] = _cross([records.groups[name] for name in some])
     return columns
 
 
@@ -97,7 +106,7 @@ def _cross(columns: Sequence[Column]) -> Column:
     number[present] = np.arange(len(present))
     parts = np.unravel_index(present, sizes)
     names = tuple(
-        " × ".join(str(column.levels[part[i]]) for column, part in zip(columns, parts, strict=True))
+        CROSS.join(str(column.levels[part[i]]) for column, part in zip(columns, parts, strict=True))
         for i in range(len(present))
     )
     return Column(number[key], names)
@@ -114,14 +123,42 @@ def one_group(n: int) -> Column:
     return Column(np.zeros(n, dtype=np.int8), ("all",))
 
 
-def privileged_group(name: str, column: Column, privileged: Mapping[str, Any] | None) -> int | None:
-    """The number of the privileged group, where one is named for this column."""
-    groups = [str(level) for level in column.levels]
-    if privileged is None or name not in privileged:
-        return None
-    if str(privileged[name]) not in groups:
-        raise InputError(f"The privileged group {privileged[name]!r} is not in column {name!r}, which has {groups}.")
-    return groups.index(str(privileged[name]))
+def reference_groups(given: Any, columns: Mapping[str, Column]) -> dict[str, int]:
+    """The numbers of the reference groups, for the columns that have one.
+
+    Args:
+        given: groups by column, {"race": "White"}; or one group or several, "White" or "race=White" each.
+        columns: the group columns; an intersection has a reference where all its parts have one.
+    """
+    groups = {name: [str(level) for level in column.levels] for name, column in columns.items() if CROSS not in name}
+    if isinstance(given, Mapping):
+        chosen = dict(given)
+    else:
+        chosen = dict(_reference(str(one), groups) for one in ([given] if isinstance(given, str) else given or ()))
+    for name, group in chosen.items():
+        if name not in groups or str(group) not in groups[name]:
+            have = f"column {name!r}, which has {groups[name]}" if name in groups else f"any of {list(groups)}"
+            raise InputError(f"The reference group {group!r} is not in {have}.")
+    found = {name: groups[name].index(str(group)) for name, group in chosen.items()}
+    for name, column in columns.items():
+        parts = name.split(CROSS)
+        crossed = CROSS.join(str(chosen.get(part)) for part in parts)
+        if len(parts) > 1 and all(part in chosen for part in parts) and crossed in column.levels:
+            found[name] = column.levels.index(crossed)
+    return found
+
+
+def _reference(text: str, groups: Mapping[str, Sequence[str]]) -> tuple[str, str]:
+    """The column and the group that a text names: "White" where one column has it, or "race=White"."""
+    having = [name for name, known in groups.items() if text in known]
+    column, sign, group = text.partition("=")
+    if not having and sign and column in groups:
+        return column, group
+    if len(having) == 1:
+        return having[0], text
+    every = [group for known in groups.values() for group in known]
+    why = f"{' and '.join(having)} have it; say which, as {having[0]}={text}" if having else f"there are {every}"
+    raise InputError(f"The reference group {text!r} is not one of a single column: {why}.{did_you_mean(text, every)}")
 
 
 class Joined(NamedTuple):

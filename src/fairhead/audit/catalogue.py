@@ -52,6 +52,7 @@ _ALL = (
     Metric("accuracy_gap", "max − min of accuracy over groups", 0.0, ("accuracy",), "spread"),
     Metric("FPR_gap", "max − min of FPR over groups", 0.0, ("FPR",), "spread"),
     Metric("precision_gap", "max − min of precision over groups", 0.0, ("precision",), "spread"),
+    Metric("NPV_gap", "max − min of the negative predictive value over groups", 0.0, ("NPV",), "spread"),
     Metric("base_rate_gap", "max − min of P(y=1) over groups: the data, not the model", None, ("base_rate",), "spread"),
     Metric("cramers_v", "Cramér's V of prediction and group", 0.0, ("association",), "association"),
     Metric("cramers_v_corrected", "V with Bergsma's correction of its bias", 0.0, ("association",), "association"),

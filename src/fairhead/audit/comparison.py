@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.audit.audit_results import Audit, Comparison
-from fairhead.audit.audited_rows import View, group_columns, join, one_group, privileged_group, with_weight
+from fairhead.audit.audited_rows import View, group_columns, join, one_group, reference_groups, with_weight
 from fairhead.audit.catalogue import Metric, Multiclass, Reduction
 from fairhead.audit.estimate import NO_REPLICATE, Rules, Stack, enough_rows
 from fairhead.audit.metrics import association_value
@@ -43,7 +43,7 @@ def compare(
     min_cell: int = MIN_ROWS,
     multiclass: Multiclass = "max",
     positive: Any = None,
-    privileged: Mapping[str, Any] | None = None,
+    reference: Mapping[str, Any] | Sequence[str] | str | None = None,
     correction: Correction = "holm",
 ) -> Comparison:
     """How much the gaps of two sets of predictions for the same rows differ, b minus a.
@@ -67,7 +67,7 @@ def compare(
         min_cell: as in `audit`.
         multiclass: as in `audit`.
         positive: as in `audit`.
-        privileged: as in `audit`.
+        reference: as in `audit`.
         correction: "holm" (no false finding in the family) or "bh" (share of false findings).
 
     Example:
@@ -93,26 +93,26 @@ def compare(
         "min_cell": min_cell,
         "multiclass": multiclass,
         "positive": positive,
-        "privileged": privileged,
+        "reference": reference,
     }
     audits = audit(joined.a, **options), audit(joined.b, **options)
     n_rows = len(joined.a)
     joined = joined._replace(a=with_weight(joined.a), b=with_weight(joined.b))
     first, second = View.of(joined.a, positive), View.of(joined.b, positive)
     binary_scores = all(view.scores is not None and view.scores.ndim == 1 for view in (first, second))
-    chosen = choose_metrics(metrics, has_scores=first.scores is not None and second.scores is not None)
+    chosen = choose_metrics(metrics, min(first.score_rates, second.score_rates, key=len))
     # Base rates are the data's: they are the same on both sides.
     chosen = [m for m in chosen if (binary_scores or not m.scores) and m.rates != ("base_rate",)]
     with_scores = any(m.scores for m in chosen)
     columns: list[tuple[str | None, Column]] = [(None, one_group(len(joined.a)))]
     columns += group_columns(joined.a, group_by, intersections).items()
+    references = reference_groups(reference, {name: column for name, column in columns if name is not None})
     differences: list[Difference] = []
     for name, column in columns:
-        privileged_index = None if name is None else privileged_group(name, column, privileged)
         pair = Pair.of(first, second, column, n_boot, n_perm, seed, with_scores)
         rules = Rules(level, min_cell, multiclass, pair.bootstrap[0].prevalence)
         differences += [
-            pair.difference(metric, rules, audits, name, privileged_index)
+            pair.difference(metric, rules, audits, name, references.get(name or ""))
             for metric in chosen
             if metric.overall == (name is None)
         ]
@@ -171,16 +171,16 @@ class Pair:
         return cls(drawn, swapped, *pair_scores(first.ranked, second.ranked, column, n_boot, n_perm, seed))
 
     def difference(
-        self, metric: Metric, rules: Rules, audits: tuple[Audit, Audit], name: str | None, privileged: int | None
+        self, metric: Metric, rules: Rules, audits: tuple[Audit, Audit], name: str | None, reference: int | None
     ) -> Difference:
         """One metric, b minus a."""
         pair, swaps = self.bootstrap, self.swapped
         scores, score_swaps = self.score_bootstrap, self.score_swapped
-        drawn = _values(metric, pair, scores, rules, privileged)
+        drawn = _values(metric, pair, scores, rules, reference)
         n = int(self.bootstrap[0].rows.sum())
         if isinstance(drawn, str):
             return Difference(metric.name, name, None, None, None, None, None, n, None, None, drawn, None, metric.ideal)
-        swapped = _values(metric, swaps, score_swaps, rules, privileged)
+        swapped = _values(metric, swaps, score_swaps, rules, reference)
         value = drawn.b - drawn.a
         star = drawn.star_b - drawn.star_a
         interval = intervals.percentile(star[~np.isnan(star)], rules.level)
@@ -242,12 +242,12 @@ def _ends(
 
 
 def _values(
-    metric: Metric, pair: tuple[Tables, Tables], scores: BinnedPair | None, rules: Rules, privileged: int | None
+    metric: Metric, pair: tuple[Tables, Tables], scores: BinnedPair | None, rules: Rules, reference: int | None
 ) -> _Values | str:
     """A metric of both predictions and of their replicates, or why it is undefined."""
     if metric.compare == "association":
         return _association(metric, pair, rules)
-    tables: Sequence[Tables | BinnedScores] = [tables_for(metric, t, privileged) for t in pair]
+    tables: Sequence[Tables | BinnedScores] = [tables_for(metric, t, reference) for t in pair]
     if metric.scores:
         assert scores is not None
         tables = scores

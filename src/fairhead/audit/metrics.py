@@ -67,6 +67,11 @@ class Margins(NamedTuple):
         """P(y = c | ŷ = c, g)."""
         return divide(self.hits, self.predicted)
 
+    def negative_predictive_value(self) -> Array:
+        """P(y ≠ c | ŷ ≠ c, g)."""
+        others = self.total - self.predicted
+        return divide(others - (self.true - self.hits), others)
+
     def accuracy(self) -> Array:
         """P(ŷ = y | g), shape [..., 1, G], of the margins of all classes."""
         return divide(self.hits.sum(axis=-2, keepdims=True), self.total)

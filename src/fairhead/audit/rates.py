@@ -146,6 +146,10 @@ def _rows_predicted(counts: Counts) -> Counts:
     return counts.sum(axis=-2).T
 
 
+def _rows_not_predicted(counts: Counts) -> Counts:
+    return _rows(counts) - _rows_predicted(counts)
+
+
 @dataclass(frozen=True)
 class Kind:
     """How a rate is computed from margins, which rows it needs, and over which classes it runs."""
@@ -162,6 +166,7 @@ RATES = {
     "TPR": Kind(metrics.Margins.true_positive_rate, _rows_of_class, "rows with label {}"),
     "FPR": Kind(metrics.Margins.false_positive_rate, _rows_of_other_classes, "rows with a label other than {}"),
     "precision": Kind(metrics.Margins.precision, _rows_predicted, "rows with prediction {}"),
+    "NPV": Kind(metrics.Margins.negative_predictive_value, _rows_not_predicted, "rows with a prediction other than {}"),
     "recall": Kind(metrics.Margins.true_positive_rate, _rows_of_class, "rows with label {}", "all"),
     "accuracy": Kind(metrics.Margins.accuracy, lambda counts: _rows(counts)[:1], "rows", "none"),
 }

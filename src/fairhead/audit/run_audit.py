@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.audit.audit_results import Audit, GroupRow
-from fairhead.audit.audited_rows import View, group_columns, one_group, privileged_group, with_weight
+from fairhead.audit.audited_rows import View, group_columns, one_group, reference_groups, with_weight
 from fairhead.audit.catalogue import DEFAULT, METRICS, Metric, Multiclass
 from fairhead.audit.estimate import Rules, association_estimate, estimate
 from fairhead.audit.rates import RATES, Rates, Tables
@@ -21,8 +21,9 @@ from fairhead.stats import Estimate, intervals
 from fairhead.stats.bootstrap import MIN_ROWS
 from fairhead.stats.clusters import MOST_CELLS, cell_numbers, clusters_in, count_rows, sample_of_table, tabulate
 
-_BY_GROUP = ("base_rate", "selection_rate", "TPR", "FPR", "precision", "accuracy")
-_BY_GROUP_SCORES = ("AUC", "ECE", "Brier")
+_BY_GROUP = ("base_rate", "selection_rate", "TPR", "FPR", "precision", "NPV", "accuracy")
+# What is left of a rate to 1, under the name that people know it by.
+_COMPLEMENTS = {"FNR": "TPR", "FDR": "precision"}
 
 
 def audit(
@@ -37,7 +38,7 @@ def audit(
     min_cell: int = MIN_ROWS,
     multiclass: Multiclass = "max",
     positive: Any = None,
-    privileged: Mapping[str, Any] | None = None,
+    reference: Mapping[str, Any] | Sequence[str] | str | None = None,
 ) -> Audit:
     """How large the gaps between groups are, and how sure that is.
 
@@ -62,7 +63,8 @@ def audit(
             how frequent each class is.
         positive: the class that counts as positive; by default the last of two. With more classes, that class
             against the rest.
-        privileged: for the signed metrics of AIF360 the privileged group of each column; by default the largest.
+        reference: the group that the others of its column are seen against, by column: {"race": "White"}, or just
+            "White" where one column has it; by default the largest. AIF360 calls it privileged.
 
     Example:
         >>> from fairhead.records import Column, Records
@@ -78,11 +80,10 @@ def audit(
     n_rows, records = len(records), with_weight(records)
     view = View.of(records, positive)
     columns = group_columns(records, group_by, intersections)
-    chosen = choose_metrics(metrics, has_scores=view.scores is not None)
+    chosen = choose_metrics(metrics, view.score_rates)
     draws = Draws(n_boot, seed)
-    parts = [
-        Part(view, name, column, draws, privileged_group(name, column, privileged)) for name, column in columns.items()
-    ]
+    references = reference_groups(reference, columns)
+    parts = [Part(view, name, column, draws, references.get(name)) for name, column in columns.items()]
     overall = Part(view, None, one_group(len(records)), draws, finer=parts[0] if parts else None)
     rules = Rules(level, min_cell, multiclass, overall.tables.prevalence)
     estimates: list[Estimate] = []
@@ -101,6 +102,7 @@ def audit(
         "classes": list(view.classes),
         "multiclass": multiclass if len(view.classes) > 2 else None,
         "prediction": view.prediction_rule or records.provenance.get("prediction"),
+        "reference": {part.name: part.reference_name for part in parts},
     }
     return Audit(tuple(estimates), tuple(by_group), {**records.provenance, "audit": options})
 
@@ -121,7 +123,7 @@ class Part:
     name: str | None  # the column's name; None for all rows
     column: Column  # the groups
     draws: Draws  # how to resample
-    privileged: int | None = None  # the privileged group; None for the largest
+    reference: int | None = None  # the group that others are seen against; None for the largest
     finer: "Part | None" = None  # a part whose counts, pooled, are those of this one
 
     @cached_property
@@ -141,6 +143,11 @@ class Part:
         groups = tuple(str(level) for level in self.column.levels)
         return Tables(groups, view.classes, sample.observed()[0], star, sample.contents[0].rows, clusters=clusters)
 
+    @property
+    def reference_name(self) -> str:
+        """The group that others are seen against."""
+        return self.tables.groups[largest_group(self.tables) if self.reference is None else self.reference]
+
     @cached_property
     def scores(self) -> ScoreTables:
         """Scores and their replicates."""
@@ -152,7 +159,7 @@ class Part:
         """One metric of this column."""
         if metric.compare == "association":
             return association_estimate(metric, self.tables, rules, self.name)
-        tables = tables_for(metric, self.tables, self.privileged)
+        tables = tables_for(metric, self.tables, self.reference)
         rates = [self._rate(name, tables) for name in metric.rates]
         group_rows = tables.rows.sum(axis=(-1, -2))[: len(self.column.levels)]
         return estimate(metric, rates, tables.groups, self._class_names(metric), group_rows, rules, self.name)
@@ -163,12 +170,16 @@ class Part:
         found: dict[str, Rates] = {}
         for name in _BY_GROUP:
             found |= self._named(name, self.tables.rates(name))
-        if self.view.scores is not None:
-            for name in _BY_GROUP_SCORES:
-                found |= self._named(name, self.scores.rates(name))
+        for name in self.view.score_rates:
+            found |= self._named(name, self.scores.rates(name))
         ends = rates_ends(found, rules.level)
         sizes = self.tables.rows.sum(axis=(-1, -2))
         figures = {name: self._rate_estimates(name, rates, ends[name], rules) for name, rates in found.items()}
+        for name in list(figures):
+            of, sign, label = name.partition("[")
+            for less, more in _COMPLEMENTS.items():
+                if of == more:
+                    figures[less + sign + label] = [_complement(less + sign + label, rate) for rate in figures[name]]
         return [
             GroupRow(self.name, group, int(sizes[g]), {name: of_groups[g] for name, of_groups in figures.items()})
             for g, group in enumerate(self.tables.groups)
@@ -202,13 +213,25 @@ class Part:
         return found
 
 
-def tables_for(metric: Metric, tables: Tables, privileged: int | None) -> Tables:
-    """The counts with the groups that a metric compares; the largest group is privileged where none is named."""
+def _complement(name: str, rate: Estimate) -> Estimate:
+    """1 less a rate."""
+    if rate.value is None or rate.low is None or rate.high is None:
+        return replace(rate, metric=name)
+    return replace(rate, metric=name, value=1 - rate.value, low=1 - rate.high, high=1 - rate.low)
+
+
+def largest_group(tables: Tables) -> int:
+    """The number of the group with the most rows."""
+    return int(tables.rows.sum(axis=(-1, -2)).argmax())
+
+
+def tables_for(metric: Metric, tables: Tables, reference: int | None) -> Tables:
+    """The counts with the groups that a metric compares; the largest group is the reference where none is named."""
     if metric.compare == "to_overall":
         return tables.with_overall
     if not metric.name.startswith("aif360."):
         return tables
-    return tables.against(int(tables.rows.sum(axis=(-1, -2)).argmax()) if privileged is None else privileged)
+    return tables.against(largest_group(tables) if reference is None else reference)
 
 
 def rates_ends(rates: Mapping[str, Rates], level: float) -> dict[str, NDArray[np.float64]]:
@@ -236,18 +259,22 @@ def rates_ends(rates: Mapping[str, Rates], level: float) -> dict[str, NDArray[np
     return ends | dict(zip(stars, np.split(found, np.cumsum(widths)[:-1], axis=-1), strict=True))
 
 
-def choose_metrics(names: Sequence[str] | str | None, has_scores: bool) -> list[Metric]:
-    """The metrics asked for; an unknown name is an error that proposes the nearest one."""
+def choose_metrics(names: Sequence[str] | str | None, score_rates: Sequence[str]) -> list[Metric]:
+    """The metrics asked for, with these rates of scores; an unknown name is an error that proposes the nearest one."""
     if names is None or names == "all":
-        return [METRICS[name] for name in (METRICS if names else DEFAULT) if has_scores or not METRICS[name].scores]
+        every = [METRICS[name] for name in (METRICS if names else DEFAULT)]
+        return [metric for metric in every if not metric.scores or {*metric.rates} <= {*score_rates}]
     chosen = []
     for name in [names] if isinstance(names, str) else names:
         if name not in METRICS:
             raise InputError(
                 f"There is no metric {name!r}.{did_you_mean(name, list(METRICS))} Known: {', '.join(METRICS)}."
             )
-        if METRICS[name].scores and not has_scores:
-            raise InputError(f"Metric {name!r} needs scores, and the records have none.")
+        if METRICS[name].scores and not {*METRICS[name].rates} <= {*score_rates}:
+            have = "have others: they lie outside [0, 1]" if score_rates else "have none"
+            raise InputError(
+                f"Metric {name!r} needs {'probabilities' if score_rates else 'scores'}, and the records {have}."
+            )
         chosen.append(METRICS[name])
     return chosen
 

@@ -162,7 +162,7 @@ class SeedPool:
             raise InputError(
                 f"there is no method {method!r}; there are {', '.join(known)}.{did_you_mean(method, known)}"
             )
-        (chosen,) = choose_metrics([metric], has_scores=False)
+        (chosen,) = choose_metrics([metric], score_rates=())
         found: dict[int, _Drawn] = {}
         for seed, tables in self._tables[method].items():
             used = tables.all_rows if chosen.overall else tables

@@ -27,6 +27,12 @@ Scores instead of predictions, and a report to hand on:
 
     fairhead audit preds.csv --label y --score p --threshold 0.4 --group race --html report.html
 
+From a file as it is: some of its rows, groups made of ages, a score on a scale of its own, and the rates that matter:
+
+    fairhead audit compas-scores-two-years.csv --label two_year_recid --score 'decile_score#1' --threshold 5 \
+        --group race --group age --bins age=25,45 --where "days_b_screening_arrest between -30 and 30" \
+        --reference Caucasian --rate FPR --rate FNR
+
 Is the new model more even than the old one? Two files joined on id, or two columns of one file:
 
     fairhead audit old.csv --label y --pred yhat --group race --id id --compare new.csv
@@ -62,7 +68,11 @@ class Columns:
         positive: the positive class, by default the last of two in sorted order; of more than two, that class against
             the rest.
         classes: a class, once for each, where the labels do not show them all.
-        threshold: without --pred: positive from this score on.
+        threshold: without --pred: positive from this score on; a score need not be a probability then (default 0.5).
+        where: only rows that meet this condition, such as "age >= 18 and race in (White, Black)"; also !=, between,
+            or, not, parentheses, is missing.
+        bins: groups of a --group column of numbers by their edges, such as age=25,45.
+        reference: the group that others are seen against, such as White, or race=White; by default the largest.
         drop_missing: go on without rows that have blank or NaN values.
         groups_from: CSV file of further groups by id, such as the groups.csv of `fairhead discover`; joined on --id.
     """
@@ -76,7 +86,10 @@ class Columns:
     weight: Annotated[str | None, Option(metavar="COLUMN")] = None
     positive: Annotated[str | None, Option(metavar="CLASS")] = None
     classes: Annotated[tuple[str, ...], Option("--class", metavar="CLASS")] = ()
-    threshold: Annotated[float, Option(metavar="SCORE")] = 0.5
+    threshold: Annotated[float | None, Option(metavar="SCORE")] = None
+    where: Annotated[str | None, Option(metavar="CONDITION")] = None
+    bins: Annotated[tuple[str, ...], Option(metavar="COLUMN=EDGES")] = ()
+    reference: Annotated[tuple[str, ...], Option(metavar="GROUP")] = ()
     drop_missing: bool = False
     groups_from: Annotated[str | None, Option(metavar="FILE")] = None
 
@@ -100,6 +113,8 @@ class Columns:
             positive=None if self.positive is None else _typed([self.positive])[0],
             threshold=self.threshold,
             drop_missing=self.drop_missing,
+            where=self.where,
+            bins=_edges(self.bins),
         )
         if joined is None:
             return found
@@ -163,11 +178,13 @@ class Output:
     Attributes:
         json: write JSON; - prints only JSON.
         html: write a self-contained report, and its JSON beside it.
+        rate: a rate of groups to show, such as FPR or FNR; give it several times (all of them are in the JSON).
     """
 
     panel: ClassVar[str] = "Output"
     json: Annotated[str | None, Option(metavar="FILE")] = None
     html: Annotated[str | None, Option(metavar="FILE")] = None
+    rate: Annotated[tuple[str, ...], Option(metavar="NAME")] = ()
 
     def check(self) -> None:
         """Refuse what cannot be written before anything is computed."""
@@ -205,6 +222,8 @@ def audit_command(
 
     from fairhead.audit import audit, compare
     from fairhead.report.console import terminal
+    from fairhead.report.form import one_of
+    from fairhead.report.result import show_page
 
     other: Records | None
     if other_column is not None:
@@ -218,25 +237,29 @@ def audit_command(
     made = {"version": __version__, "seed": statistics.seed, "command": command_line(context)}
     compared = None
     if other is None:
-        found = audit(records, **statistics.arguments())
+        found = audit(records, **statistics.arguments(), reference=columns.reference)
     else:
-        compared = compare(records, other, **statistics.arguments(), correction=comparing.correction)
+        compared = compare(
+            records, other, **statistics.arguments(), reference=columns.reference, correction=comparing.correction
+        )
         compared = replace(compared, provenance={**made, **compared.provenance})
         found = compared.a
     found = replace(found, provenance={**made, **found.provenance})
+    for name in output.rate:
+        one_of(name, list(found.by_group[0].rates), "--rate")
     if output.json is not None:
         content = found.to_dict()
         write_json(content if compared is None else {**content, "comparison": compared.to_dict()}, output.json)
     if output.html is not None:
         from fairhead.report import write
 
-        page = found.page(path) if compared is None else compared.page(names)
+        page = found.page(path, output.rate) if compared is None else compared.page(names)
         write(replace(page, title=f"Audit of {Path(path).name}", provenance=found.provenance), output.html)
     if output.json != "-":
         console = terminal()
         what = _what(records, path, found.provenance["audit"]["n"])
         console.print(f"[bold]{escape(what)}[/]", highlight=False)
-        found.show(console)
+        show_page(found.page(path, output.rate), console)
         if compared is not None:
             console.print()
             compared.show(console, names)
@@ -257,6 +280,22 @@ def _check_parts(columns: Columns, other: str | None) -> None:
         raise InputError("--compare-pred needs --pred, the column that it is compared with")
 
 
+def _edges(given: Sequence[str]) -> dict[str, list[float]]:
+    """The edges of `--bins age=25,45`, by column."""
+    found = {}
+    for text in given:
+        column, _, edges = text.rpartition("=")
+        try:
+            found[column] = [float(edge) for edge in edges.split(",")]
+        except ValueError:
+            column = ""
+        if not column:
+            raise InputError(
+                f"--bins is {text!r}; a column and the edges of its groups are expected, such as age=25,45"
+            )
+    return found
+
+
 def _typed(values: Sequence[str]) -> list[Any]:
     """Classes on the command line, read as a text file would be."""
     from fairhead.records.columns import tidy_levels
@@ -266,8 +305,13 @@ def _typed(values: Sequence[str]) -> list[Any]:
 
 def _what(records: "Records", path: str, n_joined: int) -> str:
     """One line on what was read, and how many of the rows are in both files of a comparison."""
-    dropped = records.provenance.get("rows_dropped", 0)
-    rows = f"{len(records):,} rows" + (f" ({dropped:,} with missing values dropped)" if dropped else "")
+    origin = records.provenance
+    less = {
+        "left out by --where": origin.get("rows_left_out"),
+        "with missing values dropped": origin.get("rows_dropped"),
+    }
+    without = ", ".join(f"{number:,} {why}" for why, number in less.items() if number)
+    rows = f"{len(records):,} rows" + (f" ({without})" if without else "")
     if n_joined < len(records):
         rows = f"the {n_joined:,} rows that are in both files, of {rows}"
     if len(records.classes) == 2:

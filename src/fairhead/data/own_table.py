@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.data.files import Skips
-from fairhead.errors import InputError, did_you_mean
+from fairhead.errors import InputError
 
 # What is no value, as in records: "None" and "NA" may well be names.
 _MISSING = ("", "nan", "<na>")
@@ -49,12 +49,9 @@ class Table:
         if named is None:
             plain = {name.strip().lower().replace("-", "_").replace(" ", "_"): name for name in reversed(self.columns)}
             return next((plain[name] for name in usual if name in plain), None)
-        known = list(self.columns)
-        if known.count(named) > 1:
-            raise InputError(f"{self.name} has {known.count(named)} columns called {named!r}; one is expected")
-        if named not in known:
-            near = did_you_mean(named, known)
-            raise InputError(f"{self.name} has no column {named!r}.{near} Its columns: {', '.join(known)}")
+        from fairhead.records.layout import find_column  # here: it loads pandas
+
+        find_column(named, self.columns, self.name)
         return named
 
     def need(self, option: str, named: str | None, usual: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fairhead.errors import InputError, did_you_mean
+from fairhead.errors import InputError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,51 +47,6 @@ class Column:
         """
         levels = np.array(self.levels)
         return levels[self.codes] if levels.dtype.kind in "bif" else np.array(self.levels, dtype=object)[self.codes]
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Which column of a table plays which part; see `Records.read` for what each one is."""
-
-    label: str
-    prediction: str | None = None
-    score: tuple[str, ...] = ()
-    groups: tuple[str, ...] = ()
-    id: str | None = None
-    cluster: str | None = None
-    weight: str | None = None
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns needed, each once."""
-        single = (self.label, self.prediction, self.id, self.cluster, self.weight)
-        return tuple(dict.fromkeys([*(name for name in single if name is not None), *self.score, *self.groups]))
-
-    @classmethod
-    def saved(cls, columns: Sequence[str]) -> "Layout":
-        """The layout that `Records.save` writes: fixed names for all but the groups, which are the other columns."""
-        scores = tuple(name for name in columns if name == "score" or name.startswith("score:"))
-        fixed = {"label", "prediction", "id", "cluster", "weight"}
-        return cls(
-            label="label",
-            prediction="prediction" if "prediction" in columns else None,
-            score=scores,
-            groups=tuple(name for name in columns if name not in fixed and name not in scores),
-            id="id" if "id" in columns else None,
-            cluster="cluster" if "cluster" in columns else None,
-            weight="weight" if "weight" in columns else None,
-        )
-
-    def check(self, columns: Sequence[str], where: str) -> None:
-        """Refuse a column that is not there (naming the nearest one) or that stands twice in the header."""
-        known = [str(name) for name in columns]
-        for name in self.columns:
-            if name not in known:
-                raise InputError(
-                    f"{where} has no column {name!r}.{did_you_mean(name, known)} Its columns: {', '.join(known)}"
-                )
-            if known.count(name) > 1:
-                raise InputError(f"{where} has {known.count(name)} columns called {name!r}; one is expected")
 
 
 @dataclass(frozen=True)
@@ -144,7 +99,7 @@ class Records:
         weight: ArrayLike | None = None,
         classes: Sequence[Any] | None = None,
         positive: Any = None,
-        threshold: float = 0.5,
+        threshold: float | None = None,
         drop_missing: bool = False,
         provenance: Mapping[str, Any] | None = None,
     ) -> "Records":
@@ -154,7 +109,8 @@ class Records:
             label: true classes, shape [n]: integers, bools, whole floats or text.
             prediction: predicted classes, shape [n].
             scores: probability of the positive class, shape [n], or of every class in order, shape [n, C]. Without
-                `prediction`, the predictions are `scores >= threshold`, or the class with the highest score.
+                `prediction`, the predictions are `scores >= threshold`, or the class with the highest score. With a
+                threshold, one score may be on any scale.
             groups: sensitive attributes by name, each of shape [n].
             id: a distinct value for each row, shape [n].
             cluster: what each row belongs to (a document, a person), shape [n].
@@ -162,7 +118,8 @@ class Records:
             classes: all classes, in the order of the score columns, where the labels alone do not show them.
             positive: the positive class, by default the last of two in sorted order. With more than two classes, that
                 class against the rest.
-            threshold: the score from which on the positive class is predicted, where there is one score (or two).
+            threshold: the score from which on the positive class is predicted, where there is one score (or two); by
+                default 0.5, for probabilities.
             drop_missing: go on without the rows that miss a value; otherwise they are an error that counts them.
             provenance: where the arrays came from.
 
@@ -209,8 +166,10 @@ class Records:
         weight: str | None = None,
         classes: Sequence[Any] | None = None,
         positive: Any = None,
-        threshold: float = 0.5,
+        threshold: float | None = None,
         drop_missing: bool = False,
+        where: str | None = None,
+        bins: Mapping[str, Sequence[float]] | None = None,
     ) -> "Records":
         """Records from a pandas DataFrame; the arguments name its columns and otherwise are those of `read`.
 
@@ -222,12 +181,14 @@ class Records:
         """
         from fairhead.records.build import Options, build
         from fairhead.records.csv_files import Source
+        from fairhead.records.layout import Layout, number_repeated
         from fairhead.records.table_files import collect
 
-        layout = _layout(label, prediction, score, groups, id, cluster, weight, list(map(str, frame.columns)))
-        layout.check(list(frame.columns), "the data frame")
-        columns = {name: frame[name] for name in layout.columns}
-        source = Source("the data frame", list(frame.columns), lambda layout, as_text: iter([columns]))
+        names = number_repeated([str(name) for name in frame.columns])
+        layout = Layout.of(names, label, prediction, score, groups, id, cluster, weight, where, bins)
+        layout.check(names, "the data frame")
+        columns = {name: frame.iloc[:, names.index(name)] for name in layout.columns}
+        source = Source("the data frame", names, lambda layout, as_text: iter([columns]))
         return build(collect(source, layout), Options(classes, positive, threshold, drop_missing), {}, layout)
 
     @classmethod
@@ -244,8 +205,10 @@ class Records:
         weight: str | None = None,
         classes: Sequence[Any] | None = None,
         positive: Any = None,
-        threshold: float = 0.5,
+        threshold: float | None = None,
         drop_missing: bool = False,
+        where: str | None = None,
+        bins: Mapping[str, Sequence[float]] | None = None,
     ) -> "Records":
         r"""Records from a CSV, TSV, JSONL or Parquet file (the first three also as .gz, .bz2 or .xz), by its suffix.
 
@@ -265,8 +228,13 @@ class Records:
             classes: all classes, in the order of the score columns, where the labels alone do not show them.
             positive: the positive class, by default the last of two in sorted order. With more than two classes, that
                 class against the rest.
-            threshold: the score from which on the positive class is predicted, where there is one score (or two).
+            threshold: the score from which on the positive class is predicted, where there is one score (or two); by
+                default 0.5, for probabilities. With a threshold, one score may be on any scale.
             drop_missing: go on without the rows that miss a value; otherwise they are an error that counts them.
+            where: a condition on rows, such as "age >= 18 and race in (White, Black)": `fairhead.records.where` says
+                what it may hold. Rows that do not meet it are left out, those with missing values among them.
+            bins: for a group column of numbers the edges of its groups: {"age": [25, 45]} makes "under 25",
+                "25 to under 45" and "45 and over".
 
         Example:
             >>> import tempfile, pathlib
@@ -277,10 +245,11 @@ class Records:
             ([1, 1], 2)
         """
         from fairhead.records.build import Options, build
+        from fairhead.records.layout import Layout
         from fairhead.records.table_files import collect, open_source
 
         with open_source(path) as source:
-            layout = _layout(label, prediction, score, groups, id, cluster, weight, source.columns)
+            layout = Layout.of(source.columns, label, prediction, score, groups, id, cluster, weight, where, bins)
             layout.check(source.columns, source.name)
             parts = collect(source, layout)
             return build(parts, Options(classes, positive, threshold, drop_missing), source.provenance(), layout)
@@ -368,24 +337,6 @@ class Records:
             cluster=None if self.cluster is None else self.cluster.take(rows),
             weight=None if self.weight is None else self.weight[rows],
         )
-
-
-def _layout(
-    label: str,
-    prediction: str | None,
-    score: str | Sequence[str] | None,
-    groups: str | Sequence[str],
-    id: str | None,
-    cluster: str | None,
-    weight: str | None,
-    columns: Sequence[str],
-) -> Layout:
-    scores = (score,) if isinstance(score, str) else tuple(score or ())
-    groups = (groups,) if isinstance(groups, str) else tuple(groups)
-    if prediction is None and not scores and not groups:
-        saved = Layout.saved(columns)
-        return replace(saved, label=label, groups=tuple(name for name in saved.groups if name != label))
-    return Layout(label, prediction, scores, tuple(dict.fromkeys(groups)), id, cluster, weight)
 
 
 def _score_table(scores: ArrayLike) -> NDArray[np.float64]:

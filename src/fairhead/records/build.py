@@ -9,7 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fairhead.errors import InputError
-from fairhead.records import Column, Layout, Records
+from fairhead.records import Column, Records
 from fairhead.records.columns import (
     Coded,
     check_scores,
@@ -21,6 +21,7 @@ from fairhead.records.columns import (
     same_length,
     show,
 )
+from fairhead.records.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Parts:
     id: NDArray[Any] | None = None  # shape [n]
     cluster: Coded | None = None  # what each row belongs to
     weight: NDArray[np.float64] | None = None  # shape [n], NaN where missing
+    kept: NDArray[np.bool_] | None = None  # the rows that meet the condition, shape [n]; None for all
 
 
 class Options(NamedTuple):
@@ -42,7 +44,7 @@ class Options(NamedTuple):
 
     classes: Sequence[Any] | None = None
     positive: Any = None
-    threshold: float = 0.5
+    threshold: float | None = None
     drop_missing: bool = False
 
 
@@ -61,23 +63,33 @@ class Names(NamedTuple):
 def build(parts: Parts, options: Options, provenance: Mapping[str, Any], layout: Layout | None = None) -> Records:
     """Check the parts against each other and make the records."""
     names = _names(parts, layout)
-    if not 0 <= options.threshold <= 1:
-        raise InputError(f"the threshold is {options.threshold}; a score in [0, 1] is expected")
     if parts.prediction is None and parts.scores is None:
         raise InputError(
             "neither predictions nor scores are given; name one (--pred or --score; prediction= or score=)"
         )
     masks = _missing(parts, names)
     n = same_length({name: len(mask) for name, mask in masks.items()})
-    if parts.scores is not None:
-        check_scores(parts.scores, names.scores)
-    if parts.weight is not None:
-        check_weight(parts.weight, names.weight)
-    keep, missing = missing_rows(masks, options.drop_missing)
     dropped: dict[str, Any] = {}
+    kept = parts.kept
+    if kept is not None:
+        assert layout is not None
+        assert layout.where is not None
+        dropped = {"where": layout.where.text, "rows_left_out": n - int(kept.sum())}
+        if not kept.any():
+            raise InputError(f"no row meets the condition {layout.where.text!r}")
+        # Rows keep their numbers until all is checked: messages show them.
+        masks = {name: mask & kept for name, mask in masks.items()}
+    if parts.scores is not None:
+        _check_scores(parts.scores if kept is None else np.where(kept[:, None], parts.scores, np.nan), options, names)
+    if parts.weight is not None:
+        check_weight(parts.weight if kept is None else np.where(kept, parts.weight, np.nan), names.weight)
+    keep, missing = missing_rows(masks, options.drop_missing)
+    if keep is not None:
+        dropped |= {"rows_dropped": n - int(keep.sum()), "missing": missing}
+    if kept is not None:
+        keep = kept if keep is None else kept & keep
     if keep is not None:
         parts = _take(parts, keep)
-        dropped = {"rows_dropped": n - int(keep.sum()), "missing": missing}
 
     found = classes_of(parts.label, parts.prediction, options.classes, (names.label, names.prediction))
     classes = _positive_last(found, options.positive)
@@ -93,8 +105,9 @@ def build(parts: Parts, options: Options, provenance: Mapping[str, Any], layout:
             prediction = recode(Coded(parts.scores.argmax(axis=1), found), classes)
             rule = {"prediction": "highest score"}
         else:
-            prediction = (scores >= options.threshold).astype(label.dtype)
-            rule = {"prediction": f"score >= {options.threshold:g}"}
+            threshold = 0.5 if options.threshold is None else options.threshold
+            prediction = (scores >= threshold).astype(label.dtype)
+            rule = {"prediction": f"score >= {threshold:g}"}
     return Records(
         label=Column(label, classes),
         prediction=Column(prediction, classes),
@@ -105,6 +118,21 @@ def build(parts: Parts, options: Options, provenance: Mapping[str, Any], layout:
         weight=parts.weight,
         provenance={**provenance, "rows": n, **dropped, **rule, **({"columns": _used(layout)} if layout else {})},
     )
+
+
+def _check_scores(scores: NDArray[np.float64], options: Options, names: Names) -> None:
+    """Probabilities are expected, or with a threshold one score on whatever scale the threshold is on."""
+    threshold = options.threshold
+    if threshold is None or scores.shape[1] > 1:
+        check_scores(scores, names.scores)
+    elif np.isinf(scores).any():
+        raise InputError(f"{names.scores[0]} holds an infinite value; numbers are expected")
+    if threshold is not None and not np.isnan(scores).all():
+        low, high = float(np.nanmin(scores)), float(np.nanmax(scores))
+        if low >= 0 and high <= 1:
+            low, high = 0.0, 1.0
+        if not low <= threshold <= high:
+            raise InputError(f"the threshold is {threshold:g}, but the scores run from {low:g} to {high:g}")
 
 
 def _take(parts: Parts, keep: NDArray[np.bool_]) -> Parts:

@@ -151,7 +151,7 @@ def tidy_levels(raw: list[Any], text_only: bool = False) -> list[Any]:
     if text_only:
         values = [None if v is None else str(v) for v in values]
         answers = [v for v in values if v is not None and v.lower() not in _NO_ANSWER]
-        for parse in (_as_number, _as_boolean):
+        for parse in (as_number, as_boolean):
             if answers and all(parse(v) is not None for v in answers):
                 return [None if v is None else parse(v) for v in values]
         return values
@@ -176,7 +176,8 @@ def _plain(value: Any) -> Any:
     return None if text.lower() in _NOT_A_NUMBER else text
 
 
-def _as_number(text: str) -> int | float | None:
+def as_number(text: str) -> int | float | None:
+    """The number that a text is, if it is one."""
     if _INTEGER.fullmatch(text):
         return int(text)
     if not _FLOAT.fullmatch(text):
@@ -185,7 +186,8 @@ def _as_number(text: str) -> int | float | None:
     return int(value) if value.is_integer() else value
 
 
-def _as_boolean(text: str) -> bool | None:
+def as_boolean(text: str) -> bool | None:
+    """What "true" and "false" stand for, in any case."""
     return _BOOLEANS.get(text.lower())
 
 
@@ -296,7 +298,8 @@ def check_scores(scores: NDArray[np.float64], names: Sequence[str]) -> None:
             row = int(outside.argmax())
             raise InputError(
                 f"{name} lies outside [0, 1] in {_rows(outside)} (first: {column[row]:g} in row {row + 1}); "
-                "probabilities are expected: pass logits through a sigmoid or softmax first"
+                "probabilities are expected: pass logits through a sigmoid or softmax first, or, for one score on "
+                "another scale, name the threshold from which on it means the positive class (--threshold)"
             )
 
 

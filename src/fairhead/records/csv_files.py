@@ -18,7 +18,8 @@ import numpy as np
 import pandas as pd
 
 from fairhead.errors import InputError
-from fairhead.records import Layout, keep_freed_memory
+from fairhead.records import keep_freed_memory
+from fairhead.records.layout import Layout, number_repeated
 from fairhead.records.plain_lines import split_lines
 
 PACKED = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma"}
@@ -124,17 +125,15 @@ def _read_header(file: Path, name: str, head: bytes, separator: str | None) -> _
         lines = list(islice((row for row in csv.reader(text, delimiter=sign) if row), 100))
     if len(lines) < 2:
         raise InputError(f"{name} has a header but no rows; at least one row is expected")
-    columns = [cell.strip() for cell in lines[0]]
+    columns = number_repeated([cell.strip() for cell in lines[0]])
     if len(lines[1]) > len(columns):
         raise InputError(f"{name}: {ragged(2, len(lines[1]), len(columns))}")
     return _Header(sign, columns, lines[1:])
 
 
 def _options(header: _Header, layout: Layout, place: dict[str, int], as_text: Collection[str]) -> dict[str, Any]:
-    """How pandas is to read the columns, which go by their numbers, since a header may hold a name twice."""
-    numbers = {place[n] for n in (*layout.score, layout.weight) if n is not None}
-    ids = {place[n] for n in (layout.id, layout.cluster) if n is not None}
-    classes = {place[n] for n in (layout.label, layout.prediction, *layout.groups) if n is not None}
+    """How pandas is to read the columns, which go by their numbers."""
+    numbers, ids, classes = ({place[n] for n in names} for names in (layout.numbers, layout.ids, layout.classes))
     # Text as categories: each distinct value is looked at only once. Integers are quicker still as they are.
     integers = {j for j in classes if all(_INTEGER.fullmatch(row[j]) for row in header.rows if j < len(row))}
     dtypes: dict[int, Any] = dict.fromkeys(classes - integers, "category")
@@ -163,8 +162,7 @@ def _parallel(
 ) -> Iterator[_Columns]:
     """Blocks of whole lines, parsed by several threads and given out in order."""
     sign, width = header.separator.encode(), len(header.columns)
-    numbers = {place[n] for n in (*layout.score, layout.weight) if n is not None}
-    classes = {place[n] for n in (layout.label, layout.prediction, *layout.groups) if n is not None}
+    numbers, classes = ({place[n] for n in names} for names in (layout.numbers, layout.classes))
     simple = set(place.values()) == numbers | classes and not numbers & classes
 
     def parse(block: _Block) -> _Columns:

@@ -27,7 +27,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fairhead.errors import InputError
-from fairhead.records import Layout, Records
+from fairhead.records import Records
 from fairhead.records.build import Parts
 from fairhead.records.columns import Coded, Encoder, as_floats
 from fairhead.records.csv_files import (
@@ -41,6 +41,7 @@ from fairhead.records.csv_files import (
     open_binary,
     ragged,
 )
+from fairhead.records.layout import Layout, bin_names
 from fairhead.store import whole_file
 
 FORMATS = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
@@ -51,12 +52,14 @@ NO_PYARROW = 'Parquet needs pyarrow, which is not installed; pip install "fairhe
 
 def collect(source: Source, layout: Layout, as_text: Collection[str] = ()) -> Parts:
     """Read all chunks of a source into the parts of records."""
-    encoders = {name: Encoder(f"column {name!r}") for name in layout.groups}
+    # Of the columns that only a condition names, any may be a measurement.
+    encoders = {name: Encoder(f"column {name!r}", max_levels=None) for name in layout.classes}
+    encoders |= {name: Encoder(f"column {name!r}") for name in layout.groups if name not in layout.bins}
     encoders[layout.label] = Encoder(f"label {layout.label!r}")
     if layout.prediction is not None:
         encoders[layout.prediction] = Encoder(f"prediction {layout.prediction!r}")
-    numbers: dict[str, list[NDArray[np.float64]]] = {n: [] for n in (*layout.score, layout.weight) if n is not None}
-    ids: dict[str, list[NDArray[Any]]] = {n: [] for n in (layout.id, layout.cluster) if n is not None}
+    numbers: dict[str, list[NDArray[np.float64]]] = {name: [] for name in layout.numbers}
+    ids: dict[str, list[NDArray[Any]]] = {name: [] for name in layout.ids}
     with warnings.catch_warnings():
         # A column of ids that is part number, part text: dealt with below.
         warnings.simplefilter("ignore", pd.errors.DtypeWarning)
@@ -82,6 +85,9 @@ def collect(source: Source, layout: Layout, as_text: Collection[str] = ()) -> Pa
     coded = {name: encoder.finish(source.text_only) for name, encoder in encoders.items()}
     found = {name: _joined(values, float) for name, values in numbers.items()}
     keys = {name: _joined(values, object) for name, values in ids.items()}
+    coded |= {name: _in_bins(found[name], edges) for name, edges in layout.bins.items()}
+    named = () if layout.where is None else layout.where.columns
+    asked = {n: coded[n] if n in encoders else _coded((found | keys)[n], n) for n in named}
     return Parts(
         label=coded[layout.label],
         prediction=None if layout.prediction is None else coded[layout.prediction],
@@ -90,6 +96,7 @@ def collect(source: Source, layout: Layout, as_text: Collection[str] = ()) -> Pa
         id=None if layout.id is None else keys[layout.id],
         cluster=None if layout.cluster is None else _coded(keys[layout.cluster], layout.cluster),
         weight=None if layout.weight is None else found[layout.weight],
+        kept=None if layout.where is None else layout.where.rows(asked),
     )
 
 
@@ -115,6 +122,14 @@ def _joined(chunks: list[NDArray[Any]], empty: type) -> NDArray[Any]:
 def _side_by_side(columns: list[NDArray[np.float64]]) -> NDArray[np.float64]:
     """Columns of shape [n] as [n, k]; one of them is not copied."""
     return columns[0][:, None] if len(columns) == 1 else np.column_stack(columns)
+
+
+def _in_bins(values: NDArray[np.float64], edges: Sequence[float]) -> Coded:
+    """Numbers of shape [n] as the groups between edges; groups without a row are left out."""
+    codes = np.where(np.isnan(values), -1, np.searchsorted(edges, values, side="right"))
+    used = np.unique(codes[codes >= 0])
+    names = bin_names(edges)
+    return Coded(np.where(codes < 0, -1, np.searchsorted(used, codes)), tuple(names[k] for k in used))
 
 
 def _coded(values: NDArray[Any], name: str) -> Coded:

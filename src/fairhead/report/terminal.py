@@ -42,8 +42,8 @@ _INTERVAL_WIDTH = 13
 _MANY_GROUPS = 60
 
 
-def show_audit(console: Console, audit: "AuditFigures") -> None:
-    """Overall figures, figures of each group, gaps."""
+def show_audit(console: Console, audit: "AuditFigures", wanted: Sequence[str] = ()) -> None:
+    """Overall figures, figures of each group (of the rates wanted, or those that fit), gaps."""
     percent = _level(audit.provenance.get("audit", {}))
     overall = [
         f"{name(e)} {figure(e, unit=' %')}" for e in audit.estimates if e.group_by is None and e.value is not None
@@ -53,7 +53,7 @@ def show_audit(console: Console, audit: "AuditFigures") -> None:
     for group_by in dict.fromkeys(row.group_by for row in audit.by_group):
         console.print()
         rows, n_hidden = _shown_groups([row for row in audit.by_group if row.group_by == group_by])
-        rates = _rate_columns(rows, console.width)
+        rates = list(wanted) or _rate_columns(rows, console.width)
         console.print(_group_table(rows, rates, group_by, percent))
         if n_hidden:
             console.print(f"[dim]and {n_hidden:,} smaller groups (all in --json)[/]", highlight=False)

@@ -174,7 +174,7 @@ def test_equals_aif360(aif360_metric, seed, n_groups, weighted):
     weight = np.random.default_rng(seed).random(len(y)) if weighted else None
     privileged = seed % n_groups
     records = make(y, p, {"g": group}, weight=weight)
-    result = fairhead.audit(records, metrics="all", min_cell=1, n_boot=100, privileged={"g": privileged})
+    result = fairhead.audit(records, metrics="all", min_cell=1, n_boot=100, reference={"g": privileged})
     theirs = aif360_metric(y, p, group, privileged, weight)
     named = [name for name in METRICS if name.startswith("aif360.")]
     assert len(named) == 5

@@ -161,7 +161,7 @@ def test_same_seed_same_figures():
         ({"metrics": ["EOpp"]}, "no metric 'EOpp'. Did you mean 'EOp'"),
         ({"metrics": ["AUC_gap"]}, "needs scores"),
         ({"positive": "maybe"}, "not among the classes"),
-        ({"privileged": {"race": "z"}}, "not in column 'race'"),
+        ({"reference": {"race": "z"}}, "not in column 'race'"),
         ({"n_boot": 3}, "at least 100"),
         ({"n_boot": 10**12}, "do not fit in 2 GB"),
         ({"seed": -1}, "0 or more"),

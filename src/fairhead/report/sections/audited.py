@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 from markupsafe import Markup
 
 from fairhead.report.forest import Cell, Mark, Panel, Undefined, forest, level, undefined
+from fairhead.report.form import one_of
 from fairhead.report.markup import Axis, fill
 from fairhead.report.sections import Section
 from fairhead.report.wording import Scale, by, count, is_share, metric_name, scale_of
@@ -50,6 +51,13 @@ class Audited(Section):
 
     name: str  # whose predictions were audited
     audit: Annotated[Any, AuditFigures]  # the audit, or its JSON form
+    rates: Sequence[str] = ()  # which rates of groups to show first
+
+    def check(self, where: str) -> None:
+        """The rates are among those of the audit."""
+        known = list(dict.fromkeys(name for row in self.audit.by_group for name in row.rates))
+        for i, name in enumerate(self.rates):
+            one_of(name, known, f"{where}.rates[{i}]")
 
     def draw(self) -> Markup:
         """Overall figures first, then one block for each group column."""
@@ -60,7 +68,7 @@ class Audited(Section):
         """Its tables."""
         from fairhead.report.terminal import show_audit
 
-        show_audit(console, self.audit)
+        show_audit(console, self.audit, self.rates)
 
     def metric_definitions(self) -> Mapping[str, str]:
         """Those of the audit's metrics."""

@@ -1,0 +1,150 @@
+"""Which column of a table plays which part, which rows count, and what the columns are called."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from fairhead.errors import InputError, did_you_mean
+from fairhead.records.where import Where
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which column of a table plays which part; see `Records.read` for what each one is."""
+
+    label: str
+    prediction: str | None = None
+    score: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    id: str | None = None
+    cluster: str | None = None
+    weight: str | None = None
+    where: Where | None = None
+    bins: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # the edges of group columns of numbers
+
+    @classmethod
+    def of(
+        cls,
+        columns: Sequence[str],
+        label: str,
+        prediction: str | None,
+        score: str | Sequence[str] | None,
+        groups: str | Sequence[str],
+        id: str | None,
+        cluster: str | None,
+        weight: str | None,
+        where: str | None,
+        bins: Mapping[str, Sequence[float]] | None,
+    ) -> "Layout":
+        """What a user says, about a table with these columns; where they say nothing, `Records.save` wrote it."""
+        scores = (score,) if isinstance(score, str) else tuple(score or ())
+        groups = (groups,) if isinstance(groups, str) else tuple(groups)
+        if prediction is None and not scores and not groups:
+            saved = cls.saved(columns)
+            found = replace(saved, label=label, groups=tuple(name for name in saved.groups if name != label))
+        else:
+            found = cls(label, prediction, scores, tuple(dict.fromkeys(groups)), id, cluster, weight)
+        edges = {name: _edges(name, given, found.groups) for name, given in (bins or {}).items()}
+        return replace(found, where=None if where is None else Where.parse(where), bins=edges)
+
+    @classmethod
+    def saved(cls, columns: Sequence[str]) -> "Layout":
+        """The layout that `Records.save` writes: fixed names for all but the groups, which are the other columns."""
+        scores = tuple(name for name in columns if name == "score" or name.startswith("score:"))
+        fixed = {"label", "prediction", "id", "cluster", "weight"}
+        return cls(
+            label="label",
+            prediction="prediction" if "prediction" in columns else None,
+            score=scores,
+            groups=tuple(name for name in columns if name not in fixed and name not in scores),
+            id="id" if "id" in columns else None,
+            cluster="cluster" if "cluster" in columns else None,
+            weight="weight" if "weight" in columns else None,
+        )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns needed, each once."""
+        return tuple(dict.fromkeys([*self.classes, *self.numbers, *self.ids]))
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Columns that are read as numbers."""
+        return tuple(name for name in (*self.score, self.weight, *self.bins) if name is not None)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Columns that may have as many values as rows."""
+        return tuple(name for name in (self.id, self.cluster) if name is not None)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Columns of a few values each, and those of the condition on rows that play no other part."""
+        groups = [name for name in self.groups if name not in self.bins]
+        parts = tuple(name for name in (self.label, self.prediction, *groups) if name is not None)
+        asked = () if self.where is None else self.where.columns
+        return parts + tuple(name for name in asked if name not in (*parts, *self.numbers, *self.ids))
+
+    def check(self, columns: Sequence[str], where: str) -> None:
+        """Refuse a column that is not there (naming the nearest one) or that stands twice in the header."""
+        for name in self.columns:
+            find_column(name, columns, where)
+        for name in () if self.where is None else self.where.columns:
+            find_column(name, columns, where)
+
+
+def _edges(name: str, given: Sequence[float], groups: Sequence[str]) -> tuple[float, ...]:
+    edges = tuple(given)
+    if not edges or any(b <= a for a, b in pairwise(edges)):
+        raise InputError(f"the bins of {name!r} are {list(edges)}; ascending numbers such as 25,45 are expected")
+    if name not in groups:
+        raise InputError(f"bins are given for {name!r}, which is no group column; name it (--group {name}; groups=...)")
+    return edges
+
+
+def bin_names(edges: Sequence[float]) -> tuple[str, ...]:
+    """The groups that edges make.
+
+    Example:
+        >>> bin_names([25, 45])
+        ('under 25', '25 to under 45', '45 and over')
+    """
+    between = [f"{low:g} to under {high:g}" for low, high in pairwise(edges)]
+    return (f"under {edges[0]:g}", *between, f"{edges[-1]:g} and over")
+
+
+def number_repeated(columns: Sequence[str]) -> list[str]:
+    """Names of columns with those that occur more than once numbered, so that each can be named.
+
+    Example:
+        >>> number_repeated(["age", "score", "score"])
+        ['age', 'score#1', 'score#2']
+    """
+    times, seen = Counter(columns), Counter[str]()
+    found = []
+    for name in columns:
+        seen[name] += 1
+        found.append(name if times[name] == 1 else f"{name}#{seen[name]}")
+    return found
+
+
+def find_column(name: str, columns: Sequence[str], where: str) -> None:
+    """Refuse a name that is not among the columns, or that several have.
+
+    Example:
+        >>> find_column("score", ["age", "score#1", "score#2"], "preds.csv")
+        Traceback (most recent call last):
+        ...
+        fairhead.errors.InputError: preds.csv has 2 columns called 'score'; say which: 'score#1' (column 2) or \
+'score#2' (column 3)
+    """
+    known = [str(column) for column in columns]
+    if known.count(name) == 1:
+        return
+    if name in known:
+        raise InputError(f"{where} has {known.count(name)} columns called {name!r}; one is expected")
+    alike = [f"{k!r} (column {i})" for i, k in enumerate(known, start=1) if k.rpartition("#")[0] == name]
+    if len(alike) > 1:
+        raise InputError(f"{where} has {len(alike)} columns called {name!r}; say which: {' or '.join(alike)}")
+    raise InputError(f"{where} has no column {name!r}.{did_you_mean(name, known)} Its columns: {', '.join(known)}")
