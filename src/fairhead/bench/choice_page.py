@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fairhead.mitigate.reduce import STRENGTHS
 from fairhead.report import Sentence
 from fairhead.report.sections import Section
 from fairhead.report.sections.plain_tables import PlainTable, PlainTables
@@ -15,6 +16,7 @@ NAMES = {
     "match": "match",
     "both": "balance and match",
 }
+NAMES |= {f"{name} {s:g}": f"{said}, {100 * s:.0f} % strength" for name, said in NAMES.items() for s in STRENGTHS}
 
 
 def choice_verdict(notes: Mapping[str, Any], uses_groups: bool = False) -> list[Sentence]:

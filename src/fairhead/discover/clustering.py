@@ -16,10 +16,9 @@ from torch import Tensor
 
 from fairhead.data import Dataset, Images
 from fairhead.errors import InputError
-from fairhead.mitigate.balance import find_clusters, unit
 from fairhead.records import Column
 from fairhead.store import reading
-from fairhead.train.kmeans import COUNTS, adjusted_rand, kmeans, stabilities
+from fairhead.train.kmeans import COUNTS, adjusted_rand, find_clusters, kmeans, stabilities, unit
 
 TYPICAL = {"pictures": 8, "texts": 5}
 _WORDS = 8

@@ -1,67 +1,9 @@
-"""Balance: groups that nobody named, found as clusters of frozen features, made independent of the label."""
-
-from typing import NamedTuple
+"""Balance: weights and offsets that make clusters (of `fairhead.train.kmeans`) independent of the label."""
 
 import torch
 from torch import Tensor
 
-from fairhead.errors import InputError
 from fairhead.mitigate.losses import cell_numbers
-from fairhead.train.kmeans import COUNTS, Clustering, Stability, kmeans, most_stable, stabilities
-
-_COMPONENTS = 64
-
-
-class Clusters(NamedTuple):
-    """The clusters of the training rows, and what their number was chosen by.
-
-    Attributes:
-        clustering: of the training rows.
-        stability: of each number that was looked at; empty where the number was given.
-        mean: of the training features, of unit length, [D].
-        axes: from what is left to the principal components of the standardised features, [D, components].
-    """
-
-    clustering: Clustering
-    stability: tuple[Stability, ...]
-    mean: Tensor
-    axes: Tensor
-
-    @property
-    def size(self) -> int:
-        """How many there are."""
-        return len(self.clustering.centres)
-
-    def of(self, features: Tensor) -> Tensor:
-        """The cluster of each row of other features, [m]."""
-        return self.clustering.of((unit(features) - self.mean) @ self.axes)
-
-
-def find_clusters(features: Tensor, count: int | None = None, seed: int = 0, units: Tensor | None = None) -> Clusters:
-    """k-means on features [n, D], of unit length and standardised; the most stable number of clusters.
-
-    What goes along with the label is not taken out first: it is what is to be found. The first principal components
-    give nearly the clusters that all features do, ten times sooner. Rows of one of the `units` [n] (a person, a
-    document) stay together when the stability of a number is looked at.
-
-    Raises:
-        InputError: more clusters are asked for than there are rows.
-    """
-    if count is not None and count > len(features):
-        raise InputError(f"{count} clusters of {len(features)} rows cannot be had: ask for fewer")
-    shown = unit(features)
-    mean, scale = shown.mean(0), shown.std(0)
-    scale = torch.where(scale > 1e-6, scale, torch.inf)  # a constant column takes no part
-    points = (shown - mean) / scale
-    axes = torch.linalg.eigh(points.T @ points).eigenvectors.flip(1)[:, :_COMPONENTS]
-    points = points @ axes
-    stability = () if count is not None else tuple(stabilities(points, COUNTS, seed, units=units))
-    return Clusters(kmeans(points, count or most_stable(stability), seed), stability, mean, axes / scale[:, None])
-
-
-def unit(features: Tensor) -> Tensor:
-    """Rows of length one, [n, D], in 32 bits on the CPU."""
-    return torch.nn.functional.normalize(features.float().cpu(), dim=1)
 
 
 def independent_weights(labels: Tensor, clusters: Tensor, weights: Tensor | None = None, cap: float = 20.0) -> Tensor:

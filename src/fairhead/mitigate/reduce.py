@@ -1,7 +1,7 @@
 """Balance, match and their choice: methods of this library's own that need no group and no name of one.
 
-`fairhead.mitigate.balance` finds the clusters and the weights that make them independent of the label,
-`fairhead.mitigate.match` the weights towards the place of use, `fairhead.mitigate.choosing` the rule.
+`fairhead.train.kmeans` finds the clusters, `fairhead.mitigate.balance` the weights that make them independent of the
+label, `fairhead.mitigate.match` the weights towards the place of use, `fairhead.mitigate.choosing` the rule.
 """
 
 import copy
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fairhead.errors import InputError
-from fairhead.mitigate.balance import Clusters, find_clusters, independent_weights, label_offsets
+from fairhead.mitigate.balance import independent_weights, label_offsets
 from fairhead.mitigate.choosing import Tried, chosen, tried
 from fairhead.mitigate.last_layer import features_of, find_head
 from fairhead.mitigate.losses import GroupLoss, balanced, cell_numbers
@@ -26,11 +26,14 @@ from fairhead.models.linear_head import FEATURES, LinearHead, check_features
 from fairhead.settings import NotNegative, Positive, Range
 from fairhead.train import Examples, Fit, Selection
 from fairhead.train.fitting import AVERAGE, worst_accuracy
+from fairhead.train.kmeans import Clusters, find_clusters
 from fairhead.train.linear import answers, solve
 
 Candidate = Literal["plain", "balance", "logits", "dro", "match", "both"]
 # Methods that train once, on rows as they are drawn.
 UNDER = ("erm", "dam", "dam_norm", "dam_no_alignment", "dam_no_attention", "dam_release", "encoder_layer")
+# Of a candidate that is too dear: its weights to this power, its offsets times this. "balance 0.75" names one.
+STRENGTHS = (0.75, 0.5, 0.25)
 _FOLDS = 4
 _LEAST = 20  # validation rows of a (class, cluster) cell whose accuracy an epoch may be chosen by
 
@@ -46,6 +49,9 @@ class Encoded(NamedTuple):
 @dataclass(frozen=True)
 class Reduce:
     """Train the candidates, and keep the one whose answers differ least between clusters that nobody named.
+
+    Where the best of them costs more than the price, it is trained once more at three quarters of its strength (its
+    weights to that power, its offsets times it), at a half, at a quarter, until one is within the price.
 
     Attributes:
         candidates: "plain" training; "balance": rows weighted by P(y)P(c)/P(y, c); "logits": CE(f + log p(y|c)/p(y)), f
@@ -115,6 +121,13 @@ class Reduce:
             kept = names[0]
         else:
             looked = self._look(job, {name: done[name][0] for name in names}, encoded, clusters, found)
+            best = min(looked, key=lambda one: one.total)
+            for strength in () if best.affordable or best.name == "dro" else STRENGTHS:
+                names.append(f"{best.name} {strength:g}")
+                done[names[-1]] = self._fit(job, names[-1], found, selection)
+                looked = self._look(job, {name: done[name][0] for name in names}, encoded, clusters, found)
+                if looked[-1].affordable:
+                    break
             kept = chosen(looked).name
             notes |= {"tried": [asdict(one) for one in looked], "price": self.price}
         job.notes |= {**notes, "kept": kept, "asked": list(self.candidates)}
@@ -236,6 +249,12 @@ class _Weights:
         rows = torch.arange(len(self.labels)) if rows is None else rows
         labels, clusters = self.labels[rows], self.clusters[rows]
         use = None if self.matched is None else self.matched.weights[rows]
+        name, _, strength = name.partition(" ")
+        if strength:
+            weights, offsets = self.of(name, rows)
+            weights = None if weights is None else weights ** float(strength)
+            offsets = None if offsets is None else offsets * float(strength)
+            return None if weights is None else weights / weights.mean(), offsets
         if name == "logits":
             return None, label_offsets(labels, clusters)
         if name == "match":

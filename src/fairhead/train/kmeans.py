@@ -11,6 +11,8 @@ from fairhead.errors import InputError
 COUNTS = (2, 3, 4, 8, 16, 32)
 # Rows beyond this many add nothing to what a stability is known by.
 _ROWS = 6000
+# Principal components that features are clustered in.
+_COMPONENTS = 64
 
 
 class Clustering(NamedTuple):
@@ -201,3 +203,55 @@ def adjusted_rand(one: Tensor, other: Tensor) -> float:
     chance = rows * columns / max(pairs(table.sum()), 1.0)
     most = (rows + columns) / 2
     return 1.0 if most == chance else (both - chance) / (most - chance)
+
+
+class Clusters(NamedTuple):
+    """The clusters of the training rows, and what their number was chosen by.
+
+    Attributes:
+        clustering: of the training rows.
+        stability: of each number that was looked at; empty where the number was given.
+        mean: of the training features, of unit length, [D].
+        axes: from what is left to the principal components of the standardised features, [D, components].
+    """
+
+    clustering: Clustering
+    stability: tuple[Stability, ...]
+    mean: Tensor
+    axes: Tensor
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return len(self.clustering.centres)
+
+    def of(self, features: Tensor) -> Tensor:
+        """The cluster of each row of other features, [m]."""
+        return self.clustering.of((unit(features) - self.mean) @ self.axes)
+
+
+def find_clusters(features: Tensor, count: int | None = None, seed: int = 0, units: Tensor | None = None) -> Clusters:
+    """k-means on features [n, D], of unit length and standardised; the most stable number of clusters.
+
+    What goes along with the label is not taken out first: it is what is to be found. The first principal components
+    give nearly the clusters that all features do, ten times sooner. Rows of one of the `units` [n] (a person, a
+    document) stay together when the stability of a number is looked at.
+
+    Raises:
+        InputError: more clusters are asked for than there are rows.
+    """
+    if count is not None and count > len(features):
+        raise InputError(f"{count} clusters of {len(features)} rows cannot be had: ask for fewer")
+    shown = unit(features)
+    mean, scale = shown.mean(0), shown.std(0)
+    scale = torch.where(scale > 1e-6, scale, torch.inf)  # a constant column takes no part
+    points = (shown - mean) / scale
+    axes = torch.linalg.eigh(points.T @ points).eigenvectors.flip(1)[:, :_COMPONENTS]
+    points = points @ axes
+    stability = () if count is not None else tuple(stabilities(points, COUNTS, seed, units=units))
+    return Clusters(kmeans(points, count or most_stable(stability), seed), stability, mean, axes / scale[:, None])
+
+
+def unit(features: Tensor) -> Tensor:
+    """Rows of length one, [n, D], in 32 bits on the CPU."""
+    return torch.nn.functional.normalize(features.float().cpu(), dim=1)

@@ -9,13 +9,13 @@ from sklearn.metrics import adjusted_rand_score
 
 from fairhead.errors import InputError
 from fairhead.mitigate import load, method, run, save
-from fairhead.mitigate.balance import find_clusters
+from fairhead.mitigate.balance import independent_weights
 from fairhead.mitigate.choosing import between_clusters, chosen, tried
 from fairhead.mitigate.match import match_weights
 from fairhead.mitigate.reduce import Reduce
 from fairhead.models.linear_head import FEATURES, LinearHead
 from fairhead.train import Examples, TrainingPlan
-from fairhead.train.kmeans import Stability, adjusted_rand, kmeans, most_stable, stabilities
+from fairhead.train.kmeans import Stability, adjusted_rand, find_clusters, kmeans, most_stable, stabilities
 from fairhead.train.linear import answers, solve
 
 WIDTH = 12
@@ -245,6 +245,26 @@ def test_a_gap_between_groups_that_nobody_named_is_reduced(candidates):
     assert not found.notes["match"]["differ"]
     assert gap(plain, test, group) > 0.15
     assert gap(found.model, test, group) < gap(plain, test, group) / 3
+
+
+def test_what_is_too_dear_is_tried_with_less_strength():
+    train, _ = hidden_group(3000, 0.85, seed=0, shift=3)
+    validation, _ = hidden_group(1000, 0.85, seed=1, shift=3)
+    test, group = hidden_group(4000, 0.5, seed=2, shift=3)
+    plan = TrainingPlan(weight_decay=0.01, device="cpu")
+    full, half, none = (
+        run(Reduce(("plain", "balance"), price=price), heads(train), train, validation, plan) for price in (20, 2, 0)
+    )
+    assert [one.notes["kept"] for one in (full, half, none)] == ["balance", "balance 0.5", "plain"]
+    assert [len(one.notes["tried"]) for one in (full, half, none)] == [2, 4, 5]
+    gaps = [gap(one.model, test, group) for one in (full, half, none)]
+    assert gaps == sorted(gaps)
+    # By hand: the square roots of the balancing weights.
+    features = train.inputs[FEATURES]
+    weights = independent_weights(train.labels, find_clusters(features).clustering.cluster).sqrt()
+    by_hand = heads(train)()
+    solve(by_hand, features, train.labels, weights / weights.mean(), None, plan.weight_decay)
+    torch.testing.assert_close(half.model.last.weight, by_hand.last.weight, rtol=1e-3, atol=1e-4)
 
 
 def test_a_sample_from_the_place_of_use_is_matched():
