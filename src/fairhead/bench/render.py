@@ -112,7 +112,7 @@ def _made(table: Table) -> list[str]:
         f"```console\n$ {made['command']}\n```",
         f"{made['done']} of {made['cells']} cells{failed}, on {', '.join(made['devices'])}; {versions}. "
         f"Seeds {', '.join(str(seed) for seed in made['seeds'])}; {made['selection']}, which needs no groups.",
-        f"Training plan, defaults included, with AdamW: {_settings(made['plan'])}.",
+        f"Training plan, defaults included: {_settings(made['plan'])}.",
         *(f"- {names}: {_settings(own)}." for names, own in made["own_plans"].items()),
     ]
 

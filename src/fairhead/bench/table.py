@@ -120,7 +120,11 @@ def _plans(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     plans = {}
     for row in rows:
         made = row.get("effective") or row["settings"]
-        plans[row["data"], row["backbone"], row["method"]] = {**made["plan"], "model": made["backbone"]["model"]}
+        plan, backbone = made["plan"], made["backbone"]
+        if backbone.get("train") == "head":
+            plan = {"optimizer": "none, a linear head solved exactly", "weight_decay": plan["weight_decay"]}
+        own_plan = {"optimizer": "AdamW", **plan, "model": backbone["model"]}
+        plans[row["data"], row["backbone"], row["method"]] = own_plan
     first = next(iter(plans.values()))
     common = {key: value for key, value in first.items() if all(plan.get(key, key) == value for plan in plans.values())}
     own: dict[str, list[tuple[str, ...]]] = {}
