@@ -116,6 +116,9 @@ class DAM:
             tap.transform(parts.transform)
         model.register_forward_pre_hook(parts.before, with_kwargs=True)
         if self.alignment_weight:
+            # Both terms of the loss are means over a batch. A Hugging Face Trainer would divide the task's alone by the
+            # rows of all accumulated batches and processes.
+            model.accepts_loss_kwargs = False  # type: ignore[assignment]
             parts.site.module.register_forward_hook(parts.side_stream.mark)
             model.register_forward_hook(parts.after, with_kwargs=True)
         return model

@@ -352,3 +352,39 @@ def test_missing_weights_are_refused_by_name(tmp_path, caplog):
     save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(InputError, match=r"lacks 1 that the model needs, such as classifier\.weight"):
         load(tmp_path)
+
+
+class _Gradients(hf.TrainerCallback):
+    """The gradients of the first step."""
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **more):
+        self.found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def gradients_under_a_trainer(model, rows, folder, accumulation):
+    """Of a step over `accumulation` copies of the same rows."""
+    copies = [{name: values[i] for name, values in rows.items()} for _ in range(accumulation) for i in range(8)]
+    callback = _Gradients()
+    arguments = hf.TrainingArguments(
+        str(folder), per_device_train_batch_size=8, gradient_accumulation_steps=accumulation, max_steps=1,
+        max_grad_norm=0.0, report_to=[], use_cpu=True, disable_tqdm=True, save_strategy="no", logging_strategy="no",
+    )  # fmt: skip
+    sampled = hf.Trainer(model, arguments, train_dataset=copies, callbacks=[callback])
+    sampled._get_train_sampler = lambda *_: torch.utils.data.SequentialSampler(copies)
+    sampled.train()
+    return callback.found
+
+
+@pytest.mark.parametrize("accumulation", [2, 4])
+@pytest.mark.parametrize("family", ["ViT", "DINOv2", "BERT", "DistilBERT"])
+def test_a_trainer_weighs_both_terms_alike_however_many_batches_it_adds_up(family, accumulation, tmp_path):
+    one, several = (
+        gradients_under_a_trainer(
+            attach(without_dropout(build(family)), DAM(values=3)), batch(family), tmp_path / str(count), count
+        )
+        for count in (1, accumulation)
+    )
+    assert one.keys() == several.keys()
+    assert any("dam.project" in name for name in one)
+    for name, gradient in one.items():
+        torch.testing.assert_close(several[name], gradient, rtol=1e-3, atol=1e-6, msg=name)
