@@ -40,4 +40,4 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.elements if name == tag]
 
     def visible(self) -> str:
-        return " ".join(data for tag, data in self.texts if tag != "style")
+        return " ".join(data for tag, data in self.texts if tag not in ("style", "script"))

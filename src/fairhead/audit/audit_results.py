@@ -102,7 +102,7 @@ class Audit(Result):
             title=f"Audit of {Path(name).name}",
             question=f"Are the predictions in {name} even by {' and '.join(_columns(self))}?",
             verdict=audit_verdicts(self),
-            sections=[Audited(title=f"Audit of {name}", name=name, audit=self, rates=rates)],
+            sections=[Audited(title="Groups", name=name, audit=self, rates=rates)],
             provenance=dict(self.provenance),
         )
 

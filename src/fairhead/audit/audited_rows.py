@@ -124,11 +124,11 @@ def one_group(n: int) -> Column:
 
 
 def reference_groups(given: Any, columns: Mapping[str, Column]) -> dict[str, int]:
-    """The numbers of the reference groups, for the columns that have one.
+    """The number of the reference group of each column: the one that is named, or the largest.
 
     Args:
         given: groups by column, {"race": "White"}; or one group or several, "White" or "race=White" each.
-        columns: the group columns; an intersection has a reference where all its parts have one.
+        columns: the group columns. Where one is named in a part of an intersection, its reference is that of the parts.
     """
     groups = {name: [str(level) for level in column.levels] for name, column in columns.items() if CROSS not in name}
     if isinstance(given, Mapping):
@@ -139,12 +139,13 @@ def reference_groups(given: Any, columns: Mapping[str, Column]) -> dict[str, int
         if name not in groups or str(group) not in groups[name]:
             have = f"column {name!r}, which has {groups[name]}" if name in groups else f"any of {list(groups)}"
             raise InputError(f"The reference group {group!r} is not in {have}.")
-    found = {name: groups[name].index(str(group)) for name, group in chosen.items()}
+    found = {name: int(np.bincount(column.codes).argmax()) for name, column in columns.items()}
+    found |= {name: groups[name].index(str(group)) for name, group in chosen.items()}
     for name, column in columns.items():
         parts = name.split(CROSS)
-        crossed = CROSS.join(str(chosen.get(part)) for part in parts)
-        if len(parts) > 1 and all(part in chosen for part in parts) and crossed in column.levels:
-            found[name] = column.levels.index(crossed)
+        if len(parts) > 1 and any(part in chosen for part in parts):
+            crossed = CROSS.join(groups[part][found[part]] for part in parts)
+            found[name] = column.levels.index(crossed) if crossed in column.levels else found[name]
     return found
 
 

@@ -112,7 +112,7 @@ def compare(
         pair = Pair.of(first, second, column, n_boot, n_perm, seed, with_scores)
         rules = Rules(level, min_cell, multiclass, pair.bootstrap[0].prevalence)
         differences += [
-            pair.difference(metric, rules, audits, name, references.get(name or ""))
+            pair.difference(metric, rules, audits, name, references.get(name or "", 0))
             for metric in chosen
             if metric.overall == (name is None)
         ]
@@ -171,7 +171,7 @@ class Pair:
         return cls(drawn, swapped, *pair_scores(first.ranked, second.ranked, column, n_boot, n_perm, seed))
 
     def difference(
-        self, metric: Metric, rules: Rules, audits: tuple[Audit, Audit], name: str | None, reference: int | None
+        self, metric: Metric, rules: Rules, audits: tuple[Audit, Audit], name: str | None, reference: int
     ) -> Difference:
         """One metric, b minus a."""
         pair, swaps = self.bootstrap, self.swapped
@@ -242,7 +242,7 @@ def _ends(
 
 
 def _values(
-    metric: Metric, pair: tuple[Tables, Tables], scores: BinnedPair | None, rules: Rules, reference: int | None
+    metric: Metric, pair: tuple[Tables, Tables], scores: BinnedPair | None, rules: Rules, reference: int
 ) -> _Values | str:
     """A metric of both predictions and of their replicates, or why it is undefined."""
     if metric.compare == "association":

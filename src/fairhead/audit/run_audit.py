@@ -83,7 +83,7 @@ def audit(
     chosen = choose_metrics(metrics, view.score_rates)
     draws = Draws(n_boot, seed)
     references = reference_groups(reference, columns)
-    parts = [Part(view, name, column, draws, references.get(name)) for name, column in columns.items()]
+    parts = [Part(view, name, column, draws, references[name]) for name, column in columns.items()]
     overall = Part(view, None, one_group(len(records)), draws, finer=parts[0] if parts else None)
     rules = Rules(level, min_cell, multiclass, overall.tables.prevalence)
     estimates: list[Estimate] = []
@@ -102,7 +102,7 @@ def audit(
         "classes": list(view.classes),
         "multiclass": multiclass if len(view.classes) > 2 else None,
         "prediction": view.prediction_rule or records.provenance.get("prediction"),
-        "reference": {part.name: part.reference_name for part in parts},
+        "reference": {part.name: part.tables.groups[part.reference] for part in parts},
     }
     return Audit(tuple(estimates), tuple(by_group), {**records.provenance, "audit": options})
 
@@ -123,7 +123,7 @@ class Part:
     name: str | None  # the column's name; None for all rows
     column: Column  # the groups
     draws: Draws  # how to resample
-    reference: int | None = None  # the group that others are seen against; None for the largest
+    reference: int = 0  # the number of the group that others are seen against
     finer: "Part | None" = None  # a part whose counts, pooled, are those of this one
 
     @cached_property
@@ -142,11 +142,6 @@ class Part:
         star = sample.bootstrap(self.draws.n_boot, np.random.default_rng(self.draws.seed))[0]
         groups = tuple(str(level) for level in self.column.levels)
         return Tables(groups, view.classes, sample.observed()[0], star, sample.contents[0].rows, clusters=clusters)
-
-    @property
-    def reference_name(self) -> str:
-        """The group that others are seen against."""
-        return self.tables.groups[largest_group(self.tables) if self.reference is None else self.reference]
 
     @cached_property
     def scores(self) -> ScoreTables:
@@ -220,18 +215,13 @@ def _complement(name: str, rate: Estimate) -> Estimate:
     return replace(rate, metric=name, value=1 - rate.value, low=1 - rate.high, high=1 - rate.low)
 
 
-def largest_group(tables: Tables) -> int:
-    """The number of the group with the most rows."""
-    return int(tables.rows.sum(axis=(-1, -2)).argmax())
-
-
-def tables_for(metric: Metric, tables: Tables, reference: int | None) -> Tables:
-    """The counts with the groups that a metric compares; the largest group is the reference where none is named."""
+def tables_for(metric: Metric, tables: Tables, reference: int) -> Tables:
+    """The counts with the groups that a metric compares."""
     if metric.compare == "to_overall":
         return tables.with_overall
     if not metric.name.startswith("aif360."):
         return tables
-    return tables.against(largest_group(tables) if reference is None else reference)
+    return tables.against(reference)
 
 
 def rates_ends(rates: Mapping[str, Rates], level: float) -> dict[str, NDArray[np.float64]]:

@@ -45,7 +45,14 @@ class Forest(NamedTuple):
     rows: tuple[Markup, ...]
 
 
-def forest(marks: Sequence[Mark], scale: Scale, ideal: float | None, hold: Sequence[float] = ()) -> Forest:
+def forest(
+    marks: Sequence[Mark],
+    scale: Scale,
+    ideal: float | None,
+    hold: Sequence[float] = (),
+    limit: float | None = None,
+    parts: int = 4,
+) -> Forest:
     """Draw the cells of a forest plot on one axis.
 
     Args:
@@ -53,11 +60,13 @@ def forest(marks: Sequence[Mark], scale: Scale, ideal: float | None, hold: Seque
         scale: how the axis is labelled; its digits follow from the ticks.
         ideal: where the line of an even model goes; None for no line.
         hold: values that the axis holds whatever the figures are.
+        limit: where a second line goes, such as the 0.8 of the four-fifths rule; None for no line.
+        parts: of the axis between ticks, about.
     """
-    held = [*hold, ideal, *(x for mark in marks for x in (mark.value, mark.low, mark.high, *mark.detectable))]
-    axis = Axis.over(x for x in held if x is not None)
-    heading = part("forest_axis", axis, tick_scale(axis, scale), ideal)
-    return Forest(heading, tuple(part("forest_row", axis, mark, ideal) for mark in marks))
+    held = [*hold, ideal, limit, *(x for mark in marks for x in (mark.value, mark.low, mark.high, *mark.detectable))]
+    axis = Axis.over((x for x in held if x is not None), parts=parts)
+    heading = part("forest_axis", axis, tick_scale(axis, scale), ideal, limit)
+    return Forest(heading, tuple(part("forest_row", axis, mark, ideal, limit) for mark in marks))
 
 
 def tick_scale(axis: Axis, scale: Scale) -> Scale:

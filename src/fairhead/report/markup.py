@@ -4,6 +4,8 @@ Charts here have no fixed width. Horizontal positions are percentages and everyt
 keeps its size from a phone to a print, and colours are CSS classes, so they follow the page into dark mode.
 """
 
+import base64
+import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -35,7 +37,7 @@ class Axis:
     ticks: tuple[float, ...]  # round values in between, ends not necessarily included
 
     @classmethod
-    def over(cls, values: Iterable[float], pad: float = 0.04) -> "Axis":
+    def over(cls, values: Iterable[float], pad: float = 0.04, parts: int = 4) -> "Axis":
         """Return an axis that holds all values, with a little room; equal values get a window around them."""
         values = list(values) or [0.0]
         low, high = min(values), max(values)
@@ -43,7 +45,7 @@ class Axis:
         equal = high - low <= 1e-9 * max(1.0, abs(low), abs(high))
         room = (abs(high) / 2 if abs(high) > 1e-6 else 0.01) if equal else (high - low) * pad
         low, high = low - room, high + room
-        step = _round_step((high - low) / 4)
+        step = _round_step((high - low) / parts)
         first, last = ceil(low / step - 1e-9), floor(high / step + 1e-9)
         # Multiply the integer: repeated addition would give ticks such as 0.30000000000000004.
         return cls(low, high, tuple(round(k * step, 12) for k in range(first, last + 1)))
@@ -82,9 +84,16 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    script = files("fairhead.report").joinpath("templates/page.js").read_text("utf-8")
     environment.filters["paragraphs"] = lambda text: [part for part in text.split("\n\n") if part.strip()]
     environment.filters["plain"] = wording.plain_value
     environment.filters["short"] = short
+    # Ids within a section, `id="block-1"`, become those of the page; quotation marks from data are escaped.
+    environment.filters["anchored"] = lambda drawn, i: Markup(
+        str(drawn).replace(' id="block-', f' id="section-{i}-block-')
+    )
+    environment.globals["script"] = Markup(script)
+    environment.globals["script_hash"] = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment.globals["style"] = Markup(files("fairhead.report").joinpath("templates/style.css").read_text("utf-8"))
     return environment
 

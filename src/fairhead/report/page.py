@@ -92,7 +92,8 @@ def render(report: Report | Mapping[str, Any]) -> str:
     """
     checked: Report = build(Report, plain(report, "report"), "report")
     definitions = {name: text for section in checked.sections for name, text in section.metric_definitions().items()}
-    return in_reading_order(fill("page.html", report=checked, definitions=definitions))
+    scripted = any(section.contents() for section in checked.sections)  # tables that can be sorted are in such parts
+    return in_reading_order(fill("page.html", report=checked, definitions=definitions, scripted=scripted))
 
 
 def write(report: Report | Mapping[str, Any], path: str | os.PathLike[str]) -> None:

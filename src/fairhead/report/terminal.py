@@ -8,12 +8,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fairhead.report.wording import between, is_share, left_out, p_value, said, said_of_difference
+from fairhead.report.wording import between, is_share, left_out, main_rates, p_value, said, said_of_difference
 from fairhead.stats import Estimate
 
 if TYPE_CHECKING:
+    from fairhead.report.group_tables import GroupFigures
     from fairhead.report.page import Sentence
-    from fairhead.report.sections.audited import AuditFigures, GroupFigures
+    from fairhead.report.sections.audited import AuditFigures
     from fairhead.report.sections.compared import ComparisonFigures
 
 TONES = {"good": "green", "bad": "bold red", "unclear": "yellow", "note": "none"}
@@ -26,8 +27,6 @@ _METRIC_NAMES = {
 }
 _LIBRARIES = {"fairlearn": "Fairlearn", "aif360": "AIF360"}
 _RATE_NAMES = {"selection_rate": "selected", "base_rate": "base rate"}
-# By how much they are wanted: a narrow terminal shows the first ones.
-_RATES = ("selection_rate", "TPR", "FPR", "accuracy", "precision", "base_rate", "AUC")
 # Columns that a rate takes with its interval on the same line or on a second one; those of the group and its n.
 _RATE_WIDTH = 19
 _STACKED_WIDTH = 15
@@ -175,14 +174,10 @@ def _shown_groups(rows: "Sequence[GroupFigures]") -> "tuple[list[GroupFigures], 
 
 
 def _rate_columns(rows: "Sequence[GroupFigures]", width: int) -> list[str]:
-    """The rates shown: a few of a binary task, accuracy and the recall of each class of a small multi-class one."""
+    """The rates that fit."""
     left = width - _GROUP_WIDTH
     room = max(1, left // _RATE_WIDTH, min(4, left // _STACKED_WIDTH))
-    known = list(rows[0].rates)
-    recalls = [rate for rate in known if rate.startswith("TPR[")]
-    if not recalls:
-        return [rate for rate in _RATES if rate in known][:room]
-    return ["accuracy", *(recalls if len(recalls) < room else [])]
+    return main_rates(list(rows[0].rates), room)
 
 
 def _gap_table(gaps: Sequence[Estimate], group_by: str, percent: str, narrow: bool) -> Table:

@@ -1,7 +1,7 @@
 """How figures and metric names are written: one place, so that the page never says the same number in two ways."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import floor, log10
 from typing import Any, NamedTuple
 
@@ -19,6 +19,9 @@ _NAMES: Mapping[str, str] = {
     "EOd": "Equalized odds gap",
     "TPR": "True positive rate",
     "FPR": "False positive rate",
+    "FNR": "False negative rate",
+    "FDR": "False discovery rate",
+    "NPV": "Negative predictive value",
     "ECE": "Calibration error",
     "ECE_gap": "Calibration error gap",
     "Brier": "Brier score",
@@ -46,6 +49,25 @@ def metric_name(metric: str) -> str:
         return f"{metric_name(rest)} ({_LIBRARIES[library]})"
     words = " ".join(metric.replace("_", " ").split())
     return words[:1].upper() + words[1:]
+
+
+# By how much they are wanted: where there is little room, the first ones are shown.
+_RATES = ("selection_rate", "TPR", "FPR", "accuracy", "precision", "base_rate", "AUC")
+
+
+def main_rates(known: Sequence[str], room: int) -> list[str]:
+    """The rates to show where `room` fit: a few of a binary task; accuracy and recalls of a small multi-class one.
+
+    Example:
+        >>> main_rates(["base_rate", "selection_rate", "TPR", "FPR"], 2)
+        ['selection_rate', 'TPR']
+        >>> main_rates(["TPR[cat]", "TPR[dog]", "TPR[eel]", "accuracy"], 4)
+        ['accuracy', 'TPR[cat]', 'TPR[dog]', 'TPR[eel]']
+    """
+    recalls = [rate for rate in known if rate.startswith("TPR[")]
+    if not recalls:
+        return [rate for rate in _RATES if rate in known][:room]
+    return ["accuracy", *(recalls if len(recalls) < room else [])]
 
 
 def by(group_by: str | None) -> str:

@@ -4,7 +4,7 @@ To add one, write such a file and name it in `SECTIONS`; another package names i
 "fairhead.sections".
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -66,6 +66,10 @@ class Section:
     def draw(self) -> Markup:
         """The section below its title and text. Strings are escaped by `fill`, `element` and `Markup.format`."""
         raise NotImplementedError
+
+    def contents(self) -> Sequence[str]:
+        """Headings of the parts of the section, for the contents: the part called "block-1" in `draw` first."""
+        return ()
 
     def show(self, console: "Console") -> None:
         """What the section shows in a terminal; nothing unless it says otherwise."""

@@ -1,4 +1,4 @@
-"""An audit on the page: gaps and levels of each group column as a forest, then the rates of each group."""
+"""An audit on the page: for each group column its groups against a reference, its gaps, and all rates as a heat map."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,23 +8,14 @@ from markupsafe import Markup
 
 from fairhead.report.forest import Cell, Mark, Panel, Undefined, forest, level, undefined
 from fairhead.report.form import one_of
-from fairhead.report.markup import Axis, fill
+from fairhead.report.group_tables import FOREST_COLUMNS, GroupFigures, HeatMap, Table, group_forest, group_heat_map
+from fairhead.report.markup import fill
 from fairhead.report.sections import Section
-from fairhead.report.wording import Scale, by, count, is_share, metric_name, scale_of
+from fairhead.report.wording import FOUR_FIFTHS, Scale, by, count, is_share, main_rates, metric_name, scale_of
 from fairhead.stats import Estimate
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupFigures:
-    """The rates of one group of one column."""
-
-    group_by: str
-    group: str
-    n: int
-    rates: Mapping[str, Estimate]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +51,13 @@ class Audited(Section):
             one_of(name, known, f"{where}.rates[{i}]")
 
     def draw(self) -> Markup:
-        """Overall figures first, then one block for each group column."""
-        words = {"count": count, "metric_name": metric_name, "scale_of": scale_of}
-        return fill("audit.html", name=self.name, blocks=self.blocks(), **words)
+        """Overall figures in a line, then one block for each group column."""
+        overall, *blocks = self.blocks()
+        return fill("audit.html", name=self.name, overall=overall, blocks=blocks, count=count)
+
+    def contents(self) -> Sequence[str]:
+        """One entry a group column."""
+        return [block.heading for block in self.blocks()[1:]]
 
     def show(self, console: "Console") -> None:
         """Its tables."""
@@ -79,14 +74,18 @@ class Audited(Section):
         return self.audit.provenance
 
     def blocks(self) -> "list[Block]":
-        """What is drawn of each group column."""
+        """What is drawn of all rows, and of each group column."""
         audit: AuditFigures = self.audit
+        references = audit.provenance.get("audit", {}).get("reference", {})
         columns = (f"Value and {level(audit.provenance)} interval", "Smallest detectable", "n")
-        order = dict.fromkeys([*(e.group_by for e in audit.estimates), *(r.group_by for r in audit.by_group)])
+        order = dict.fromkeys([None, *(e.group_by for e in audit.estimates), *(r.group_by for r in audit.by_group)])
         blocks = []
-        for group_by in sorted(order, key=lambda name: name is not None):  # stable: overall first, the rest as given
+        for group_by in order:
             estimates = [e for e in audit.estimates if e.group_by == group_by]
             groups = [row for row in audit.by_group if row.group_by == group_by]
+            reference = references.get(group_by)
+            known = list(dict.fromkeys(name for row in groups for name in row.rates))
+            rates = list(self.rates) or main_rates(known, FOREST_COLUMNS)
             blocks.append(
                 Block(
                     "Overall" if group_by is None else f"By {group_by}",
@@ -95,8 +94,9 @@ class Audited(Section):
                     undefined((by(e.group_by), metric_name(e.metric), e) for e in estimates),
                     _said(estimates, "excluded"),
                     _said(estimates, "unstable"),
-                    groups,
-                    _axes(groups),
+                    reference,
+                    group_forest(groups, rates, reference) if groups else None,
+                    group_heat_map(groups, reference) if groups else None,
                     undefined(
                         (row.group, metric_name(name), rate) for row in groups for name, rate in row.rates.items()
                     ),
@@ -114,9 +114,21 @@ class Block(NamedTuple):
     undefined: tuple[Undefined, ...]  # the others
     left_out: tuple[str, ...]  # groups too small to enter some gap, in words
     thin: tuple[str, ...]  # groups that entered with few rows, in words
-    groups: Sequence[GroupFigures]
-    axes: Mapping[str, Axis]  # of each rate, in all groups
+    reference: str | None  # the group that the others are seen against
+    groups: Table | None  # the main rates of each group, drawn
+    heat: HeatMap | None  # all rates of each group
     undefined_rates: tuple[Undefined, ...]
+
+    @property
+    def crossed(self) -> bool:
+        """Whether its groups are intersections."""
+        return " × " in self.heading
+
+    @property
+    def summary(self) -> str:
+        """The first figures, for a block that is folded."""
+        rows = [row for panel in self.panels for row in panel.rows if row.look != "level"]
+        return "; ".join(f"{row.name} {row.cells[0].text} ({row.cells[0].note})" for row in rows[:3])
 
 
 def _said(estimates: Sequence[Estimate], key: str) -> tuple[str, ...]:
@@ -167,7 +179,8 @@ def _panel(estimates: Sequence[Estimate], kind: _Kind) -> Panel:
     # A level has no ideal to be seen against, so it is seen against the whole of 0 to 1.
     hold = (0.0, 1.0) if kind.ideal is None else ()
     scale = Scale(100.0, unit="%") if kind.share else Scale()
-    return Panel(kind.caption, forest(marks, scale, kind.ideal, hold), marks)
+    limit = FOUR_FIFTHS if any(e.metric == "impact_ratio" for e in estimates) else None
+    return Panel(kind.caption, forest(marks, scale, kind.ideal, hold, limit), marks)
 
 
 def _note(estimate: Estimate, name: str) -> str:
@@ -192,12 +205,3 @@ def _detectable(estimate: Estimate, ideal: float | None) -> tuple[float, ...]:
     # On the ideal itself the side follows from the scale: gaps grow from 0, ratios fall from 1.
     below = estimate.value < ideal or (estimate.value == ideal and ideal > 0)
     return (ideal - estimate.mde if below else ideal + estimate.mde,)
-
-
-def _axes(rows: Sequence[GroupFigures]) -> dict[str, Axis]:
-    """An axis for each rate that some group has."""
-    known: dict[str, list[float]] = {}
-    for row in rows:
-        for name, rate in row.rates.items():
-            known.setdefault(name, []).extend(x for x in (rate.value, rate.low, rate.high) if x is not None)
-    return {name: Axis.over(values) for name, values in known.items()}

@@ -1,0 +1,152 @@
+"""The rates of groups as pictures: a forest of groups × rates against the reference group, and a heat map of all."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from markupsafe import Markup
+
+from fairhead.report.forest import Mark, forest
+from fairhead.report.sections.headmap import colour_bar, colour_class
+from fairhead.report.wording import Scale, count, is_share, metric_name, scale_of
+from fairhead.stats import Estimate
+
+# Columns that a page holds: of drawings, and of a heat map.
+FOREST_COLUMNS = 5
+HEAT_COLUMNS = 12
+# No colour is strong for a difference as small as this.
+_PALE = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupFigures:
+    """The rates of one group of one column."""
+
+    group_by: str
+    group: str
+    n: int
+    rates: Mapping[str, Estimate]
+
+
+class Cell(NamedTuple):
+    """One rate of one group."""
+
+    value: str  # "–" where it is undefined
+    interval: str
+    words: str  # what a pointer over it shows
+    order: float | None  # by which the column is sorted
+    drawn: Markup = Markup()
+    look: str = ""  # CSS class of its colour
+
+
+class Row(NamedTuple):
+    """One group."""
+
+    group: str
+    n: int
+    is_reference: bool
+    cells: tuple[Cell, ...]
+
+
+class Table(NamedTuple):
+    """Groups × rates."""
+
+    columns: tuple[str, ...]
+    headings: tuple[Markup, ...]  # the axis of each column, where it is drawn
+    rows: tuple[Row, ...]
+
+
+def group_forest(groups: Sequence[GroupFigures], rates: Sequence[str], reference: str | None) -> Table:
+    """One drawing a group and rate: its value and interval, and a line where the reference group's value is."""
+    drawn: dict[str, list[Markup]] = {}
+    headings = []
+    for name in rates:
+        known = [group.rates.get(name) for group in groups]
+        ideal = _value(_reference(groups, reference), name)
+        marks = [_mark(rate, ideal) for rate in known if rate is not None and rate.value is not None]
+        made = forest(marks, Scale(100.0 if is_share(name) else 1.0), ideal, parts=3)
+        headings.append(made.heading)
+        cells = iter(made.rows)
+        drawn[name] = [next(cells) if rate is not None and rate.value is not None else Markup() for rate in known]
+    rows = tuple(
+        Row(
+            group.group,
+            group.n,
+            group.group == reference,
+            tuple(_cell(group, name)._replace(drawn=drawn[name][i]) for name in rates),
+        )
+        for i, group in enumerate(groups)
+    )
+    return Table(tuple(metric_name(name) for name in rates), tuple(headings), rows)
+
+
+class HeatMap(NamedTuple):
+    """Every rate of every group, coloured by its difference from the reference group."""
+
+    tables: tuple[Table, ...]
+    bar: Markup
+
+
+def group_heat_map(groups: Sequence[GroupFigures], reference: str | None) -> HeatMap:
+    """Tables of at most `HEAT_COLUMNS` rates each, and what their colours mean."""
+    names = list(dict.fromkeys(name for group in groups for name in group.rates))
+    against = _reference(groups, reference)
+    lines = {name: _value(against, name) for name in names}
+    steps = {
+        (group.group, name): value - line
+        for group in groups
+        for name, line in lines.items()
+        if line is not None and (value := _value(group, name)) is not None
+    }
+    largest = max([_PALE, *(abs(step) for step in steps.values())])
+
+    def row(group: GroupFigures, some: Sequence[str]) -> Row:
+        cells = []
+        for name in some:
+            step = steps.get((group.group, name))
+            look = "none" if step is None else colour_class(step, largest)
+            cells.append(_cell(group, name, step)._replace(look=look))
+        return Row(group.group, group.n, group.group == reference, tuple(cells))
+
+    parts = [names[start : start + HEAT_COLUMNS] for start in range(0, len(names), HEAT_COLUMNS)]
+    tables = [Table(tuple(map(metric_name, some)), (), tuple(row(group, some) for group in groups)) for some in parts]
+    return HeatMap(tuple(tables), colour_bar(-largest, largest, 100.0) if steps else Markup())
+
+
+def _reference(groups: Sequence[GroupFigures], reference: str | None) -> GroupFigures | None:
+    return next((group for group in groups if group.group == reference), None)
+
+
+def _value(group: GroupFigures | None, name: str) -> float | None:
+    rate = None if group is None else group.rates.get(name)
+    return None if rate is None else rate.value
+
+
+def _cell(group: GroupFigures, name: str, step: float | None = None) -> Cell:
+    rate = group.rates.get(name)
+    if rate is None or rate.value is None:
+        reason = "not computed" if rate is None else rate.undefined
+        return Cell("–", "", f"{metric_name(name)} undefined: {reason}", None)
+    scale = scale_of(rate.metric, rate.value, rate.low, rate.high)
+    value, interval = scale.write(rate.value), scale.interval(rate.low, rate.high)
+    words = f"{group.group}, {metric_name(name)}: {value}" + (f", {interval}" if interval else "")
+    if step is not None:
+        words += f"; {scale_of(name, step, difference=True).write(step, signed=True)} against the reference"
+    return Cell(scale.number(rate.value), _bare(scale, rate), f"{words}; n {count(rate.n)}", rate.value)
+
+
+def _bare(scale: Scale, rate: Any) -> str:
+    """The interval without a unit, as narrow as can be."""
+    if rate.low is None or rate.high is None:
+        return ""
+    short = Scale(scale.factor, min(scale.digits, 1 if scale.factor > 1 else 2))
+    return f"{short.number(rate.low)}–{short.number(rate.high)}"
+
+
+def _mark(rate: Estimate, line: float | None) -> Mark:
+    assert rate.value is not None
+    low, high = rate.low, rate.high
+    vague = line is not None and low is not None and high is not None and low <= line <= high
+    scale = scale_of(rate.metric, rate.value, low, high)
+    words = f"{scale.write(rate.value)}, interval {scale.interval(low, high)}"
+    return Mark(rate.value, low, high, (), "vague" if vague else "clear", words)

@@ -1,0 +1,146 @@
+"""The page of an audit in a real browser: nothing is cut off, it prints on few pages, and everybody can use it.
+
+Needs playwright, axe-playwright-python and Chromium: the one that $FAIRHEAD_BROWSER names, or one on the path.
+"""
+
+import os
+import re
+import shutil
+
+import numpy as np
+import pytest
+
+import fairhead
+from fairhead.records import Records
+
+NAMED = os.environ.get("FAIRHEAD_BROWSER")
+BROWSER = NAMED or shutil.which("chromium") or shutil.which("chromium-browser")
+RACES = ("African-American", "Asian", "Caucasian", "Hispanic", "Native American", "Other")
+
+
+def needed(name):
+    """A module that must be there where a browser is demanded."""
+    return __import__(name, fromlist=["_"]) if NAMED else pytest.importorskip(name)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if BROWSER is None:
+        pytest.skip("there is no Chromium; install Debian's chromium, or name one in $FAIRHEAD_BROWSER")
+    playwright = needed("playwright.sync_api")
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def addresses(tmp_path_factory):
+    """The page of an audit like that of COMPAS (six races, two of them small; sexes; ages), and a shorter one."""
+    rng = np.random.default_rng(0)
+    n = 7000
+    race = rng.choice(6, n, p=[0.51, 0.005, 0.34, 0.09, 0.003, 0.052])
+    sex, age = rng.integers(0, 2, n), rng.integers(0, 3, n)
+    label = (rng.random(n) < 0.35 + 0.1 * (race == 0)).astype(int)
+    decile = np.clip(np.round(4 + 2 * label + 1.5 * (race == 0) - age + rng.normal(0, 2, n)), 1, 10)
+    groups = {
+        "race": np.array(RACES)[race],
+        "sex": np.array(["Female", "Male"])[sex],
+        "age": np.array(["under 25", "25 to under 45", "45 and over"])[age],
+    }
+    records = Records.from_arrays(label, scores=decile, threshold=5, groups=groups)
+    found = []
+    for columns in (["race", "sex", "age"], ["sex", "age"]):
+        path = tmp_path_factory.mktemp("page") / "audit.html"
+        audit = fairhead.audit(records, group_by=columns, intersections=True, n_boot=200)
+        found.append(audit.report(path).as_uri())
+    return found
+
+
+@pytest.fixture
+def page(browser, addresses):
+    yield from opened_page(browser, addresses[0])
+
+
+@pytest.fixture
+def short_page(browser, addresses):
+    yield from opened_page(browser, addresses[1])
+
+
+def opened_page(browser, address):
+    opened = browser.new_page(viewport={"width": 1280, "height": 800})
+    said = []
+    opened.on("console", lambda message: said.append(message.text))
+    opened.on("pageerror", lambda error: said.append(str(error)))
+    opened.goto(address)
+    yield opened
+    opened.close()
+    assert not said, "nothing is refused by the content security policy, and the script runs without an error"
+
+
+def test_the_first_screen_holds_the_answer_and_its_picture(page):
+    box = page.locator("table.drawn").first.bounding_box()
+    assert page.locator(".verdict").bounding_box()["y"] < box["y"]
+    assert box["y"] + box["height"] <= 800
+    assert page.locator("table.drawn").first.locator("tbody tr").count() == len(RACES)
+    assert page.locator("nav a").count() >= 3 + 4 + 2  # columns, crossings, how to read, provenance
+
+
+@pytest.mark.parametrize("width", [1280, 1024, 390])
+def test_nothing_is_cut_off(page, width):
+    page.set_viewport_size({"width": width, "height": 800})
+    page.evaluate("for (const fold of document.querySelectorAll('details')) fold.open = true")
+    assert page.evaluate("document.scrollingElement.scrollWidth") <= width
+    if width == 1280:
+        wide = "[...document.querySelectorAll('.scroll')].filter(box => box.scrollWidth > box.clientWidth).length"
+        assert page.evaluate(wide) == 0
+
+
+def test_it_prints_on_six_pages(page):
+    sheets = page.pdf(prefer_css_page_size=True)
+    assert 1 < len(re.findall(rb"/Type\s*/Page[^s]", sheets)) <= 6
+    assert len(re.findall(rb"/Type\s*/Page[^s]", page.pdf(format="A4"))) <= 6
+
+
+def groups_shown(table):
+    return [text.split("\n")[0] for text in table.locator("tbody tr:visible th").all_inner_texts()]
+
+
+def test_groups_are_sorted_and_filtered(page):
+    table = page.locator("table.drawn").first
+    given = groups_shown(table)
+    heading = table.get_by_role("button", name="n", exact=True)
+    heading.click()
+    sizes = [int(cell.get_attribute("data-order")) for cell in table.locator("tbody td:nth-child(2)").all()]
+    assert sizes == sorted(sizes, reverse=True)
+    assert table.locator("th[aria-sort=descending]").count() == 1
+    table.get_by_role("button", name="True positive rate").click()
+    assert groups_shown(table)[-1] == "Native American", "what is undefined comes last"
+    for _ in range(2):
+        table.get_by_role("button", name="True positive rate").click()
+    assert groups_shown(table) == given
+    page.locator("details.crossed > summary").last.click()
+    page.get_by_label("Only groups that hold").last.fill("hispanic")
+    for look in ("drawn", "heat"):
+        shown = groups_shown(page.locator(f"table.{look}").last)
+        assert shown
+        assert all(name.startswith("Hispanic") for name in shown)
+
+
+def test_it_is_whole_without_scripts(browser, page, addresses):
+    plain = browser.new_page(java_script_enabled=False)
+    plain.goto(addresses[0])
+    shown, scripted = (one.locator("table.drawn").first.inner_text().split() for one in (plain, page))
+    assert shown == scripted
+    plain.close()
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 390)])
+def test_axe_finds_no_violation(short_page, scheme, width):
+    page = short_page
+    axe = needed("axe_playwright_python.sync_playwright").Axe()
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size({"width": width, "height": 800})
+    page.evaluate("for (const fold of document.querySelectorAll('details')) fold.open = true")
+    found = axe.run(page).response["violations"]
+    assert not [(one["id"], one["nodes"][0]["html"], one["help"]) for one in found]
