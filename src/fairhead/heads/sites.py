@@ -43,6 +43,7 @@ _METHOD = Route("method", INTERFACE.can)
 _CHANGES = frozenset({"transform", "edit"})
 _SHARED = Route("interface", _CHANGES, why="layers share its weights, so readings of one would be mixed with another's")
 _PACKED = Route("interface", _CHANGES, why="it gets a batch as one sequence and attends to each example by itself")
+_BLOCKS = Route("hooks", frozenset(), why="it attends to blocks of tokens by itself, not through the registry")
 _BY_NAME = Route("interface", frozenset(), why="it does other things for other attention implementations")
 
 # Attention classes that do not go through the registry, or not as others do. The disentangled scores of DeBERTa are a
@@ -54,6 +55,8 @@ _OTHER_ROUTES = {
     "DisentangledSelfAttention": Route("hooks", frozenset({"v", "weights", *_HEAD_OUTPUTS}), value="value_proj"),
     "AlbertAttention": _SHARED,
     "HrmTextAttention": _SHARED,
+    "LongT5LocalAttention": _BLOCKS,
+    "LongT5TransientGlobalAttention": _BLOCKS,
     "DiffLlamaAttention": Route("interface", frozenset(), why="it subtracts heads from each other before W_O"),
     "MPNetSelfAttention": Route("hooks", frozenset({"v", *_HEAD_OUTPUTS}), value="v"),
     "BloomAttention": Route("hooks", frozenset(_HEAD_OUTPUTS)),

@@ -195,8 +195,15 @@ def norm_of(module: nn.Module) -> Norm:
             "cannot be followed through it"
         )
     # Some families keep the gain less one: what the module makes of a row of ones tells.
-    gain = module(torch.ones_like(weights[0])[None])[0].float()
+    one = torch.ones_like(weights[0])[None]
+    gain = module(one)[0].float()
     if not type(module).__name__.endswith("RMSNorm"):
+        ramp = torch.arange(1, 1 + one.shape[1]).to(one)[None]
+        if not torch.allclose(module(ramp)[0].float(), gain * ramp[0].float(), rtol=1e-2):
+            raise UnsupportedModel(
+                f"{type(module).__name__} is a norm of its family's own, neither torch's LayerNorm nor an RMSNorm, so "
+                "the terms before it cannot be followed through it"
+            )
         return Norm(None, gain, None, False, 0.0)
     eps = float(getattr(module, "variance_epsilon", getattr(module, "eps", 0.0)) or 0.0)
     return Norm(module, gain * (1 + eps) ** 0.5, None, False, eps)

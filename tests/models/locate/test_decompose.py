@@ -8,6 +8,7 @@ from torch import nn
 
 import fairhead
 from fairhead.errors import InputError, UnsupportedModel
+from fairhead.heads import tap
 from fairhead.locate.decompose import Decomposer
 
 TWO_TOWERS = ("CLIP", "SigLIP")
@@ -117,6 +118,24 @@ def test_nothing_is_left_on_the_model() -> None:
 def test_two_stacks_are_refused() -> None:
     with pytest.raises(UnsupportedModel, match=r"BartModel has 2 lists of attention blocks \(encoder.layers"):
         Decomposer(FAMILIES["BART"].build("eager"))
+
+
+def test_a_norm_of_a_family_of_its_own_is_named() -> None:
+    """Cohere centres and scales without torch's LayerNorm."""
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    model = hf.CohereModel(hf.CohereConfig(vocab_size=9, bos_token_id=1, eos_token_id=2, **small)).eval()
+    with pytest.raises(UnsupportedModel, match="CohereLayerNorm is a norm of its family's own"):
+        Decomposer(model)
+
+
+def test_attention_that_cannot_be_reached_is_counted_and_named() -> None:
+    """The encoder of LongT5 has attention of its own: its layers keep their numbers, and say what they are."""
+    config = hf.LongT5Config(vocab_size=9, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, local_radius=3)
+    model = hf.LongT5Model(config).eval()
+    with tap(model) as heads:
+        assert [site.name.split(".")[0] for site in heads.sites] == ["encoder", "decoder", "decoder"]
+        with pytest.raises(UnsupportedModel, match=r"LongT5LocalAttention of longt5 .* cannot edit head outputs"):
+            heads.zero([(0, 1)])
 
 
 def test_a_final_norm_elsewhere_is_named() -> None:
