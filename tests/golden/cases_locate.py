@@ -65,8 +65,8 @@ def _write_pairs(root):
     (root / "stereoset.json").write_text(json.dumps({"data": {"intrasentence": items}}))
 
 
+FIRST = ("--rank", "gap", "--tokens", "first")
 FACES = ("fairface:{}/faces", "--concept", "gender", "--task", "age")
-AGES = ("fairface:{}/faces", "--concept", "age", "--task", "gender")
 POSTS = ("hatexplain:{}/posts", "--concept", "Women", "--task", "toxic")
 CROWS = ("crows:{}/crows.csv",)
 STEREOSET = ("stereoset:{}/stereoset.json",)
@@ -87,7 +87,8 @@ def chosen(model, data, *options):
 
     def figures(folder):
         place, *others = (str(part).format(made()) for part in data)
-        run("locate", "--model", made() / model, "--data", place, *others, *QUICK, "--out", folder / "located")
+        how = (*QUICK, "--rank", "gap", "--out", folder / "located")
+        run("locate", "--model", made() / model, "--data", place, *others, *how)
         head_map = ("--from", folder / "located/headmap.json")
         return as_json("ablate", "--model", made() / model, "--data", place, *others, *QUICK, *head_map, *options)
 
@@ -122,19 +123,20 @@ def attention(model, data, *options):
 CASES = {
     name: Case(figures, HEADS)
     for name, figures in {
-        "locate_clip": on("locate", "clip", FACES, "--forward", "--class", "50-59", "--texts", "{}/texts.npz"),
-        "locate_clip_means": on("locate", "clip", AGES, "--concept-from", "means", "--calibrate"),
-        "locate_classifier": on("locate", "classifier", FACES, "--forward", "--rank", "effect"),
-        "locate_backbone": on("locate", "backbone", FACES, "--limit", 120, "--orthogonal"),
-        "locate_posts": on("locate", "bert", POSTS, "--forward", "--heads", 2),
-        "locate_posts_effect": on("locate", "bert", POSTS, "--forward", "--rank", "effect", "--heads", 1),
+        "locate_clip": on("locate", "clip", FACES, "--forward", *FIRST, "--class", "50-59", "--texts", "{}/texts.npz"),
+        "locate_clip_effect": on("locate", "clip", FACES, "--exact", 3),
+        "locate_clip_means": on("locate", "clip", FACES, "--concept-from", "means", "--calibrate", *FIRST),
+        "locate_classifier": on("locate", "classifier", FACES, "--forward", "--rank", "effect", *FIRST[2:]),
+        "locate_backbone": on("locate", "backbone", FACES, "--limit", 120, "--orthogonal", *FIRST),
+        "locate_posts": on("locate", "bert", POSTS, "--forward", "--heads", 2, *FIRST),
+        "locate_posts_effect": on("locate", "bert", POSTS, "--forward", "--rank", "effect", "--heads", 1, *FIRST[2:]),
         "locate_crows": on("locate", "llama", CROWS, "--forward"),
         "locate_crows_gender": on("locate", "llama", CROWS, "--concept", "gender", "--seed", 1, "--limit", 50),
         "locate_stereoset": on("locate", "llama", STEREOSET, "--forward", "--rank", "effect", "--heads", 1),
         "locate_records": records,
         "ablate_clip": chosen("clip", FACES, "--kind", "project", "--tokens", "all"),
-        "ablate_clip_resample": on("ablate", "clip", FACES, "--heads", "L0H0,L1H2", "--kind", "resample"),
-        "ablate_classifier": chosen("classifier", FACES, "--kind", "zero"),
+        "ablate_clip_resample": on("ablate", "clip", FACES, "--heads", "L0H0,L1H2", "--kind", "resample", *FIRST[2:]),
+        "ablate_classifier": chosen("classifier", FACES, "--kind", "zero", *FIRST[2:]),
         "ablate_posts": chosen("bert", POSTS, "--kind", "mean", "--tokens", "all"),
         "ablate_crows": chosen("llama", CROWS, "--kind", "mean"),
         "ablate_stereoset": on("ablate", "llama", STEREOSET, "--heads", "L1H2", "--kind", "zero"),

@@ -37,6 +37,6 @@ CASES = {
         real("lm attention", "tinystories-15m", "crows:{data}/crows_pairs", "--limit", 40, "--pictures", 0), TORCH
     ),
     "real_locate_crows": Case(real("locate", "smollm2-135m", "crows:{data}/crows_pairs", "--limit", 30), HEADS),
-    "real_locate_clip": Case(real("locate", "clip-b16-vision", *CELEBA, 48, *TEXTS), HEADS),
-    "real_locate_dinov2": Case(real("locate", "dinov2-small", *CELEBA, 100), HEADS),
+    "real_locate_clip": Case(real("locate", "clip-b16-vision", *CELEBA, 100, *TEXTS, "--rank", "gap"), HEADS),
+    "real_locate_dinov2": Case(real("locate", "dinov2-small", *CELEBA, 100, "--rank", "gap"), HEADS),
 }

@@ -9,7 +9,7 @@ from torch import nn
 from fairhead.data.sentence_pairs import CrowsPair
 from fairhead.data.sentence_triplets import StereoSetItem, Triplet
 from fairhead.language.scorer import Scorer
-from fairhead.locate.rows import pairs_of
+from fairhead.locate.pair_rows import pairs_of
 
 GROUPS = ("women", "men")
 TRAITS = ("kind", "strong")  # said of women, said of men

@@ -36,8 +36,9 @@ the images once; later questions about them take seconds.
 Of a language model, heads are ranked by their part in the log-odds of stereotype against anti-stereotype (`crows`,
 `stereoset`; `--concept gender` takes the pairs of that type alone).
 
-`--rank gap` goes by what each head itself writes; later layers may make up for much of that. `--rank effect` (with
-`--forward`) takes each head out alone in a true forward pass: one pass a head over the data.
+Heads are ranked by what the gap loses when each alone is taken out in a true forward pass (`--rank effect`): one pass a
+head over the data on a GPU; elsewhere all are estimated from gradients, and the best are run (`--exact`). `--rank gap`
+goes by what each head itself writes: it costs no pass, and misses what later layers make of it.
 """
 ABLATE_EPILOG = """
 **Examples**
@@ -55,7 +56,7 @@ Each control set is a pass over the reporting half of the images, from the first
 # Settings of images and labelled texts alone.
 _NOT_FOR_PAIRS = (
     *("task", "prompts", "text_adapter", "text_encoder", "calibrate", "texts", "concept_from", "orthogonal"),
-    *("evidence", "tokens", "batch_size"),
+    *("evidence", "tokens", "batch_size", "terms"),
 )
 
 
@@ -86,7 +87,7 @@ class Edit:
         chosen: take the heads that `fairhead locate` chose.
         kind: what is put in a head's place: its mean (balanced over groups), zero, that of another row (resample), or
             what a projection (LEACE) leaves of it.
-        save: bake the edit (of all tokens) into the weights and save the model.
+        save: bake the edit into the weights and save the model; the report is of the saved model.
     """
 
     heads: Annotated[str | None, Option(metavar="HEADS")] = None
@@ -110,6 +111,8 @@ def ablate_command(
 ) -> None:
     """Edit heads, run the model again, and hold what changes against random heads."""
     named = _named(edit.heads, edit.chosen)
+    if edit.save is not None and source.tokens == "first":
+        raise InputError("--save writes weights, which act on every token: leave out --tokens first")
     if edit.kind == "resample":
         if edit.save is not None:
             raise InputError("--save cannot hold --kind resample, which needs other images; use mean, zero or project")
@@ -164,6 +167,8 @@ def _answered(
         )
         for stage in ("rows", "pairs"):
             told.drop(stage)
+        if save is not None:  # first: the report is of the saved model
+            found = found.saved(save)
     if output.out is not None:
         found.write(output.out, output.images)
     if output.json is not None:
@@ -173,7 +178,6 @@ def _answered(
         if output.out is not None:
             typer.echo(f"\nreport: {output.out / 'report.html'}")
     if save is not None:
-        found.save(save)
         typer.echo(f"model: {save}", err=True)
 
 

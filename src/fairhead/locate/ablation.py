@@ -11,13 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.errors import InputError
-from fairhead.locate.head_maps import Head, HeadMap
+from fairhead.locate.head_maps import Head
 from fairhead.report.wording import head_name
 from fairhead.stats import ALPHA, Difference
 from fairhead.stats.outcome import p_text
 
 if TYPE_CHECKING:
-    from fairhead.locate.engine import Located, Study, Words
+    from fairhead.locate.engine import Located, Words
+    from fairhead.locate.studies import Study
 
 # How an edit was made: of one study, and of curves.
 WAYS = {
@@ -174,9 +175,8 @@ class Outcome(NamedTuple):
     tone: str
 
 
-def outcome(ablation: Ablation) -> Outcome:
-    """Judge the effect on a gap whose ideal is 0, by its interval, its corrected p and the controls."""
-    change = ablation.change
+def outcome(change: Difference, ablation: Ablation | None) -> Outcome:
+    """Judge the effect on a gap whose ideal is 0, by its interval, its corrected p and the controls, if any."""
     if change.a is None or change.b is None or change.low is None or change.high is None:
         return Outcome("", "unclear")
     if not change.significant:
@@ -186,6 +186,8 @@ def outcome(ablation: Ablation) -> Outcome:
         return Outcome(f" The gap is wider than before{side}.", "bad")
     if change.low > 0:  # nearer to 0 from below: controls are asked who lowers the figure
         return Outcome("", "note")
+    if ablation is None:
+        return Outcome(" It was not compared with random heads.", "note")
     if ablation.p_controls <= ALPHA:
         return Outcome("", "good")
     if ablation.percentile == 0:
@@ -208,9 +210,17 @@ def among_controls(ablation: Ablation) -> str:
     return f"{sets}, {count} {what} ({p_text(ablation.p_controls)})."
 
 
-def surely_lost(located: "Located", ranking: HeadMap, side: float = 1.0) -> list[Head]:
-    """The chosen heads whose part in a map is on one side, and significant there."""
-    return [h for h in located.ranked if ranking.p_adjusted[h] <= ALPHA and side * ranking.gap[h] > 0]
+def headline(located: "Located") -> str:
+    """Which heads, and how many of them the other half confirms."""
+    chosen, sure, noun = located.ranked, located.confirmed, located.rows.noun
+    which = "" if len(sure) in (0, len(chosen)) else f": {names_of(sure)}"
+    count = f"{len(sure) if sure else 'None'} of {len(chosen)}"
+    if not located.chosen_here:
+        return f"{names_of(chosen)} were named. {count} named heads are significant on the reporting half{which}."
+    return (
+        f"{count} chosen heads confirmed on the other half{which}. ({names_of(chosen)}, of "
+        f"{located.head_map.gap.size} heads, were chosen on one half of the {noun}.)"
+    )
 
 
 def names_of(heads: Sequence[Head]) -> str:

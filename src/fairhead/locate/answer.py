@@ -16,12 +16,14 @@ from rich.table import Table
 
 from fairhead import __version__
 from fairhead.data import Images
-from fairhead.errors import InputError
-from fairhead.locate.ablation import WAYS, edit_words
-from fairhead.locate.engine import Curves, Located, Mask, Study, Words
+from fairhead.errors import InputError, UnsupportedModel
+from fairhead.locate.ablation import WAYS, Controls, edit_words
+from fairhead.locate.engine import Located, Words
 from fairhead.locate.engine import locate as find_heads
+from fairhead.locate.head_maps import Head, HeadMap
 from fairhead.locate.locate_settings import LocatePlan, Source
 from fairhead.locate.session import Opened, open_question
+from fairhead.locate.studies import Curves, Mask, Study, restudied, study
 from fairhead.report.page import Report, write
 from fairhead.report.result import Result
 from fairhead.report.terminal import TONES
@@ -29,6 +31,7 @@ from fairhead.report.wording import head_name, p_value
 from fairhead.store import write_json
 
 SCHEMA = "fairhead.headmap/1"
+_SAME = 1e-3  # of what a model puts out: what saving and loading it may change
 OTHER_HALF = (
     "The heads were chosen on other rows than the choosing half of this run: some of those reported on here may have "
     "been used for the choice. With the data, limit and seed of that run, the halves are the same."
@@ -41,6 +44,7 @@ class LocatedHeads(Result):
 
     located: Located  # maps, chosen heads, effects of editing them
     opened: Opened  # the question, and what saves an edit
+    plan: LocatePlan  # how heads were chosen and tested
     kind: str  # of the edit that is reported first, and saved
     provenance: Mapping[str, Any]  # where model and rows come from
 
@@ -85,10 +89,35 @@ class LocatedHeads(Result):
 
     def save(self, folder: str | Path) -> Path:
         """Write the model with the chosen heads edited, as an ordinary folder that transformers loads too."""
-        if not self.located.ranked:
-            raise InputError("no head was chosen, so there is no edit to save")
-        self.opened.save(Path(folder), self.located.ranked, self.kind)
+        self.saved(folder)
         return Path(folder)
+
+    def saved(self, folder: str | Path) -> "LocatedHeads":
+        """Write the edited model; the same result with the figures of the edited model being those of the folder.
+
+        What is saved is the edit that is reported: the folder is loaded, run over the reporting half, and compared.
+        """
+        located, question = self.located, self.opened.question
+        if not located.ranked:
+            raise InputError("no head was chosen, so there is no edit to save")
+        rows = located.rows.take(question.reported)
+        told = next((s for s in located.studies if (s.kind, s.way) == (self.kind, "forward")), None)
+        if told is None:  # without controls
+            none = Controls((), exhaustive=False)
+            passes = question.forward(question.reported, self.kind)
+            told = study(passes, located.ranked, rows, none, self.plan, self.kind, "forward")
+        self.opened.save(Path(folder), located.ranked, self.kind)
+        after = self.opened.reread(Path(folder))
+        off = float(np.abs(after - told.after).max())
+        if off > _SAME * max(1.0, float(np.abs(told.after).max())):
+            raise UnsupportedModel(
+                f"what the model in {folder} puts out differs from the edit that was run by {off:.2g}: its family "
+                "does something that is lost when it is saved"
+            )
+        note = f"Figures of the edited model are those of {folder}, loaded again; they differ by {off:.1g} at most."
+        others = (s for s in located.studies if s is not told)
+        studies = (*others, restudied(told, rows, after, self.plan))
+        return replace(self, located=replace(located, studies=studies, notes=(*located.notes, note)))
 
     def write(self, out: Path, images: bool = True) -> None:
         """Write headmap.json, report.html with its JSON, and the records before and after."""
@@ -116,7 +145,7 @@ def answer(
         found = replace(found, notes=(*found.notes, OTHER_HALF))
     kind = (plan.kinds or opened.question.kinds)[0]
     made = {"version": __version__, **(provenance or {}), **opened.provenance}
-    return LocatedHeads(found, opened, kind, made)
+    return LocatedHeads(found, opened, plan, kind, made)
 
 
 def check_heads(heads: Sequence[tuple[int, int]], shape: tuple[int, int]) -> None:
@@ -144,7 +173,8 @@ def to_dict(located: Located, provenance: Mapping[str, Any], notes: Sequence[str
         "choosing_sha256": half_sha256(located.rows.ids, located.choosing),
         "selected": [list(head) for head in located.ranked],
         "gap": located.head_map.to_dict(),
-        "single_heads": None if located.effect_map is None else located.effect_map.to_dict(),
+        "confirmed": [list(head) for head in located.confirmed],
+        "single_heads": None if located.effect_map is None else _effects_of(located.effect_map, located.exact),
         "other_terms": located.other_map.to_dict(),
         "effects": [_study(s) for s in located.studies],
         **located.words.to_dict(located),
@@ -152,6 +182,11 @@ def to_dict(located: Located, provenance: Mapping[str, Any], notes: Sequence[str
     }
     plain: dict[str, Any] = _finite(content)
     return plain
+
+
+def _effects_of(found: HeadMap, exact: Sequence[Head] | None) -> dict[str, Any]:
+    """The map of effects; `exact` lists the heads that were run where others were estimated."""
+    return found.to_dict() | ({} if exact is None else {"exact": [list(head) for head in sorted(exact)]})
 
 
 def _study(study: Study) -> dict[str, Any]:
@@ -172,8 +207,8 @@ def report_of(
     sections = [{"kind": "text", "title": "What was done", "text": done}, *words.maps(located)]
     if located.ranked:
         sections += words.heads(located, images)
-        for study in _shown(located):
-            sections += _study_sections(words, study)
+        for shown in _shown(located):
+            sections += _study_sections(words, shown)
         sections += [_curve_section(located.curves[way], way) for way in words.dose_ways if way in located.curves]
     return {
         "schema": Report.schema,
@@ -255,10 +290,12 @@ def show_located(console: Console, found: Located, notes: Sequence[str]) -> None
     console.print()
     table = Table(title="Chosen heads, on the reporting half", box=box.SIMPLE_HEAD, title_justify="left")
     table.add_column("head")
-    for title, _ in found.words.columns(found, found.ranked[0]):
-        table.add_column(title, justify="right")
+    for fact in found.words.facts(found, found.ranked[0]):
+        table.add_column(fact["name"], justify="right")
     for head in found.ranked:
-        table.add_row(head_name(*head), *(cell for _, cell in found.words.columns(found, head)))
+        sure = "" if head in found.confirmed else " (not confirmed)"
+        facts = (f"{fact['figure']} ({fact['note']})" for fact in found.words.facts(found, head))
+        table.add_row(f"{head_name(*head)}{sure}", *facts)
     console.print(table)
     console.print(_effects(found))
     for text in found.words.lines():
@@ -269,12 +306,12 @@ def _effects(found: Located) -> Table:
     """The main figures before and after each edit, beside their controls; the JSON has all of them."""
     table = Table(title="Effects of editing them", box=box.SIMPLE_HEAD, title_justify="left")
     words = found.words
-    by_norm = any(study.norm_matched for study in found.studies)
+    by_norm = any(edit.norm_matched for edit in found.studies)
     for title in ("edit", words.figure, "before", "after", "change", "p layer", *(["p norm"] if by_norm else [])):
         table.add_column(title, justify="left" if title in ("edit", words.figure) else "right")
-    for study in found.studies:
-        norm = {a.change.metric: p_value(a.p_controls) for a in study.norm_matched}
-        known = {a.change.metric: a for a in study.ablations}
+    for edit in found.studies:
+        norm = {a.change.metric: p_value(a.p_controls) for a in edit.norm_matched}
+        known = {a.change.metric: a for a in edit.ablations}
         for i, ablation in enumerate(known[name] for name in words.in_table if name in known):
             change = ablation.change
             low = "" if change.low is None or change.high is None else f" ({change.low:+.3f} to {change.high:+.3f})"
@@ -282,7 +319,7 @@ def _effects(found: Located) -> Table:
             tested = change.metric in words.gaps
             last = [norm.get(change.metric, "") if tested else ""] if by_norm else []
             table.add_row(
-                "" if i else f"{study.kind}, {study.way}",
+                "" if i else f"{edit.kind}, {edit.way}",
                 {"cramers_v": "V"}.get(change.metric, change.metric),
                 f"{change.a:.3f}",
                 f"{change.b:.3f}",

@@ -8,7 +8,7 @@ kept in its own few dimensions instead of the model's.
 The mean that a LayerNorm takes out is taken out of each term separately, which is the same in sum.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -18,22 +18,12 @@ from torch.utils.hooks import RemovableHandle
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads import Reading, output_weight, tap
 from fairhead.heads.tokens import take
+from fairhead.locate.pooling import AttentionPool, Terms
 from fairhead.locate.streams import Norm, Stream, stream_of
 
 # The share of the output that may be lost to rounding before a decomposition is refused.
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 _LOW_PRECISION = 0.1
-
-
-class Terms(NamedTuple):
-    """A batch of outputs, taken apart. M counts the embedding and the MLPs."""
-
-    heads: Tensor  # z, [B, L, H, d]; `maps[l, h] @ z[b, l, h]` is the term of a head
-    others: Tensor  # terms of the embedding (first) and of each layer's MLP (then, and of a pooler's, last), [B, M, d']
-    constant: Tensor  # what biases add, [B, d']
-    output: Tensor  # the model's own output, [B, d']
-    # [B, L]: a head's z is its own output times this. None after a pooler, which reads many tokens.
-    scale: Tensor | None
 
 
 class _Path(NamedTuple):
@@ -74,77 +64,6 @@ class _Shelf:
         return self._shelves[kind][place % self._places].copy_(x)
 
 
-class AttentionPool:
-    """A pooling head: a learned query looks at all tokens; an MLP adds to what it sees.
-
-    The pool needs every token of every layer, so a batch holds them all at once: choose smaller batches.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        whole: Any = module
-        self._module = whole
-        attention: nn.MultiheadAttention = whole.attention
-        self._heads = attention.num_heads
-        width = attention.embed_dim
-        assert attention.in_proj_weight is not None
-        w_q, w_k, w_v = attention.in_proj_weight.detach().float().chunk(3)
-        b_q, b_k, b_v = attention.in_proj_bias.detach().float().chunk(3)
-        split = (self._heads, width // self._heads)
-        self._query = (whole.probe.detach().float().reshape(width) @ w_q.T + b_q).unflatten(0, split)  # [P, e]
-        self._key, self._key_bias = w_k.unflatten(0, split), b_k.unflatten(0, split)  # [P, e, D]
-        self._value = w_v.unflatten(0, split)
-        out = attention.out_proj.weight.detach().float()
-        self._out = out.unflatten(1, split)  # [D, P, e]
-        self._bias = out @ b_v + attention.out_proj.bias.detach().float()  # attention sums to 1, so b_v passes whole
-
-    def output(self, end: Tensor) -> Tensor:
-        """The pooled output of tokens [B, T, D], by the module itself: [B, D]."""
-        pooled: Tensor = self._module(end)
-        return pooled
-
-    def terms(
-        self,
-        end: Tensor,
-        sources: Sequence[tuple[Any, Tensor]],
-        heads: Sequence[Any],
-        weights: Sequence[Tensor],
-        outputs: Sequence[Tensor],
-        constants: Sequence[Any],
-        scale: Callable[[Any], Tensor],
-        unit: bool,
-    ) -> Terms:
-        """Terms of the pooled output; `end` [B, T, D] is what the pool sees, `outputs` the heads', [B, T, H, d]."""
-        logits = torch.einsum("pe,btpe->bpt", self._query, torch.einsum("btD,peD->btpe", end, self._key))
-        logits = logits + (self._query * self._key_bias).sum(-1)[:, None]
-        look = (logits * self._query.shape[-1] ** -0.5).softmax(-1)  # [B, P, T]
-        pooled = self._pool(torch.einsum("bpt,btD->bpD", look, end)) + self._bias
-        module = self._module
-        mlp = module.mlp(module.layernorm(pooled.to(module.layernorm.weight.dtype))).float()
-        output = pooled + mlp
-        length = 1 / output.norm(dim=-1) if unit else torch.ones_like(output[:, 0])
-
-        def through(path: Any, x: Tensor) -> Tensor:  # [B, T, D] -> [B, D]
-            seen = torch.einsum("bpt,btD->bpD", look * scale(path.norms)[:, None], x.float())
-            return self._pool(seen @ path.matrix.T) * length[:, None]
-
-        others = [through(path, x) for path, x in sources]
-        others.append(mlp * length[:, None])
-        terms = []
-        for path, weight, x in zip(heads, weights, outputs, strict=True):
-            seen = torch.einsum("bpt,bthd->bphd", look * scale(path.norms)[:, None], x.float())
-            written = torch.einsum("bphd,Dhd->bphD", seen, weight) @ path.matrix.T
-            terms.append(torch.einsum("bphD,peD,ope->bho", written, self._value, self._out) * length[:, None, None])
-        constant = self._bias.expand_as(output) * length[:, None]
-        for vector, norms in constants:
-            seen = torch.einsum("bpt,D->bpD", look * scale(norms)[:, None], vector)
-            constant = constant + self._pool(seen) * length[:, None]
-        return Terms(torch.stack(terms, 1), torch.stack(others, 1), constant, output * length[:, None], None)
-
-    def _pool(self, seen: Tensor) -> Tensor:
-        """What each pooling head saw [B, P, D] through its value and output matrices: [B, D]."""
-        return torch.einsum("bpe,ope->bo", torch.einsum("bpD,peD->bpe", seen, self._value), self._out)
-
-
 class Decomposer:
     """Takes the outputs of a model apart, a batch at a time.
 
@@ -157,6 +76,12 @@ class Decomposer:
         token: "first", "last" (by the attention mask) or a position.
         unit: divide by the length of the output, as zero-shot classification does; by default where a projection or a
             pooler makes the output an embedding.
+        split: what becomes of what no head owns. "own": the last norm takes its mean out of each term by itself, and
+            biases are a term of their own. "prs": as in the published decomposition of CLIP (Gandelsman et al., 2024),
+            where the row's mean and the norm's shift are split equally over all M = 2L + 1 layers and MLPs and, like
+            the bias of W_O, over the H heads of a layer: γ ⊙ (c + b / H − μ / (M H)) / σ + β / (M H). Both add up to
+            the same output. A head has three more dimensions then (1, μ and σ of its row); for models whose blocks
+            have no norm after what they add.
 
     Attributes:
         maps: [L, H, d', d], from a head's z to its term.
@@ -175,11 +100,13 @@ class Decomposer:
         True
     """
 
-    def __init__(self, model: nn.Module, token: str | int = "first", unit: bool | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, token: str | int = "first", unit: bool | None = None, split: str = "own"
+    ) -> None:
         if isinstance(token, str) and token not in ("first", "last"):
             raise InputError(f"token is {token!r}; expected 'first', 'last' or a position")
         self.stream: Stream = stream_of(model)
-        self.token = token
+        self.token, self.split = token, split
         self.unit = bool(self.stream.projection or self.stream.pooler) if unit is None else unit
         self.pool = None if self.stream.pooler is None else AttentionPool(self.stream.pooler)
         self._tap = tap(self.stream.base)
@@ -192,6 +119,9 @@ class Decomposer:
             )
         self.n_layers, self.n_heads = len(sites), sites[0].n_heads
         self._follow()
+        self._shared: list[Tensor] = []
+        if split == "prs":
+            self._share_equally()
         self.head_dim = self.maps.shape[-1]
         self.width = self.maps.shape[-2]
         self._checked = False
@@ -227,6 +157,34 @@ class Decomposer:
             self.maps = torch.stack(terms)
         else:  # a pooled head has no few dimensions of its own: its term is kept as it is
             self.maps = torch.eye(width, device=first.device).expand(self.n_layers, self.n_heads, width, width)
+
+    @torch.no_grad()
+    def _share_equally(self) -> None:
+        """Terms without the last norm's centring, and what is split over all of them."""
+        norm, stream = self.stream.final_norm, self.stream
+        paths = (*self._heads, *self._mlps, self._embedding)
+        if norm is None or not norm.centred or self.pool is not None or any(path.norms != (norm,) for path in paths):
+            raise UnsupportedModel(
+                f"terms as in the published decomposition (prs) need a LayerNorm at the end of the stream and no other "
+                f"that a term passes through; {type(stream.base).__name__} is built otherwise"
+            )
+        before = torch.eye(len(norm.gain)).to(norm.gain) if stream.projection is None else stream.projection.weight
+        matrix = before.float() * norm.gain
+        shift = torch.zeros_like(matrix[:, 0]) if norm.shift is None else before.float() @ norm.shift
+        m = 2 * self.n_layers + 1
+        self._shared = [matrix.sum(1) / m, shift / m]  # of the row's mean, and of the norm's shift: [d'] each
+        path = _Path(matrix, (norm,))
+        self._heads, self._mlps, self._embedding = [path] * self.n_layers, [path] * self.n_layers, path
+        of_mean, of_shift = (part / self.n_heads for part in self._shared)
+        maps = []
+        for site, weight in zip(self._tap.sites, self._weights, strict=True):
+            bias = getattr(site.projection, "bias", None)
+            own = torch.zeros_like(of_mean) if bias is None else matrix @ bias.float() / self.n_heads
+            rest = torch.stack([own, -of_mean, of_shift], 1).expand(self.n_heads, -1, -1)
+            maps.append(torch.cat([torch.einsum("oD,Dhd->hod", matrix, weight), rest], 2))
+        self.maps = torch.stack(maps)
+        apart = stream.projection is not None and stream.projection.bias is not None  # which comes first
+        self._constants = self._constants[:1] if apart else []
 
     def _through(self, path: _Path, norm: Norm | None) -> _Path:
         if norm is not None and norm.shift is not None:
@@ -270,9 +228,8 @@ class Decomposer:
             self._check(terms, next(self.stream.base.parameters()).dtype)
         return terms
 
-    @torch.no_grad()
     def outputs(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """The output representation alone, [B, d']: for passes in which heads are edited."""
+        """The output representation alone, [B, d']: for passes with edited heads. Gradients flow where recorded."""
         n = len(next(iter(inputs.values())))
         tokens = None if self.pool is not None else self._tokens(inputs)
         seen: list[Tensor] = []
@@ -381,7 +338,17 @@ class Decomposer:
         length = 1 / output.norm(dim=-1) if self.unit else torch.ones_like(output[:, 0])
         others = [(x.float() @ path.matrix.T) * (length * scale(path.norms))[:, None] for path, x in sources]
         by_layer = torch.stack([length * scale(path.norms) for path in self._heads], 1)
-        z = torch.stack(outputs, 1).float() * by_layer[:, :, None, None]
+        own = torch.stack(outputs, 1).float()
+        if self._shared:
+            norm = self._embedding.norms[0]
+            assert norm.module is not None
+            mean, deviation = seen[norm.module].float().mean(-1), 1 / scales[norm]
+            row = torch.stack([torch.ones_like(mean), mean, deviation], 1)  # [B, 3]
+            own = torch.cat([own, row[:, None, None].expand(*own.shape[:3], -1)], -1)
+            of_mean, of_shift = self._shared
+            part = length[:, None] * (of_shift - (mean / deviation)[:, None] * of_mean)
+            others = [x + part for x in others]
+        z = own * by_layer[:, :, None, None]
         constant = torch.zeros_like(output)
         for vector, norms in self._constants:
             constant += (length * scale(norms))[:, None] * vector

@@ -80,6 +80,10 @@ class Task:
         """The evidence itself, [n], up to a constant."""
         return np.asarray(output, dtype=np.float64) @ self.evidence(positive)
 
+    def slope(self, output: NDArray[np.floating], positive: int) -> Array:
+        """The gradient of the evidence for one class in outputs [n, d'], [n, d']."""
+        return np.broadcast_to(self.evidence(positive), np.shape(output))
+
     def push(self, features: Features, layer: int, moved: Array) -> Array:
         """The change of the logits [n, H, C] if each head's z [n, H, d] at a layer changed so, all else held."""
         through = np.einsum("co,hod->hcd", self.directions, features.maps[layer], optimize=True)
@@ -146,6 +150,11 @@ class PooledTask(Task):
         """The evidence itself, [n]: the logit against the mean of the others'."""
         return evidence_of(self.logits(output), positive)
 
+    def slope(self, output: NDArray[np.floating], positive: int) -> Array:
+        """The gradient of the evidence for one class in outputs [n, d'], [n, d']."""
+        slope = _DERIVATIVES[self.activation](self._before(output))  # [n, K]
+        return np.asarray((slope * evidence_of(self.out.T, positive)) @ self.dense)
+
     def push(self, features: Features, layer: int, moved: Array) -> Array:
         """The change of the logits [n, H, C] if each head's z [n, H, d] at a layer changed so, all else held."""
         terms = np.einsum("nhd,hod->nho", moved, features.maps[layer], optimize=True)
@@ -167,6 +176,11 @@ _ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "tanh": np.tanh,
     "relu": lambda a: np.maximum(a, 0.0),
     "gelu": lambda a: np.asarray(a * ndtr(a)),
+}
+_DERIVATIVES: Mapping[str, Callable[[Array], Array]] = {
+    "tanh": lambda a: 1 - np.tanh(a) ** 2,
+    "relu": lambda a: (a > 0).astype(np.float64),
+    "gelu": lambda a: np.asarray(ndtr(a) + a * np.exp(-(a**2) / 2) / np.sqrt(2 * np.pi)),
 }
 _SLOPES = {"tanh": 1.0, "relu": 0.0, "gelu": 0.5}  # at 0
 

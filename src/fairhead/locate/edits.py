@@ -121,6 +121,14 @@ class HeadEdits:
         middle = self.means[layer]
         return middle + np.einsum("hij,nhj->nhi", self.matrices[layer], x - middle, optimize=True)
 
+    def moved(self, kind: str, x: Tensor, layer: int) -> Tensor:
+        """By how much an edit moves one layer's own outputs x [..., H, d]."""
+        middle = self._tensor(self.means[layer]).to(x)
+        if kind != "project":
+            return (middle if kind == "mean" else torch.zeros_like(middle)) - x
+        matrix = self._tensor(self.matrices[layer]).to(x)
+        return torch.einsum("hij,...hj->...hi", matrix, x - middle) - (x - middle)
+
     def apply(self, heads: Tap, where: Sequence[tuple[int, int]], kind: str, tokens: int | None = 0) -> None:
         """Ask an open tap for the edit, at the first token or (None) at all of them.
 

@@ -1,6 +1,6 @@
 """The gap between two groups in the evidence for a class, of images or of texts, asked of stored features."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -11,17 +11,17 @@ from numpy.typing import NDArray
 from fairhead.errors import InputError, did_you_mean
 from fairhead.locate.directions import Concept, Task
 from fairhead.locate.edits import HeadEdits, check_kind
-from fairhead.locate.engine import Edited, Extremes, Mask, Question, Study
+from fairhead.locate.engine import Extremes, Question, Scores
 from fairhead.locate.gap_words import GapWords
 from fairhead.locate.head_features import Array, Features, Pooled
 from fairhead.locate.head_maps import Head, HeadMap, Measure, Separation, coupling, separation
-from fairhead.locate.locate_settings import LocatePlan
+from fairhead.locate.locate_settings import LocatePlan, Rank
 from fairhead.locate.passes import RowPasses
-from fairhead.locate.rows import Evaluation, check_halves, halves_of
+from fairhead.locate.rows import MIN_CELL, Evaluation, check_halves, halves_of
+from fairhead.locate.studies import Edited, Mask, Study
 from fairhead.locate.textspan import HeadTexts, Pool, text_spans
 from fairhead.records import Records
 
-_LEAST = 4  # rows of a label that each group needs in each half to be compared within that label
 _EXTREMES = 4
 
 
@@ -76,6 +76,8 @@ class GapQuestion(Question):
         # choosing half (of two classes, the last)
         positive: str | None = None,
         pool: Pool | None = None,  # texts for TextSpan
+        # Learns the concept from the rows of a mask [n]; None where it does not come from these rows
+        refit: Callable[[Mask], Concept] | None = None,
         passes: RowPasses | None = None,  # true forward passes over some rows; None where none are asked for
         seed: int = 0,  # of the halves
     ) -> None:
@@ -86,16 +88,18 @@ class GapQuestion(Question):
                 "agree"
             )
         self.features, self.task, self.concept, self.pool, self.passes = features, task, concept, pool, passes
+        self.refit = refit
         self.choosing = halves_of(evaluation, seed) if choosing is None else choosing
         self.comparable, notes = _comparable(evaluation, self.choosing)
         seen = evaluation.take(self.choosing)
         number = _positive(positive, seen, task.logits(features.output[self.choosing]))
-        self.rows: Evaluation = replace(evaluation, positive=number)
         self.parts, self.other_parts = task.parts(features, number), task.other_parts(features, number)
         self.total = task.total(features.output, number)
-        self.along = features.parts(concept.vector[None])[..., 0]  # the concept, [n, L, H]
         learning = self.choosing & self.comparable
-        part = evaluation.take(learning)
+        part = replace(evaluation.take(learning), positive=number)
+        whole = part.score(self.total[learning, None, None], self.total[learning]).total
+        self.rows: Evaluation = replace(evaluation, positive=number, sign=-1.0 if whole < 0 else 1.0)
+        self.along = features.parts(concept.vector[None])[..., 0]  # the concept, [n, L, H]
         self.edits = HeadEdits.learn(features.take(learning), part.groups, part.labels, part.poles)
         if self.edits.shrinkage > 0.2:
             notes.append(
@@ -116,22 +120,41 @@ class GapQuestion(Question):
         gram = np.einsum("lhod,lhoe->lhde", maps, maps, optimize=True)
         return np.sqrt(np.maximum(np.einsum("lhde,lhde->lh", gram, self.moments.covariance), 0.0))
 
-    def measures(self, rows: Mask, level: float) -> tuple[Separation, Measure]:
+    def measures(self, rows: Mask, level: float, along: Array | None = None) -> tuple[Separation, Measure]:
         """How well heads separate the groups of some rows along the concept, and its coupling with the evidence."""
-        part = self.rows.take(rows)
+        part, along = self.rows.take(rows), self.along if along is None else along
         how: dict[str, Any] = {"clusters": part.clusters, "level": level}
         return (
-            separation(self.along[rows], part.groups, part.labels, names=part.poles, **how),
-            coupling(self.along[rows], self.parts[rows], part.labels, **how),
+            separation(along[rows], part.groups, part.labels, names=part.poles, **how),
+            coupling(along[rows], self.parts[rows], part.labels, **how),
         )
 
-    def ranking(self, direct: HeadMap, rows: Mask, plan: LocatePlan) -> tuple[Array, Array]:
-        """By the gap, or by how well heads separate the groups along the concept."""
+    def scores(self, found: HeadMap, rows: Mask, plan: LocatePlan) -> Scores:
+        """By the gap, or by how well heads separate the groups along the concept.
+
+        A direction that was learned from the choosing half is not tested on the rows that it was learned from: of two
+        folds each is tested along the direction that the other gives. The two tests depend on each other, so p is
+        twice the mean of theirs (Vovk and Wang, 2020), and 1 where they are on different sides.
+        """
         if plan.rank in ("gap", "effect"):
-            return super().ranking(direct, rows, plan)
-        apart, coupled = self.measures(rows, plan.level)
-        size = np.abs(apart.d.value)
-        return size * np.abs(coupled.value) if plan.rank == "bias" else size, apart.d.p_adjusted
+            return super().scores(found, rows, plan)
+        both = [(rows, self.along)]
+        if self.refit is not None and (rows & self.choosing).any():
+            fold = np.zeros_like(rows)
+            fold[rows] = halves_of(self.rows.take(rows), plan.seed)
+            both = [
+                (tested, self.features.parts(self.refit(rows & ~tested).vector[None])[..., 0])
+                for tested in (fold, rows & ~fold)
+            ]
+        values, ps = [], []
+        for tested, along in both:
+            apart, coupled = self.measures(tested, plan.level, along)
+            bias = plan.rank == "bias"
+            values.append(apart.d.value * (np.abs(coupled.value) if bias else 1.0))
+            ps.append(np.maximum(apart.d.p, coupled.p) if bias else apart.d.p)
+        if len(both) == 1:
+            return Scores(values[0], ps[0])
+        return Scores(np.mean(values, axis=0), np.where(values[0] * values[1] > 0, np.minimum(1.0, sum(ps)), 1.0))
 
     def doubts(self, direct: HeadMap, plan: LocatePlan) -> list[str]:
         """Whether there is a gap at all in the choosing half."""
@@ -156,6 +179,20 @@ class GapQuestion(Question):
         if self.passes is None:
             raise InputError("this question was asked without the model: give it forward passes")
         return self.passes(rows, self.edits, kind)
+
+    @property
+    def fast(self) -> bool:
+        """Whether the model is on a GPU."""
+        return self.passes is not None and self.passes.fast
+
+    @property
+    def default_rank(self) -> Rank:
+        """By their effect, where there is a model: exact on a GPU, elsewhere estimated for most of them."""
+        return "gap" if self.passes is None else "effect"
+
+    def estimate(self, rows: NDArray[np.intp], kind: str) -> Array | None:
+        """By attribution patching."""
+        return None if self.passes is None else self.passes.estimate(rows, self.edits, kind, self.rows.positive)
 
     def forward_notes(self, edited: Edited | None) -> list[str]:
         """Where heads were edited, and what TF32 changed."""
@@ -200,10 +237,10 @@ def _comparable(evaluation: Evaluation, choosing: Mask) -> tuple[Mask, list[str]
     cell = 2 * evaluation.labels + evaluation.groups
     size = 2 * len(evaluation.classes)
     counts = np.stack([np.bincount(cell[half], minlength=size) for half in (choosing, ~choosing)])
-    enough = counts.reshape(2, -1, 2).min((0, 2)) >= _LEAST  # [classes]
+    enough = counts.reshape(2, -1, 2).min((0, 2)) >= MIN_CELL  # [classes]
     if not enough.any():
         raise InputError(
-            f"no class has {_LEAST} {evaluation.noun} of both {evaluation.poles[0]} and {evaluation.poles[1]} in both "
+            f"no class has {MIN_CELL} {evaluation.noun} of both {' and '.join(evaluation.poles)} in both "
             f"halves, so the groups cannot be compared within a class: use more {evaluation.noun}"
         )
     left = [name for name, kept in zip(evaluation.classes, enough, strict=True) if not kept]

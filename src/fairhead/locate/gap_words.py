@@ -13,12 +13,11 @@ from fairhead.data import Images
 from fairhead.locate.ablation import (
     among_controls,
     edit_words,
+    headline,
     interval,
     line,
-    names_of,
     outcome,
     signed,
-    surely_lost,
 )
 from fairhead.locate.directions import Concept, Task
 from fairhead.locate.engine import Extremes
@@ -28,7 +27,8 @@ from fairhead.report.wording import head_name, metric_name, p_value
 from fairhead.stats.outcome import p_text
 
 if TYPE_CHECKING:
-    from fairhead.locate.engine import Located, Study
+    from fairhead.locate.engine import Located
+    from fairhead.locate.studies import Study
 
 STAND_IN = (
     "The text side here is a stand-in (a sentence encoder with a linear map), not the model's own text tower. What is "
@@ -51,8 +51,8 @@ class GapWords:
     spans: tuple[HeadTexts, ...]  # TextSpan of the chosen heads; empty without a pool
 
     shown: ClassVar[tuple[str, ...]] = ("cramers_v", "DP", "EOd")
-    in_table: ClassVar[tuple[str, ...]] = (*shown, "accuracy")
-    gaps: ClassVar[tuple[str, ...]] = shown
+    in_table: ClassVar[tuple[str, ...]] = ("evidence_gap", *shown, "accuracy")
+    gaps: ClassVar[tuple[str, ...]] = ("evidence_gap", *shown)
     dose_ways: ClassVar[tuple[str, ...]] = ("direct", "forward")
     figure: ClassVar[str] = "metric"
     limits: ClassVar[tuple[str, ...]] = ()
@@ -99,17 +99,11 @@ class GapWords:
             return line("unclear", f"{what} in the half that heads are chosen on.")
         auc = self.separation.auc
         best = max(located.ranked, key=lambda head: abs(auc.value[head] - 0.5))
-        chosen = f"were chosen on one half of the {located.rows.noun}" if located.chosen_here else "were named"
-        alone, lost = "", located.effect_map
-        if lost is not None:
-            sure = len(surely_lost(located, lost, np.sign(lost.total)))
-            alone = f" Taken out alone in a true forward pass, {sure} of them lower it significantly there."
         return line(
-            "note",
-            f"{len(located.ranked)} of {located.head_map.gap.size} heads ({names_of(located.ranked)}) {chosen}. "
-            f"{self._part(located)}{alone} Along {self.concept.name}, {head_name(*best)} separates the groups "
-            f"best of them, with an AUC of "
-            f"{auc.value[best]:.2f} ({auc.low[best]:.2f} to {auc.high[best]:.2f}; 0.5 is not at all).",
+            "note" if located.confirmed else "unclear",
+            f"{headline(located)} {self._part(located)} Along {self.concept.name}, {head_name(*best)} separates the "
+            f"groups best of them, with an AUC of {auc.value[best]:.2f} ({auc.low[best]:.2f} to {auc.high[best]:.2f}; "
+            "0.5 is not at all).",
         )
 
     def _part(self, located: "Located") -> str:
@@ -130,21 +124,25 @@ class GapWords:
 
     def effect(self, study: "Study") -> dict[str, str]:
         """What an edit did to the first metric that has a value, and to accuracy."""
-        metric = next((m for m in self.shown if any(a.change.metric == m for a in study.ablations)), None)
-        if metric is None:
+        change = next((found for found in map(study.change, self.shown) if found is not None), None)
+        if change is None:
             return line("unclear", f"The effect of {edit_words(self, study)} is undefined: too few rows.")
-        ablation = study[metric]
-        change, accuracy = ablation.change, ablation.accuracy
-        name = {"cramers_v": "Cramér's V of prediction and group"}.get(metric, metric)
+        name = {"cramers_v": "Cramér's V of prediction and group"}.get(change.metric, change.metric)
         text = (
             f"{edit_words(self, study, start=True)} changes {name} from {change.a:.3f} to {change.b:.3f} "
-            f"({interval(change)}, corrected {p_text(change.p_adjusted)}). " + among_controls(ablation)
+            f"({interval(change)}, corrected {p_text(change.p_adjusted)})."
         )
+        ablation = next((a for a in study.ablations if a.change is change), None)
+        text += "" if ablation is None else " " + among_controls(ablation)
+        behind, accuracy = study.change("evidence_gap"), study.change("accuracy")
+        if behind is not None and behind.a is not None and behind.b is not None:
+            gap = f"from {signed(behind.a)} to {signed(behind.b)} logits ({interval(behind)})"
+            text += f" The gap of the evidence for {self.evidence} goes {gap}."
         if accuracy is not None and accuracy.value is not None:
             points = f"{signed(100 * accuracy.value, 1)} points ({interval(accuracy, 100, 1)})"
             text += f" Accuracy changes by {points}."
         cost = accuracy is not None and accuracy.high is not None and accuracy.high < 0
-        found = outcome(ablation)
+        found = outcome(change, ablation)
         return line("note" if cost and found.tone == "good" else found.tone, text + found.sentence)
 
     def done(self, located: "Located") -> str:
@@ -210,44 +208,37 @@ class GapWords:
             }
         ]
 
-    def _card(self, located: "Located", ends: Extremes, images: Images | None) -> dict[str, Any]:
-        head, gap, lost = ends.head, located.head_map, located.effect_map
-        d, auc, coupled = self.separation.d, self.separation.auc, self.coupling
-
-        def fact(name: str, value: float, low: float, high: float) -> dict[str, str]:
-            figure, *between = (signed(x, 2).removeprefix("+") for x in (value, low, high))
-            return {"name": name, "figure": figure, "note": " to ".join(between)}
-
-        facts = [fact("Direct part in the gap, logits", gap.gap[head], gap.low[head], gap.high[head])]
-        if lost is not None:
-            facts.append(fact("Lost without it, logits", lost.gap[head], lost.low[head], lost.high[head]))
-        for name, x in (("Cohen's d", d), ("AUC", auc), ("Coupling with the evidence", coupled)):
-            facts.append(fact(name, x.value[head], x.low[head], x.high[head]))
-        card: dict[str, Any] = {"head": list(head), "facts": facts}
+    def facts(self, located: "Located", head: Head) -> list[dict[str, str]]:
+        """The figures of a head, for its card and for the table in the terminal."""
+        maps = [("Direct part, logits", located.head_map)]
+        if located.effect_map is not None:
+            estimated = located.exact is not None and head not in located.exact
+            maps.append((f"Lost without it{' (estimated)' if estimated else ''}, logits", located.effect_map))
+        found = [_fact(name, m.gap[head], m.low[head], m.high[head]) for name, m in maps]
+        if located.head_map.has_total:
+            share = f"{round(100 * located.head_map.share[head])} %"
+            found[0]["note"] += f"; {share} of the gap"
+        d, auc = self.separation.d, self.separation.auc
+        for name, x in (("Cohen's d", d), ("AUC", auc), ("Coupling with the evidence", self.coupling)):
+            found.append(_fact(name, x.value[head], x.low[head], x.high[head]))
         span = next((s for s in self.spans if s.head == head), None)
         if span is not None:
-            card["texts"] = span.to_dict()["texts"]
             matched = "" if span.p_matched is None else f"; against neutral prompts {p_value(span.p_matched)}"
             note = f"of its variance, p {p_value(span.p_adjusted)} adjusted{matched}"
-            share = f"{100 * span.attribute_share:.1f} %"
-            facts.append({"name": "Texts of the attribute", "figure": share, "note": note})
+            found.append(
+                {"name": "Texts of the attribute", "figure": f"{100 * span.attribute_share:.1f} %", "note": note}
+            )
+        return found
+
+    def _card(self, located: "Located", ends: Extremes, images: Images | None) -> dict[str, Any]:
+        card: dict[str, Any] = {"head": list(ends.head), "facts": self.facts(located, ends.head)}
+        span = next((s for s in self.spans if s.head == ends.head), None)
+        if span is not None:
+            card["texts"] = span.to_dict()["texts"]
         if images is not None:
             card["most"] = [_picture(images, i) for i in ends.most]
             card["least"] = [_picture(images, i) for i in ends.least]
         return card
-
-    def columns(self, located: "Located", head: Head) -> list[tuple[str, str]]:
-        """Of the table in the terminal."""
-        gap = located.head_map
-        maps = [("direct, logits", gap)]
-        maps += [] if located.effect_map is None else [("lost without it", located.effect_map)]
-        return [
-            *((n, f"{m.gap[head]:+.3f} ({m.low[head]:+.3f} to {m.high[head]:+.3f})") for n, m in maps),
-            ("share", f"{round(100 * gap.share[head])} %" if gap.has_total else ""),
-            ("Cohen's d", f"{self.separation.d.value[head]:+.2f}"),
-            ("AUC", f"{self.separation.auc.value[head]:.2f}"),
-            ("coupling", f"{self.coupling.value[head]:+.2f}"),
-        ]
 
     def lines(self) -> list[str]:
         """The texts of each head, those of the attribute in bold."""
@@ -278,6 +269,11 @@ class GapWords:
                 {"head": list(e.head), "most": named(e.most), "least": named(e.least)} for e in located.extremes
             ],
         }
+
+
+def _fact(name: str, value: float, low: float, high: float) -> dict[str, str]:
+    figure, *between = (signed(x, 2).removeprefix("+") for x in (value, low, high))
+    return {"name": name, "figure": figure, "note": " to ".join(between)}
 
 
 def _picture(images: Images, row: int) -> str:

@@ -13,7 +13,7 @@ from scipy import stats
 
 from fairhead.errors import InputError
 from fairhead.stats import ALPHA, adjust
-from fairhead.stats.clusters import cluster_errors
+from fairhead.stats.clusters import ClusterErrors, cluster_errors
 
 FloatMap = NDArray[np.float64]
 Clusters = NDArray[np.integer] | None
@@ -139,7 +139,8 @@ def score_heads(
     weight = cells.weight
     influence = weight[:, None] * centred
     shape = evidence.shape[1:]
-    found = _head_map(weight @ flat, influence, cells.within(centred), clusters, shape, names, level)
+    errors = cluster_errors(influence, clusters, cells.cell)
+    found = _head_map(weight @ flat, errors, cells.within(centred), len(flat), shape, names, level)
     corrected = stats.false_discovery_control(found.p.ravel()).reshape(shape)
     return replace(found, p_adjusted=corrected, measure=measure)
 
@@ -168,7 +169,8 @@ def score_pairs(
     gap = weight @ flat
     centred = flat - gap
     within = np.sqrt(weight @ centred**2 * n / (n - 1))
-    found = _head_map(gap, weight[:, None] * centred, within, clusters, differences.shape[1:], names, level)
+    errors = cluster_errors(weight[:, None] * centred, clusters)
+    found = _head_map(gap, errors, within, n, differences.shape[1:], names, level)
     corrected = np.array(adjust(found.p.ravel().tolist(), "holm"), dtype=np.float64).reshape(found.p.shape)
     return replace(found, p_adjusted=corrected, measure=measure, unit=unit)
 
@@ -180,15 +182,14 @@ def _flat(parts: NDArray[np.floating], total: NDArray[np.floating]) -> FloatMap:
 
 def _head_map(
     gap: FloatMap,
-    influence: FloatMap,
+    errors: ClusterErrors,
     within: FloatMap,
-    clusters: Clusters,
+    n: int,
     shape: tuple[int, ...],
     names: tuple[str, str],
     level: float,
 ) -> HeadMap:
-    """A map from gaps [heads + 1] (the whole's last) and each row's part in their error [n, heads + 1]."""
-    errors = cluster_errors(influence, clusters)
+    """A map from gaps [heads + 1] (the whole's last) and their errors."""
     # A head that is constant within every cell has no error: its gap is certain, or there is none.
     p, reach = errors.p_values(gap)[:-1].reshape(shape), errors.reach(level)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -207,7 +208,7 @@ def _head_map(
         share=as_map(gap / gap[-1]) if gap[-1] else np.zeros(shape),
         total=float(gap[-1]),
         groups=names,
-        n=len(influence),
+        n=n,
         clusters=errors.clusters,
         total_low=float(gap[-1] - reach[-1]),
         total_high=float(gap[-1] + reach[-1]),
@@ -275,7 +276,7 @@ def separation(
     within[within == 0] = 1.0  # a head that writes nothing along the direction
     d = gap / within
     of_spread = ((centred / within) ** 2 - 1) / (2 * (len(x) - len(cells.counts)))
-    d_errors = cluster_errors(weight[:, None] * centred / within - d * of_spread, clusters)
+    d_errors = cluster_errors(weight[:, None] * centred / within - d * of_spread, clusters, cells.cell)
     # AUC, label by label.
     auc, influence = np.zeros(x.shape[1]), np.zeros_like(x)
     for label in range(cells.n_labels):
@@ -286,9 +287,9 @@ def separation(
         auc += area / cells.n_labels
         influence[first] = (above - area) / len(first) / cells.n_labels
         influence[second] = (below - area) / len(second) / cells.n_labels
-    auc_errors = cluster_errors(influence, clusters)
+    auc_errors = cluster_errors(influence, clusters, cells.cell)
     # Under "no difference" the error of the gap, not that of d, decides: d's own grows with d.
-    d_p = cluster_errors(weight[:, None] * centred, clusters).p_values(gap)
+    d_p = cluster_errors(weight[:, None] * centred, clusters, cells.cell).p_values(gap)
     d_reach, auc_reach = d_errors.reach(level), auc_errors.reach(level)
     shape = parts.shape[1:]
     limits = np.maximum(auc - auc_reach, 0.0), np.minimum(auc + auc_reach, 1.0)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from fairhead.errors import InputError
 from fairhead.settings import PYTHON_ONLY, Count, Option, Range, WholeNumber
 
-Rank = Literal["gap", "concept", "bias", "effect"]
+Rank = Literal["effect", "gap", "concept", "bias"]
 RANKS: tuple[str, ...] = get_args(Rank)
 _MODEL, _TEXT, _CHOICE = "Model", "Text side, for pictures", "Choice of heads"
 
@@ -36,9 +36,11 @@ class Source:
             leace.
         orthogonal: take the class directions out of the concept.
         calibrate: predict each zero-shot class as often as it occurs in the choosing half.
+        terms: what becomes of biases and of the mean that the last norm takes out: own takes the mean out of each head
+            by itself and leaves biases apart; prs splits both equally over the heads, as the published decomposition of
+            CLIP does.
         evidence: class whose evidence is looked at; by default that of the largest gap.
-        tokens: where forward passes edit heads: at the first token, at all (as a saved model does), or auto for the
-            first where there is one.
+        tokens: where forward passes edit heads: at all tokens, as a saved model does, or at the first alone.
         batch_size: rows at a time.
         device: where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.
         tf32: on a GPU, forward passes in TF32, several times as fast.
@@ -59,8 +61,9 @@ class Source:
     concept_from: Annotated[Literal["auto", "prompts", "means", "logistic", "leace"], Option(panel=_TEXT)] = "auto"
     orthogonal: Annotated[bool, Option(panel=_TEXT)] = False
     calibrate: Annotated[bool, Option(panel=_TEXT)] = False
+    terms: Annotated[Literal["own", "prs"], Option(panel=_MODEL)] = "own"
     evidence: Annotated[str | None, Option("--class", "CLASS", panel=_CHOICE)] = None
-    tokens: Annotated[Literal["auto", "first", "all"], Option(panel=_CHOICE)] = "auto"
+    tokens: Annotated[Literal["all", "first"], Option(panel=_CHOICE)] = "all"
     batch_size: Annotated[Count, Option(metavar="N", panel=_MODEL)] = 32
     device: Annotated[str, Option(panel=_MODEL)] = "auto"
     tf32: Annotated[bool, Option(panel=_MODEL)] = False
@@ -95,9 +98,12 @@ class LocatePlan:
     Attributes:
         count: heads to choose at most.
         per_layer: of one layer at most; None for a quarter of its heads, so that enough are left as controls.
-        rank: what heads are ranked by: gap is the direct part in the gap; effect is what the gap loses when the head
-            alone is edited in a true forward pass (with --forward). Between groups also concept (how well a head
-            separates the groups along the concept) and bias (that, times its coupling with the class evidence).
+        rank: what heads are ranked by: effect is what the gap loses when the head alone is edited in a true forward
+            pass; gap is the direct part in the gap, which misses what later layers make of a head. Between groups also
+            concept (how well a head separates the groups along the concept) and bias (that, times its coupling with
+            the class evidence). By default effect; of pairs of texts without a GPU, gap.
+        exact: heads whose effect is run; all others are estimated from gradients (attribution patching), and cannot be
+            chosen. By default all on a GPU, 16 elsewhere.
         alpha: chance of a false choice: the false discovery rate between groups, of any of all heads in pairs.
         kinds: edits of the chosen heads; None for all that the question knows. The first is that of single heads and
             curves.
@@ -117,7 +123,8 @@ class LocatePlan:
 
     count: Annotated[Count, Option("--heads", "N", panel=_CHOICE)] = 4
     per_layer: Annotated[Count | None, PYTHON_ONLY] = None
-    rank: Annotated[Rank, Option(panel=_CHOICE)] = "gap"
+    rank: Annotated[Rank | None, Option(panel=_CHOICE)] = None
+    exact: Annotated[Count | None, Option(metavar="N", panel=_CHOICE)] = None
     alpha: Annotated[float, PYTHON_ONLY] = 0.05
     kinds: Annotated[tuple[str, ...] | None, PYTHON_ONLY] = None
     forward: Annotated[bool, Option(panel=_CHOICE)] = False
@@ -131,10 +138,8 @@ class LocatePlan:
     panel: ClassVar[str] = "Statistics"
 
     def __post_init__(self) -> None:
-        if self.rank not in RANKS:
+        if self.rank not in (None, *RANKS):
             raise InputError(f"rank is {self.rank!r}; expected one of {', '.join(RANKS)}")
-        if self.rank == "effect" and not self.forward:
-            raise InputError("heads can be ranked by their effect only with forward passes: add --forward")
         if self.count < 1 or self.draws < 1:
             raise InputError(f"count is {self.count} and draws is {self.draws}; at least 1 of each is needed")
 

@@ -29,7 +29,7 @@ from fairhead.language.answers import Progress
 from fairhead.language.packing import TokenSequence, encode, predicting
 from fairhead.language.scorer import Planned, Scorer, quiet
 from fairhead.locate.decompose import Decomposer
-from fairhead.locate.rows import TextPairs
+from fairhead.locate.pair_rows import TextPairs
 from fairhead.store import made_folder, reading, whole_file, write_json
 
 Array = NDArray[np.float64]
@@ -103,7 +103,7 @@ def take_apart(
         >>> from tokenizers import Tokenizer, models, pre_tokenizers
         >>> from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
         >>> from fairhead.data.sentence_pairs import CrowsPair
-        >>> from fairhead.locate.rows import pairs_of
+        >>> from fairhead.locate.pair_rows import pairs_of
         >>> words = Tokenizer(models.WordLevel({w: i for i, w in enumerate("<s> she he cried .".split())}, "<s>"))
         >>> words.pre_tokenizer = pre_tokenizers.Whitespace()
         >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=5, n_embd=8, n_layer=2, n_head=2, bos_token_id=0))

@@ -15,25 +15,26 @@ from fairhead.language.scorer import Scorer
 from fairhead.locate.ablation import (
     among_controls,
     edit_words,
+    headline,
     interval,
     line,
-    names_of,
     outcome,
     signed,
-    surely_lost,
 )
 from fairhead.locate.edits import TEXT_KINDS, TextEdits
-from fairhead.locate.engine import Edited, Extremes, Question
+from fairhead.locate.engine import Extremes, Question
 from fairhead.locate.head_maps import Head, HeadMap
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.log_odds import PairTerms, encoded_texts, whole
+from fairhead.locate.pair_rows import TextPairs, halves_of_pairs
 from fairhead.locate.passes import has_tf32, text_passes
-from fairhead.locate.rows import TextPairs, halves_of_pairs
+from fairhead.locate.studies import Edited
 from fairhead.report.wording import head_name, p_value
 from fairhead.stats import adjust
 
 if TYPE_CHECKING:
-    from fairhead.locate.engine import Located, Study
+    from fairhead.locate.engine import Located
+    from fairhead.locate.studies import Study
 
 _EXTREMES = 3
 _FEW = 50
@@ -115,33 +116,26 @@ class PairWords:
         ranking = located.effect_map or whole
         part = sum(ranking.gap[head] for head in located.ranked)
         what = "their direct part is" if located.effect_map is None else "what is lost without each alone adds up to"
-        sure = surely_lost(located, ranking)
-        origin, half = ("chosen on one half of the pairs", "other") if located.chosen_here else ("named", "reporting")
-        return line(
-            "note",
-            f"{opening}. {len(located.ranked)} of {whole.gap.size} heads ({names_of(located.ranked)}) were {origin}. "
-            f"In the {half} half {what} {signed(part)} nats; "
-            f"{f'significant there: {names_of(sure)}' if sure else 'no head is significant there'}.",
-        )
+        tone, half = "note" if located.confirmed else "unclear", "other" if located.chosen_here else "reporting"
+        return line(tone, f"{headline(located)} {opening}. In the {half} half {what} {signed(part)} nats.")
 
     def effect(self, study: "Study") -> dict[str, str]:
         """What an edit did to the log-odds, and to the texts' likelihood."""
-        ablation = study["log_odds"]
-        change = ablation.change
+        change, damage = study.change("log_odds"), study.change("nll")
+        assert change is not None
         assert change.a is not None
         assert change.b is not None
+        ablation = next((a for a in study.ablations if a.change is change), None)
         text = (
             f"{edit_words(self, study, start=True)} changes the mean log-odds from {signed(change.a)} to "
-            f"{signed(change.b)} nats ({interval(change)}). {among_controls(ablation)}"
+            f"{signed(change.b)} nats ({interval(change)}).{'' if ablation is None else ' ' + among_controls(ablation)}"
         )
         cost = False
-        if study.way == "forward":
-            damage = study["nll"].change
-            assert damage.value is not None
+        if damage is not None and damage.value is not None:
             cost = damage.low is not None and damage.low > 0
             how = "less" if damage.value > 0 else "more"
             text += f" The texts become {how} likely: {signed(-damage.value)} nats a token ({interval(damage, -1)})."
-        found = outcome(ablation)
+        found = outcome(change, ablation)
         modest = found.tone == "good" and (cost or study.way == "direct")
         return line("note" if modest else found.tone, text + found.sentence)
 
@@ -173,7 +167,7 @@ class PairWords:
 
     def heads(self, located: "Located", images: Images | None) -> list[dict[str, Any]]:
         """A card a head, parts by category, and the pairs at their ends."""
-        cards = [{"head": list(head), "facts": self._facts(located, head)} for head in located.ranked]
+        cards = [{"head": list(head), "facts": self.facts(located, head)} for head in located.ranked]
         lines = [
             f"{part.value} ({part.n} pairs, log-odds {part.log_odds:+.2f}): part of the chosen heads {part.part:+.3f} "
             f"({part.low:+.3f} to {part.high:+.3f}, adjusted p {p_value(part.p_adjusted)})"
@@ -189,22 +183,14 @@ class PairWords:
             {"kind": "text", "title": "By category, and at the ends", "text": "\n\n".join(lines)},
         ]
 
-    def _facts(self, located: "Located", head: Head) -> list[dict[str, str]]:
+    def facts(self, located: "Located", head: Head) -> list[dict[str, str]]:
+        """The figures of a head, for its card and for the table in the terminal."""
         facts = []
         for name, found in _maps(located).items():
             ends = f"{found.low[head]:+.3f} to {found.high[head]:+.3f}"
             note = f"{ends}, adjusted p {p_value(float(found.p_adjusted[head]))}"
             facts.append({"name": name, "figure": f"{found.gap[head]:+.3f}", "note": note})
         return facts
-
-    def columns(self, located: "Located", head: Head) -> list[tuple[str, str]]:
-        """Of the table in the terminal."""
-        cells = []
-        for name, found in _maps(located).items():
-            ends = f"({found.low[head]:+.3f} to {found.high[head]:+.3f})"
-            cells.append((name[0].lower() + name[1:], f"{found.gap[head]:+.3f} {ends}"))
-            cells.append(("p adjusted", p_value(float(found.p_adjusted[head]))))
-        return cells
 
     def to_dict(self, located: "Located") -> dict[str, Any]:
         """Benchmark, poles, and log-odds by term and category."""
@@ -238,6 +224,7 @@ class PairQuestion(Question):
 
     kinds = TEXT_KINDS
     ranks = ("gap", "effect")
+    correction = "holm"
 
     def __init__(
         self,
@@ -288,6 +275,11 @@ class PairQuestion(Question):
 
         passes = text_passes(self.scorer, texts, self.edits, kind, tf32=self.in_tf32, progress=tell)
         return lambda sets: [part.read(found, tokens) for found in passes(sets)]
+
+    @property
+    def fast(self) -> bool:
+        """Whether the model is on a GPU."""
+        return next(self.scorer.model.parameters()).device.type == "cuda"
 
     def forward_notes(self, edited: Edited | None) -> list[str]:
         """What TF32 changed."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fairhead.errors import InputError
-from fairhead.heads import tap
+from fairhead.heads import Site, tap
 from fairhead.language.packing import TokenSequence
 from fairhead.language.scorer import Planned, ReadyBatch, Scorer, quiet
 from fairhead.locate.decompose import Decomposer
@@ -158,6 +158,7 @@ def forward_passes(
             "the image: edit all tokens (--tokens all)"
         )
 
+    @torch.no_grad()
     def read(inputs: Mapping[str, Tensor]) -> Tensor:
         return decomposer.outputs(inputs).float()
 
@@ -184,8 +185,7 @@ class RowPasses:
         number = next(self._rounds)
 
         def tell(done: int, sets: int) -> None:
-            if self.progress is not None:
-                self.progress(f"forward passes {number}, {sets} sets of heads a row", done, len(rows))
+            self._tell(f"forward passes {number}, {sets} sets of heads a row", done, len(rows))
 
         # Whose output a resampled row gets must not depend on how long it is.
         as_it_comes = self.order is None or kind == "resample"
@@ -201,6 +201,51 @@ class RowPasses:
             tf32=self.in_tf32,
             progress=tell,
         )
+
+    def estimate(self, rows: NDArray[np.intp], edits: HeadEdits, kind: str, positive: int) -> Array | None:
+        """What the evidence for a class loses without each head alone, to first order: [n, L, H].
+
+        Attribution patching: the gradient of the evidence in what each head puts out, times what the edit changes
+        there. One pass back and forth for all heads; a head that saturates what comes after it is estimated badly.
+        """
+        if kind == "resample":
+            return None
+        used, tokens = (edits, 0) if self.everywhere is None else (self.everywhere, None)
+        opened, stage = tap(self.decomposer.stream.base), f"estimates {next(self._rounds)}"
+        order = np.arange(len(rows)) if self.order is None else self.order(rows)
+        every = [(site.layer, head) for site in opened.sites for head in range(site.n_heads)]
+        found: list[Array] = []
+        for inputs in self.batches(rows[order]):
+            kept: list[Tensor] = []  # what each layer's heads put out, in order
+
+            def keep(x: Tensor, site: Site, kept: list[Tensor] = kept) -> Tensor:
+                x = x if x.requires_grad else x.detach().requires_grad_()  # the first: no weight has a gradient
+                x.retain_grad()
+                kept.append(x)
+                return x
+
+            with torch.enable_grad(), opened as heads:
+                heads.edit(every, keep, tokens)
+                output = self.decomposer.outputs(inputs)
+                slope = self.task.slope(output.detach().cpu().numpy(), positive)
+                output.backward(torch.tensor(slope).to(output))
+            lost = []
+            for layer, x in enumerate(kept):
+                assert x.grad is not None
+                part = -(x.grad * used.moved(kind, x.detach(), layer)).sum(-1)  # [B, (T,) H]
+                lost.append(part if part.dim() == 2 else part.sum(1))
+            found.append(torch.stack(lost, 1).double().cpu().numpy())
+            self._tell(stage, sum(map(len, found)), len(rows))
+        return np.concatenate(found)[np.argsort(order, kind="stable")]
+
+    def _tell(self, stage: str, done: int, rows: int) -> None:
+        if self.progress is not None:
+            self.progress(stage, done, rows)
+
+    @property
+    def fast(self) -> bool:
+        """Whether a pass for each head is affordable."""
+        return self.decomposer.maps.device.type == "cuda"
 
     @property
     def in_tf32(self) -> bool:

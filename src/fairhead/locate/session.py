@@ -1,5 +1,6 @@
 """From a model and a data set to a question: what `fairhead locate` and `fairhead ablate` start from."""
 
+import copy
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,13 +24,14 @@ from fairhead.locate.directions import (
     text_classifier_task,
 )
 from fairhead.locate.edits import HeadEdits
-from fairhead.locate.engine import Mask, Question
+from fairhead.locate.engine import Question
 from fairhead.locate.gap_question import GapQuestion
 from fairhead.locate.gap_words import STAND_IN
-from fairhead.locate.head_features import Features, collect
+from fairhead.locate.head_features import Array, Features, collect
 from fairhead.locate.locate_settings import LocatePlan, Source
 from fairhead.locate.log_odds import take_apart
 from fairhead.locate.pair_question import PairQuestion
+from fairhead.locate.pair_rows import halves_of_pairs, read_pairs
 from fairhead.locate.passes import RowPasses
 from fairhead.locate.prompts import (
     TEMPLATES,
@@ -43,7 +45,9 @@ from fairhead.locate.prompts import (
     read_prompts,
     read_text_table,
 )
-from fairhead.locate.rows import Evaluation, halves_of, halves_of_pairs, labelled_rows, read_pairs, shared_labels
+from fairhead.locate.rows import Evaluation, halves_of, labelled_rows, shared_labels
+from fairhead.locate.streams import stream_of
+from fairhead.locate.studies import Mask
 from fairhead.locate.textspan import Pool
 from fairhead.models import save
 from fairhead.models.batches import ImageInputs, RowInputs, TextInputs
@@ -60,8 +64,9 @@ class Opened:
 
     question: Question  # to be asked
     provenance: Mapping[str, Any]  # where model and rows come from
-    # Bakes an edit of heads into the weights and writes the model: called with (folder, heads, kind)
+    # Bakes an edit of heads into a copy of the weights and writes the model: called with (folder, heads, kind)
     save: Callable[[Path, Heads, str], None]
+    reread: Callable[[Path], Array]  # what is read of the reporting half by a model that was saved so
     notes: tuple[str, ...] = ()  # what was left out, in sentences
     images: Images | None = None  # of the rows, where they are images
 
@@ -82,10 +87,13 @@ def open_question(
         raise InputError(
             f"{source.called} pools all its tokens and has no first token that stands for the image: add --tokens all"
         )
-    everywhere = passes = None
-    if plan.forward:
-        if source.tokens == "all" or (source.tokens == "auto" and pooled):
-            everywhere = session.edits_everywhere(choosing)
+    if source.tokens == "first" and source.terms == "prs":
+        raise InputError(
+            "terms that share biases and means (--terms prs) cannot be edited by themselves: use all tokens"
+        )
+    passes = None
+    if plan.forward or plan.rank in (None, "effect"):
+        everywhere = session.edits_everywhere(choosing) if source.tokens == "all" else None
         inputs = session.inputs
         passes = RowPasses(session.decomposer, inputs.batches, task, everywhere, source.tf32, inputs.order, progress)
     question = GapQuestion(
@@ -96,13 +104,23 @@ def open_question(
         choosing=choosing,
         positive=source.evidence,
         pool=session.pool(),
+        refit=None if concept.origin == "prompts" else lambda rows: session.concept(task, rows),
         passes=passes,
     )
 
     def bake(folder: Path, heads: Heads, kind: str) -> None:
-        edits = everywhere or session.edits_everywhere(choosing)
-        edits.bake(session.decomposer.stream.base, heads, kind)
-        save(session.inputs.model, folder, session.inputs.beside.save_pretrained)
+        if passes is None or passes.everywhere is None:
+            raise InputError("weights act on every token, and this edit was made at the first alone: use all tokens")
+        edited = copy.deepcopy(session.inputs.model)
+        passes.everywhere.bake(stream_of(edited).base, heads, kind)
+        save(edited, folder, session.inputs.beside.save_pretrained)
+
+    def reread(folder: Path) -> Array:
+        inputs = type(session.inputs)(str(folder), session.inputs.items, source.batch_size, source.device)
+        decomposer = Decomposer(inputs.model, unit=session.decomposer.unit)
+        assert passes is not None
+        saved = replace(passes, decomposer=decomposer, batches=inputs.batches)
+        return saved(question.reported, question.edits, "mean")([()])[0]
 
     provenance = {
         "model": source.called,
@@ -115,7 +133,7 @@ def open_question(
     }
     notes = (*session.notes, *((STAND_IN,) if isinstance(session.text, AdaptedText) else ()))
     items = session.inputs.items
-    return Opened(question, provenance, bake, notes, items if isinstance(items, Images) else None)
+    return Opened(question, provenance, bake, reread, notes, items if isinstance(items, Images) else None)
 
 
 def _open_pairs(source: Source, plan: LocatePlan, features: str | None, progress: Progress | None) -> Opened:
@@ -130,8 +148,14 @@ def _open_pairs(source: Source, plan: LocatePlan, features: str | None, progress
     question = PairQuestion(scorer, pairs, terms, tf32=source.tf32, seed=source.seed, progress=progress)
 
     def bake(folder: Path, heads: Heads, kind: str) -> None:
-        question.edits.bake(scorer.model, heads, kind)
-        save(scorer.model, folder, scorer.tokenizer.save_pretrained)
+        edited = copy.deepcopy(scorer.model)
+        question.edits.bake(edited, heads, kind)
+        save(edited, folder, scorer.tokenizer.save_pretrained)
+
+    def reread(folder: Path) -> Array:
+        saved = copy.copy(question)
+        saved.scorer = load_scorer(str(folder), device=source.device, dtype="float32")
+        return np.asarray(saved.forward(question.reported, "zero")([()])[0])
 
     provenance = {
         "model": source.called,
@@ -141,7 +165,7 @@ def _open_pairs(source: Source, plan: LocatePlan, features: str | None, progress
         "seed": source.seed,
         **scorer.settings(),
     }
-    return Opened(question, provenance, bake)
+    return Opened(question, provenance, bake, reread)
 
 
 def _stage(progress: Progress | None, name: str) -> Callable[[int, int], None]:
@@ -157,6 +181,7 @@ class Session:
     decomposer: Decomposer  # of the model
     evaluation: Evaluation  # labels and groups of the rows
     features: Features  # of the rows
+    own: Task | None  # the model's own classifier, or None
     text: TextSide | None  # the text side, or None
     prompts: Prompts | None  # the concept in words, where there are any
     words: PromptFile  # templates, and the classes where the user's own file says them
@@ -164,16 +189,10 @@ class Session:
 
     def task(self, choosing: Mask) -> Task:
         """The classes as directions: the model's classifier, prompts, or a probe fitted on the choosing half."""
-        classes, model = self.evaluation.classes, self.inputs.model
-        if isinstance(self.inputs, TextInputs) or getattr(model, "classifier", None) is not None:
-            found = text_classifier_task(model) if isinstance(self.inputs, TextInputs) else classifier_task(model)
-            if set(found.classes) != set(classes):
-                raise InputError(
-                    f"the model's classes are {', '.join(found.classes)} and those of the data {', '.join(classes)}; "
-                    "they must have the same names"
-                )
-            self._check_logits(found)
-            return found.reordered([found.classes.index(name) for name in classes])
+        classes = self.evaluation.classes
+        if self.own is not None:
+            self._check_logits(self.own)
+            return self.own.reordered([self.own.classes.index(name) for name in classes])
         if self.text is None:
             return task_from_images(self.features.output[choosing], self.evaluation.labels[choosing], classes)
         assert self.source.task is not None
@@ -264,10 +283,11 @@ def open_session(source: Source, features: str | None = None, progress: Progress
     halves_of(evaluation, source.seed)
     kind = TextInputs if is_text else ImageInputs
     inputs: RowInputs = kind(source.model, chosen.items, source.batch_size, source.device, source.beside)
+    classifier = _own_task(inputs, evaluation.classes)
     text = None if is_text else _text_side(source, inputs)
     # The stand-in was fitted on bare words.
     templates = file.templates or (("{}",) if isinstance(text, AdaptedText) else TEMPLATES)
-    decomposer = Decomposer(inputs.model, unit=False if is_text else None)
+    decomposer = Decomposer(inputs.model, unit=False if is_text else None, split=source.terms)
     if isinstance(text, AdaptedText) and text.width != decomposer.width:
         raise InputError(
             f"the text adapter {source.text_adapter} gives vectors of {text.width} dimensions, the model's output has "
@@ -280,6 +300,7 @@ def open_session(source: Source, features: str | None = None, progress: Progress
         "data": source.data.partition(":")[0],
         "unit": decomposer.unit,
         "token": decomposer.token,
+        **({} if decomposer.split == "own" else {"terms": decomposer.split}),
     }
     found = collect(
         decomposer,
@@ -291,7 +312,21 @@ def open_session(source: Source, features: str | None = None, progress: Progress
     )
     prompts = None if chosen.prompts is None else replace(chosen.prompts, templates=templates)
     words = replace(file, templates=templates)
-    return Session(source, inputs, decomposer, evaluation, found, text, prompts, words, chosen.notes)
+    return Session(source, inputs, decomposer, evaluation, found, classifier, text, prompts, words, chosen.notes)
+
+
+def _own_task(inputs: RowInputs, classes: tuple[str, ...]) -> Task | None:
+    """The model's own classifier, if it has one; its classes must be those of the data."""
+    is_text, model = isinstance(inputs, TextInputs), inputs.model
+    if not is_text and getattr(model, "classifier", None) is None:
+        return None
+    found = text_classifier_task(model) if is_text else classifier_task(model)
+    if set(found.classes) != set(classes):
+        raise InputError(
+            f"the model's classes are {', '.join(found.classes)} and those of the data {', '.join(classes)}; "
+            "they must have the same names"
+        )
+    return found
 
 
 def _is_classifier(model: Any) -> bool:

@@ -29,6 +29,7 @@ _NAMES: Mapping[str, str] = {
     "cramers_v_corrected": "Cramér's V, corrected",
     "cramers_v_excess": "Cramér's V, excess",
     "worst_group_accuracy": "Worst-group accuracy",
+    "evidence_gap": "Evidence gap, in logits",
     "log_odds": "Mean log-odds, in nats",
     "log_odds_size": "Mean size of the log-odds, in nats",
     "ss": "Stereotype score",
@@ -37,7 +38,7 @@ _NAMES: Mapping[str, str] = {
 }
 _LIBRARIES = {"fairlearn": "Fairlearn", "aif360": "AIF360"}
 # Words in the names of metrics on a scale of their own, which nobody reads as a share of people.
-_NOT_A_SHARE = frozenset({"ratio", "impact", "cramers", "auc", "brier", "log", "nll"})
+_NOT_A_SHARE = frozenset({"ratio", "impact", "cramers", "auc", "brier", "log", "nll", "evidence"})
 
 
 def metric_name(metric: str) -> str:

@@ -222,17 +222,19 @@ def divide(part: Array, whole: Array) -> Array:
 class ClusterErrors(NamedTuple):
     """Standard errors of k sums over rows, shape [k], and the independent clusters that they rest on.
 
-    Tests and intervals are Student's, with one degree of freedom less than there are clusters.
+    Tests and intervals are Student's, with `degrees` of freedom: one less than there are clusters, or, of differences
+    between the means of cells, those of Welch and Satterthwaite.
     """
 
     se: Array
     clusters: int
+    degrees: Array | float
 
     def reach(self, level: float = 0.95) -> Array:
         """Half the width of the intervals, [k]."""
         from scipy.special import stdtrit  # here: not needed for --help
 
-        return np.asarray(stdtrit(self.clusters - 1, (1 + level) / 2) * self.se)
+        return np.asarray(stdtrit(self.degrees, (1 + level) / 2) * self.se)
 
     def p_values(self, distance: Array) -> Array:
         """Two-sided, of distances [k] from the null; what has no error is certain, or it is 0."""
@@ -240,20 +242,45 @@ class ClusterErrors(NamedTuple):
 
         with np.errstate(divide="ignore", invalid="ignore"):
             t = np.where(self.se > 0, np.abs(distance) / self.se, np.where(distance == 0, 0.0, np.inf))
-        return np.asarray(2 * stdtr(self.clusters - 1, -t))
+        return np.asarray(2 * stdtr(self.degrees, -t))
 
 
-def cluster_errors(influence: Array, clusters: NDArray[Any] | None = None) -> ClusterErrors:
+def cluster_errors(
+    influence: Array, clusters: NDArray[Any] | None = None, cells: NDArray[np.integer] | None = None
+) -> ClusterErrors:
     """Standard errors of sums whose rows may depend on each other in any way within a cluster.
 
     `influence` [n, k] is what each row adds to the error of each sum; without `clusters` [n] all rows are independent.
+    Where rows were centred by the mean of their cell, say so with `cells` [n]: each cell then has the unbiased variance
+    of its own m clusters, m / (m − 1) times the mean square, and the degrees of freedom are Satterthwaite's. Of two
+    cells of independent rows that is Welch's test.
     """
     unit = np.arange(len(influence)) if clusters is None else np.unique(clusters, return_inverse=True)[1]
     n_units = int(unit.max(initial=-1)) + 1
     if n_units < 2:
         raise InputError("all rows belong to one cluster; at least two are needed to say how sure a figure is")
-    if n_units < len(influence):
-        summed = np.zeros((n_units, influence.shape[1]))
-        np.add.at(summed, unit, influence)
-        influence = summed
-    return ClusterErrors(np.sqrt((influence**2).sum(0) * n_units / (n_units - 1)), n_units)
+    if cells is None:
+        summed = _sums_of(influence, unit, n_units)
+        return ClusterErrors(np.sqrt((summed**2).sum(0) * n_units / (n_units - 1)), n_units, n_units - 1)
+    # A cluster's rows in one cell are one summand of that cell; a cluster may have several.
+    part, member = np.unique(np.stack([cells, unit]), axis=1, return_inverse=True)
+    in_cell = np.unique(part[0], return_inverse=True)[1]
+    size = np.bincount(in_cell)
+    if size.min() < 2:
+        raise InputError("a cell has rows of a single cluster; at least two are needed to say how sure its mean is")
+    summed = _sums_of(influence, member.ravel(), len(in_cell)) * np.sqrt(size / (size - 1))[in_cell][:, None]
+    by_cell = _sums_of(summed**2, in_cell, len(size))  # [cells, k]
+    variance = (_sums_of(summed, part[1], n_units) ** 2).sum(0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        degrees = by_cell.sum(0) ** 2 / (by_cell**2 / (size - 1)[:, None]).sum(0)
+    # Clusters that lie in several cells are fewer than the cells' own summands.
+    return ClusterErrors(np.sqrt(variance), n_units, np.fmin(degrees, n_units - 1))
+
+
+def _sums_of(values: Array, number: NDArray[np.integer], count: int) -> Array:
+    """Rows [n, k] added up by number, [count, k]."""
+    if len(values) == count:
+        return values[np.argsort(number)]
+    found = np.zeros((count, values.shape[1]))
+    np.add.at(found, number, values)
+    return found

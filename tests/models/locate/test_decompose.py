@@ -89,6 +89,35 @@ def test_a_head_term_is_what_the_output_loses_without_later_layers() -> None:
     torch.testing.assert_close(decomposer.head_terms(terms.heads)[:, 1, 2], expected, atol=1e-5, rtol=1e-4)
 
 
+def test_terms_of_the_published_decomposition() -> None:
+    """As clip_prs writes them, token by token, from what the heads of a CLIP add to the stream."""
+    torch.manual_seed(0)
+    model = hf.CLIPVisionModelWithProjection(hf.CLIPVisionConfig(**VIT, projection_dim=6)).eval().requires_grad_(False)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    batch, tower = pixels(FAMILIES["CLIP"].inputs()), model.vision_model
+    with tap(tower) as heads:
+        written = heads.read("contribution", tokens=0)
+        states = tower(**batch, output_hidden_states=True).hidden_states
+        c = torch.stack(list(written), 1)  # [B, L, H, D]
+    last, norm = states[-1][:, 0], tower.post_layernorm
+    mean, deviation = last.mean(-1), (last.var(-1, unbiased=False) + norm.eps).sqrt()
+    n_layers, n_heads = c.shape[1:3]
+    m = 2 * n_layers + 1
+    bias = torch.stack([layer.self_attn.out_proj.bias for layer in tower.encoder.layers])  # [L, D]
+    c = c + bias[None, :, None] / n_heads - mean[:, None, None, None] / (m * n_heads)
+    terms = norm.weight * c / deviation[:, None, None, None] + norm.bias / (m * n_heads)
+    expected = model(**batch).image_embeds
+    terms = terms @ model.visual_projection.weight.T / expected.norm(dim=-1)[:, None, None, None]
+    decomposer = Decomposer(model, split="prs")
+    found = decomposer(batch)
+    torch.testing.assert_close(decomposer.head_terms(found.heads), terms, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(whole(decomposer, found), nn.functional.normalize(expected), atol=1e-5, rtol=1e-4)
+    assert not found.constant.any()
+    with pytest.raises(UnsupportedModel, match="BertModel is built otherwise"):
+        Decomposer(FAMILIES["BERT"].build("sdpa"), split="prs")
+
+
 def test_unit_length_can_be_switched_off() -> None:
     model, batch = FAMILIES["CLIP"].build("sdpa"), pixels(FAMILIES["CLIP"].inputs())
     with torch.no_grad():

@@ -18,13 +18,13 @@ from fairhead.locate.ablation import layer_matched, norm_matched
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.directions import Task
 from fairhead.locate.edits import HeadEdits
-from fairhead.locate.engine import curves
 from fairhead.locate.gap_question import DirectEffect
 from fairhead.locate.head_features import collect
 from fairhead.locate.head_maps import Head
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.passes import forward_passes
 from fairhead.locate.rows import MEASURED, Evaluation
+from fairhead.locate.studies import curves
 
 WHERE = [(0, 1), (1, 0), (1, 3)]
 

@@ -34,8 +34,8 @@ from fairhead.locate.head_maps import score_pairs
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.log_odds import encoded_texts, take_apart, whole
 from fairhead.locate.pair_question import PairQuestion
+from fairhead.locate.pair_rows import pairs_of
 from fairhead.locate.passes import text_passes
-from fairhead.locate.rows import pairs_of
 from fairhead.report import render
 
 QUICK = LocatePlan(n_boot=300)

@@ -122,7 +122,7 @@ def test_heads_that_are_named_are_not_said_to_be_chosen(located, folder, crows, 
     ablate = ["ablate", "--model", str(folder), "--data", f"crows:{crows}", "--n-boot", "100", "--draws", "2"]
     main([*ablate, "--heads", "L1H2,L1H2"])  # named twice, it is one head
     shown = " ".join(capsys.readouterr().out.split())
-    assert "1 of 12 heads (L1H2) were named" in shown
+    assert "L1H2 were named. 1 of 1 named heads are significant on the reporting half." in shown
     assert "chosen on one half" not in shown
     main([*ablate, "--from", str(located / "headmap.json"), "--seed", "1", "--json", "-"])
     assert any("chosen on other rows" in note for note in json.loads(capsys.readouterr().out)["notes"])
@@ -134,12 +134,11 @@ def test_heads_that_are_named_are_not_said_to_be_chosen(located, folder, crows, 
         (["locate", "--task", "gender"], "--task has no meaning for pairs of texts"),
         (["locate", "--class", "yes"], "--class has no meaning for pairs of texts"),
         (["locate", "--batch-size", "8"], "--batch-size has no meaning for pairs of texts"),
-        (["ablate", "--heads", "L0H0", "--tokens", "all"], "--tokens has no meaning for pairs of texts"),
+        (["ablate", "--heads", "L0H0", "--tokens", "first"], "--tokens has no meaning for pairs of texts"),
         (["locate", "--concept", "gendre"], "Did you mean 'gender'?"),
         (["locate", "--data", "crows:"], "named as name:path"),
         (["locate", "--data", "crows:nowhere"], "nowhere"),
         (["locate", "--model", "nowhere"], "a folder with a model"),
-        (["locate", "--rank", "effect"], "only with forward passes"),
         (["locate", "--rank", "bias"], "it is gap or effect"),
         (["locate", "--limit", "2"], "at least 4 are needed"),
         (["ablate", "--heads", "L9H0"], "the model has 3 layers of 4 heads"),

@@ -16,7 +16,7 @@ from fairhead.locate.decompose import Decomposer
 from fairhead.locate.directions import classifier_task
 from fairhead.locate.edits import HeadEdits
 from fairhead.locate.head_features import collect
-from fairhead.locate.head_maps import Head, score_heads, top_heads
+from fairhead.locate.head_maps import Head, score_heads, separation, top_heads
 from fairhead.stats import Difference
 
 
@@ -158,6 +158,46 @@ def test_p_values_are_uniform_where_there_is_nothing():
     scores = score_heads(evidence, evidence.sum((1, 2)), groups, labels)
     assert stats.kstest(scores.p.ravel(), "uniform").pvalue > 0.01
     assert selected(scores, 4) == ()
+
+
+def test_two_cells_are_compared_by_welchs_test():
+    """Groups of 10 and 190 rows that spread differently: t with as many degrees as rows would be far too sure."""
+    rng = np.random.default_rng(0)
+    groups = np.repeat([1, 0], [10, 190])
+    evidence = rng.normal(size=(200, 3, 4)) * np.where(groups == 1, 3.0, 1.0)[:, None, None]
+    found = score_heads(evidence, evidence.sum((1, 2)), groups, np.zeros(200, dtype=int))
+    welch = stats.ttest_ind(evidence[groups == 1], evidence[groups == 0], equal_var=False)
+    np.testing.assert_allclose(found.p, welch.pvalue)
+    ends = welch.confidence_interval(0.95)
+    np.testing.assert_allclose([found.low, found.high], [ends.low, ends.high])
+    apart = separation(evidence, groups, np.zeros(200, dtype=int))
+    np.testing.assert_allclose(apart.d.p, welch.pvalue)
+
+
+def _claims(sizes, runs):
+    """Runs of 144 heads of noise in which one is significant; `sizes` are the rows of either group, label by label."""
+    rng = np.random.default_rng(1)
+    groups = np.concatenate([np.repeat([1, 0], pair) for pair in sizes])
+    labels = np.repeat(np.arange(len(sizes)), [sum(pair) for pair in sizes])
+    found = 0
+    for _ in range(runs):
+        evidence = rng.normal(size=(len(groups), 12, 12))
+        found += bool((score_heads(evidence, evidence.sum((1, 2)), groups, labels).p_adjusted <= 0.05).any())
+    return found
+
+
+SKEWED = ([(10, 190), (190, 10)], [(10, 90), (10, 90)], [(12, 20), (30, 200), (100, 15)])
+
+
+@pytest.mark.parametrize("sizes", SKEWED)
+def test_noise_makes_no_head_significant_where_a_cell_is_small(sizes):
+    assert _claims(sizes, 40) <= 5  # 2 are expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [[(100, 100), (100, 100)], *SKEWED])
+def test_noise_makes_a_head_significant_in_one_run_of_twenty(sizes):
+    assert _claims(sizes, 400) <= 32  # 20 are expected; beyond 32 in one of 400
 
 
 def test_selection_follows_the_side_of_the_total_and_the_limits():

@@ -13,7 +13,7 @@ from fairhead.errors import InputError
 from fairhead.locate.head_maps import score_pairs
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.pair_question import PairQuestion
-from fairhead.locate.rows import halves_of_pairs, pairs_of
+from fairhead.locate.pair_rows import halves_of_pairs, pairs_of
 
 
 def test_holm_controls_the_whole_map() -> None:
@@ -75,7 +75,6 @@ def test_halves_keep_clusters_whole_and_need_some() -> None:
     ("options", "message"),
     [
         ({"rank": "concept"}, "it is gap or effect"),
-        ({"rank": "effect", "forward": False}, "only with forward passes"),
         ({"kinds": ("project",)}, "a projection needs two groups"),
         ({"count": 0}, "at least 1 of each"),
     ],

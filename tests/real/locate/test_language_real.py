@@ -17,8 +17,8 @@ from fairhead.locate.directions import text_classifier_task  # noqa: E402
 from fairhead.locate.edits import TextEdits  # noqa: E402
 from fairhead.locate.head_features import collect  # noqa: E402
 from fairhead.locate.log_odds import encoded_texts, take_apart, whole  # noqa: E402
+from fairhead.locate.pair_rows import halves_of_pairs, read_pairs  # noqa: E402
 from fairhead.locate.passes import text_passes  # noqa: E402
-from fairhead.locate.rows import halves_of_pairs, read_pairs  # noqa: E402
 
 
 @pytest.mark.parametrize(
