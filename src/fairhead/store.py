@@ -115,6 +115,8 @@ def locked(folder: PathLike, *, hint: str = "", wait: bool = False, name: str = 
 def whole_file(path: PathLike) -> Iterator[Path]:
     """A path to write to; when that is done it becomes the file `path`, which is whole or what it was before.
 
+    A link stays one: the file that it points to is written. What is no file, such as /dev/stdout, gets the bytes.
+
     Example:
         >>> path = Path(tempfile.mkdtemp(), "a.txt")
         >>> with whole_file(path) as part:
@@ -123,12 +125,19 @@ def whole_file(path: PathLike) -> Iterator[Path]:
         'all of it'
     """
     path = Path(path)
-    part = path.with_name(f".{os.getpid()}.part.{path.name}")  # the suffixes stay: writers go by them
+    device = path.parent == Path("/dev") or (path.exists() and not path.is_file() and not path.is_dir())
+    target = path if device else Path(os.path.realpath(path))
+    folder = Path(tempfile.gettempdir()) if device else target.parent
+    part = folder / f".{os.getpid()}.part.{path.name}"  # the suffixes stay: writers go by them
     with writing(path):
         try:
             yield part
-            _sync(part)
-            os.replace(part, path)
+            if device:
+                with target.open("ab") as handle:
+                    handle.write(part.read_bytes())
+            else:
+                _sync(part)
+                os.replace(part, target)
         finally:
             with suppress(OSError):
                 part.unlink(missing_ok=True)

@@ -8,6 +8,7 @@ import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -25,6 +26,7 @@ from fairhead.store import (
     whole_folder,
     whole_lines,
     write_json,
+    write_text,
 )
 
 
@@ -237,3 +239,26 @@ def test_a_journal_goes_on_where_it_stopped_and_has_one_writer(tmp_path):
     path.write_text('{"schema": "other"}\n')
     with pytest.raises(InputError, match="is not a file of notes"), Notes(path, {"model": "m"}):
         pass
+
+
+def test_a_device_gets_the_bytes_and_stays_one(tmp_path):
+    fifo = tmp_path / "pipe"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    write_text(fifo, "all of it")
+    assert os.read(reader, 100) == b"all of it"
+    os.close(reader)
+    assert names(tmp_path) == ["pipe"]
+    assert fifo.is_fifo()
+    with pytest.raises(InputError, match="/dev/full cannot be written: No space left on device"):
+        write_text("/dev/full", "all of it")
+    assert Path("/dev/full").is_char_device()
+
+
+def test_a_link_stays_one(tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link.txt").symlink_to(tmp_path / "there" / "file.txt")
+    write_text(tmp_path / "link.txt", "all of it")
+    assert (tmp_path / "link.txt").is_symlink()
+    assert (tmp_path / "there" / "file.txt").read_text() == "all of it"
+    assert names(tmp_path / "there") == ["file.txt"]

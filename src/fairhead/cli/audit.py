@@ -186,10 +186,10 @@ class Output:
     html: Annotated[str | None, Option(metavar="FILE")] = None
     rate: Annotated[tuple[str, ...], Option(metavar="NAME")] = ()
 
-    def check(self) -> None:
-        """Refuse what cannot be written before anything is computed."""
-        for path in (self.json, self.html):
-            check_output(path)
+    def check(self, *read: str | None) -> None:
+        """Refuse what cannot be written, or would be written over a file that is read, before anything is computed."""
+        for path in (self.json, self.html, None if self.html is None else str(Path(self.html).with_suffix(".json"))):
+            check_output(path, *read)
         if self.json and self.html and Path(self.json).absolute() == Path(self.html).absolute().with_suffix(".json"):
             raise InputError(f"--html {self.html} writes its own JSON to {self.json}; give --json another name")
 
@@ -217,7 +217,7 @@ def audit_command(
     if not columns.group and columns.groups_from is None:
         raise InputError("Missing option '--group'; name a column of groups, or give --groups-from FILE")
     _check_parts(columns, other_column)
-    output.check()
+    output.check(path, other_file, columns.groups_from)
     from rich.markup import escape
 
     from fairhead.audit import audit, compare

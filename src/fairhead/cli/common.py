@@ -77,10 +77,13 @@ class DataColumns(SentenceColumns):
     groups_from: Annotated[str | None, Option(metavar="FILE")] = None
 
 
-def check_output(path: str | None) -> None:
-    """Say that a path cannot be written before the work is done rather than after."""
+def check_output(path: str | None, *read: str | None) -> None:
+    """Say that a path cannot be written before the work is done rather than after; nor over a file that is `read`."""
     if path is None or path == "-":
         return
+    for name in read:
+        if name and name != "-" and Path(name).is_file() and Path(path).exists() and Path(path).samefile(name):
+            raise InputError(f"{path} is the file that is read; give another name to write to")
     if Path(path).is_dir():
         raise InputError(f"{path} is a directory; a file to write to is expected")
     if not Path(path).absolute().parent.is_dir():

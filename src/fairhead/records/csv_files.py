@@ -163,18 +163,19 @@ def _parallel(
     """Blocks of whole lines, parsed by several threads and given out in order."""
     sign, width = header.separator.encode(), len(header.columns)
     numbers, classes = ({place[n] for n in names} for names in (layout.numbers, layout.classes))
-    simple = set(place.values()) == numbers | classes and not numbers & classes
+    simple = set(place.values()) == numbers | classes and not numbers & classes and not layout.ids
 
     def parse(block: _Block) -> _Columns:
         if b'"' in block.text:
             raise NotPlain
         if simple and (found := split_lines(block.text, sign, width, classes, numbers, _NO_NUMBER_BYTES)):
             return found
-        # Told which columns to read, pandas no longer minds lines that are too long; so count. If the numbers do not
-        # fit, the lines are looked at one by one: some may be blank.
+        # Told which columns to read, pandas no longer minds lines that are too long; so count, line by line: what one
+        # has too many, another may have too few.
         signs = np.frombuffer(block.text, dtype=np.uint8)
-        if np.count_nonzero(signs == sign[0]) != (width - 1) * np.count_nonzero(signs == ord("\n")):
-            _refuse_uneven(file, name, block, sign, width)
+        ends = np.flatnonzero(signs == ord("\n"))
+        if np.any(np.diff(np.cumsum(signs == sign[0], dtype=np.int64)[ends], prepend=0) != width - 1):
+            _refuse_uneven(file, name, block, sign, width)  # unless those are blank
         text = io.BytesIO(block.text)
         return pd.read_csv(text, header=None, usecols=sorted(place.values()), low_memory=False, **options())
 

@@ -235,7 +235,7 @@ def _jsonl(file: Path, name: str) -> Source:
                     continue
                 try:
                     found = json.loads(line)
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:  # lists in lists without end
                     raise InputError(f"{name}: line {number:,} is not JSON ({error})") from None
                 if not isinstance(found, dict):
                     raise InputError(f"{name}: line {number:,} is not a JSON object; {{...}} is expected")

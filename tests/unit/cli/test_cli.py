@@ -389,6 +389,26 @@ def test_no_permission_even_as_root(preds, capsys, monkeypatch):
     assert "no permission to read" in refused(capsys, "audit", "preds.csv", *ARGUMENTS)
 
 
+@pytest.mark.parametrize("option", ["--json", "--html"])
+def test_a_file_that_is_read_is_not_written_over(preds, capsys, option):
+    before = preds.read_bytes()
+    preds.with_suffix(".html").symlink_to(preds)
+    arguments = [
+        "preds.csv",
+        *ARGUMENTS,
+        option,
+        {"--json": "../" + preds.parent.name + "/preds.csv", "--html": "preds.html"}[option],
+    ]
+    assert "is the file that is read; give another name to write to" in refused(capsys, "audit", *arguments)
+    assert preds.read_bytes() == before
+
+
+@pytest.mark.parametrize("role", ["--cluster", "--id"])
+def test_a_column_may_be_a_group_and_something_else(preds, capsys, role):
+    main(["audit", "preds.csv", *ARGUMENTS, role, "race"])
+    assert "race" in capsys.readouterr().out
+
+
 def test_duplicate_ids_in_a_comparison(preds, capsys):
     frame = a_frame()
     frame.assign(id=[frame.id[1], *frame.id[1:]]).to_csv("twice.csv", index=False)
