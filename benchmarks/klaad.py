@@ -1,9 +1,11 @@
 """What a training step of KLAAD costs, beside plain cross-entropy and beside asking every layer for its attention.
 
     python benchmarks/klaad.py --model SmolLM2-135M --data FOLDER [--device cuda] [--batch-size 8 64] [--precision bf16]
+    python benchmarks/klaad.py --method balance_pairs ...    # a step of `balance_pairs` beside plain cross-entropy
 
-FOLDER holds `stereoset` as published. All take the same batches of three sentences a triplet, forward, backward and
-AdamW, in turns, in one run. "Every layer" is the same loss from `output_attentions=True`, which needs eager attention.
+FOLDER holds `stereoset` as published, and for `balance_pairs` the neutral text `multinli`. All take the same batches
+of three sentences a triplet, forward, backward and AdamW, in turns, in one run. "Every layer" is the same loss from
+`output_attentions=True`, which needs eager attention.
 
 All three launch about as many kernels a step, whatever the size of the batch. KLAAD reads fewer tokens; on a fast GPU
 that shows only in batches that are large enough to keep it busy.
@@ -26,6 +28,7 @@ from transformers.utils import logging
 
 from fairhead.language.packing import plain_row
 from fairhead.language.row_layout import Layout
+from fairhead.mitigate.balance_pairs import BalanceControl, BalancePairs
 from fairhead.mitigate.klaad import KLAAD, attention_divergence, pool, triplet_loss
 from fairhead.mitigate.klaad_batch import batch_of
 from fairhead.mitigate.triplets import TripletData
@@ -34,8 +37,8 @@ from machine import interleaved_medians, machine
 
 
 def cross_entropy_loss(model: Any, examples: list[Any]) -> Tensor:
-    """Plain fine-tuning on the three sentences of each triplet, a row a sentence."""
-    rows = [plain_row(tokens) for side in range(3) for tokens in (example.sentences[side] for example in examples)]
+    """Plain fine-tuning on all sentences of each example, a row a sentence."""
+    rows = [plain_row(tokens) for example in examples for tokens in example.sentences]
     inputs = Layout(model, tree=False).inputs(rows)
     labels = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)
     loss: Tensor = model(**inputs, labels=labels, use_cache=False).loss
@@ -115,6 +118,44 @@ def compare_steps(
     )
 
 
+def compare_balance(
+    model_path: str | Path,
+    data: Path,
+    device: str = "cpu",
+    repeats: int = 5,
+    batch_size: int = 16,
+    steps: int = 2,
+    precision: str = "no",
+    clock: Callable[[], float] = time.perf_counter,
+) -> None:
+    """Print the time of a step of `balance_pairs`, of its control, and of cross-entropy on the same sentences."""
+    model: Any = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    model = model.to(device).eval()
+    models = {name: copy.deepcopy(model) for name in ("cross-entropy", "balance_pairs", "balance_control")}
+    config = BalancePairs(f"multinli:{data / 'multinli'}")
+    split = TripletData(f"stereoset:{data / 'stereoset'}").read()
+    tokenizer = AutoTokenizer.from_pretrained(model_path)
+    examples, lengths, _ = config.refer(model, config.prepare(split.train[: 32 * batch_size], tokenizer, 2048))
+    batches = [[examples[i] for i in batch] for batch in shuffled_batches(lengths, batch_size, seed=0)]
+    with ExitStack() as stack:
+        balance = stack.enter_context(config.session(models["balance_pairs"]))
+        control = stack.enter_context(BalanceControl().session(models["balance_control"]))
+        losses: dict[str, Callable[[list[Any]], Tensor]] = {
+            "cross-entropy": lambda batch: cross_entropy_loss(models["cross-entropy"], batch),
+            "balance_pairs": lambda batch: balance(batch)["loss"],
+            "balance_control": lambda batch: control(batch)["loss"],
+        }
+        peers: dict[str, Callable[[], object]] = {}
+        for name, loss in losses.items():
+            optimizer = torch.optim.AdamW(models[name].parameters(), lr=1e-5, weight_decay=0.0, fused=True)
+            peers[name] = _turn(loss, optimizer, cycle(batches), steps, device, precision)
+        seconds = interleaved_medians(peers, repeats, clock=clock)
+    for name, median in seconds.items():
+        print(f"step         {name:20s} {1e3 * median / steps:9.1f} ms, {batch_size} examples")
+    ratio = seconds["balance_pairs"] / seconds["cross-entropy"]
+    print(f"step         balance_pairs takes {ratio:.2f} times a cross-entropy step (wanted: at most 1.5)")
+
+
 def _turn(
     loss: Callable[[list[Any]], Tensor],
     optimizer: torch.optim.Optimizer,
@@ -140,6 +181,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--data", required=True, type=Path)
+    parser.add_argument("--method", choices=("klaad", "balance_pairs"), default="klaad")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch-size", type=int, nargs="+", default=[8])
     parser.add_argument("--steps", type=int, default=2, help="steps of a turn")
@@ -152,7 +194,7 @@ def main() -> None:
     logging.disable_progress_bar()
     print(machine(arguments.device))
     for batch_size in arguments.batch_size:
-        compare_steps(
+        (compare_steps if arguments.method == "klaad" else compare_balance)(
             arguments.model,
             arguments.data,
             arguments.device,

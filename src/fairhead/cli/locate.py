@@ -187,6 +187,8 @@ def _with_columns(source: Source, columns: DataColumns, images: bool) -> Source:
         concept = _one(source.concept, "--concept", columns.first_group, "--group")
         source = replace(source, concept=concept, task=_one(source.task, "--task", columns.label, "--label"))
         columns = replace(columns, group=(), label=None)
+        if source.start != "default":
+            raise InputError("--start is for pairs of texts (crows, stereoset): leave it out")
     else:
         given = [name for name in _NOT_FOR_PAIRS if getattr(source, name) != getattr(Source, name)]
         for name in [*given, *([] if images else ["images"])]:

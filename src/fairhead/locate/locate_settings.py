@@ -43,6 +43,8 @@ class Source:
         tokens: where forward passes edit heads: at all tokens, as a saved model does, or at the first alone.
         batch_size: rows at a time.
         device: where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.
+        start: of pairs: the token that texts start with: bos, eos, none or a token; default is BOS, or end of text if
+            there is none.
         tf32: on a GPU, forward passes in TF32, several times as fast.
         seed: of the draw and of the halves.
         options: of the reader of the data.
@@ -66,6 +68,7 @@ class Source:
     tokens: Annotated[Literal["all", "first"], Option(panel=_CHOICE)] = "all"
     batch_size: Annotated[Count, Option(metavar="N", panel=_MODEL)] = 32
     device: Annotated[str, Option(panel=_MODEL)] = "auto"
+    start: Annotated[str, Option(metavar="TOKEN", panel=_MODEL)] = "default"
     tf32: Annotated[bool, Option(panel=_MODEL)] = False
     seed: Annotated[WholeNumber, PYTHON_ONLY] = 0
     options: Annotated[Mapping[str, Any], PYTHON_ONLY] = field(default_factory=dict)

@@ -142,7 +142,9 @@ def _open_pairs(source: Source, plan: LocatePlan, features: str | None, progress
     PairQuestion.check(plan)
     pairs = read_pairs(source.data, source.concept, source.limit, source.seed, source.options)
     halves_of_pairs(pairs, source.seed)  # a mistake there should not wait for the model
-    scorer = load_scorer(source.model, device=source.device, dtype="float32", tokenizer=source.beside)
+    scorer = load_scorer(
+        source.model, device=source.device, dtype="float32", start=source.start, tokenizer=source.beside
+    )
     told = _stage(progress, "pairs")
     terms = take_apart(scorer, pairs, folder=features, progress=lambda done, total: told(done, total))
     question = PairQuestion(scorer, pairs, terms, tf32=source.tf32, seed=source.seed, progress=progress)
