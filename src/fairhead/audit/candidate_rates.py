@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from fairhead.audit.catalogue import Reduction
 from fairhead.stats import intervals
+from fairhead.stats.max_t import Contrasts, Row
 
 Array = NDArray[np.float64]
 
@@ -36,17 +37,14 @@ _LEAST_NOISE = 1e-4
 _NOISIER = 1.1
 
 
-class _Row(NamedTuple):
-    """One kind of rate of one class in all groups."""
-
-    place: tuple[int, int]  # its kind and class
-    share: float  # of its gap in the mean of its pool
-    rates: list[float]  # of the groups, NaN where left out
-    se: list[float]  # their standard errors
-
-
 def candidate_rates(
-    reduction: Reduction, hat: Array, se: Array, level: float, logarithms: bool = False
+    reduction: Reduction,
+    hat: Array,
+    se: Array,
+    level: float,
+    noise: Callable[[Array], Array] | None = None,
+    even: Array | None = None,
+    logarithms: bool = False,
 ) -> intervals.Candidates:
     """For `intervals.gap`: rates with a smaller gap than observed.
 
@@ -55,11 +53,14 @@ def candidate_rates(
         hat: observed rates (or their logarithms), shape [R, C, G]; with "to_overall" the last group is all rows.
         se: their standard errors.
         level: confidence level.
+        noise: from rates to the standard errors that they would have; None where these do not depend on the rates.
+        even: the rates of an even model.
         logarithms: the metric is a ratio, as `Reduction.gap_of_logarithms` has it.
     """
     reduce = reduction.gap_of_logarithms if logarithms else reduction
     to_overall = reduction.metric.compare == "to_overall"
-    pools = _pools(reduction, hat, np.maximum(se, _NO_NOISE), to_overall)
+    se = np.maximum(se, _NO_NOISE)
+    pools = _pools(reduction, hat, se, to_overall)
     exact = len(pools) == 1 or not _is_mean_of_largest(reduction, hat)
 
     @cache  # where noise alone explains the gap, nobody asks
@@ -83,14 +84,18 @@ def candidate_rates(
         return at
 
     signed = _signed(hat, pools, to_overall) if exact else None
-    return intervals.Candidates(lambda theta: path()(theta), signed, _reach(hat, pools, level, to_overall))
+    reach = _reach(hat, pools, level, to_overall)
+    contrasts = Contrasts.of(pools, to_overall) if exact else None
+    return intervals.Candidates(
+        lambda theta: path()(theta), signed, reach, contrasts=contrasts, noise=noise, even=even, se=se
+    )
 
 
 def _is_mean_of_largest(reduction: Reduction, hat: Array) -> bool:
     return reduction.multiclass != "max" and reduction.metric.combine == "max" and min(hat.shape[:2]) > 1
 
 
-def _pools(reduction: Reduction, hat: Array, se: Array, to_overall: bool) -> list[list[_Row]]:
+def _pools(reduction: Reduction, hat: Array, se: Array, to_overall: bool) -> list[list[Row]]:
     """Gaps that are averaged with each other, by pool; of several pools the largest mean counts."""
     kinds, classes, n_groups = hat.shape
     n_groups -= to_overall
@@ -101,17 +106,17 @@ def _pools(reduction: Reduction, hat: Array, se: Array, to_overall: bool) -> lis
         weights = reduction.weights if reduction.multiclass == "weighted" else np.ones(classes)
         weights = np.where(np.isnan(hat).all(axis=(0, 2)), 0.0, weights)
         share = share * weights / weights.sum()
-    pools: dict[tuple[int, int], list[_Row]] = {}
+    pools: dict[tuple[int, int], list[Row]] = {}
     rates, noise, shares = hat[..., :n_groups].tolist(), se[..., :n_groups].tolist(), share.tolist()
     for r, c in product(range(kinds), range(classes)):
         if shares[r][c] == 0 or all(map(isnan, rates[r][c])):
             continue
-        row = _Row((r, c), shares[r][c], rates[r][c], noise[r][c])
+        row = Row((r, c), shares[r][c], rates[r][c], noise[r][c])
         pools.setdefault((0 if mean_of_kinds else r, 0 if mean_of_classes else c), []).append(row)
     return list(pools.values())
 
 
-def _together(pool: list[_Row]) -> list[list[float]]:
+def _together(pool: list[Row]) -> list[list[float]]:
     """The rates of a pool, nearly equal ones brought together."""
     tied = [tied_ends(row.rates, row.se) for row in pool]
     if len(pool) == 1:
@@ -126,7 +131,7 @@ def _together(pool: list[_Row]) -> list[list[float]]:
     ]
 
 
-def _narrowed(together: Array, pools: list[list[_Row]], to_overall: bool) -> Callable[[float], Array]:
+def _narrowed(together: Array, pools: list[list[Row]], to_overall: bool) -> Callable[[float], Array]:
     """From θ to rates in which no pool has a larger mean gap; the gaps of a pool give way in proportion to noise."""
     parts: list[tuple[_Line, list[tuple[tuple[int, int], float, Array, float, float]]]] = []
     for pool in pools:
@@ -176,9 +181,9 @@ def _give_way(gaps: list[tuple[float, float, float]]) -> _Line:
     return _Line(values, steps)
 
 
-def _signed(hat: Array, pools: list[list[_Row]], to_overall: bool) -> Callable[[Array], Array]:
+def _signed(hat: Array, pools: list[list[Row]], to_overall: bool) -> Callable[[Array], Array]:
     """The mean over the largest pool of highest minus lowest, or of the one furthest from all rows minus these."""
-    ends: list[list[tuple[_Row, int, int]]] = []
+    ends: list[list[tuple[Row, int, int]]] = []
     values = []
     for pool in pools:
         of_pool, value = [], 0.0
@@ -205,7 +210,7 @@ def _signed(hat: Array, pools: list[list[_Row]], to_overall: bool) -> Callable[[
     return signed
 
 
-def _reach(hat: Array, pools: list[list[_Row]], level: float, to_overall: bool) -> float:
+def _reach(hat: Array, pools: list[list[Row]], level: float, to_overall: bool) -> float:
     """By how much more than the noise of the groups that make the gap its upper end is away, at least 1."""
     z = NormalDist().inv_cdf((1 + level) / 2)
     found = []

@@ -24,6 +24,8 @@ NO_REPLICATE = "every replicate left a cell empty; too few rows for so many grou
 _REASONS = 3
 # Replicates in which a cell was empty are left out; above this share the estimate says so.
 _MENTION_LOST = 0.02
+# Where a bootstrap has at least this share of the rows' own precision, rows are plain rows.
+_PLAIN_ROWS = 0.85
 # Of errors: so small that ratios are straight lines in them.
 _TINY = 1e-6
 
@@ -103,6 +105,27 @@ class Stack:
         if self.kept.all() or not self.kept.any():
             return _stacked([r.se for r in self.rates])
         return np.asarray(np.std(self.star, axis=0))
+
+    @cached_property
+    def _effective(self) -> Array:
+        """Rows, or how many of them say as much as weighted or clustered rows do, shape [R, C, G]."""
+        variance, rows = self.hat * (1 - self.hat), np.maximum(self.independent, 1.0)
+        known = (self.se > 0) & (variance > ROUNDED)
+        found = np.divide(variance, self.se**2, out=rows.copy(), where=known)
+        # A bootstrap knows a variance to a few percent.
+        return np.where(found > _PLAIN_ROWS * rows, rows, found)
+
+    def noise(self, rates: Array) -> Array:
+        """Standard errors of the rates if these were the true ones, both [R, C, G]."""
+        kept = np.clip(rates, 0.5 / (self._effective + 1), 1 - 0.5 / (self._effective + 1))
+        return np.asarray(np.sqrt(kept * (1 - kept) / self._effective))
+
+    @cached_property
+    def even(self) -> Array:
+        """The rates that all groups would have in common, shape [R, C, G]."""
+        weight = np.where(np.isnan(self.hat), 0.0, self._effective)
+        mean = np.nansum(self.hat * weight, axis=-1, keepdims=True) / np.maximum(weight.sum(axis=-1, keepdims=True), 1)
+        return np.where(np.isnan(self.hat), np.nan, mean)
 
     def reduction(self, metric: Metric, rules: Rules) -> Reduction:
         """The metric as a function of these rates."""
@@ -202,7 +225,9 @@ def _estimate(
     if interval.null is not None:
         detail["expected_if_even"] = interval.null
     low, high = min(interval.low, value), max(interval.high, value)
-    mde = intervals.minimum_detectable(interval.se, level) if name is not None else None
+    mde = None
+    if name is not None:
+        mde = intervals.minimum_detectable(interval.se, level, critical=interval.critical)
     return Estimate(metric.name, name, value, low, high, n, metric.ideal, None, mde, groups, detail)
 
 
@@ -212,7 +237,8 @@ def _interval(reduction: Reduction, parts: Stack, level: float) -> intervals.Int
         case "minimum":
             return _lowest(parts, wide, level)
         case "spread" | "to_overall":
-            around = candidate_rates(reduction, parts.hat, parts.se * wide, level)
+            noise = None if reduction.metric.scores else parts.noise
+            around = candidate_rates(reduction, parts.hat, parts.se * wide, level, noise, parts.even)
             return _within_unit(intervals.gap(parts.hat, parts.errors(level), reduction, around, level))
         case "ratio" if reduction.multiclass == "max" or parts.hat.shape[1] == 1:
             return _ratio(reduction, parts, level)
@@ -260,11 +286,19 @@ def _ratio(reduction: Reduction, parts: Stack, level: float) -> intervals.Interv
     least = 0.5 / np.maximum(parts.rows, 1)
     hat = np.log(np.where(parts.hat < ROUNDED, least, parts.hat))
     error = hat - np.log(np.maximum(parts.hat - parts.errors(level), least))
-    around = candidate_rates(reduction, hat, np.std(error, axis=0), level, logarithms=True)
+
+    def noise(logarithms: Array) -> Array:
+        rates = np.clip(np.exp(logarithms), least, 1.0)
+        return parts.noise(rates) / rates
+
+    even = np.log(np.maximum(parts.even, least))
+    around = candidate_rates(reduction, hat, np.std(error, axis=0), level, noise, even, logarithms=True)
     gap = intervals.gap(hat, error, reduction.gap_of_logarithms, around, level)
     value = float(np.exp(-reduction.gap_of_logarithms(hat)))
     null = None if gap.null is None else float(np.exp(-gap.null))
-    return intervals.Interval(float(np.exp(-gap.high)), float(np.exp(-gap.low)), gap.se * value, null, gap.method)
+    critical = None if gap.critical is None else gap.critical * value
+    ends = float(np.exp(-gap.high)), float(np.exp(-gap.low))
+    return gap._replace(low=ends[0], high=ends[1], se=gap.se * value, null=null, critical=critical)
 
 
 def _mean_of_ratios(reduction: Reduction, parts: Stack, wide: Array, level: float) -> intervals.Interval:
@@ -289,10 +323,9 @@ def _mean_of_ratios(reduction: Reduction, parts: Stack, wide: Array, level: floa
     def signed(error: Array) -> Array:
         return (reduction(hat) - reduction(hat + _TINY * error)) / _TINY
 
-    gap = intervals.gap(hat, error, lack, around._replace(shown=shown, signed=signed), level)
+    gap = intervals.gap(hat, error, lack, around._replace(shown=shown, signed=signed, contrasts=None), level)
     gap = _within_unit(gap)
-    null = float(np.nanmean(ratios(np.ones_like(hat))))
-    return intervals.Interval(1 - gap.high, 1 - gap.low, gap.se, null, gap.method)
+    return gap._replace(low=1 - gap.high, high=1 - gap.low, null=float(np.nanmean(ratios(np.ones_like(hat)))))
 
 
 def _within_unit(interval: intervals.Interval) -> intervals.Interval:

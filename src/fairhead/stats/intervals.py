@@ -28,6 +28,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fairhead.stats.max_t import Contrasts
 from fairhead.stats.outcome import Span
 
 Array = NDArray[np.float64]
@@ -52,6 +53,21 @@ class Interval(NamedTuple):
     # What an even model of the same size would show by chance, on average; None where nothing is folded
     null: float | None
     method: str  # "inversion" of a test (gaps, ratios, extremes) or "percentile" (smooth figures)
+    # How large a gap between the same groups had to be to be significant; None where 0 is nothing special
+    critical: float | None = None
+    test: "EvenTest | None" = None  # of evenness, where there is one
+
+
+class EvenTest(NamedTuple):
+    """A test of the hypothesis that all groups are even: large values speak against it."""
+
+    observed: float
+    draws: Array  # what an even model of the same size shows, shape [B]
+
+    @property
+    def p(self) -> float:
+        """Share of draws as large as observed."""
+        return (1 + np.count_nonzero(self.draws >= self.observed)) / (1 + len(self.draws))
 
 
 def percentile(star: Array, level: float = 0.95) -> Interval:
@@ -86,6 +102,12 @@ class Candidates(NamedTuple):
     reach: float = 1.0  # the half-width above, times the noise of these groups
     # From θ to the gaps that these rates and the errors make, shape [B], where there is a quicker way
     shown: Callable[[float], Array] | None = None
+    contrasts: Contrasts | None = None  # the differences that the gap is the largest of, where they are not alike
+    # From true rates to the standard errors that rates of as many rows would have, both with the shape of `hat`; None
+    # where these do not depend on the rates
+    noise: Callable[[Array], Array] | None = None
+    even: Array | None = None  # the rates of an even model, for `noise`
+    se: Array | None = None  # standard errors of the errors, where they are known
 
 
 def gap(
@@ -106,9 +128,10 @@ def gap(
     """
     observed, alpha = float(reduce(hat)), 1 - level
     null = reduce(error)
+    mean = float(null.sum()) / len(null)
     if observed == 0:
         high = float(quantiles(null, [level])[0])
-        return Interval(0.0, high, _std(null), float(np.mean(null)), "inversion")
+        return Interval(0.0, high, _std(null), mean, "inversion", high, EvenTest(0.0, null))
     # Far from 0 only the groups that make the gap count, with their signs: what is left is the signed gap's own noise.
     if candidates is None or candidates.signed is None:
         far = reduce(_FAR * hat + error) - _FAR * observed
@@ -117,18 +140,56 @@ def gap(
     lowest, highest = quantiles(far, [alpha / 2, 1 - alpha / 2]).tolist()
     se = _std(far)
     width = -lowest * (1.0 if candidates is None else candidates.reach)
+    contrasts = None if candidates is None else candidates.contrasts
+    if candidates is None or contrasts is None:
+        even, guess, noise = EvenTest(observed, null), observed - highest, se
+        critical = None if hat.size == 2 else float(quantiles(null, [level])[0])
+    else:
+        # Studentised: the largest of all differences, each in its own standard error.
+        each = np.std(error, axis=0) if candidates.se is None else candidates.se
+        differences = contrasts.differences(hat)
+        errors = _errors_at(candidates.even, error, each, candidates)
+        scale = contrasts.se(errors.se)
+        even = EvenTest(float(np.max(differences / scale)), contrasts.largest(errors.drawn, scale))
+        largest = float(quantiles(even.draws, [level])[0])
+        critical = largest * float(scale[differences.argmax()])
+        scale = contrasts.se(each)
+        ends = differences - (NormalDist().inv_cdf(1 - alpha / 2) + largest) / 2 * scale
+        guess, noise = float(ends.max()), float(scale[ends.argmax()])
+
+    def p_value(theta: float) -> float:
+        if candidates is not None and candidates.shown is not None:
+            shown = candidates.shown(theta)
+        else:
+            rates = hat * (theta / observed) if candidates is None else candidates.at(theta)
+            if candidates is not None and contrasts is not None:
+                errors = _errors_at(rates, error, each, candidates)
+                scale = contrasts.se(errors.se)
+                least = theta + float(np.max((differences - theta) / scale)) * scale
+                above = contrasts.share_above(rates + errors.drawn, least)
+                return above + (float(np.mean(reduce(rates + error) < theta - width)) if theta > width else 0.0)
+            shown = reduce(rates + error)
+        return (np.count_nonzero(shown >= observed) + np.count_nonzero(shown < theta - width)) / len(shown)
+
     low = 0.0
-    if np.count_nonzero(null >= observed) <= alpha * len(null):
+    if np.count_nonzero(even.draws >= even.observed) <= alpha * len(null):
+        low = _end(p_value, alpha, guess, 0.0, observed, noise) if se > 0 else observed
+    return Interval(low, observed + max(width, 0.0), se, mean, "inversion", critical, even)
 
-        def p_value(theta: float) -> float:
-            if candidates is not None and candidates.shown is not None:
-                shown = candidates.shown(theta)
-            else:
-                shown = reduce((hat * (theta / observed) if candidates is None else candidates.at(theta)) + error)
-            return float(np.count_nonzero(shown >= observed) + np.count_nonzero(shown < theta - width)) / len(shown)
 
-        low = _end(p_value, alpha, observed - highest, 0.0, observed, se) if se > 0 else observed
-    return Interval(low, observed + max(width, 0.0), se, float(null.sum()) / len(null), "inversion")
+class _Errors(NamedTuple):
+    """Errors of rates, [B, ...], and their standard errors."""
+
+    drawn: Array
+    se: Array
+
+
+def _errors_at(rates: Array | None, error: Array, se: Array, candidates: Candidates) -> _Errors:
+    """Errors as they are where these are the true rates."""
+    if candidates.noise is None or rates is None:
+        return _Errors(error, se)
+    there = candidates.noise(rates)
+    return _Errors(error * np.divide(there, se, out=np.ones_like(se), where=se > 0), there)
 
 
 def absolute_sum(hat: Array, error: Array, level: float = 0.95) -> Interval:
@@ -295,15 +356,18 @@ def difference(a: Span, b: Span, correlation: float, ideal: float | None) -> Spa
     return Span(value, value - reach(a.high, b.low), value + reach(a.low, b.high))
 
 
-def minimum_detectable(se: float, level: float = 0.95, power: float = 0.8) -> float:
+def minimum_detectable(se: float, level: float = 0.95, power: float = 0.8, critical: float | None = None) -> float:
     """The smallest true effect that a sample with this standard error shows with the given power.
 
+    Where a test has another critical value than that of one normal figure, it is given.
+
     Example:
-        >>> round(minimum_detectable(0.01), 4)
-        0.028
+        >>> round(minimum_detectable(0.01), 4), round(minimum_detectable(0.01, critical=0.03), 4)
+        (0.028, 0.0384)
     """
     normal = NormalDist()
-    return (normal.inv_cdf((1 + level) / 2) + normal.inv_cdf(power)) * se
+    needed = normal.inv_cdf((1 + level) / 2) * se if critical is None else critical
+    return needed + normal.inv_cdf(power) * se
 
 
 def _std(values: Array) -> float:

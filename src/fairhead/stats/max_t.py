@@ -1,0 +1,218 @@
+"""Maxima of studentised statistics: over the pairs of groups behind one gap, and over all gaps of an audit.
+
+The gap between the highest and the lowest of several rates is the largest difference of any pair. Measured in points,
+the noise of the smallest group decides how large a gap must be to count, whichever groups make it. Here each
+difference is measured in its own standard error (max-T), so a small group does not hide what large ones show.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isnan, log, prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+# Groups are put into classes of like noise, and a pair of classes has one standard error: of a gap of one kind of rate
+# up to so many classes, each group its own where there are no more groups; of means of gaps so many contrasts at most.
+_CLASSES, _CONTRASTS = 8, 100
+_BLOCK = 8  # contrasts at a time, so that their replicates fit in a processor's cache
+# Standard errors that differ by no more than this factor are alike.
+_ALIKE = 1.25
+
+
+class Row(NamedTuple):
+    """One kind of rate of one class in all groups."""
+
+    place: tuple[int, int]  # its kind and class
+    share: float  # of its gap in the mean of its pool
+    rates: list[float]  # of the groups, NaN where left out
+    se: list[float]  # their standard errors
+
+
+class _Part(NamedTuple):
+    """A row with its groups in classes of like noise, and which of these are compared: a minus b."""
+
+    place: tuple[int, int]
+    share: float
+    groups: NDArray[np.intp]  # by class, shape [groups that have the rate]
+    starts: NDArray[np.intp]  # where each class begins, shape [classes]
+    a: NDArray[np.intp]  # shape [contrasts]; the number after the last class stands for comparing nothing
+    b: NDArray[np.intp] | None  # None for all rows, which every group is compared with
+
+    @property
+    def alone(self) -> bool:
+        """Whether each group is a class of its own."""
+        return len(self.groups) == len(self.starts)
+
+    def squares(self, se: Array) -> Array:
+        """Variances of the contrasts, [contrasts], from standard errors of the rates [R, C, G]."""
+        noise = (self.share * se[self.place][self.groups]) ** 2
+        if not self.alone:
+            noise = np.add.reduceat(noise, self.starts) / np.diff(self.starts, append=len(noise))
+        noise = np.append(noise, 0.0)
+        return noise[self.a] if self.b is None else noise[self.a] + noise[self.b]
+
+    def ends(self, rates: Array) -> "_Ends":
+        """Of rates [..., R, C, G]."""
+        row = np.moveaxis(rates[(..., *self.place, slice(None))], -1, 0)
+        if self.b is None:
+            row = np.abs(row[:-1] - row[-1])
+        row = row[self.groups]
+        if self.share != 1:
+            row = row * self.share
+        highest = row if self.alone else np.maximum.reduceat(row, self.starts)
+        lowest = row if self.alone or self.b is None else np.minimum.reduceat(row, self.starts)
+        if self.a[-1] == len(self.starts):
+            nothing = np.zeros((1, *row.shape[1:]))
+            highest, lowest = np.concatenate([highest, nothing]), np.concatenate([lowest, nothing])
+        return _Ends(highest, lowest)
+
+    def apart(self, ends: "_Ends", some: NDArray[np.intp]) -> Array:
+        """Some of the contrasts, shape [contrasts, ...]."""
+        apart = ends.highest[self.a[some]]
+        if self.b is not None:
+            apart -= ends.lowest[self.b[some]]
+        return apart
+
+
+class _Ends(NamedTuple):
+    """The highest and the lowest rate of each class, each [classes, ...]."""
+
+    highest: Array
+    lowest: Array
+
+
+class _Pool(NamedTuple):
+    """Rows whose gaps are averaged; a contrast of the pool adds one of each row."""
+
+    parts: list[_Part]
+    chosen: list[NDArray[np.intp]]  # the contrast of each part, each of shape [contrasts of the pool]
+
+    @classmethod
+    def of(cls, parts: list[_Part]) -> "_Pool":
+        shape = [len(part.a) for part in parts]
+        # The last contrast of a part of several compares nothing, and one part at least does compare.
+        every = np.arange(prod(shape) - (len(parts) > 1))
+        return cls(parts, list(np.unravel_index(every, shape)))
+
+    def se(self, se: Array) -> Array:
+        """Standard errors of the contrasts, from those of the rates."""
+        return np.sqrt(sum(part.squares(se)[at] for part, at in zip(self.parts, self.chosen, strict=True)))
+
+    def differences(self, ends: "list[_Ends]", some: slice | NDArray[Any] = slice(None)) -> Array:
+        """Some of the contrasts, [contrasts, ...], from what `ends` of each part returns."""
+        total: Array | None = None
+        for part, at, both in zip(self.parts, self.chosen, ends, strict=True):
+            apart = part.apart(both, at[some])
+            total = apart if total is None else np.add(total, apart, out=total)
+        assert total is not None
+        return total
+
+    def largest(self, rates: Array, se: Array) -> Array:
+        """How many standard errors [contrasts] the contrasts of rates [B, R, C, G] are, at most, shape [B]."""
+        ends, first = [part.ends(rates) for part in self.parts], self.parts[0]
+        chosen, mirrored = np.arange(len(se)), False
+        if len(self.parts) == 1 and first.b is not None and first.alone:
+            chosen, mirrored = np.flatnonzero(first.a < first.b), True  # a minus b is b minus a, turned round
+        found = np.full(len(rates), -np.inf)
+        for start in range(0, len(chosen), _BLOCK):
+            some = chosen[start : start + _BLOCK]
+            every = self.differences(ends, some)
+            every *= 1 / se[some, None]
+            np.maximum(found, (np.abs(every, out=every) if mirrored else every).max(axis=0), out=found)
+        return found
+
+    def any_above(self, rates: Array, least: Array) -> NDArray[np.bool_]:
+        """Whether a contrast of rates [B, R, C, G] is as large as `least` [contrasts], shape [B]."""
+        ends = [part.ends(rates) for part in self.parts]
+        most = [_Ends(both.highest.max(axis=-1), both.lowest.min(axis=-1)) for both in ends]
+        near = self.differences(most) >= least  # most contrasts are nowhere near
+        if not near.any():
+            return np.zeros(len(rates), dtype=bool)
+        return np.asarray((self.differences(ends, near) >= least[near, None]).any(axis=0))
+
+
+@dataclass(frozen=True)
+class Contrasts:
+    """A gap of rates [..., R, C, G] as the largest of many differences, each with a standard error.
+
+    Any such difference is at most the gap. Of several pools the largest counts.
+    """
+
+    pools: list[_Pool]
+
+    @classmethod
+    def of(cls, pools: Sequence[Sequence[Row]], to_overall: bool = False) -> "Contrasts | None":
+        """None where all pairs are equally noisy, so that the largest difference is the most significant one as well.
+
+        Args:
+            pools: the rows whose gaps are averaged, by pool.
+            to_overall: groups are compared with the last one, all rows, and not with each other.
+
+        Example:
+            >>> Contrasts.of([[Row((0, 0), 1.0, [0.2, 0.3], [0.01, 0.1])]]) is None
+            True
+            >>> found = Contrasts.of([[Row((0, 0), 1.0, [0.2, 0.3, 0.6], [0.01, 0.01, 0.2])]])
+            >>> se = found.se(np.array([[[0.01, 0.01, 0.2]]]))
+            >>> found.largest(np.array([[[[0.2, 0.3, 0.6]]]]), se).round(2).item()  # 0.1 / 0.014, not 0.4 / 0.2
+            7.07
+        """
+        found = [[_part(row, len(pool), to_overall) for row in pool] for pool in pools]
+        if len(found) == 1 and all(len(part.starts) == 1 for part in found[0]):
+            return None
+        return cls([_Pool.of(parts) for parts in found])
+
+    def se(self, se: Array) -> Array:
+        """Standard errors of the differences, [contrasts], from those of the rates [R, C, G]."""
+        return np.concatenate([pool.se(se) for pool in self.pools])
+
+    def differences(self, rates: Array) -> Array:
+        """Each difference, [..., R, C, G] to [contrasts, ...]."""
+        return np.concatenate([pool.differences([part.ends(rates) for part in pool.parts]) for pool in self.pools])
+
+    def largest(self, rates: Array, se: Array) -> Array:
+        """How many standard errors [contrasts] the differences of rates [B, R, C, G] are, at most, shape [B]."""
+        of_pools = zip(self.pools, self._split(se), strict=True)
+        return np.asarray(np.max([pool.largest(rates, own) for pool, own in of_pools], axis=0))
+
+    def share_above(self, rates: Array, least: Array) -> float:
+        """How often any difference of rates [B, R, C, G] is as large as its own of `least` [contrasts]."""
+        found = np.zeros(len(rates), dtype=bool)
+        for pool, own in zip(self.pools, self._split(least), strict=True):
+            found |= pool.any_above(rates, own)
+        return np.count_nonzero(found) / len(found)
+
+    def _split(self, values: Array) -> list[Array]:
+        ends = np.cumsum([len(pool.chosen[0]) for pool in self.pools])
+        return [values[end - len(pool.chosen[0]) : end] for pool, end in zip(self.pools, ends, strict=True)]
+
+
+def _most_classes(rows: int) -> int:
+    """Into how many classes the groups of a pool of so many rows may be put."""
+    return _CLASSES if rows == 1 else max(m for m in (1, 2, 3) if m == 1 or m ** (2 * rows) <= _CONTRASTS)
+
+
+def _part(row: Row, rows: int, to_overall: bool) -> _Part:
+    """One of so many rows of a pool."""
+    known, most = [g for g, rate in enumerate(row.rates) if not isnan(rate)], _most_classes(rows)
+    se = row.se
+    least, largest = min(se[g] for g in known), max(se[g] for g in known)
+    classes: list[list[int]] = [known]
+    if (len(known) > 2 or to_overall) and largest > _ALIKE * least and most > 1:
+        if len(known) <= most:
+            classes = [[g] for g in known]
+        else:
+            width = log(largest / least) / most
+            of = [min(int(log(se[g] / least) / width), most - 1) for g in known]
+            classes = [[g for g, k in zip(known, of, strict=True) if k == number] for number in sorted(set(of))]
+    pairs = [(i, j) for i, a in enumerate(classes) for j in range(len(classes)) if i != j or len(a) > 1]
+    if to_overall:
+        pairs = [(i, i) for i in range(len(classes))]
+    if rows > 1:
+        pairs.append((len(classes), len(classes)))
+    a, b = np.array(pairs).T
+    starts = np.cumsum([0, *(len(some) for some in classes[:-1])])
+    return _Part(row.place, row.share, np.concatenate(classes), starts, a, None if to_overall else b)
