@@ -212,7 +212,24 @@ def test_bbq_per_token_and_sum():
 def test_bbq_prompts_share_their_beginning():
     plain, qa = (bbq.requests(bbq_items(1), bbq.Options(prompt=prompt))[0] for prompt in ("plain", "qa"))
     assert plain == Request("Age/0/0", "Context 0. Who?", " Not known")
-    assert qa.prefix == "Context: Context 0.\n\nQuestion: Who?\n\nAnswer:"
+    assert qa.prefix == "Context 0.\n\nQ: Who?\nA:"
+
+
+def test_bbq_asks_for_every_wording_of_unknown_as_lm_evaluation_harness_does():
+    """Its task bbq: two people and ten wordings of unknown after a space; the likeliest as a whole is the answer."""
+    items = bbq_items(1)
+    asked = bbq.requests(items, bbq.Options(prompt="qa"))
+    people = [answer.text for answer in items[0].answers if not answer.is_unknown]
+    assert [r.continuation.removeprefix(" ") for r in asked] == [*people, *bbq.UNKNOWN]
+    assert len({r.id for r in asked}) == 12
+    # The people have −2; one wording of unknown has −1 in ten tokens, another −3 in one.
+    special = {" Undetermined": (-1.0, 10), " Not known": (-3.0, 1)}
+    rule = Fake(lambda r: special.get(r.continuation, (-2.0, 2) if r.continuation.strip() in people else (-9.0, 1)))
+    found = bbq.table(items, rule.score(asked), bbq.Options(prompt="qa"))
+    unknown = items[0].unknown
+    assert (found.column(f"logprob {unknown}")[0], found.column(f"mean {unknown}")[0]) == (-1.0, -0.1)
+    other = next(i for i in range(3) if i != unknown)
+    assert (found.column(f"logprob {other}")[0], found.column(f"mean {other}")[0]) == (-2.0, -1.0)
 
 
 def test_bbq_leaves_out_items_without_a_target_and_sets_names_apart():
