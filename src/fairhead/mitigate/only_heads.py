@@ -64,18 +64,18 @@ def only_heads(model: nn.Module, plan: LanguagePlan) -> Iterator[Heads]:
         InputError: there is no such head.
         UnsupportedModel: the projections of the family are not known.
     """
-    if plan.heads is None:
+    if plan.only_heads is None:
         yield ()
         return
     if plan.lora is not None or plan.weight_decay:
         raise InputError("heads are trained in the model's own weights, without decay: leave lora and weight_decay out")
     sites = find_sites(model)
-    heads = read_heads(plan.heads)
+    heads = read_heads(plan.only_heads)
     for layer, head in heads:
         if layer >= len(sites) or head >= sites[layer].n_heads:
             raise InputError(f"there is no head L{layer}H{head}: the model has {len(sites)} layers, counted from 0")
     if not heads:
-        raise InputError(f"{plan.heads} names no head, so there is nothing to train")
+        raise InputError(f"{plan.only_heads} names no head, so there is nothing to train")
     if plan.random_heads:
         heads = random_heads(heads, [site.n_heads for site in sites], plan.seed)
     masks = [

@@ -113,8 +113,8 @@ class LanguagePlan(Plan):
     Attributes:
         lora: rank of LoRA matrices on the attention projections, trained instead of the model's own weights; None
             trains all weights.
-        heads: train in these attention heads only (their rows of q, k and v, their columns of the output): L11H1,L10H5,
-            or those of a headmap.json that `fairhead locate` wrote; None trains all weights.
+        only_heads: train in these attention heads only (their rows of q, k and v, their columns of the output):
+            L11H1,L10H5, or those of a headmap.json that `fairhead locate` wrote; None trains all weights.
         random_heads: as a control: as many other heads of the same layers, drawn with the seed.
         checks: how often training looks at terms that it is not trained on. The weights that are kept are those with
             the stereotype score nearest to 50 % among the checks, the one before training included, whose perplexity
@@ -137,7 +137,7 @@ class LanguagePlan(Plan):
     schedule: Literal["cosine", "linear", "constant"] = "linear"
     warmup: Share = 0.03
     lora: Count | None = None
-    heads: Annotated[str | None, Option(metavar="HEADS")] = None
+    only_heads: Annotated[str | None, Option(metavar="HEADS")] = None
     random_heads: bool = False
     checks: WholeNumber = 0
     watched: Share = 0.0

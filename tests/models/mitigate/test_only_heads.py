@@ -20,7 +20,7 @@ HEADS = ((0, 3), (2, 0))
 def moved(family, **plan):
     """Parameter -> where it has changed by training."""
     before = {name: weight.detach().clone() for name, weight in build(family).named_parameters()}
-    chosen = LanguagePlan(2, 4, 1e-2, heads="L0H3,L2H0", **plan)
+    chosen = LanguagePlan(2, 4, 1e-2, only_heads="L0H3,L2H0", **plan)
     trainer = LanguageTrainer(build(family), tokenizer(), BalancePairs(), chosen)
     trainer.train(TripletSplit(ITEMS, ()))
     after = dict(trainer.model.named_parameters())
@@ -69,10 +69,10 @@ def test_as_many_random_heads_of_the_same_layers_are_the_control():
 
 def test_what_cannot_be_trained_is_refused(tmp_path):
     for wrong, message in (
-        ({"heads": "L9H0"}, "no head L9H0: the model has 3 layers"),
-        ({"heads": "first"}, "does not name heads"),
-        ({"heads": "L0H0", "lora": 4}, "leave lora and weight_decay out"),
-        ({"heads": str(tmp_path / "no.json")}, "is not a head map"),
+        ({"only_heads": "L9H0"}, "no head L9H0: the model has 3 layers"),
+        ({"only_heads": "first"}, "does not name heads"),
+        ({"only_heads": "L0H0", "lora": 4}, "leave lora and weight_decay out"),
+        ({"only_heads": str(tmp_path / "no.json")}, "is not a head map"),
     ):
         with pytest.raises(InputError, match=message):
             LanguageTrainer(build("llama"), tokenizer(), BalancePairs(), LanguagePlan(1, 4, 1e-3, **wrong)).train(
@@ -84,6 +84,6 @@ def test_what_cannot_be_trained_is_refused(tmp_path):
     model = build("llama")
     model.model.layers[0].self_attn.q_proj = torch.nn.Sequential(model.model.layers[0].self_attn.q_proj)
     with pytest.raises(UnsupportedModel, match="no linear q_proj"):
-        LanguageTrainer(model, tokenizer(), BalancePairs(), LanguagePlan(1, 4, 1e-3, heads="L0H0")).train(
+        LanguageTrainer(model, tokenizer(), BalancePairs(), LanguagePlan(1, 4, 1e-3, only_heads="L0H0")).train(
             TripletSplit(ITEMS, ())
         )
