@@ -88,7 +88,7 @@ def compare_steps(
     config = KLAAD()
     split = TripletData(f"stereoset:{data / 'stereoset'}").read()
     tokenizer = AutoTokenizer.from_pretrained(model_path)
-    examples, lengths, _ = config.prepare(split.train[: 64 * batch_size], tokenizer, 2048)
+    examples, lengths, *_ = config.prepare(split.train[: 64 * batch_size], tokenizer, 2048)
     batches = [[examples[i] for i in batch] for batch in shuffled_batches(lengths, batch_size, seed=0)]
     as_rows = sum(sum(map(len, example.sentences)) for example in examples) / len(examples)
     as_trees = sum(lengths) / len(lengths)
@@ -135,7 +135,7 @@ def compare_balance(
     config = BalancePairs(f"multinli:{data / 'multinli'}")
     split = TripletData(f"stereoset:{data / 'stereoset'}").read()
     tokenizer = AutoTokenizer.from_pretrained(model_path)
-    examples, lengths, _ = config.refer(model, config.prepare(split.train[: 32 * batch_size], tokenizer, 2048))
+    examples, lengths, *_ = config.refer(model, config.prepare(split.train[: 32 * batch_size], tokenizer, 2048))
     batches = [[examples[i] for i in batch] for batch in shuffled_batches(lengths, batch_size, seed=0)]
     with ExitStack() as stack:
         balance = stack.enter_context(config.session(models["balance_pairs"]))

@@ -3,7 +3,8 @@
 The loss of a triplet (stereotype, anti-stereotype, unrelated sentence) has three parts:
 
 1. cross-entropy on the two coherent sentences, so that the model keeps its language;
-2. the divergence of the two sentences' attention maps, in the last layer or in others;
+2. the divergence of the two sentences' attention maps, in the last layer or in others, over the rows that can differ:
+   those of tokens after the first difference;
 3. a triplet loss on the final hidden states: the coherent sentences nearer to each other than to the unrelated one.
 
 The authors have released no code. Where the paper is silent this is our reading, and each choice is an option. Its
@@ -13,7 +14,7 @@ uniform, with a divergence near 0 and next to no gradient. `renorm="softmax"` do
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
@@ -26,12 +27,13 @@ from fairhead.data.sentence_triplets import StereoSetItem
 from fairhead.errors import InputError, did_you_mean
 from fairhead.heads import Reading, tap
 from fairhead.language.row_layout import at_vocabulary
-from fairhead.mitigate.klaad_batch import Batch, Example, batch_of, example_of, layouts_of, tree_of
+from fairhead.mitigate.klaad_batch import Batch, Example, batch_of, can_differ, example_of, layouts_of, tree_of
 from fairhead.mitigate.language_trainer import Prepared
 from fairhead.mitigate.triplets import encode_triplets
 from fairhead.settings import NotNegative, Option, check_config
 from fairhead.train.step import Parts
 
+NO_ROWS = "attention cannot differ: no common token after the difference"
 # Below this, a weight counts as this: 0 has no logarithm.
 _LEAST = 1e-9
 # λ1, λ2, λ3 and the margin: the paper's Table 7 for the first three (Gemma's are inferred); GPT-2 as GPT-Neo, Qwen as
@@ -116,8 +118,10 @@ class KLAAD:
         """Tokens of the items, their common beginnings shared, and the alignment of their coherent sentences."""
         triplets, left_out = encode_triplets(items, tokenizer, context)
         examples = [example_of(triplet, self.length_align, self.triplet_weight > 0) for triplet in triplets]
+        none = tuple(t.id for t, one in zip(triplets, examples, strict=True) if not can_differ(one).any())
         # Of all three, whatever is trained on: a run without a part then differs in that part, not in its batches.
-        return Prepared(examples, [len(tree_of(triplet[1:]).tokens) for triplet in triplets], left_out)
+        lengths = [len(tree_of(triplet[1:]).tokens) for triplet in triplets]
+        return Prepared(examples, lengths, left_out, {NO_ROWS: none} if none else {})
 
     @contextmanager
     def session(self, model: nn.Module) -> Iterator[Callable[[Sequence[Example]], Parts]]:
@@ -127,12 +131,76 @@ class KLAAD:
             weights = stack.enter_context(tap(model, self.layers)).read("weights") if self.kl_weight else None
             yield lambda examples: losses(model, batch_of(examples, layout_of(examples)), self, weights)
 
-    def measuring(self) -> "KLAAD":
+    def measuring(self) -> "BothAlignments":
         """The same settings with every part computed, to see what training without one does to it."""
-        return replace(self, ce_weight=1.0, kl_weight=1.0, triplet_weight=1.0, layers=self.layers or (-1,))
+        whole = replace(self, ce_weight=1.0, kl_weight=1.0, triplet_weight=1.0, layers=self.layers or (-1,))
+        return BothAlignments(whole)
 
 
-def losses(model: nn.Module, batch: Batch, config: KLAAD, weights: Reading | None) -> dict[str, Tensor]:
+@dataclass(frozen=True)
+class BothAlignments:
+    """KLAAD's parts, with the divergence by either reading of the paper's alignment.
+
+    "kl" is that of the settings; the other has its name, such as "kl_pad_common". Both are means over the items whose
+    attention can differ.
+    """
+
+    config: KLAAD
+
+    @property
+    def other(self) -> KLAAD:
+        """The settings with the other alignment."""
+        return replace(self.config, length_align="span" if self.config.length_align == "pad_common" else "pad_common")
+
+    def prepare(self, items: Iterable[StereoSetItem], tokenizer: Any, context: int) -> "Prepared[_InBothWays]":
+        """Each item in both ways."""
+        listed = list(items)
+        first, second = (config.prepare(listed, tokenizer, context) for config in (self.config, self.other))
+        both = list(zip(first.examples, second.examples, strict=True))
+        return Prepared(both, first.lengths, first.left_out, first.noted)
+
+    @contextmanager
+    def session(self, model: nn.Module) -> "Iterator[Callable[[Sequence[_InBothWays]], Parts]]":
+        """The parts of both, from one forward pass, and the share of items that each divergence is of."""
+        layout_of = layouts_of(model)
+        with tap(model, self.config.layers) as opened:
+            weights = opened.read("weights")
+
+            def parts(examples: Sequence[_InBothWays]) -> Parts:
+                own, other = ([one[side] for one in examples] for side in (0, 1))
+                batches = [batch_of(one, layout_of(one)) for one in (own, other)]
+                name = f"kl_{self.other.length_align}"
+                found = losses(model, batches[0], self.config, weights, {name: batches[1]})
+                shares = [(batch.queries.sum(-1) > 0).float().mean() for batch in batches]
+                # The mean over all items, so that batches add up; `finish` makes those of the items that it is of.
+                for part, share in zip(("kl", name), shares, strict=True):
+                    found |= {part: found[part] * share, f"{part} share": share}
+                return found
+
+            yield parts
+
+    @staticmethod
+    def finish(parts: Mapping[str, float]) -> dict[str, float]:
+        """Means over all items -> of divergences, means over those that they are of; none where there are none."""
+        shares = {name.removesuffix(" share"): value for name, value in parts.items() if name.endswith(" share")}
+        kept = {name: value for name, value in parts.items() if not name.endswith(" share")}
+        return {name: value / shares.get(name, 1.0) for name, value in kept.items() if shares.get(name, 1.0)}
+
+    def measuring(self) -> "BothAlignments":
+        """Itself."""
+        return self
+
+
+_InBothWays = tuple[Example, Example]
+
+
+def losses(
+    model: nn.Module,
+    batch: Batch,
+    config: KLAAD,
+    weights: Reading | None,
+    also: Mapping[str, Batch] | None = None,
+) -> dict[str, Tensor]:
     """The parts of the loss ("ce", "kl", "triplet") that have a weight, and their weighted sum ("loss").
 
     Args:
@@ -140,6 +208,7 @@ def losses(model: nn.Module, batch: Batch, config: KLAAD, weights: Reading | Non
         batch: from `batch_of`.
         config: the settings.
         weights: the attention of `config.layers`, read through an open tap; may be None where `kl_weight` is 0.
+        also: further divergences by name, of the same sentences compared in other ways; no part of the sum.
     """
     # Where nothing is predicted, nothing goes through the vocabulary.
     predicting = batch.predicting if config.ce_weight else batch.predicting[:0]
@@ -151,18 +220,22 @@ def losses(model: nn.Module, batch: Batch, config: KLAAD, weights: Reading | Non
         parts["ce"] = (surprise[: batch.n_stereotype].mean() + surprise[batch.n_stereotype :].mean()) / 2
     if config.kl_weight:
         assert weights is not None
-        parts["kl"] = torch.stack([attention_divergence(layer, batch, config) for layer in weights]).mean()
+        for name, compared in {"kl": batch, **(also or {})}.items():
+            parts[name] = torch.stack([attention_divergence(layer, compared, config) for layer in weights]).mean()
         weights.clear()
     if config.triplet_weight:
         sentences = (seen[0].float()[rows] for rows in batch.rows)
         s, a, u = (pool(hidden, of, config.pooling) for hidden, of in zip(sentences, batch.member, strict=True))
         parts["triplet"] = triplet_loss(s, a, u, config.margin)
     factors = {"ce": config.ce_weight, "kl": config.kl_weight, "triplet": config.triplet_weight}
-    return {"loss": torch.stack([factors[name] * part for name, part in parts.items()]).sum(), **parts}
+    return {"loss": torch.stack([factors[name] * parts[name] for name in factors if name in parts]).sum(), **parts}
 
 
 def attention_divergence(weights: Tensor, batch: Batch, config: KLAAD) -> Tensor:
-    """Divergence over keys of attention maps in weights [N, H, T, T], averaged over queries, then pairs, then heads."""
+    """Divergence over keys of attention maps in weights [N, H, T, T], averaged over queries, then heads, then pairs.
+
+    Only queries that can differ count, and only pairs that have any.
+    """
     maps = weights.float()
     maps = maps.mean(1, keepdim=True) if config.heads == "mean" else maps
     s, a = (_compared_map(maps[rows], p, batch.compared) for rows, p in zip(batch.rows, batch.places, strict=False))
@@ -180,8 +253,10 @@ def attention_divergence(weights: Tensor, batch: Batch, config: KLAAD) -> Tensor
         per_query = _divergence(log_a, log_s, valid)
     else:
         per_query = _divergence(log_s, log_a, valid)
-    queries = batch.queries[:, None].float()  # never none: the first token of both is the same start
-    return ((per_query * queries).sum(-1) / queries.sum(-1)).mean()
+    queries = batch.queries[:, None].float()
+    rows = queries.sum(-1)
+    per_pair = (per_query * queries).sum(-1) / rows.clamp(min=1)  # [B, H]
+    return per_pair.mean(1).sum() / (rows > 0).sum().clamp(min=1)
 
 
 def _compared_map(weights: Tensor, places: Tensor, compared: Tensor) -> Tensor:

@@ -50,6 +50,25 @@ def example_of(triplet: TokenTriplet, length_align: Literal["span", "pad_common"
     return Example(sentences, tree, places, match(triplet.stereotype, triplet.anti_stereotype))
 
 
+def can_differ(example: Example) -> Ints:
+    """For each compared token, 1 where the attention of the two sentences there can be held against each other, [M].
+
+    Up to the first difference both sentences are one and the same text, and so is their attention. Where one sentence
+    alone has other tokens before, its share of them has no counterpart, and a divergence from next to nothing would
+    outweigh all the rest.
+
+    Example:
+        >>> can_differ(example_of(TokenTriplet("1", (0, 7, 8, 5), (0, 7, 9, 5), (0, 5)), "span", unrelated=False))
+        array([0, 0, 1])
+    """
+    first, second = (np.asarray(places, dtype=np.int64) for places in example.alignment)
+    number = np.arange(len(first))
+    stereotype, anti = example.sentences[:2]
+    both = min(len(stereotype), len(anti))
+    same = next((i for i in range(both) if stereotype[i] != anti[i]), both)  # tokens before the first difference
+    return ((first >= same) & ((first > number) == (second > number))).astype(np.int64)
+
+
 def tree_of(sentences: Sequence[Sequence[int]]) -> Row:
     """All of them in one row, what they begin with once.
 
@@ -90,8 +109,7 @@ class Batch(NamedTuple):
         member: 1 where a row's token is of the sentence, [2 or 3, B, T].
         places: compared tokens of stereotype and anti-stereotype, [2, B, M].
         compared: 0 where there are fewer than M, [B, M].
-        queries: 0 also where one sentence alone has other tokens before: its share of them has no counterpart, and a
-            divergence from next to nothing would outweigh all the rest, [B, M].
+        queries: 1 for compared tokens whose attention can differ, `can_differ`, [B, M].
         others: whether, in either sentence, a token that is not compared stands before, [B, M].
     """
 
@@ -134,6 +152,7 @@ def batch_of(examples: Sequence[Example], layout: Layout) -> Batch:
     in_sentence, compared = torch.stack([stack(one).ids for one in aligned]), stack(aligned[0]).mask
     # A token whose number in the sentence is not its number among the compared ones has others before it.
     above = in_sentence > torch.arange(compared.shape[1])
+    queries = stack([can_differ(example) for example in examples]).ids
     device = inputs["input_ids"].device
 
     def moved(values: Tensor | NDArray[Any]) -> Tensor:
@@ -149,6 +168,6 @@ def batch_of(examples: Sequence[Example], layout: Layout) -> Batch:
         moved(member),
         moved(torch.stack([stack(one).ids for one in in_row])),
         moved(compared),
-        moved(compared * (above[0] == above[1])),
+        moved(queries),
         moved(above.any(0)),
     )

@@ -69,7 +69,8 @@ def _said(record: TrainingRecord) -> list[str]:
     if "held_out" in done:
         left = {reason: len(ids) for reason, ids in done["left_out"].items()}
         steps = f"{done['steps']} steps on {done['items'] - sum(left.values())} items"
-        return [steps, *_watched(done), *(f"left out: {count:,} ({reason})" for reason, count in left.items())]
+        noted = [f"of {count:,} items {reason}" for reason, count in done.get("noted", {}).items()]
+        return [steps, *_watched(done), *noted, *(f"left out: {count:,} ({reason})" for reason, count in left.items())]
     if "pairs" in done:
         return [f"{done['pairs']:,} pairs of sentences, {done['components']} direction(s) taken out"]
     return [f"no weight was changed; settings: {', '.join(f'{k} {v}' for k, v in record.settings.items())}"]

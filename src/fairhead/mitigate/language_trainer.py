@@ -48,11 +48,13 @@ class Prepared(NamedTuple, Generic[E]):
         examples: one or more an item.
         lengths: the tokens of each example.
         left_out: ids of items that cannot be trained on, by reason.
+        noted: ids of items that are trained on, but not by every part of the loss, by reason.
     """
 
     examples: Sequence[E]
     lengths: Sequence[int]
     left_out: Mapping[str, tuple[str, ...]]
+    noted: Mapping[str, tuple[str, ...]] = {}
 
 
 class LanguageMethod(Protocol):
@@ -219,6 +221,7 @@ class LanguageTrainer:
             **({"heads": [list(head) for head in heads]} if heads else {}),
             "items": len(trained),
             "left_out": {reason: list(ids) for reason, ids in prepared.left_out.items()},
+            **({"noted": {reason: len(ids) for reason, ids in prepared.noted.items()}} if prepared.noted else {}),
             "first_gradient_norms": norms,
             "steps": tuned.steps,
             "seconds": round(tuned.seconds, 3),
@@ -238,7 +241,8 @@ class LanguageTrainer:
                 for part, value in loss(batch).items():
                     totals[part] = totals.get(part, 0.0) + float(value) * len(batch)
         totals.pop("loss", None)  # a sum with weights that nothing was trained with
-        return {part: total / len(order) for part, total in totals.items()}
+        means = {part: total / len(order) for part, total in totals.items()}
+        return method.finish(means) if hasattr(method, "finish") else means
 
     def save(self, folder: str | os.PathLike[str], *, adapter: bool = False) -> None:
         """Write an ordinary Hugging Face folder, LoRA merged into its weights, with the record of the training.

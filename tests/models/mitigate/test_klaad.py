@@ -11,8 +11,10 @@ from language_models import FAMILIES, ITEMS, build, item, tokenizer
 from fairhead.errors import InputError
 from fairhead.heads import tap
 from fairhead.language.row_layout import Layout
-from fairhead.mitigate.klaad import KLAAD, attention_divergence, losses, pool, triplet_loss
+from fairhead.mitigate.klaad import KLAAD, NO_ROWS, attention_divergence, losses, pool, triplet_loss
 from fairhead.mitigate.klaad_batch import batch_of
+from fairhead.mitigate.language_trainer import LanguageTrainer
+from fairhead.train.plan import LanguagePlan
 
 FAMILY_NAMES = list(FAMILIES)
 
@@ -43,7 +45,8 @@ def by_hand(model, config, items=ITEMS):
             if config.heads == "mean":
                 s, a = s.mean(0)[None], a.mean(0)[None]
             per_head = [map_divergence(s[h], a[h], s_ids, a_ids, config) for h in range(len(s))]
-            kl.append(torch.stack(per_head).mean())
+            if None not in per_head:
+                kl.append(torch.stack(per_head).mean())
         pooled = []
         for _, out in passes:
             hidden = out.hidden_states[-1][0]
@@ -54,7 +57,7 @@ def by_hand(model, config, items=ITEMS):
         triplets.append(torch.clamp(near - far + config.margin, min=0))
     parts = {
         "ce": (torch.stack(ce[0]).mean() + torch.stack(ce[1]).mean()) / 2,
-        "kl": torch.stack(kl).mean(),
+        "kl": torch.stack(kl).mean() if kl else torch.tensor(0.0),
         "triplet": torch.stack(triplets).mean(),
     }
     total = config.ce_weight * parts["ce"] + config.kl_weight * parts["kl"] + config.triplet_weight * parts["triplet"]
@@ -68,6 +71,8 @@ def map_divergence(s, a, s_ids, a_ids, config):
         pairs = [(i, i) for i in range(min(len(s_ids), len(a_ids)))]
     rows = []
     for q, (qs, qa) in enumerate(pairs):
+        if s_ids[: qs + 1] == a_ids[: qa + 1]:
+            continue  # one and the same text so far: its attention cannot differ
         p_s, p_a = [s[qs, ks] for ks, _ in pairs[: q + 1]], [a[qa, ka] for _, ka in pairs[: q + 1]]
         other_s = [k for k in range(qs) if k not in {i for i, _ in pairs}]
         other_a = [k for k in range(qa) if k not in {j for _, j in pairs}]
@@ -89,7 +94,7 @@ def map_divergence(s, a, s_ids, a_ids, config):
             rows.append((divergence(x, (x + y) / 2) + divergence(y, (x + y) / 2)) / 2)
         else:
             rows.append(divergence(y, x) if config.direction == "anti_stereo" else divergence(x, y))
-    return torch.stack(rows).mean()
+    return torch.stack(rows).mean() if rows else None
 
 
 def divergence(p, q):
@@ -239,9 +244,40 @@ def test_even_attention_has_the_divergence_of_the_spans_alone():
     parts = klaad(model, KLAAD(), [item("nurse", "kind", "very rude", "blue", template="the {} was {} .")])
     # The last query has 6 keys (1 of the span) in one sentence and 7 (2 of the span) in the other.
     expected = 5 * (1 / 7) * math.log((1 / 7) / (1 / 6)) + (2 / 7) * math.log((2 / 7) / (1 / 6))
-    assert parts["kl"].item() == pytest.approx(expected / 5, rel=1e-5)
+    # The queries before the span say nothing: up to there both are one text.
+    assert parts["kl"].item() == pytest.approx(expected, rel=1e-5)
     common = klaad(model, KLAAD(length_align="pad_common"), [item("nurse", "kind", "very rude", "blue")])
     assert common["kl"].item() == pytest.approx(0, abs=1e-9)
+
+
+def test_items_without_a_row_that_can_differ_are_counted_and_take_no_part():
+    with_rows = item("nurse", "kind", "very rude", "blue", template="the {} was {} .")
+    without = [item(who, "kind", "rude", "blue", template="the {} was {}") for who in ("poet", "pilot")]
+    model, config = build("llama"), KLAAD()
+    prepared = config.prepare([with_rows, *without], tokenizer(), 32)
+    assert prepared.noted == {NO_ROWS: ("poet/kind", "pilot/kind")}
+    alone = klaad(model, config, [with_rows])["kl"].item()
+    assert klaad(model, config, [with_rows, *without])["kl"].item() == pytest.approx(alone, rel=1e-5)
+    none = klaad(model, config, without)
+    assert none["kl"].item() == 0
+    none["loss"].backward()  # finite, without the divergence
+    assert all(weight.grad is None or weight.grad.isfinite().all() for weight in model.parameters())
+    # Token by token, the changed token itself can be held against its counterpart.
+    assert not KLAAD(length_align="pad_common").prepare(without, tokenizer(), 32).noted
+
+
+def test_the_divergence_is_measured_with_both_alignments_over_the_items_that_have_rows():
+    with_rows = item("nurse", "kind", "very rude", "blue", template="the {} was {} .")
+    without = [item(who, "kind", "rude", "blue", template="the {} was {}") for who in ("poet", "pilot")]
+    model = build("llama")
+    trainer = LanguageTrainer(model, tokenizer(), KLAAD(), LanguagePlan(batch_size=2))
+    found = trainer.evaluate([with_rows, *without])
+    assert set(found) == {"ce", "kl", "kl_pad_common", "triplet"}
+    with torch.no_grad():
+        assert found["kl"] == pytest.approx(klaad(model, KLAAD(), [with_rows])["kl"].item(), rel=1e-5)
+        other = klaad(model, KLAAD(length_align="pad_common"), [with_rows, *without])["kl"].item()
+    assert found["kl_pad_common"] == pytest.approx(other, rel=1e-5)
+    assert "kl" not in trainer.evaluate(without)
 
 
 def test_a_second_softmax_leaves_next_to_nothing():
@@ -273,8 +309,9 @@ def test_padding_changes_nothing():
     model = build("gemma-2")
     alone = [klaad(model, KLAAD(), [one]) for one in ITEMS]
     together = klaad(model, KLAAD())
-    for part in ("kl", "triplet"):
-        mean = sum(parts[part].item() for parts in alone) / len(alone)
+    none = KLAAD().prepare(ITEMS, tokenizer(), 32).noted[NO_ROWS]
+    for part, n in (("kl", len(alone) - len(none)), ("triplet", len(alone))):
+        mean = sum(parts[part].item() for parts in alone) / n
         assert together[part].item() == pytest.approx(mean, rel=1e-4)
 
 

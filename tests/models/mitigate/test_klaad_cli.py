@@ -103,7 +103,7 @@ def test_a_grid_trains_each_run_and_shows_them_side_by_side(model, data, tmp_pat
     assert [runs[name]["plan"]["epochs"] for name in runs] == [2, 2, 1]
     assert runs["bias_unlearn"]["plan"]["learning_rate"] == 2e-5
     # Parts that were not trained on are measured all the same.
-    assert runs["ce-only"]["held_out"]["after"].keys() == {"ce", "kl", "triplet"}
+    assert runs["ce-only"]["held_out"]["after"].keys() == {"ce", "kl", "kl_pad_common", "triplet"}
     assert (out / "all" / "model.safetensors").is_file()
 
 

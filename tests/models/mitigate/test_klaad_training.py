@@ -34,7 +34,7 @@ def test_the_divergence_falls_in_every_family(family):
     after = run.evaluate(ITEMS[:3])
     assert set(history[0]) == {"loss", "kl"}
     assert after["kl"] < 0.5 * before["kl"]
-    assert set(before) == {"ce", "kl", "triplet"}
+    assert set(before) == {"ce", "kl", "kl_pad_common", "triplet"}
 
 
 def test_the_record_says_how_hard_each_part_pulls_at_first():
@@ -191,7 +191,7 @@ def test_the_record_tells_what_was_trained_on(tmp_path):
     assert record.settings["renorm"] == "none"
     assert record.plan["learning_rate"] == 1e-3
     assert len(record.history) == 8
-    assert record.results["held_out"]["before"].keys() == {"ce", "kl", "triplet"}
+    assert record.results["held_out"]["before"].keys() == {"ce", "kl", "kl_pad_common", "triplet"}
     assert [one.target for one in without_training_targets(ITEMS, tmp_path)] == ["poet"]
     (tmp_path / "fairhead-training.json").write_text(json.dumps({"schema": "other"}))
     with pytest.raises(InputError, match="schema 'other'"):
