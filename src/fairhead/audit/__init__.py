@@ -4,6 +4,7 @@ from fairhead import make_verb
 from fairhead.audit.audit_results import Audit, Comparison, GroupRow
 from fairhead.audit.catalogue import METRICS, Metric
 from fairhead.audit.comparison import compare
+from fairhead.audit.own_metrics import define_metric
 from fairhead.audit.run_audit import audit
 from fairhead.stats import Difference, Estimate
 
@@ -17,6 +18,7 @@ __all__ = [
     "Metric",
     "audit",
     "compare",
+    "define_metric",
 ]
 
 make_verb(__name__)

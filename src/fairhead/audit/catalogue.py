@@ -32,6 +32,7 @@ class Metric:
     combine: Literal["mean", "max"] = "mean"  # how several rates become one figure
     overall: bool = False  # the figure is about all rows, not about groups
     scores: bool = False  # it needs scores
+    unit: bool = True  # its rates lie between 0 and 1, and so does a gap of them
 
 
 _UNPRIVILEGED = "unprivileged − privileged (signed), all other groups pooled"

@@ -237,9 +237,10 @@ def _interval(reduction: Reduction, parts: Stack, level: float) -> intervals.Int
         case "minimum":
             return _lowest(parts, wide, level)
         case "spread" | "to_overall":
-            noise = None if reduction.metric.scores else parts.noise
+            noise = parts.noise if reduction.metric.unit and not reduction.metric.scores else None
             around = candidate_rates(reduction, parts.hat, parts.se * wide, level, noise, parts.even)
-            return _within_unit(intervals.gap(parts.hat, parts.errors(level), reduction, around, level))
+            found = intervals.gap(parts.hat, parts.errors(level), reduction, around, level)
+            return _within_unit(found) if reduction.metric.unit else found
         case "ratio" if reduction.multiclass == "max" or parts.hat.shape[1] == 1:
             return _ratio(reduction, parts, level)
         case "ratio":

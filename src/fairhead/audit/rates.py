@@ -129,7 +129,8 @@ class Terms(NamedTuple):
     star: Array
 
 
-def _rows(counts: Counts) -> Counts:
+def rows_of_groups(counts: Counts) -> Counts:
+    """All rows of each group, once for each class: [G, C, C] to [C, G]."""
     true = counts.sum(axis=-1)
     return np.broadcast_to(true.sum(axis=-1), (true.shape[-1], true.shape[-2]))
 
@@ -139,7 +140,7 @@ def _rows_of_class(counts: Counts) -> Counts:
 
 
 def _rows_of_other_classes(counts: Counts) -> Counts:
-    return _rows(counts) - _rows_of_class(counts)
+    return rows_of_groups(counts) - _rows_of_class(counts)
 
 
 def _rows_predicted(counts: Counts) -> Counts:
@@ -147,7 +148,7 @@ def _rows_predicted(counts: Counts) -> Counts:
 
 
 def _rows_not_predicted(counts: Counts) -> Counts:
-    return _rows(counts) - _rows_predicted(counts)
+    return rows_of_groups(counts) - _rows_predicted(counts)
 
 
 @dataclass(frozen=True)
@@ -158,17 +159,18 @@ class Kind:
     rows: Callable[[Counts], Counts]
     need: str
     classes: str = "positive"
+    own: bool = False  # a user's: it may be any number
 
 
 RATES = {
-    "base_rate": Kind(metrics.Margins.base_rate, _rows, "rows"),
-    "selection_rate": Kind(metrics.Margins.selection_rate, _rows, "rows"),
+    "base_rate": Kind(metrics.Margins.base_rate, rows_of_groups, "rows"),
+    "selection_rate": Kind(metrics.Margins.selection_rate, rows_of_groups, "rows"),
     "TPR": Kind(metrics.Margins.true_positive_rate, _rows_of_class, "rows with label {}"),
     "FPR": Kind(metrics.Margins.false_positive_rate, _rows_of_other_classes, "rows with a label other than {}"),
     "precision": Kind(metrics.Margins.precision, _rows_predicted, "rows with prediction {}"),
     "NPV": Kind(metrics.Margins.negative_predictive_value, _rows_not_predicted, "rows with a prediction other than {}"),
     "recall": Kind(metrics.Margins.true_positive_rate, _rows_of_class, "rows with label {}", "all"),
-    "accuracy": Kind(metrics.Margins.accuracy, lambda counts: _rows(counts)[:1], "rows", "none"),
+    "accuracy": Kind(metrics.Margins.accuracy, lambda counts: rows_of_groups(counts)[:1], "rows", "none"),
 }
 
 
@@ -223,7 +225,9 @@ class Tables:
         names = self.classes[1:] if chosen.start else self.classes
         rows = kind.rows(self.rows)[chosen]
         rates = Rates(hat, star, rows, lambda c: kind.need.format(names[c]), self.clusters)
-        return rates if self.settled else replace(rates, star=unsettle(rates, name))
+        # What is no share has no spread to be given where it is 0 or 1.
+        keep = self.settled or (kind.own and bool((hat > 1).any() or (hat < 0).any()))
+        return rates if keep else replace(rates, star=unsettle(rates, name))
 
     @property
     def prevalence(self) -> Array:

@@ -13,6 +13,7 @@ from fairhead.audit.audit_results import Audit, GroupRow
 from fairhead.audit.audited_rows import View, group_columns, one_group, reference_groups, with_weight
 from fairhead.audit.catalogue import DEFAULT, METRICS, Metric, Multiclass
 from fairhead.audit.estimate import Rules, association_estimate, estimate
+from fairhead.audit.own_metrics import own_rates
 from fairhead.audit.rates import RATES, Rates, Tables
 from fairhead.audit.score_rates import ScoreTables
 from fairhead.errors import InputError, did_you_mean
@@ -90,7 +91,7 @@ def audit(
     by_group: list[GroupRow] = []
     for part in parts:
         estimates += [part.estimate(m, rules) for m in chosen if not m.overall]
-        by_group += part.by_group(rules)
+        by_group += part.by_group(rules, own_rates(chosen))
     # Shown first, made last: what was counted by group need only be added up.
     estimates = [overall.estimate(m, rules) for m in chosen if m.overall] + estimates
     options = {
@@ -159,11 +160,11 @@ class Part:
         group_rows = tables.rows.sum(axis=(-1, -2))[: len(self.column.levels)]
         return estimate(metric, rates, tables.groups, self._class_names(metric), group_rows, rules, self.name)
 
-    def by_group(self, rules: Rules) -> list[GroupRow]:
-        """Each group's own rates with intervals."""
+    def by_group(self, rules: Rules, more: Sequence[str] = ()) -> list[GroupRow]:
+        """Each group's own rates with intervals; `more` are rates of the user's."""
         assert self.name is not None
         found: dict[str, Rates] = {}
-        for name in _BY_GROUP:
+        for name in (*_BY_GROUP, *more):
             found |= self._named(name, self.tables.rates(name))
         for name in self.view.score_rates:
             found |= self._named(name, self.scores.rates(name))
@@ -236,7 +237,8 @@ def rates_ends(rates: Mapping[str, Rates], level: float) -> dict[str, NDArray[np
         if rate.clusters is not None:  # which may be few, however many rows
             hat = rate.hat[0][:, None]
             wide = hat + (star - hat) * rate.wide(level)[0][:, None]
-            star = np.clip(wide, 0.0, np.maximum(hat, 1.0))
+            shares = name not in RATES or not RATES[name].own
+            star = np.clip(wide, 0.0, np.maximum(hat, 1.0)) if shares else wide
         stars[name] = star
     tails = [(1 - level) / 2, (1 + level) / 2]
     every = np.concatenate(list(stars.values()))

@@ -130,6 +130,8 @@ class Statistics:
         intersections: also audit combinations of the groups.
         metric: a metric, several times if need be: DP, EOp, EOd, impact_ratio, accuracy, worst_group_accuracy, ...
             ("all" computes and explains each of them).
+        metrics_from: file of metrics of your own, a line each: cost = (5 * fn + fp) / n, of tp, fp, fn, tn and n. They
+            are shown beside the others.
         multiclass: how the gaps of several classes become one: the largest, the mean, or weighted by class frequency.
         n_boot: bootstrap replicates.
         seed: same seed, same figures.
@@ -140,6 +142,7 @@ class Statistics:
     panel: ClassVar[str] = "Statistics"
     intersections: bool = False
     metric: Annotated[tuple[str, ...], Option(metavar="NAME")] = ()
+    metrics_from: Annotated[str | None, Option(metavar="FILE")] = None
     multiclass: Literal["max", "mean", "weighted"] = "max"
     n_boot: Annotated[Count, Option(metavar="N")] = 2000
     seed: Annotated[WholeNumber, Option(metavar="N")] = 0
@@ -149,8 +152,15 @@ class Statistics:
     def arguments(self) -> dict[str, Any]:
         """As `fairhead.audit` takes them."""
         given = dict(vars(self))
-        names = given.pop("metric")
-        return {**given, "metrics": "all" if "all" in names else names or None}
+        names, file = given.pop("metric"), given.pop("metrics_from")
+        metrics = "all" if "all" in names else names or None
+        if file is not None:
+            from fairhead.audit.catalogue import DEFAULT
+            from fairhead.audit.own_metrics import read_metrics
+
+            own = [metric.name for metric in read_metrics(file)]
+            metrics = metrics if metrics == "all" else [*(metrics or DEFAULT), *own]
+        return {**given, "metrics": metrics}
 
 
 @dataclass(frozen=True)

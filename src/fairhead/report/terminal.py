@@ -130,7 +130,7 @@ def _metric_name(metric: str) -> str:
 def _number(metric: str, value: float | None) -> str:
     if value is None:
         return "–"
-    return f"{100 * value:.1f}" if is_share(metric.rpartition(".")[2]) else f"{value:.3f}"
+    return f"{100 * value:.1f}" if is_share(metric) else f"{value:.3f}"
 
 
 def _with_interval(metric: str, value: float | None, low: float | None, high: float | None, unit: str = "") -> str:

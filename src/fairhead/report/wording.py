@@ -36,9 +36,9 @@ _NAMES: Mapping[str, str] = {
     "nll": "Nats lost a token",
     "lms": "Language modelling score",
 }
-_LIBRARIES = {"fairlearn": "Fairlearn", "aif360": "AIF360"}
+_LIBRARIES = {"fairlearn": "Fairlearn", "aif360": "AIF360", "own": "own"}
 # Words in the names of metrics on a scale of their own, which nobody reads as a share of people.
-_NOT_A_SHARE = frozenset({"ratio", "impact", "cramers", "auc", "brier", "log", "nll", "evidence"})
+_NOT_A_SHARE = frozenset({"ratio", "impact", "cramers", "auc", "brier", "log", "nll", "evidence", "own"})
 
 
 def metric_name(metric: str) -> str:
