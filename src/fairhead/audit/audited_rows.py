@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fairhead.audit.score_gaps import SCORE_GAPS
 from fairhead.audit.score_rates import Scores
 from fairhead.errors import InputError, did_you_mean
 from fairhead.records import Column, Records
@@ -70,6 +71,11 @@ class View:
         if self.scores is None:
             return ()
         return ("AUC", "ECE", "Brier") if self.scores.min() >= 0 and self.scores.max() <= 1 else ("AUC",)
+
+    @property
+    def score_gaps(self) -> tuple[str, ...]:
+        """What can be said of how far the scores of groups are apart, of one score."""
+        return tuple(SCORE_GAPS) if self.scores is not None and self.scores.ndim == 1 else ()
 
     @cached_property
     def ranked(self) -> Scores | None:

@@ -201,6 +201,8 @@ def estimate(
         if rates[0].terms is None
         else _sum_interval(parts, rates[0], rules.level)
     )
+    if metric.unit and rates[0].terms is not None:
+        interval = _within_unit(interval)
     made_by = _made_by(reduction, parts.hat)
     if len(classes) > 1:
         if made_by.class_index is not None:
@@ -261,8 +263,8 @@ def _sum_interval(parts: Stack, rates: Rates, level: float) -> intervals.Interva
     if not (usable.all() and parts.kept.all()):
         rates = rates.of_groups(usable, parts.kept)
     if rates.hat.shape[1] == 1:
-        return _within_unit(rates.sum_intervals(level)[0])
-    return _within_unit(intervals.spread_of_sums(rates.errors_of_terms(level), rates.sum_intervals, level))
+        return rates.sum_intervals(level)[0]
+    return intervals.spread_of_sums(rates.errors_of_terms(level), rates.sum_intervals, level)
 
 
 def _lowest(parts: Stack, wide: Array, level: float) -> intervals.Interval:

@@ -249,6 +249,16 @@ class Tables:
 
         return self._map(pool, groups=("not " + self.groups[privileged], self.groups[privileged]))
 
+    def of_bias(self, aligned: bool) -> "Tables":
+        """As one group, the rows whose label is more frequent in their group than in all rows, or the others."""
+        expected = self.rows.sum(axis=(-1, -2))[:, None] * (self.rows.sum(axis=(0, -1)) / self.rows.sum())
+        chosen = ((self.rows.sum(axis=-1) > expected) == aligned)[..., None]
+        found = self._map(
+            lambda counts: metrics.pooled(counts * chosen), groups=("aligned" if aligned else "conflicting",)
+        )
+        # At least as many clusters as the group with the most of them has.
+        return found if self.clusters is None else replace(found, clusters=self.clusters.max(keepdims=True))
+
     @cached_property
     def all_rows(self) -> "Tables":
         """All groups as one."""

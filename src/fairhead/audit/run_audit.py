@@ -15,6 +15,7 @@ from fairhead.audit.catalogue import DEFAULT, METRICS, Metric, Multiclass
 from fairhead.audit.estimate import Rules, association_estimate, estimate
 from fairhead.audit.own_metrics import own_rates
 from fairhead.audit.rates import RATES, Rates, Tables
+from fairhead.audit.score_gaps import SCORE_GAPS
 from fairhead.audit.score_rates import ScoreTables
 from fairhead.errors import InputError, did_you_mean
 from fairhead.records import Column, Records, keep_freed_memory
@@ -81,7 +82,7 @@ def audit(
     n_rows, records = len(records), with_weight(records)
     view = View.of(records, positive)
     columns = group_columns(records, group_by, intersections)
-    chosen = choose_metrics(metrics, view.score_rates)
+    chosen = choose_metrics(metrics, (*view.score_rates, *view.score_gaps))
     draws = Draws(n_boot, seed)
     references = reference_groups(reference, columns)
     parts = [Part(view, name, column, draws, references[name]) for name, column in columns.items()]
@@ -182,10 +183,14 @@ class Part:
         ]
 
     def _rate(self, name: str, tables: Tables) -> Rates:
+        if name in SCORE_GAPS:
+            return SCORE_GAPS[name](self.scores, self.reference)
         return tables.rates(name) if name in RATES else self.scores.rates(name)
 
     def _class_names(self, metric: Metric) -> tuple[str, ...]:
         rate = metric.rates[0]
+        if rate == "sufficiency":
+            return tuple(f"bin {k + 1} of the score" for k in range(10))
         if rate == "AUC" and self.view.scores is not None and self.view.scores.ndim == 2:
             return self.view.classes
         return self.tables.class_names(rate)
@@ -220,6 +225,8 @@ def tables_for(metric: Metric, tables: Tables, reference: int) -> Tables:
     """The counts with the groups that a metric compares."""
     if metric.compare == "to_overall":
         return tables.with_overall
+    if metric.name.startswith("bias_"):
+        return tables.of_bias(aligned=metric.name == "bias_aligned_accuracy")
     if not metric.name.startswith("aif360."):
         return tables
     return tables.against(reference)
@@ -263,10 +270,13 @@ def choose_metrics(names: Sequence[str] | str | None, score_rates: Sequence[str]
                 f"There is no metric {name!r}.{did_you_mean(name, list(METRICS))} Known: {', '.join(METRICS)}."
             )
         if METRICS[name].scores and not {*METRICS[name].rates} <= {*score_rates}:
-            have = "have others: they lie outside [0, 1]" if score_rates else "have none"
-            raise InputError(
-                f"Metric {name!r} needs {'probabilities' if score_rates else 'scores'}, and the records {have}."
-            )
+            if not score_rates:
+                why = "needs scores, and the records have none"
+            elif {*METRICS[name].rates} <= {"ECE", "Brier"}:
+                why = "needs probabilities, and the scores lie outside [0, 1]"
+            else:
+                why = "is for one score of two classes, and not for comparisons"
+            raise InputError(f"Metric {name!r} {why}.")
         chosen.append(METRICS[name])
     return chosen
 

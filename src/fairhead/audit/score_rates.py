@@ -9,7 +9,7 @@ observed figures are exact.
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,16 +70,23 @@ class ScoreTables:
         return {"AUC": lambda: self._auc, "Brier": lambda: self._brier, "ECE": lambda: self._ece}[name]()
 
     @cached_property
-    def _clusters(self) -> NDArray[np.int64] | None:
+    def kept(self) -> dict[str, Any]:
+        """What figures that need more than these tables keep for each other."""
+        return {}
+
+    @cached_property
+    def clusters(self) -> NDArray[np.int64] | None:
+        """Clusters with rows of each group, shape [G], as `Rates` has them."""
         return clusters_in(self.group, self.n_groups, self.scores.cluster)
 
     @cached_property
-    def _by_class(self) -> list["_Table"]:
+    def by_class(self) -> list["ScoreTable"]:
+        """One table for a binary score, otherwise one for each class against the rest."""
         return [self._table(ranked) for ranked in self.scores.by_class]
 
     @cached_property
-    def _top(self) -> "_Table":
-        return self._by_class[0] if self.scores.top is self.scores.by_class[0] else self._table(self.scores.top)
+    def _top(self) -> "ScoreTable":
+        return self.by_class[0] if self.scores.top is self.scores.by_class[0] else self._table(self.scores.top)
 
     def auc_stretch(self, counts: Array, number: int = 0) -> Array:
         """By how much to stretch replicates of a class's binned AUC, [G], from its counts in any bins, [G, 2, K]."""
@@ -88,13 +95,13 @@ class ScoreTables:
     @cached_property
     def _exact_auc(self) -> list[Auc]:
         """For each class, figures of shape [G]."""
-        found = [[auc_of(*entries.mass) for entries in table.entries] for table in self._by_class]
+        found = [[auc_of(*entries.mass) for entries in table.entries] for table in self.by_class]
         return [Auc(*(np.array(part) for part in zip(*groups, strict=True))) for groups in found]
 
     @cached_property
     def _auc(self) -> Rates:
         hats, stars, rows = [], [], []
-        for number, table in enumerate(self._by_class):
+        for number, table in enumerate(self.by_class):
             hat = self._exact_auc[number].value
             binned = binned_auc(table.counts[:, 1], table.counts[:, 0])
             star = binned_auc(table.star[..., 1, :], table.star[..., 0, :])
@@ -102,13 +109,13 @@ class ScoreTables:
             stars.append(hat + (star - binned) * self.auc_stretch(table.counts, number))
             rows.append(table.rows.sum(axis=-1).min(axis=-1))
         need = "rows in the smaller of its two classes"
-        rates = Rates(np.stack(hats), np.stack(stars, axis=1), np.stack(rows), lambda c: need, self._clusters)
+        rates = Rates(np.stack(hats), np.stack(stars, axis=1), np.stack(rows), lambda c: need, self.clusters)
         return replace(rates, star=unsettle(rates, "AUC"))
 
     @cached_property
     def _brier(self) -> Rates:
         if self.scores.score.ndim == 1:
-            table, goal = self._by_class[0], np.array([[0.0], [1.0]])
+            table, goal = self.by_class[0], np.array([[0.0], [1.0]])
         else:  # the loss as a score, without hits
             table = self._table(
                 Ranked(np.zeros(len(self.scores.loss), dtype=bool), self.scores.loss, self.scores.weight)
@@ -127,7 +134,7 @@ class ScoreTables:
         variance = divide(second, mass) - exact**2
         binned_variance = divide((table.counts * mean**2).sum(axis=(-1, -2)), mass) - exact**2
         star = exact + (star - hat) * _without_bins(variance, binned_variance)
-        return Rates(exact[None], star[:, None], table.rows.sum(axis=(-1, -2))[None], lambda c: "rows", self._clusters)
+        return Rates(exact[None], star[:, None], table.rows.sum(axis=(-1, -2))[None], lambda c: "rows", self.clusters)
 
     @cached_property
     def _ece(self) -> Rates:
@@ -143,9 +150,9 @@ class ScoreTables:
         )
         rows = table.rows.sum(axis=(-1, -2))[None]
         error, error_star = (np.abs(terms).sum(axis=-2, keepdims=True) for terms in (hat, star))
-        return Rates(error, error_star, rows, lambda c: "rows", self._clusters, Terms(hat, star))
+        return Rates(error, error_star, rows, lambda c: "rows", self.clusters, Terms(hat, star))
 
-    def _table(self, ranked: Ranked) -> "_Table":
+    def _table(self, ranked: Ranked) -> "ScoreTable":
         entries = ranked.entries(self.group, self.n_groups)
         binned = [Binned.of(of_group) for of_group in entries]
         rows = np.stack([of_group.rows for of_group in binned])
@@ -159,10 +166,10 @@ class ScoreTables:
             key = cell_numbers([self.group, ranked.hit.view(np.int8), at], rows.shape)
             sample = tabulate([key], [rows.shape], self.scores.weight, self.scores.cluster)
         star = sample.bootstrap(self.n_boot, np.random.default_rng(self.seed))[0]
-        return _Table(entries, binned, sample.observed()[0], star, rows)
+        return ScoreTable(entries, binned, sample.observed()[0], star, rows)
 
 
-class _Table(NamedTuple):
+class ScoreTable(NamedTuple):
     """One score in each group."""
 
     entries: list[Entries]  # its distinct values

@@ -29,6 +29,10 @@ _NAMES: Mapping[str, str] = {
     "cramers_v_corrected": "Cramér's V, corrected",
     "cramers_v_excess": "Cramér's V, excess",
     "worst_group_accuracy": "Worst-group accuracy",
+    "bias_conflicting_accuracy": "Bias-conflicting accuracy",
+    "bias_aligned_accuracy": "Bias-aligned accuracy",
+    "ABROCA": "Area between ROC curves (ABROCA)",
+    "score_distance": "Wasserstein distance of scores",
     "evidence_gap": "Evidence gap, in logits",
     "log_odds": "Mean log-odds, in nats",
     "log_odds_size": "Mean size of the log-odds, in nats",
@@ -38,7 +42,9 @@ _NAMES: Mapping[str, str] = {
 }
 _LIBRARIES = {"fairlearn": "Fairlearn", "aif360": "AIF360", "own": "own"}
 # Words in the names of metrics on a scale of their own, which nobody reads as a share of people.
-_NOT_A_SHARE = frozenset({"ratio", "impact", "cramers", "auc", "brier", "log", "nll", "evidence", "own"})
+_NOT_A_SHARE = frozenset(
+    {"ratio", "impact", "cramers", "auc", "brier", "log", "nll", "evidence", "own", "distance", "abroca"}
+)
 
 
 def metric_name(metric: str) -> str:

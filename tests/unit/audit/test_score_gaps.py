@@ -1,0 +1,109 @@
+"""How far scores of groups are apart, and accuracy where bias does not help, against SciPy and scikit-learn."""
+
+import numpy as np
+import pytest
+from scipy.stats import norm, wasserstein_distance
+from sklearn.metrics import accuracy_score, roc_curve
+
+import fairhead
+from fairhead.errors import InputError
+
+WANTED = ["ABROCA", "score_distance", "sufficiency_gap"]
+
+
+def made(n=3000, effects=(2.0, 1.2, 0.6), seed=0, decimals=None):
+    rng = np.random.default_rng(seed)
+    group, label = rng.integers(0, len(effects), n), rng.integers(0, 2, n)
+    score = 1 / (1 + np.exp(-(label * np.array(effects)[group] + rng.normal(0, 1, n) - 1)))
+    return label, score if decimals is None else score.round(decimals), group
+
+
+def area_between(label, score, first, second):
+    at = np.linspace(0, 1, 100_001)
+    one, other = (
+        np.interp(at, *roc_curve(label[rows], score[rows], drop_intermediate=False)[:2]) for rows in (first, second)
+    )
+    return np.abs(one - other).mean()
+
+
+@pytest.mark.parametrize("decimals", [None, 2])
+def test_they_are_what_other_libraries_compute(decimals):
+    label, score, group = made(decimals=decimals)
+    records = fairhead.Records.from_arrays(label, scores=score, groups={"g": group})
+    found = fairhead.audit(records, metrics=WANTED, reference={"g": 0}, n_boot=400)
+    areas = [area_between(label, score, group == 0, group == g) for g in (1, 2)]
+    assert found["ABROCA"].value == pytest.approx(max(areas), abs=2e-3)
+    distances = [wasserstein_distance(score[group == 0], score[group == g]) for g in (1, 2)]
+    assert found["score_distance"].value == pytest.approx(max(distances), rel=0.02)
+    assert found["ABROCA"].groups == ("2", "0")
+    for name in WANTED:
+        assert 0 < found[name].low < found[name].value < found[name].high < 1
+    # The third, by hand: bins of equal mass of all rows.
+    bins = (np.argsort(np.argsort(score, kind="stable"), kind="stable") * 10) // len(score)
+    if decimals is None:
+        shares = np.array([[label[(bins == k) & (group == g)].mean() for g in range(3)] for k in range(10)])
+        assert found["sufficiency_gap"].value == pytest.approx(np.ptp(shares, axis=1).max(), abs=0.02)
+
+
+def test_equal_groups_are_compatible_with_no_distance():
+    label, score, group = made(effects=(1.0, 1.0), seed=4)
+    records = fairhead.Records.from_arrays(label, scores=score, groups={"g": group})
+    found = fairhead.audit(records, metrics=WANTED, n_boot=400)
+    assert [found[name].low for name in WANTED] == [0.0, 0.0, 0.0]
+
+
+def test_scores_on_any_scale_have_distances_on_it():
+    label, score, group = made()
+    plain = fairhead.Records.from_arrays(label, scores=score, groups={"g": group})
+    wide = fairhead.Records.from_arrays(label, scores=100 * score, threshold=50, groups={"g": group})
+    one, other = (fairhead.audit(records, metrics=WANTED, n_boot=200) for records in (plain, wide))
+    assert other["score_distance"].value == pytest.approx(100 * one["score_distance"].value)
+    assert other["score_distance"].high > 1
+    assert other["ABROCA"].value == pytest.approx(one["ABROCA"].value)
+
+
+def test_small_groups_leave_them_undefined():
+    label, score, group = made(n=300)
+    group[:] = 0
+    group[:5] = 1
+    records = fairhead.Records.from_arrays(label, scores=score, groups={"g": group})
+    found = fairhead.audit(records, metrics=["ABROCA", "score_distance"], n_boot=200)
+    assert found["ABROCA"].value is None
+    assert "at least 10" in found["ABROCA"].undefined
+
+
+def test_a_comparison_goes_without_them():
+    label, score, group = made(n=600)
+    records = fairhead.Records.from_arrays(label, scores=score, groups={"g": group})
+    assert "ABROCA" not in {d.metric for d in fairhead.compare(records, records, metrics="all", n_boot=100).differences}
+    with pytest.raises(InputError, match="not for comparisons"):
+        fairhead.compare(records, records, metrics=["ABROCA"], n_boot=100)
+
+
+def test_accuracy_where_the_bias_does_not_help():
+    """Label and group go together in nine of ten rows; the model follows the group half of the time."""
+    rng = np.random.default_rng(0)
+    group = rng.integers(0, 2, 4000)
+    label = np.where(rng.random(4000) < 0.9, group, 1 - group)
+    said = np.where(rng.random(4000) < 0.5, group, label)
+    records = fairhead.Records.from_arrays(label, said, groups={"g": group})
+    found = fairhead.audit(records, metrics=["bias_conflicting_accuracy", "bias_aligned_accuracy"])
+    for name, rows in (("bias_conflicting_accuracy", label != group), ("bias_aligned_accuracy", label == group)):
+        assert found[name].value == pytest.approx(accuracy_score(label[rows], said[rows]))
+        assert found[name].n == rows.sum()
+    assert found["bias_conflicting_accuracy"].low < 0.5 < found["bias_conflicting_accuracy"].high
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("effect", [1.5, 1.2, 0.7])
+def test_intervals_cover_the_truth(effect):
+    """Two groups with binormal scores, whose areas are known."""
+    at = (np.arange(20_000) + 0.5) / 20_000
+    truth = np.abs(norm.cdf(1.5 + norm.ppf(at)) - norm.cdf(effect + norm.ppf(at))).mean()
+    hits = []
+    for seed in range(400):
+        label, score, group = made(1500, (1.5, effect), seed)
+        records = fairhead.Records.from_arrays(label, scores=score, groups={"g": group})
+        found = fairhead.audit(records, metrics=["ABROCA"], n_boot=500, seed=seed, reference={"g": 0})["ABROCA"]
+        hits.append(found.low <= truth <= found.high)
+    assert 0.91 <= np.mean(hits) <= 0.99
