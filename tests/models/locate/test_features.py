@@ -94,7 +94,7 @@ def test_broken_folders_are_refused(tmp_path) -> None:
         Features.load(tmp_path)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 10_000), st.lists(st.integers(1, 9), min_size=1, max_size=6))
 def test_moments_do_not_depend_on_how_rows_are_batched(seed, sizes) -> None:
     rng = np.random.default_rng(seed)

@@ -39,7 +39,7 @@ def a_head(rng, n, d, width, texts):
     return z, rng.normal(size=(width, d)), rng.normal(size=(texts, width))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 100_000), st.integers(3, 60), st.integers(2, 8), st.integers(8, 20))
 def test_moments_choose_the_texts_that_rows_choose(seed, n, d, width) -> None:
     rng = np.random.default_rng(seed)

@@ -41,7 +41,7 @@ def some_logits(rows=6, classes=3, seed=0):
 # DRO
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(LOSSES, st.floats(0.15, 0.95))
 def test_chi2_weights_are_the_worst_in_the_ball(losses, alpha):
     n, radius = len(losses), (1 / alpha - 1) ** 2

@@ -174,7 +174,7 @@ def test_the_interval_of_a_difference_covers(truth_a, truth_b):
     assert 0.88 <= held / repeats <= 1
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
 def test_bh_equals_scipy_and_holm_is_closed_testing(p):
     np.testing.assert_allclose(adjust(p, "bh"), false_discovery_control(p), atol=1e-12)

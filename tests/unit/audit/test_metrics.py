@@ -66,7 +66,7 @@ FAIRLEARN = {
 }
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 10**6), n_groups=st.integers(2, 6))
 def test_equals_fairlearn(seed, n_groups):
     y, p, group = random_rows(seed, n_groups)
@@ -77,7 +77,7 @@ def test_equals_fairlearn(seed, n_groups):
     assert {name for name in METRICS if name.startswith("fairlearn.")} <= set(FAIRLEARN)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 10**6))
 def test_weighted_rates_equal_fairlearn(seed):
     y, p, group = random_rows(seed)
@@ -89,7 +89,7 @@ def test_weighted_rates_equal_fairlearn(seed):
     assert found["fairlearn.equalized_odds_difference"].value == pytest.approx(odds, abs=EXACT)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 10**6), n_classes=st.integers(2, 5))
 def test_group_rates_equal_scikit_learn(seed, n_classes):
     y, p, group = random_rows(seed, 3, n_classes)
@@ -166,7 +166,7 @@ def aif360_metric():
     return metric
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 10**6), n_groups=st.integers(2, 4), weighted=st.booleans())
 def test_equals_aif360(aif360_metric, seed, n_groups, weighted):
     """The groups that are not privileged are pooled."""
@@ -183,7 +183,7 @@ def test_equals_aif360(aif360_metric, seed, n_groups, weighted):
         assert result[name, "g"].value == pytest.approx(expected, abs=EXACT), name
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 10**6), rows=st.integers(2, 5), columns=st.integers(2, 5))
 def test_cramers_v_equals_scipy(seed, rows, columns):
     table = np.random.default_rng(seed).integers(1, 40, size=(rows, columns))
@@ -198,7 +198,7 @@ def test_bias_corrected_v_is_near_zero_without_association():
     assert (plain.cramers_v_corrected(tables) == 0).mean() > 0.5
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 10**6), digits=st.integers(1, 6))
 def test_scores_equal_scikit_learn(seed, digits):
     rng = np.random.default_rng(seed)
@@ -246,7 +246,7 @@ def test_calibrated_scores_have_a_small_calibration_error():
         assert found.hat.item() == pytest.approx(error, abs=0.01)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 10**6))
 def test_order_of_rows_and_names_of_groups_do_not_matter(seed):
     y, p, group = random_rows(seed, 4)

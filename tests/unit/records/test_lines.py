@@ -113,7 +113,7 @@ def read_or_refused(file):
     return [(column.levels, column.codes.tolist()) for column in columns], found.scores
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     st.lists(st.tuples(classes, odd_numbers, people, classes), min_size=1, max_size=12),
     st.sampled_from([",", ";", "|"]),
