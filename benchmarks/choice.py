@@ -51,7 +51,8 @@ def choices(folder: str) -> dict[str, list[Choice]]:
     for (data, seed, method), row in latest.items():
         if method != "auto" or "tried" not in row.get("notes", {}):
             continue
-        names = [CANDIDATES[one["name"]] for one in row["notes"]["tried"]]
+        # Weaker forms of a candidate, "balance 0.75", have no row of their own to compare with.
+        names = [CANDIDATES[one["name"]] for one in row["notes"]["tried"] if one["name"] in CANDIDATES]
         wanted = {*names, "erm", "group_balanced"}
         named = {name: latest[data, seed, name] for name in wanted if (data, seed, name) in latest}
         if wanted - named.keys():
