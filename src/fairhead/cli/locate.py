@@ -86,13 +86,14 @@ class Edit:
         heads: heads, as L11H1,L10H5 (layer and head from 0).
         chosen: take the heads that `fairhead locate` chose.
         kind: what is put in a head's place: its mean (balanced over groups), zero, that of another row (resample), or
-            what a projection (LEACE) leaves of it.
+            what a projection leaves of it: LEACE (project) erases the group, splince also keeps the covariance with the
+            label.
         save: bake the edit into the weights and save the model; the report is of the saved model.
     """
 
     heads: Annotated[str | None, Option(metavar="HEADS")] = None
     chosen: Annotated[str | None, Option("--from", "HEADMAP.json")] = None
-    kind: Literal["mean", "zero", "resample", "project"] = "mean"
+    kind: Literal["mean", "zero", "resample", "project", "splince"] = "mean"
     save: Annotated[Path | None, Option(metavar="DIR", panel="Output")] = None
     panel: ClassVar[str] = "Choice of heads"
 

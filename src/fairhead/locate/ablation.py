@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 WAYS = {
     "direct": ("direct effect alone", "direct effect alone"),
     "forward": ("as a true forward pass", "true forward passes"),
+    "output": ("of the whole output, in place of heads", "the whole output"),
 }
 
 

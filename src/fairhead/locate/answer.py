@@ -191,6 +191,8 @@ def _effects_of(found: HeadMap, exact: Sequence[Head] | None) -> dict[str, Any]:
 
 def _study(study: Study) -> dict[str, Any]:
     content = {"kind": study.kind, "way": study.way, "metrics": [ablation.to_dict() for ablation in study.ablations]}
+    if not study.ablations:  # no random heads to compare with
+        content["changes"] = [change.to_dict() for change in study.changes.differences]
     if study.changes.by_cell:
         content["norm_matched"] = [ablation.to_dict() for ablation in study.norm_matched]
         cells = study.changes.by_cell
@@ -223,7 +225,7 @@ def report_of(
 def verdict(located: Located) -> list[dict[str, str]]:
     """Sentences with their tone, each decided by intervals and controls."""
     effects = (located.words.effect(study) for study in _shown(located))
-    return [located.words.opening(located), *effects]
+    return [located.words.opening(located), *effects, *located.words.baseline(located.studies)]
 
 
 def _shown(located: Located) -> list[Study]:
@@ -310,22 +312,20 @@ def _effects(found: Located) -> Table:
     for title in ("edit", words.figure, "before", "after", "change", "p layer", *(["p norm"] if by_norm else [])):
         table.add_column(title, justify="left" if title in ("edit", words.figure) else "right")
     for edit in found.studies:
-        norm = {a.change.metric: p_value(a.p_controls) for a in edit.norm_matched}
-        known = {a.change.metric: a for a in edit.ablations}
-        for i, ablation in enumerate(known[name] for name in words.in_table if name in known):
-            change = ablation.change
+        by_layer, norm = ({a.change.metric: a for a in sets} for sets in (edit.ablations, edit.norm_matched))
+        changes = [change for change in map(edit.change, words.in_table) if change is not None]
+        for i, change in enumerate(changes):
             low = "" if change.low is None or change.high is None else f" ({change.low:+.3f} to {change.high:+.3f})"
             # Controls test whether a gap is lowered; a fall of accuracy is the cost, not the aim.
-            tested = change.metric in words.gaps
-            last = [norm.get(change.metric, "") if tested else ""] if by_norm else []
+            tests = (by_layer, norm) if by_norm else (by_layer,)
+            tested = (sets.get(change.metric) if change.metric in words.gaps else None for sets in tests)
             table.add_row(
                 "" if i else f"{edit.kind}, {edit.way}",
-                {"cramers_v": "V"}.get(change.metric, change.metric),
+                {"cramers_v": "V"}.get(change.metric, change.metric.replace("_", " ")),
                 f"{change.a:.3f}",
                 f"{change.b:.3f}",
                 f"{change.value:+.3f}{low}",
-                p_value(ablation.p_controls) if tested else "",
-                *last,
+                *("" if ablation is None else p_value(ablation.p_controls) for ablation in tested),
             )
     table.caption = words.caption
     return table

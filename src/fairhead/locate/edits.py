@@ -1,11 +1,11 @@
-"""What can be put in a head's place: nothing, its mean, another row's output, or itself without the group.
+"""What can be put in a head's place: nothing, its mean, another row's output, itself without the group, or a gain.
 
 Edits are learned on one half of the rows and act on the heads' own outputs, before W_O. They can be applied as a true
-forward pass (`apply`), estimated as a direct effect (`effects.py`), or baked into the weights (`bake`).
+forward pass (`apply`), estimated as a direct effect (`gap_question.py`), or baked into the weights (`bake`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -25,7 +25,7 @@ from fairhead.locate.streams import stream_of
 if TYPE_CHECKING:
     from fairhead.locate.decompose import Decomposer
 
-Kind = Literal["zero", "mean", "resample", "project"]
+Kind = Literal["zero", "mean", "resample", "project", "splince", "gain"]
 KINDS: tuple[str, ...] = get_args(Kind)
 TEXT_KINDS = ("mean", "zero", "resample")
 _BANK = 1024  # tokens whose head outputs are kept to resample from
@@ -33,12 +33,16 @@ _BANK = 1024  # tokens whose head outputs are kept to resample from
 
 @dataclass(frozen=True)
 class HeadEdits:
-    """What each kind of edit puts in a head's place."""
+    """What each kind of edit puts in a head's place: x becomes c + M (x − c).
+
+    "mean" and "zero" have M = 0; "project" and "splince" erase the group, "gain" has M = g · 1. A strength from 0 to 1
+    behind the kind ("project@0.5") goes that part of the way from x to there.
+    """
 
     means: Array  # mean own output of each head, every cell of group and label counting the same, [L, H, d]
-    # LEACE of each head, [L, H, d, d]: x becomes mean + M (x − mean), which has no linear trace of the group given the
-    # label and is otherwise as near to x as can be
-    matrices: Array
+    # By kind, M of each head, [L, H, d, d]. "project" is LEACE: no linear trace of the group given the label is left,
+    # and what is left is as near to x as can be. "splince" also keeps the covariance with the label as it is.
+    matrices: Mapping[str, Array]
     shrinkage: float  # how far the covariances behind them were shrunk, at most; near 1 there were too few rows
     n: int  # rows behind them
 
@@ -47,16 +51,17 @@ class HeadEdits:
         """From the moments of the heads' own outputs, in cells 2 · label + group."""
         pooled = moments.pooled()
         by_cell = moments.means()
-        difference = (by_cell[1::2] - by_cell[0::2]).mean(0)  # [L, H, d]
+        group = (by_cell[1::2] - by_cell[0::2]).mean(0)[..., None]  # [L, H, d, 1]
+        label = (by_cell[1::2] + by_cell[0::2]) / 2 - pooled.mean  # [labels, L, H, d]
         covariance, amount = shrunk(pooled.covariance, n)
-        eye = np.eye(difference.shape[-1])
-        with np.errstate(invalid="ignore", divide="ignore"):
-            scale = np.trace(covariance, axis1=-2, axis2=-1)[..., None, None]
-            safe = covariance + np.where(scale > 0, 0.0, 1.0) * eye  # a silent head has nothing to erase
-            reader = np.linalg.solve(safe, difference[..., None])[..., 0]
-            size = (difference * reader).sum(-1)[..., None, None]
-            taken = np.where(size > 0, difference[..., :, None] * reader[..., None, :] / size, 0.0)
-        return cls(pooled.mean, eye - taken, amount, n)
+        kept = np.moveaxis(label[:-1], 0, -1)  # the last follows from the others
+        matrices = {"project": erasing(covariance, group), "splince": erasing(covariance, group, kept)}
+        return cls(pooled.mean, matrices, amount, n)
+
+    def with_gains(self, gains: Array) -> "HeadEdits":
+        """The same with a gain for each head, [L, H]."""
+        scaled = gains[..., None, None] * np.eye(self.means.shape[-1])
+        return replace(self, matrices={**self.matrices, "gain": scaled})
 
     @classmethod
     def learn(
@@ -82,15 +87,23 @@ class HeadEdits:
         """From all tokens, for edits that act on all of them: another pass over the images."""
         cells = check_cells(groups, labels, names)
         taps = tap(decomposer.stream.base)
-        sums: dict[int, HeadMoments] = {}
+        sums: dict[int, list[Tensor]] = {}  # by layer: rows [cells], first [cells, H, d] and second [cells, H, d, d]
         now: list[tuple[NDArray[np.intp], Tensor | None]] = []
 
         def watch(x: Tensor, site: Site) -> Tensor:  # x [B, T, H, d]
             cell, mask = now[-1]
-            real = np.ones(x.shape[:2], dtype=bool) if mask is None else mask.bool().cpu().numpy()  # not padding
-            rows = x.float().cpu().numpy()[real]
-            found = sums.setdefault(site.layer, HeadMoments.empty(len(cells.counts), (1, *rows.shape[1:])))
-            found.add(rows[:, None], np.repeat(cell, real.sum(1)))
+            n_cells, (_, _, heads, d) = len(cells.counts), x.shape
+            if site.layer not in sums:
+                shapes = ((n_cells,), (n_cells, heads, d), (n_cells, heads, d, d))
+                sums[site.layer] = [x.new_zeros(shape, dtype=torch.float64) for shape in shapes]
+            count, first, second = sums[site.layer]
+            for number in np.unique(cell):
+                chosen = torch.from_numpy(np.flatnonzero(cell == number)).to(x.device)
+                rows = x[chosen] if mask is None else x[chosen][mask[chosen].bool()]  # not padding
+                rows = rows.reshape(-1, heads, d).permute(1, 2, 0).double()  # [H, d, tokens]
+                count[number] += rows.shape[-1]
+                first[number] += rows.sum(-1)
+                second[number] += rows @ rows.mT
             return x
 
         done = 0
@@ -101,33 +114,33 @@ class HeadEdits:
                 now.append((cells.cell[done : done + size], batch.get("attention_mask")))
                 decomposer.stream.base(**batch)
                 done += size
-        layers = [sums[site.layer] for site in taps.sites]
-        moments = HeadMoments(
-            layers[0].count,
-            np.concatenate([m.first for m in layers], axis=1),
-            np.concatenate([m.second for m in layers], axis=1),
+        count, first, second = (
+            np.stack([sums[site.layer][i].cpu().numpy() for site in taps.sites], axis=1) for i in range(3)
         )
-        return cls.of_moments(moments, done)
+        return cls.of_moments(HeadMoments(count[:, 0].astype(np.int64), first, second), done)
+
+    def affine(self, kind: str, layer: int) -> tuple[Array, Array]:
+        """The middle c [H, d] and the matrix M [H, d, d] of one layer's edit."""
+        name, strength = parsed(kind)
+        middle = self.means[layer]
+        eye = np.eye(middle.shape[-1])
+        matrix = self.matrices[name][layer] if name in self.matrices else np.zeros((len(middle), *eye.shape))
+        return 0 * middle if name == "zero" else middle, eye + strength * (matrix - eye)
 
     def outputs(self, kind: str, x: NDArray[np.floating], layer: int, order: NDArray[np.intp]) -> NDArray[np.floating]:
         """One layer's own outputs x [n, H, d] after an edit; `order` [n] says whose output a resampled row gets."""
-        if kind == "zero":
-            return np.zeros_like(x)
-        if kind == "mean":
-            return np.broadcast_to(self.means[layer], x.shape)
         if kind == "resample":
             return x[order]
-        check_kind(kind)
-        middle = self.means[layer]
-        return middle + np.einsum("hij,nhj->nhi", self.matrices[layer], x - middle, optimize=True)
+        middle, matrix = self.affine(kind, layer)
+        if not matrix.any():
+            return np.broadcast_to(middle, x.shape)
+        return middle + np.einsum("hij,nhj->nhi", matrix, x - middle, optimize=True)
 
     def moved(self, kind: str, x: Tensor, layer: int) -> Tensor:
         """By how much an edit moves one layer's own outputs x [..., H, d]."""
-        middle = self._tensor(self.means[layer]).to(x)
-        if kind != "project":
-            return (middle if kind == "mean" else torch.zeros_like(middle)) - x
-        matrix = self._tensor(self.matrices[layer]).to(x)
-        return torch.einsum("hij,...hj->...hi", matrix, x - middle) - (x - middle)
+        middle, matrix = (self._tensor(part).to(x) for part in self.affine(kind, layer))
+        x = x - middle
+        return -x if not matrix.any() else torch.einsum("hij,...hj->...hi", matrix, x) - x
 
     def apply(self, heads: Tap, where: Sequence[tuple[int, int]], kind: str, tokens: int | None = 0) -> None:
         """Ask an open tap for the edit, at the first token or (None) at all of them.
@@ -137,22 +150,22 @@ class HeadEdits:
         check_kind(kind)
         if not where:
             return
-        if kind == "zero":
-            heads.zero(where, tokens)
-        elif kind == "mean":
-            heads.mean(where, {layer: self._tensor(self.means[layer]) for layer in {w[0] for w in where}}, tokens)
-        elif kind == "resample":
+        if kind == "resample":
             heads.edit(where, _swap, tokens)
-        else:
-            heads.project(
-                where,
-                {(layer, head): self._tensor(self.matrices[layer, head]) for layer, head in where},
-                {(layer, head): self._tensor(self.means[layer, head]) for layer, head in where},
-                tokens,
-            )
+            return
+        parts = {layer: self.affine(kind, layer) for layer in {layer for layer, _ in where}}
+        if not any(matrix.any() for _, matrix in parts.values()):
+            heads.mean(where, {layer: self._tensor(middle) for layer, (middle, _) in parts.items()}, tokens)
+            return
+        heads.project(
+            where,
+            {(layer, head): self._tensor(parts[layer][1][head]) for layer, head in where},
+            {(layer, head): self._tensor(parts[layer][0][head]) for layer, head in where},
+            tokens,
+        )
 
     def bake(self, model: nn.Module, where: Sequence[tuple[int, int]], kind: str) -> None:
-        """Write an edit of all tokens ("zero", "mean" or "project") into W_O and its bias, for an ordinary model.
+        """Write an edit of all tokens (any but "resample") into W_O and its bias, for an ordinary model.
 
         `where` counts the attention layers of `model`; of a CLIP with two towers, give the image tower. A family whose
         configuration can ask for biases of its attention (Llama's `attention_bias`) gets them, all 0 but where an edit
@@ -164,7 +177,8 @@ class HeadEdits:
                 "resampling cannot be baked into weights: it needs other images; use zero, mean or project"
             )
         sites = tap(model).sites
-        if kind != "zero" and any(getattr(sites[layer].projection, "bias", None) is None for layer, _ in where):
+        needed = parsed(kind)[0] != "zero"
+        if needed and any(getattr(sites[layer].projection, "bias", None) is None for layer, _ in where):
             _give_biases(sites)
         for layer in sorted({layer for layer, _ in where}):
             site = sites[layer]
@@ -178,21 +192,53 @@ class HeadEdits:
             for head in sorted(h for place, h in where if place == layer):
                 columns = slice(head * site.head_dim, (head + 1) * site.head_dim)
                 block = by_head[:, columns].double()
-                if kind == "zero":
-                    by_head[:, columns] = 0
-                    continue
-                mean = self._tensor(self.means[layer, head]).double().to(block.device)
-                matrix = (
-                    torch.zeros_like(block[:1].T @ block[:1])
-                    if kind == "mean"
-                    else self._tensor(self.matrices[layer, head]).double().to(block.device)
-                )
+                middle, matrix = (torch.tensor(part[head]).to(block) for part in self.affine(kind, layer))
                 by_head[:, columns] = (block @ matrix).to(by_head.dtype)
-                projection.bias.data += (block @ (mean - matrix @ mean)).to(projection.bias.dtype)
+                if needed:
+                    projection.bias.data += (block @ (middle - matrix @ middle)).to(projection.bias.dtype)
 
     @staticmethod
     def _tensor(array: Array) -> Tensor:
         return torch.tensor(array, dtype=torch.float32)
+
+
+def erasing(covariance: Array, group: Array, kept: Array | None = None) -> Array:
+    """The matrix [..., d, d] that takes the directions of the group out of x, given the covariance of x [..., d, d].
+
+    Directions [..., d, k] are covariances of x with the group: M = 1 − G (Gᵀ R G)⁺ Gᵀ R has M G = 0. With R the inverse
+    covariance this is LEACE (Belrose et al., 2023), the least change of x that erases them. Directions that are `kept`
+    [..., d, c], covariances with the label, stay as they are: M Y = Y, where R is the inverse covariance without what
+    it says of Y (SPLINCE, Holstege et al., 2025). Where a group's direction lies among those, it stays, too.
+
+    Example:
+        >>> covariance, group, label = np.eye(3), np.array([[1.0], [1], [0]]), np.array([[0.0], [1], [0]])
+        >>> (erasing(covariance, group, label) @ np.hstack([group, label])).round(9).tolist()
+        [[0.0, 0.0], [0.0, 1.0], [0.0, 0.0]]
+    """
+    eye = np.eye(covariance.shape[-1])
+    silent = np.trace(covariance, axis1=-2, axis2=-1)[..., None, None] <= 0  # a silent head has nothing to erase
+    inverse = np.linalg.inv(np.where(silent, eye, covariance))
+    reader = inverse
+    if kept is not None and kept.shape[-1]:
+        seen = inverse @ kept  # [..., d, c]
+        reader = inverse - seen @ np.linalg.pinv(kept.mT @ seen, rcond=1e-8, hermitian=True) @ seen.mT
+    size, left = group.mT @ inverse @ group, group.mT @ reader @ group
+    left = np.where(left > 1e-6 * size, left, 0.0) if left.shape[-1] == 1 else left
+    return np.asarray(eye - group @ np.linalg.pinv(left, rcond=1e-6, hermitian=True) @ group.mT @ reader)
+
+
+def parsed(kind: str) -> tuple[str, float]:
+    """A kind and its strength.
+
+    Example:
+        >>> parsed("project@0.25"), parsed("mean")
+        (('project', 0.25), ('mean', 1.0))
+    """
+    name, _, strength = kind.partition("@")
+    try:
+        return name, float(strength or 1)
+    except ValueError:
+        raise InputError(f"kind is {kind!r}; a strength behind @ is a number, such as {name}@0.5") from None
 
 
 def check_kind(kind: str, kinds: Sequence[str] = KINDS) -> None:
@@ -204,7 +250,7 @@ def check_kind(kind: str, kinds: Sequence[str] = KINDS) -> None:
             ...
         fairhead.errors.InputError: kind is 'project'; expected one of mean, zero, resample: a projection needs two ...
     """
-    if kind not in kinds:
+    if parsed(kind)[0] not in kinds:
         why = ": a projection needs two groups of rows, and pairs of texts are about many" if kind in KINDS else ""
         raise InputError(f"kind is {kind!r}; expected one of {', '.join(kinds)}{why}")
 
@@ -282,8 +328,7 @@ class TextEdits(HeadEdits):
                 kept.append(torch.stack([x[here.to(x.device)].float() for x in reading], 1).cpu())
             done += size
         means = (torch.stack(sums).sum(0) / total).numpy()  # [L, H, d]
-        whole = np.broadcast_to(np.eye(means.shape[-1]), (*means.shape, means.shape[-1]))
-        return cls(means, whole, 0.0, total, torch.cat(kept).numpy(), seed)
+        return cls(means, {}, 0.0, total, torch.cat(kept).numpy(), seed)
 
     def apply(self, heads: Tap, where: Sequence[tuple[int, int]], kind: str, tokens: int | None = None) -> None:
         """Ask an open tap for the edit. Resampling gives each token the output of one token of the bank."""

@@ -127,6 +127,10 @@ class Question(ABC):
     def forward(self, rows: NDArray[np.intp], kind: str) -> Edited:
         """True forward passes over some rows; a set of heads that was run is not run again."""
 
+    def at_output(self, kind: str) -> Edited | None:
+        """What an edit of the whole output does to the reporting half, the baseline of heads; None for none."""
+        return None
+
     @property
     @abstractmethod
     def fast(self) -> bool:

@@ -1,8 +1,9 @@
 """The gap between two groups in the evidence for a class, of images or of texts, asked of stored features."""
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,8 @@ from fairhead.locate.directions import Concept, Task
 from fairhead.locate.edits import HeadEdits, check_kind
 from fairhead.locate.engine import Extremes, Question, Scores
 from fairhead.locate.gap_words import GapWords
-from fairhead.locate.head_features import Array, Features, Pooled
-from fairhead.locate.head_maps import Head, HeadMap, Measure, Separation, coupling, separation
+from fairhead.locate.head_features import Array, Features, HeadMoments, Pooled
+from fairhead.locate.head_maps import Head, HeadMap, Measure, Separation, check_cells, coupling, separation
 from fairhead.locate.locate_settings import LocatePlan, Rank
 from fairhead.locate.passes import RowPasses
 from fairhead.locate.rows import MIN_CELL, Evaluation, check_halves, halves_of
@@ -62,7 +63,7 @@ class DirectEffect:
 class GapQuestion(Question):
     """The gap between two groups in the evidence for a class."""
 
-    kinds = ("mean", "zero", "resample", "project")
+    kinds: tuple[str, ...] = ("mean", "zero", "resample", "project", "splince")
 
     def __init__(
         self,
@@ -180,6 +181,14 @@ class GapQuestion(Question):
             raise InputError("this question was asked without the model: give it forward passes")
         return self.passes(rows, self.edits, kind)
 
+    def with_gains(self, gains: Array) -> "GapQuestion":
+        """The same question, which knows the edit "gain" by these gains [L, H]."""
+        found = copy.copy(self)
+        found.kinds, found.edits = (*self.kinds, "gain"), self.edits.with_gains(gains)
+        if self.passes is not None and self.passes.everywhere is not None:
+            found.passes = replace(self.passes, everywhere=self.passes.everywhere.with_gains(gains))
+        return found
+
     @property
     def fast(self) -> bool:
         """Whether the model is on a GPU."""
@@ -192,7 +201,27 @@ class GapQuestion(Question):
 
     def estimate(self, rows: NDArray[np.intp], kind: str) -> Array | None:
         """By attribution patching."""
-        return None if self.passes is None else self.passes.estimate(rows, self.edits, kind, self.rows.positive)
+        if self.passes is None or kind == "resample":
+            return None
+        slope = partial(self.task.slope, positive=self.rows.positive)
+        return self.passes.estimate(rows, self.edits, kind, [slope]).lost[..., 0]
+
+    def at_output(self, kind: str) -> Edited | None:
+        """Logits of the reporting half with the whole output edited instead of any head, learned as edits of heads."""
+        if kind not in self.output_edits.matrices:
+            return None
+        output = np.asarray(self.features.output[self.reported], dtype=np.float64)[:, None]
+        edited = self.output_edits.outputs(kind, output, 0, np.arange(len(output)))
+        return lambda sets: [self.task.logits((edited if heads else output)[:, 0]) for heads in sets]
+
+    @cached_property
+    def output_edits(self) -> HeadEdits:
+        """Erasure of the group from the output, as if it were one head."""
+        learning = self.choosing & self.comparable
+        part = self.rows.take(learning)
+        cells = check_cells(part.groups, part.labels, part.poles)
+        output = np.asarray(self.features.output[learning], dtype=np.float64)[:, None, None]
+        return HeadEdits.of_moments(HeadMoments.of(output, cells.cell, len(cells.counts)), len(output))
 
     def forward_notes(self, edited: Edited | None) -> list[str]:
         """Where heads were edited, and what TF32 changed."""

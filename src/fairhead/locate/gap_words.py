@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -62,6 +62,8 @@ class GapWords:
         "zero": "silencing them",
         "resample": "giving them another row's output",
         "project": "erasing the group from what they write (LEACE)",
+        "splince": "erasing the group and keeping the label's covariance (SPLINCE)",
+        "gain": "scaling what they write about its mean",
     }
 
     @property
@@ -144,6 +146,35 @@ class GapWords:
         cost = accuracy is not None and accuracy.high is not None and accuracy.high < 0
         found = outcome(change, ablation)
         return line("note" if cost and found.tone == "good" else found.tone, text + found.sentence)
+
+    def baseline(self, studies: "Sequence[Study]") -> list[dict[str, str]]:
+        """Whether edits of heads beat the same edit of the whole output: a smaller gap at no more cost."""
+        found = []
+        for whole in (study for study in studies if study.way == "output"):
+            ways = [study for study in studies if study.kind == whole.kind and study.way != "output"]
+            change = next((found for found in map(whole.change, self.shown) if found is not None), None)
+            if not ways or change is None:
+                continue
+            heads = ways[-1]  # in a forward pass, where there is one
+            ours, cost = heads.change(change.metric), [study.change("accuracy") for study in (heads, whole)]
+            if ours is None or ours.b is None or change.b is None or None in cost:
+                continue
+            lost = [float(c.value or 0) for c in cost if c is not None]
+            name = {"cramers_v": "Cramér's V"}.get(change.metric, change.metric)
+            smaller, dearer = abs(ours.b) < abs(change.b), lost[0] < lost[1]
+            verdict = {
+                (True, False): "Heads do better.",
+                (False, True): "Heads do worse on both.",
+                (True, True): "Heads leave a smaller gap at a higher cost.",
+                (False, False): "Heads leave a larger gap at a lower cost.",
+            }[smaller, dearer]
+            text = (
+                f"The same edit of the whole output ({whole.kind}) leaves {name} at {change.b:.3f}, where these heads "
+                f"leave {ours.b:.3f}; accuracy changes by {signed(100 * lost[1], 1)} and {signed(100 * lost[0], 1)} "
+                f"points. {verdict}"
+            )
+            found.append(line("note", text))
+        return found
 
     def done(self, located: "Located") -> str:
         """How it was found."""

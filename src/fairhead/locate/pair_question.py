@@ -139,6 +139,10 @@ class PairWords:
         modest = found.tone == "good" and (cost or study.way == "direct")
         return line("note" if modest else found.tone, text + found.sentence)
 
+    def baseline(self, studies: "Sequence[Study]") -> list[dict[str, str]]:
+        """Log-odds have no edit of the whole output."""
+        return []
+
     def done(self, located: "Located") -> str:
         """How it was found."""
         n = int(located.choosing.sum()), int((~located.choosing).sum())

@@ -165,6 +165,13 @@ def forward_passes(
     return Sweep(decomposer.stream, batches, read, task.logits, edits, kind, tokens=tokens, **how)
 
 
+class Estimated(NamedTuple):
+    """What k figures of each of n rows lose without each head, [n, L, H, k], and the outputs there, [n, d']."""
+
+    lost: Array
+    output: Array
+
+
 @dataclass(frozen=True)
 class RowPasses:
     """Forward passes over rows of images or texts, as a `GapQuestion` asks for them."""
@@ -202,41 +209,54 @@ class RowPasses:
             progress=tell,
         )
 
-    def estimate(self, rows: NDArray[np.intp], edits: HeadEdits, kind: str, positive: int) -> Array | None:
-        """What the evidence for a class loses without each head alone, to first order: [n, L, H].
+    def estimate(
+        self,
+        rows: NDArray[np.intp],
+        edits: HeadEdits,
+        kind: str,
+        slopes: Sequence[Callable[[Array], Array]],
+        where: Sequence[tuple[int, int]] = (),
+        now: str = "gain",
+    ) -> "Estimated":
+        """What k figures of each row lose without each head alone, to first order: [n, L, H, k].
 
-        Attribution patching: the gradient of the evidence in what each head puts out, times what the edit changes
-        there. One pass back and forth for all heads; a head that saturates what comes after it is estimated badly.
+        Attribution patching: the gradient of a figure in what each head puts out, times what the edit changes there.
+        One pass, and one back for each figure, for all heads; a head that saturates what comes after it is estimated
+        badly. `slopes` make the gradients of the figures [n, d'] from outputs [n, d']. Heads at `where` may be edited
+        already, by the kind `now`: what is estimated is then what another edit would change from there.
         """
-        if kind == "resample":
-            return None
         used, tokens = (edits, 0) if self.everywhere is None else (self.everywhere, None)
         opened, stage = tap(self.decomposer.stream.base), f"estimates {next(self._rounds)}"
         order = np.arange(len(rows)) if self.order is None else self.order(rows)
         every = [(site.layer, head) for site in opened.sites for head in range(site.n_heads)]
         found: list[Array] = []
+        outputs: list[Array] = []
         for inputs in self.batches(rows[order]):
             kept: list[Tensor] = []  # what each layer's heads put out, in order
 
             def keep(x: Tensor, site: Site, kept: list[Tensor] = kept) -> Tensor:
                 x = x if x.requires_grad else x.detach().requires_grad_()  # the first: no weight has a gradient
-                x.retain_grad()
                 kept.append(x)
                 return x
 
             with torch.enable_grad(), opened as heads:
+                used.apply(heads, where, now, tokens)
                 heads.edit(every, keep, tokens)
                 output = self.decomposer.outputs(inputs)
-                slope = self.task.slope(output.detach().cpu().numpy(), positive)
-                output.backward(torch.tensor(slope).to(output))
+            outputs.append(output.detach().double().cpu().numpy())
+            moved = [used.moved(kind, x.detach(), layer) for layer, x in enumerate(kept)]
             lost = []
-            for layer, x in enumerate(kept):
-                assert x.grad is not None
-                part = -(x.grad * used.moved(kind, x.detach(), layer)).sum(-1)  # [B, (T,) H]
-                lost.append(part if part.dim() == 2 else part.sum(1))
-            found.append(torch.stack(lost, 1).double().cpu().numpy())
+            for number, slope in enumerate(slopes):
+                wanted = torch.tensor(slope(outputs[-1])).to(output)
+                last = number + 1 == len(slopes)
+                gradients = torch.autograd.grad(output, kept, wanted, retain_graph=not last)
+                parts = [-(g * m).sum(-1) for g, m in zip(gradients, moved, strict=True)]  # [B, (T,) H]
+                lost.append(torch.stack([part if part.dim() == 2 else part.sum(1) for part in parts], 1))
+            empty = output.new_zeros(len(output), len(kept), kept[0].shape[-2], 0)
+            found.append((torch.stack(lost, -1) if lost else empty).double().cpu().numpy())
             self._tell(stage, sum(map(len, found)), len(rows))
-        return np.concatenate(found)[np.argsort(order, kind="stable")]
+        back = np.argsort(order, kind="stable")
+        return Estimated(np.concatenate(found)[back], np.concatenate(outputs)[back])
 
     def _tell(self, stage: str, done: int, rows: int) -> None:
         if self.progress is not None:

@@ -255,3 +255,25 @@ def find_clusters(features: Tensor, count: int | None = None, seed: int = 0, uni
 def unit(features: Tensor) -> Tensor:
     """Rows of length one, [n, D], in 32 bits on the CPU."""
     return torch.nn.functional.normalize(features.float().cpu(), dim=1)
+
+
+def independent_weights(labels: Tensor, clusters: Tensor, weights: Tensor | None = None, cap: float = 20.0) -> Tensor:
+    """P(y) P(c) / P(y, c) of each row, [n], mean 1: under these weights label and cluster are independent.
+
+    Args:
+        labels: [n].
+        clusters: [n].
+        weights: the rows' own, [n], which the shares are counted by and the result is multiplied with.
+        cap: the largest weight, in means; a cell of a row or two would decide everything otherwise.
+
+    Example:
+        >>> import torch
+        >>> independent_weights(torch.tensor([0, 0, 1, 0, 1, 1]), torch.tensor([0, 0, 0, 1, 1, 1])).tolist()
+        [0.75, 0.75, 1.5, 1.5, 0.75, 0.75]
+    """
+    own = torch.ones(len(labels), dtype=torch.float64) if weights is None else weights.double()
+    numbers = (labels, clusters, labels * (int(clusters.max()) + 1) + clusters)
+    shares = [torch.bincount(part, weights=own)[part] / own.sum() for part in numbers]
+    found = own * shares[0] * shares[1] / shares[2].clamp(min=1e-12)
+    found = (found / found.mean()).clamp(max=cap)
+    return found / found.mean() if (found == cap).any() else found

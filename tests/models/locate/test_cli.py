@@ -78,7 +78,8 @@ def test_locate_writes_map_report_and_records(located) -> None:
     assert np.array(content["auc"]["value"]).shape == (2, 4)
     assert content["selected"], "brightness reaches every head: some must be chosen"
     assert {(e["kind"], e["way"]) for e in content["effects"]} == {
-        ("mean", "direct"), ("zero", "direct"), ("resample", "direct"), ("project", "direct"), ("mean", "forward"),
+        ("mean", "direct"), ("zero", "direct"), ("resample", "direct"), ("project", "direct"), ("splince", "direct"),
+        ("project", "output"), ("splince", "output"), ("mean", "forward"),
     }  # fmt: skip
     # The first point of the curve is the model as it is, the last all heads edited: what the study itself says.
     forward = {m["metric"]: m for m in content["effects"][-1]["metrics"]}

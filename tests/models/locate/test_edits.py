@@ -3,6 +3,7 @@
 import copy
 import itertools
 
+import concept_erasure
 import numpy as np
 import pytest
 import torch
@@ -17,9 +18,9 @@ from fairhead.errors import InputError, UnsupportedModel
 from fairhead.locate.ablation import layer_matched, norm_matched
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.directions import Task
-from fairhead.locate.edits import HeadEdits
+from fairhead.locate.edits import HeadEdits, erasing
 from fairhead.locate.gap_question import DirectEffect
-from fairhead.locate.head_features import collect
+from fairhead.locate.head_features import HeadMoments, collect
 from fairhead.locate.head_maps import Head
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.passes import forward_passes
@@ -84,6 +85,37 @@ def test_projection_is_leace(learned, groups) -> None:
     np.testing.assert_allclose(after, expected, atol=1e-5)
 
 
+def test_erasure_is_that_of_the_package_of_leaces_authors() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2000, 6)) @ rng.normal(size=(6, 6))
+    z = (np.arange(2000) % 2).astype(np.int64)
+    x += z[:, None] * rng.normal(size=6)
+    eraser = concept_erasure.LeaceFitter.fit(torch.tensor(x), torch.tensor(z), shrinkage=False).eraser
+    cells = HeadMoments.of(x[:, None, None], z, 2)
+    pooled = cells.pooled()
+    group = (cells.means()[1] - cells.means()[0])[..., None]
+    found = pooled.mean[0, 0] + (x - pooled.mean[0, 0]) @ erasing(pooled.covariance, group)[0, 0].T
+    np.testing.assert_allclose(found, eraser(torch.tensor(x)).numpy(), atol=1e-6)
+
+
+def test_splince_erases_the_group_and_keeps_the_covariance_with_the_label(learned, groups) -> None:
+    features, edits = learned
+    group, label = groups
+    own = features.outputs()[:, 1].astype(np.float64)
+    after = edits.outputs("splince", own, 1, np.arange(80))
+
+    def contrast(x, of, given):
+        return np.mean([x[(of == 1) & (given == g)].mean(0) - x[(of == 0) & (given == g)].mean(0) for g in (0, 1)], 0)
+
+    np.testing.assert_allclose(contrast(after, group, label), 0, atol=1e-6)
+    np.testing.assert_allclose(contrast(after, label, group), contrast(own, label, group), atol=1e-6)
+    leace = edits.outputs("project", own, 1, np.arange(80))
+    assert np.abs(contrast(leace, label, group) - contrast(own, label, group)).max() > 1e-3
+    # The least change in the norm of the inverse covariance is LEACE's; keeping the label costs some of it.
+    half = edits.outputs("splince@0.5", own, 1, np.arange(80))
+    np.testing.assert_allclose(half, (own + after) / 2)
+
+
 @pytest.mark.parametrize("kind", ["zero", "mean", "project"])
 def test_direct_effect_of_the_last_layer_without_its_mlp_is_the_forward_pass_up_to_length(
     clip, images, groups, task, kind
@@ -125,10 +157,11 @@ def test_resampling_takes_other_rows(clip, images, learned, task) -> None:
     assert np.abs(swapped - task.logits(features.output)).max() > 0.01
 
 
-@pytest.mark.parametrize("kind", ["zero", "mean", "project"])
+@pytest.mark.parametrize("kind", ["zero", "mean", "project", "splince@0.7", "gain"])
 def test_baked_weights_do_what_the_edit_does(clip, images, groups, kind, tmp_path) -> None:
     decomposer = Decomposer(clip)
     edits = HeadEdits.learn_everywhere(decomposer, batches_of(images)(), *groups)
+    edits = edits.with_gains(np.full(edits.means.shape[:2], 0.3))
     with torch.no_grad(), fairhead.tap(clip.vision_model) as heads:
         edits.apply(heads, WHERE, kind, tokens=None)
         expected = clip.get_image_features(pixel_values=images).pooler_output
@@ -147,7 +180,9 @@ def test_baked_weights_do_what_the_edit_does(clip, images, groups, kind, tmp_pat
 def test_baking_into_conv1d_and_without_a_bias() -> None:
     family = FAMILIES["GPT-2"]
     model, batch = family.build("sdpa"), family.inputs()
-    edits = HeadEdits(np.random.default_rng(0).normal(size=(2, 4, 8)), np.tile(np.eye(8), (2, 4, 1, 1)), 0.0, 9)
+    edits = HeadEdits(
+        np.random.default_rng(0).normal(size=(2, 4, 8)), {"project": np.tile(np.eye(8), (2, 4, 1, 1))}, 0.0, 9
+    )
     with torch.no_grad(), fairhead.tap(model) as heads:
         edits.apply(heads, WHERE, "mean", tokens=None)
         expected = model(**batch).last_hidden_state
@@ -166,7 +201,9 @@ def test_baking_into_conv1d_and_without_a_bias() -> None:
 def test_a_family_without_biases_gets_them_if_it_can_have_them(tmp_path) -> None:
     family = FAMILIES["Llama"]
     model, batch = family.build("sdpa"), family.inputs()
-    edits = HeadEdits(np.random.default_rng(0).normal(size=(2, 4, 8)), np.tile(np.eye(8), (2, 4, 1, 1)), 0.0, 9)
+    edits = HeadEdits(
+        np.random.default_rng(0).normal(size=(2, 4, 8)), {"project": np.tile(np.eye(8), (2, 4, 1, 1))}, 0.0, 9
+    )
     with torch.no_grad(), fairhead.tap(model) as heads:
         edits.apply(heads, WHERE, "mean", tokens=None)
         expected = model(**batch).last_hidden_state
@@ -277,7 +314,7 @@ def test_passes_that_start_late_are_passes_in_full(name, tokens, images) -> None
     model = FAMILIES[name].build("sdpa").requires_grad_(False)
     decomposer = Decomposer(model)
     rng = np.random.default_rng(0)
-    edits = HeadEdits(rng.normal(size=(2, 4, 8)), rng.normal(size=(2, 4, 8, 8)), 0.0, 9)
+    edits = HeadEdits(rng.normal(size=(2, 4, 8)), {"project": rng.normal(size=(2, 4, 8, 8))}, 0.0, 9)
     task = Task(("a", "b"), rng.normal(size=(2, decomposer.width)), np.zeros(2), "made")
     calls: list[int] = []
 

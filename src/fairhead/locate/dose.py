@@ -1,0 +1,155 @@
+"""Dose: the cheapest edit that brings a gap down to what is wanted, over kinds of edit, numbers of heads and strengths.
+
+Every edit is tried on the choosing half. The one that reaches the wanted gap there at the highest accuracy is chosen,
+and reported on the other half with intervals, beside those that no other edit beats in both gap and accuracy.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fairhead.locate.engine import Question
+from fairhead.locate.head_maps import Head
+from fairhead.locate.locate_settings import LocatePlan
+from fairhead.locate.studies import Changes
+from fairhead.report.sections.plain_tables import PlainTable
+from fairhead.report.wording import metric_name
+from fairhead.stats import Difference
+
+STRENGTHS = (0.25, 0.5, 0.75, 1.0)
+COUNTS = (1, 2, 3, 4, 6, 8, 12)
+
+
+@dataclass(frozen=True)
+class Dose:
+    """One edit: how it fares on the choosing half, and, where it was run there, on the other."""
+
+    kind: str  # with its strength behind @
+    heads: tuple[Head, ...]
+    gap: float  # on the choosing half
+    accuracy: float
+    changes: Changes | None = None  # on the reporting half, against the model as it is
+
+    def change(self, metric: str) -> Difference | None:
+        """One figure of the reporting half, before and after."""
+        found = () if self.changes is None else self.changes.differences
+        return next((d for d in found if d.metric == metric and d.value is not None), None)
+
+    def beats(self, other: "Dose") -> bool:
+        """Whether it is as good in gap, accuracy and number of heads, and better in one."""
+        at_least = self.gap <= other.gap and self.accuracy >= other.accuracy
+        return at_least and (
+            self.gap < other.gap or self.accuracy > other.accuracy or len(self.heads) < len(other.heads)
+        )
+
+
+@dataclass(frozen=True)
+class Doses:
+    """All edits that were tried."""
+
+    metric: str
+    target: float  # share of the gap that may be left
+    before: float  # the gap of the model as it is, on the choosing half
+    tried: tuple[Dose, ...]
+    chosen: Dose | None  # with its figures on the other half; None where no edit reaches the target
+    front: tuple[Dose, ...]  # those that no other beats on the choosing half, with their figures on the other
+
+    @property
+    def sentence(self) -> str:
+        """What was chosen, and whether the other half confirms it."""
+        name, share = metric_name(self.metric), round(100 * self.target)
+        if self.chosen is None:
+            return f"None of {len(self.tried)} edits brings {name} down to {share} % on the choosing half."
+        gap, accuracy = self.chosen.change(self.metric), self.chosen.change("accuracy")
+        if gap is None or gap.a is None or gap.b is None or accuracy is None or accuracy.value is None:
+            return f"{name} of the chosen edit is undefined on the other half: too few rows."
+        reached = "confirmed" if abs(gap.b) <= self.target * abs(gap.a) else "not reached"
+        return (
+            f"Of {len(self.tried)} edits, {self.chosen.kind} of {len(self.chosen.heads)} heads is the cheapest that "
+            f"brings {name} down to {share} % on the choosing half. On the other half it goes from {gap.a:.3f} to "
+            f"{gap.b:.3f} ({reached}), and accuracy changes by {100 * accuracy.value:+.1f} points."
+        )
+
+    def table(self) -> PlainTable:
+        """The front and the chosen edit, on the reporting half: for the page and for the terminal."""
+        rows = []
+        for dose in self.front:
+            gap, accuracy = dose.change(self.metric), dose.change("accuracy")
+            cells = [_written(change, 1 if change is gap else 100) for change in (gap, accuracy)]
+            name = f"{dose.kind}, {len(dose.heads)} heads{' (chosen)' if dose is self.chosen else ''}"
+            rows.append([name, "–" if gap is None else f"{gap.b:.3f}", *cells])
+        columns = ["edit", metric_name(self.metric), "change", "change of accuracy, points"]
+        return PlainTable(caption=self.sentence, columns=columns, rows=rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+
+        def of(dose: Dose) -> dict[str, Any]:
+            found = {
+                "kind": dose.kind,
+                "heads": [list(h) for h in dose.heads],
+                "gap": dose.gap,
+                "accuracy": dose.accuracy,
+            }
+            changes = (dose.change(name) for name in (self.metric, "accuracy"))
+            return found | {"reported": [d.to_dict() for d in changes if d is not None]}
+
+        return {
+            "metric": self.metric,
+            "target": self.target,
+            "before": self.before,
+            "tried": len(self.tried),
+            "chosen": None if self.chosen is None else of(self.chosen),
+            "front": [of(dose) for dose in self.front],
+        }
+
+
+def _written(change: Difference | None, factor: float) -> str:
+    if change is None or change.value is None:
+        return "–"
+    ends = (
+        ""
+        if change.low is None or change.high is None
+        else f" ({factor * change.low:+.3g} to {factor * change.high:+.3g})"
+    )
+    return f"{factor * change.value:+.3g}{ends}"
+
+
+def find_dose(
+    question: Question,
+    ranked: Sequence[Head],  # best first
+    plan: LocatePlan,
+    *,
+    metric: str = "EOd",
+    kinds: Sequence[str] = ("mean", "project", "splince"),
+    strengths: Sequence[float] = STRENGTHS,
+    counts: Sequence[int] = COUNTS,
+    target: float = 0.5,
+) -> Doses:
+    """Try every kind, number of the ranked heads and strength in true forward passes."""
+    choosing, heads = np.flatnonzero(question.choosing), tuple(ranked)
+    sizes = sorted({min(count, len(heads)) for count in counts})
+    rows, tried, before = question.rows.take(choosing), [], float("nan")
+    for kind in (f"{kind}@{strength:g}" if strength != 1 else kind for kind in kinds for strength in strengths):
+        sets = [heads[:size] for size in sizes]
+        figures = rows.figures(question.forward(choosing, kind)([(), *sets]))
+        before = float(figures[metric][0])
+        tried += [
+            Dose(kind, some, abs(float(gap)), float(accuracy))
+            for some, gap, accuracy in zip(sets, figures[metric][1:], figures["accuracy"][1:], strict=True)
+            if np.isfinite(gap)
+        ]
+    reach = [dose for dose in tried if dose.gap <= target * abs(before)]
+    chosen = max(reach, key=lambda dose: (dose.accuracy, -len(dose.heads)), default=None)
+    front = sorted((d for d in tried if not any(other.beats(d) for other in tried)), key=lambda d: d.gap)
+    wanted = [*dict.fromkeys([*front, *([] if chosen is None else [chosen])])]
+    told, reported = question.rows.take(question.reported), {}
+    for kind in dict.fromkeys(dose.kind for dose in wanted):
+        of_kind = [dose for dose in wanted if dose.kind == kind]
+        plain, *after = question.forward(question.reported, kind)([(), *(dose.heads for dose in of_kind)])
+        for dose, read in zip(of_kind, after, strict=True):
+            reported[dose] = Dose(dose.kind, dose.heads, dose.gap, dose.accuracy, told.compare(plain, read, plan))
+    found = tuple(reported[dose] for dose in wanted)
+    return Doses(metric, target, before, tuple(tried), None if chosen is None else reported[chosen], found)
