@@ -313,7 +313,7 @@ def mitigate(
         progress: called with (stage, done, all, note).
         options: of the training plan (epochs, batch_size, learning_rate, weight_decay, precision, ...); of the run of a
             classifier (`fairhead.bench.grid.RunSettings`: train="last_encoder", limit, device, model_options, ...);
-            for language models held_out, bias_type, limit, split_seed, lora, device.
+            for language models held_out, bias_type, kind, limit, split_seed, lora, start, checks, device.
 
     Example:
         >>> run = mitigate("vit-8x8", "utkface:UTKFace.zip", "dam", against="erm", out="run")  # doctest: +SKIP
@@ -367,7 +367,7 @@ def _change_language(
     from fairhead.train.plan import LanguagePlan
 
     kind = method_named(name).load()
-    of_data = {"held_out": "held_out", "split_seed": "seed", "bias_type": "bias_type", "limit": "limit"}
+    of_data = {name: name for name in ("held_out", "bias_type", "kind", "limit")} | {"split_seed": "seed"}
     of_plan = [f.name for f in fields(LanguagePlan)]
     trains, reads = hasattr(kind, "session"), not hasattr(kind, "attach")
     _known(options, [*(of_data if reads else ()), *(of_plan if trains else ["seed"]), "device"], name)

@@ -38,6 +38,7 @@ from fairhead.train.step import Parts, say_once
 from fairhead.train.tuning import OnStep, Tuned, gradient_norms, merged, shuffled_batches, tune, with_lora
 
 E = TypeVar("E")
+_AT_ONCE = 64  # examples that a GPU reads together where nothing is trained
 _CHECKPOINTS = "checkpoint"  # within the folder of the model, until that is saved
 
 
@@ -235,9 +236,11 @@ class LanguageTrainer:
         totals: dict[str, float] = {}
         self.model.eval()
         order = sorted(range(len(prepared.examples)), key=lambda i: prepared.lengths[i])
+        on_cpu = next(self.model.parameters()).device.type == "cpu"
+        size = self.plan.batch_size if on_cpu else max(self.plan.batch_size, _AT_ONCE)
         with torch.no_grad(), method.session(self.model) as loss:
-            for begin in range(0, len(order), self.plan.batch_size):
-                batch = [prepared.examples[i] for i in order[begin : begin + self.plan.batch_size]]
+            for begin in range(0, len(order), size):
+                batch = [prepared.examples[i] for i in order[begin : begin + size]]
                 for part, value in loss(batch).items():
                     totals[part] = totals.get(part, 0.0) + float(value) * len(batch)
         totals.pop("loss", None)  # a sum with weights that nothing was trained with

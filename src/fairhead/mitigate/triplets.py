@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -44,6 +44,8 @@ class TripletData:
         held_out: share of the items whose target terms are kept out of training.
         seed: of the split; another seed, another split.
         bias_type: only items of this category, such as gender; by default all.
+        kind: only StereoSet's sentences that differ in a word or two (intrasentence), or only those that follow a
+            context (intersentence), which share no word; the split by terms stays the same.
         limit: only so many items of each part, to try things out; the split stays the same.
         options: of the reader.
     """
@@ -52,6 +54,7 @@ class TripletData:
     held_out: Annotated[Share, Option(metavar="SHARE")] = 0.1
     seed: Annotated[WholeNumber, Option("--split-seed")] = 0
     bias_type: str | None = None
+    kind: Literal["intrasentence", "intersentence"] | None = None
     limit: Count | None = None
     options: Annotated[Mapping[str, Any], PYTHON_ONLY] = field(default_factory=dict)
     panel: ClassVar[str] = "Data"
@@ -91,6 +94,8 @@ stereoset:PATH, triplets:PATH or pairs:PATH is expected
         return TripletSplit(*(self._drawn(part) for part in split))
 
     def _drawn(self, items: tuple[StereoSetItem, ...]) -> tuple[StereoSetItem, ...]:
+        if self.kind is not None:
+            items = tuple(item for item in items if item.kind == self.kind)
         if self.limit is None or self.limit >= len(items):
             return items
         chosen = np.random.default_rng(self.seed).permutation(len(items))[: self.limit]
@@ -98,7 +103,7 @@ stereoset:PATH, triplets:PATH or pairs:PATH is expected
 
     def described(self) -> dict[str, Any]:
         """What it is, as a record of the training keeps it."""
-        found = {name: value for name, value in asdict(self).items() if name != "options" or value}
+        found = {name: value for name, value in asdict(self).items() if name not in ("options", "kind") or value}
         if self.source.startswith("memory:"):  # known again by what they are, not by where they lie
             found["source"] = f"memory:{digest(read_items(self.source))}"
         return found

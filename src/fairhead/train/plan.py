@@ -116,9 +116,9 @@ class LanguagePlan(Plan):
         only_heads: train in these attention heads only (their rows of q, k and v, their columns of the output):
             L11H1,L10H5, or those of a headmap.json that `fairhead locate` wrote; None trains all weights.
         random_heads: as a control: as many other heads of the same layers, drawn with the seed.
-        checks: how often training looks at terms that it is not trained on. The weights that are kept are those with
-            the stereotype score nearest to 50 % among the checks, the one before training included, whose perplexity
-            is not above --perplexity-rise; training ends where the score has reached 50 %. 0: it runs to its end.
+        checks: how often training looks at terms that it is not trained on. The weights that are kept are the last at
+            which the stereotype score was no further from 50 % than before training and perplexity within
+            --perplexity-rise; training ends after two checks in a row at 50 % or below. 0: it runs to its end.
         watched: share of the training items, by target term, that is set aside for the checks and not trained on.
         perplexity_rise: share by which the perplexity of the neutral text (of the unrelated sentences, where there is
             none) may rise.

@@ -136,7 +136,7 @@ def tune(
         nonlocal good
         if stopping is not None and stopping.due(loop.done, loop.steps):
             loop.history[-1] |= stopping.look()._asdict()
-            loop.enough = loop.history[-1]["ss"] <= _EVEN
+            loop.enough = stopping.enough(loop.history)
             if stopping.best(loop.history) == loop.done:
                 loop.keep()
                 good = loop.done
@@ -159,7 +159,11 @@ def tune(
 
 
 class _Stopping:
-    """Which of the checked weights to keep: those with the stereotype score nearest to even, at no cost in language."""
+    """Which of the checked weights to keep: the last that are no further from even, at no cost in language.
+
+    The last and not the nearest to even: a score of a few hundred items is noisy, and the nearest would often be an
+    early one, at a high learning rate, by luck.
+    """
 
     def __init__(self, look: Callable[[], Look], plan: LanguagePlan) -> None:
         self.look, self._checks = look, plan.checks
@@ -177,8 +181,14 @@ class _Stopping:
 
     def best(self, history: Sequence[Mapping[str, float]]) -> int:
         """The step whose weights are to be kept, of those so far."""
-        looks = {step: look for step, look in self.looks(history).items() if look.perplexity <= self._most}
-        return min(looks, key=lambda step: (abs(looks[step].ss - _EVEN), step))
+        furthest = abs(self._before.ss - _EVEN)
+        looks = self.looks(history).items()
+        return max(step for step, (ss, lost) in looks if lost <= self._most and abs(ss - _EVEN) <= furthest)
+
+    def enough(self, history: Sequence[Mapping[str, float]]) -> bool:
+        """Whether the last two checks have seen a score of even or below."""
+        last = [look.ss for look in self.looks(history).values()][-2:]
+        return len(last) == 2 and max(last) <= _EVEN
 
 
 class LengthBatches(Generic[E]):

@@ -74,6 +74,15 @@ def test_stereoset_of_models_with_one_order(stereo, anti, unrelated, ss, lms, ic
     assert result["ss"].detail["clusters"] == 20
 
 
+def test_stereoset_by_means_and_by_sums():
+    """The stereotype has −6 in 6 tokens, its opposite −4 in 1, nonsense −5 in 2."""
+    tokens = {"stereotype": (-6.0, 6), "anti-stereotype": (-4.0, 1), "unrelated": (-5.0, 2)}
+    items = stereoset_items(40, 10)
+    texts = {text: label for item in items for label, text in zip(tokens, item.sentences, strict=True)}
+    result = run_benchmark("stereoset", Fake(lambda r: tokens[texts[r.continuation.strip()]]), items)
+    assert [result[name].value for name in ("ss", "lms", "ss_sum", "lms_sum")] == [1.0, 0.5, 0.0, 0.5]
+
+
 def test_stereoset_prefers_the_stereotype_half_of_the_time():
     rule = Fake(
         lambda r: ({"stereotype": (-1, -2)[int(r.id.split("/")[1]) // 20 % 2]}.get(r.id.split("/")[-1], -1.5), 1)
@@ -345,7 +354,8 @@ def test_results_are_json_and_found_by_name():
     content = json.loads(json.dumps(result.to_dict(), allow_nan=False))
     assert content["schema"] == "fairhead.language/1"
     assert content["provenance"]["texts"] == 1200
-    assert {e["metric"] for e in content["estimates"]} == {"ss", "lms", "icat"}
+    per_token = {"ss", "lms", "icat"}
+    assert {e["metric"] for e in content["estimates"]} == per_token | {f"{name}_sum" for name in per_token}
     with pytest.raises(KeyError, match="there is no estimate"):
         result["ss", "nowhere"]
 
