@@ -6,6 +6,7 @@ from fairhead.audit.catalogue import METRICS, Metric
 from fairhead.audit.comparison import compare
 from fairhead.audit.own_metrics import define_metric
 from fairhead.audit.run_audit import audit
+from fairhead.audit.scorer import scorer
 from fairhead.stats import Difference, Estimate
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "audit",
     "compare",
     "define_metric",
+    "scorer",
 ]
 
 make_verb(__name__)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fairhead.report.page import Report
+    from fairhead.report.score_curves import Curves
 
 AUDIT_SCHEMA = "fairhead.audit/1"
 COMPARISON_SCHEMA = "fairhead.comparison/1"
@@ -50,6 +51,7 @@ class Audit(Result):
         estimates: overall figures first, then those of each group column.
         by_group: the figures of each group of each column.
         provenance: where the rows came from, and the options of the audit.
+        curves: for each group column, thresholds, ROC and calibration by group, where there is one score.
 
     Example:
         >>> gap = Estimate("DP", "race", 0.12, 0.08, 0.16, n=500, ideal=0.0)
@@ -61,6 +63,7 @@ class Audit(Result):
     estimates: tuple[Estimate, ...]
     by_group: tuple[GroupRow, ...]
     provenance: Mapping[str, Any]
+    curves: "tuple[Curves, ...]" = ()
 
     def __getitem__(self, key: str | tuple[str, str | None]) -> Estimate:
         """`audit["DP"]` where that is unique, or `audit["DP", "race"]`."""
@@ -78,6 +81,7 @@ class Audit(Result):
             "provenance": dict(self.provenance),
             "by_group": [asdict(row) for row in self.by_group],
             "estimates": [asdict(e) for e in self.estimates],
+            **({"curves": [asdict(c) for c in self.curves]} if self.curves else {}),
         }
 
     def to_json(self, indent: int | None = 2) -> str:

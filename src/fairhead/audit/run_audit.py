@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from fairhead.audit.audit_results import Audit, GroupRow
 from fairhead.audit.audited_rows import View, group_columns, one_group, reference_groups, with_weight
 from fairhead.audit.catalogue import DEFAULT, METRICS, Metric, Multiclass
+from fairhead.audit.curves import curves_of
 from fairhead.audit.estimate import Rules, association_estimate, estimate
 from fairhead.audit.own_metrics import own_rates
 from fairhead.audit.rates import RATES, Rates, Tables
@@ -19,6 +21,7 @@ from fairhead.audit.score_gaps import SCORE_GAPS
 from fairhead.audit.score_rates import ScoreTables
 from fairhead.errors import InputError, did_you_mean
 from fairhead.records import Column, Records, keep_freed_memory
+from fairhead.report.score_curves import Curves
 from fairhead.stats import Estimate, intervals
 from fairhead.stats.bootstrap import MIN_ROWS
 from fairhead.stats.clusters import MOST_CELLS, cell_numbers, clusters_in, count_rows, sample_of_table, tabulate
@@ -29,7 +32,7 @@ _COMPLEMENTS = {"FNR": "TPR", "FDR": "precision"}
 
 
 def audit(
-    records: Records,
+    data: Records | Any,
     *,
     group_by: str | Sequence[str] | None = None,
     intersections: bool = False,
@@ -41,6 +44,7 @@ def audit(
     multiclass: Multiclass = "max",
     positive: Any = None,
     reference: Mapping[str, Any] | Sequence[str] | str | None = None,
+    **columns: Any,
 ) -> Audit:
     """How large the gaps between groups are, and how sure that is.
 
@@ -53,7 +57,9 @@ def audit(
     `detail["excluded"]`; where fewer than two groups remain, the estimate is undefined and says why.
 
     Args:
-        records: labels, predictions or scores, and group columns.
+        data: labels, predictions or scores, and group columns, as `Records`; or a file or a data frame (of pandas,
+            polars, Arrow or `datasets`), whose columns are named by the arguments of `Records.read`: label=,
+            prediction=, score=, groups=, where=, ...
         group_by: the group columns to audit; all of them by default.
         intersections: also audit every combination of two or more of them.
         metrics: names in `fairhead.audit.METRICS`, or "all"; by default the headline ones.
@@ -65,6 +71,7 @@ def audit(
             how frequent each class is.
         positive: the class that counts as positive; by default the last of two. With more classes, that class
             against the rest.
+        columns: where `data` is a file or a data frame, what `Records.read` is told about it.
         reference: the group that the others of its column are seen against, by column: {"race": "White"}, or just
             "White" where one column has it; by default the largest. AIF360 calls it privileged.
 
@@ -76,16 +83,26 @@ def audit(
         >>> gap = result["DP"]
         >>> gap.value, gap.groups, 0 < gap.low < gap.value < gap.high
         (0.25, ('m', 'f'), True)
+        >>> table = {"y": [0, 1] * 50, "said": [0, 1] * 40 + [1] * 20, "race": ["a"] * 50 + ["b"] * 50}
+        >>> audit(table, label="y", prediction="said", groups="race")["DP"].value.__round__(3)
+        0.2
     """
+    if isinstance(data, Records):
+        if columns:
+            raise InputError(f"{', '.join(columns)} are for files and data frames; the records have their columns")
+        records = data
+    else:
+        read = Records.read if isinstance(data, str | PathLike) else Records.from_frame
+        records, positive = read(data, positive=positive, **columns), None
     _check_options(n_boot, seed, level, min_cell, multiclass)
     keep_freed_memory()
     n_rows, records = len(records), with_weight(records)
     view = View.of(records, positive)
-    columns = group_columns(records, group_by, intersections)
+    by = group_columns(records, group_by, intersections)
     chosen = choose_metrics(metrics, (*view.score_rates, *view.score_gaps))
     draws = Draws(n_boot, seed)
-    references = reference_groups(reference, columns)
-    parts = [Part(view, name, column, draws, references[name]) for name, column in columns.items()]
+    references = reference_groups(reference, by)
+    parts = [Part(view, name, column, draws, references[name]) for name, column in by.items()]
     overall = Part(view, None, one_group(len(records)), draws, finer=parts[0] if parts else None)
     rules = Rules(level, min_cell, multiclass, overall.tables.prevalence)
     estimates: list[Estimate] = []
@@ -106,7 +123,8 @@ def audit(
         "prediction": view.prediction_rule or records.provenance.get("prediction"),
         "reference": {part.name: part.tables.groups[part.reference] for part in parts},
     }
-    return Audit(tuple(estimates), tuple(by_group), {**records.provenance, "audit": options})
+    curves = tuple(part.curves(level) for part in parts if view.score_gaps and part.name in records.groups)
+    return Audit(tuple(estimates), tuple(by_group), {**records.provenance, "audit": options}, curves)
 
 
 @dataclass(frozen=True)
@@ -181,6 +199,11 @@ class Part:
             GroupRow(self.name, group, int(sizes[g]), {name: of_groups[g] for name, of_groups in figures.items()})
             for g, group in enumerate(self.tables.groups)
         ]
+
+    def curves(self, level: float) -> Curves:
+        """What other thresholds would give, and how well the scores are calibrated."""
+        assert self.name is not None
+        return curves_of(self.name, self.tables.groups, self.scores, "ECE" in self.view.score_rates, level)
 
     def _rate(self, name: str, tables: Tables) -> Rates:
         if name in SCORE_GAPS:

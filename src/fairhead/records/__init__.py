@@ -155,7 +155,7 @@ class Records:
     @classmethod
     def from_frame(
         cls,
-        frame: "pd.DataFrame",
+        frame: Any,
         *,
         label: str = "label",
         prediction: str | None = None,
@@ -171,7 +171,9 @@ class Records:
         where: str | None = None,
         bins: Mapping[str, Sequence[float]] | None = None,
     ) -> "Records":
-        """Records from a pandas DataFrame; the arguments name its columns and otherwise are those of `read`.
+        """Records from a data frame; the arguments name its columns and otherwise are those of `read`.
+
+        Frames of pandas and polars, Arrow tables, a `datasets.Dataset`, and arrays or lists by column name are read.
 
         Example:
             >>> import pandas as pd
@@ -181,14 +183,15 @@ class Records:
         """
         from fairhead.records.build import Options, build
         from fairhead.records.csv_files import Source
-        from fairhead.records.layout import Layout, number_repeated
+        from fairhead.records.frames import Frame
+        from fairhead.records.layout import Layout
         from fairhead.records.table_files import collect
 
-        names = number_repeated([str(name) for name in frame.columns])
-        layout = Layout.of(names, label, prediction, score, groups, id, cluster, weight, where, bins)
-        layout.check(names, "the data frame")
-        columns = {name: frame.iloc[:, names.index(name)] for name in layout.columns}
-        source = Source("the data frame", names, lambda layout, as_text: iter([columns]))
+        table = Frame.of(frame)
+        layout = Layout.of(table.columns, label, prediction, score, groups, id, cluster, weight, where, bins)
+        layout.check(table.columns, table.name)
+        columns = {name: table.column(name) for name in layout.columns}
+        source = Source(table.name, table.columns, lambda layout, as_text: iter([columns]))
         return build(collect(source, layout), Options(classes, positive, threshold, drop_missing), {}, layout)
 
     @classmethod

@@ -127,6 +127,23 @@ def test_groups_are_sorted_and_filtered(page):
         assert all(name.startswith("Hispanic") for name in shown)
 
 
+def test_the_threshold_moves(page):
+    page.locator("details.curves > summary").first.click()
+    audited = page.locator("table.drawn").first.locator("tbody tr").first
+    sweep = page.locator(".sweep").first
+    slider, row = sweep.get_by_role("slider"), sweep.locator("tbody tr").first
+    assert slider.get_attribute("aria-valuetext") == "5", "it starts where the predictions were made"
+    shown = audited.locator("td .value").all_inner_texts()  # selected, TPR, FPR, accuracy, precision
+    cells = row.locator("td").all_inner_texts()[1:]  # selected, TPR, FPR, precision, accuracy
+    assert cells == [shown[k] for k in (0, 1, 2, 4, 3)]
+    slider.press("Home")
+    assert row.locator("td").all_inner_texts()[1:4] == ["100.0"] * 3, "from the lowest score on, all are positive"
+    slider.press("End")
+    assert float(row.locator("td").all_inner_texts()[1]) < float(shown[0])
+    small = sweep.locator("tbody tr", has_text="Native American")
+    assert "–" in small.locator("td").all_inner_texts(), "too few rows are no rate"
+
+
 def test_it_is_whole_without_scripts(browser, page, addresses):
     plain = browser.new_page(java_script_enabled=False)
     plain.goto(addresses[0])

@@ -10,6 +10,7 @@ from fairhead.report.forest import Cell, Mark, Panel, Undefined, forest, level, 
 from fairhead.report.form import one_of
 from fairhead.report.group_tables import FOREST_COLUMNS, GroupFigures, HeatMap, Table, group_forest, group_heat_map
 from fairhead.report.markup import fill
+from fairhead.report.score_curves import Curves, Drawing, Sweep, draw_calibration, draw_roc, sweep
 from fairhead.report.sections import Section
 from fairhead.report.wording import FOUR_FIFTHS, Scale, by, count, is_share, main_rates, metric_name, scale_of
 from fairhead.stats import Estimate
@@ -27,6 +28,7 @@ class AuditFigures:
     provenance: Mapping[str, Any]
     estimates: Sequence[Estimate]
     by_group: Sequence[GroupFigures]
+    curves: Sequence[Curves] = ()
 
     def definitions(self) -> dict[str, str]:
         """Full name of each metric -> its definition."""
@@ -76,7 +78,8 @@ class Audited(Section):
     def blocks(self) -> "list[Block]":
         """What is drawn of all rows, and of each group column."""
         audit: AuditFigures = self.audit
-        references = audit.provenance.get("audit", {}).get("reference", {})
+        options = audit.provenance.get("audit", {})
+        references, least = options.get("reference", {}), options.get("min_cell", 10)
         columns = (f"Value and {level(audit.provenance)} interval", "Smallest detectable", "n")
         order = dict.fromkeys([None, *(e.group_by for e in audit.estimates), *(r.group_by for r in audit.by_group)])
         blocks = []
@@ -85,6 +88,7 @@ class Audited(Section):
             groups = [row for row in audit.by_group if row.group_by == group_by]
             reference = references.get(group_by)
             known = list(dict.fromkeys(name for row in groups for name in row.rates))
+            curves = next((c for c in audit.curves if c.group_by == group_by), None)
             rates = list(self.rates) or main_rates(known, FOREST_COLUMNS)
             blocks.append(
                 Block(
@@ -97,6 +101,8 @@ class Audited(Section):
                     reference,
                     group_forest(groups, rates, reference) if groups else None,
                     group_heat_map(groups, reference) if groups else None,
+                    None if curves is None else sweep(curves, _threshold(audit.provenance), least),
+                    () if curves is None else (draw_roc(curves, least), draw_calibration(curves)),
                     undefined(
                         (row.group, metric_name(name), rate) for row in groups for name, rate in row.rates.items()
                     ),
@@ -117,6 +123,8 @@ class Block(NamedTuple):
     reference: str | None  # the group that the others are seen against
     groups: Table | None  # the main rates of each group, drawn
     heat: HeatMap | None  # all rates of each group
+    sweep: Sweep | None  # each group at other thresholds
+    drawings: tuple[Drawing, ...]  # curves of groups
     undefined_rates: tuple[Undefined, ...]
 
     @property
@@ -135,6 +143,12 @@ def _said(estimates: Sequence[Estimate], key: str) -> tuple[str, ...]:
     """Collect the sentences that the details of defined figures hold under `key`."""
     found = [e.detail.get(key) for e in estimates if e.value is not None]
     return tuple(dict.fromkeys(str(words) for listed in found if isinstance(listed, list) for words in listed))
+
+
+def _threshold(provenance: Mapping[str, Any]) -> float | None:
+    """The threshold that made the predictions, where one did."""
+    rule = str(provenance.get("audit", {}).get("prediction") or "")
+    return float(rule.removeprefix("score >= ")) if rule.startswith("score >= ") else None
 
 
 class _Kind(NamedTuple):

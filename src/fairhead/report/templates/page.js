@@ -39,3 +39,28 @@ for (const block of document.querySelectorAll(".block")) {
   });
   first.parentElement.before(label);
 }
+// The threshold of a score: each group's counts at each step are in the page.
+for (const sweep of document.querySelectorAll(".sweep")) {
+  const steps = sweep.dataset.thresholds.split(" "), rows = [...sweep.querySelectorAll("tbody tr")];
+  const numbers = rows.map(row => ["true", "false"].map(side => row.dataset[side].split(" ").map(Number)));
+  const control = document.createElement("label"), input = document.createElement("input"), shown = document.createElement("output");
+  control.className = "control";
+  Object.assign(input, {type: "range", min: 0, max: steps.length - 1, value: sweep.dataset.start});
+  const percent = (part, whole) => whole >= Number(sweep.dataset.least) ? (100 * part / whole).toFixed(1) : "\u2013";
+  const update = () => {
+    const at = Number(input.value);
+    shown.textContent = steps[at];
+    input.setAttribute("aria-valuetext", steps[at]);
+    rows.forEach((row, i) => {
+      const yes = Number(row.dataset.positives), no = Number(row.dataset.negatives);
+      const hits = numbers[i][0][at], alarms = numbers[i][1][at];
+      const figures = [[hits + alarms, yes + no], [hits, yes], [alarms, no], [hits, hits + alarms], [hits + no - alarms, yes + no]];
+      figures.forEach(([part, whole], k) => { row.cells[k + 2].textContent = percent(part, whole); });
+    });
+  };
+  control.append("Positive from a score of", input, shown);
+  input.addEventListener("input", update);
+  sweep.prepend(control);
+  sweep.hidden = false;
+  update();
+}

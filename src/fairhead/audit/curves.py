@@ -1,0 +1,59 @@
+"""Curves of scores by group: what other thresholds would give, ROC curves, and calibration with intervals."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairhead.audit.score_rates import ScoreTable, ScoreTables
+from fairhead.report.score_curves import CalibrationPoint, Curves, GroupCurve
+from fairhead.stats import intervals
+from fairhead.stats.clusters import divide
+
+Array = NDArray[np.float64]
+
+# Thresholds of a sweep, at most.
+_MOST_THRESHOLDS = 41
+# Rows that a point of a calibration curve needs.
+_ROWS_OF_A_POINT = 10
+
+
+def curves_of(group_by: str, groups: tuple[str, ...], scores: ScoreTables, probabilities: bool, level: float) -> Curves:
+    """The curves of one group column, of one score."""
+    table = scores.by_class[0]
+    thresholds = _thresholds(table)
+    mean = [
+        divide(binned.sums((entries.mass * entries.value).sum(axis=0)), binned.sums(entries.mass.sum(axis=0)))
+        for entries, binned in zip(table.entries, table.binned, strict=True)
+    ]
+    share, star = (divide(counts[..., 1, :], counts.sum(axis=-2)) for counts in (table.counts, table.star))
+    rows = table.rows.sum(axis=-2)  # [G, K]
+    ends = intervals.quantiles(np.moveaxis(np.nan_to_num(star), 0, -1), [(1 - level) / 2, (1 + level) / 2])
+    found = []
+    for g, (name, entries) in enumerate(zip(groups, table.entries, strict=True)):
+        points = []
+        for k in range(rows.shape[1]):
+            if probabilities and rows[g, k] >= _ROWS_OF_A_POINT:
+                score, share_of, low, high = (float(x) for x in (mean[g][k], share[g, k], *ends[:, g, k]))
+                points.append(CalibrationPoint(score, share_of, low, high, int(rows[g, k])))
+        up_to, places = np.cumsum(entries.mass, axis=1), np.searchsorted(entries.value, thresholds, side="left")
+        total = up_to[:, -1] if up_to.shape[1] else np.zeros(2)
+        below = np.concatenate([np.zeros((2, 1)), up_to], axis=1)[:, places]
+        false, true = total[:, None] - below
+        curve = GroupCurve(
+            name, int(rows[g].sum()), float(total[1]), float(total[0]), _plain(true), _plain(false), tuple(points)
+        )
+        found.append(curve)
+    return Curves(group_by, _plain(thresholds), tuple(found))
+
+
+def _thresholds(table: ScoreTable) -> Array:
+    """All scores that occur where they are few; else the edges of the groups' bins, thinned out."""
+    some = [part.value[part.rows.sum(axis=0) > 0] for part in table.entries]
+    if max(map(len, some)) > _MOST_THRESHOLDS:
+        some = [binned.edges for binned in table.binned]
+    values = np.unique(np.concatenate(some))
+    kept = np.linspace(0, len(values) - 1, min(len(values), _MOST_THRESHOLDS)).round().astype(int)
+    return values[kept]
+
+
+def _plain(values: Array) -> tuple[float, ...]:
+    return tuple(float(x) for x in values)

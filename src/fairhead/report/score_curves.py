@@ -1,0 +1,146 @@
+"""Curves of scores by group, as an audit has them and as a page draws them: ROC, calibration, other thresholds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fairhead.report.wording import count
+
+# Lines that can be told apart in one drawing.
+_MOST_LINES = 6
+
+
+@dataclass(frozen=True)
+class CalibrationPoint:
+    """Rows of one group with like scores.
+
+    Attributes:
+        score: their mean score.
+        share: how many of them have the positive label.
+        low: lower end of its interval.
+        high: upper end.
+        n: rows.
+    """
+
+    score: float
+    share: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True)
+class GroupCurve:
+    """The scores of one group.
+
+    Attributes:
+        group: its name.
+        n: its rows.
+        positives: (weighted) rows with the positive label.
+        negatives: the other rows.
+        true_positives: for each threshold, positives with that score or a higher one.
+        false_positives: the same of negatives.
+        calibration: in bins of equal mass; empty where scores are no probabilities.
+    """
+
+    group: str
+    n: int
+    positives: float
+    negatives: float
+    true_positives: tuple[float, ...]
+    false_positives: tuple[float, ...]
+    calibration: tuple[CalibrationPoint, ...]
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The scores of the groups of one column.
+
+    Attributes:
+        group_by: the column.
+        thresholds: ascending; a row is predicted positive from its threshold on.
+        groups: one curve each.
+    """
+
+    group_by: str
+    thresholds: tuple[float, ...]
+    groups: tuple[GroupCurve, ...]
+
+
+class Line(NamedTuple):
+    """One group in a drawing, on a square of 100 × 100 with the origin at the upper left."""
+
+    group: str
+    points: str  # as SVG has them
+    number: int
+
+
+class Drawing(NamedTuple):
+    """Curves of the largest groups on one square."""
+
+    title: str
+    across: str  # what the horizontal axis is
+    up: str  # what the vertical axis is
+    lines: tuple[Line, ...]
+    left_out: int
+
+
+class SweepRow(NamedTuple):
+    """One group at every threshold, for the slider of the page."""
+
+    group: str
+    n: str
+    positives: float
+    negatives: float
+    true: str
+    false: str
+
+
+class Sweep(NamedTuple):
+    """The groups of one column at every threshold."""
+
+    thresholds: str
+    start: int  # the number of the threshold that was used, or of the middle one
+    least: int  # rows that a rate needs
+    rows: tuple[SweepRow, ...]
+
+
+def draw_roc(curves: Curves, least: int) -> Drawing:
+    """True against false positive rates of the largest groups, with at least so many rows of either label."""
+    lines = {}
+    for group in curves.groups:
+        if min(group.positives, group.negatives) >= max(least, 1):
+            both = zip(group.false_positives, group.true_positives, strict=True)
+            pairs = [(false / group.negatives, true / group.positives) for false, true in both]
+            lines[group.group] = [(1.0, 1.0), *pairs, (0.0, 0.0)]
+    return _drawing("ROC curves", "False positive rate", "True positive rate", lines, curves)
+
+
+def draw_calibration(curves: Curves) -> Drawing:
+    """How many are positive among rows with like scores, of the largest groups."""
+    lines = {group.group: [(point.score, point.share) for point in group.calibration] for group in curves.groups}
+    return _drawing("Calibration", "Mean score", "Share that is positive", lines, curves)
+
+
+def sweep(curves: Curves, used: float | None, least: int) -> Sweep:
+    """What the page's slider needs; `used` is the threshold of the predictions, `least` the rows that a rate needs."""
+    steps = list(curves.thresholds)
+    start = len(steps) // 2 if used is None else min(range(len(steps)), key=lambda i: (abs(steps[i] - used), i))
+    rows = [
+        SweepRow(g.group, count(g.n), g.positives, g.negatives, _listed(g.true_positives), _listed(g.false_positives))
+        for g in curves.groups
+    ]
+    return Sweep(_listed(steps), start, least, tuple(rows))
+
+
+def _listed(values: Sequence[float]) -> str:
+    return " ".join(f"{value:.6g}" for value in values)
+
+
+def _drawing(title: str, across: str, up: str, lines: dict[str, list[tuple[float, float]]], curves: Curves) -> Drawing:
+    drawn = [group for group in sorted(curves.groups, key=lambda g: -g.n) if len(lines.get(group.group, ())) > 1]
+    made = [
+        Line(g.group, " ".join(f"{100 * x:.2f},{100 - 100 * y:.2f}" for x, y in lines[g.group]), number)
+        for number, g in enumerate(drawn[:_MOST_LINES])
+    ]
+    return Drawing(title, across, up, tuple(made), len(curves.groups) - len(made))
