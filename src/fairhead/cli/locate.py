@@ -13,7 +13,7 @@ from fairhead.cli.common import DataColumns, check_output, command_line, need, p
 from fairhead.cli.options import options
 from fairhead.errors import InputError
 from fairhead.locate.locate_settings import LocatePlan, Source
-from fairhead.settings import Option
+from fairhead.settings import Option, Range
 from fairhead.store import made_folder
 
 EPILOG = """
@@ -87,13 +87,15 @@ class Edit:
         chosen: take the heads that `fairhead locate` chose.
         kind: what is put in a head's place: its mean (balanced over groups), zero, that of another row (resample), or
             what a projection leaves of it: LEACE (project) erases the group, splince also keeps the covariance with the
-            label.
+            label. gain scales it by a number a head, learned with clusters balanced; without --heads it chooses them.
+        strength: how far to go there, from 0 to 1.
         save: bake the edit into the weights and save the model; the report is of the saved model.
     """
 
     heads: Annotated[str | None, Option(metavar="HEADS")] = None
     chosen: Annotated[str | None, Option("--from", "HEADMAP.json")] = None
-    kind: Literal["mean", "zero", "resample", "project", "splince"] = "mean"
+    kind: Literal["mean", "zero", "resample", "project", "splince", "gain"] = "mean"
+    strength: Annotated[float, Range(0, 1), Option(metavar="SHARE")] = 1.0
     save: Annotated[Path | None, Option(metavar="DIR", panel="Output")] = None
     panel: ClassVar[str] = "Choice of heads"
 
@@ -106,12 +108,13 @@ def locate_command(
     _answered(context, source, columns, plan, output)
 
 
-@options("ablate", without={"plan": ("count", "rank", "forward")})
+@options("ablate", without={"plan": ("count", "rank", "exact", "forward", "target", "target_metric")})
 def ablate_command(
     context: typer.Context, source: Source, columns: DataColumns, edit: Edit, plan: LocatePlan, output: Output
 ) -> None:
     """Edit heads, run the model again, and hold what changes against random heads."""
-    named = _named(edit.heads, edit.chosen)
+    free = edit.kind == "gain" and edit.heads is None and edit.chosen is None
+    named = _Named(None, None) if free else _named(edit.heads, edit.chosen)
     if edit.save is not None and source.tokens == "first":
         raise InputError("--save writes weights, which act on every token: leave out --tokens first")
     if edit.kind == "resample":
@@ -122,7 +125,8 @@ def ablate_command(
                 f"--kind resample needs other rows in every batch; --batch-size is {source.batch_size}, at least 3 is "
                 "expected"
             )
-    plan = replace(plan, kinds=(edit.kind,), forward=True)
+    kind = edit.kind if edit.strength == 1 or edit.kind == "resample" else f"{edit.kind}@{edit.strength:g}"
+    plan = replace(plan, kinds=(kind,), forward=True)
     _answered(context, source, columns, plan, output, named.heads, named.chosen_on, edit.save)
 
 
@@ -208,7 +212,7 @@ def _one(value: str | None, flag: str, other: str | None, other_flag: str) -> st
 class _Named(NamedTuple):
     """Heads to edit, and a hash of the rows that they were chosen on where that is known."""
 
-    heads: tuple[tuple[int, int], ...]
+    heads: tuple[tuple[int, int], ...] | None
     chosen_on: str | None
 
 

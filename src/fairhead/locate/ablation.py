@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.errors import InputError
+from fairhead.locate.edits import parsed
 from fairhead.locate.head_maps import Head
 from fairhead.report.wording import head_name
 from fairhead.stats import ALPHA, Difference
@@ -165,7 +166,9 @@ def _flatten(layers: Sequence[int], choice: Sequence[Sequence[int]]) -> tuple[He
 
 def edit_words(words: "Words", study: "Study", start: bool = False) -> str:
     """An edit in words, perhaps at the start of a sentence."""
-    text = f"{words.edits[study.kind]} ({WAYS[study.way][0]})"
+    name, strength = parsed(study.kind)
+    part = "" if strength == 1 else f" at a strength of {strength:g}"
+    text = f"{words.edits[name]}{part} ({WAYS[study.way][0]})"
     return text[:1].upper() + text[1:] if start else text
 
 

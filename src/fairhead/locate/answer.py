@@ -3,7 +3,7 @@
 import hashlib
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from fairhead.locate.session import Opened, open_question
 from fairhead.locate.studies import Curves, Mask, Study, restudied, study
 from fairhead.report.page import Report, write
 from fairhead.report.result import Result
+from fairhead.report.sections.plain_tables import PlainTables
 from fairhead.report.terminal import TONES
 from fairhead.report.wording import head_name, p_value
 from fairhead.store import write_json
@@ -138,7 +139,8 @@ def answer(
     provenance: Mapping[str, Any] | None = None,  # anything else worth keeping, such as the command
 ) -> LocatedHeads:
     """Ask a question and answer it."""
-    opened = open_question(source, plan, features, progress)
+    opened = open_question(source, plan, features, progress, heads)
+    heads = heads if opened.heads is None else opened.heads
     check_heads(heads or (), opened.question.shape)
     found = find_heads(opened.question, plan, heads)
     if chosen_on not in (None, half_sha256(found.rows.ids, found.choosing)):
@@ -177,6 +179,8 @@ def to_dict(located: Located, provenance: Mapping[str, Any], notes: Sequence[str
         "single_heads": None if located.effect_map is None else _effects_of(located.effect_map, located.exact),
         "other_terms": located.other_map.to_dict(),
         "effects": [_study(s) for s in located.studies],
+        "gains": None if located.gains is None else located.gains.tolist(),
+        "doses": None if located.doses is None else located.doses.to_dict(),
         **located.words.to_dict(located),
         "notes": [*notes, *located.notes, *located.words.limits],
     }
@@ -211,6 +215,7 @@ def report_of(
         sections += words.heads(located, images)
         for shown in _shown(located):
             sections += _study_sections(words, shown)
+        sections += [{"kind": shown.kind, **asdict(shown)} for shown in _doses(located)]
         sections += [_curve_section(located.curves[way], way) for way in words.dose_ways if way in located.curves]
     return {
         "schema": Report.schema,
@@ -226,6 +231,14 @@ def verdict(located: Located) -> list[dict[str, str]]:
     """Sentences with their tone, each decided by intervals and controls."""
     effects = (located.words.effect(study) for study in _shown(located))
     return [located.words.opening(located), *effects, *located.words.baseline(located.studies)]
+
+
+def _doses(located: Located) -> list[PlainTables]:
+    """The cheapest edit, for the page and for the terminal."""
+    found = located.doses
+    if found is None:
+        return []
+    return [PlainTables(title="The cheapest edit that reaches the wanted gap", tables=[found.table()])]
 
 
 def _shown(located: Located) -> list[Study]:
@@ -300,6 +313,8 @@ def show_located(console: Console, found: Located, notes: Sequence[str]) -> None
         table.add_row(f"{head_name(*head)}{sure}", *facts)
     console.print(table)
     console.print(_effects(found))
+    for section in _doses(found):
+        section.show(console)
     for text in found.words.lines():
         console.print(text, highlight=False)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy import optimize
 from scipy.special import logsumexp, ndtr
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.locate.head_features import Array, Features, shrunk
 from fairhead.locate.prompts import Prompts, TextSide
+from fairhead.train.kmeans import find_clusters, independent_weights
 
 _CHUNK = 256
 
@@ -253,21 +255,37 @@ def task_from_images(output: NDArray[np.floating], labels: NDArray[np.integer], 
     return Task(tuple(classes), weights, bias, f"a linear probe fitted on {len(output)} images")
 
 
-def fit_logistic(x: Array, labels: NDArray[np.integer], n_classes: int, ridge: float = 1.0) -> tuple[Array, Array]:
-    """Multinomial logistic regression with a ridge on standardised columns: weights [C, d], bias [C]."""
+def balanced_weights(features: NDArray[np.floating], labels: NDArray[np.integer], seed: int = 0) -> tuple[Array, int]:
+    """Weights of rows that make clusters of their features independent of the label, [n], and how many clusters."""
+    found = find_clusters(torch.tensor(np.asarray(features)), seed=seed)
+    weights = independent_weights(torch.tensor(labels).long(), found.clustering.cluster)
+    return np.asarray(weights.numpy()), found.size
+
+
+def fit_logistic(
+    x: Array,
+    labels: NDArray[np.integer],
+    n_classes: int,
+    ridge: float = 1.0,
+    weights: Array | float = 1.0,
+) -> tuple[Array, Array]:
+    """Multinomial logistic regression with a ridge on standardised columns: weights [C, d], bias [C].
+
+    Rows may have `weights` [n].
+    """
     deviation = x.std(0)
     deviation[deviation == 0] = 1.0
     centre = x.mean(0)
     scaled = (x - centre) / deviation
     target = np.eye(n_classes)[labels]
-    d = scaled.shape[1]
+    d, row = scaled.shape[1], np.reshape(weights, (-1, 1))
 
     def loss(flat: Array) -> tuple[float, Array]:
         w, b = flat[:-n_classes].reshape(n_classes, d), flat[-n_classes:]
         logits = scaled @ w.T + b
         logs = logits - logsumexp(logits, axis=1, keepdims=True)
-        error = np.exp(logs) - target
-        value = -(logs * target).sum() + ridge / 2 * (w**2).sum()
+        error = (np.exp(logs) - target) * row
+        value = -(logs * target * row).sum() + ridge / 2 * (w**2).sum()
         return value, np.concatenate([(error.T @ scaled + ridge * w).ravel(), error.sum(0)])
 
     found = optimize.minimize(loss, np.zeros(n_classes * (d + 1)), jac=True, method="L-BFGS-B", tol=1e-9)

@@ -6,17 +6,19 @@ and reported on the other half with intervals, beside those that no other edit b
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fairhead.locate.engine import Question
 from fairhead.locate.head_maps import Head
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.studies import Changes
 from fairhead.report.sections.plain_tables import PlainTable
 from fairhead.report.wording import metric_name
 from fairhead.stats import Difference
+
+if TYPE_CHECKING:
+    from fairhead.locate.engine import Question
 
 STRENGTHS = (0.25, 0.5, 0.75, 1.0)
 COUNTS = (1, 2, 3, 4, 6, 8, 12)
@@ -118,17 +120,16 @@ def _written(change: Difference | None, factor: float) -> str:
 
 
 def find_dose(
-    question: Question,
+    question: "Question",
     ranked: Sequence[Head],  # best first
-    plan: LocatePlan,
+    plan: LocatePlan,  # with the metric, and the share of it that may be left
     *,
-    metric: str = "EOd",
     kinds: Sequence[str] = ("mean", "project", "splince"),
     strengths: Sequence[float] = STRENGTHS,
     counts: Sequence[int] = COUNTS,
-    target: float = 0.5,
 ) -> Doses:
     """Try every kind, number of the ranked heads and strength in true forward passes."""
+    metric, target = plan.target_metric, 0.5 if plan.target is None else plan.target
     choosing, heads = np.flatnonzero(question.choosing), tuple(ranked)
     sizes = sorted({min(count, len(heads)) for count in counts})
     rows, tried, before = question.rows.take(choosing), [], float("nan")

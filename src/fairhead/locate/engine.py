@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.errors import InputError
+from fairhead.locate.dose import Doses, find_dose
 from fairhead.locate.edits import HeadEdits, check_kind
 from fairhead.locate.head_features import Array
 from fairhead.locate.head_maps import Head, HeadMap, top_heads
@@ -72,6 +73,7 @@ class Question(ABC):
     """A gap, each head's direct part in it, and passes in which heads are edited."""
 
     kinds: tuple[str, ...]  # of edits that it knows
+    learned: tuple[str, ...] = ()  # further ones, that have to be asked for
     ranks: tuple[str, ...] = RANKS  # that it knows
     correction: Correction = "bh"  # of p-values over all heads, when heads are chosen
     rows: Rows  # all n rows
@@ -81,6 +83,7 @@ class Question(ABC):
     other_parts: Array  # those of the embedding and the MLPs, [n, M]
     total: Array  # the evidence itself, [n]
     edits: HeadEdits  # what is put in a head's place, learned on the choosing half
+    gains: Array | None = None  # of the heads, [L, H], where they were learned
     norms: Array | None = None  # how much each head writes, [L, H], for controls matched by it; None for none
     notes: tuple[str, ...] = ()  # what was left out, in sentences
 
@@ -105,7 +108,7 @@ class Question(ABC):
         if plan.rank not in (None, *cls.ranks):
             raise InputError(f"rank is {plan.rank!r}; here it is {' or '.join(cls.ranks)}")
         for kind in plan.kinds or ():
-            check_kind(kind, cls.kinds)
+            check_kind(kind, (*cls.kinds, *cls.learned))
 
     def scores(self, found: HeadMap, rows: Mask, plan: LocatePlan) -> Scores:
         """What heads are ranked by on some rows, where `found` is the map of them: the direct parts, or the effects."""
@@ -130,6 +133,10 @@ class Question(ABC):
     def at_output(self, kind: str) -> Edited | None:
         """What an edit of the whole output does to the reporting half, the baseline of heads; None for none."""
         return None
+
+    def baselines(self, kinds: Sequence[str]) -> Sequence[str]:
+        """The edits of the whole output that some kinds of edits of heads are compared with."""
+        return kinds
 
     @property
     @abstractmethod
@@ -180,6 +187,8 @@ class Located:
     edits: HeadEdits  # what was learned for editing heads, on the choosing half
     words: Words  # what else was found about this kind of gap, and how it is told
     notes: tuple[str, ...]  # what should be known, in sentences
+    gains: Array | None = None  # of the heads, [L, H], where the edit is that
+    doses: Doses | None = None  # the cheapest edit that reaches a wanted gap, where one was wanted
     # Of the chosen heads, those that are significant in the reporting half, too: Holm over the chosen ones alone
     confirmed: tuple[Head, ...] = ()
     chosen_here: bool = True  # whether the heads were chosen on the choosing half, or named by whoever asked
@@ -235,6 +244,8 @@ def locate(
         edits=question.edits,
         words=question.words(ranked, plan),
         notes=tuple(notes),
+        gains=question.gains,
+        doses=find_dose(question, ranked, plan) if plan.target is not None and ranked else None,
         confirmed=confirmed,
         chosen_here=heads is None,
     )

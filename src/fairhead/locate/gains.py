@@ -12,15 +12,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy.special import log_softmax
 
 from fairhead.errors import InputError
+from fairhead.locate.directions import balanced_weights
 from fairhead.locate.gap_question import GapQuestion
 from fairhead.locate.head_features import Array
 from fairhead.locate.head_maps import Head
-from fairhead.train.kmeans import find_clusters, independent_weights
 
 _RIDGE = 1e-3  # pull of the gains towards 1, of the mean loss
 _STEPS = 300  # of the solver, at each strength of the pull
@@ -43,17 +42,17 @@ def learn_gains(
     question: GapQuestion,
     count: int = 12,
     heads: Sequence[tuple[int, int]] | None = None,
+    per_layer: int | None = None,
     rounds: int = 3,
     seed: int = 0,
 ) -> Gains:
-    """Learn gains of at most so many heads, or of given `heads`, on the choosing half."""
+    """Learn gains on the choosing half: of at most so many heads, and so many of one layer, or of given `heads`."""
     passes, task = question.passes, question.task
     if passes is None or passes.everywhere is None:
         raise InputError("gains act on every token and need the model: ask the question with passes over all tokens")
     at = np.flatnonzero(question.choosing)
     labels = question.rows.labels[at]
-    clusters = find_clusters(torch.tensor(np.asarray(question.features.output[at])), seed=seed)
-    weights = independent_weights(torch.tensor(labels).long(), clusters.clustering.cluster).numpy()
+    weights, clusters = balanced_weights(question.features.output[at], labels, seed)
     classes = [1] if len(task.classes) == 2 else list(range(len(task.classes)))
     slopes = [partial(task.slope, positive=c) for c in classes]
     best = trial = np.ones(question.shape)
@@ -75,11 +74,12 @@ def learn_gains(
             lost = found.lost if len(classes) > 1 else np.concatenate([0 * found.lost, found.lost], -1)
             # Evidence is a logit against the mean of the others: (C − 1) / C of it is the logit, up to what all share.
             lost = lost * (1.0 if len(classes) == 1 else 1 - 1 / len(classes))
-            moves, free = _solve(logits, lost, labels, weights, count, free)
+            most = count, per_layer or max(1, question.shape[1] // 4)
+            moves, free = _solve(logits, lost, labels, weights, most, free)
             trial = best * (1 - moves)
     values = np.where(np.abs(best - 1) < 1e-6, 1.0, best)
     order = sorted((Head(*head) for head in np.argwhere(values != 1).tolist()), key=lambda h: -abs(values[h] - 1))
-    return Gains(values, tuple(order), clusters.size, first, least)
+    return Gains(values, tuple(order), clusters, first, least)
 
 
 def _solve(
@@ -87,7 +87,7 @@ def _solve(
     lost: Array,  # what each head's whole part is of them, [n, L, H, C]
     labels: NDArray[np.integer],  # [n]
     weights: Array,  # [n], mean 1
-    count: int,  # heads at most
+    most: tuple[int, int],  # heads, and heads of one layer
     free: NDArray[np.bool_] | None,  # [L, H]: heads that may move; None chooses them
 ) -> tuple[Array, NDArray[np.bool_]]:
     """How much of each head to take away, [L, H], from −1 to 1, and which heads may move."""
@@ -117,11 +117,12 @@ def _solve(
 
     nothing, everywhere = np.zeros(parts.shape[1]), np.ones(parts.shape[1])
     if free is None:
-        most = float(np.abs(gradient(nothing)).max())
+        strongest = float(np.abs(gradient(nothing)).max())
         moves = nothing
-        for pull in np.geomspace(most, most / 200, _PULLS)[1:]:
+        for pull in np.geomspace(strongest, strongest / 200, _PULLS)[1:]:
             tried = descend(float(pull), moves, everywhere)
-            if (tried != 0).sum() > count:
+            in_layer = (tried != 0).reshape(shape).sum(1)
+            if in_layer.sum() > most[0] or in_layer.max() > most[1]:
                 break
             moves = tried
         free = (moves != 0).reshape(shape)

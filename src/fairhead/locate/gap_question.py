@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.errors import InputError, did_you_mean
-from fairhead.locate.directions import Concept, Task
+from fairhead.locate.directions import Concept, Task, balanced_weights, fit_logistic
 from fairhead.locate.edits import HeadEdits, check_kind
 from fairhead.locate.engine import Extremes, Question, Scores
 from fairhead.locate.gap_words import GapWords
@@ -63,7 +63,8 @@ class DirectEffect:
 class GapQuestion(Question):
     """The gap between two groups in the evidence for a class."""
 
-    kinds: tuple[str, ...] = ("mean", "zero", "resample", "project", "splince")
+    kinds = ("mean", "zero", "resample", "project", "splince")
+    learned = ("gain",)
 
     def __init__(
         self,
@@ -182,11 +183,18 @@ class GapQuestion(Question):
         return self.passes(rows, self.edits, kind)
 
     def with_gains(self, gains: Array) -> "GapQuestion":
-        """The same question, which knows the edit "gain" by these gains [L, H]."""
+        """The same question, which knows the edit "gain" by these gains [L, H].
+
+        Heads whose gain is 1 are controls of the others: they get the mean gain of those in their layer.
+        """
+        chosen = gains != 1
+        with np.errstate(invalid="ignore"):
+            of_layer = np.where(chosen, gains, 0).sum(1) / chosen.sum(1)
+        given = np.where(chosen | ~chosen.any(1)[:, None], gains, of_layer[:, None])
         found = copy.copy(self)
-        found.kinds, found.edits = (*self.kinds, "gain"), self.edits.with_gains(gains)
+        found.gains, found.edits = gains, self.edits.with_gains(given)
         if self.passes is not None and self.passes.everywhere is not None:
-            found.passes = replace(self.passes, everywhere=self.passes.everywhere.with_gains(gains))
+            found.passes = replace(self.passes, everywhere=self.passes.everywhere.with_gains(given))
         return found
 
     @property
@@ -207,12 +215,27 @@ class GapQuestion(Question):
         return self.passes.estimate(rows, self.edits, kind, [slope]).lost[..., 0]
 
     def at_output(self, kind: str) -> Edited | None:
-        """Logits of the reporting half with the whole output edited instead of any head, learned as edits of heads."""
-        if kind not in self.output_edits.matrices:
-            return None
+        """Logits of the reporting half with the whole output edited instead of any head, learned as edits of heads.
+
+        "balance" fits the last layer anew with the balanced objective that gains are learned with.
+        """
         output = np.asarray(self.features.output[self.reported], dtype=np.float64)[:, None]
-        edited = self.output_edits.outputs(kind, output, 0, np.arange(len(output)))
-        return lambda sets: [self.task.logits((edited if heads else output)[:, 0]) for heads in sets]
+        plain = self.task.logits(output[:, 0])
+        if kind == "balance":
+            x, labels = self.features.output[self.choosing], self.rows.labels[self.choosing]
+            weights, bias = fit_logistic(
+                np.asarray(x, dtype=np.float64), labels, len(self.task.classes), weights=balanced_weights(x, labels)[0]
+            )
+            after = output[:, 0] @ weights.T + bias
+        elif kind in self.output_edits.matrices:
+            after = self.task.logits(self.output_edits.outputs(kind, output, 0, np.arange(len(output)))[:, 0])
+        else:
+            return None
+        return lambda sets: [after if heads else plain for heads in sets]
+
+    def baselines(self, kinds: Sequence[str]) -> tuple[str, ...]:
+        """The erasures themselves; of gains, all of them, and the balanced last layer."""
+        return ("project", "splince", "balance") if "gain" in kinds else tuple(kinds)
 
     @cached_property
     def output_edits(self) -> HeadEdits:

@@ -64,6 +64,7 @@ class GapWords:
         "project": "erasing the group from what they write (LEACE)",
         "splince": "erasing the group and keeping the label's covariance (SPLINCE)",
         "gain": "scaling what they write about its mean",
+        "balance": "fitting the last layer with clusters balanced",
     }
 
     @property
@@ -151,7 +152,7 @@ class GapWords:
         """Whether edits of heads beat the same edit of the whole output: a smaller gap at no more cost."""
         found = []
         for whole in (study for study in studies if study.way == "output"):
-            ways = [study for study in studies if study.kind == whole.kind and study.way != "output"]
+            ways = [study for study in studies if study.kind in (whole.kind, "gain") and study.way != "output"]
             change = next((found for found in map(whole.change, self.shown) if found is not None), None)
             if not ways or change is None:
                 continue
@@ -168,10 +169,10 @@ class GapWords:
                 (True, True): "Heads leave a smaller gap at a higher cost.",
                 (False, False): "Heads leave a larger gap at a lower cost.",
             }[smaller, dearer]
+            instead = self.edits[whole.kind].replace("what they write", "the whole output")
             text = (
-                f"The same edit of the whole output ({whole.kind}) leaves {name} at {change.b:.3f}, where these heads "
-                f"leave {ours.b:.3f}; accuracy changes by {signed(100 * lost[1], 1)} and {signed(100 * lost[0], 1)} "
-                f"points. {verdict}"
+                f"In place of heads, {instead} leaves {name} at {change.b:.3f}, where these heads leave {ours.b:.3f}; "
+                f"accuracy changes by {signed(100 * lost[1], 1)} and {signed(100 * lost[0], 1)} points. {verdict}"
             )
             found.append(line("note", text))
         return found
@@ -211,6 +212,12 @@ class GapWords:
                 text += f" Over all heads this and the direct part above correlate by {alike}."
             title = f"What the gap of the evidence for {self.evidence} loses without each head"
             sections.append({"kind": "headmap", "title": title, "text": text, **located.effect_map.to_dict()})
+        if located.gains is not None:
+            text = "Each head's gain less 1; most are 1. Learned with clusters of outputs balanced, without any group."
+            gains = (located.gains - 1).tolist()
+            title, heads = "Gains of the heads, which are the edit", [list(head) for head in sorted(located.ranked)]
+            about = {"measure": "gain − 1", "unit": "", "values": gains, "selected": heads}
+            sections.append({"kind": "headmap", "title": title, "text": text, **about})
         d = self.separation.d
         sections.append(
             {

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from fairhead.errors import InputError
-from fairhead.settings import PYTHON_ONLY, Count, Option, Range, WholeNumber
+from fairhead.settings import PYTHON_ONLY, Count, Option, Range, Share, WholeNumber
 
 Rank = Literal["effect", "gap", "concept", "bias"]
 RANKS: tuple[str, ...] = get_args(Rank)
@@ -111,6 +111,9 @@ class LocatePlan:
         kinds: edits of the chosen heads; None for all that the question knows. The first is that of single heads and
             curves.
         forward: also edit the chosen heads in true forward passes.
+        target: also find the cheapest edit that brings the gap down to this share of it, such as 0.5, over kinds,
+            strengths and numbers of the chosen heads.
+        target_metric: the gap that --target is about.
         draws: control sets of heads, or all if fewer.
         m: texts a head, in TextSpan.
         permutations: relabellings behind the p-value of a head's texts.
@@ -131,6 +134,8 @@ class LocatePlan:
     alpha: Annotated[float, PYTHON_ONLY] = 0.05
     kinds: Annotated[tuple[str, ...] | None, PYTHON_ONLY] = None
     forward: Annotated[bool, Option(panel=_CHOICE)] = False
+    target: Annotated[Share | None, Option(metavar="SHARE", panel=_CHOICE)] = None
+    target_metric: Annotated[Literal["EOd", "DP", "cramers_v"], Option(panel=_CHOICE)] = "EOd"
     draws: Annotated[Count, Option(metavar="N")] = 200
     m: Annotated[Count, PYTHON_ONLY] = 20
     permutations: Annotated[Count, PYTHON_ONLY] = 2000

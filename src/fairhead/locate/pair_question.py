@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.data import Images
+from fairhead.errors import InputError
 from fairhead.language.benchmarks import all_benchmarks
 from fairhead.language.packing import TokenSequence
 from fairhead.language.scorer import Scorer
@@ -227,8 +228,16 @@ class PairQuestion(Question):
     """The log-odds of pairs of texts, seen from the pole that the choosing half prefers."""
 
     kinds = TEXT_KINDS
+
     ranks = ("gap", "effect")
     correction = "holm"
+
+    @classmethod
+    def check(cls, plan: LocatePlan) -> None:
+        """Refuse a plan that this question cannot follow."""
+        super().check(plan)
+        if plan.target is not None:
+            raise InputError("--target has no meaning for pairs of texts: the cheapest edit is found between groups")
 
     def __init__(
         self,

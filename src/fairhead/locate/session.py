@@ -25,6 +25,7 @@ from fairhead.locate.directions import (
 )
 from fairhead.locate.edits import HeadEdits
 from fairhead.locate.engine import Question
+from fairhead.locate.gains import learn_gains
 from fairhead.locate.gap_question import GapQuestion
 from fairhead.locate.gap_words import STAND_IN
 from fairhead.locate.head_features import Array, Features, collect
@@ -69,12 +70,20 @@ class Opened:
     reread: Callable[[Path], Array]  # what is read of the reporting half by a model that was saved so
     notes: tuple[str, ...] = ()  # what was left out, in sentences
     images: Images | None = None  # of the rows, where they are images
+    heads: Heads | None = None  # those whose gains were learned, where the plan asks for gains
 
 
 def open_question(
-    source: Source, plan: LocatePlan, features: str | None = None, progress: Progress | None = None
+    source: Source,
+    plan: LocatePlan,
+    features: str | None = None,
+    progress: Progress | None = None,
+    heads: Heads | None = None,
 ) -> Opened:
-    """Read, load, and run the model over the rows, or take from the folder `features` what is stored of that."""
+    """Read, load, and run the model over the rows, or take from the folder `features` what is stored of that.
+
+    Where the plan asks for gains, they are learned here, of the `heads` that were named or of those that they choose.
+    """
     if source.kind == "pairs":
         return _open_pairs(source, plan, features, progress)
     GapQuestion.check(plan)
@@ -108,6 +117,12 @@ def open_question(
         passes=passes,
     )
 
+    chosen = None
+    if "gain" in (plan.kinds or ()):
+        gains = learn_gains(question, plan.count, heads, plan.per_layer, seed=plan.seed)
+        question, chosen = question.with_gains(gains.values), gains.heads
+        passes = question.passes
+
     def bake(folder: Path, heads: Heads, kind: str) -> None:
         if passes is None or passes.everywhere is None:
             raise InputError("weights act on every token, and this edit was made at the first alone: use all tokens")
@@ -133,7 +148,8 @@ def open_question(
     }
     notes = (*session.notes, *((STAND_IN,) if isinstance(session.text, AdaptedText) else ()))
     items = session.inputs.items
-    return Opened(question, provenance, bake, reread, notes, items if isinstance(items, Images) else None)
+    shown = items if isinstance(items, Images) else None
+    return Opened(question, provenance, bake, reread, notes, shown, chosen)
 
 
 def _open_pairs(source: Source, plan: LocatePlan, features: str | None, progress: Progress | None) -> Opened:

@@ -259,7 +259,7 @@ def prove(question: "Question", ranked: tuple[Head, ...], plan: LocatePlan) -> P
         if edited is not None:
             found.studies.append(study(edited, ranked, rows, controls, plan, kind, "direct", by_norm))
             found.curves = found.curves or {"direct": curves(edited, ranked, rows)}
-    for kind in kinds:
+    for kind in question.baselines(kinds):
         whole = question.at_output(kind)
         if whole is not None:
             found.studies.append(study(whole, ranked, rows, Controls((), exhaustive=False), plan, kind, "output"))

@@ -374,3 +374,36 @@ def test_heads_chosen_on_other_rows_are_noted(located, clip, faces, capsys) -> N
     assert not any("chosen on other rows" in note for note in json.loads(capsys.readouterr().out)["notes"])
     main([*ablate, "--seed", "1"])
     assert any("chosen on other rows" in note for note in json.loads(capsys.readouterr().out)["notes"])
+
+
+def test_gains_are_learned_saved_and_compared_with_the_balanced_last_layer(clip, faces, capsys, tmp_path) -> None:
+    edit = ["--kind", "gain", "--draws", "3", "--n-boot", "100", "--save", str(tmp_path / "model")]
+    main(["ablate", "--model", str(clip), *common(faces), *edit, "--out", str(tmp_path), "--json", "-"])
+    content = json.loads(capsys.readouterr().out)
+    gains = np.array(content["gains"])
+    assert sorted(content["selected"]) == np.argwhere(gains != 1).tolist()
+    assert [(e["kind"], e["way"]) for e in content["effects"]] == [
+        ("gain", "direct"), ("project", "output"), ("splince", "output"), ("balance", "output"), ("gain", "forward"),
+    ]  # fmt: skip
+    page = (tmp_path / "report.html").read_text()
+    assert "Gains of the heads" in page
+    assert "fitting the last layer with clusters balanced" in page
+
+
+def test_the_cheapest_edit_is_chosen_on_one_half_and_reported_on_the_other(clip, faces, capsys, tmp_path) -> None:
+    plan = ["--target", "0.7", "--target-metric", "DP", "--n-boot", "100", "--draws", "3", "--out", str(tmp_path)]
+    main(["locate", "--model", str(clip), *common(faces), *plan])
+    doses = json.loads((tmp_path / "headmap.json").read_text())["doses"]
+    assert doses["tried"] > 10
+    chosen = doses["chosen"]
+    assert chosen["gap"] <= 0.7 * abs(doses["before"])
+    assert {d["metric"] for d in chosen["reported"]} == {"DP", "accuracy"}
+    assert "cheapest that brings" in " ".join(capsys.readouterr().out.split())
+    assert "cheapest that brings" in (tmp_path / "report.html").read_text()
+    kind, _, strength = chosen["kind"].partition("@")
+    heads = ",".join(f"L{layer}H{head}" for layer, head in chosen["heads"])
+    edit = ["--kind", kind, "--strength", strength or "1", "--heads", heads, "--n-boot", "100", "--draws", "3"]
+    main(["ablate", "--model", str(clip), *common(faces), *edit, "--json", "-"])
+    forward = json.loads(capsys.readouterr().out)["effects"][-1]["metrics"]
+    after = next(m["after"] for m in forward if m["metric"] == "DP")
+    assert after == pytest.approx(next(d["b"] for d in chosen["reported"] if d["metric"] == "DP"))
