@@ -5,14 +5,14 @@ These are plain data. The numbers are made in the other files of this folder, th
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairhead import report  # what needs templates is imported when it is used
 from fairhead.report.result import Result
 from fairhead.report.wording import between, points, said, said_of_difference
-from fairhead.stats import Difference, Estimate
+from fairhead.stats import ALPHA, Difference, Estimate
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,6 +24,8 @@ AUDIT_SCHEMA = "fairhead.audit/1"
 COMPARISON_SCHEMA = "fairhead.comparison/1"
 # The gaps that the headline speaks of: three readings of "treated alike".
 HEADLINE = ("DP", "EOp", "EOd")
+# What verdicts call a finding; their tests are corrected together.
+FAMILY = (*HEADLINE, "impact_ratio")
 
 
 @dataclass(frozen=True)
@@ -201,35 +203,60 @@ def audit_verdicts(audit: Audit) -> list[report.Sentence]:
     level = audit.provenance.get("audit", {}).get("level", 0.95)
     gaps = [e for e in audit.estimates if e.metric in HEADLINE and e.group_by is not None]
     verdicts = [_headline(gaps, level)]
-    for e in audit.estimates:
+    for e in map(stable, audit.estimates):
         if e.metric == "impact_ratio" and e.value is not None and e.low is not None and e.high is not None:
             figures = f"{e.value:.2f} ({100 * level:g} % interval {e.low:.2f} to {e.high:.2f})"
-            tone = {"fails": "bad", "holds": "good", "undecided": "unclear"}[said(e).rpartition(" ")[2]]
+            word = said(e).rpartition(" ")[2]
+            if word == "fails" and not is_finding(e):
+                word = "undecided"
+            tone = {"fails": "bad", "holds": "good", "undecided": "unclear"}[word]
             verb = {"bad": "fails", "good": "holds", "unclear": "cannot be decided"}[tone]
-            verdicts.append(
-                report.Sentence(f"The four-fifths rule {verb} by {e.group_by}: impact ratio {figures}.", tone)
-            )
+            text = f"The four-fifths rule {verb} by {e.group_by}: impact ratio {figures}."
+            verdicts.append(report.Sentence(text, tone))
     return verdicts
 
 
+def stable(estimate: Estimate) -> Estimate:
+    """A figure without its cells of few rows, which is the one that a headline may speak of."""
+    without = estimate.detail.get("stable")
+    return estimate if without is None else replace(estimate, **{**without, "groups": tuple(without["groups"])})
+
+
+def is_finding(estimate: Estimate) -> bool:
+    """Whether a figure is significant among all that the verdict of its audit might speak of."""
+    p = estimate.detail.get("p_adjusted")
+    return p is not None and p < ALPHA
+
+
+def _without(whole: Estimate) -> str:
+    thin = whole.detail.get("unstable", ()) if "stable" in whole.detail else ()
+    if not thin:
+        return ""
+    return (
+        f" Unstable, with fewer than 30 rows, and not counted: {thin[0] if len(thin) == 1 else f'{len(thin)} cells'}."
+    )
+
+
 def _headline(gaps: list[Estimate], level: float) -> report.Sentence:
-    defined = [e for e in gaps if e.value is not None and e.low is not None and e.high is not None]
+    defined = [e for e in map(stable, gaps) if e.value is not None and e.low is not None and e.high is not None]
     if not defined:
-        reason = gaps[0].undefined if gaps else "none was asked for"
+        reason = stable(gaps[0]).undefined if gaps else "none was asked for"
         return report.Sentence(f"No gap in {_any_of(HEADLINE)} is defined: {reason}.", "unclear")
-    shown = [e for e in defined if said(e) == "larger than 0"]
-    top = max(shown or defined, key=lambda e: e.value or 0.0)
+    shown = [e for e in defined if is_finding(e)]
+    # By what is certain of them: the largest value is often that of the smallest group.
+    top = max(shown or defined, key=lambda e: (e.low or 0.0, e.value or 0.0))
     assert top.value is not None
     assert top.low is not None
     assert top.high is not None
     figures = f"{points(top.value)} ({100 * level:g} % interval {100 * top.low:.1f} to {100 * top.high:.1f})"
     groups = f", {between(top)}" if top.groups else ""
+    thin = _without(top)
     if shown:
-        return report.Sentence(f"The largest gap is {top.metric} by {top.group_by}: {figures}{groups}.", "bad")
+        return report.Sentence(f"The largest gap is {top.metric} by {top.group_by}: {figures}{groups}.{thin}", "bad")
     power = "" if top.mde is None else f" A sample like this would show one of {points(top.mde)} or more."
     return report.Sentence(
         f"No gap in {_any_of(HEADLINE)} is significant; the largest is {top.metric} by {top.group_by}, "
-        f"{figures}.{power}",
+        f"{figures}.{power}{thin}",
         "unclear",
     )
 

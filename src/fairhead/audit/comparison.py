@@ -13,8 +13,8 @@ from fairhead.audit.audited_rows import View, group_columns, join, one_group, re
 from fairhead.audit.catalogue import Metric, Multiclass, Reduction
 from fairhead.audit.estimate import NO_REPLICATE, Rules, Stack, enough_rows
 from fairhead.audit.metrics import association_value
-from fairhead.audit.rates import Rates, Tables
-from fairhead.audit.run_audit import audit, choose_metrics, tables_for
+from fairhead.audit.rates import Rates, Tables, small_groups
+from fairhead.audit.run_audit import Draws, audit, choose_metrics, tables_for
 from fairhead.audit.score_rates import BinnedPair, BinnedScores, pair_scores
 from fairhead.errors import InputError
 from fairhead.records import Column, Records
@@ -41,6 +41,7 @@ def compare(
     seed: int = 0,
     level: float = 0.95,
     min_cell: int = MIN_ROWS,
+    min_group: float = 0,
     multiclass: Multiclass = "max",
     positive: Any = None,
     reference: Mapping[str, Any] | Sequence[str] | str | None = None,
@@ -65,6 +66,7 @@ def compare(
         seed: of both.
         level: confidence level of each interval.
         min_cell: as in `audit`.
+        min_group: as in `audit`.
         multiclass: as in `audit`.
         positive: as in `audit`.
         reference: as in `audit`.
@@ -91,6 +93,7 @@ def compare(
         "seed": seed,
         "level": level,
         "min_cell": min_cell,
+        "min_group": min_group,
         "multiclass": multiclass,
         "positive": positive,
         "reference": reference,
@@ -109,7 +112,7 @@ def compare(
     references = reference_groups(reference, {name: column for name, column in columns if name is not None})
     differences: list[Difference] = []
     for name, column in columns:
-        pair = Pair.of(first, second, column, n_boot, n_perm, seed, with_scores)
+        pair = Pair.of(first, second, column, Draws(n_boot, seed, min_group), n_perm, with_scores)
         rules = Rules(level, min_cell, multiclass, pair.bootstrap[0].prevalence)
         differences += [
             pair.difference(metric, rules, audits, name, references.get(name or "", 0))
@@ -144,9 +147,7 @@ class Pair:
     score_swapped: BinnedPair | None = None
 
     @classmethod
-    def of(
-        cls, first: View, second: View, column: Column, n_boot: int, n_perm: int, seed: int, with_scores: bool
-    ) -> "Pair":
+    def of(cls, first: View, second: View, column: Column, draws: Draws, n_perm: int, with_scores: bool) -> "Pair":
         """Draw both."""
         n_classes = len(first.classes)
         shape = (len(column.levels), n_classes, n_classes)
@@ -155,20 +156,21 @@ class Pair:
         sample: Sample = tabulate(keys, [shape, shape], first.weight, first.cluster)
         groups = tuple(str(level) for level in column.levels)
         clusters = clusters_in(column.codes, shape[0], first.cluster)
-        observed = sample.observed()
+        observed, rows, seed = sample.observed(), sample.contents[0].rows, draws.seed
+        small = small_groups(rows.sum(axis=(-1, -2)), draws.min_group)
 
         def tables(stars: list[Array]) -> tuple[Tables, Tables]:
             one, other = (
-                Tables(groups, first.classes, hat, star, content.rows, settled=True, clusters=clusters)
+                Tables(groups, first.classes, hat, star, content.rows, True, clusters, small)
                 for hat, star, content in zip(observed, stars, sample.contents, strict=True)
             )
             return one, other
 
-        drawn = tables(sample.bootstrap(n_boot, np.random.default_rng(seed)))
+        drawn = tables(sample.bootstrap(draws.n_boot, np.random.default_rng(seed)))
         swapped = tables(sample.swapped(n_perm, np.random.default_rng(seed)))
         if not with_scores or first.ranked is None or second.ranked is None:
             return cls(drawn, swapped)
-        return cls(drawn, swapped, *pair_scores(first.ranked, second.ranked, column, n_boot, n_perm, seed))
+        return cls(drawn, swapped, *pair_scores(first.ranked, second.ranked, column, draws.n_boot, n_perm, seed))
 
     def difference(
         self, metric: Metric, rules: Rules, audits: tuple[Audit, Audit], name: str | None, reference: int
@@ -255,7 +257,7 @@ def _values(
     # Both are judged on the same cells: those with enough rows for both.
     for kind, (one, other) in enumerate(zip(*rates, strict=True)):
         rows = np.minimum(one.rows, other.rows)
-        rates[0][kind], rates[1][kind] = replace(one, rows=rows), replace(other, rows=rows)
+        rates[0][kind], rates[1][kind] = (replace(side, rows=rows, small=pair[0].small) for side in (one, other))
     stacks = [Stack.of(metric, r, tables[0].groups, rules.min_cell) for r in rates]
     reduction = stacks[0].reduction(metric, rules)
     for stack in stacks:

@@ -13,6 +13,7 @@ from fairhead.audit import metrics
 from fairhead.audit.candidate_rates import candidate_rates, tied_lowest
 from fairhead.audit.catalogue import Metric, Multiclass, Reduction
 from fairhead.audit.rates import ROUNDED, Rates, Tables
+from fairhead.report.wording import in_short
 from fairhead.stats import Estimate, intervals
 
 Array = NDArray[np.float64]
@@ -20,8 +21,6 @@ Array = NDArray[np.float64]
 # Fewer rows (or clusters) than this in a denominator: the figure stands, marked as unstable.
 STABLE_ROWS = 30
 NO_REPLICATE = "every replicate left a cell empty; too few rows for so many groups and classes"
-# Of many reasons for one figure, this many are shown; `detail["excluded"]` has them all.
-_REASONS = 3
 # Replicates in which a cell was empty are left out; above this share the estimate says so.
 _MENTION_LOST = 0.02
 # Where a bootstrap has at least this share of the rows' own precision, rows are plain rows.
@@ -148,18 +147,6 @@ class Stack:
         return "fewer than two groups can be compared"
 
 
-def in_short(reasons: Sequence[str]) -> str:
-    """Several reasons in one line; of many the first.
-
-    Example:
-        >>> in_short(["a has 1 row", "b has 2 rows", "c has 1 row", "d has 1 row", "e has 3 rows"])
-        'a has 1 row; b has 2 rows; c has 1 row; and 2 more like these'
-    """
-    if len(reasons) <= _REASONS + 1:
-        return "; ".join(reasons)
-    return "; ".join([*reasons[:_REASONS], f"and {len(reasons) - _REASONS} more like these"])
-
-
 def _stacked(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
     return parts[0][None] if len(parts) == 1 else np.stack(parts)
 
@@ -178,6 +165,7 @@ def estimate(
     group_rows: NDArray[np.int64],  # rows of each group, shape [G]
     rules: Rules,  # options of the audit
     name: str | None,  # the group column; None for an overall figure
+    tests: list[intervals.EvenTest] | None = None,  # where to put the test of evenness, if there is one
 ) -> Estimate:
     """One metric of one group column."""
     parts = Stack.of(metric, rates, groups, rules.min_cell)
@@ -203,6 +191,12 @@ def estimate(
     )
     if metric.unit and rates[0].terms is not None:
         interval = _within_unit(interval)
+    if tests is not None and interval.test is not None:
+        tests.append(interval.test)
+    if parts.excluded and metric.compare == "minimum":
+        # Any of the cells left out may be lower.
+        detail["at_most"] = True
+        interval = interval._replace(low=0.0)
     made_by = _made_by(reduction, parts.hat)
     if len(classes) > 1:
         if made_by.class_index is not None:
@@ -237,7 +231,8 @@ def _interval(reduction: Reduction, parts: Stack, level: float) -> intervals.Int
     wide = parts.wide(level)
     match reduction.metric.compare:
         case "minimum":
-            return _lowest(parts, wide, level)
+            # Where cells are left out only the upper end counts, and has the whole error.
+            return _lowest(parts, wide, 2 * level - 1 if parts.excluded else level)
         case "spread" | "to_overall":
             noise = parts.noise if reduction.metric.unit and not reduction.metric.scores else None
             around = candidate_rates(reduction, parts.hat, parts.se * wide, level, noise, parts.even)

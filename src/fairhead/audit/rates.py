@@ -1,7 +1,7 @@
 """Group rates of a sample and of its bootstrap replicates, with the rows each rests on."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import isnan
 from statistics import NormalDist
@@ -31,6 +31,7 @@ class Rates:
     # Clusters with rows of each group, shape [G]; None where rows stand for themselves
     clusters: NDArray[np.int64] | None = None
     terms: "Terms | None" = None  # where the rate is a sum of absolute values (a calibration error), what those are of
+    small: Mapping[int, str] = field(default_factory=dict)  # groups that take no part, and why
 
     @cached_property
     def se(self) -> Array:
@@ -72,7 +73,10 @@ class Rates:
 
     def enough(self, min_cell: int) -> NDArray[np.bool_]:
         """Where there are enough observations, shape [C, G]; a single cluster never is, drawn again it is the same."""
-        return np.asarray(self.independent >= (min_cell if self.clusters is None else max(min_cell, 2)))
+        enough = np.asarray(self.independent >= (min_cell if self.clusters is None else max(min_cell, 2)))
+        if self.small:
+            enough[:, list(self.small)] = False
+        return enough
 
     def basis(self, c: int, g: int) -> str:
         """What the rate of a class in a group rests on, in words: whichever is fewer, rows or clusters."""
@@ -83,13 +87,16 @@ class Rates:
 
     def shortage(self, c: int, g: int, group: str, min_cell: int) -> str:
         """Why the rate of a class in a group is undefined."""
+        if g in self.small:
+            return f"{group} {self.small[g]}"
         needed = min_cell if self.clusters is None else max(min_cell, 2)
         return f"{group} has {self.basis(c, g)}; at least {needed} are needed"
 
     def of_class(self, c: int) -> "Rates":
         """The rates of one class."""
         one = slice(c, c + 1)
-        return Rates(self.hat[one], self.star[:, one], self.rows[one], lambda _: self.need(c), self.clusters)
+        need = self.need(c)
+        return Rates(self.hat[one], self.star[:, one], self.rows[one], lambda _: need, self.clusters, None, self.small)
 
     def of_groups(self, groups: NDArray[np.bool_], replicates: NDArray[np.bool_]) -> "Rates":
         """A rate that is a sum of absolute values, of some groups [G] and with some replicates [B] only."""
@@ -186,6 +193,7 @@ class Tables:
     settled: bool = False  # leave rates of exactly 0 or 1 without a spread of their own
     # Clusters with rows of each group, shape [G]; None where rows stand for themselves
     clusters: NDArray[np.int64] | None = None
+    small: Mapping[int, str] = field(default_factory=dict)  # groups that take no part in gaps, and why
 
     @cached_property
     def _cache(self) -> dict[str, Rates]:
@@ -224,7 +232,7 @@ class Tables:
         hat, star = (kind.rate(m if kind.classes == "none" else m.of_classes(chosen)) for m in self._margins)
         names = self.classes[1:] if chosen.start else self.classes
         rows = kind.rows(self.rows)[chosen]
-        rates = Rates(hat, star, rows, lambda c: kind.need.format(names[c]), self.clusters)
+        rates = Rates(hat, star, rows, lambda c: kind.need.format(names[c]), self.clusters, None, self.small)
         # What is no share has no spread to be given where it is 0 or 1.
         keep = self.settled or (kind.own and bool((hat > 1).any() or (hat < 0).any()))
         return rates if keep else replace(rates, star=unsettle(rates, name))
@@ -269,7 +277,20 @@ class Tables:
         # A cluster may have rows in several groups that become one: then this is an upper bound.
         clusters = None if self.clusters is None else change(self.clusters[:, None, None])[:, 0, 0]
         counts, star, rows = (change(table) for table in (self.counts, self.star, self.rows))
-        return Tables(names, self.classes, counts, star, rows, self.settled, clusters)
+        small = self.small if groups is None else {}
+        return Tables(names, self.classes, counts, star, rows, self.settled, clusters, small)
+
+
+def small_groups(rows: NDArray[np.int64], min_group: float) -> dict[int, str]:
+    """Groups of fewer rows [G] than asked for, a number or a share of all of them, and how many they have.
+
+    Example:
+        >>> small_groups(np.array([970, 30]), 0.05)
+        {1: 'has 30 rows; min_group leaves out groups of fewer than 50'}
+    """
+    least = min_group * rows.sum() if min_group < 1 else min_group
+    why = f"rows; min_group leaves out groups of fewer than {np.ceil(least):.0f}"
+    return {int(g): f"has {rows[g]} {why}" for g in np.flatnonzero(rows < least)}
 
 
 def stretch(n: NDArray[np.int64], level: float) -> Array:

@@ -1,7 +1,7 @@
 """`audit`: from records to gaps with intervals."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from os import PathLike
@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit.audit_results import Audit, GroupRow
+from fairhead.audit.audit_results import FAMILY, Audit, GroupRow
 from fairhead.audit.audited_rows import View, group_columns, one_group, reference_groups, with_weight
 from fairhead.audit.catalogue import DEFAULT, METRICS, Metric, Multiclass
 from fairhead.audit.curves import curves_of
-from fairhead.audit.estimate import Rules, association_estimate, estimate
+from fairhead.audit.estimate import STABLE_ROWS, Rules, association_estimate, estimate
 from fairhead.audit.own_metrics import own_rates
-from fairhead.audit.rates import RATES, Rates, Tables
+from fairhead.audit.rates import RATES, Rates, Tables, small_groups
 from fairhead.audit.score_gaps import SCORE_GAPS
 from fairhead.audit.score_rates import ScoreTables
 from fairhead.errors import InputError, did_you_mean
@@ -25,6 +25,7 @@ from fairhead.report.score_curves import Curves
 from fairhead.stats import Estimate, intervals
 from fairhead.stats.bootstrap import MIN_ROWS
 from fairhead.stats.clusters import MOST_CELLS, cell_numbers, clusters_in, count_rows, sample_of_table, tabulate
+from fairhead.stats.max_t import westfall_young
 
 _BY_GROUP = ("base_rate", "selection_rate", "TPR", "FPR", "precision", "NPV", "accuracy")
 # What is left of a rate to 1, under the name that people know it by.
@@ -41,6 +42,7 @@ def audit(
     seed: int = 0,
     level: float = 0.95,
     min_cell: int = MIN_ROWS,
+    min_group: float = 0,
     multiclass: Multiclass = "max",
     positive: Any = None,
     reference: Mapping[str, Any] | Sequence[str] | str | None = None,
@@ -67,6 +69,7 @@ def audit(
         seed: of the bootstrap; the same seed gives the same figures.
         level: confidence level.
         min_cell: rows that a rate needs; where there are clusters, also clusters with rows of its group.
+        min_group: rows that a group needs to take part in gaps; below 1, a share of all rows.
         multiclass: how one-vs-rest gaps of several classes become one: "max" (as in DAM), "mean", or "weighted" by
             how frequent each class is.
         positive: the class that counts as positive; by default the last of two. With more classes, that class
@@ -94,22 +97,24 @@ def audit(
     else:
         read = Records.read if isinstance(data, str | PathLike) else Records.from_frame
         records, positive = read(data, positive=positive, **columns), None
-    _check_options(n_boot, seed, level, min_cell, multiclass)
+    _check_options(n_boot, seed, level, min_cell, min_group, multiclass)
     keep_freed_memory()
     n_rows, records = len(records), with_weight(records)
     view = View.of(records, positive)
     by = group_columns(records, group_by, intersections)
     chosen = choose_metrics(metrics, (*view.score_rates, *view.score_gaps))
-    draws = Draws(n_boot, seed)
+    draws = Draws(n_boot, seed, min_group)
     references = reference_groups(reference, by)
     parts = [Part(view, name, column, draws, references[name]) for name, column in by.items()]
     overall = Part(view, None, one_group(len(records)), draws, finer=parts[0] if parts else None)
     rules = Rules(level, min_cell, multiclass, overall.tables.prevalence)
     estimates: list[Estimate] = []
     by_group: list[GroupRow] = []
+    family = Family()
     for part in parts:
-        estimates += [part.estimate(m, rules) for m in chosen if not m.overall]
+        estimates += [part.estimate(m, rules, family) for m in chosen if not m.overall]
         by_group += part.by_group(rules, own_rates(chosen))
+    estimates = family.corrected(estimates)
     # Shown first, made last: what was counted by group need only be added up.
     estimates = [overall.estimate(m, rules) for m in chosen if m.overall] + estimates
     options = {
@@ -118,6 +123,7 @@ def audit(
         "seed": seed,
         "level": level,
         "min_cell": min_cell,
+        "min_group": min_group,
         "classes": list(view.classes),
         "multiclass": multiclass if len(view.classes) > 2 else None,
         "prediction": view.prediction_rule or records.provenance.get("prediction"),
@@ -129,10 +135,11 @@ def audit(
 
 @dataclass(frozen=True)
 class Draws:
-    """How many replicates, from which seed."""
+    """How many replicates, from which seed; which groups take part in gaps."""
 
     n_boot: int
     seed: int
+    min_group: float = 0
 
 
 @dataclass(frozen=True)
@@ -160,8 +167,9 @@ class Part:
         else:
             sample = tabulate([cell_numbers(columns, shape)], [shape], view.weight, view.cluster)
         star = sample.bootstrap(self.draws.n_boot, np.random.default_rng(self.draws.seed))[0]
-        groups = tuple(str(level) for level in self.column.levels)
-        return Tables(groups, view.classes, sample.observed()[0], star, sample.contents[0].rows, clusters=clusters)
+        groups, rows = tuple(str(level) for level in self.column.levels), sample.contents[0].rows
+        small = small_groups(rows.sum(axis=(-1, -2)), self.draws.min_group)
+        return Tables(groups, view.classes, sample.observed()[0], star, rows, clusters=clusters, small=small)
 
     @cached_property
     def scores(self) -> ScoreTables:
@@ -170,21 +178,33 @@ class Part:
         draws = self.draws
         return ScoreTables(self.view.ranked, self.column.codes, len(self.column.levels), draws.n_boot, draws.seed)
 
-    def estimate(self, metric: Metric, rules: Rules) -> Estimate:
-        """One metric of this column."""
+    def estimate(self, metric: Metric, rules: Rules, family: "Family | None" = None) -> Estimate:
+        """One metric of this column; its test of evenness goes to the family where it can make a headline."""
         if metric.compare == "association":
             return association_estimate(metric, self.tables, rules, self.name)
         tables = tables_for(metric, self.tables, self.reference)
         rates = [self._rate(name, tables) for name in metric.rates]
         group_rows = tables.rows.sum(axis=(-1, -2))[: len(self.column.levels)]
-        return estimate(metric, rates, tables.groups, self._class_names(metric), group_rows, rules, self.name)
+        known = tables.groups, self._class_names(metric), group_rows
+        tests: list[intervals.EvenTest] = []
+        found = estimate(metric, rates, *known, rules, self.name, tests)
+        if family is None or metric.name not in FAMILY:
+            return found
+        if "unstable" in found.detail:
+            # Thin cells make no headline: the figure without them may.
+            strict, tests = replace(rules, min_cell=max(rules.min_cell, STABLE_ROWS)), []
+            stable = estimate(metric, rates, *known, strict, self.name, tests)
+            kept = ("value", "low", "high", "n", "undefined", "mde", "groups")
+            found = replace(found, detail={**found.detail, "stable": {name: vars(stable)[name] for name in kept}})
+        family.add(found, tests)
+        return found
 
     def by_group(self, rules: Rules, more: Sequence[str] = ()) -> list[GroupRow]:
         """Each group's own rates with intervals; `more` are rates of the user's."""
         assert self.name is not None
         found: dict[str, Rates] = {}
         for name in (*_BY_GROUP, *more):
-            found |= self._named(name, self.tables.rates(name))
+            found |= self._named(name, replace(self.tables.rates(name), small={}))
         for name in self.view.score_rates:
             found |= self._named(name, self.scores.rates(name))
         ends = rates_ends(found, rules.level)
@@ -208,7 +228,7 @@ class Part:
     def _rate(self, name: str, tables: Tables) -> Rates:
         if name in SCORE_GAPS:
             return SCORE_GAPS[name](self.scores, self.reference)
-        return tables.rates(name) if name in RATES else self.scores.rates(name)
+        return tables.rates(name) if name in RATES else replace(self.scores.rates(name), small=self.tables.small)
 
     def _class_names(self, metric: Metric) -> tuple[str, ...]:
         rate = metric.rates[0]
@@ -235,6 +255,30 @@ class Part:
                 why = rates.shortage(0, g, self.tables.groups[g], rules.min_cell)
                 found.append(Estimate(name, self.name, None, None, None, n[g], None, why))
         return found
+
+
+@dataclass(frozen=True)
+class Family:
+    """The tests behind whatever an audit may call a finding: headline metrics × columns × pairs of groups."""
+
+    tests: dict[tuple[str, str], intervals.EvenTest] = field(default_factory=dict)
+
+    def add(self, estimate: Estimate, tests: Sequence[intervals.EvenTest]) -> None:
+        """The test of a figure, where there is one."""
+        if tests and estimate.group_by is not None:
+            self.tests[estimate.metric, estimate.group_by] = tests[0]
+
+    def corrected(self, estimates: Sequence[Estimate]) -> list[Estimate]:
+        """The estimates, with p-values corrected over the family in their details."""
+        observed, draws = [test.observed for test in self.tests.values()], [test.draws for test in self.tests.values()]
+        p = westfall_young(observed, draws, [column for _, column in self.tests])
+        adjusted = dict(zip(self.tests, p, strict=True))
+        return [
+            e
+            if (e.metric, e.group_by) not in adjusted
+            else replace(e, detail={**e.detail, "p_adjusted": adjusted[e.metric, e.group_by or ""]})
+            for e in estimates
+        ]
 
 
 def _complement(name: str, rate: Estimate) -> Estimate:
@@ -304,7 +348,7 @@ def choose_metrics(names: Sequence[str] | str | None, score_rates: Sequence[str]
     return chosen
 
 
-def _check_options(n_boot: int, seed: int, level: float, min_cell: int, multiclass: str) -> None:
+def _check_options(n_boot: int, seed: int, level: float, min_cell: int, min_group: float, multiclass: str) -> None:
     if seed < 0:
         raise InputError(f"seed is {seed}; a whole number of 0 or more was expected.")
     if n_boot < 100:
@@ -313,5 +357,7 @@ def _check_options(n_boot: int, seed: int, level: float, min_cell: int, multicla
         raise InputError(f"level is {level}; a confidence level such as 0.95 was expected.")
     if min_cell < 1:
         raise InputError(f"min_cell is {min_cell}; at least 1 was expected.")
+    if not 0 <= min_group < np.inf:
+        raise InputError(f"min_group is {min_group}; a number of rows, or a share of them below 1, was expected.")
     if multiclass not in ("max", "mean", "weighted"):
         raise InputError(f"multiclass is {multiclass!r}; 'max', 'mean' or 'weighted' was expected.")

@@ -11,7 +11,7 @@ from fairhead import __version__
 from fairhead.cli.common import check_output, command_line, write_json
 from fairhead.cli.options import options
 from fairhead.errors import InputError
-from fairhead.settings import Count, Option, Share, WholeNumber
+from fairhead.settings import Count, NotNegative, Option, Share, WholeNumber
 
 if TYPE_CHECKING:
     from fairhead.records import Records
@@ -137,6 +137,7 @@ class Statistics:
         seed: same seed, same figures.
         level: confidence level of intervals.
         min_cell: rows (or clusters) that a rate needs to be defined.
+        min_group: rows that a group needs to take part in gaps, or, below 1, which share of all rows.
     """
 
     panel: ClassVar[str] = "Statistics"
@@ -148,6 +149,7 @@ class Statistics:
     seed: Annotated[WholeNumber, Option(metavar="N")] = 0
     level: Annotated[Share, Option(metavar="SHARE")] = 0.95
     min_cell: Annotated[Count, Option(metavar="N")] = 10
+    min_group: Annotated[NotNegative, Option(metavar="N|SHARE")] = 0
 
     def arguments(self) -> dict[str, Any]:
         """As `fairhead.audit` takes them."""

@@ -182,6 +182,8 @@ def plain_value(value: Any) -> str:
 
 
 FOUR_FIFTHS = 0.8
+# Of many reasons for one figure, this many are shown; its details have them all.
+_REASONS = 3
 _SIDES = {"better": "B better", "worse": "B worse", "changed": "B differs"}
 
 
@@ -201,9 +203,28 @@ def said(estimate: Estimate) -> str:
 
 
 def left_out(estimate: Estimate) -> str:
-    """What a figure goes without, if anything: a worst group may be among them."""
-    n = 0 if estimate.undefined is not None else len(estimate.detail.get("excluded", ()))
-    return f"without {n} cells that are too small" if n > 1 else "without 1 cell that is too small" if n else ""
+    """What a figure goes without, and how many of its cells are thin, if any."""
+    if estimate.undefined is not None:
+        return ""
+    without, thin = (len(estimate.detail.get(key, ())) for key in ("excluded", "unstable"))
+    words = [f"without {without} cell{'s that are' if without > 1 else ' that is'} too small"] if without else []
+    if estimate.detail.get("at_most"):
+        words.insert(0, "at most this")
+    if thin:
+        words.append(f"unstable: {thin} cell{'s' if thin > 1 else ''} of fewer than 30 rows")
+    return ", ".join(words)
+
+
+def in_short(reasons: Sequence[str]) -> str:
+    """Several reasons in one line; of many the first.
+
+    Example:
+        >>> in_short(["a has 1 row", "b has 2 rows", "c has 1 row", "d has 1 row", "e has 3 rows"])
+        'a has 1 row; b has 2 rows; c has 1 row; and 2 more like these'
+    """
+    if len(reasons) <= _REASONS + 1:
+        return "; ".join(reasons)
+    return "; ".join([*reasons[:_REASONS], f"and {len(reasons) - _REASONS} more like these"])
 
 
 def points(value: float) -> str:

@@ -64,11 +64,6 @@ class EvenTest(NamedTuple):
     observed: float
     draws: Array  # what an even model of the same size shows, shape [B]
 
-    @property
-    def p(self) -> float:
-        """Share of draws as large as observed."""
-        return (1 + np.count_nonzero(self.draws >= self.observed)) / (1 + len(self.draws))
-
 
 def percentile(star: Array, level: float = 0.95) -> Interval:
     """Percentile interval of replicates, shape [B]: for rates, means and signed differences."""
