@@ -69,6 +69,7 @@ class Columns:
             the rest.
         classes: a class, once for each, where the labels do not show them all.
         threshold: without --pred: positive from this score on; a score need not be a probability then (default 0.5).
+            "median": positive above the median score.
         where: only rows that meet this condition, such as "age >= 18 and race in (White, Black)"; also !=, between,
             or, not, parentheses, is missing.
         bins: groups of a --group column of numbers by their edges, such as age=25,45.
@@ -86,7 +87,7 @@ class Columns:
     weight: Annotated[str | None, Option(metavar="COLUMN")] = None
     positive: Annotated[str | None, Option(metavar="CLASS")] = None
     classes: Annotated[tuple[str, ...], Option("--class", metavar="CLASS")] = ()
-    threshold: Annotated[float | None, Option(metavar="SCORE")] = None
+    threshold: Annotated[str | None, Option(metavar="SCORE|median")] = None
     where: Annotated[str | None, Option(metavar="CONDITION")] = None
     bins: Annotated[tuple[str, ...], Option(metavar="COLUMN=EDGES")] = ()
     reference: Annotated[tuple[str, ...], Option(metavar="GROUP")] = ()
@@ -111,7 +112,7 @@ class Columns:
             weight=self.weight,
             classes=_typed(self.classes) or None,
             positive=None if self.positive is None else _typed([self.positive])[0],
-            threshold=self.threshold,
+            threshold=_threshold(self.threshold),
             drop_missing=self.drop_missing,
             where=self.where,
             bins=_edges(self.bins),
@@ -190,20 +191,29 @@ class Output:
     Attributes:
         json: write JSON; - prints only JSON.
         html: write a self-contained report, and its JSON beside it.
+        ll144: write the tables of New York City's Local Law 144 (--intersections of sex and race) to an .html file.
+        eu_ai_act: write a fact sheet by the headings of the EU AI Act's Article 10 and Annex IV to an .html file.
         rate: a rate of groups to show, such as FPR or FNR; give it several times (all of them are in the JSON).
     """
 
     panel: ClassVar[str] = "Output"
     json: Annotated[str | None, Option(metavar="FILE")] = None
     html: Annotated[str | None, Option(metavar="FILE")] = None
+    ll144: Annotated[str | None, Option(metavar="FILE")] = None
+    eu_ai_act: Annotated[str | None, Option(metavar="FILE")] = None
     rate: Annotated[tuple[str, ...], Option(metavar="NAME")] = ()
 
     def check(self, *read: str | None) -> None:
         """Refuse what cannot be written, or would be written over a file that is read, before anything is computed."""
-        for path in (self.json, self.html, None if self.html is None else str(Path(self.html).with_suffix(".json"))):
+        pages = {"--html": self.html, "--ll144": self.ll144, "--eu-ai-act": self.eu_ai_act}
+        twins = {option: str(Path(page).with_suffix(".json")) for option, page in pages.items() if page is not None}
+        for path in (self.json, *pages.values(), *twins.values()):
             check_output(path, *read)
-        if self.json and self.html and Path(self.json).absolute() == Path(self.html).absolute().with_suffix(".json"):
-            raise InputError(f"--html {self.html} writes its own JSON to {self.json}; give --json another name")
+        for option, twin in twins.items():
+            if self.json and Path(self.json).absolute() == Path(twin).absolute():
+                raise InputError(
+                    f"{option} {pages[option]} writes its own JSON to {self.json}; give --json another name"
+                )
 
 
 @options("audit")
@@ -267,6 +277,12 @@ def audit_command(
 
         page = found.page(path, output.rate) if compared is None else compared.page(names)
         write(replace(page, title=f"Audit of {Path(path).name}", provenance=found.provenance), output.html)
+    if output.ll144 is not None or output.eu_ai_act is not None:
+        from fairhead.report import legal_forms, write
+
+        for file, form in ((output.ll144, legal_forms.local_law_144), (output.eu_ai_act, legal_forms.eu_ai_act)):
+            if file is not None:
+                write(form(found), file)
     if output.json != "-":
         console = terminal()
         what = _what(records, path, found.provenance["audit"]["n"])
@@ -290,6 +306,16 @@ def _check_parts(columns: Columns, other: str | None) -> None:
         seen[column] = option
     if other is not None and columns.pred is None:
         raise InputError("--compare-pred needs --pred, the column that it is compared with")
+
+
+def _threshold(given: str | None) -> float | str | None:
+    """A number, or "median"."""
+    if given is None or given == "median":
+        return given
+    try:
+        return float(given)
+    except ValueError:
+        raise InputError(f"--threshold is {given!r}; a score or the word median is expected") from None
 
 
 def _edges(given: Sequence[str]) -> dict[str, list[float]]:

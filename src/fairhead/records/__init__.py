@@ -99,7 +99,7 @@ class Records:
         weight: ArrayLike | None = None,
         classes: Sequence[Any] | None = None,
         positive: Any = None,
-        threshold: float | None = None,
+        threshold: float | str | None = None,
         drop_missing: bool = False,
         provenance: Mapping[str, Any] | None = None,
     ) -> "Records":
@@ -119,7 +119,7 @@ class Records:
             positive: the positive class, by default the last of two in sorted order. With more than two classes, that
                 class against the rest.
             threshold: the score from which on the positive class is predicted, where there is one score (or two); by
-                default 0.5, for probabilities.
+                default 0.5, for probabilities. "median": above the median of the scores.
             drop_missing: go on without the rows that miss a value; otherwise they are an error that counts them.
             provenance: where the arrays came from.
 
@@ -166,7 +166,7 @@ class Records:
         weight: str | None = None,
         classes: Sequence[Any] | None = None,
         positive: Any = None,
-        threshold: float | None = None,
+        threshold: float | str | None = None,
         drop_missing: bool = False,
         where: str | None = None,
         bins: Mapping[str, Sequence[float]] | None = None,
@@ -208,7 +208,7 @@ class Records:
         weight: str | None = None,
         classes: Sequence[Any] | None = None,
         positive: Any = None,
-        threshold: float | None = None,
+        threshold: float | str | None = None,
         drop_missing: bool = False,
         where: str | None = None,
         bins: Mapping[str, Sequence[float]] | None = None,
@@ -232,7 +232,8 @@ class Records:
             positive: the positive class, by default the last of two in sorted order. With more than two classes, that
                 class against the rest.
             threshold: the score from which on the positive class is predicted, where there is one score (or two); by
-                default 0.5, for probabilities. With a threshold, one score may be on any scale.
+                default 0.5, for probabilities. With a threshold, one score may be on any scale. "median": above the
+                median of the scores.
             drop_missing: go on without the rows that miss a value; otherwise they are an error that counts them.
             where: a condition on rows, such as "age >= 18 and race in (White, Black)": `fairhead.records.where` says
                 what it may hold. Rows that do not meet it are left out, those with missing values among them.

@@ -44,7 +44,7 @@ class Options(NamedTuple):
 
     classes: Sequence[Any] | None = None
     positive: Any = None
-    threshold: float | None = None
+    threshold: float | str | None = None  # "median": above the median
     drop_missing: bool = False
 
 
@@ -105,9 +105,14 @@ def build(parts: Parts, options: Options, provenance: Mapping[str, Any], layout:
             prediction = recode(Coded(parts.scores.argmax(axis=1), found), classes)
             rule = {"prediction": "highest score"}
         else:
-            threshold = 0.5 if options.threshold is None else options.threshold
-            prediction = (scores >= threshold).astype(label.dtype)
-            rule = {"prediction": f"score >= {threshold:g}"}
+            if isinstance(options.threshold, str):
+                middle = float(np.median(scores))
+                prediction = (scores > middle).astype(label.dtype)
+                rule = {"prediction": f"score > median, {middle:g}"}
+            else:
+                threshold = 0.5 if options.threshold is None else options.threshold
+                prediction = (scores >= threshold).astype(label.dtype)
+                rule = {"prediction": f"score >= {threshold:g}"}
     return Records(
         label=Column(label, classes),
         prediction=Column(prediction, classes),
@@ -127,7 +132,9 @@ def _check_scores(scores: NDArray[np.float64], options: Options, names: Names) -
         check_scores(scores, names.scores)
     elif np.isinf(scores).any():
         raise InputError(f"{names.scores[0]} holds an infinite value; numbers are expected")
-    if threshold is not None and not np.isnan(scores).all():
+    if isinstance(threshold, str) and threshold != "median":
+        raise InputError(f"the threshold is {threshold!r}; a score or the word median is expected")
+    if isinstance(threshold, float | int) and not np.isnan(scores).all():
         low, high = float(np.nanmin(scores)), float(np.nanmax(scores))
         if low >= 0 and high <= 1:
             low, high = 0.0, 1.0

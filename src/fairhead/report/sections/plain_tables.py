@@ -20,6 +20,7 @@ class PlainTable:
     caption: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
+    words: bool = False  # whether its cells hold sentences rather than figures
 
 
 @dataclass(frozen=True, kw_only=True)
