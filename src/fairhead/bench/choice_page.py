@@ -45,6 +45,9 @@ def choice_verdict(notes: Mapping[str, Any], uses_groups: bool = False) -> list[
             f"The training rows and those from the place of use {differ} within classes (area under the ROC curve "
             f"{match['separation']:.2f}, {_p(match['p'])}){rest}."
         )
+    if "label taken out" in notes:
+        done = "was taken out of the features" if notes["label taken out"] else "was left in the features"
+        said.append(f"What tells the classes apart {done} before they were clustered.")
     if "not matched" in notes:
         said.append(f"Nothing was matched: {notes['not matched']}.")
     return [Sentence(text, "note") for text in said]

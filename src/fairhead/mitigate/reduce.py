@@ -6,7 +6,7 @@ label, `fairhead.mitigate.match` the weights towards the place of use, `fairhead
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -21,12 +21,12 @@ from fairhead.mitigate.losses import GroupLoss, balanced, cell_numbers
 from fairhead.mitigate.match import Matched, match_weights
 from fairhead.mitigate.priors import LogUniform, Prior
 from fairhead.mitigate.registry import method
-from fairhead.mitigate.training_job import ERM, Job
+from fairhead.mitigate.training_job import ADDED_LATER, ERM, Job
 from fairhead.models.linear_head import FEATURES, LinearHead, check_features
 from fairhead.settings import NotNegative, Positive, Range
 from fairhead.train import Examples, Fit, Selection
 from fairhead.train.fitting import AVERAGE, worst_accuracy
-from fairhead.train.kmeans import Clusters, find_clusters
+from fairhead.train.kmeans import Clusters, find_clusters, unit
 from fairhead.train.linear import answers, solve
 
 Candidate = Literal["plain", "balance", "logits", "dro", "match", "both"]
@@ -66,6 +66,9 @@ class Reduce:
             (without plain training to count the price from, by the cell); by the worst (class, cluster) "cell" of the
             validation rows; by "accuracy"; or the "average" of the last third of them.
         cap: the largest weight of a row, in means.
+        without_label: take out of the features, before they are clustered, what tells the classes apart in the sample
+            from the place of use. Only for a sample in which the label does not go along with the groups: done where
+            the sample is shown to differ from the training rows, else left alone.
         under: the method that the weights are used under, such as "dam".
 
     Example:
@@ -80,6 +83,7 @@ class Reduce:
     encoder: str | Callable[[Examples], Tensor] | None = None
     epoch: Literal["price", "cell", "accuracy", "average"] = "price"
     cap: Positive = 20.0
+    without_label: bool = field(default=False, metadata=ADDED_LATER)
     under: str = "erm"
 
     priors: ClassVar[Mapping[str, Prior]] = {"cap": LogUniform(0.5, 1.5)}
@@ -102,10 +106,15 @@ class Reduce:
         if "plain" in self.candidates or own:
             done["plain"] = self._fit(job, "plain")
         encoded = self._encoded(job, done.get("plain", (None,))[0])
+        notes: dict[str, Any] = {}
+        matched = self._matched(job, encoded, notes)
+        if self.without_label:
+            notes["label taken out"] = matched is not None and matched.differ
+            if notes["label taken out"]:
+                encoded = _without_label(encoded, (job.like or job.validation).labels.cpu())
         with job.timed("clusters"):
             clusters = find_clusters(encoded.train, self.clusters, job.plan.seed, job.units[0])
-        notes: dict[str, Any] = {"clusters": _cluster_notes(clusters, job.train.labels)}
-        matched = self._matched(job, encoded, notes)
+        notes["clusters"] = _cluster_notes(clusters, job.train.labels)
         names: list[str] = list(self.candidates)
         if matched is not None:
             notes["match"] = {key: getattr(matched, key) for key in ("effective", "separation", "p", "differ")}
@@ -303,6 +312,14 @@ def worst_large_cell(labels: Tensor, clusters: Tensor, least: int = _LEAST) -> S
     large = torch.bincount(cells)[cells] >= least
     rows = large if large.any() else torch.ones_like(large)
     return lambda predicted: worst_accuracy(predicted[rows], labels[rows], cells[rows])
+
+
+def _without_label(encoded: Encoded, labels: Tensor) -> Encoded:
+    """Features [n, D] at right angles to the differences between the classes' means in the sample of use."""
+    use = unit(encoded.use)
+    means = torch.stack([use[labels == label].mean(0) for label in labels.unique()])
+    span = torch.linalg.qr((means[1:] - means[0]).T).Q  # [D, classes - 1]
+    return Encoded(*(unit(part) - unit(part) @ span @ span.T for part in encoded))
 
 
 def _as_they_are(examples: Examples) -> Tensor:

@@ -282,6 +282,26 @@ def test_a_sample_from_the_place_of_use_is_matched():
     torch.testing.assert_close(again.model.last.weight, found.model.last.weight)
 
 
+def test_the_label_is_taken_out_by_a_sample_in_which_it_is_not_confounded():
+    """Where the label shows more than the group, raw clusters are the classes; without it they are the group."""
+    train, group = hidden_group(3000, 0.9, seed=0, shift=1.5)
+    use, _ = hidden_group(1500, 0.5, seed=1, shift=1.5)
+    for part in (train, use):
+        part.inputs[FEATURES][:, 6:] += 3 * (part.labels[:, None] - 0.5)
+    plan = TrainingPlan(weight_decay=0.01, device="cpu")
+    for without_label, told in ((False, train.labels), (True, group)):
+        reduce = Reduce(("balance",), clusters=2, without_label=without_label)
+        notes = run(reduce, heads(train), train, use, plan).notes
+        rows = torch.tensor(notes["clusters"]["label_rates"])[:, 1]
+        # Of the classes, a cluster has one; of the group, 90 % and 10 %.
+        assert (rows.max() > 0.98) == (told is train.labels), rows
+        assert (0.8 < rows.max() < 0.95) == (told is group), rows
+    alike, _ = hidden_group(1500, 0.9, seed=2, shift=1.5)
+    alike.inputs[FEATURES][:, 6:] += 3 * (alike.labels[:, None] - 0.5)
+    notes = run(Reduce(("balance",), clusters=2, without_label=True), heads(train), train, alike, plan).notes
+    assert notes["label taken out"] is False
+
+
 def test_nothing_is_done_where_nothing_differs():
     train, _ = hidden_group(2000, 0.5, seed=0)
     validation, _ = hidden_group(800, 0.5, seed=1)
