@@ -146,8 +146,11 @@ class Method:
             return len(LADDER) - 1
         options = [pair for given in (self.options, *self.data_options.values()) for pair in given.items()]
         pretrained = any((key == "encoder" and value) or str(value).startswith("path:") for key, value in options)
-        matched = any(key == "candidates" and {"match", "both"} & set(value) for key, value in options)
-        return max(method_named(self.method).told, int(pretrained), 2 * int(matched))
+        sampled = any(
+            (key == "candidates" and {"match", "both"} & set(value)) or (key == "without_label" and value)
+            for key, value in options
+        )
+        return max(method_named(self.method).told, int(pretrained), 2 * int(sampled))
 
 
 @dataclass(frozen=True)

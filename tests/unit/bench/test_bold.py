@@ -103,6 +103,7 @@ def test_a_method_is_told_what_its_options_and_its_choice_tell_it():
     assert [Method("m", name).told for name in ("erm", "balance", "dam")] == [0, 0, 0]
     assert Method("m", "balance", {"encoder": "path:clip"}).told == 1
     assert Method("m", "balance", data_options={"faces": {"encoder": "path:clip"}}).told == 1
+    assert Method("m", "balance", {"without_label": True}).told == 2
     assert [Method("m", "kd", {"teacher": teacher}).told for teacher in ("vit-12x8", "path:clip")] == [0, 1]
     assert Method("m", "erm", uses_groups=True, selection="worst_group").told == 5
     assert Method("m", "erm", chosen_with_groups=True).told == 5
