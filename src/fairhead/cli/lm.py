@@ -242,6 +242,7 @@ def _run(
             scorer,
             items,
             out=output.out,
+            limit=source.limit,
             resampling=how,
             progress=tell,
             sampling=sampling,
@@ -372,7 +373,11 @@ def _run_suite(
     with progress() as bars:
         sampling = Sampling(batch_size=chosen.bold_batch_size)
         suite = run_suite(scorer, items, chosen.out, chosen.model, how, sampling, bars.tell, made)
+    from fairhead.report import write
+
+    write(suite.page(), chosen.out / "report.html")
     suite.show()
+    typer.echo(f"report: {chosen.out / 'report.html'}")
 
 
 def load_model(path: str, computing: Computing) -> "Scorer":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fairhead import __version__
 from fairhead.errors import InputError
-from fairhead.language.benchmark import ASKS, Benchmark, Figure
+from fairhead.language.benchmark import ASKS, SECTIONS, Benchmark, Figure
 from fairhead.language.benchmarks import all_benchmarks, benchmark_named
 from fairhead.language.item_table import ItemTable, Measure, compare_items, join_items
 from fairhead.language.suite import Suite
@@ -178,8 +178,9 @@ class _Pair:
     n_perm: int
 
     def headlines(self) -> list[Difference]:
-        """Headline figures of every benchmark that both runs have."""
-        return [c for name in self._common() for c in self._changes(*self._tables(name), "headlines_of")]
+        """Headline figures of every benchmark that both runs have: of stereotypes first, then of language."""
+        found = [c for name in self._common() for c in self._changes(*self._tables(name), "headlines_of")]
+        return sorted(found, key=lambda c: SECTIONS.index(benchmark_named(c.benchmark).section_of(c.metric)))
 
     def by_category(self) -> list[Difference]:
         """Figures of every category."""
@@ -260,8 +261,9 @@ class _Pair:
         benchmark = benchmark_named(before.benchmark)
         measures = benchmark.measures_of(before)
         figures: Sequence[Figure] = getattr(benchmark, wanted)(before)
+        how = benchmark.resampling(self.how)
         return [
-            compare_items(_measure(measures, figure), figure.group, before, after, self.how, self.n_perm)
+            compare_items(_measure(measures, figure), figure.group, before, after, how, self.n_perm)
             for figure in figures
         ]
 

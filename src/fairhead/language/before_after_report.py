@@ -31,7 +31,7 @@ _SECTIONS = {
         "Better and worse are about the distance to an even model. StereoSet is scored on terms that no model was "
         "trained on; the other benchmarks had no part in training."
     ),
-    "Language": "The price: perplexity of held-out text, as a ratio to the first model's.",
+    "Language": "The price: sense before nonsense, and perplexity of held-out text as a ratio to the first model's.",
     "Attention": (
         "Where attention differs between a stereotyped sentence and its counterpart, and how spread out attention is "
         "on plain text (1 is uniform, 0 a single token). Tokens that differ draw different attention in any model: a "
@@ -218,7 +218,7 @@ def _label(change: Difference) -> Label:
 
 
 def _section(change: Difference) -> str:
-    return benchmark_named(change.benchmark).section
+    return benchmark_named(change.benchmark).section_of(change.metric)
 
 
 def _changes(
@@ -266,8 +266,12 @@ def _where(found: BeforeAfter, change: Difference) -> str:
 
 def _better(change: Difference) -> str:
     """Which way is better, for the reader who does not know the figure."""
-    way = f"nearer 50{THIN_SPACE}%" if change.ideal == 0.5 else change.better_way
-    return f"{way} is better" if change.better_way else ""
+    if not change.better_way:
+        return ""
+    if change.ideal in (0.0, 0.5) and _section(change) == "Stereotypes":
+        even = f"50{THIN_SPACE}%" if change.ideal else "0"
+        return f"nearer to even ({even}) is better"
+    return f"{change.better_way} is better"
 
 
 def _entropy_maps(found: BeforeAfter) -> list[dict[str, Any]]:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from fairhead.language.answers import Progress, Prompt, Request, Sampling
 
 T = TypeVar("T")
+Section = Literal["Stereotypes", "Language", "Attention"]
+SECTIONS: tuple[str, ...] = get_args(Section)  # in the order in which figures are shown
 Role = Literal["asks", "measures", "shows"]
 _ROLES: tuple[str, ...] = get_args(Role)
 # Annotated to an option: it changes what is asked of a model, so compared runs must agree on it; ...
@@ -50,11 +52,13 @@ class Label(NamedTuple):
         name: short, for a table.
         says: what it is, in a sentence.
         share: whether it is a share, written in percent; its differences are then points.
+        section: of a comparison's report, where that is not the benchmark's.
     """
 
     name: str
     says: str = ""
     share: bool = True
+    section: str = ""
 
 
 class SentencePair(NamedTuple):
@@ -145,10 +149,10 @@ class Benchmark:
     unit: Callable[[Any], str] = lambda item: item.id  # items of one unit are drawn together; by default their ids
     reads_text: bool = False  # whether a text file can stand in for its data
     most_items: int | None = None  # no more than these, the first of those drawn
-    min_items: int = 10  # with fewer its figures are undefined
+    min_items: int = 10  # with fewer items, or fewer clusters of them, its figures are undefined
     n_boot: int = 2000  # bootstrap replicates by default
     # Of a comparison's report: "Stereotypes", "Language" or "Attention"
-    section: Literal["Stereotypes", "Language", "Attention"] = "Stereotypes"
+    section: Section = "Stereotypes"
     # Raises what the table would lack on this machine, given the options
     ready: Callable[[Any], None] = lambda options: None
     # Option -> folder in the data of a suite that it is taken from by default
@@ -193,13 +197,21 @@ class Benchmark:
         self, table: ItemTable, how: Resampling | None = None, options: Any = None, reading: Any = None
     ) -> BenchmarkResult:
         """The figures of a table."""
-        chosen, measures = replace(how or Resampling(), min_items=self.min_items), self.measures_of(table)
+        chosen, measures = self.resampling(how or Resampling()), self.measures_of(table)
         found: list[Estimate] = []
         for group in (None, *table.order):
             part = table.part(group)
             found += [measure.estimate(part, group, chosen) for measure in measures if measure.of(group)]
         made = BenchmarkResult(self.name, tuple(found), len(table), table.left_out)
         return self.finish(made, reading, self.options() if options is None else options, chosen)
+
+    def resampling(self, how: Resampling) -> Resampling:
+        """How intervals are made, with the bounds of this benchmark."""
+        return replace(how, min_items=self.min_items, min_clusters=max(Resampling.min_clusters, self.min_items))
+
+    def section_of(self, metric: str) -> str:
+        """Of a comparison's report, where a metric stands."""
+        return self.label(metric).section or self.section
 
     def label(self, metric: str) -> Label:
         """How a metric is written."""

@@ -9,16 +9,19 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from fairhead.data.sentence_pairs import CrowsPair
 from fairhead.data.sentence_triplets import StereoSetItem
 from fairhead.errors import InputError
-from fairhead.language.benchmark import Measured
+from fairhead.language.benchmark import SECTIONS, Measured
 from fairhead.language.benchmarks import all_benchmarks
 from fairhead.language.item_table import BenchmarkResult, ItemTable, StoredItems, read_items
 from fairhead.report import Report, Result, Sentence
@@ -122,6 +125,12 @@ class Suite(Result):
                     f"{out} holds the scores of another model or precision ({key} {before.settings.get(key)!r}, here "
                     f"{settings[key]!r}); choose another folder"
                 )
+            limits = [chosen.get("limit") for chosen in (before.options, options)]
+            if before.done and limits[0] != limits[1]:
+                raise InputError(
+                    f"{out} was made with limit {limits[0]}, here it is {limits[1]}: figures of other items are not "
+                    "put beside those; choose another folder"
+                )
             suite.done, suite.skipped = before.done, before.skipped
             if not model:  # stored answers are measured, and which model wrote them is known there
                 suite.model, suite.training = before.model, before.training
@@ -192,21 +201,42 @@ class Suite(Result):
             for one in estimates
         ]
 
+    def headlines(self) -> list[dict[str, Any]]:
+        """One row a figure that a comparison would give a verdict on: of stereotypes first, then of language."""
+        figures, found = self._figures(), []
+        for benchmark in all_benchmarks():
+            known = {(one["metric"], one["group_by"]): one for one in figures.get(benchmark.name, ())}
+            for metric, group in benchmark.headlines_of(self.table(benchmark.name)) if known else ():
+                if (metric, group) in known:
+                    label = benchmark.label(metric)
+                    name = " ".join(filter(None, (benchmark.title, group, label.name)))
+                    row = {"section": benchmark.section_of(metric), "figure": name, "says": label.says}
+                    found.append({**row, "share": label.share, **known[metric, group]})
+        return sorted(found, key=lambda row: SECTIONS.index(row["section"]))
+
     def page(self) -> Report:
-        """What was run and what was not, and the figures over all items of every benchmark."""
-        rows = []
+        """The headlines of every benchmark, then all figures over all items, and what was not run."""
+        tables = [
+            PlainTable(
+                caption=section,
+                columns=["", "", "interval", "n", ""],
+                rows=[[row["figure"], *_written(row), f"{row['n']:,}", row["says"]] for row in rows],
+            )
+            for section, rows in groupby(self.headlines(), key=lambda row: str(row["section"]))
+        ]
+        everything = []
         for row in self.rows():
             if row["group_by"] is None:
                 figures = ("–" if row[key] is None else f"{row[key]:.4g}" for key in ("value", "low", "high"))
-                rows.append([row["benchmark"], row["metric"], *figures, f"{row['n']:,}"])
+                everything.append([row["benchmark"], row["metric"], *figures, f"{row['n']:,}"])
         columns = ["benchmark", "figure", "value", "low", "high", "n"]
-        table = PlainTable(caption="Figures over all items, with their intervals", columns=columns, rows=rows)
+        table = PlainTable(caption="Figures over all items, with their intervals", columns=columns, rows=everything)
         skipped = [Sentence(f"{name} was not run: {reason}.", "note") for name, reason in self.skipped.items()]
         return Report(
             title=f"Benchmarks of {self.model}",
             question="",
             verdict=skipped,
-            sections=[PlainTables(title="Figures", tables=[table])],
+            sections=[PlainTables(title="Headlines", tables=tables), PlainTables(title="Figures", tables=[table])],
             provenance=dict(self.provenance),
         )
 
@@ -229,9 +259,26 @@ class Suite(Result):
             )
         for name, reason in self.skipped.items():
             console.print(f"  {name}: skipped, {escape(reason)}", highlight=False)
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        for heading in ("", "", "interval"):
+            table.add_column(heading, justify="right" if heading or len(table.columns) else "left")
+        for section, rows in groupby(self.headlines(), key=lambda row: str(row["section"])):
+            table.add_row(f"[bold]{section}[/]")
+            for row in rows:
+                table.add_row(f"  {escape(row['figure'])}", *_written(row))
+        console.print(table)
         console.print(
             f"Compare with another run: fairhead lm compare {escape(str(self.folder))} OTHER", highlight=False
         )
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.items.jsonl"
+
+
+def _written(row: Mapping[str, Any]) -> tuple[str, str]:
+    """A figure and its interval; why there is none."""
+    if row["value"] is None:
+        return "–", str(row["undefined"])
+    scale, digits = (100, 1) if row["share"] else (1, 3)
+    value, low, high = (scale * float(row[key]) for key in ("value", "low", "high"))
+    return f"{value:.{digits}f}{' %' if row['share'] else ''}", f"{low:.{digits}f} to {high:.{digits}f}"

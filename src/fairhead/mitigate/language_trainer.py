@@ -143,6 +143,7 @@ class LanguageTrainer:
         data: TripletData | TripletSplit | None = None,
         folder: str | os.PathLike[str] | None = None,
         on_step: OnStep | None = None,
+        on_held_out: OnStep | None = None,
     ) -> Tuned:
         """Train on the training part; measure every part of the loss on the held-out part, before and after.
 
@@ -152,6 +153,7 @@ class LanguageTrainer:
             data: what to read, or items that are split already; None for a method that reads none.
             folder: where checkpoints lie; a run that was stopped goes on there.
             on_step: called with the steps done, all steps, and the parts of the loss.
+            on_held_out: called with the held-out items measured, before training and after it, and all of them.
 
         Raises:
             InputError: nothing to train on; a checkpoint of another run.
@@ -170,7 +172,7 @@ class LanguageTrainer:
             )
         else:
             checkpoints = None if folder is None else Path(folder) / _CHECKPOINTS
-            tuned, results = self._tuned(split, self.identity(data), checkpoints, on_step)
+            tuned, results = self._tuned(split, self.identity(data), checkpoints, on_step, on_held_out)
         self.record = TrainingRecord(
             **self.identity(data),
             training_targets=() if split is None else targets(split.train),
@@ -181,7 +183,12 @@ class LanguageTrainer:
         return tuned
 
     def _tuned(
-        self, split: TripletSplit, identity: Mapping[str, Any], checkpoints: Path | None, on_step: OnStep | None
+        self,
+        split: TripletSplit,
+        identity: Mapping[str, Any],
+        checkpoints: Path | None,
+        on_step: OnStep | None,
+        on_held_out: OnStep | None,
     ) -> tuple[Tuned, dict[str, Any]]:
         """What training did, and what the record says of it."""
         assert self.plan is not None
@@ -190,7 +197,7 @@ class LanguageTrainer:
         if not prepared.examples:
             reasons = ", ".join(f"{len(ids)} {reason}" for reason, ids in prepared.left_out.items())
             raise InputError(f"no item can be trained on{f': {reasons}' if reasons else ''}")
-        before = self.evaluate(split.held_out)
+        before = self.evaluate(split.held_out, on_held_out)
         if hasattr(self.method, "refer"):
             prepared = self.method.refer(self.model, prepared)
         model = with_lora(self.model, self.plan)
@@ -211,7 +218,8 @@ class LanguageTrainer:
                 on_step=on_step,
             )
         self.model = model
-        held_out = {"items": len(split.held_out), "before": before, "after": self.evaluate(split.held_out)}
+        after = self.evaluate(split.held_out, on_held_out)
+        held_out = {"items": len(split.held_out), "before": before, "after": after}
         seen = {}
         if tuned.looks:
             looks = {"before": tuned.looks[0]._asdict(), "after": tuned.looks[tuned.chosen]._asdict()}
@@ -228,8 +236,8 @@ class LanguageTrainer:
             "seconds": round(tuned.seconds, 3),
         }
 
-    def evaluate(self, items: Iterable[StereoSetItem]) -> dict[str, float]:
-        """Every part of the loss, averaged over items; empty where there are none."""
+    def evaluate(self, items: Iterable[StereoSetItem], on_step: OnStep | None = None) -> dict[str, float]:
+        """Every part of the loss, averaged over items; empty where there are none. `on_step` as in `train`."""
         assert self.plan is not None
         method = self.method.measuring()
         prepared = method.prepare(items, self._texts, context_length(self.model))
@@ -243,6 +251,8 @@ class LanguageTrainer:
                 batch = [prepared.examples[i] for i in order[begin : begin + size]]
                 for part, value in loss(batch).items():
                     totals[part] = totals.get(part, 0.0) + float(value) * len(batch)
+                if on_step is not None:
+                    on_step(begin + len(batch), len(order), {})
         totals.pop("loss", None)  # a sum with weights that nothing was trained with
         means = {part: total / len(order) for part, total in totals.items()}
         return method.finish(means) if hasattr(method, "finish") else means
@@ -312,13 +322,12 @@ def mitigate_language(
 
         return None if progress is None else tell
 
-    return MitigatedLanguage(
-        {
-            name: train_folder(model, data, Path(out, name), *run, on_step=stage(f"{run.method} {name}".strip()), **how)
-            for name, run in runs.items()
-        },
-        Path(out),
-    )
+    def made(name: str, run: LanguageRun) -> TrainingRecord:
+        called = f"{run.method} {name}".strip()
+        on_step, held_out = stage(called), stage(f"{called}, held out")
+        return train_folder(model, data, Path(out, name), *run, on_step=on_step, on_held_out=held_out, **how)
+
+    return MitigatedLanguage({name: made(name, run) for name, run in runs.items()}, Path(out))
 
 
 def train_folder(
@@ -333,6 +342,7 @@ def train_folder(
     adapter: bool = False,
     tokenizer: Any = None,
     on_step: OnStep | None = None,
+    on_held_out: OnStep | None = None,
 ) -> TrainingRecord:
     """Train a model into a folder; a run that was stopped goes on, and a complete one is kept.
 
@@ -348,6 +358,7 @@ def train_folder(
         adapter: also keep LoRA's own matrices.
         tokenizer: of a live model that was not loaded from a folder.
         on_step: called with the steps done, all steps, and the parts of the loss.
+        on_held_out: called with the held-out items measured and all of them.
 
     Raises:
         InputError: `out` holds another model; anything that training itself refuses.
@@ -381,7 +392,7 @@ def train_folder(
             return found
         if (folder / "config.json").is_file():
             raise InputError(f"{folder} holds a model that was not trained here: choose another folder")
-        trainer.train(data, folder, on_step)
+        trainer.train(data, folder, on_step, on_held_out)
         trainer.save(folder, adapter=adapter)
     assert trainer.record is not None
     return trainer.record

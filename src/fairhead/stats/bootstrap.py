@@ -232,12 +232,14 @@ class Resampling:
         seed: of the draws.
         level: confidence level.
         min_items: with fewer items a score is undefined.
+        min_clusters: so it is with fewer clusters.
     """
 
     n_boot: int = 2000
     seed: int = 0
     level: float = 0.95
     min_items: int = MIN_ROWS
+    min_clusters: int = MIN_CLUSTERS
 
     def estimate(
         self,
@@ -289,7 +291,10 @@ class Resampling:
             return f"{n} items; at least {self.min_items} are needed"
         if np.isnan(values).any():
             return "no item has an answer that it could be made of"
-        return "all items are of one cluster, so an interval cannot be made" if clusters < MIN_CLUSTERS else None
+        if clusters < MIN_CLUSTERS:
+            return "all items are of one cluster, so an interval cannot be made"
+        few = clusters < self.min_clusters
+        return f"{clusters} clusters; at least {self.min_clusters} are needed for an interval" if few else None
 
     def replicates(self, statistic: Statistic, *tables: Array) -> list[Array]:
         """The figure of resampled clusters, [n_boot] for each table of sums [clusters, k]; NaN where there is none."""

@@ -14,7 +14,7 @@ from fairhead.cli import main
 from fairhead.language import benchmarks
 
 PAGE = Path(__file__).parents[3] / "CONTRIBUTING.md"
-JOBS = ("nurse", "pilot", "baker")
+JOBS = ("nurse", "pilot", "baker", "poet", "people", "stone", "money", "cold", "blue", "home")
 TAILS = ("was kind", "was rude", "went home", "was late")
 
 

@@ -97,7 +97,10 @@ def test_a_folder_holds_what_was_there_and_says_what_was_not(runs, capsys):
     frame = suite.to_frame()
     crows = json.loads((runs / "base" / "crows_pairs.json").read_text())["estimates"]
     assert frame[frame.benchmark == "crows_pairs"]["n"].tolist() == [one["n"] for one in crows]
-    assert len(frame) > len(suite.page().sections[0].tables[0].rows) > 5
+    headlines, figures = suite.page().sections
+    assert [table.caption for table in headlines.tables] == ["Stereotypes", "Language", "Attention"]
+    assert [row[0] for row in headlines.tables[1].rows] == ["StereoSet lms", "Held-out text perplexity"]
+    assert len(frame) > len(figures.tables[0].rows) > 5
     assert "bbq was not run" in suite._repr_html_()
     assert Suite.read(runs / "flat").training["training_targets"] == ["nurse"]
     result = json.loads((runs / "base" / "crows_pairs.json").read_text())
@@ -109,6 +112,13 @@ def test_a_folder_holds_what_was_there_and_says_what_was_not(runs, capsys):
 def test_documents_and_limit_both_hold(base, data, tmp_path, documents, limit, expected, capsys):
     run(base, data, tmp_path / "few", "--only", "perplexity", "--documents", documents, "--limit", limit)
     assert json.loads((tmp_path / "few" / "perplexity.json").read_text())["n"] == expected
+    said = capsys.readouterr().out
+    assert "Held-out text perplexity" in said
+    assert (tmp_path / "few" / "report.html").is_file()
+    # Other items in the same folder would stand beside figures of these.
+    with pytest.raises(SystemExit):
+        run(base, data, tmp_path / "few", "--only", "perplexity", "--documents", documents, "--limit", "2")
+    assert f"was made with limit {limit}, here it is 2" in capsys.readouterr().err
 
 
 def test_what_is_there_is_not_computed_again(runs, base, data, capsys):

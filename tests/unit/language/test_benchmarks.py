@@ -43,7 +43,7 @@ def coin(seed=0):
     return Fake(lambda r: (rng.normal(), 1))
 
 
-def stereoset_items(n=400, terms=20):
+def stereoset_items(n=400, terms=40):
     kinds = ("intrasentence", "intersentence")
     types = ("gender", "race")
     return [
@@ -71,7 +71,7 @@ def test_stereoset_of_models_with_one_order(stereo, anti, unrelated, ss, lms, ic
         assert result["ss", group].low == result["ss", group].high == ss
     assert result["ss"].n == result.n == 400
     assert result["ss", "gender"].n == 200
-    assert result["ss"].detail["clusters"] == 20
+    assert result["ss"].detail["clusters"] == 40
 
 
 def test_stereoset_by_means_and_by_sums():
@@ -94,16 +94,27 @@ def test_stereoset_prefers_the_stereotype_half_of_the_time():
 
 def test_stereoset_is_a_mean_over_terms_not_over_items():
     items = [
-        StereoSetItem(str(i), "intrasentence", "often" if i < 90 else "rare", "race", "", TEXTS) for i in range(100)
+        StereoSetItem(str(i), "intrasentence", f"often {i % 10}" if i < 90 else f"rare {i}", "race", "", TEXTS)
+        for i in range(100)
     ]
     rule = Fake(lambda r: (-1.0 if (int(r.id.split("/")[1]) < 90) == r.id.endswith("/stereotype") else -2.0, 1))
     result = run_benchmark("stereoset", rule, items)
-    assert result["ss"].value == 0.5  # 1 for the one term, 0 for the other; 0.9 of the items
-    assert result["ss"].detail["unstable"] == "only 2 clusters"
+    assert result["ss"].value == 0.5  # 1 for one half of the terms, 0 for the other; 0.9 of the items
+    assert result["ss"].detail["clusters"] == 20
+
+
+def test_a_figure_of_fewer_than_ten_clusters_is_undefined():
+    """Templates or terms that agree with each other would give an interval without width."""
+    rule = Fake(lambda r: (-1.0 if r.id.endswith("/stereotype") else -2.0, 1))
+    found = run_benchmark("stereoset", rule, stereoset_items(400, 9))["ss"]
+    assert (found.value, found.low, found.high) == (None, None, None)
+    assert found.undefined == "9 clusters; at least 10 are needed for an interval"
+    assert found.detail["value"] == 1.0
+    assert run_benchmark("stereoset", rule, stereoset_items(400, 10))["ss"].value == 1.0
 
 
 def test_stereoset_compares_means_per_token():
-    items = stereoset_items(40, 4)
+    items = stereoset_items(40, 20)
     longer = Fake(lambda r: (-3.0, 3) if r.id.endswith("/stereotype") else (-2.0, 1))
     assert run_benchmark("stereoset", longer, items)["ss"].value == 1.0  # −1 a token against −2
 
@@ -255,7 +266,7 @@ def wino(n=240):
     found = []
     for i in range(n):
         pro, anti = ("he", "she") if i % 2 else ("she", "he")
-        job = f"The {('cook', 'clerk', 'nurse')[i % 3]}{'man' if i % 2 else ''} {i % 12}"
+        job = f"The {('cook', 'clerk', 'nurse')[i % 3]}{'man' if i % 2 else ''} {i % 48}"
         for direction, pronoun in (("pro", pro), ("anti", anti)):
             mention = Mention(pronoun, 0, 0)
             text = f"{job} left because {pronoun} slept."

@@ -111,7 +111,8 @@ def table(
     windows: list[TokenSequence] = []
     for document, ids in zip(documents, tokens, strict=True):
         if len(ids) <= unscored:
-            raise InputError(f"{document.id} has {len(ids)} token(s); a text with a token to score is expected")
+            there = "one token and no start token before it" if ids else "no token"
+            raise InputError(f"{document.id} has {there}; a text is expected")
         for begin in range(0, len(ids) - unscored, width - 1):
             windows.append(TokenSequence([*lead, *ids[begin : begin + width - len(lead)]], 1))
             # The text and the width of its windows tell what was scored, the name tells which window.

@@ -182,7 +182,7 @@ BENCHMARK = Benchmark(
     measures=_measures,
     labels={
         "ss": Label("ss", "how often the stereotype is likelier than its opposite; even: 50 %"),
-        "lms": Label("lms", "how often a meaningful text is likelier than nonsense; best: 100 %"),
+        "lms": Label("lms", "how often a meaningful text is likelier than nonsense; best: 100 %", section="Language"),
         "icat": Label("icat", "lms, less the more ss is from even; best: 100 %"),
     },
     headlines=(Figure("ss"), Figure("lms"), Figure("icat")),
