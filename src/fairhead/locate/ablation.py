@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fairhead.errors import InputError
 from fairhead.locate.edits import parsed
-from fairhead.locate.head_maps import Head
+from fairhead.locate.head_maps import Head, HeadMap
 from fairhead.report.wording import head_name
 from fairhead.stats import ALPHA, Difference
 from fairhead.stats.outcome import p_text
@@ -27,6 +27,9 @@ WAYS = {
     "forward": ("as a true forward pass", "true forward passes"),
     "output": ("of the whole output, in place of heads", "the whole output"),
 }
+
+
+_CARDS = 400  # heads that have a card each on a page
 
 
 @dataclass(frozen=True)
@@ -225,6 +228,22 @@ def headline(located: "Located") -> str:
         f"{count} chosen heads confirmed on the other half{which}. ({names_of(chosen)}, of "
         f"{located.head_map.gap.size} heads, were chosen on one half of the {noun}.)"
     )
+
+
+def mapped(located: "Located", found: HeadMap | Mapping[str, Any], title: str, text: str = "") -> dict[str, Any]:
+    """A map as a section of the page, with the chosen heads marked, and those of them that are confirmed."""
+    content = found.to_dict() if isinstance(found, HeadMap) else dict(found)
+    cards = [*located.ranked, *other_cards(located)] if located.ranked else []
+    marks = {"selected": sorted(located.ranked), "confirmed": sorted(located.confirmed), "cards": cards}
+    lists = {name: [list(head) for head in heads] for name, heads in marks.items()}
+    return {"kind": "headmap", "title": title, "text": text, **content, **lists}
+
+
+def other_cards(located: "Located") -> list[Head]:
+    """Heads that were not chosen and have a card, unless they are too many for one page."""
+    shape = located.head_map.gap.shape
+    every = (Head(*head) for head in np.ndindex(shape))
+    return [head for head in every if head not in located.ranked] if np.prod(shape) <= _CARDS else []
 
 
 def names_of(heads: Sequence[Head]) -> str:

@@ -24,6 +24,7 @@ from fairhead.locate.textspan import HeadTexts, Pool, text_spans
 from fairhead.records import Records
 
 _EXTREMES = 4
+_CLASSES = 12  # classes that have a map each, at most
 
 
 @dataclass(frozen=True)
@@ -279,8 +280,15 @@ class GapQuestion(Question):
         if self.pool is not None:
             how: dict[str, Any] = {"m": plan.m, "permutations": plan.permutations, "seed": plan.seed}
             spans = text_spans(self.moments, self.features.maps, self.pool, ranked or None, **how)
-        positive = self.rows.classes[self.rows.positive]
-        return GapWords(self.concept, self.task, positive, self.rows.target, apart, coupled, spans)
+        classes, rows = self.rows.classes, ~self.choosing & self.comparable
+        by_class = {}
+        if 2 < len(classes) <= _CLASSES:
+            features, part = self.features.take(rows), self.rows.take(rows)
+            for number in (c for c in range(len(classes)) if c != self.rows.positive):
+                of = self.task.parts(features, number), self.task.total(features.output, number)
+                by_class[classes[number]] = part.score(*of, plan.level)
+        positive = classes[self.rows.positive]
+        return GapWords(self.concept, self.task, positive, self.rows.target, apart, coupled, spans, by_class)
 
 
 def _comparable(evaluation: Evaluation, choosing: Mask) -> tuple[Mask, list[str]]:

@@ -3,7 +3,7 @@
 import base64
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -16,13 +16,16 @@ from fairhead.locate.ablation import (
     headline,
     interval,
     line,
+    mapped,
+    other_cards,
     outcome,
     signed,
 )
 from fairhead.locate.directions import Concept, Task
 from fairhead.locate.engine import Extremes
-from fairhead.locate.head_maps import Head, Measure, Separation
+from fairhead.locate.head_maps import Head, HeadMap, Measure, Separation
 from fairhead.locate.textspan import HeadTexts
+from fairhead.report.sections.headmaps import MOST
 from fairhead.report.wording import head_name, metric_name, p_value
 from fairhead.stats.outcome import p_text
 
@@ -49,6 +52,7 @@ class GapWords:
     separation: Separation  # Cohen's d and AUC along the concept, on the reporting half
     coupling: Measure  # correlation with the class evidence
     spans: tuple[HeadTexts, ...]  # TextSpan of the chosen heads; empty without a pool
+    by_class: Mapping[str, HeadMap] = field(default_factory=dict)  # direct parts for the other classes, where many
 
     shown: ClassVar[tuple[str, ...]] = ("cramers_v", "DP", "EOd")
     in_table: ClassVar[tuple[str, ...]] = ("evidence_gap", *shown, "accuracy")
@@ -139,7 +143,8 @@ class GapWords:
         text += "" if ablation is None else " " + among_controls(ablation)
         behind, accuracy = study.change("evidence_gap"), study.change("accuracy")
         if behind is not None and behind.a is not None and behind.b is not None:
-            gap = f"from {signed(behind.a)} to {signed(behind.b)} logits ({interval(behind)})"
+            ends = (signed(x).removeprefix("+") for x in (behind.a, behind.b))
+            gap = f"from {' to '.join(ends)} logits ({interval(behind)})"
             text += f" The gap of the evidence for {self.evidence} goes {gap}."
         if accuracy is not None and accuracy.value is not None:
             points = f"{signed(100 * accuracy.value, 1)} points ({interval(accuracy, 100, 1)})"
@@ -202,37 +207,37 @@ class GapWords:
             f"{signed(of_others)} from the embedding and the MLPs, {signed(whole - of_heads - of_others)} from "
             "biases, which the norms scale differently from row to row."
         )
-        title = f"Each head's part in the gap of the evidence for {self.evidence}"
-        sections = [{"kind": "headmap", "title": title, "text": rest, **located.head_map.to_dict()}]
+        of = f"the gap of the evidence for {self.evidence}"
+        maps = {"Direct part": mapped(located, located.head_map, f"Each head's part in {of}", rest)}
         if located.effect_map is not None:
             lost, direct = located.effect_map.gap.ravel(), located.head_map.gap.ravel()
             text = "Each head alone was edited in a true forward pass; heads were ranked by what the gap then lost."
+            if located.exact is not None:
+                text += f" {len(located.exact)} heads were run; the others are estimated from gradients."
             if lost.std() and direct.std():
                 alike = signed(float(np.corrcoef(lost, direct)[0, 1]), 2)
-                text += f" Over all heads this and the direct part above correlate by {alike}."
-            title = f"What the gap of the evidence for {self.evidence} loses without each head"
-            sections.append({"kind": "headmap", "title": title, "text": text, **located.effect_map.to_dict()})
+                text += f" Over all heads this and the direct part correlate by {alike}."
+            maps["Effect"] = mapped(located, located.effect_map, f"What {of} loses without each head", text)
         if located.gains is not None:
             text = "Each head's gain less 1; most are 1. Learned with clusters of outputs balanced, without any group."
-            gains = (located.gains - 1).tolist()
-            title, heads = "Gains of the heads, which are the edit", [list(head) for head in sorted(located.ranked)]
-            about = {"measure": "gain − 1", "unit": "", "values": gains, "selected": heads}
-            sections.append({"kind": "headmap", "title": title, "text": text, **about})
+            about = {"measure": "gain − 1", "unit": "", "values": (located.gains - 1).tolist()}
+            maps["Gain"] = mapped(located, about, "Gains of the heads, which are the edit", text)
         d = self.separation.d
-        sections.append(
-            {
-                "kind": "headmap",
-                "title": f"How well each head separates {first} from {second} along the concept",
-                "measure": f"Cohen's d along {self.concept.name}, {first} minus {second}",
-                "unit": "SD",
-                "values": d.value.tolist(),
-                "low": d.low.tolist(),
-                "high": d.high.tolist(),
-                "p_adjusted": d.p_adjusted.tolist(),
-                "selected": [list(head) for head in sorted(located.ranked)],
-            }
-        )
-        return sections
+        along = {
+            "measure": f"Cohen's d along {self.concept.name}, {first} minus {second}",
+            "unit": "SD",
+            "values": d.value.tolist(),
+            "low": d.low.tolist(),
+            "high": d.high.tolist(),
+            "p_adjusted": d.p_adjusted.tolist(),
+        }
+        title = f"How well each head separates {first} from {second} along the concept"
+        maps[f"Along {self.concept.name}"] = mapped(located, along, title)
+        for name, found in self.by_class.items():
+            title = f"Each head's part in the gap of the evidence for “{name}”"
+            maps[f"Direct part, “{name}”"] = mapped(located, found, title)
+        names = list(maps)[:MOST]
+        return [{"kind": "headmaps", "title": "Maps of the heads", "names": names, "maps": [maps[n] for n in names]}]
 
     def heads(self, located: "Located", images: Images | None) -> list[dict[str, Any]]:
         """A card a head: figures, texts, and the images at its ends."""
@@ -243,6 +248,7 @@ class GapWords:
                 "text": "Texts in bold name the attribute." if self.spans else "",
                 "poles": list(self.concept.poles),
                 "heads": [self._card(located, ends, images) for ends in located.extremes],
+                "others": [{"head": list(h), "facts": self.facts(located, h)} for h in other_cards(located)],
             }
         ]
 

@@ -19,6 +19,8 @@ from fairhead.locate.ablation import (
     headline,
     interval,
     line,
+    mapped,
+    other_cards,
     outcome,
     signed,
 )
@@ -165,10 +167,11 @@ class PairWords:
 
     def maps(self, located: "Located") -> list[dict[str, Any]]:
         """The direct parts, and what is lost without each head."""
-        titles = {"Each head's direct part in the log-odds": located.head_map}
+        maps = {"Direct part": mapped(located, located.head_map, "Each head's direct part in the log-odds")}
         if located.effect_map is not None:
-            titles["What is lost of the log-odds without each head"] = located.effect_map
-        return [{"kind": "headmap", "title": title, **found.to_dict()} for title, found in titles.items()]
+            title = "What is lost of the log-odds without each head"
+            maps["Effect"] = mapped(located, located.effect_map, title)
+        return [{"kind": "headmaps", "title": "Maps of the heads", "names": list(maps), "maps": list(maps.values())}]
 
     def heads(self, located: "Located", images: Images | None) -> list[dict[str, Any]]:
         """A card a head, parts by category, and the pairs at their ends."""
@@ -184,7 +187,13 @@ class PairWords:
             for pole, rows in zip(self.pairs.poles, (e.most, e.least), strict=True)
         ]
         return [
-            {"kind": "top_heads", "title": "The chosen heads", "poles": list(self.pairs.poles), "heads": cards},
+            {
+                "kind": "top_heads",
+                "title": "The chosen heads",
+                "poles": list(self.pairs.poles),
+                "heads": cards,
+                "others": [{"head": list(head), "facts": self.facts(located, head)} for head in other_cards(located)],
+            },
             {"kind": "text", "title": "By category, and at the ends", "text": "\n\n".join(lines)},
         ]
 

@@ -68,7 +68,7 @@ class Report:
             >>> Report.from_dict({**empty, "sections": [{"kind": "adit", "title": "A"}]})
             Traceback (most recent call last):
             fairhead.errors.InputError: report.sections[0].kind is 'adit'; expected one of audit, comparison, headmap, \
-ablation, text, clusters, curve, top_heads, changes, spillover, attention_gap, tables, bench, qk_histograms, \
+headmaps, ablation, text, clusters, curve, top_heads, changes, spillover, attention_gap, tables, bench, qk_histograms, \
 attention_maps. Did you mean 'audit'?
         """
         return build(cls, plain(given, "report"), "report")

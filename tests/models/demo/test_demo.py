@@ -131,7 +131,7 @@ def test_the_report_is_valid_and_its_figures_come_from_the_records(two_runs):
         assert estimates["EOd"] == pytest.approx(fairhead.audit(table, n_boot=100)["EOd"].value)
     kinds = [section["kind"] for section in report["sections"]]
     assert kinds[:7] == ["text", "clusters", "tables", "tables", "audit", "audit", "comparison"]
-    assert "headmap" in kinds[7:]
+    assert "headmaps" in kinds[7:]
     stages = {"training the encoder", "plain training", "discover", "training by auto"}
     assert stages < {stage for stage, *_ in told}
 

@@ -175,3 +175,23 @@ def test_a_bench_block_is_markdown_too() -> None:
     assert differences[2] == rf"| a \| b | 0 | – | {MINUS}15.0 ({MINUS}21.0 to {MINUS}9.0), p 0.013, detectable 7.0 |"
     assert [len(table) for table in (figures, differences, search)] == [6, 4, 5]
     assert parts[-1] == "- broken, seed 7: the loss is not finite"
+
+
+def test_one_of_several_maps_is_shown_and_a_click_opens_a_card() -> None:
+    rng = np.random.default_rng(0)
+    marked = {"confirmed": [[1, 2]], "cards": [[0, 0], [1, 2]], "p_adjusted": [[0.5, 0.01, 0.2], [0.3, 0.2, 0.001]]}
+    maps = [headmap(2, 3, rng, [[1, 2], [0, 1]], title=title, **marked) for title in ("Gap <of>", "Effect")]
+    tabs = {"kind": "headmaps", "title": "Maps", "names": ["Gap", "Effect"], "maps": maps}
+    card = {"head": [0, 0], "facts": []}
+    cards = {"kind": "top_heads", "title": "Heads", "poles": ["a", "b"], "heads": [], "others": [card]}
+    page = render(report([tabs, cards]))
+    assert page.count('type="radio"') == 2
+    assert page.count(" checked") == 1
+    assert "<h3>Gap &lt;of&gt;</h3>" in page
+    assert page.count('href="#card-L0H0"') == 2
+    assert page.count('<div class="head-card other" id="card-L0H0">') == 1
+    assert page.count(' faded"') == 2 * 4
+    assert page.count('class="selected unconfirmed" rx') == 2  # L0H1, in either map
+    assert "<script" not in page
+    with pytest.raises(InputError, match="1 names for 2 maps"):
+        render(report([{**tabs, "names": ["Gap"]}]))

@@ -22,6 +22,7 @@ SECTIONS: dict[str, str] = {
     "audit": "fairhead.report.sections.audited:Audited",
     "comparison": "fairhead.report.sections.compared:Compared",
     "headmap": "fairhead.report.sections.headmap:Headmap",
+    "headmaps": "fairhead.report.sections.headmaps:Headmaps",
     "ablation": "fairhead.report.sections.ablated:Ablated",
     "text": "fairhead.report.sections.prose:Text",
     "clusters": "fairhead.report.sections.cluster_cards:ClusterCards",

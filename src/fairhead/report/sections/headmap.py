@@ -11,6 +11,7 @@ from fairhead.report.form import Grid, Head
 from fairhead.report.markup import fill, part
 from fairhead.report.sections import Section
 from fairhead.report.wording import Scale, count, head_name, p_value, scale_in_unit
+from fairhead.stats import ALPHA
 
 # Steps of colour on either side of 0; the classes neg5 … neg1, zero, pos1 … pos5 are coloured in style.css.
 STEPS = 5
@@ -32,7 +33,11 @@ class Headmap(Section):
     selected: Sequence[Head]  # (layer, head) of the heads to outline
     low: Grid | None = None  # lower ends of their intervals, same shape
     high: Grid | None = None  # upper ends
-    p_adjusted: Grid | None = None  # corrected p-values
+    p_adjusted: Grid | None = None  # corrected p-values; heads that are not significant are faded
+    confirmed: Sequence[Head] | None = (
+        None  # those of the selected heads that other rows confirm; the others are dashed
+    )
+    cards: Sequence[Head] = ()  # heads that have a card on the page, which a click opens
 
     def check(self, where: str) -> None:
         """All grids have one shape, and the selected heads are in it."""
@@ -65,6 +70,8 @@ class Headmap(Section):
             title=f"{measure}: {shape}",
             subject=f"{measure}: {shape}, {n_selected or 'none'} selected{missing}",
             n_undefined=n_undefined,
+            confirmed=None if self.confirmed is None else {tuple(pair) for pair in self.confirmed},
+            n_faded=sum(row.faded for some in rows for row in some),
         )
 
     def top(self, rows: "list[list[HeadRow]]") -> "list[HeadRow]":
@@ -75,7 +82,7 @@ class Headmap(Section):
         """What is written of each head, [layers][heads]."""
         largest = max((abs(v) for row in self.values for v in row if v is not None), default=0.0)
         inside = _cell_scale(largest, scale_in_unit(self.unit, largest).factor)
-        selected = {tuple(pair) for pair in self.selected}
+        selected, linked = ({tuple(pair) for pair in pairs} for pairs in (self.selected, self.cards))
         rows: list[list[HeadRow]] = []
         for layer, values in enumerate(self.values):
             rows.append([])
@@ -83,12 +90,13 @@ class Headmap(Section):
                 low, high, p = (g[layer][head] if g else None for g in (self.low, self.high, self.p_adjusted))
                 name, chosen = head_name(layer, head), (layer, head) in selected
                 if value is None:
-                    rows[-1].append(HeadRow(name, "undefined", "", "", chosen, "none", "·"))
+                    rows[-1].append(HeadRow(name, "undefined", "", "", chosen, "none", "·", False, False))
                     continue
                 scale, look = scale_in_unit(self.unit, value, low, high), colour_class(value, largest)
                 figure = inside.number(value).replace("0.", ".", 1)
                 written = scale.write(value), scale.interval(low, high), p_value(p)
-                rows[-1].append(HeadRow(name, *written, chosen, look, figure))
+                faded = p is not None and p > ALPHA
+                rows[-1].append(HeadRow(name, *written, chosen, look, figure, faded, (layer, head) in linked))
         return rows
 
 
@@ -102,6 +110,8 @@ class HeadRow(NamedTuple):
     selected: bool
     look: str
     figure: str
+    faded: bool
+    linked: bool
 
     def tooltip(self) -> str:
         """The row in one line."""

@@ -45,9 +45,11 @@ class TopHeads(Section):
 
     poles: _Poles
     heads: Sequence[HeadCard]
+    others: Sequence[HeadCard] = ()  # shown one at a time, when their head is clicked in a map
 
     def draw(self) -> Markup:
         """The cards."""
         first, second = (f"most {pole}" for pole in self.poles)
-        cards = [(card, ((first, card.most), (second, card.least))) for card in self.heads]
+        both = [(card, False) for card in self.heads] + [(card, True) for card in self.others]
+        cards = [(card, ((first, card.most), (second, card.least)), other) for card, other in both]
         return fill("top_heads.html", cards=cards, head_name=head_name, percent=Scale(100, 1, "%").write)
