@@ -4,6 +4,7 @@ from fairhead import make_verb
 from fairhead.audit.audit_results import Audit, Comparison, GroupRow
 from fairhead.audit.catalogue import METRICS, Metric
 from fairhead.audit.comparison import compare
+from fairhead.audit.drift import drift
 from fairhead.audit.own_metrics import define_metric
 from fairhead.audit.run_audit import audit
 from fairhead.audit.scorer import scorer
@@ -20,6 +21,7 @@ __all__ = [
     "audit",
     "compare",
     "define_metric",
+    "drift",
     "scorer",
 ]
 

@@ -39,6 +39,10 @@ Is the new model more even than the old one? Two files joined on id, or two colu
 
     fairhead audit preds.csv --label y --pred old --compare-pred new --group race
 
+Has the gap changed since last month? Two files of different rows:
+
+    fairhead audit march.csv --label y --pred yhat --group race --compare april.csv --unpaired
+
 By groups that nobody named, as `fairhead discover` found them:
 
     fairhead audit preds.csv --label y --pred yhat --id id --groups-from found/groups.csv
@@ -173,6 +177,7 @@ class Comparing:
     Attributes:
         compare: a second file with the same columns; joined on --id, else row by row.
         compare_pred: a second column of predictions in the same file.
+        unpaired: the rows of --compare are others, such as those of another month: drift of gaps and of rates.
         id: distinct values to join two files on.
         correction: of p-values, over all differences: Holm or Benjamini-Hochberg.
     """
@@ -180,6 +185,7 @@ class Comparing:
     panel: ClassVar[str] = "Comparison of two sets of predictions"
     compare: Annotated[str | None, Option(metavar="FILE")] = None
     compare_pred: Annotated[str | None, Option(metavar="COLUMN")] = None
+    unpaired: bool = False
     id: Annotated[str | None, Option(metavar="COLUMN")] = None
     correction: Literal["holm", "bh"] = "holm"
 
@@ -234,6 +240,8 @@ def audit_command(
     other_file, other_column = comparing.compare, comparing.compare_pred
     if other_file is not None and other_column is not None:
         raise InputError("--compare and --compare-pred exclude each other; give one of them")
+    if comparing.unpaired and other_file is None:
+        raise InputError("--unpaired compares with the rows of another file; name it with --compare")
     if path == other_file == "-":
         raise InputError("standard input can be one of the two files only; name the other")
     if not columns.group and columns.groups_from is None:
@@ -242,7 +250,7 @@ def audit_command(
     output.check(path, other_file, columns.groups_from)
     from rich.markup import escape
 
-    from fairhead.audit import audit, compare
+    from fairhead.audit import audit, compare, drift
     from fairhead.report.console import terminal
     from fairhead.report.form import one_of
     from fairhead.report.result import show_page
@@ -261,7 +269,8 @@ def audit_command(
     if other is None:
         found = audit(records, **statistics.arguments(), reference=columns.reference)
     else:
-        compared = compare(
+        between = drift if comparing.unpaired else compare
+        compared = between(
             records, other, **statistics.arguments(), reference=columns.reference, correction=comparing.correction
         )
         compared = replace(compared, provenance={**made, **compared.provenance})

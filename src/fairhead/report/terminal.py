@@ -71,7 +71,8 @@ def show_comparison(console: Console, comparison: "ComparisonFigures") -> None:
         console.print(f"Left out: {left_out}.", style="yellow", highlight=False)
     sizes = sorted({d.n for d in comparison.differences})
     rows = " to ".join(f"{n:,}" for n in dict.fromkeys([*sizes[:1], *sizes[-1:]]))
-    table = _table(f"B − A, paired, {rows} rows, {_level(comparison.provenance)} intervals")
+    paired = "paired" if comparison.provenance.get("paired", True) else "separate samples"
+    table = _table(f"B − A, {paired}, {rows} rows, {_level(comparison.provenance)} intervals")
     narrow = console.width < _NARROW
     table.add_column("metric", overflow="fold", min_width=11)
     if not narrow:
@@ -97,7 +98,8 @@ def show_comparison(console: Console, comparison: "ComparisonFigures") -> None:
     console.print(table)
     correction = comparison.provenance.get("correction")
     if correction:
-        console.print(f"[dim]p adj.: permutation p, corrected over all lines ({correction}).[/]", highlight=False)
+        kind = "permutation p" if comparison.provenance.get("paired", True) else "p"
+        console.print(f"[dim]p adj.: {kind}, corrected over all lines ({correction}).[/]", highlight=False)
 
 
 def show_verdict(console: Console, verdict: "Iterable[Sentence]") -> None:

@@ -1,0 +1,91 @@
+"""Two samples of different rows, last month's and this month's: how gaps and the rates of groups have changed."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from statistics import NormalDist
+from typing import Any
+
+from fairhead.audit.audit_results import Audit, Comparison
+from fairhead.audit.run_audit import audit
+from fairhead.errors import InputError
+from fairhead.records import Records
+from fairhead.stats import Difference, Estimate
+from fairhead.stats.intervals import difference, minimum_detectable
+from fairhead.stats.outcome import Correction, Span, adjust
+
+# Rates of groups that are followed beside the gaps: a gap that turns around may stay as large as it was.
+_FOLLOWED = ("selection_rate", "TPR", "FPR", "accuracy")
+
+
+def drift(a: Records, b: Records, *, correction: Correction = "holm", **options: Any) -> Comparison:
+    """How much gaps and rates of groups differ between two samples of different rows, b minus a.
+
+    The samples are independent of each other, so the interval of a difference is put together from those of both sides
+    (MOVER, Zou and Donner 2008), and its p-value follows from where that interval would end at 0. P-values are
+    corrected over all differences. For predictions of the same rows use `compare`, which is much sharper.
+
+    Args:
+        a: the earlier rows.
+        b: the later rows, with the same classes and group columns; groups need not be the same.
+        correction: of p-values: "holm" or "bh".
+        options: as `audit` takes them.
+
+    Example:
+        >>> before, after = ["a"] * 90 + ["b"] * 90, ["a"] * 90 + ["b"] * 90
+        >>> old = Records.from_arrays([0, 1] * 90, [0, 1] * 90, groups={"g": before})
+        >>> new = Records.from_arrays([0, 1] * 90, [0, 1] * 45 + [1] * 90, groups={"g": after})
+        >>> gap = next(d for d in drift(old, new, metrics=["DP"]).differences if d.metric == "DP")
+        >>> gap.a, gap.b, gap.outcome
+        (0.0, 0.5, 'worse')
+    """
+    if {str(c) for c in a.classes} != {str(c) for c in b.classes}:
+        raise InputError(f"a has the classes {list(a.classes)} and b has {list(b.classes)}; the same are expected")
+    first, second = audit(a, **options), audit(b, **options)
+    level = first.provenance["audit"]["level"]
+    found = [_difference(*pair, level) for pair in _pairs(first, second)]
+    found = [replace(d, p_adjusted=p) for d, p in zip(found, adjust([d.p for d in found], correction), strict=True)]
+    provenance = {
+        "a": dict(a.provenance),
+        "b": dict(b.provenance),
+        "level": level,
+        "correction": correction,
+        "paired": False,
+    }
+    return Comparison(tuple(found), first, second, provenance)
+
+
+def _pairs(a: Audit, b: Audit) -> Iterator[tuple[str, str | None, Estimate, Estimate]]:
+    """Figures that both audits have: name, of what, and both."""
+    later = {(e.metric, e.group_by): e for e in b.estimates}
+    for e in a.estimates:
+        if (e.metric, e.group_by) in later:
+            yield e.metric, e.group_by, e, later[e.metric, e.group_by]
+    rows = {(row.group_by, row.group): row for row in b.by_group}
+    for row in a.by_group:
+        other = rows.get((row.group_by, row.group))
+        if other is not None:
+            for rate in _FOLLOWED:
+                if rate in row.rates and rate in other.rates:
+                    yield rate, f"{row.group_by}: {row.group}", row.rates[rate], other.rates[rate]
+
+
+def _difference(metric: str, of: str | None, a: Estimate, b: Estimate, level: float) -> Difference:
+    n, one, other = a.n + b.n, _span(a), _span(b)
+    if one is None or other is None:
+        why = "; ".join(f"in {side}: {e.undefined}" for side, e in (("A", a), ("B", b)) if e.undefined)
+        return Difference(metric, of, a.value, b.value, None, None, None, n, undefined=why, ideal=a.ideal)
+    found = difference(one, other, 0.0, a.ideal)
+    # The standard error on the side of 0, as far as the interval says; half the width where there is no difference.
+    normal = NormalDist()
+    reach = (found.value - found.low if found.value > 0 else found.high - found.value) or (found.high - found.low) / 2
+    se = reach / normal.inv_cdf((1 + level) / 2)
+    p = 1.0 if found.value == 0 else 0.0 if se == 0 else 2 * normal.cdf(-abs(found.value) / se)
+    mde = minimum_detectable(se, level)
+    ends = found.value, found.low, found.high
+    return Difference(metric, of, a.value, b.value, *ends, n, p, None, None, mde, a.ideal)
+
+
+def _span(estimate: Estimate) -> Span | None:
+    if estimate.value is None or estimate.low is None or estimate.high is None:
+        return None
+    return Span(estimate.value, estimate.low, estimate.high)
