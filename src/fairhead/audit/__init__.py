@@ -8,6 +8,7 @@ from fairhead.audit.drift import drift
 from fairhead.audit.own_metrics import define_metric
 from fairhead.audit.run_audit import audit
 from fairhead.audit.scorer import scorer
+from fairhead.audit.slices import worst_slices
 from fairhead.stats import Difference, Estimate
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "define_metric",
     "drift",
     "scorer",
+    "worst_slices",
 ]
 
 make_verb(__name__)

@@ -70,7 +70,7 @@ def _pairs(a: Audit, b: Audit) -> Iterator[tuple[str, str | None, Estimate, Esti
 
 
 def _difference(metric: str, of: str | None, a: Estimate, b: Estimate, level: float) -> Difference:
-    n, one, other = a.n + b.n, _span(a), _span(b)
+    n, one, other = a.n + b.n, span(a), span(b)
     if one is None or other is None:
         why = "; ".join(f"in {side}: {e.undefined}" for side, e in (("A", a), ("B", b)) if e.undefined)
         return Difference(metric, of, a.value, b.value, None, None, None, n, undefined=why, ideal=a.ideal)
@@ -85,7 +85,8 @@ def _difference(metric: str, of: str | None, a: Estimate, b: Estimate, level: fl
     return Difference(metric, of, a.value, b.value, *ends, n, p, None, None, mde, a.ideal)
 
 
-def _span(estimate: Estimate) -> Span | None:
+def span(estimate: Estimate) -> Span | None:
+    """A figure with its interval, where it is defined."""
     if estimate.value is None or estimate.low is None or estimate.high is None:
         return None
     return Span(estimate.value, estimate.low, estimate.high)

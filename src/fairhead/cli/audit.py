@@ -1,7 +1,7 @@
 """`fairhead audit`: from a file of predictions to gaps with intervals."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -137,6 +137,8 @@ class Statistics:
             ("all" computes and explains each of them).
         metrics_from: file of metrics of your own, a line each: cost = (5 * fn + fp) / n, of tp, fp, fn, tn and n. They
             are shown beside the others.
+        slices: a rate, such as accuracy or FNR: which intersections of groups are worst, chosen on one half of the rows
+            and confirmed on the other.
         multiclass: how the gaps of several classes become one: the largest, the mean, or weighted by class frequency.
         n_boot: bootstrap replicates.
         seed: same seed, same figures.
@@ -149,6 +151,7 @@ class Statistics:
     intersections: bool = False
     metric: Annotated[tuple[str, ...], Option(metavar="NAME")] = ()
     metrics_from: Annotated[str | None, Option(metavar="FILE")] = None
+    slices: Annotated[str | None, Option(metavar="RATE")] = None
     multiclass: Literal["max", "mean", "weighted"] = "max"
     n_boot: Annotated[Count, Option(metavar="N")] = 2000
     seed: Annotated[WholeNumber, Option(metavar="N")] = 0
@@ -159,7 +162,7 @@ class Statistics:
     def arguments(self) -> dict[str, Any]:
         """As `fairhead.audit` takes them."""
         given = dict(vars(self))
-        names, file = given.pop("metric"), given.pop("metrics_from")
+        names, file, _ = given.pop("metric"), given.pop("metrics_from"), given.pop("slices")
         metrics = "all" if "all" in names else names or None
         if file is not None:
             from fairhead.audit.catalogue import DEFAULT
@@ -276,15 +279,23 @@ def audit_command(
         compared = replace(compared, provenance={**made, **compared.provenance})
         found = compared.a
     found = replace(found, provenance={**made, **found.provenance})
+    sliced = []
+    if statistics.slices is not None:
+        from fairhead.audit.slices import slices_section, worst_slices
+
+        options: dict[str, Any] = {"n_boot": statistics.n_boot, "level": statistics.level}
+        worst = worst_slices(records, statistics.slices, seed=statistics.seed, **options)
+        sliced = [slices_section(worst, statistics.slices, statistics.level)]
     for name in output.rate:
         one_of(name, list(found.by_group[0].rates), "--rate")
     if output.json is not None:
-        content = found.to_dict()
+        content = found.to_dict() | ({"slices": [asdict(one) for one in worst]} if sliced else {})
         write_json(content if compared is None else {**content, "comparison": compared.to_dict()}, output.json)
     if output.html is not None:
         from fairhead.report import write
 
         page = found.page(path, output.rate) if compared is None else compared.page(names)
+        page = replace(page, sections=[*page.sections, *sliced])
         write(replace(page, title=f"Audit of {Path(path).name}", provenance=found.provenance), output.html)
     if output.ll144 is not None or output.eu_ai_act is not None:
         from fairhead.report import legal_forms, write
@@ -297,6 +308,9 @@ def audit_command(
         what = _what(records, path, found.provenance["audit"]["n"])
         console.print(f"[bold]{escape(what)}[/]", highlight=False)
         show_page(found.page(path, output.rate), console)
+        for section in sliced:
+            console.print()
+            section.show(console)
         if compared is not None:
             console.print()
             compared.show(console, names)
