@@ -27,6 +27,8 @@ EPILOG = """
 
     fairhead locate --model SmolLM2-135M --data crows:crows_pairs_anonymized.csv --forward --rank effect --out heads
 
+    fairhead locate --model run/plain/model --against run/dam/model --data images:labels.csv --group sex --label smiling
+
     fairhead locate --model toxicity-bert --data hatexplain:HateXplain --group Women --label toxic --forward
 
 Classes come from the model's own classifier, from prompts where it has a text side (its own tower, or

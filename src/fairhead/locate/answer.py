@@ -22,8 +22,10 @@ from fairhead.locate.engine import Located, Words
 from fairhead.locate.engine import locate as find_heads
 from fairhead.locate.head_maps import Head, HeadMap
 from fairhead.locate.locate_settings import LocatePlan, Source
+from fairhead.locate.pair_rows import TextPairs
 from fairhead.locate.session import Opened, open_question
 from fairhead.locate.studies import Curves, Mask, Study, restudied, study
+from fairhead.locate.two_models import compare_models
 from fairhead.report.page import Report, write
 from fairhead.report.result import Result
 from fairhead.report.sections.plain_tables import PlainTables
@@ -143,6 +145,13 @@ def answer(
     heads = heads if opened.heads is None else opened.heads
     check_heads(heads or (), opened.question.shape)
     found = find_heads(opened.question, plan, heads)
+    if source.against is not None:
+        positive = None if isinstance(found.rows, TextPairs) else found.rows.classes[found.rows.positive]
+        same = replace(source, model=source.against, against=None, evidence=positive, beside=None)
+        folder = None if features is None else f"{features}-against"
+        other = open_question(same, replace(plan, rank="gap", forward=False, kinds=None), folder, progress)
+        called = Path(source.against).name
+        found = replace(found, beside=compare_models(opened.question, other.question, called, plan.level))
     if chosen_on not in (None, half_sha256(found.rows.ids, found.choosing)):
         found = replace(found, notes=(*found.notes, OTHER_HALF))
     kind = (plan.kinds or opened.question.kinds)[0]
@@ -180,6 +189,7 @@ def to_dict(located: Located, provenance: Mapping[str, Any], notes: Sequence[str
         "other_terms": located.other_map.to_dict(),
         "effects": [_study(s) for s in located.studies],
         "gains": None if located.gains is None else located.gains.tolist(),
+        "against": None if located.beside is None else located.beside.to_dict(),
         "doses": None if located.doses is None else located.doses.to_dict(),
         **located.words.to_dict(located),
         "notes": [*notes, *located.notes, *located.words.limits],
@@ -210,7 +220,7 @@ def report_of(
     """The report as `fairhead.report` takes it; with `images`, those at the ends of each head's axis are shown."""
     words = located.words
     done = "\n\n".join([words.done(located), *notes, *located.notes, *words.limits])
-    sections = [{"kind": "text", "title": "What was done", "text": done}, *words.maps(located)]
+    sections = [{"kind": "text", "title": "What was done", "text": done}, *words.maps(located), *_beside(located)]
     if located.ranked:
         sections += words.heads(located, images)
         for shown in _shown(located):
@@ -230,7 +240,22 @@ def report_of(
 def verdict(located: Located) -> list[dict[str, str]]:
     """Sentences with their tone, each decided by intervals and controls."""
     effects = (located.words.effect(study) for study in _shown(located))
-    return [located.words.opening(located), *effects, *located.words.baseline(located.studies)]
+    beside = [] if located.beside is None else [located.beside.verdict()]
+    return [located.words.opening(located), *beside, *effects, *located.words.baseline(located.studies)]
+
+
+def _beside(located: Located) -> list[dict[str, Any]]:
+    """The maps of two models."""
+    found = located.beside
+    if found is None:
+        return []
+    named = {"Difference": found.difference, found.other: found.theirs, "This model": found.ours}
+    maps = [{"kind": "headmap", "title": name, **m.to_dict()} for name, m in named.items()]
+    text = found.verdict()["text"]
+    return [
+        {"kind": "headmaps", "title": f"Beside {found.other}", "text": text, "names": list(named), "maps": maps},
+        {"kind": "tables", "title": "Where the models differ", "tables": [asdict(found.table())]},
+    ]
 
 
 def _doses(located: Located) -> list[PlainTables]:
@@ -300,6 +325,8 @@ def show_located(console: Console, found: Located, notes: Sequence[str]) -> None
         console.print(f"- [{TONES[line['tone']]}]{escape(line['text'])}[/]", highlight=False)
     for note in (*notes, *found.notes):
         console.print(f"- [dim]{escape(note)}[/]", highlight=False)
+    if found.beside is not None:
+        PlainTables(title="", tables=[found.beside.table()]).show(console)
     if not found.ranked:
         return
     console.print()

@@ -29,6 +29,7 @@ from fairhead.stats.outcome import Correction
 if TYPE_CHECKING:
     from fairhead.locate.gap_words import GapWords
     from fairhead.locate.pair_question import PairWords
+    from fairhead.locate.two_models import TwoModels
 
 # What else was found about a kind of gap, and how the report tells it.
 Words: TypeAlias = "GapWords | PairWords"
@@ -189,6 +190,7 @@ class Located:
     notes: tuple[str, ...]  # what should be known, in sentences
     gains: Array | None = None  # of the heads, [L, H], where the edit is that
     doses: Doses | None = None  # the cheapest edit that reaches a wanted gap, where one was wanted
+    beside: "TwoModels | None" = None  # the head map of another model, where one was given
     # Of the chosen heads, those that are significant in the reporting half, too: Holm over the chosen ones alone
     confirmed: tuple[Head, ...] = ()
     chosen_here: bool = True  # whether the heads were chosen on the choosing half, or named by whoever asked

@@ -24,6 +24,8 @@ class Source:
             sentences (crows, stereoset, pairs, triplets).
         model: folder of an image model, a text classifier or a causal language model, or a name on the hub that is
             cached.
+        against: another model of the same shape, such as a mitigated one; its head map is shown beside, with a test for
+            each head.
         concept: the same as --group; gender and age of published faces, an attribute of --prompts, a community that
             posts are about. Of pairs: only this type of bias, by default all.
         task: the same as --label.
@@ -53,6 +55,7 @@ class Source:
 
     model: Annotated[Any, Option(metavar="PATH", panel=_MODEL)]
     data: Annotated[str, Option(metavar="SPEC")]
+    against: Annotated[str | None, Option(metavar="PATH", panel=_MODEL)] = None
     concept: Annotated[str | None, Option(metavar="NAME")] = None
     task: Annotated[str | None, Option(metavar="COLUMN")] = None
     limit: Annotated[Count | None, Option(metavar="N")] = None

@@ -407,3 +407,16 @@ def test_the_cheapest_edit_is_chosen_on_one_half_and_reported_on_the_other(clip,
     forward = json.loads(capsys.readouterr().out)["effects"][-1]["metrics"]
     after = next(m["after"] for m in forward if m["metric"] == "DP")
     assert after == pytest.approx(next(d["b"] for d in chosen["reported"] if d["metric"] == "DP"))
+
+
+def test_another_model_is_shown_beside(located, clip, faces, capsys, tmp_path) -> None:
+    edit = ["--heads", "L1H0,L1H1", "--kind", "zero", "--draws", "2", "--n-boot", "100", "--save", str(tmp_path / "b")]
+    main(["ablate", "--model", str(clip), *common(faces), *edit])
+    tokenizer().save_pretrained(tmp_path / "b")
+    capsys.readouterr()
+    quick = ["--n-boot", "100", "--draws", "2", "--rank", "gap", "--out", str(tmp_path)]
+    main(["locate", "--model", str(clip), "--against", str(tmp_path / "b"), *common(faces), *quick])
+    assert "Heads whose direct part differs most" in capsys.readouterr().out
+    against = json.loads((tmp_path / "headmap.json").read_text())["against"]
+    assert np.allclose(np.array(against["theirs"]["values"])[1, :2], 0, atol=1e-6)
+    assert "Beside b" in (tmp_path / "report.html").read_text()

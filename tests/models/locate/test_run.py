@@ -1,5 +1,6 @@
 """`locate` from end to end on a made model with a planted head, and on a model in which there is nothing to find."""
 
+import copy
 import json
 from dataclasses import replace
 
@@ -23,6 +24,7 @@ from fairhead.locate.passes import RowPasses, forward_passes
 from fairhead.locate.rows import Evaluation, halves_of
 from fairhead.locate.studies import study
 from fairhead.locate.textspan import Pool
+from fairhead.locate.two_models import compare_models
 from fairhead.report import render
 from fairhead.stats import Difference
 
@@ -400,3 +402,27 @@ def test_clusters_stay_in_one_half() -> None:
     first = halves_of(evaluation)
     assert 80 <= first.sum() <= 120
     assert not set(evaluation.clusters[first]) & set(evaluation.clusters[~first])
+
+
+def test_two_models_differ_in_the_head_that_one_of_them_lost(found) -> None:
+    model, pixels, _, features, evaluation, located = found
+    silent = copy.deepcopy(model)
+    columns = slice(4 * PLANTED[1], 4 * PLANTED[1] + 4)
+    silent.vit.layers[PLANTED[0]].attention.o_proj.weight[:, columns] = 0
+    other = collect(Decomposer(silent), batches_of(pixels), len(pixels))
+    task, concept = located.words.task, located.words.concept
+    ask = {"choosing": located.choosing}
+    plain = GapQuestion(features, evaluation, task, concept, **ask)
+    without = GapQuestion(other, evaluation, task, concept, **ask)
+    two = compare_models(plain, without, "the other")
+    assert two.changed[0] == PLANTED
+    assert two.difference.gap[PLANTED] == pytest.approx(-two.ours.gap[PLANTED])
+    rows = ~located.choosing
+    # The same as a paired comparison by hand, label by label.
+    moved = (without.parts - plain.parts)[rows][:, *PLANTED]
+    own = score_heads(moved[:, None, None], moved, evaluation.groups[rows], evaluation.labels[rows])
+    assert two.difference.low[PLANTED] == pytest.approx(own.low[0, 0])
+    assert two.verdict()["tone"] == "good"
+    nothing = compare_models(plain, plain, "itself")
+    assert nothing.changed == []
+    assert two.to_dict()["changed"][0] == list(PLANTED)
