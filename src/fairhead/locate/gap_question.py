@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import rankdata
 
 from fairhead.errors import InputError, did_you_mean
 from fairhead.locate.directions import Concept, Task, balanced_weights, fit_logistic
@@ -152,12 +153,34 @@ class GapQuestion(Question):
         values, ps = [], []
         for tested, along in both:
             apart, coupled = self.measures(tested, plan.level, along)
-            bias = plan.rank == "bias"
-            values.append(apart.d.value * (np.abs(coupled.value) if bias else 1.0))
-            ps.append(np.maximum(apart.d.p, coupled.p) if bias else apart.d.p)
+            value, p = apart.d.value, apart.d.p
+            if plan.rank != "concept":
+                value, p = value * np.abs(coupled.value), np.maximum(p, coupled.p)
+            if plan.rank == "ranksum":  # the mean of three ranks, with the sign of the separation
+                share, p_texts = self.text_shares(plan)
+                three = (np.abs(apart.d.value), np.abs(coupled.value), share)
+                value = np.sign(value) * np.mean([rankdata(x).reshape(x.shape) for x in three], axis=0)
+                p = np.maximum(p, p_texts)
+            values.append(value)
+            ps.append(p)
         if len(both) == 1:
             return Scores(values[0], ps[0])
         return Scores(np.mean(values, axis=0), np.where(values[0] * values[1] > 0, np.minimum(1.0, sum(ps)), 1.0))
+
+    def text_shares(self, plan: LocatePlan) -> tuple[Array, Array]:
+        """The share that texts of the attribute have in what each head writes, and its p against neutral texts, [L, H].
+
+        The moments behind it know no groups. Without neutral texts p is that of as many random texts of the pool.
+        """
+        if self.pool is None or not self.pool.attribute.any():
+            raise InputError(
+                "the rank sum needs texts, those of the attribute among them: add --texts, and a text side"
+            )
+        how: dict[str, Any] = {"m": plan.m, "permutations": plan.permutations, "seed": plan.seed}
+        spans = text_spans(self.moments, self.features.maps, self.pool, None, **how)
+        p = [span.p if span.p_matched is None else span.p_matched for span in spans]
+        share = np.array([span.attribute_share for span in spans])
+        return share.reshape(self.shape), np.array(p).reshape(self.shape)
 
     def doubts(self, direct: HeadMap, plan: LocatePlan) -> list[str]:
         """Whether there is a gap at all in the choosing half."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from fairhead.errors import InputError
 from fairhead.settings import PYTHON_ONLY, Count, Option, Range, Share, WholeNumber
 
-Rank = Literal["effect", "gap", "concept", "bias"]
+Rank = Literal["effect", "gap", "concept", "bias", "ranksum"]
 RANKS: tuple[str, ...] = get_args(Rank)
 _MODEL, _TEXT, _CHOICE = "Model", "Text side, for pictures", "Choice of heads"
 
@@ -106,8 +106,9 @@ class LocatePlan:
         per_layer: of one layer at most; None for a quarter of its heads, so that enough are left as controls.
         rank: what heads are ranked by: effect is what the gap loses when the head alone is edited in a true forward
             pass; gap is the direct part in the gap, which misses what later layers make of a head. Between groups also
-            concept (how well a head separates the groups along the concept) and bias (that, times its coupling with
-            the class evidence). By default effect; of pairs of texts without a GPU, gap.
+            concept (how well a head separates the groups along the concept), bias (that, times its coupling with
+            the class evidence) and ranksum (the ranks of both and of the share that texts of the attribute have in what
+            it writes; with --texts). By default effect; of pairs of texts without a GPU, gap.
         exact: heads whose effect is run; all others are estimated from gradients (attribution patching), and cannot be
             chosen. By default all on a GPU, 16 elsewhere.
         alpha: chance of a false choice: the false discovery rate between groups, of any of all heads in pairs.

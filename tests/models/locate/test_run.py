@@ -332,6 +332,25 @@ def test_bias_needs_a_head_to_be_coupled_with_the_evidence() -> None:
     assert locate(question, replace(plan, rank="bias", per_layer=2)).ranked == (Head(3, 2),)
 
 
+def test_the_rank_sum_needs_texts_of_the_attribute_too(found) -> None:
+    """The planted head separates, is coupled, and writes what the attribute's texts say."""
+    *_, features, evaluation, located = found
+    task, concept = located.words.task, located.words.concept
+    words = np.random.default_rng(0).normal(size=(30, 16))
+    ends = np.stack([concept.vector, -concept.vector]) * 9
+    neutral = np.random.default_rng(1).normal(size=(20, 16))
+    pool = Pool.of([f"t{i}" for i in range(30)], words, ["a", "b"], ends, [f"n{i}" for i in range(20)], neutral)
+    ask = {"choosing": located.choosing}
+    plan = replace(PLAN, rank="ranksum", kinds=("mean",), draws=5, alpha=0.5)  # two texts of 22 cannot say more
+    chosen = locate(GapQuestion(features, evaluation, task, concept, pool=pool, **ask), plan)
+    assert chosen.ranked[0] == PLANTED
+    share, p = GapQuestion(features, evaluation, task, concept, pool=pool, **ask).text_shares(plan)
+    assert share[PLANTED] == share.max()
+    assert p[PLANTED] == p.min()
+    with pytest.raises(InputError, match="add --texts"):
+        locate(GapQuestion(features, evaluation, task, concept, **ask), plan)
+
+
 def test_estimates_agree_with_passes_and_the_best_are_run(found) -> None:
     """Attribution patching, against taking each head out: nearly the same order, at the price of one pass and back."""
     model = relayed_vit()
