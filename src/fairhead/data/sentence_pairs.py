@@ -6,6 +6,7 @@ from typing import Any
 from fairhead.data.datasets import Items
 from fairhead.data.files import Skips
 from fairhead.data.own_table import opened
+from fairhead.errors import InputError
 
 DIRECTIONS = ("stereo", "antistereo")
 
@@ -42,8 +43,9 @@ MORE_LESS = (
     ("stereotype", "antistereotype"),
     ("stereotype", "anti_stereotype"),
     ("sent_more", "sent_less"),
+    ("sent_x", "sent_y"),  # of WinoQueer
 )
-CATEGORY = ("category", "bias_type")
+CATEGORY = ("category", "bias_type", "gender_id_x")
 
 
 def read_pairs(
@@ -53,18 +55,21 @@ def read_pairs(
     less: str | None = None,
     category: str | None = None,
     direction: str | None = None,
+    language: str | None = None,
     id: str | None = None,
     on_error: str = "raise",
 ) -> Items[CrowsPair]:
-    r"""Read pairs of sentences of your own from a table (CSV, TSV, JSONL, Parquet).
+    r"""Read pairs of sentences of your own from a table (CSV, TSV, JSONL, Parquet), or WinoQueer's as published.
 
     Args:
         path: the table.
-        more: column of the more stereotypical sentence; by default more, stereotype or sent_more.
-        less: column of the less stereotypical one; by default less, antistereotype or sent_less.
-        category: column of the kind of bias; by default category or bias_type.
+        more: column of the more stereotypical sentence; by default more, stereotype, sent_more or sent_x.
+        less: column of the less stereotypical one; by default less, antistereotype, sent_less or sent_y.
+        category: column of the kind of bias; by default category, bias_type or Gender_ID_x.
         direction: column with "stereo" or "antistereo", see `CrowsPair`; by default direction or stereo_antistereo.
             "stereo" where there is none.
+        language: only rows of this language, by the column language or lang; by default all, and where the file has
+            several languages a category is named with its own: "gender (fr)".
         id: column of distinct ids; by default id. Rows without one are numbered from 1.
         on_error: "raise", or "skip" to leave out rows that lack a sentence or have the same one twice.
 
@@ -82,10 +87,19 @@ def read_pairs(
         firsts, seconds = zip(*(together[:1] or MORE_LESS), strict=True)
         names = table.need("more", more, firsts), table.need("less", less, seconds)
         kind, which = table.find(category, CATEGORY), table.find(direction, ("direction", "stereo_antistereo"))
-        table.load(*names, kind, which, key := table.find(id, ("id",)))
+        of = table.find(None, ("language", "lang"))
+        table.load(*names, kind, which, of, key := table.find(id, ("id",)))
         ids, kinds, directions = table.ids(key), table.optional(kind, "all"), table.optional(which, "stereo")
+        languages = table.optional(of, "")
+        if language is not None and language not in languages:
+            known = ", ".join(sorted({*languages} - {""})) or "no column of languages"
+            raise InputError(f"{table.name} has no row of the language {language!r}; it has {known}")
+        if language is None and len({*languages}) > 1:
+            kinds = [f"{kind} ({one})" if one else kind for kind, one in zip(kinds, languages, strict=True)]
         pairs = []
         for row, (first, second) in table.sentences(names, skips).items():
+            if language is not None and languages[row] != language:
+                continue
             plain = directions[row].lower().replace("-", "").replace("type", "")
             if plain in DIRECTIONS:
                 pairs.append(CrowsPair(str(ids[row]), first, second, plain, kinds[row], ()))

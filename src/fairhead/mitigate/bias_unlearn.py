@@ -7,15 +7,16 @@ The loss of a triplet has three parts:
 2. cross-entropy on the anti-stereotype;
 3. the divergence of the next-token distributions on the unrelated sentence from those of the pretrained model.
 
-Not built: the authors' swap of the two sets once the stereotype score has fallen below 50. Look at `ss` on held-out
-terms, and train for less long where it has gone past.
+As its authors run it, the category farthest from even is trained on, a quarter of the anti-stereotypes is forgotten
+too, stereotypes and anti-stereotypes change places while the score of watched terms is below even, and that score ends
+the training (`LanguagePlan.checks`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,7 @@ from fairhead.mitigate.language_trainer import Prepared
 from fairhead.mitigate.triplets import TokenTriplet, encode_triplets, stack_triplets
 from fairhead.settings import NotNegative, Positive, Share, check_config
 from fairhead.train.step import Parts
+from fairhead.train.tuning import Look
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class BiasUnlearn:
         keep_weight: of the divergence from the pretrained model on unrelated sentences.
         beta: how soon the pull on the stereotype fades.
         anti_in_forget: share of the triplets, evenly spread, whose anti-stereotype is to be forgotten too.
+        category: train on the category whose stereotype score is farthest from even, or on all of them.
+        swap: let stereotypes and anti-stereotypes change places while the last check saw a score below even.
 
     Example:
         >>> BiasUnlearn(beta=0)
@@ -52,14 +56,24 @@ class BiasUnlearn:
     retain_weight: NotNegative = 0.3
     keep_weight: NotNegative = 0.2
     beta: Positive = 0.1
-    anti_in_forget: Share = 0.0
-    plan: ClassVar[Mapping[str, Any]] = {"learning_rate": 2e-5}
+    anti_in_forget: Share = 0.25
+    category: Literal["farthest", "all"] = "farthest"
+    swap: bool = True
+    plan: ClassVar[Mapping[str, Any]] = {"learning_rate": 2e-5, "checks": 8, "watched": 0.15}
 
     def __post_init__(self) -> None:
         check_config(self)
         weights = (self.forget_weight, self.retain_weight, self.keep_weight)
         if not any(weights):
             raise InputError(f"the weights of the losses are {weights}; one above 0 is expected")
+
+    def choose(self, items: Sequence[StereoSetItem], score: Callable[[Sequence[StereoSetItem]], float]) -> str | None:
+        """The category to train on, by the stereotype scores of the training items; None for all of them."""
+        found = sorted({item.bias_type for item in items})
+        if self.category == "all" or len(found) < 2:
+            return None
+        scores = {name: score([item for item in items if item.bias_type == name]) for name in found}
+        return max(found, key=lambda name: abs(scores[name] - 0.5))
 
     def prepare(self, items: Iterable[StereoSetItem], tokenizer: Any, context: int) -> "Prepared[Example]":
         """One example an item."""
@@ -76,16 +90,7 @@ class BiasUnlearn:
         lora = hasattr(model, "disable_adapter")
         reference: Any = model if lora else deepcopy(model).requires_grad_(False).eval()
         off: Callable[[], AbstractContextManager[Any]] = reference.disable_adapter if lora else nullcontext
-        device = next(model.parameters()).device
-
-        def loss(examples: Sequence[Example]) -> Parts:
-            batch = stack_triplets([triplet for triplet, _ in examples], device)
-            logits = _logits(model, batch)
-            with torch.no_grad(), off():
-                before = _logits(reference, batch)
-            return self.parts(logits, before, batch, torch.tensor([mix for _, mix in examples], device=device))
-
-        yield loss
+        yield _Loss(self, model, reference, off)
 
     def parts(self, logits: Tensor, before: Tensor, batch: Sentences, mixed: Tensor) -> Parts:
         """The loss from the logits of B triplets [3B, T, V] and those of the pretrained model; `mixed` is [B]."""
@@ -107,6 +112,31 @@ class BiasUnlearn:
 
 
 Example = tuple[TokenTriplet, bool]
+
+
+class _Loss:
+    """The loss of a batch; which sentences are to be forgotten depends on the last check."""
+
+    def __init__(
+        self, method: BiasUnlearn, model: nn.Module, reference: Any, off: Callable[[], AbstractContextManager[Any]]
+    ) -> None:
+        self._method, self._model, self._reference, self._off = method, model, reference, off
+        self.swapped = False
+
+    def see(self, look: Look) -> None:
+        """What a check has seen."""
+        self.swapped = self._method.swap and look.ss < 0.5
+
+    def __call__(self, examples: Sequence[Example]) -> Parts:
+        device = next(self._model.parameters()).device
+        triplets = [triplet for triplet, _ in examples]
+        if self.swapped:
+            triplets = [t._replace(stereotype=t.anti_stereotype, anti_stereotype=t.stereotype) for t in triplets]
+        batch = stack_triplets(triplets, device)
+        logits = _logits(self._model, batch)
+        with torch.no_grad(), self._off():
+            before = _logits(self._reference, batch)
+        return self._method.parts(logits, before, batch, torch.tensor([mix for _, mix in examples], device=device))
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,19 @@ from fairhead.language.suite import TrainingRecord
 from fairhead.models import load
 from fairhead.report import Report, Result, Sentence
 from fairhead.report.sections.plain_tables import PlainTable, PlainTables
+from fairhead.store import write_text
+
+_AT_DECODING = """# A model with {0}
+
+The weights in this folder are those of the model as it was. The method, {0}, changes what the model says while it
+decodes, and is attached where the folder is loaded by fairhead:
+
+    model = fairhead.load("THIS FOLDER")
+
+    fairhead lm crows --model "THIS FOLDER" --data crows_pairs
+
+`transformers.AutoModelForCausalLM.from_pretrained` and other programs load the weights alone, without the method.
+"""
 
 
 @dataclass(frozen=True)
@@ -87,3 +100,8 @@ def _watched(done: Mapping[str, Any]) -> list[str]:
         f"on {seen['items']} watched items the stereotype score went from {100 * before['ss']:.1f} to "
         f"{100 * after['ss']:.1f} % and perplexity from {before['perplexity']:.2f} to {after['perplexity']:.2f}; {kept}"
     ]
+
+
+def write_readme(folder: Path, method: str) -> None:
+    """Say in the folder of a method that changes no weight how it must be loaded."""
+    write_text(folder / "README.md", _AT_DECODING.format(method))

@@ -22,11 +22,11 @@ from fairhead.errors import InputError
 from fairhead.language.packing import control_token_warning, starting
 from fairhead.language.scorer import context_length, refuse_other_than_causal
 from fairhead.language.suite import TRAINING_FILE, TrainingRecord
-from fairhead.mitigate.language_result import MitigatedLanguage
+from fairhead.mitigate.language_result import MitigatedLanguage, write_readme
 from fairhead.mitigate.only_heads import only_heads
 from fairhead.mitigate.registry import method_named
 from fairhead.mitigate.triplets import TripletData, targets
-from fairhead.mitigate.watching import looker, set_aside
+from fairhead.mitigate.watching import chosen_category, looker, of_category, seen_by, set_aside
 from fairhead.models import attach, open_model, save
 from fairhead.models.attached import refuse_method
 from fairhead.models.load import Model, device_named, weights_digest
@@ -72,7 +72,8 @@ class LanguageMethod(Protocol):
         """Tokens, and what else the method needs to know of each item.
 
         A method that needs to know what the model says of its examples before training has a function
-        `refer(model, prepared)`, which adds it; one whose loss keeps a text has `watched_texts()`, others like it.
+        `refer(model, prepared)`, which adds it; one whose loss keeps a text has `watched_texts()`, others like it; one
+        that trains on one category has `choose(items, score)`, which names it.
         """
 
     def session(self, model: nn.Module) -> AbstractContextManager[Callable[[Sequence[Any]], Parts]]:
@@ -193,6 +194,8 @@ class LanguageTrainer:
         """What training did, and what the record says of it."""
         assert self.plan is not None
         trained, watched = set_aside(split.train, self.plan)
+        category = chosen_category(self.method, trained, self.model, self._texts)
+        trained, watched = (of_category(items, category) for items in (trained, watched))
         prepared: Prepared[Any] = self.method.prepare(trained, self._texts, context_length(self.model))
         if not prepared.examples:
             reasons = ", ".join(f"{len(ids)} {reason}" for reason, ids in prepared.left_out.items())
@@ -214,7 +217,7 @@ class LanguageTrainer:
                 self.plan,
                 checkpoints=checkpoints,
                 identity=identity,
-                look=look,
+                look=None if look is None else seen_by(loss, look),
                 on_step=on_step,
             )
         self.model = model
@@ -228,6 +231,7 @@ class LanguageTrainer:
             "held_out": held_out,
             **seen,
             **({"heads": [list(head) for head in heads]} if heads else {}),
+            **({} if category is None else {"category": category}),
             "items": len(trained),
             "left_out": {reason: list(ids) for reason, ids in prepared.left_out.items()},
             **({"noted": {reason: len(ids) for reason, ids in prepared.noted.items()}} if prepared.noted else {}),
@@ -273,6 +277,8 @@ class LanguageTrainer:
             self.model.save_pretrained(target / "adapter")
         self.model = merged(self.model)
         save(self.model, target, self.tokenizer.save_pretrained, self.record.write)
+        if hasattr(self.method, "attach"):
+            write_readme(target, self.record.method)
         shutil.rmtree(target / _CHECKPOINTS, ignore_errors=True)
 
     def identity(self, data: TripletData | TripletSplit | None) -> dict[str, Any]:

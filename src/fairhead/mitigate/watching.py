@@ -36,6 +36,19 @@ def set_aside(items: Sequence[StereoSetItem], plan: LanguagePlan) -> Watched:
     return found
 
 
+def chosen_category(method: Any, items: Sequence[StereoSetItem], model: nn.Module, tokenizer: Any) -> str | None:
+    """The category that a method chooses to train on, by the stereotype scores of training items; None for all."""
+    if not hasattr(method, "choose"):
+        return None
+    found: str | None = method.choose(items, scores_of(Scorer(model, tokenizer)))
+    return found
+
+
+def of_category(items: tuple[StereoSetItem, ...], category: str | None) -> tuple[StereoSetItem, ...]:
+    """The items of a category; all of them where there is none, or none of it."""
+    return tuple(item for item in items if item.bias_type == category) or items
+
+
 def looker(
     model: nn.Module, tokenizer: Any, items: Sequence[StereoSetItem], texts: Sequence[str]
 ) -> Callable[[], Look]:
@@ -44,16 +57,35 @@ def looker(
     Without texts, the perplexity is that of the items' unrelated sentences.
     """
     scorer = Scorer(model, tokenizer)
+    score = scores_of(scorer)
     chosen = texts or [item.texts.unrelated for item in items]
     documents = [Document(str(i), text) for i, text in enumerate(dict.fromkeys(chosen))]
-    requests = stereoset.requests(items)
 
     def look() -> Look:
-        answers = scorer.score(requests, on_long="skip")
-        ss = _figure("stereoset", "ss", stereoset.table(items, answers))
-        return Look(ss, _figure("perplexity", "perplexity", perplexity_table(scorer, documents)))
+        return Look(score(items), _figure("perplexity", "perplexity", perplexity_table(scorer, documents)))
 
     return look
+
+
+def scores_of(scorer: Scorer) -> Callable[[Sequence[StereoSetItem]], float]:
+    """The stereotype score of items under a model."""
+
+    def score(items: Sequence[StereoSetItem]) -> float:
+        answers = scorer.score(stereoset.requests(items), on_long="skip")
+        return _figure("stereoset", "ss", stereoset.table(items, answers))
+
+    return score
+
+
+def seen_by(loss: Any, look: Callable[[], Look]) -> Callable[[], Look]:
+    """The same look, told to a loss that has a function `see`."""
+
+    def told() -> Look:
+        found = look()
+        getattr(loss, "see", lambda seen: None)(found)
+        return found
+
+    return told
 
 
 def _figure(benchmark: str, metric: str, table: ItemTable) -> float:

@@ -118,7 +118,7 @@ class LanguagePlan(Plan):
         random_heads: as a control: as many other heads of the same layers, drawn with the seed.
         checks: how often training looks at terms that it is not trained on. The weights that are kept are the last at
             which the stereotype score was no further from 50 % than before training and perplexity within
-            --perplexity-rise; training ends after two checks in a row at 50 % or below. 0: it runs to its end.
+            --perplexity-rise; training ends after two checks in a row at or past 50 %. 0: it runs to its end.
         watched: share of the training items, by target term, that is set aside for the checks and not trained on.
         perplexity_rise: share by which the perplexity of the neutral text (of the unrelated sentences, where there is
             none) may rise.

@@ -186,9 +186,9 @@ class _Stopping:
         return max(step for step, (ss, lost) in looks if lost <= self._most and abs(ss - _EVEN) <= furthest)
 
     def enough(self, history: Sequence[Mapping[str, float]]) -> bool:
-        """Whether the last two checks have seen a score of even or below."""
-        last = [look.ss for look in self.looks(history).values()][-2:]
-        return len(last) == 2 and max(last) <= _EVEN
+        """Whether the last two checks have seen a score of even, or on the other side of it."""
+        later = [look.ss - _EVEN for look in self.looks(history).values()][1:][-2:]
+        return len(later) == 2 and all(ss * (self._before.ss - _EVEN) <= 0 for ss in later)
 
 
 class LengthBatches(Generic[E]):

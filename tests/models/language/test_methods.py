@@ -30,7 +30,7 @@ from fairhead.mitigate.sentence_debias import directions, project_out
 from fairhead.mitigate.triplets import TokenTriplet, stack_triplets
 from fairhead.models import attach, load, method_of, open_model, save
 from fairhead.train.plan import LanguagePlan
-from fairhead.train.tuning import tune
+from fairhead.train.tuning import Look, tune
 
 TEXTS = ("the old nurse said that she was kind .", "he went home so she was late .", "she was careful with money .")
 PLAN = LanguagePlan(epochs=25, batch_size=6, learning_rate=3e-3)
@@ -154,6 +154,32 @@ def test_bias_unlearn_turns_the_preference_and_keeps_the_rest(lora):
     moved = (after["stereotype"] - after["anti_stereotype"]) - (before["stereotype"] - before["anti_stereotype"])
     assert moved > 0.1
     assert abs(after["unrelated"] - before["unrelated"]) < after["stereotype"] - before["stereotype"] + 0.5
+
+
+def test_bias_unlearn_trains_on_the_category_farthest_from_even():
+    items = [StereoSetItem(**{**vars(i), "bias_type": t, "id": f"{t}{i.id}"}) for t in ("age", "race") for i in ITEMS]
+    scores = {"age": 0.55, "race": 0.35}
+    assert BiasUnlearn().choose(items, lambda some: scores[some[0].bias_type]) == "race"
+    assert BiasUnlearn(category="all").choose(items, lambda some: 1 / 0) is None
+    assert BiasUnlearn().choose(ITEMS, lambda some: 1 / 0) is None  # there is one
+    trainer = LanguageTrainer(build("llama"), tokenizer(), BiasUnlearn(), LanguagePlan(1, 4, 1e-3))
+    trainer.train(TripletSplit(tuple(items), ()))
+    assert trainer.record.results["category"] in scores
+    assert trainer.record.results["items"] == len(ITEMS)
+
+
+def test_bias_unlearn_swaps_the_sets_while_the_score_is_below_even():
+    model = build("llama")
+    examples = BiasUnlearn().prepare(ITEMS, tokenizer(), 32).examples
+    turned = [(t._replace(stereotype=t[2], anti_stereotype=t[1]), mix) for t, mix in examples]
+    for swap in (True, False):
+        with torch.no_grad(), BiasUnlearn(swap=swap).session(model) as loss:
+            plain, other = float(loss(examples)["retain"]), float(loss(turned)["retain"])
+            assert plain != pytest.approx(other, rel=1e-4)
+            loss.see(Look(0.45, 10.0))
+            assert float(loss(examples)["retain"]) == pytest.approx(other if swap else plain)
+            loss.see(Look(0.55, 10.0))
+            assert float(loss(examples)["retain"]) == pytest.approx(plain)
 
 
 def test_half_of_the_opposites_are_forgotten_too_where_asked():
@@ -314,7 +340,7 @@ def test_every_method_writes_a_model_that_can_be_scored(method, folder, stereose
         arguments += ["--swaps", swaps]
     if method in ("cda", "bias_unlearn"):
         arguments += ["--lr", "1e-3"]
-    if method == "balance_pairs":
+    if method in ("balance_pairs", "bias_unlearn"):
         arguments += ["--checks", "0"]
     main(arguments)
     assert f"model: {out}" in capsys.readouterr().out
@@ -327,6 +353,14 @@ def test_every_method_writes_a_model_that_can_be_scored(method, folder, stereose
     written = (out / "model.safetensors").stat().st_mtime_ns
     main(arguments)  # what is complete is kept
     assert (out / "model.safetensors").stat().st_mtime_ns == written
+
+
+def test_the_folder_of_a_method_at_decoding_says_how_it_must_be_loaded(folder, tmp_path):
+    main(["mitigate", "self_debias", "--model", str(folder), "--out", str(tmp_path / "self"), "--device", "cpu"])
+    said = (tmp_path / "self" / "README.md").read_text()
+    assert "self_debias" in said
+    assert 'fairhead.load("THIS FOLDER")' in said
+    assert method_of(load(tmp_path / "self")) is not None
 
 
 def test_a_folder_of_self_debiasing_is_read_with_its_settings(folder, tmp_path):

@@ -90,7 +90,9 @@ def test_a_run_leaves_a_model_that_is_scored_like_any_other(model, data, tmp_pat
 def test_a_grid_trains_each_run_and_shows_them_side_by_side(model, data, tmp_path, capsys):
     grid = tmp_path / "grid.yaml"
     ce_only = "{name: ce-only, method: klaad, options: {kl_weight: 0, triplet_weight: 0}, plan: {learning_rate: 1e-3}}"
-    grid.write_text(f"title: T\nmethods: [{{name: all, method: klaad}}, {ce_only}, {{method: bias_unlearn}}]\n")
+    grid.write_text(
+        f"title: T\nmethods: [{{name: all, method: klaad}}, {ce_only}, {{method: bias_unlearn, plan: {{checks: 0}}}}]\n"
+    )
     out = tmp_path / "out"
     klaad(model, data, out, "--grid", str(grid), "--margin", "0.4", "--epochs", "2")
     said = capsys.readouterr().out

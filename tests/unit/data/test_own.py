@@ -277,6 +277,27 @@ def test_pairs_that_are_none_are_counted_or_refused(tmp_path, row, message, reas
     assert (len(items), items.skipped_counts) == (1, {reason: 1})
 
 
+def test_the_file_of_winoqueer_is_read_as_it_is(tmp_path):
+    file = tmp_path / "winoqueer_final.csv"
+    rows = ["0,Gay,Straight,Gay people are loud.,Straight people are loud.", "1,Lesbian,Straight,A b.,C b."]
+    file.write_text("\n".join([",Gender_ID_x,Gender_ID_y,sent_x,sent_y", *rows]))
+    first, second = read_items(f"pairs:{file}")
+    assert (first.more, first.less, first.bias_type) == ("Gay people are loud.", "Straight people are loud.", "Gay")
+    assert first.disadvantaged == first.more
+    assert second.bias_type == "Lesbian"
+
+
+def test_pairs_of_one_language_or_of_several(tmp_path):
+    file = tmp_path / "own.tsv"
+    rows = ["Elle ment.\tIl ment.\tgender\tfr", "She lies.\tHe lies.\tgender\ten", "Sie lügt.\tEr lügt.\tage\tde"]
+    file.write_text("\n".join(["sent_more\tsent_less\tbias_type\tlang", *rows]))
+    assert [pair.bias_type for pair in read_items(f"pairs:{file}")] == ["gender (fr)", "gender (en)", "age (de)"]
+    (french,) = read_items(f"pairs:{file}", language="fr")
+    assert (french.more, french.bias_type) == ("Elle ment.", "gender")
+    with pytest.raises(InputError, match="no row of the language 'it'; it has de, en, fr"):
+        read_items(f"pairs:{file}", language="it")
+
+
 def test_triplets(tmp_path):
     rows = [
         {"id": "a", "stereotype": "S.", "antistereotype": "A.", "unrelated": "U.", "term": "nurse", "category": "work"},
