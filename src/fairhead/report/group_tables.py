@@ -62,9 +62,11 @@ def group_forest(groups: Sequence[GroupFigures], rates: Sequence[str], reference
     headings = []
     for name in rates:
         known = [group.rates.get(name) for group in groups]
-        ideal = _value(_reference(groups, reference), name)
-        marks = [_mark(rate, ideal) for rate in known if rate is not None and rate.value is not None]
-        made = forest(marks, Scale(100.0 if is_share(name) else 1.0), ideal, parts=3)
+        against = _reference(groups, reference)
+        other = None if against is None else against.rates.get(name)
+        marks = [_mark(rate, other) for rate in known if rate is not None and rate.value is not None]
+        line = None if other is None else other.value
+        made = forest(marks, Scale(100.0 if is_share(name) else 1.0), line, parts=3)
         headings.append(made.heading)
         cells = iter(made.rows)
         drawn[name] = [next(cells) if rate is not None and rate.value is not None else Markup() for rate in known]
@@ -143,10 +145,13 @@ def _bare(scale: Scale, rate: Any) -> str:
     return f"{short.number(rate.low)}–{short.number(rate.high)}"
 
 
-def _mark(rate: Estimate, line: float | None) -> Mark:
+def _mark(rate: Estimate, reference: Estimate | None) -> Mark:
+    """Filled where the intervals of the group and of the reference have nothing in common."""
     assert rate.value is not None
     low, high = rate.low, rate.high
-    vague = line is not None and low is not None and high is not None and low <= line <= high
+    apart = False
+    if reference is not None and None not in (low, high, reference.low, reference.high):
+        apart = low > reference.high or high < reference.low  # type: ignore[operator]
     scale = scale_of(rate.metric, rate.value, low, high)
     words = f"{scale.write(rate.value)}, interval {scale.interval(low, high)}"
-    return Mark(rate.value, low, high, (), "vague" if vague else "clear", words)
+    return Mark(rate.value, low, high, (), "clear" if apart else "vague", words)

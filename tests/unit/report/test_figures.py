@@ -2,6 +2,7 @@
 
 import re
 from math import isclose
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from report_example import ablation, audit, comparison, estimate, headmap
 from fairhead.audit.audit_results import Audit
 from fairhead.report.forest import Mark, forest
 from fairhead.report.form import plain
+from fairhead.report.group_tables import group_forest
 from fairhead.report.markup import Axis
 from fairhead.report.sections import Section
 from fairhead.report.sections.ablated import control_plot
@@ -208,3 +210,13 @@ def test_an_ablation_counts_the_controls_beyond_it() -> None:
     assert "1 raised" in made(**ablation(rng, effect=0.2, controls=controls)).sentence()
     assert "all 5 possible" in made(**ablation(rng, controls=controls, exhaustive=True)).sentence()
     assert "<svg" not in made(**ablation(rng, controls=[])).draw()
+
+
+def test_a_group_is_marked_where_its_interval_and_the_references_have_nothing_in_common() -> None:
+    """Not where it excludes the reference's value alone: two equal groups do so in 17 % of samples."""
+    groups = [
+        SimpleNamespace(group=name, n=100, rates={"accuracy": estimate("accuracy", value, se=0.05)})
+        for name, value in (("a", 0.5), ("b", 0.62), ("c", 0.8))
+    ]
+    cells = [row.cells[0].drawn for row in group_forest(groups, ["accuracy"], "a").rows]
+    assert ["vague" in cell for cell in cells] == [True, True, False]
