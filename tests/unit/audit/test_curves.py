@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy.stats import binomtest
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import confusion_matrix, roc_curve
 
@@ -43,8 +44,21 @@ def test_calibration_is_that_of_scikit_learn_with_intervals():
     share, mean = calibration_curve(label[group == 1], score[group == 1], n_bins=15, strategy="quantile")
     assert [point.share for point in curve.calibration] == pytest.approx(share.tolist(), abs=0.05)
     assert [point.score for point in curve.calibration] == pytest.approx(mean.tolist(), abs=0.01)
-    assert all(point.low <= point.share <= point.high for point in curve.calibration)
+    for point in curve.calibration:
+        wilson = binomtest(round(point.share * point.n), point.n).proportion_ci(method="wilson")
+        assert (point.low, point.high) == pytest.approx((wilson.low, wilson.high))
     assert sum(point.n for point in curve.calibration) == curve.n == (group == 1).sum()
+
+
+def test_clustered_rows_are_resampled_for_calibration():
+    label, score, group = made(6)
+    wide = []
+    for cluster in (None, np.argsort(np.argsort(score + 10 * group)) // 50):
+        records = fairhead.Records.from_arrays(label, scores=score, groups={"g": group}, cluster=cluster)
+        points = fairhead.audit(records, n_boot=400).curves[0].groups[0].calibration
+        assert all(point.low <= point.share <= point.high for point in points)
+        wide.append(len(points))
+    assert wide[0] == wide[1]
 
 
 def test_scores_that_are_no_probabilities_have_no_calibration():
