@@ -106,7 +106,7 @@ def read_metrics(path: str | PathLike[str]) -> list[Metric]:
     """
     with reading(path, "is not UTF-8 text"):
         lines = Path(path).read_text(encoding="utf-8").splitlines()
-    found = []
+    found: list[Metric] = []
     for number, line in enumerate(lines, start=1):
         text = line.partition("#")[0].strip()
         name, sign, expression = (part.strip() for part in text.partition("="))
@@ -114,6 +114,8 @@ def read_metrics(path: str | PathLike[str]) -> list[Metric]:
             continue
         if not sign:
             raise InputError(f"{path}: line {number} is {text!r}; name = expression of tp, fp, fn, tn, n is expected")
+        if f"{OWN}{name}" in (metric.name for metric in found):
+            raise InputError(f"{path}: line {number} defines {name} again; give it another name")
         found.append(define_metric(name, expression))
     if not found:
         raise InputError(f"{path} has no metric; lines such as cost = (5 * fn + fp) / n are expected")
@@ -150,9 +152,10 @@ def _parsed(text: str, name: str) -> Function:
 
     # Tried once, so that what is wrong shows where it is written.
     try:
-        value(tree, Counts(*(np.ones(1) for _ in Counts._fields)))
+        with np.errstate(all="ignore"):
+            value(tree, Counts(*(np.ones(1) for _ in Counts._fields)))
     except InputError:
         raise
-    except (TypeError, ValueError, RecursionError):
-        raise InputError(f"metric {name}: {text!r} cannot be computed; see what min, max and abs are given") from None
+    except (TypeError, ValueError, RecursionError, ArithmeticError) as error:
+        raise InputError(f"metric {name}: {text!r} cannot be computed ({error})") from None
     return lambda counts: value(tree, counts) + 0 * counts.n

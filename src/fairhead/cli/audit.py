@@ -1,5 +1,6 @@
 """`fairhead audit`: from a file of predictions to gaps with intervals."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -218,6 +219,11 @@ class Output:
         twins = {option: str(Path(page).with_suffix(".json")) for option, page in pages.items() if page is not None}
         for path in (self.json, *pages.values(), *twins.values()):
             check_output(path, *read)
+        given = [Path(page).absolute() for page in pages.values() if page is not None]
+        if len(set(given)) < len(given):
+            raise InputError(
+                f"{', '.join(o for o in pages if pages[o])} would write to the same file; give each its own"
+            )
         for option, twin in twins.items():
             if self.json and Path(self.json).absolute() == Path(twin).absolute():
                 raise InputError(
@@ -346,11 +352,13 @@ def _edges(given: Sequence[str]) -> dict[str, list[float]]:
     found = {}
     for text in given:
         column, _, edges = text.rpartition("=")
+        if column in found:
+            raise InputError(f"--bins names {column} twice; give all edges at once, such as {column}=25,45")
         try:
             found[column] = [float(edge) for edge in edges.split(",")]
         except ValueError:
             column = ""
-        if not column:
+        if not column or not all(math.isfinite(edge) for edge in found[column]):
             raise InputError(
                 f"--bins is {text!r}; a column and the edges of its groups are expected, such as age=25,45"
             )

@@ -112,3 +112,17 @@ def test_a_function_that_returns_something_else_is_refused(data):
     define_metric("odd", lambda counts: 1.0)
     with pytest.raises(InputError, match="returned the shape"):
         fairhead.audit(records_of(data), metrics=["own.odd"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1 / 0", "cannot be computed .*division by zero"),
+        ("x = 9 ** 9 ** 9 ** 9", "cannot be computed"),
+        ("x = tp / n\nx = fp / n", "line 2 defines x again"),
+    ],
+)
+def test_expressions_without_a_value_are_refused(tmp_path, text, message):
+    (tmp_path / "metrics.txt").write_text(text)
+    with pytest.raises(InputError, match=message):
+        read_metrics(tmp_path / "metrics.txt")

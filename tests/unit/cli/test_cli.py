@@ -403,6 +403,20 @@ def test_a_file_that_is_read_is_not_written_over(preds, capsys, option):
     assert preds.read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--bins", "age=30", "--bins", "age=40"], "--bins names age twice"),
+        (["--bins", "age=nan"], "a column and the edges of its groups are expected"),
+        (["--bins", "age=30,inf"], "a column and the edges of its groups are expected"),
+        (["--ll144", "form.html", "--eu-ai-act", "form.html"], "would write to the same file"),
+        (["--html", "form.html", "--eu-ai-act", "./form.html"], "would write to the same file"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(preds, capsys, arguments, message):
+    assert message in refused(capsys, "audit", "preds.csv", *ARGUMENTS, *arguments)
+
+
 @pytest.mark.parametrize("role", ["--cluster", "--id"])
 def test_a_column_may_be_a_group_and_something_else(preds, capsys, role):
     main(["audit", "preds.csv", *ARGUMENTS, role, "race"])
