@@ -317,9 +317,9 @@ class GapQuestion(Question):
 def _comparable(evaluation: Evaluation, choosing: Mask) -> tuple[Mask, list[str]]:
     """Rows whose label both groups have in both halves, [n] bool, and a sentence about those left out."""
     check_halves(evaluation, choosing)
-    cell = 2 * evaluation.labels + evaluation.groups
-    size = 2 * len(evaluation.classes)
-    counts = np.stack([np.bincount(cell[half], minlength=size) for half in (choosing, ~choosing)])
+    cell = 2 * evaluation.labels + np.maximum(evaluation.groups, 0)
+    size, two = 2 * len(evaluation.classes), evaluation.of_poles
+    counts = np.stack([np.bincount(cell[half & two], minlength=size) for half in (choosing, ~choosing)])
     enough = counts.reshape(2, -1, 2).min((0, 2)) >= MIN_CELL  # [classes]
     if not enough.any():
         raise InputError(
@@ -328,7 +328,7 @@ def _comparable(evaluation: Evaluation, choosing: Mask) -> tuple[Mask, list[str]
         )
     left = [name for name, kept in zip(evaluation.classes, enough, strict=True) if not kept]
     notes = [f"Too few {evaluation.noun} to compare groups within: {', '.join(left)}."] if left else []
-    return enough[evaluation.labels], notes
+    return enough[evaluation.labels] & two, notes
 
 
 def _positive(wanted: str | None, evaluation: Evaluation, logits: Array) -> int:

@@ -24,11 +24,11 @@ class Source:
             sentences (crows, stereoset, pairs, triplets).
         model: folder of an image model, a text classifier or a causal language model, or a name on the hub that is
             cached.
-        against: another model of the same shape, such as a mitigated one; its head map is shown beside, with a test for
-            each head.
         concept: the same as --group; gender and age of published faces, an attribute of --prompts, a community that
             posts are about. Of pairs: only this type of bias, by default all.
         task: the same as --label.
+        against: another model of the same shape, such as a mitigated one; its head map is shown beside, with a test for
+            each head.
         limit: only so many rows (drawn evenly over groups) or pairs.
         prompts: YAML file of prompts.
         text_adapter: linear stand-in for a text tower (.npz with B, x_mean), where the model has none.
@@ -55,9 +55,9 @@ class Source:
 
     model: Annotated[Any, Option(metavar="PATH", panel=_MODEL)]
     data: Annotated[str, Option(metavar="SPEC")]
-    against: Annotated[str | None, Option(metavar="PATH", panel=_MODEL)] = None
     concept: Annotated[str | None, Option(metavar="NAME")] = None
     task: Annotated[str | None, Option(metavar="COLUMN")] = None
+    against: Annotated[str | None, Option(metavar="PATH", panel=_MODEL)] = None
     limit: Annotated[Count | None, Option(metavar="N")] = None
     prompts: Annotated[str | None, Option(metavar="FILE", panel=_TEXT)] = None
     text_adapter: Annotated[str | None, Option(metavar="FILE", panel=_TEXT)] = None

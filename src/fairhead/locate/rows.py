@@ -30,14 +30,15 @@ class Evaluation:
 
     labels: NDArray[np.integer]  # class numbers, [n]
     classes: tuple[str, ...]  # names
-    groups: NDArray[np.integer]  # 1 for the first pole and 0 for the second, [n]
-    poles: tuple[str, str]  # names of the groups, that of group 1 first
+    groups: NDArray[np.integer]  # 1 for the first pole, 0 for the second, −1, −2, ... for the others, [n]
+    poles: tuple[str, str]  # names of the two groups that maps of heads compare, that of group 1 first
     group_by: str  # the group column's name
     ids: NDArray[Any] | None = None  # [n], or None
     clusters: NDArray[np.integer] | None = None  # rows with one number belong together, [n]; or None
     noun: str = "images"  # what the rows are, in words: "images" or "texts"
     target: str = ""  # what the classes are of, in words: "age", "Smiling"
     positive: int = 1  # the class whose evidence is looked at
+    others: tuple[str, ...] = ()  # further groups, which metrics are over, too: that of −1 first
     sign: float = 1.0  # −1 where the second group has more evidence: the gap is then seen from there
 
     gap_name: ClassVar[str] = "evidence gap"
@@ -51,6 +52,36 @@ class Evaluation:
         """The chosen rows: positions, or a mask."""
         ids, clusters = (None if x is None else x[rows] for x in (self.ids, self.clusters))
         return replace(self, labels=self.labels[rows], groups=self.groups[rows], ids=ids, clusters=clusters)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All groups, the poles first."""
+        return (*self.poles, *self.others)
+
+    @property
+    def of_poles(self) -> Mask:
+        """Rows of either pole, [n] bool."""
+        return np.asarray(self.groups >= 0)
+
+    def between(self, first: int, second: int) -> "Evaluation":
+        """The same rows with other poles, by their places in `names`."""
+        order = [first, second, *(i for i in range(len(self.names)) if i not in (first, second))]
+        names = [self.names[i] for i in order]
+        groups = 1 - np.argsort(order)[1 - self.groups]
+        return replace(self, groups=groups, poles=(names[0], names[1]), others=tuple(names[2:]))
+
+    def farthest(self, logits: Array) -> tuple[int, int]:
+        """The two groups, by their places in `names`, whose rates of some predicted class [n, C] differ most.
+
+        Groups with fewer rows than a rate may rest on take no part.
+        """
+        predicted = self.counts(logits).sum(1)  # [groups, C]
+        sizes = predicted.sum(1)
+        with np.errstate(invalid="ignore"):
+            rates = np.where(sizes[:, None] >= 2 * MIN_CELL, predicted / sizes[:, None], np.nan)
+        apart = np.nan_to_num(np.abs(rates[:, None] - rates[None]), nan=-1.0).max(-1)
+        first, second = np.unravel_index(int(np.argmax(apart)), apart.shape)
+        return (0, 1) if first == second else (int(first), int(second))
 
     def score(self, parts: Array, total: Array, level: float = 0.95, measure: str | None = None) -> HeadMap:
         """The gap between the groups given the label, in parts [n, layers, heads] of a whole [n]."""
@@ -69,8 +100,8 @@ class Evaluation:
 
     def _gaps(self, evidence: Array) -> HeadMap | None:
         """The gaps in several evidences [n, k] given the label, [1, k]; None where no label has enough of both."""
-        counts = self.counts(np.zeros((len(self), len(self.classes)))).sum(2)  # [2, C]
-        rows = (counts.min(0) >= MIN_CELL)[self.labels]
+        counts = self.counts(np.zeros((len(self), len(self.classes)))).sum(2)  # [groups, C]
+        rows = (counts[:2].min(0) >= MIN_CELL)[self.labels] & self.of_poles
         if not rows.any():
             return None
         return self.take(rows).score(self.sign * evidence[rows, None], self.sign * evidence[rows, 0])
@@ -92,8 +123,8 @@ class Evaluation:
         comparison = compare(self.records(before), self.records(after), **of_all, **how)
         cells, differences = [], []
         for number, label in enumerate(self.classes):
-            for group, pole in ((1, self.poles[0]), (0, self.poles[1])):
-                rows = np.flatnonzero((self.labels == number) & (self.groups == group))
+            for place, pole in enumerate(self.names):
+                rows = np.flatnonzero((self.labels == number) & (self.groups == 1 - place))
                 if len(rows):
                     # Within a cell there is right and wrong, and no other class: tables of 2 instead of C.
                     right = (self.take(rows).right(logits[rows]) for logits in (before, after))
@@ -109,7 +140,7 @@ class Evaluation:
         return Records(
             label=Column(self.labels.astype(np.int32), self.classes),
             prediction=Column(logits.argmax(1).astype(np.int32), self.classes),
-            groups={self.group_by: Column(1 - self.groups.astype(np.int32), self.poles)},
+            groups={self.group_by: Column(1 - self.groups.astype(np.int32), self.names)},
             id=self.ids,
             cluster=self._cluster,
         )
@@ -128,10 +159,10 @@ class Evaluation:
         return Column(codes, tuple(levels.tolist()))
 
     def counts(self, logits: Array) -> Array:
-        """Rows by group, label and prediction, [2, C, C]."""
-        c = len(self.classes)
+        """Rows by group (in the order of `names`), label and prediction, [groups, C, C]."""
+        c, size = len(self.classes), len(self.names)
         cell = ((1 - self.groups) * c + self.labels) * c + logits.argmax(1)
-        return np.bincount(cell, minlength=2 * c * c).reshape(2, c, c).astype(np.float64)
+        return np.bincount(cell, minlength=size * c * c).reshape(size, c, c).astype(np.float64)
 
 
 def halves(cells: NDArray[np.integer], clusters: NDArray[np.integer] | None, seed: int = 0) -> Mask:
@@ -149,7 +180,7 @@ def halves(cells: NDArray[np.integer], clusters: NDArray[np.integer] | None, see
 
 def halves_of(evaluation: Evaluation, seed: int = 0) -> Mask:
     """The choosing half that is taken by default, [n] bool; a group that is absent from a half is refused."""
-    choosing = halves(2 * evaluation.labels + evaluation.groups, evaluation.clusters, seed)
+    choosing = halves(len(evaluation.names) * evaluation.labels + evaluation.groups, evaluation.clusters, seed)
     check_halves(evaluation, choosing)
     return choosing
 
@@ -166,7 +197,7 @@ def check_halves(evaluation: Evaluation, choosing: Mask) -> None:
 
 
 def shared_labels(evaluation: Evaluation) -> NDArray[np.intp]:
-    """Labels for a comparison within them; one for all where some label has a single group."""
+    """Labels of rows of either pole for a comparison within them; one for all where some label has a single group."""
     cells = np.bincount(2 * evaluation.labels + evaluation.groups, minlength=2 * len(evaluation.classes))
     seen = cells.reshape(-1, 2)
     whole = ((seen > 0).all(1) | (seen == 0).all(1)).all()
@@ -186,7 +217,8 @@ def labelled_rows(source: Source, prompts: Prompts | None = None, held_out: bool
     """Read labelled images or texts, with the groups of a concept; `held_out` leaves out rows of the training part.
 
     Poles are those of the user's own prompts. Without them images have those that ship with fairhead, where the column
-    has their values; else its first two values are the poles.
+    has their values. Else all values of the column are groups, and its first two the poles, until the model has said
+    between which two its predictions differ most.
     """
     reader, path = parse_spec(source.data, "images", "texts")
     concept, task = str(source.concept), source.task
@@ -217,14 +249,16 @@ def labelled_rows(source: Source, prompts: Prompts | None = None, held_out: bool
             f"the column {column!r} has the values {', '.join(levels)}, which are not of both poles "
             f"of {concept if prompts is None else prompts.name!r} ({ends})"
         )
+    others = () if prompts is not None else tuple(levels[2:])
+    pole[2:] = np.where(pole[2:] < 0, -1 - np.arange(len(levels) - 2), pole[2:]) if others else pole[2:]
     group, usable, notes = pole[groups.codes], np.ones(len(data), dtype=bool), []
     name, noun = concept if prompts is None else prompts.name, reader.kind
     if held_out:
         usable = data.split != "train"
         notes.append(f"{int((~usable).sum())} {noun} of the training part were left out: the model may know them.")
-    if (group < 0).any():
+    if (group < 0).any() and not others:
         notes.append(f"{int((group < 0).sum())} {noun} belong to neither pole of {name} and were left out.")
-    rows = np.random.default_rng(source.seed).permutation(np.flatnonzero(usable & (group >= 0)))
+    rows = np.random.default_rng(source.seed).permutation(np.flatnonzero(usable & (group >= -len(others))))
     if source.limit is not None and source.limit < len(rows):
         rows = even_rows(rows, group, source.limit)
     cluster, inputs = data.attributes.cluster, data.all.inputs
@@ -238,6 +272,7 @@ def labelled_rows(source: Source, prompts: Prompts | None = None, held_out: bool
         clusters=None if cluster is None else np.asarray(cluster.codes)[rows],
         noun=noun,
         target=task if noun == "images" else "",
+        others=others,
     )
     items = inputs.take(rows) if isinstance(inputs, Images) else [inputs[i] for i in rows]
     return LabelledRows(items, evaluation, prompts, tuple(notes))
@@ -245,6 +280,9 @@ def labelled_rows(source: Source, prompts: Prompts | None = None, held_out: bool
 
 def even_rows(rows: NDArray[np.intp], group: NDArray[np.intp], limit: int) -> NDArray[np.intp]:
     """As many rows of each group, in the order given."""
-    first = rows[group[rows] == 1][: (limit + 1) // 2]
-    second = rows[group[rows] == 0][: limit - len(first)]
-    return rows[np.isin(rows, np.concatenate([first, second]))]
+    kept: list[NDArray[np.intp]] = []
+    left = np.unique(group[rows])[::-1]
+    for i, number in enumerate(left):
+        share = -(-(limit - sum(map(len, kept))) // (len(left) - i))
+        kept.append(rows[group[rows] == number][:share])
+    return rows[np.isin(rows, np.concatenate(kept))]

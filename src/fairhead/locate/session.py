@@ -90,6 +90,8 @@ def open_question(
     session = open_session(source, features, progress)
     choosing = halves_of(session.evaluation, source.seed)
     task = session.task(choosing)
+    if session.evaluation.others:
+        session = session.between_farthest(task, choosing)
     concept = session.concept(task, choosing)
     pooled = session.decomposer.pool is not None
     if source.tokens == "first" and pooled:
@@ -236,6 +238,17 @@ class Session:
                 "it does something more that is not known"
             )
 
+    def between_farthest(self, task: Task, choosing: Mask) -> "Session":
+        """The same with the two groups as poles whose predictions differ most in the choosing half."""
+        rows = self.evaluation
+        poles = rows.take(choosing).farthest(task.logits(self.features.output[choosing]))
+        rows = rows.between(*poles)
+        note = (
+            f"{rows.group_by} has {len(rows.names)} groups. Maps of heads and erasure are between {rows.poles[0]} and "
+            f"{rows.poles[1]}, whose predictions differ most in the choosing half; metrics are over all of them."
+        )
+        return replace(self, evaluation=rows, notes=(*self.notes, note))
+
     def concept(self, task: Task, choosing: Mask) -> Concept:
         """The concept's direction, from prompts or from the choosing half."""
         can = self.text is not None and self.prompts is not None
@@ -247,6 +260,7 @@ class Session:
                 raise InputError("there is no text side to read prompts: give one, or learn the concept from images")
             concept = concept_from_texts(self.prompts or concept_prompts(str(self.source.concept)), self.text)
         else:
+            choosing = choosing & self.evaluation.of_poles
             chosen = self.evaluation.take(choosing)
             concept = concept_from_images(
                 self.features.output[choosing],
@@ -278,7 +292,7 @@ class Session:
 
     def edits_everywhere(self, choosing: Mask) -> HeadEdits:
         """What is put in a head's place at every token, learned on the choosing half: a pass over its rows."""
-        rows = np.flatnonzero(choosing)
+        rows = np.flatnonzero(choosing & self.evaluation.of_poles)
         part = self.evaluation.take(rows)
         batches = self.inputs.batches(rows)
         return HeadEdits.learn_everywhere(self.decomposer, batches, part.groups, shared_labels(part), part.poles)

@@ -10,6 +10,7 @@ import torch
 from made_vit import HEADS, LAYERS, PLANTED, pictures, planted_vit, vit
 from scipy import stats
 
+import fairhead
 from fairhead.errors import InputError
 from fairhead.locate.ablation import Ablation, layer_matched, outcome
 from fairhead.locate.answer import report_of, to_dict, verdict
@@ -445,3 +446,34 @@ def test_two_models_differ_in_the_head_that_one_of_them_lost(found) -> None:
     nothing = compare_models(plain, plain, "itself")
     assert nothing.changed == []
     assert two.to_dict()["changed"][0] == list(PLANTED)
+
+
+def test_metrics_are_over_all_groups_and_maps_between_the_two_farthest() -> None:
+    """Three groups, of which the last alone is brighter: the map is between it and one of the others."""
+    model = planted_vit()
+    pixels, bright, labels = pictures(600)
+    shade = np.where(bright == 1, 2, np.arange(600) // 4 % 2)  # dark a, dark b, bright
+    decomposer, task = Decomposer(model), classifier_task(model)
+    features = collect(decomposer, batches_of(pixels), 600)
+    rows = Evaluation(labels, task.classes, 1 - shade, ("a", "b"), "shade", others=("bright",))
+    choosing = halves_of(rows)
+    logits = task.logits(features.output)
+    poles = rows.take(choosing).farthest(logits[choosing])
+    assert 2 in poles
+    rows = rows.between(*poles)
+    assert "bright" in rows.poles
+    assert sorted(rows.names) == ["a", "b", "bright"]
+    assert [rows.names[1 - g] for g in rows.groups] == [("a", "b", "bright")[s] for s in shade]
+    learning = choosing & rows.of_poles
+    concept = concept_from_images(
+        features.output[learning], rows.groups[learning], labels[learning], name="shade", poles=rows.poles
+    )
+    located = locate(GapQuestion(features, rows, task, concept, choosing=choosing), PLAN)
+    assert located.ranked[0] == PLANTED
+    assert located.head_map.n == (~choosing & rows.of_poles).sum() < (~choosing).sum()
+    told = rows.take(~choosing)
+    found = told.figures([logits[~choosing]])
+    audited = fairhead.audit(told.records(logits[~choosing]), metrics=["DP", "EOd"], n_boot=100)
+    assert found["DP"][0] == pytest.approx(audited["DP"].value)
+    assert found["EOd"][0] == pytest.approx(audited["EOd"].value)
+    assert located.studies[0]["DP"].change.a == pytest.approx(audited["DP"].value)
