@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairhead import report  # what needs templates is imported when it is used
 from fairhead.report.result import Result
-from fairhead.report.wording import between, points, said, said_of_difference
+from fairhead.report.wording import between, change_between, points, said, said_of_difference
 from fairhead.stats import ALPHA, Difference, Estimate
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ AUDIT_SCHEMA = "fairhead.audit/1"
 COMPARISON_SCHEMA = "fairhead.comparison/1"
 # The gaps that the headline speaks of: three readings of "treated alike".
 HEADLINE = ("DP", "EOp", "EOd")
+# Of more gaps that are reversed, a verdict names the largest.
+_MOST_TURNED = 3
 # What verdicts call a finding; their tests are corrected together.
 FAMILY = (*HEADLINE, "impact_ratio")
 
@@ -128,6 +130,7 @@ class Comparison(Result):
         a: the audit of the first predictions, on the rows that both have.
         b: the audit of the second.
         provenance: where both came from, how they were joined, and the options.
+        pairs: changes of signed differences between two groups, of the rates behind the headline metrics.
 
     Example:
         >>> alone = Audit((), (), {})
@@ -140,6 +143,7 @@ class Comparison(Result):
     a: Audit
     b: Audit
     provenance: Mapping[str, Any]
+    pairs: tuple[Difference, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -147,6 +151,7 @@ class Comparison(Result):
             "schema": COMPARISON_SCHEMA,
             "provenance": dict(self.provenance),
             "differences": [d.to_dict() for d in self.differences],
+            "pairs": [d.to_dict() for d in self.pairs],
             "a": self.a.to_dict(),
             "b": self.b.to_dict(),
         }
@@ -267,8 +272,10 @@ def comparison_verdicts(comparison: Comparison) -> list[report.Sentence]:
     asked = [d for d in comparison.differences if d.metric in HEADLINE and d.group_by is not None]
     if asked and all(d.value is None for d in asked):
         return [report.Sentence(f"No difference in {_any_of(HEADLINE)} is defined: {asked[0].undefined}.", "unclear")]
+    turned = reversed_pairs(comparison)
     for d in asked:
-        if d.value is not None:
+        # A gap that turned round is not one that stayed as it was.
+        if d.value is not None and not (d.outcome == "not significant" and any(_is_behind(p, d) for p in turned)):
             change = "" if d.low is None or d.high is None else f", {100 * d.low:+.1f} to {100 * d.high:+.1f}"
             text = f"{d.metric} by {d.group_by} ({100 * d.value:+.1f} points{change})"
             words.setdefault(said_of_difference(d), []).append(text)
@@ -278,9 +285,22 @@ def comparison_verdicts(comparison: Comparison) -> list[report.Sentence]:
         "B worse": "B has a larger gap than A in",
         "not significant": "The difference between B and A is not significant in",
     }
-    return [
+    said = [
         report.Sentence(f"{starts[word]} {', '.join(words[word])}.", tones[word]) for word in starts if word in words
     ]
+    most = sorted(turned, key=lambda p: -abs(p.value or 0.0))[:_MOST_TURNED]
+    return said + [report.Sentence(f"The gap is reversed in B: {change_between(p)}.", "bad") for p in most]
+
+
+def reversed_pairs(comparison: Comparison) -> list[Difference]:
+    """Pairs of groups of which the other one is ahead in B, by about as much."""
+    return [p for p in comparison.pairs if p.outcome == "changed" and (p.a or 0.0) * (p.b or 0.0) < 0]
+
+
+def _is_behind(pair: Difference, gap: Difference) -> bool:
+    """Whether a pair's rate is one that the gap is made of."""
+    rates = {"DP": ("selection_rate",), "EOp": ("TPR",), "EOd": ("TPR", "FPR")}[gap.metric]
+    return pair.group_by == gap.group_by and pair.metric.partition("[")[0] in rates
 
 
 def _any_of(names: Iterable[str]) -> str:

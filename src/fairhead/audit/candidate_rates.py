@@ -58,7 +58,7 @@ def candidate_rates(
         logarithms: the metric is a ratio, as `Reduction.gap_of_logarithms` has it.
     """
     reduce = reduction.gap_of_logarithms if logarithms else reduction
-    to_overall = reduction.metric.compare == "to_overall"
+    to_overall = _to_overall(reduction)
     se = np.maximum(se, _NO_NOISE)
     pools = _pools(reduction, hat, se, to_overall)
     exact = len(pools) == 1 or not _is_mean_of_largest(reduction, hat)
@@ -89,6 +89,24 @@ def candidate_rates(
     return intervals.Candidates(
         lambda theta: path()(theta), signed, reach, contrasts=contrasts, noise=noise, even=even, se=se
     )
+
+
+def contrasts_of(reduction: Reduction, hat: Array, se: Array) -> Contrasts | None:
+    """The differences of rates [R, C, G] that a gap is the largest of; None where they are alike, or it is none."""
+    if len(pools := _pools(reduction, hat, se, _to_overall(reduction))) > 1 and _is_mean_of_largest(reduction, hat):
+        return None
+    return Contrasts.of(pools, _to_overall(reduction))
+
+
+def signed_gap(reduction: Reduction, hat: Array, se: Array) -> Callable[[Array], Array] | None:
+    """From rates [B, R, C, G] to the signed gap [B] between the groups that make the gap of `hat`."""
+    pools = _pools(reduction, hat, se, _to_overall(reduction))
+    is_gap = reduction.metric.compare != "minimum" and (len(pools) == 1 or not _is_mean_of_largest(reduction, hat))
+    return _signed(hat, pools, _to_overall(reduction)) if is_gap else None
+
+
+def _to_overall(reduction: Reduction) -> bool:
+    return reduction.metric.compare == "to_overall"
 
 
 def _is_mean_of_largest(reduction: Reduction, hat: Array) -> bool:

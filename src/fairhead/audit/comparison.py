@@ -3,16 +3,18 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit.audit_results import Audit, Comparison
+from fairhead.audit.audit_results import HEADLINE, Audit, Comparison
 from fairhead.audit.audited_rows import View, group_columns, join, one_group, reference_groups, with_weight
+from fairhead.audit.candidate_rates import contrasts_of, signed_gap
 from fairhead.audit.catalogue import Metric, Multiclass, Reduction
 from fairhead.audit.estimate import NO_REPLICATE, Rules, Stack, enough_rows
 from fairhead.audit.metrics import association_value
+from fairhead.audit.pair_changes import PairChanges, corrected_pairs, pair_changes
 from fairhead.audit.rates import Rates, Tables, small_groups
 from fairhead.audit.run_audit import Draws, audit, choose_metrics, tables_for
 from fairhead.audit.score_rates import BinnedPair, BinnedScores, pair_scores
@@ -21,10 +23,14 @@ from fairhead.records import Column, Records
 from fairhead.stats import Correction, Difference, Estimate, Span, adjust, intervals
 from fairhead.stats.bootstrap import MIN_ROWS, Sample
 from fairhead.stats.clusters import cell_numbers, clusters_in, tabulate
-from fairhead.stats.paired import permutation_p
+from fairhead.stats.max_t import westfall_young
+from fairhead.stats.paired import change_of_size, permutation_p
 
 Array = NDArray[np.float64]
 
+_JUDGED = "over the cells with enough rows; one that is left out may be lower"
+# What rounding makes of no change at all.
+_LEAST = 1e-12
 # Counts held for all swaps at once (128 MB); with very many groups and classes there are fewer swaps.
 _MOST_SWAPPED = 1 << 24
 
@@ -45,7 +51,7 @@ def compare(
     multiclass: Multiclass = "max",
     positive: Any = None,
     reference: Mapping[str, Any] | Sequence[str] | str | None = None,
-    correction: Correction = "holm",
+    correction: Correction | Literal["westfall-young"] = "westfall-young",
 ) -> Comparison:
     """How much the gaps of two sets of predictions for the same rows differ, b minus a.
 
@@ -70,7 +76,8 @@ def compare(
         multiclass: as in `audit`.
         positive: as in `audit`.
         reference: as in `audit`.
-        correction: "holm" (no false finding in the family) or "bh" (share of false findings).
+        correction: "westfall-young" or "holm" (no false finding in the family; the first knows what metrics have in
+            common), or "bh" (share of false findings). A metric that goes by two names counts once.
 
     Example:
         >>> import numpy as np
@@ -82,8 +89,8 @@ def compare(
         >>> difference.value, difference.p < 0.001
         (-0.25, True)
     """
-    if correction not in ("holm", "bh"):
-        raise InputError(f"correction is {correction!r}; 'holm' or 'bh' was expected.")
+    if correction not in ("westfall-young", "holm", "bh"):
+        raise InputError(f"correction is {correction!r}; 'westfall-young', 'holm' or 'bh' was expected.")
     joined = join(a, b)
     options: dict[str, Any] = {
         "group_by": group_by,
@@ -110,17 +117,21 @@ def compare(
     columns: list[tuple[str | None, Column]] = [(None, one_group(len(joined.a)))]
     columns += group_columns(joined.a, group_by, intersections).items()
     references = reference_groups(reference, {name: column for name, column in columns if name is not None})
-    differences: list[Difference] = []
+    tested: list[Tested] = []
+    pairs: list[PairChanges] = []
     for name, column in columns:
         pair = Pair.of(first, second, column, Draws(n_boot, seed, min_group), n_perm, with_scores)
         rules = Rules(level, min_cell, multiclass, pair.bootstrap[0].prevalence)
-        differences += [
+        tested += [
             pair.difference(metric, rules, audits, name, references.get(name or "", 0))
             for metric in chosen
             if metric.overall == (name is None)
         ]
-    adjusted = adjust([d.p for d in differences], correction)
-    differences = [replace(d, p_adjusted=p) for d, p in zip(differences, adjusted, strict=True)]
+        if name is not None:
+            names = dict.fromkeys(rate for metric in chosen if metric.name in HEADLINE for rate in metric.rates)
+            of_rates = [pair_changes(pair.bootstrap, pair.swapped, rate, rules, references[name]) for rate in names]
+            pairs.append(PairChanges.joined(name, of_rates))
+    differences = corrected(tested, correction)
     provenance = {
         "a": dict(a.provenance),
         "b": dict(b.provenance),
@@ -134,7 +145,7 @@ def compare(
         "level": level,
         "correction": correction,
     }
-    return Comparison(tuple(differences), *audits, provenance)
+    return Comparison(tuple(differences), *audits, provenance, corrected_pairs(pairs))
 
 
 @dataclass(frozen=True)
@@ -174,20 +185,22 @@ class Pair:
 
     def difference(
         self, metric: Metric, rules: Rules, audits: tuple[Audit, Audit], name: str | None, reference: int
-    ) -> Difference:
+    ) -> "Tested":
         """One metric, b minus a."""
         pair, swaps = self.bootstrap, self.swapped
         scores, score_swaps = self.score_bootstrap, self.score_swapped
         drawn = _values(metric, pair, scores, rules, reference)
         n = int(self.bootstrap[0].rows.sum())
         if isinstance(drawn, str):
-            return Difference(metric.name, name, None, None, None, None, None, n, None, None, drawn, None, metric.ideal)
+            none = Difference(metric.name, name, None, None, None, None, None, n, None, None, drawn, None, metric.ideal)
+            return Tested(none, None, (name, metric.scores))
         swapped = _values(metric, swaps, score_swaps, rules, reference)
         value = drawn.b - drawn.a
         star = drawn.star_b - drawn.star_a
         interval = intervals.percentile(star[~np.isnan(star)], rules.level)
         ends = _ends(metric, drawn, (audits[0][metric.name, name], audits[1][metric.name, name]), interval, rules.level)
-        return Difference(
+        test = None if isinstance(swapped, str) else swapped.change()
+        found = Difference(
             metric.name,
             name,
             drawn.a,
@@ -196,26 +209,108 @@ class Pair:
             min(ends.low, value) + 0.0,  # never -0.0
             max(ends.high, value),
             n,
-            1.0 if isinstance(swapped, str) else swapped.p_value(),
+            1.0 if test is None else permutation_p(test.observed, test.draws),
             None,
             None,
             intervals.minimum_detectable(interval.se, rules.level),
             metric.ideal,
+            note=_JUDGED if "at_most" in audits[0][metric.name, name].detail else None,
         )
+        return Tested(found, test, (name, metric.scores))
+
+
+class Tested(NamedTuple):
+    """A difference, its test by swaps, and which swaps those are."""
+
+    difference: Difference
+    test: intervals.EvenTest | None
+    block: tuple[str | None, bool]
+
+
+def corrected(tested: Sequence[Tested], correction: str) -> list[Difference]:
+    """Differences with p-values corrected over all of them; one that goes by several names counts once."""
+    found = [t.difference for t in tested]
+    if correction == "westfall-young":
+        able = [t for t in tested if t.test is not None]
+        tests = [t.test for t in able if t.test is not None]
+        p = westfall_young([t.observed - _LEAST for t in tests], [t.draws for t in tests], [t.block for t in able])
+        adjusted = dict(zip([id(t.difference) for t in able], p, strict=True))
+        return [replace(d, p_adjusted=None if d.p is None else adjusted.get(id(d), 1.0)) for d in found]
+    names = [(d.group_by, d.p, d.a, d.b) for d in found]
+    once = list(dict.fromkeys(names))
+    by_name = dict(zip(once, adjust([p for _, p, _, _ in once], "bh" if correction == "bh" else "holm"), strict=True))
+    return [replace(d, p_adjusted=by_name[name]) for d, name in zip(found, names, strict=True)]
 
 
 class _Values(NamedTuple):
-    """A metric of both predictions and of their replicates, and how far apart the rates themselves are at most."""
+    """A metric of both predictions and of their replicates, and for folded figures how the rates themselves moved."""
 
     a: float
     b: float
     star_a: Array
     star_b: Array
-    most: Callable[[float], float] | None = None
+    moved: "_Moved | None" = None
 
-    def p_value(self) -> float:
-        """Of b − a, where the replicates are swaps."""
-        return permutation_p(abs(self.b - self.a), np.abs(self.star_b - self.star_a))
+    def change(self) -> intervals.EvenTest:
+        """Of b − a, where the replicates are swaps.
+
+        Of gaps it is the largest change of any signed difference between groups. Swaps leave the sum of both models'
+        differences as it is, so sizes of gaps could hardly change where both models are nearly even: tested by size, a
+        change would be found too rarely.
+        """
+        if self.moved is None or self.moved.reduction.metric.compare == "minimum":
+            return intervals.EvenTest(abs(self.b - self.a), np.abs(self.star_b - self.star_a))
+        return self.moved.largest()
+
+
+@dataclass(frozen=True)
+class _Moved:
+    """How far rates (of ratios: their logarithms) are from a to b, and in replicates."""
+
+    reduction: Reduction
+    hats: tuple[Array, Array]  # each [R, C, G]
+    stars: tuple[Array, Array]  # each [replicates that are kept, R, C, G]
+    kept: NDArray[np.bool_]
+    reduce: Callable[[Array], Array]
+
+    def most(self, level: float) -> float:
+        """The upper end of how far they are apart."""
+        moved = self.hats[1] - self.hats[0]
+        return intervals.gap(moved, moved - (self.stars[1] - self.stars[0]), self.reduce, level=level).high
+
+    def largest(self) -> intervals.EvenTest:
+        """The largest move of any pair of groups, in standard errors where these differ."""
+        moved, star = self.hats[1] - self.hats[0], self.stars[1] - self.stars[0]
+        se = np.maximum(np.std(star, axis=0), _LEAST)
+        contrasts = contrasts_of(self.reduction, moved, se)
+        draws = np.full(len(self.kept), np.nan)
+        if contrasts is None:
+            draws[self.kept] = self.reduce(star)
+            return intervals.EvenTest(float(self.reduce(moved)), draws)
+        scale = contrasts.se(se)
+        draws[self.kept] = contrasts.largest(star, scale)
+        return intervals.EvenTest(float(contrasts.largest(moved[None], scale)[0]), draws)
+
+    def correlation(self) -> float:
+        """Of the signed gaps between the groups that make them, a's and b's."""
+        lowest = self.reduction.metric.compare == "minimum"
+        signed = []
+        for hat, star in zip(self.hats, self.stars, strict=True):
+            of = signed_gap(self.reduction, hat, np.maximum(np.std(star, axis=0), _LEAST))
+            found = (self.reduction if lowest else self.reduce)(star) if of is None else of(star)
+            signed.append(found - found.mean())
+        spread = float(np.linalg.norm(signed[0]) * np.linalg.norm(signed[1]))
+        return float(signed[0] @ signed[1]) / spread if spread > 0 else 0.0
+
+    def two_groups(self, level: float) -> Span | None:
+        """The interval of the change of one gap between two groups; None for any other figure."""
+        known = np.flatnonzero(~np.isnan(self.hats[0][0, 0]))
+        if self.hats[0].shape[:2] != (1, 1) or len(known) != 2 or self.reduction.metric.compare != "spread":
+            return None
+        a, b = (np.asarray(hat[0, 0, known[0]] - hat[0, 0, known[1]]) for hat in self.hats)
+        star_a, star_b = (star[:, 0, 0, known[0]] - star[:, 0, 0, known[1]] for star in self.stars)
+        low, high = change_of_size(a, b, star_a, star_b, level)
+        return Span(float(abs(b) - abs(a)), float(low), float(high))
 
 
 def _ends(
@@ -228,15 +323,15 @@ def _ends(
     It reaches no further than the rates of the same rows moved: |gap(b) − gap(a)| ≤ gap(b − a).
     """
     value = drawn.b - drawn.a
-    both = [e for e in alone if e.value is not None and e.low is not None and e.high is not None]
-    if drawn.most is None or len(both) < 2:
+    both = [e for e in alone if e.value is not None and e.low is not None and "at_most" not in e.detail]
+    if drawn.moved is None or len(both) < 2:
         return Span(value, bootstrap.low, bootstrap.high)
+    two = drawn.moved.two_groups(level)
+    if two is not None:
+        return two
     one, other = (Span(e.value or 0.0, e.low or 0.0, e.high or 0.0) for e in both)
-    known = ~np.isnan(drawn.star_a) & ~np.isnan(drawn.star_b)
-    spread = float(np.std(drawn.star_a[known]) * np.std(drawn.star_b[known]))
-    covariance = float(np.cov(drawn.star_a[known], drawn.star_b[known], bias=True)[0, 1])
-    ends = intervals.difference(one, other, covariance / spread if spread > 0 else 0.0, metric.ideal)
-    most = drawn.most(level)
+    ends = intervals.difference(one, other, drawn.moved.correlation(), metric.ideal)
+    most = drawn.moved.most(level)
     low, high = -most, most
     if metric.compare == "ratio":  # there the rates moved by factors
         low, high = drawn.a * (np.exp(-most) - 1), drawn.a * (np.exp(most) - 1)
@@ -270,11 +365,11 @@ def _values(
     stars = [np.full(len(stack.kept), np.nan) for stack in stacks]
     for star, stack in zip(stars, stacks, strict=True):
         star[stack.kept] = reduction(stack.star)
-    return _Values(a, b, stars[0], stars[1], _most(reduction, stacks))
+    return _Values(a, b, stars[0], stars[1], _moved(reduction, stacks))
 
 
-def _most(reduction: Reduction, stacks: Sequence[Stack]) -> Callable[[float], float] | None:
-    """The upper end of how far the rates of a and b are apart, for figures that are folded."""
+def _moved(reduction: Reduction, stacks: Sequence[Stack]) -> _Moved | None:
+    """How the rates behind a folded figure moved."""
     compare = reduction.metric.compare
     if compare not in ("spread", "to_overall", "ratio", "minimum"):
         return None
@@ -290,8 +385,7 @@ def _most(reduction: Reduction, stacks: Sequence[Stack]) -> Callable[[float], fl
         floor = 0.5 / np.maximum(stacks[0].rows, 1)
         hats, stars = [np.log(hat) for hat in hats], [np.log(np.maximum(star, floor)) for star in stars]
         reduce = reduction.gap_of_logarithms
-    moved = hats[1] - hats[0]
-    return lambda level: intervals.gap(moved, moved - (stars[1] - stars[0]), reduce, level=level).high
+    return _Moved(reduction, (hats[0], hats[1]), (stars[0], stars[1]), kept, reduce)
 
 
 def _largest_move(moves: Array) -> Array:

@@ -183,7 +183,7 @@ class Comparing:
         compare_pred: a second column of predictions in the same file.
         unpaired: the rows of --compare are others, such as those of another month: drift of gaps and of rates.
         id: distinct values to join two files on.
-        correction: of p-values, over all differences: Holm or Benjamini-Hochberg.
+        correction: of p-values, over all differences: Westfall-Young, Holm or Benjamini-Hochberg.
     """
 
     panel: ClassVar[str] = "Comparison of two sets of predictions"
@@ -191,7 +191,7 @@ class Comparing:
     compare_pred: Annotated[str | None, Option(metavar="COLUMN")] = None
     unpaired: bool = False
     id: Annotated[str | None, Option(metavar="COLUMN")] = None
-    correction: Literal["holm", "bh"] = "holm"
+    correction: Literal["westfall-young", "holm", "bh"] = "westfall-young"
 
 
 @dataclass(frozen=True)
@@ -278,10 +278,12 @@ def audit_command(
     if other is None:
         found = audit(records, **statistics.arguments(), reference=columns.reference)
     else:
-        between = drift if comparing.unpaired else compare
-        compared = between(
-            records, other, **statistics.arguments(), reference=columns.reference, correction=comparing.correction
-        )
+        chosen: dict[str, Any] = {**statistics.arguments(), "reference": columns.reference}
+        if comparing.unpaired:
+            # Separate samples have no swaps for Westfall and Young.
+            compared = drift(records, other, **chosen, correction="bh" if comparing.correction == "bh" else "holm")
+        else:
+            compared = compare(records, other, **chosen, correction=comparing.correction)
         compared = replace(compared, provenance={**made, **compared.provenance})
         found = compared.a
     found = replace(found, provenance={**made, **found.provenance})

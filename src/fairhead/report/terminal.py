@@ -8,8 +8,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fairhead.report.wording import between, is_share, left_out, main_rates, p_value, said, said_of_difference
-from fairhead.stats import Estimate
+from fairhead.report.wording import (
+    between,
+    change_between,
+    is_share,
+    left_out,
+    main_rates,
+    p_value,
+    said,
+    said_of_difference,
+)
+from fairhead.stats import Difference, Estimate
 
 if TYPE_CHECKING:
     from fairhead.report.group_tables import GroupFigures
@@ -39,6 +48,8 @@ _WIDE = 100
 _INTERVAL_WIDTH = 13
 # Of more groups the largest are shown; that many seldom are groups of people.
 _MANY_GROUPS = 60
+# Changes between two groups that a comparison shows.
+_MOST_PAIRS = 8
 
 
 def show_audit(console: Console, audit: "AuditFigures", wanted: Sequence[str] = ()) -> None:
@@ -73,7 +84,7 @@ def show_comparison(console: Console, comparison: "ComparisonFigures") -> None:
     rows = " to ".join(f"{n:,}" for n in dict.fromkeys([*sizes[:1], *sizes[-1:]]))
     paired = "paired" if comparison.provenance.get("paired", True) else "separate samples"
     table = _table(f"B − A, {paired}, {rows} rows, {_level(comparison.provenance)} intervals")
-    narrow = console.width < _NARROW
+    narrow, roomy = console.width < _NARROW, console.width >= _WIDE
     table.add_column("metric", overflow="fold", min_width=11)
     if not narrow:
         table.add_column("by", overflow="fold")
@@ -82,14 +93,17 @@ def show_comparison(console: Console, comparison: "ComparisonFigures") -> None:
         wide = (11 if narrow else _INTERVAL_WIDTH if console.width < _WIDE else 25) if title == "B − A" else None
         table.add_column(title, justify="right", overflow="fold", width=wide)
     table.add_column("verdict", overflow="fold")
+
+    def sides(d: Difference) -> "list[tuple[float | None, AuditFigures]]":
+        return [(d.a, comparison.a), (d.b, comparison.b)]
+
     for d in comparison.differences:
         word = said_of_difference(d)
         style = {"B better": "green", "B worse": "red"}.get(word, "")
         metric, by = _metric_name(d.metric), escape(d.group_by or "all rows")
         table.add_row(
             *([f"{metric} ({by})"] if narrow else [metric, by]),
-            _number(d.metric, d.a),
-            _number(d.metric, d.b),
+            *(_number(d.metric, side) + (_attained(audit, d) if roomy else "") for side, audit in sides(d)),
             _with_interval(d.metric, d.value, d.low, d.high),
             *([] if narrow else [_number(d.metric, d.mde)]),
             p_value(d.p_adjusted),
@@ -100,6 +114,21 @@ def show_comparison(console: Console, comparison: "ComparisonFigures") -> None:
     if correction:
         kind = "permutation p" if comparison.provenance.get("paired", True) else "p"
         console.print(f"[dim]p adj.: {kind}, corrected over all lines ({correction}).[/]", highlight=False)
+    changed = [p for p in comparison.pairs if p.significant]
+    changed.sort(key=lambda p: -abs(p.value or 0.0))
+    if changed:
+        console.print("[bold]Signed differences between two groups that changed[/]")
+    for pair in changed[:_MOST_PAIRS]:
+        console.print(f"{escape(change_between(pair))}: {said_of_difference(pair)}", highlight=False)
+    if len(changed) > _MOST_PAIRS:
+        console.print(f"[dim]and {len(changed) - _MOST_PAIRS} more (all in --json)[/]", highlight=False)
+
+
+def _attained(audit: "AuditFigures", difference: Difference) -> str:
+    """The groups that make a gap in one of the two audits, on a line of their own."""
+    found = [e for e in audit.estimates if (e.metric, e.group_by) == (difference.metric, difference.group_by)]
+    groups = between(found[0]) if found and found[0].value is not None and len(found[0].groups) > 1 else ""
+    return f"\n[dim]{escape(groups)}[/]" if groups else ""
 
 
 def show_verdict(console: Console, verdict: "Iterable[Sentence]") -> None:

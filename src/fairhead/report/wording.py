@@ -238,6 +238,22 @@ def between(estimate: Estimate) -> str:
     return " above ".join(dict.fromkeys((*estimate.groups[:1], *estimate.groups[-1:]))) + of_class
 
 
+def change_between(pair: Difference) -> str:
+    """How the signed difference of a rate between two groups changed.
+
+    Example:
+        >>> d = Difference("TPR", "sex", -0.2, 0.17, 0.37, 0.3, 0.44, 900, p=0.001, ideal=0.0, groups=("f", "m"))
+        >>> change_between(d)
+        'TPR by sex, f 20.0 points below m in A and 17.0 points above in B (change +37.0, +30.0 to +44.0)'
+    """
+    one, other = pair.groups
+    sides = [f"{points(abs(side or 0.0))} {'above' if (side or 0.0) >= 0 else 'below'}" for side in (pair.a, pair.b)]
+    ends = " to ".join(f"{100 * (end or 0.0):+.1f}" for end in (pair.low, pair.high))
+    change = f"change {100 * (pair.value or 0.0):+.1f}, {ends}"
+    rate = f"{pair.metric.replace('_', ' ')} by {pair.group_by}"
+    return f"{rate}, {one} {sides[0]} {other} in A and {sides[1]} in B ({change})"
+
+
 def said_of_difference(difference: Difference) -> str:
     """What can be said about b against a.
 

@@ -239,13 +239,13 @@ def westfall_young(observed: Sequence[float], draws: Sequence[Array], blocks: Se
     """
     ranked = [np.sort(drawn) for drawn in draws]
     # How large a share of replicates is as large: of what was observed, and of each replicate.
-    p = [min(1.0, (1 + len(r) - int(np.searchsorted(r, x))) / len(r)) for r, x in zip(ranked, observed, strict=True)]
-    by_chance = [1 - np.searchsorted(r, drawn) / len(r) for r, drawn in zip(ranked, draws, strict=True)]
+    p = [(1 + len(r) - int(np.searchsorted(r, x))) / (1 + len(r)) for r, x in zip(ranked, observed, strict=True)]
+    by_chance = [(len(r) - np.searchsorted(r, drawn)) / (1 + len(r)) for r, drawn in zip(ranked, draws, strict=True)]
     adjusted = list(p)
     smallest: dict[Hashable, Array] = {}
     for k in sorted(range(len(p)), key=lambda k: -p[k]):  # from the largest: a test is up against those that follow it
         smallest[blocks[k]] = np.minimum(smallest.get(blocks[k], 1.0), by_chance[k])
-        none = prod(1 - np.count_nonzero(least <= p[k] + _ROUNDING) / len(least) for least in smallest.values())
+        none = prod(1 - np.count_nonzero(least <= p[k] + _ROUNDING) / (1 + len(least)) for least in smallest.values())
         adjusted[k] = float(max(p[k], 1 - none))
     largest = 0.0
     for k in sorted(range(len(p)), key=lambda k: p[k]):

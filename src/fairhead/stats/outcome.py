@@ -79,6 +79,7 @@ class Difference:
         nearer: by how much the distance to the ideal changed (negative is nearer), where that has its own interval.
         relative: whether `value`, `low`, `high` and `mde` are logarithms of ratios.
         note: what to keep in mind, such as few clusters.
+        groups: the two groups that a signed difference of rates is between; empty otherwise.
 
     Example:
         >>> found = Difference("DP", "race", 0.2, 0.1, -0.1, -0.15, -0.05, 900, p=0.001, p_adjusted=0.004, ideal=0.0)
@@ -104,6 +105,7 @@ class Difference:
     nearer: Span | None = None
     relative: bool = False
     note: str | None = None
+    groups: tuple[str, ...] = ()
 
     @property
     def significant(self) -> bool:
@@ -142,8 +144,8 @@ class Difference:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form; what only figures of benchmarks have is left out of others."""
-        more = () if self.benchmark else ("benchmark", "clusters", "nearer", "relative", "note")
-        return {name: value for name, value in asdict(self).items() if name not in more}
+        more = ("groups",) if self.benchmark else ("benchmark", "clusters", "nearer", "relative", "note", "groups")
+        return {name: value for name, value in asdict(self).items() if value or name not in more}
 
 
 def is_significant(figures: Mapping[str, Any]) -> bool:

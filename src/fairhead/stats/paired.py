@@ -121,6 +121,32 @@ def permutation_p(observed: float, by_chance: Array) -> float:
     return (1 + int(as_large)) / (1 + len(by_chance))
 
 
+def change_of_size(a: Array, b: Array, star_a: Array, star_b: Array, level: float) -> tuple[Array, Array]:
+    """Ends of |b| − |a| of signed figures [...], from replicates [B, ...] of both: each of shape [...].
+
+    Of the two, the one that is further from 0 in its standard errors is taken to have the sign that it shows. If that
+    is a, then |b| − |a| is the larger of b − a and −b − a (where a is positive), and both its ends are the larger ones
+    of these two. So the interval covers also where b is 0, and is that of b − a where the sign of b is sure.
+
+    Example:
+        >>> draws = np.random.default_rng(0).normal(0, 0.01, (2, 4000))
+        >>> low, high = change_of_size(np.array(-0.2), np.array(0.17), -0.2 + draws[0], 0.17 + draws[1], 0.95)
+        >>> low.round(2).item(), high.round(2).item()  # reversed, and not much smaller
+        (-0.06, -0.0)
+    """
+    tails = [(1 - level) / 2, (1 + level) / 2]
+    error_a, error_b = (np.maximum(np.nanstd(star, axis=0), _NOTHING) for star in (star_a, star_b))
+    sure_of_a = np.abs(a) / error_a >= np.abs(b) / error_b
+    sign = np.where(np.where(sure_of_a, a, b) < 0, -1.0, 1.0)
+    one, other = sign * (star_b - star_a), sign * (star_b + star_a)
+    # With a sure: the larger of b − a and −(b + a). With b sure: the smaller of b − a and b + a.
+    other = np.where(sure_of_a, -other, other)
+    ends = np.nanquantile(np.stack([one, other]), tails, axis=1)  # [2 ends, 2 branches, ...]
+    low, high = np.where(sure_of_a, ends.max(axis=1), ends.min(axis=1))
+    most = np.abs(ends[:, 0]).max(axis=0)  # a size changes by no more than the figure itself
+    return np.clip(low, -most, most), np.clip(high, -most, most)
+
+
 def _itself(value: Any) -> Any:
     return value
 

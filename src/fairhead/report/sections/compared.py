@@ -28,6 +28,7 @@ class ComparisonFigures:
     differences: Sequence[Difference]
     a: AuditFigures
     b: AuditFigures
+    pairs: Sequence[Difference] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
