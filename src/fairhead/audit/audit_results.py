@@ -6,10 +6,13 @@ These are plain data. The numbers are made in the other files of this folder, th
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import permutations
+from math import hypot
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairhead import report  # what needs templates is imported when it is used
+from fairhead.audit.estimate import STABLE_ROWS
 from fairhead.report.result import Result
 from fairhead.report.wording import between, change_between, points, said, said_of_difference
 from fairhead.stats import ALPHA, Difference, Estimate
@@ -26,6 +29,8 @@ COMPARISON_SCHEMA = "fairhead.comparison/1"
 HEADLINE = ("DP", "EOp", "EOd")
 # Of more gaps that are reversed, a verdict names the largest.
 _MOST_TURNED = 3
+# Of more columns with a gap, a verdict names those that are clearest.
+_MOST_COLUMNS = 3
 # What verdicts call a finding; their tests are corrected together.
 FAMILY = (*HEADLINE, "impact_ratio")
 
@@ -204,15 +209,15 @@ class Comparison(Result):
 
 
 def audit_verdicts(audit: Audit) -> list[report.Sentence]:
-    """The headline of an audit, then one sentence on the four-fifths rule for each group column."""
+    """The clearest gap of each group column that has one, then a sentence on the four-fifths rule for each column."""
     level = audit.provenance.get("audit", {}).get("level", 0.95)
     gaps = [e for e in audit.estimates if e.metric in HEADLINE and e.group_by is not None]
-    verdicts = [_headline(gaps, level)]
+    verdicts = _headlines(audit, gaps, level)
     for e in map(stable, audit.estimates):
         if e.metric == "impact_ratio" and e.value is not None and e.low is not None and e.high is not None:
             figures = f"{e.value:.2f} ({100 * level:g} % interval {e.low:.2f} to {e.high:.2f})"
             word = said(e).rpartition(" ")[2]
-            if word == "fails" and not is_finding(e):
+            if word == "fails" and not is_finding(e, level):
                 word = "undecided"
             tone = {"fails": "bad", "holds": "good", "undecided": "unclear"}[word]
             verb = {"bad": "fails", "good": "holds", "unclear": "cannot be decided"}[tone]
@@ -227,43 +232,77 @@ def stable(estimate: Estimate) -> Estimate:
     return estimate if without is None else replace(estimate, **{**without, "groups": tuple(without["groups"])})
 
 
-def is_finding(estimate: Estimate) -> bool:
+def is_finding(estimate: Estimate, level: float = 1 - ALPHA) -> bool:
     """Whether a figure is significant among all that the verdict of its audit might speak of."""
     p = estimate.detail.get("p_adjusted")
-    return p is not None and p < ALPHA
+    return p is not None and p < 1 - level
 
 
-def _without(whole: Estimate) -> str:
-    thin = whole.detail.get("unstable", ()) if "stable" in whole.detail else ()
-    if not thin:
-        return ""
-    return (
-        f" Unstable, with fewer than 30 rows, and not counted: {thin[0] if len(thin) == 1 else f'{len(thin)} cells'}."
-    )
-
-
-def _headline(gaps: list[Estimate], level: float) -> report.Sentence:
+def _headlines(audit: Audit, gaps: list[Estimate], level: float) -> list[report.Sentence]:
+    """The clearest gap of each column, the clearest first; or that none is significant."""
     defined = [e for e in map(stable, gaps) if e.value is not None and e.low is not None and e.high is not None]
     if not defined:
         reason = stable(gaps[0]).undefined if gaps else "none was asked for"
-        return report.Sentence(f"No gap in {_any_of(HEADLINE)} is defined: {reason}.", "unclear")
-    shown = [e for e in defined if is_finding(e)]
+        return [report.Sentence(f"No gap in {_any_of(HEADLINE)} is defined: {reason}.", "unclear")]
     # By what is certain of them: the largest value is often that of the smallest group.
-    top = max(shown or defined, key=lambda e: (e.low or 0.0, e.value or 0.0))
-    assert top.value is not None
-    assert top.low is not None
-    assert top.high is not None
-    figures = f"{points(top.value)} ({100 * level:g} % interval {100 * top.low:.1f} to {100 * top.high:.1f})"
-    groups = f", {between(top)}" if top.groups else ""
-    thin = _without(top)
-    if shown:
-        return report.Sentence(f"The largest gap is {top.metric} by {top.group_by}: {figures}{groups}.{thin}", "bad")
-    power = "" if top.mde is None else f" A sample like this would show one of {points(top.mde)} or more."
-    return report.Sentence(
-        f"No gap in {_any_of(HEADLINE)} is significant; the largest is {top.metric} by {top.group_by}, "
-        f"{figures}.{power}{thin}",
-        "unclear",
-    )
+    ranked = sorted(defined, key=lambda e: (e.low or 0.0, e.value or 0.0), reverse=True)
+    order = sorted(gaps, key=lambda e: (e.metric, e.group_by) != (ranked[0].metric, ranked[0].group_by))
+    cells = list(dict.fromkeys(c for e in order if "stable" in e.detail for c in e.detail.get("unstable", ())))
+    thin = ""
+    if cells:
+        more = f", and {len(cells) - 1} more" if len(cells) > 1 else ""
+        thin = f" Unstable, with fewer than 30 rows, and not counted: {cells[0]}{more}."
+    shown: dict[str | None, Estimate] = {}
+    for e in ranked:
+        if is_finding(e, level):
+            shown.setdefault(e.group_by, e)
+    if not shown:
+        top = ranked[0]
+        power = ""
+        if top.mde is not None:
+            power = f" Between these two groups, a sample like this would show one of {points(top.mde)} or more."
+        return [
+            report.Sentence(
+                f"No gap in {_any_of(HEADLINE)} is significant; the clearest is {top.metric} by {top.group_by}, "
+                f"{_figures(audit, top, level)}.{power}{thin}",
+                "unclear",
+            )
+        ]
+    first, *others = shown.values()
+    found = f"The clearest gap is {first.metric} by {first.group_by}: {_figures(audit, first, level)}.{thin}"
+    return [report.Sentence(found, "bad")] + [
+        report.Sentence(f"By {e.group_by}: {e.metric} {_figures(audit, e, level)}.", "bad")
+        for e in others[:_MOST_COLUMNS]
+    ]
+
+
+def _figures(audit: Audit, gap: Estimate, level: float) -> str:
+    """Value and interval of a gap, the groups that attain it, and those whose difference is most certain."""
+    assert gap.value is not None
+    assert gap.low is not None
+    assert gap.high is not None
+    text = f"{points(gap.value)} ({100 * level:g} % interval {100 * gap.low:.1f} to {100 * gap.high:.1f})"
+    certain = _most_certain(audit, gap)
+    if gap.groups:
+        text += f", {between(gap)}"
+    if certain and set(certain) != {gap.groups[0], gap.groups[-1]}:
+        text += f"; most certain of {certain[0]} above {certain[1]}"
+    return text
+
+
+def _most_certain(audit: Audit, gap: Estimate) -> tuple[str, str] | None:
+    """Of a gap in one rate, the two groups whose difference has the highest lower end."""
+    name = {"DP": "selection_rate", "EOp": "TPR"}.get(gap.metric)
+    rates = {row.group: row.rates.get(name or "") for row in audit.by_group if row.group_by == gap.group_by}
+    ends = {}
+    for group, rate in rates.items():
+        if rate is None or rate.value is None or rate.low is None or rate.high is None or rate.n < STABLE_ROWS:
+            continue
+        ends[group] = rate.value - rate.low, rate.value, rate.high - rate.value
+    if len(ends) < 3 or len(gap.groups) < 2:
+        return None
+    above = {(a, b): ends[a][1] - ends[b][1] - hypot(ends[a][0], ends[b][2]) for a, b in permutations(ends, 2)}
+    return max(above, key=above.__getitem__)
 
 
 def comparison_verdicts(comparison: Comparison) -> list[report.Sentence]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from math import floor, log10
 from typing import Any, NamedTuple
 
-from fairhead.stats import Difference, Estimate
+from fairhead.stats import ALPHA, Difference, Estimate
 from fairhead.stats.outcome import p_value as p_value
 
 THIN_SPACE = "\u202f"  # narrow and without a line break: between thousands, and before a unit
@@ -198,7 +198,8 @@ def said(estimate: Estimate) -> str:
     if estimate.ideal != 0 or estimate.group_by is None:
         return ""
     if estimate.low > 0:
-        return "larger than 0"
+        corrected = estimate.detail.get("p_adjusted")
+        return "larger than 0" if corrected is None or corrected < ALPHA else "larger than 0, taken alone"
     return "smaller than 0" if estimate.high < 0 else "not significant"
 
 

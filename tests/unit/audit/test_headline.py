@@ -1,11 +1,15 @@
 """What an audit calls a finding: rarely by chance, led by what is certain, and never a handful of rows."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import fairhead
-from fairhead.audit.audit_results import audit_verdicts
+from fairhead.audit.audit_results import audit_verdicts, is_finding
 from fairhead.records import Records
+from fairhead.report.wording import said
+from fairhead.stats import Estimate
 
 
 def even_rows(rng, columns, n=2000):
@@ -57,7 +61,7 @@ def test_the_headline_is_not_the_noisiest_cell():
     headline = audit_verdicts(found)[0]
     assert headline.tone == "bad"
     assert "White above Black" in headline.text
-    assert "not counted: Native has 11 rows with label 1." in headline.text
+    assert "not counted: Native has 11 rows with label 1, and 2 more." in headline.text
 
 
 def test_the_headline_is_ranked_by_what_is_certain():
@@ -109,3 +113,40 @@ def test_a_worst_group_among_cells_left_out_is_a_bound():
             assert found.low == 0
     assert seen > 40
     assert held / seen > 0.9
+
+
+def test_the_headline_names_the_groups_that_are_certain_to_differ():
+    """C, of 40 rows, has the highest rate by chance; that A is above B is what is known."""
+    sizes, rates = {"A": 2000, "B": 2000, "C": 40}, {"A": 0.7, "B": 0.5, "C": 0.72}
+    group = np.repeat(list(sizes), list(sizes.values()))
+    predicted = np.concatenate([np.arange(n) < round(n * rates[g]) for g, n in sizes.items()]).astype(int)
+    y = np.arange(len(group)) % 2
+    text = audit_verdicts(fairhead.audit(Records.from_arrays(y, predicted, groups={"g": group}), metrics=["DP"]))[
+        0
+    ].text
+    assert "C above B; most certain of A above B." in text
+
+
+def test_each_column_with_a_gap_has_a_sentence():
+    rng = np.random.default_rng(0)
+    a, b, c = rng.integers(0, 2, (3, 4000))
+    predicted = (rng.random(4000) < 0.3 + 0.3 * a + 0.1 * b).astype(int)
+    found = fairhead.audit(Records.from_arrays(c, predicted, groups={"a": a, "b": b, "c": rng.integers(0, 2, 4000)}))
+    first, second, *rest = (sentence.text for sentence in audit_verdicts(found))
+    assert first.startswith("The clearest gap is")
+    assert " by a: " in first
+    assert second.startswith("By b: ")
+    assert all("four-fifths" in text for text in rest)
+
+
+def test_the_table_does_not_claim_what_the_verdict_does_not():
+    """A gap whose interval leaves 0 out, alone, and whose corrected p is not below 5 %."""
+    gap = Estimate("DP", "g", 0.1, 0.01, 0.19, 500, 0.0, detail={"p_adjusted": 0.2})
+    assert said(gap) == "larger than 0, taken alone"
+    assert said(replace(gap, detail={"p_adjusted": 0.01})) == said(replace(gap, detail={})) == "larger than 0"
+
+
+def test_the_headline_keeps_to_the_level():
+    gap = Estimate("DP", "g", 0.1, 0.01, 0.19, 500, 0.0, detail={"p_adjusted": 0.03})
+    assert is_finding(gap, 0.95)
+    assert not is_finding(gap, 0.99)

@@ -81,7 +81,7 @@ def test_table_for_people(preds, capsys):
     assert err == ""
     lines = out.splitlines()
     assert lines[0] == "preds.csv: 1,200 rows, positive class 1, groups by race (3), gender (2)"
-    assert lines[1].startswith("The largest gap is ")
+    assert lines[1].startswith("The clearest gap is ")
     assert "The four-fifths rule fails by race" in out
     assert "larger than 0" in out
     assert "not significant" in out
@@ -176,11 +176,11 @@ def test_many_classes(preds, capsys):
 
 def test_files_are_written(preds, capsys):
     assert run("audit", "preds.csv", *ARGUMENTS, "--json", "a.json", "--html", "report.html", "--n-boot", 200) == 0
-    assert "The largest gap" in capsys.readouterr().out
+    assert "The clearest gap" in capsys.readouterr().out
     assert json.loads((preds.parent / "a.json").read_text())["schema"] == "fairhead.audit/1"
     page = (preds.parent / "report.html").read_text()
     assert "<svg" in page
-    assert "The largest gap is" in page
+    assert "The clearest gap is" in page
     assert json.loads((preds.parent / "report.json").read_text())["sections"][0]["kind"] == "audit"
 
 

@@ -29,7 +29,7 @@ def shown(result, **options):
 
 def test_an_audit_is_shown_with_its_verdict_and_its_groups(compared):
     text = shown(compared.a)
-    assert "The largest gap is" in text
+    assert "The clearest gap is" in text
     assert "race: each group" in text
     assert f"{100 * compared.a['EOd'].value:.1f}" in text
 
