@@ -233,7 +233,8 @@ class Scorer:
     ) -> Iterator[list[tuple[int, NDArray[np.float64]]]]:
         """Batches of (index of the sequence, log-probabilities of its scored tokens)."""
         for batch in self.planned(sequences):
-            yield [(k, _finite(values, names[k])) for k, values in batch.logprobs()]
+            for read in _within_memory(batch):
+                yield [(k, _finite(values, names[k])) for k, values in read]
 
     def planned(self, sequences: Sequence[TokenSequence]) -> Iterator[Planned]:
         """The batches in which sequences are read, the largest first."""
@@ -252,6 +253,26 @@ class Scorer:
             overhead = 16 if torch.device(self.device or "cpu").type == "cpu" else self.batch_tokens
             for batch in batches(rows, self.batch_tokens, max_scored, overhead):
                 yield Planned(layout, tuple(rows[i] for i in batch), members)
+
+
+def _within_memory(batch: Planned) -> Iterator[list[tuple[int, NDArray[np.float64]]]]:
+    """What a batch gives, in halves where the device has too little memory for the whole."""
+    try:
+        found = batch.logprobs()
+    except torch.OutOfMemoryError:
+        if len(batch.rows) == 1:
+            raise
+        found = None
+    if found is not None:
+        yield found
+        return
+    # Here, where the failed pass and its tensors are gone.
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    say_once("the device has too little memory for a whole batch, which is read in halves; see --batch-tokens")
+    half = len(batch.rows) // 2
+    for rows in (batch.rows[:half], batch.rows[half:]):
+        yield from _within_memory(batch._replace(rows=rows))
 
 
 def _max_logits(device: torch.device) -> int:

@@ -283,3 +283,27 @@ def test_other_weights_are_other_settings(tokenizer, tmp_path):
 
 def test_examples_in_the_docstrings():
     assert doctest.testmod(scorer_module).failed == 0
+
+
+def test_a_batch_that_is_too_large_for_the_device_is_read_in_halves(tokenizer, monkeypatch, caplog):
+    scorer_module.say_once.cache_clear()
+    model = build(FAMILIES["gpt2"][0])
+    requests = [Request(str(i), "", f"the {word} said that he was {word}") for i, word in enumerate(WORDS)]
+    expected = Scorer(model, tokenizer).score(requests)
+    real, sizes = scorer_module.Planned.logprobs, []
+
+    def little_memory(batch):
+        sizes.append(len(batch.rows))
+        if len(batch.rows) > most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(batch)
+
+    monkeypatch.setattr(scorer_module.Planned, "logprobs", little_memory)
+    most = 2
+    found = Scorer(model, tokenizer, row_tokens=8).score(requests)
+    assert max(sizes) > most
+    assert {k: v.logprob for k, v in found.items()} == pytest.approx({k: v.logprob for k, v in expected.items()})
+    assert "too little memory for a whole batch" in caplog.text
+    most = 0  # not even for one row
+    with pytest.raises(torch.OutOfMemoryError):
+        Scorer(model, tokenizer, row_tokens=8).score(requests)
