@@ -66,6 +66,8 @@ others (`--held-out-of`).
 
 **Examples**
 
+    fairhead mitigate balance_pairs --model SmolLM2-135M --data stereoset:dev.json --neutral text.txt --out even
+
     fairhead mitigate klaad --model SmolLM2-135M --data stereoset:dev.json --out klaad
 
     fairhead mitigate klaad --model SmolLM2-135M --data pairs:own.csv --lora 8 --lr 1e-4 --out klaad-lora
@@ -76,8 +78,8 @@ others (`--held-out-of`).
 
     fairhead mitigate self_debias --model SmolLM2-135M --bias-type gender --bias-type race --out self
 
-Compare KLAAD with a model trained on cross-entropy alone (`--kl-weight 0 --triplet-weight 0`): what is left is the
-effect of KLAAD, and not that of fine-tuning on the same sentences.
+Compare with a model trained on cross-entropy alone (`balance_control`; of KLAAD `--kl-weight 0 --triplet-weight 0`):
+what is left is the effect of the method, and not that of fine-tuning on the same sentences.
 """
 
 

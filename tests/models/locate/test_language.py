@@ -290,12 +290,14 @@ def test_figures_are_those_of_the_benchmarks() -> None:
         tokens = np.array([scores[t.id].n_tokens for t in pairs.texts])
         found = {name: values[0] for name, values in pairs.figures([pairs.read(logprobs, tokens)]).items()}
         result = benchmark.BENCHMARK.result(benchmark.table(raw or made(n=30), scores))
-        assert float(found["ss"]) == pytest.approx(result["ss"].value)
+        # Of a few terms a benchmark gives no figure, and keeps its value beside the reason.
+        of = {e.metric: e.detail.get("value", e.value) for e in result.estimates if e.group_by is None}
+        assert float(found["ss"]) == pytest.approx(of["ss"])
         assert float(found["nll"]) == pytest.approx(-logprobs.sum() / tokens.sum())
         if benchmark is stereoset:
-            assert float(found["lms"]) == pytest.approx(result["lms"].value)
+            assert float(found["lms"]) == pytest.approx(of["lms"])
         else:
-            assert float(found["log_odds_size"]) == pytest.approx(result["mean_abs_difference"].value)
+            assert float(found["log_odds_size"]) == pytest.approx(of["mean_abs_difference"])
 
 
 def test_stopped_runs_go_on_and_strangers_are_refused(planted, tmp_path, monkeypatch) -> None:
