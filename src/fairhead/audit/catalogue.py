@@ -155,7 +155,6 @@ DEFAULT = (
     "accuracy_gap",
     "fairlearn.equalized_odds_difference",
     "cramers_v_corrected",
-    "cramers_v_excess",
     "AUC_gap",
     "ECE_gap",
 )

@@ -88,6 +88,9 @@ def worst_slices(
     names = [name for name, column in records.groups.items() if len(column.levels) > 1]
     if not names:
         raise InputError("there is no column of two groups or more to cut slices from")
+    for label in (label for name in names for label in (name, *map(str, records.groups[name].levels))):
+        if CROSS in label:
+            raise InputError(f"the name {label!r} holds{CROSS}, which joins the names of slices: give it another")
     sign = 1.0 if rate in _HIGHER else -1.0
     options = {"metrics": ["DP"], "seed": seed, **options, "min_cell": min_rows}
     ranked = sorted(

@@ -249,7 +249,7 @@ def _alike(name: str, levels: Sequence[Any], sign: str, value: str) -> tuple[Cal
             )
         return (lambda level: level), number
     if number is not None and sign not in ("=", "==", "!=", "<>"):
-        word = next(level for level in levels if as_number(str(level)) is None)
+        word = next((level for level in levels if as_number(str(level)) is None), levels[0])
         raise InputError(
             f"--where compares {name!r} with the number {value}, but that column holds text: {word!r}, ..."
         )

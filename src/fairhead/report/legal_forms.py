@@ -12,7 +12,7 @@ from fairhead.report.group_tables import GroupFigures
 from fairhead.report.page import Report, Sentence
 from fairhead.report.sections.audited import AuditFigures
 from fairhead.report.sections.plain_tables import PlainTable, PlainTables
-from fairhead.report.wording import FOUR_FIFTHS, count, metric_name, said, scale_of
+from fairhead.report.wording import FOUR_FIFTHS, count, left_out, metric_name, said, scale_of
 
 # A category with a smaller share of the rows may be left out of impact ratios (6 RCNY § 5-301).
 SMALL_CATEGORY = 0.02
@@ -44,6 +44,8 @@ def local_law_144(audit: AuditFigures | Any) -> Report:
             "Local Law 144 is about being selected or not: name the class that means selected (--positive)"
         )
     options, origin = audit.provenance.get("audit", {}), audit.provenance
+    if origin.get("columns", {}).get("weight") is not None:
+        raise InputError("Local Law 144 counts applicants: audit without --weight")
     rule = str(options.get("prediction") or f"predicted class {options.get('classes', ['?'])[-1]}")
     scored = rule.startswith("score > median")
     headings = (
@@ -118,7 +120,7 @@ def eu_ai_act(audit: AuditFigures | Any) -> Report:
     return Report(
         title="Fact sheet: data governance and technical documentation",
         question=f"What does this audit by {' and '.join(single)} add to Article 10 and Annex IV of the EU AI Act?",
-        verdict=[Sentence("Entries that an audit cannot fill say so. This sheet is no legal advice.", "note")],
+        verdict=[Sentence("Entries that an audit cannot fill say so. This sheet is not legal advice.", "note")],
         sections=[
             _facts("Article 10: data and data governance", _article_10(audit, single)),
             _facts("Annex IV: technical documentation", _annex_4(audit, single)),
@@ -135,7 +137,7 @@ def _article_10(audit: AuditFigures | Any, columns: Sequence[str]) -> dict[str, 
     kept = f"; only those that meet the condition {origin['where']}" if origin.get("where") else ""
     file = f"File {origin.get('path', 'not recorded')}, SHA-256 {origin.get('sha256', 'not recorded')}."
     label = origin.get("columns", {}).get("label", "label")
-    groups = [row for row in audit.by_group if row.group_by in columns and row.n < 30]
+    groups = [row for row in audit.by_group if row.n < 30]
     small = [f"{row.group} ({row.group_by}) has {count(row.n)} rows" for row in groups]
     unknown = [f"{metric_name(e.metric)} by {e.group_by} is undefined" for e in audit.estimates if e.value is None]
     return {
@@ -213,7 +215,7 @@ def _findings(audit: AuditFigures | Any) -> str:
     """Gaps whose intervals leave 0 out, and ratios that fail, or that there are none."""
     bad = ("larger than 0", "four-fifths rule: fails")
     found = [
-        f"{_figure(e)} by {e.group_by}, {said(e)}"
+        ", ".join(part for part in (f"{_figure(e)} by {e.group_by}", said(e), left_out(e)) if part)
         for e in audit.estimates
         if e.group_by is not None and e.value is not None and said(e) in bad
     ]

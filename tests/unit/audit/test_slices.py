@@ -67,3 +67,10 @@ def test_from_the_command_line(tmp_path, monkeypatch, capsys):
 def test_a_rate_that_is_none(rate, says):
     with pytest.raises(InputError, match=says):
         worst_slices(made(200), rate)
+
+
+def test_a_name_that_would_be_two_is_refused():
+    frame = made(200).to_frame().assign(sex=lambda t: t.sex.map({0: "a × b", 1: "c"}))
+    odd = fairhead.Records.from_frame(frame, label="label", prediction="prediction", groups=["sex", "race"])
+    with pytest.raises(InputError, match="'a × b' holds × , which joins"):
+        worst_slices(odd, "accuracy")

@@ -88,6 +88,12 @@ def test_what_is_no_condition_is_refused_in_words(condition, says):
         Records.from_frame(table(), label="y", prediction="p", groups="race", where=condition)
 
 
+def test_numbers_that_are_stored_as_text_are_text():
+    frame = table().assign(age=lambda t: t.age.astype(str))
+    with pytest.raises(InputError, match="'age' with the number 30, but that column holds text"):
+        Records.from_frame(frame, label="y", prediction="p", groups="race", where="age > 30")
+
+
 def test_a_condition_runs_nothing():
     with pytest.raises(InputError):
         Where.parse("__import__('os').system('true')")

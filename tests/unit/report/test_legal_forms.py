@@ -106,3 +106,14 @@ def test_an_audit_that_does_not_fit_is_refused(options, says):
         made = fairhead.Records.from_arrays(*rng.integers(0, 3, (2, len(made))), groups=groups)
     with pytest.raises(InputError, match=says):
         local_law_144(fairhead.audit(made, n_boot=100, **options))
+
+
+def test_weights_are_no_applicants(tmp_path):
+    frame = records().to_frame().assign(w=1.5)
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    names = {"label": "label", "prediction": "prediction", "groups": ["sex", "race"], "weight": "w"}
+    found = fairhead.audit(fairhead.Records.read(tmp_path / "a.csv", **names), n_boot=100, intersections=True)
+    with pytest.raises(InputError, match="audit without --weight"):
+        local_law_144(found)
+    shortcomings = dict(eu_ai_act(found).sections[0].tables[0].rows)["10(2)(h) Gaps and shortcomings"]
+    assert "Female × Other (sex × race) has 8 rows" in shortcomings

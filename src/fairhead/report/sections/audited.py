@@ -13,7 +13,7 @@ from fairhead.report.markup import fill
 from fairhead.report.score_curves import Curves, Drawing, Sweep, draw_calibration, draw_roc, sweep
 from fairhead.report.sections import Section
 from fairhead.report.wording import FOUR_FIFTHS, Scale, by, count, is_share, main_rates, metric_name, scale_of
-from fairhead.stats import Estimate
+from fairhead.stats import ALPHA, Estimate
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -208,8 +208,8 @@ def _note(estimate: Estimate, name: str) -> str:
 def _look(estimate: Estimate, ideal: float | None) -> str:
     if ideal is None:
         return "level"
-    low, high = estimate.low, estimate.high
-    return "vague" if low is None or high is None or low <= ideal <= high else "clear"
+    low, high, corrected = estimate.low, estimate.high, estimate.detail.get("p_adjusted", 0.0)
+    return "vague" if low is None or high is None or low <= ideal <= high or corrected >= ALPHA else "clear"
 
 
 def _detectable(estimate: Estimate, ideal: float | None) -> tuple[float, ...]:
