@@ -92,4 +92,5 @@ def test_intervals_cover_the_true_drift(before, after):
         old, new = made(before, 800, 2 * seed), made(after, 600, 2 * seed + 1)
         found = found_of(drift(old, new, metrics=["DP"], n_boot=400, seed=seed), "DP", "g")
         hits.append(found.low <= truth <= found.high)
+    print(before, after, "covered", np.mean(hits))
     assert np.mean(hits) >= 0.92
