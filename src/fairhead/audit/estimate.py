@@ -197,6 +197,9 @@ def estimate(
         # Any of the cells left out may be lower.
         detail["at_most"] = True
         interval = interval._replace(low=0.0)
+    elif parts.excluded and metric.compare in ("spread", "to_overall"):
+        # The interval is that of the groups with enough rows: a gap to one that is left out may be larger.
+        detail["at_least"] = True
     made_by = _made_by(reduction, parts.hat)
     if len(classes) > 1:
         if made_by.class_index is not None:

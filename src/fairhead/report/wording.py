@@ -209,8 +209,9 @@ def left_out(estimate: Estimate) -> str:
         return ""
     without, thin = (len(estimate.detail.get(key, ())) for key in ("excluded", "unstable"))
     words = [f"without {without} cell{'s that are' if without > 1 else ' that is'} too small"] if without else []
-    if estimate.detail.get("at_most"):
-        words.insert(0, "at most this")
+    for key in ("at_most", "at_least"):
+        if estimate.detail.get(key):
+            words.insert(0, f"{key.replace('_', ' ')} this")
     if thin:
         words.append(f"unstable: {thin} cell{'s' if thin > 1 else ''} of fewer than 30 rows")
     return ", ".join(words)

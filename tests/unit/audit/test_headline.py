@@ -8,7 +8,7 @@ import pytest
 import fairhead
 from fairhead.audit.audit_results import audit_verdicts, is_finding
 from fairhead.records import Records
-from fairhead.report.wording import said
+from fairhead.report.wording import left_out, said
 from fairhead.stats import Estimate
 
 
@@ -150,3 +150,10 @@ def test_the_headline_keeps_to_the_level():
     gap = Estimate("DP", "g", 0.1, 0.01, 0.19, 500, 0.0, detail={"p_adjusted": 0.03})
     assert is_finding(gap, 0.95)
     assert not is_finding(gap, 0.99)
+
+
+def test_a_gap_without_small_groups_is_said_to_be_at_least_that():
+    """The group that is left out may be the extreme one: of all groups such intervals covered 83 %."""
+    found = fairhead.audit(uneven([40, 900, 6, 1100], [0.7, 0.6, 1.0, 0.8]), metrics=["EOp"])["EOp"]
+    assert found.detail["at_least"]
+    assert left_out(found).startswith("at least this, without 1 cell that is too small")
