@@ -38,9 +38,9 @@ def pictures(n=400, seed=0):
     return pixels.float(), bright, labels
 
 
-def planted_vit():
+def planted_vit(at=PLANTED, strength=3.0, seed=0):
     """One head reads the brightness off the patches and writes it along the class evidence; nothing else does."""
-    model = vit()
+    model = vit(seed)
     embeddings = model.vit.embeddings
     nn.init.zeros_(embeddings.patch_embeddings.projection.weight)
     nn.init.zeros_(embeddings.patch_embeddings.projection.bias)
@@ -53,8 +53,8 @@ def planted_vit():
         for linear in (layer.attention.o_proj, layer.mlp.fc2):
             nn.init.normal_(linear.weight, std=0.02)
             nn.init.zeros_(linear.bias)
-        if number == PLANTED[0]:
-            rows = slice(PLANTED[1] * 4, PLANTED[1] * 4 + 4)
+        if number == at[0]:
+            rows = slice(at[1] * 4, at[1] * 4 + 4)
             layer.layernorm_before.weight.fill_(1.0)
             layer.layernorm_before.bias.zero_()
             layer.attention.q_proj.weight[rows] = 0  # attend evenly
@@ -63,8 +63,8 @@ def planted_vit():
             layer.attention.v_proj.bias[rows] = 0
             layer.attention.v_proj.weight[rows.start, 0] = 1.0
             layer.attention.o_proj.weight[:, rows] = 0
-            layer.attention.o_proj.weight[2, rows.start] = 3.0
-            layer.attention.o_proj.weight[3, rows.start] = -3.0
+            layer.attention.o_proj.weight[2, rows.start] = strength
+            layer.attention.o_proj.weight[3, rows.start] = -strength
     model.vit.layernorm.weight.fill_(1.0)
     model.vit.layernorm.bias.zero_()
     nn.init.zeros_(model.classifier.weight)
