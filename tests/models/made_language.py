@@ -109,8 +109,8 @@ def text_pairs(**options):
     return pairs_of(pairs(**options))
 
 
-def stereoset_items(n=24):
-    """StereoSet items of both kinds about eight terms."""
+def stereoset_items(n=24, terms=8):
+    """StereoSet items of both kinds about some terms."""
     found = []
     for i in range(n):
         group, other = GROUPS[i % 2], GROUPS[1 - i % 2]
@@ -119,5 +119,5 @@ def stereoset_items(n=24):
             f"the {group} are {trait}", f"the {group} are {against}", f"the {other} word{i % 20} word3 are the"
         )
         kind = ("intrasentence", "intersentence")[i % 3 == 0]
-        found.append(StereoSetItem(str(i), kind, f"term{i % 8}", ("gender", "race")[i % 2], "word1 are", sentences))
+        found.append(StereoSetItem(str(i), kind, f"term{i % terms}", ("gender", "race")[i % 2], "word1 are", sentences))
     return found

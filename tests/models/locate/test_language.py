@@ -283,7 +283,7 @@ def test_figures_are_those_of_the_benchmarks() -> None:
     model = scorer(random_model(FAMILIES["llama"]))
     for pairs, benchmark, raw in (
         (text_pairs(n=30), crows_pairs, None),
-        (pairs_of(stereoset_items()), stereoset, stereoset_items()),
+        (pairs_of(stereoset_items(terms=12)), stereoset, stereoset_items(terms=12)),
     ):
         scores = model.score(list(pairs.texts))
         logprobs = np.array([scores[t.id].logprob for t in pairs.texts])
