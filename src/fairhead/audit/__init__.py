@@ -5,9 +5,9 @@ from fairhead.audit.audit_results import Audit, Comparison, GroupRow
 from fairhead.audit.catalogue import METRICS, Metric
 from fairhead.audit.comparison import compare
 from fairhead.audit.drift import drift
+from fairhead.audit.gap_scorer import scorer
 from fairhead.audit.own_metrics import define_metric
 from fairhead.audit.run_audit import audit
-from fairhead.audit.scorer import scorer
 from fairhead.audit.slices import worst_slices
 from fairhead.stats import Difference, Estimate
 
