@@ -108,10 +108,10 @@ class Stack:
     @cached_property
     def _effective(self) -> Array:
         """Rows, or how many of them say as much as weighted or clustered rows do, shape [R, C, G]."""
-        variance, rows = self.hat * (1 - self.hat), np.maximum(self.independent, 1.0)
+        variance, rows = self.hat * (1 - self.hat), np.maximum(self.rows, 1.0)
         known = (self.se > 0) & (variance > ROUNDED)
-        found = np.divide(variance, self.se**2, out=rows.copy(), where=known)
-        # A bootstrap knows a variance to a few percent.
+        found = np.divide(variance, self.se**2, out=np.maximum(self.independent, 1.0), where=known)
+        # A bootstrap knows a variance to a few percent. Rows of a cluster may say as much as single rows do.
         return np.where(found > _PLAIN_ROWS * rows, rows, found)
 
     def noise(self, rates: Array) -> Array:

@@ -157,3 +157,16 @@ def test_a_gap_without_small_groups_is_said_to_be_at_least_that():
     found = fairhead.audit(uneven([40, 900, 6, 1100], [0.7, 0.6, 1.0, 0.8]), metrics=["EOp"])["EOp"]
     assert found.detail["at_least"]
     assert left_out(found).startswith("at least this, without 1 cell that is too small")
+
+
+def test_clusters_that_say_nothing_hide_no_gap():
+    """60 random clusters of 4,000 rows: rows of a cluster are as good as single rows, also beside small groups."""
+    rng = np.random.default_rng(0)
+    group = rng.choice(["A", "B", "C", "D"], size=4000, p=[0.5, 0.4, 0.06, 0.04])
+    predicted = (rng.random(4000) < np.where(group == "A", 0.38, 0.2)).astype(int)
+    cluster = rng.integers(0, 60, 4000)
+    y = rng.integers(0, 2, 4000)
+    found = fairhead.audit(Records.from_arrays(y, predicted, groups={"g": group}, cluster=cluster), metrics=["DP"])
+    plain = fairhead.audit(Records.from_arrays(y, predicted, groups={"g": group}), metrics=["DP"])
+    assert found["DP"].low > 0.05
+    assert found["DP"].low == pytest.approx(plain["DP"].low, abs=0.05)
