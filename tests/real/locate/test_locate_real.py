@@ -71,8 +71,8 @@ def text_side():
 
 
 def test_gender_of_fairface_on_the_real_tower(real_model, real_data, text_side, tmp_path) -> None:
-    arguments = ["locate", "--model", str(real_model("clip-b16-vision")), "--concept", "gender", "--task", "race"]
-    arguments += ["--data", f"fairface:{real_data('images/fairface_val5k.zip')}", "--limit", "120", "--rank", "concept"]
+    arguments = ["locate", "--model", str(real_model("clip-b16-vision")), "--concept", "gender", "--task", "age"]
+    arguments += ["--data", f"fairface:{real_data('images/fairface_val5k.zip')}", "--limit", "180", "--rank", "concept"]
     arguments += ["--text-adapter", str(text_side / "gte_adapter.npz"), "--text-encoder", str(real_model("gte-small"))]
     arguments += ["--texts", str(text_side / "text_vectors.npz"), "--n-boot", "200", "--out", str(tmp_path)]
     main(arguments)
