@@ -73,14 +73,15 @@ def report_of(
 
 
 def verdict(findings: Findings) -> list[Sentence]:
-    """Sentences with their tone; those on gaps are decided by an interval and a p-value."""
+    """The answer, then how it came about; what is said on gaps is decided by an interval and a p-value."""
     comparison, notes = findings.comparison, findings.auto.row["notes"]
     tone, text = _trade("What auto kept", _difference(comparison, "EOd"), _difference(comparison, "accuracy"))
+    changed = [Sentence(text, tone)] if notes["kept"] != "plain" else []
     return [
-        *findings.discovered.page().verdict,
+        *changed,
         _plain_line(comparison),
         _choice_line(notes),
-        Sentence(text if notes["kept"] != "plain" else "So there is nothing to compare.", tone),
+        *findings.discovered.page().verdict,
         *findings.located.page(images=False).verdict,
         Sentence(
             "Each model was trained once. The intervals cover the choice of test digits, not the luck of a training "
