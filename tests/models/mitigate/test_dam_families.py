@@ -2,6 +2,8 @@
 
 import copy
 import math
+import os
+import socket
 import warnings
 
 import pytest
@@ -308,11 +310,10 @@ def test_a_model_without_a_task_head_is_refused():
         attach(hf.ViTModel(hf.ViTConfig(**VIT)).layers[0].attention, EncoderLayer())
 
 
-def spread(rank, processes, folder):
+def spread(rank, processes, folder, port):
     """One process of two: half of the batch, gradients averaged."""
     warnings.simplefilter("error")
-    store = dist.FileStore(f"{folder}/store", processes)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=processes)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=processes)
     model = without_dropout(attach(build("BERT"), DAM()).train())
     half = {name: tensor[rank::processes] for name, tensor in batch("BERT").items()}
     parallel = nn.parallel.DistributedDataParallel(model) if processes > 1 else model
@@ -329,12 +330,16 @@ def spread(rank, processes, folder):
         f"{folder}/{processes}-{rank}.pt",
     )
     dist.destroy_process_group()
+    os._exit(0)  # now and then gloo's threads never end, and the process would wait for them
 
 
 def test_two_processes_have_the_statistics_and_gradients_of_one(tmp_path):
     for processes in (1, 2):
         (tmp_path / str(processes)).mkdir()
-        torch.multiprocessing.spawn(spread, (processes, tmp_path / str(processes)), nprocs=processes)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        torch.multiprocessing.spawn(spread, (processes, tmp_path / str(processes), port), nprocs=processes)
     one = torch.load(tmp_path / "1" / "1-0.pt")
     halves = [torch.load(tmp_path / "2" / f"2-{rank}.pt") for rank in range(2)]
     for half in halves:
