@@ -150,8 +150,8 @@ def _mark(rate: Estimate, reference: Estimate | None) -> Mark:
     assert rate.value is not None
     low, high = rate.low, rate.high
     apart = False
-    if reference is not None and None not in (low, high, reference.low, reference.high):
-        apart = low > reference.high or high < reference.low  # type: ignore[operator]
+    if reference is not None and reference.low is not None and reference.high is not None:
+        apart = low is not None and high is not None and (low > reference.high or high < reference.low)
     scale = scale_of(rate.metric, rate.value, low, high)
     words = f"{scale.write(rate.value)}, interval {scale.interval(low, high)}"
     return Mark(rate.value, low, high, (), "clear" if apart else "vague", words)
