@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor
 
-from fairhead.train.kmeans import independent_weights as independent_weights
-
 
 def label_offsets(labels: Tensor, groups: Tensor, *, even: bool = False) -> Tensor:
     """Log p(y | g) − log p(y) for the group of each row and every class, [n, C].

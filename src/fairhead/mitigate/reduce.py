@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fairhead.errors import InputError
-from fairhead.mitigate.balance import independent_weights, label_offsets
+from fairhead.mitigate.balance import label_offsets
 from fairhead.mitigate.choosing import Tried, chosen, tried
 from fairhead.mitigate.last_layer import features_of, find_head
 from fairhead.mitigate.losses import GroupLoss, balanced, cell_numbers
@@ -26,7 +26,7 @@ from fairhead.models.linear_head import FEATURES, LinearHead, check_features
 from fairhead.settings import NotNegative, Positive, Range
 from fairhead.train import Examples, Fit, Selection
 from fairhead.train.fitting import AVERAGE, worst_accuracy
-from fairhead.train.kmeans import Clusters, find_clusters, unit
+from fairhead.train.kmeans import Clusters, find_clusters, independent_weights, unit
 from fairhead.train.linear import answers, solve
 
 Candidate = Literal["plain", "balance", "logits", "dro", "match", "both"]

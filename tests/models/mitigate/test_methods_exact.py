@@ -18,7 +18,6 @@ from torch.nn.functional import cross_entropy, softmax
 
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.mitigate.afr import AFR, afr_weights
-from fairhead.mitigate.balance import independent_weights
 from fairhead.mitigate.last_layer import features_of, find_head
 from fairhead.mitigate.losses import cell_numbers
 from fairhead.mitigate.reduce import worst_large_cell
@@ -28,7 +27,7 @@ from fairhead.mitigate.references.tadet import query_gap, reversed_gradient
 from fairhead.mitigate.scaling import best_factors
 from fairhead.mitigate.spare import clusters_by_class
 from fairhead.train import Examples
-from fairhead.train.kmeans import kmeans, nearest, silhouette
+from fairhead.train.kmeans import independent_weights, kmeans, nearest, silhouette
 
 
 def some_rows(rows, width):

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
 
 from fairhead.mitigate import method, run
 from fairhead.mitigate.arl import _AdversarialLoss
-from fairhead.mitigate.balance import independent_weights, label_offsets
+from fairhead.mitigate.balance import label_offsets
 from fairhead.mitigate.dro import chi2_weights, cvar_weights
 from fairhead.mitigate.eiil import environments, scale_gradients
 from fairhead.mitigate.kd import _DistillationLoss
@@ -26,6 +26,7 @@ from fairhead.mitigate.references import balancing
 from fairhead.mitigate.two_networks import PairOutput
 from fairhead.mitigate.xrm import TwinLoss
 from fairhead.train import Examples, TrainingPlan
+from fairhead.train.kmeans import independent_weights
 
 LOSSES = st.lists(st.floats(0, 10), min_size=2, max_size=8).map(lambda x: torch.tensor(x, dtype=torch.float64))
 

@@ -9,13 +9,20 @@ from sklearn.metrics import adjusted_rand_score
 
 from fairhead.errors import InputError
 from fairhead.mitigate import load, method, run, save
-from fairhead.mitigate.balance import independent_weights
 from fairhead.mitigate.choosing import between_clusters, chosen, tried
 from fairhead.mitigate.match import match_weights
 from fairhead.mitigate.reduce import Reduce
 from fairhead.models.linear_head import FEATURES, LinearHead
 from fairhead.train import Examples, TrainingPlan
-from fairhead.train.kmeans import Stability, adjusted_rand, find_clusters, kmeans, most_stable, stabilities
+from fairhead.train.kmeans import (
+    Stability,
+    adjusted_rand,
+    find_clusters,
+    independent_weights,
+    kmeans,
+    most_stable,
+    stabilities,
+)
 from fairhead.train.linear import answers, solve
 
 WIDTH = 12

@@ -5,10 +5,11 @@ from typing import ClassVar
 
 from torch import nn
 
-from fairhead.mitigate.balance import independent_weights, label_offsets
+from fairhead.mitigate.balance import label_offsets
 from fairhead.mitigate.references import with_attributes
 from fairhead.mitigate.training_job import ERM, Job
 from fairhead.settings import Positive
+from fairhead.train.kmeans import independent_weights
 
 
 @dataclass(frozen=True)
