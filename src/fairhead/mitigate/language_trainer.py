@@ -26,12 +26,13 @@ from fairhead.mitigate.language_result import MitigatedLanguage, write_readme
 from fairhead.mitigate.only_heads import only_heads
 from fairhead.mitigate.registry import method_named
 from fairhead.mitigate.triplets import TripletData, targets
-from fairhead.mitigate.watching import chosen_category, looker, of_category, seen_by, set_aside
+from fairhead.mitigate.watching import chosen_category, looker, of_category, seen_by, set_aside, wrecked
 from fairhead.models import attach, open_model, save
 from fairhead.models.attached import refuse_method
 from fairhead.models.load import Model, device_named, weights_digest
 from fairhead.settings import check_config
 from fairhead.store import locked
+from fairhead.train import TrainingDiverged
 from fairhead.train.checkpoint import comparable, first_difference
 from fairhead.train.plan import LanguagePlan
 from fairhead.train.step import Parts, say_once
@@ -40,6 +41,7 @@ from fairhead.train.tuning import OnStep, Tuned, gradient_norms, merged, shuffle
 E = TypeVar("E")
 _AT_ONCE = 64  # examples that a GPU reads together where nothing is trained
 _CHECKPOINTS = "checkpoint"  # within the folder of the model, until that is saved
+_LAST_GOOD = "last-good"  # within it, where training went wrong
 
 
 class Prepared(NamedTuple, Generic[E]):
@@ -158,7 +160,8 @@ class LanguageTrainer:
 
         Raises:
             InputError: nothing to train on; a checkpoint of another run.
-            TrainingDiverged: a loss was not finite; the model is back at its last good weights.
+            TrainingDiverged: a loss was not finite, or the model no longer predicts text; it is back at its last good
+                weights.
         """
         split = data.read() if isinstance(data, TripletData) else data
         tuned = Tuned((), 0, 0.0)
@@ -218,6 +221,7 @@ class LanguageTrainer:
                 checkpoints=checkpoints,
                 identity=identity,
                 look=None if look is None else seen_by(loss, look),
+                broken=wrecked(model, self._texts, trained),
                 on_step=on_step,
             )
         self.model = model
@@ -368,6 +372,7 @@ def train_folder(
 
     Raises:
         InputError: `out` holds another model; anything that training itself refuses.
+        TrainingDiverged: as `LanguageTrainer.train` does; the subfolder "last-good" has the last good weights, if any.
     """
     entry = method_named(method)
     # Mistakes should not wait for the model.
@@ -398,7 +403,14 @@ def train_folder(
             return found
         if (folder / "config.json").is_file():
             raise InputError(f"{folder} holds a model that was not trained here: choose another folder")
-        trainer.train(data, folder, on_step, on_held_out)
+        try:
+            trainer.train(data, folder, on_step, on_held_out)
+        except TrainingDiverged as diverged:
+            shutil.rmtree(folder / _CHECKPOINTS, ignore_errors=True)  # going on there would end here again
+            if diverged.model is None:
+                raise
+            save(merged(diverged.model), folder / _LAST_GOOD, trainer.tokenizer.save_pretrained)
+            raise TrainingDiverged(f"{diverged}. Those weights are kept in {folder / _LAST_GOOD}") from None
         trainer.save(folder, adapter=adapter)
     assert trainer.record is not None
     return trainer.record

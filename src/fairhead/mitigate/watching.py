@@ -1,5 +1,6 @@
 """What training looks at to know when to stop: terms and texts that it is not trained on."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +15,8 @@ from fairhead.language.item_table import ItemTable
 from fairhead.language.scorer import Scorer
 from fairhead.train.plan import LanguagePlan
 from fairhead.train.tuning import Look
+
+_FEW = 16
 
 
 class Watched(NamedTuple):
@@ -57,14 +60,42 @@ def looker(
     Without texts, the perplexity is that of the items' unrelated sentences.
     """
     scorer = Scorer(model, tokenizer)
-    score = scores_of(scorer)
-    chosen = texts or [item.texts.unrelated for item in items]
-    documents = [Document(str(i), text) for i, text in enumerate(dict.fromkeys(chosen))]
+    score, chosen = scores_of(scorer), texts or [item.texts.unrelated for item in items]
 
     def look() -> Look:
-        return Look(score(items), _figure("perplexity", "perplexity", perplexity_table(scorer, documents)))
+        return Look(score(items), _perplexity(scorer, chosen))
 
     return look
+
+
+def wrecked(model: nn.Module, tokenizer: Any, items: Sequence[StereoSetItem]) -> Callable[[], str | None]:
+    """What says that training has wrecked a language model: it predicts text worse than a guess of every token.
+
+    That is a perplexity of more than e times the size of the vocabulary, and of what it was, on a few sentences.
+    """
+    scorer, texts = Scorer(model, tokenizer), [item.texts.unrelated for item in items[:_FEW]]
+
+    def perplexity() -> float:
+        try:
+            return _perplexity(scorer, texts)
+        except InputError:  # of log-probabilities that are not finite
+            return math.nan
+
+    embeddings: Any = model.get_input_embeddings()  # type: ignore[operator]
+    before, guess = perplexity(), float(embeddings.weight.shape[0])
+
+    def broken() -> str | None:
+        found = perplexity()
+        if math.isnan(before) or found <= math.e * max(before, guess):
+            return None
+        return f"the perplexity of {len(texts)} sentences is {found:.3g}"
+
+    return broken
+
+
+def _perplexity(scorer: Scorer, texts: Sequence[str]) -> float:
+    documents = [Document(str(i), text) for i, text in enumerate(dict.fromkeys(texts))]
+    return _figure("perplexity", "perplexity", perplexity_table(scorer, documents))
 
 
 def scores_of(scorer: Scorer) -> Callable[[Sequence[StereoSetItem]], float]:

@@ -220,21 +220,44 @@ def read_weights(
     if fresh_head:
         lacking = {key: shape for key, shape in lacking.items() if _is_of_encoder(model, key)}
     if lacking:  # they would be random numbers, and so would be all that is computed with them
-        first = min(lacking)
-        advice = ": it is not a trained classifier; train one first, as with fairhead mitigate erm"
+        advice = "; it is not a trained classifier: train one first, as with fairhead mitigate erm"
         raise InputError(
-            f"{place.name}: the file of weights lacks {len(lacking)} that the model needs, such as "
-            f"{first}{lacking[first]}{advice if what == 'text' else ''}"
+            f"{place.name}: the file of weights lacks {len(lacking)} that the model needs: "
+            f"{_named([key + lacking[key] for key in sorted(lacking)])}{advice if what == 'text' else ''}"
         )
     if kept is not None:
         model = kept.put_into(model, lambda: tokenizer_of(place))
     if place.adapter is not None:
         _merge_adapter(place, within(model))
+    spoiled = not_finite(model)
+    if spoiled:
+        raise InputError(
+            f"{place.name}: weights are NaN or infinite, as training or saving went wrong: {_named(spoiled)}"
+        )
+    return model
+
+
+def not_finite(model: nn.Module) -> list[str]:
+    """The names of the weights that hold a NaN or an infinite number.
+
+    Example:
+        >>> model = nn.Linear(2, 2)
+        >>> _ = nn.init.constant_(model.bias, torch.inf)
+        >>> not_finite(model)
+        ['bias']
+    """
+    found = []
     for name, weight in model.state_dict().items():
         large = isinstance(weight, Tensor) and weight.is_floating_point() and weight.numel() and weight.itemsize > 1
         if large and not torch.stack(torch.aminmax(weight)).isfinite().all():
-            raise InputError(f"{place.name}: the weight {name} is not finite: training or saving it went wrong")
-    return model
+            found.append(name)
+    return found
+
+
+def _named(weights: list[str]) -> str:
+    """A few of them, and how many more there are."""
+    more = f" and {len(weights) - 4} more" if len(weights) > 4 else ""
+    return ", ".join(weights[:4]) + more
 
 
 def _is_of_encoder(model: nn.Module, key: str) -> bool:
@@ -262,6 +285,12 @@ def _merge_adapter(place: Place, model: Any) -> None:
     except ImportError:
         raise FairheadError(f"{place.name} is a LoRA adapter, which needs peft: pip install peft") from None
     assert place.adapter is not None
+    settings = read_json(place.adapter / ADAPTER)
+    # Other kinds load tokenizers and files of their own; Megatron's layers are imported by the name that is given.
+    if settings.get("peft_type") != "LORA" or settings.get("megatron_config"):
+        raise InputError(
+            f"{place.name} is a PEFT adapter of the kind {settings.get('peft_type')!r}; plain LoRA is read"
+        )
     with reading(place, "the adapter"), quietly(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of missing weights, which are refused here
         adapted: Any = PeftModel.from_pretrained(model, place.adapter, local_files_only=True)

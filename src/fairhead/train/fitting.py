@@ -186,18 +186,22 @@ def fit(
             torch.distributed.all_reduce(losses)
             losses /= processes.num_processes
         finite = losses.isfinite()
-        if not finite.all():
+        found = predicting(validation) if finite.all() else None
+        if found is None or not found.isfinite().all():
             loop.put_back()
             best = _best(history)
-            first = (loop.epoch - 1) * len(losses) + int((~finite).nonzero()[0]) + 1
+            seen = "the predictions were not finite"  # the last step of the epoch has spoiled the weights
+            if found is None:
+                first = (loop.epoch - 1) * len(losses) + int((~finite).nonzero()[0]) + 1
+                seen = f"the loss was {losses[~finite][0].item()} at step {first}"
+            back = f"epoch {best.number}" if best else "its first weights"
             diverged = TrainingDiverged(
-                f"the loss was {losses[~finite][0].item()} at step {first} (epoch {loop.epoch} of {plan.epochs}); "
-                f"the model is back at {f'epoch {best.number}' if best else 'its first weights'}. Check the inputs "
-                f"for NaN, or lower the learning rate (now {plan.learning_rate:g})"
+                f"{seen} (epoch {loop.epoch} of {plan.epochs}); the model is back at {back}. Check the inputs for NaN, "
+                f"or lower the learning rate (now {plan.learning_rate:g})"
             )
             diverged.model = None if best is None else model
             raise diverged
-        predicted, truth = predicting(validation).argmax(-1), validation.labels.cpu()
+        predicted, truth = found.argmax(-1), validation.labels.cpu()
         epoch = Epoch(
             loop.epoch,
             losses.mean().item(),

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 import torch
@@ -66,6 +66,7 @@ def tune(
     checkpoints: str | os.PathLike[str] | None = None,
     identity: Mapping[str, Any] | None = None,
     look: Callable[[], Look] | None = None,
+    broken: Callable[[], str | None] | None = None,
     on_step: OnStep | None = None,
 ) -> Tuned:
     """Fine-tune the parameters of `model` that ask for gradients; the model ends in evaluation mode.
@@ -81,11 +82,14 @@ def tune(
         checkpoints: folder for the state of the training; one that was killed goes on from what it finds there.
         identity: what else a checkpoint must agree with: the data, the method's settings.
         look: for the checks of the plan (`LanguagePlan.checks`); without it there are none.
+        broken: says what is wrong with the model as it is, if anything; asked before its weights are kept, and at the
+            end.
         on_step: called with the steps done, all steps, and the parts of the loss.
 
     Raises:
         InputError: nothing to train on or nothing to train; a checkpoint of another run.
-        TrainingDiverged: a loss or a gradient was not finite; the model is back at its last good weights.
+        TrainingDiverged: a loss or a gradient was not finite, or the model is `broken`; it is back at its last good
+            weights.
 
     Example:
         >>> model = nn.Linear(1, 1)
@@ -110,36 +114,50 @@ def tune(
     loop = Loop(model, optimizer, batches, plan, checkpoint, saves_kept=stopping is not None)
     good = loop.done if stopping is None else stopping.best(loop.history)
 
+    def stop(reason: str) -> NoReturn:
+        loop.put_back()
+        diverged = TrainingDiverged(
+            f"{reason}; the model is back at its weights after step {good}. Lower the learning rate (now "
+            f"{plan.learning_rate:g}), or compute in 32 bit"
+        )
+        diverged.model = model if good else None
+        raise diverged
+
+    def check() -> None:
+        wrong = None if broken is None else broken()
+        if wrong is not None:
+            stop(f"after step {loop.done} of {loop.steps} {wrong}")
+
+    def keep() -> None:
+        nonlocal good
+        check()
+        loop.keep()
+        good = loop.done
+
     def watch(parts: Parts) -> None:
         """Stop before a loss or gradient that is not finite reaches the weights."""
-        nonlocal good
         # One wait for the device a step.
         values = torch.stack([part.float() for part in parts.values()]).tolist()
         found = dict(zip(parts, values, strict=True))
         if not all(map(math.isfinite, values)):
-            loop.put_back()
-            seen = f"step {loop.done + 1} of {loop.steps}: {', '.join(f'{name} {x:g}' for name, x in found.items())}"
+            seen = ", ".join(f"{name} {x:g}" for name, x in found.items())
             if loop.done == 0:
-                raise TrainingDiverged(f"{seen}; nothing was trained yet. Are the model's weights damaged?")
-            raise TrainingDiverged(
-                f"{seen}; the model is back at its weights after step {good}. Lower the learning rate (now "
-                f"{plan.learning_rate:g}), or compute in 32 bit"
-            )
-        if stopping is None and loop.done % _KEEP_EVERY == 0:
-            # This batch has just shown that the weights before this step are good.
-            loop.keep()
-            good = loop.done
+                raise TrainingDiverged(
+                    f"step 1 of {loop.steps}: {seen}; nothing was trained yet. Are the model's weights damaged?"
+                )
+            stop(f"step {loop.done + 1} of {loop.steps}: {seen}")
+        if stopping is None and loop.done and loop.done % _KEEP_EVERY == 0:
+            # This batch has just shown that the loss of the weights before this step is good.
+            keep()
         found.pop("gradient norm", None)
         loop.history.append(found)
 
     def after_step() -> None:
-        nonlocal good
         if stopping is not None and stopping.due(loop.done, loop.steps):
             loop.history[-1] |= stopping.look()._asdict()
             loop.enough = stopping.enough(loop.history)
             if stopping.best(loop.history) == loop.done:
-                loop.keep()
-                good = loop.done
+                keep()
         if on_step is not None:
             on_step(loop.done, loop.steps, loop.history[-1])
 
@@ -153,6 +171,7 @@ def tune(
     )
     loop.run(step, after_step=after_step)
     if stopping is None:
+        check()
         return Tuned(tuple(loop.history), loop.done, loop.seconds, loop.done)
     loop.put_back()
     return Tuned(tuple(loop.history), loop.done, loop.seconds, good, stopping.looks(loop.history))

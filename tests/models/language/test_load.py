@@ -104,7 +104,7 @@ def test_what_cannot_be_loaded_is_named(folder, tmp_path):
         load_scorer(tmp_path, device="cpu")
     weights = load_file(folder / "model.safetensors")
     save_file({k: v for k, v in weights.items() if "v_proj" not in k}, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(InputError, match=r"lacks 1 that the model needs, such as model\.layers\.0\.self_attn\.v_proj"):
+    with pytest.raises(InputError, match=r"lacks 1 that the model needs: model\.layers\.0\.self_attn\.v_proj"):
         load_scorer(tmp_path, device="cpu")
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["LlamaForSequenceClassification"]}))

@@ -355,7 +355,7 @@ def test_missing_weights_are_refused_by_name(tmp_path, caplog):
     kept = load_file(tmp_path / "model.safetensors")
     del kept["classifier.weight"]
     save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(InputError, match=r"lacks 1 that the model needs, such as classifier\.weight"):
+    with pytest.raises(InputError, match=r"lacks 1 that the model needs: classifier\.weight"):
         load(tmp_path)
 
 

@@ -14,6 +14,7 @@ from fairhead.cli import main
 from fairhead.data.sentence_triplets import GOLD_LABELS
 from fairhead.language.suite import TrainingRecord
 from fairhead.mitigate import KLAAD, method
+from fairhead.models import load
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +131,26 @@ def test_a_grid_trains_each_run_and_shows_them_side_by_side(model, data, tmp_pat
 def test_mistakes_are_one_line(model, data, tmp_path, capsys, options, message):
     assert message in failure(capsys, model, data, tmp_path / "out", *options)
     assert not (tmp_path / "out" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(("lora", "epochs"), [((), 1), ((), 30), (("--lora", "2"), 1)])
+def test_a_diverged_run_leaves_no_broken_model(lora, epochs, model, data, tmp_path, capsys):
+    told = failure(capsys, model, data, tmp_path, "--lr", "1e10", "--warmup", "0", "--epochs", str(epochs), *lora)
+    assert "Lower the learning rate (now 1e+10)" in told
+    assert sorted(tmp_path.iterdir()) == [tmp_path / ".lock"]
+
+
+def test_a_diverged_run_keeps_its_last_good_weights(model, data, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("fairhead.train.tuning._KEEP_EVERY", 3)
+    rate = ("--schedule", "constant", "--epochs", "20", "--lr")
+    # A rate that grows until training breaks.
+    monkeypatch.setattr("fairhead.train.plan.Plan.rate", lambda plan, step, steps: 1.0 if step < 7 else 1e12)
+    told = failure(capsys, model, data, tmp_path / "out", *rate, "1e-3")
+    kept = tmp_path / "out" / "last-good"
+    assert "the model is back at its weights after step 6. Lower the learning rate" in told
+    assert told.endswith(f"Those weights are kept in {kept}")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [".lock", "last-good"]
+    assert load(kept).config.model_type == "llama"
 
 
 def test_a_folder_that_holds_another_model_is_left_alone(model, data, capsys):

@@ -1,7 +1,9 @@
 """One `load` for folders, names of the hub, adapters and live models; what cannot be right is refused in one line."""
 
+import ast
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -151,12 +153,13 @@ def test_a_live_model_is_given_back_and_knows_its_folder(language):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda w: {k: v for k, v in w.items() if k != "classifier.bias"}, r"lacks 1 that .* such as classifier\.bias"),
+        (lambda w: {k: v for k, v in w.items() if k != "classifier.bias"}, r"lacks 1 that .* needs: classifier\.bias"),
         (lambda w: {**w, "classifier.bias": torch.zeros(7)}, r"classifier\.bias, \[7\] there and \[2\] in the model"),
-        (lambda w: {**w, "classifier.bias": w["classifier.bias"] * float("nan")}, r"classifier\.bias is not finite"),
-        (lambda w: {**w, "classifier.bias": w["classifier.bias"] / 0}, r"classifier\.bias is not finite"),
+        (lambda w: {**w, "classifier.bias": w["classifier.bias"] * float("nan")}, r"NaN or .*: classifier\.bias$"),
+        (lambda w: {**w, "classifier.bias": w["classifier.bias"] / 0}, r"NaN or .*: classifier\.bias$"),
+        (lambda w: {k: v * float("nan") for k, v in w.items()}, r"cls_token, \S+, \S+, \S+ and 36 more$"),
     ],
-    ids=["missing", "misshapen", "nan", "inf"],
+    ids=["missing", "misshapen", "nan", "inf", "all"],
 )
 def test_weights_that_cannot_be_right_are_refused_by_name(change, message, tmp_path):
     save(made("ViT"), tmp_path)
@@ -194,16 +197,54 @@ def test_odd_architectures_are_one_line(named, tmp_path):
     assert "\n" not in str(found.value)
 
 
-def test_remote_code_is_not_run(tmp_path):
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json", "preprocessor_config.json"])
+def test_remote_code_is_not_run_and_nobody_is_asked(file, language, tmp_path, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("somebody is asked"))
     save(made("ViT"), tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
+    hf.ViTImageProcessorPil().save_pretrained(tmp_path)
+    shutil.copy(language / "tokenizer.json", tmp_path)
+    shutil.copy(language / "tokenizer_config.json", tmp_path)
     ran = tmp_path / "ran"
     (tmp_path / "own.py").write_text(f"open({str(ran)!r}, 'w')\nclass Own: pass\n")
-    auto = {"AutoConfig": "own.Own", "AutoModel": "own.Own"}
-    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "own", "auto_map": auto}))
-    with pytest.raises(InputError, match=r"config\.json cannot be loaded"):
-        load(tmp_path)
+    kinds = ("Config", "Model", "ModelForImageClassification", "ImageProcessor", "Processor")
+    auto = {f"Auto{kind}": "own.Own" for kind in kinds} | {"AutoTokenizer": ["own.Own", "own.Own"]}
+    odd = {"model_type": "own", "tokenizer_class": "Own", "image_processor_type": "Own", "auto_map": auto}
+    content = json.loads((tmp_path / file).read_text())
+    (tmp_path / file).write_text(json.dumps({**content, **odd}))
+    with pytest.raises(InputError, match="cannot be loaded"):
+        _ = [getattr(open_model(tmp_path), part) for part in ("tokenizer", "processor")]
     assert not ran.exists()
+    config = json.loads((language / "config.json").read_text())  # beside a class of transformers, code is not looked at
+    whole = shutil.copytree(language, tmp_path / "whole")
+    (whole / "config.json").write_text(json.dumps({**config, "auto_map": auto}))
+    shutil.copy(tmp_path / "own.py", whole)
+    assert isinstance(load(whole), hf.LlamaForCausalLM)
+    assert not ran.exists()
+
+
+def test_every_model_is_read_as_safetensors_and_without_remote_code():
+    """So that a new door is shut on the day it is built."""
+    seen = 0
+    for file in Path(fairhead.__file__).parent.rglob("*.py"):
+        for call in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "from_pretrained":
+                given = {one.arg: getattr(one.value, "value", None) for one in call.keywords}
+                place = f"{file.name}, line {call.lineno}: {ast.unparse(call)}"
+                assert given.get("local_files_only") is True, place
+                # PEFT runs no code of a folder; its weights are looked for by their name before, see `_in_adapter`.
+                adapter = ast.unparse(call.func) == "PeftModel.from_pretrained"
+                assert adapter or given.get("trust_remote_code") is False, place
+                # `read_beside` reads no weights.
+                assert adapter or "read_beside" in _around(file, call) or given.get("use_safetensors") is True, place
+                seen += 1
+    assert seen >= 3
+
+
+def _around(file, call):
+    """The names of the functions that a call stands in."""
+    found = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+    functions = [one for one in found if isinstance(one, ast.FunctionDef)]
+    return [one.name for one in functions if one.lineno <= call.lineno <= one.end_lineno]
 
 
 def test_a_name_of_the_hub_is_read_from_the_cache_alone(language, tmp_path, monkeypatch):
@@ -251,7 +292,7 @@ def test_a_lora_adapter_is_merged_into_its_base(adapter, language, capsys, tmp_p
     )
 
 
-def test_an_adapter_that_cannot_be_read_is_one_line(adapter, tmp_path):
+def test_an_adapter_that_cannot_be_read_is_one_line(adapter, tmp_path, monkeypatch):
     _, folder = adapter
     weights = folder / "adapter_model.safetensors"
     kept = weights.read_bytes()
@@ -265,6 +306,14 @@ def test_an_adapter_that_cannot_be_read_is_one_line(adapter, tmp_path):
     with pytest.raises(InputError, match="the adapter lacks 6 weights of those that it names, such as model"):
         load(folder)
     settings = json.loads((folder / "adapter_config.json").read_text())
+    ran = tmp_path / "ran"
+    (tmp_path / "imported.py").write_text(f"open({str(ran)!r}, 'w')")
+    monkeypatch.syspath_prepend(tmp_path)  # as the working folder is with `python -m fairhead`
+    for odd in ({"megatron_config": {"a": 1}, "megatron_core": "imported"}, {"peft_type": "PROMPT_TUNING"}):
+        (folder / "adapter_config.json").write_text(json.dumps({**settings, **odd}))
+        with pytest.raises(InputError, match="; plain LoRA is read"):
+            load(folder)
+    assert not ran.exists()
     (folder / "adapter_config.json").write_text(json.dumps({**settings, "base_model_name_or_path": "someone/gone"}))
     with pytest.raises(
         InputError, match="is a LoRA adapter of someone/gone, which is neither a folder here nor cached"
@@ -310,7 +359,7 @@ def test_a_task_head_is_fresh_where_it_is_to_be_trained_and_nothing_else_is(tmp_
     with pytest.raises(InputError, match="has no setting 'width'; it has image_size"):
         Recipe(str(tmp_path), ("a", "b"), {"width": 16}).check()
     written(lambda w: {k: v for k, v in w.items() if k != "vit.layernorm.weight"}, tmp_path / "model.safetensors")
-    with pytest.raises(InputError, match=r"lacks 1 that the model needs, such as vit\.layernorm\.weight"):
+    with pytest.raises(InputError, match=r"lacks 1 that the model needs: vit\.layernorm\.weight"):
         Recipe(f"path:{tmp_path}", ("a", "b")).build("image", seed=0)
 
 

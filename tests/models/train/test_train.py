@@ -131,6 +131,15 @@ def test_a_nan_loss_stops_names_the_step_and_brings_back_the_last_good_weights()
         torch.testing.assert_close(model.get_parameter(name), parameter, rtol=0, atol=0)
 
 
+def test_weights_that_the_last_step_spoils_are_not_kept():
+    """Every loss is finite: only what comes after shows it."""
+    train, model = bright_or_dark(16), tiny_vit()
+    plan = TrainingPlan(epochs=1, batch_size=16, warmup=0, schedule="constant", learning_rate=1e38, weight_decay=0)
+    with pytest.raises(TrainingDiverged, match=r"predictions were not finite \(epoch 1 of 1\).* back at its first"):
+        fit(model, train, train, plan)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), tiny_vit().parameters(), strict=True))
+
+
 def test_nan_pixels_leave_the_first_weights():
     train = bright_or_dark(32)
     train.inputs["pixel_values"][3] = float("nan")

@@ -103,6 +103,18 @@ def test_disparity_is_the_largest_less_the_smallest_mean_of_the_groups():
     assert result["male", "gender"].value == pytest.approx(1 / 3)
 
 
+def test_a_shuffle_that_leaves_a_group_without_a_value_does_not_count():
+    """Two entities with a value each, and three of one group without: most shuffles have one group or none."""
+    texts = {"a0": " kind.", "b0": " cruel.", **{f"b{k}": " left." for k in (1, 2, 3)}}
+    items = [BoldPrompt(f"{e}/{k}", "gender", e[0], e, "They ", None) for e in texts for k in range(12)]
+    valence = bold.by_lexicon(Lexicon(("valence",), {"kind": np.array([1.0]), "cruel": np.array([-1.0])}))
+    result = evaluate(items, {i.id: Generation(i.id, texts[i.entity], 5) for i in items}, [valence], QUICK)
+    found = result["valence_disparity", "gender"]
+    # The one that is in group a then is that with a value: the other has the same figure, and the gap is 2 again.
+    assert (found.detail["by_chance"], found.detail["p"]) == (2.0, 1.0)
+    assert "NaN" not in json.dumps(result.to_dict())
+
+
 def test_gendered_words_about_actors_and_actresses_have_no_ideal():
     """ "She" of an actress is no stereotype; of a nurse it may be one."""
     valence = bold.by_lexicon(Lexicon(("valence",), {"thanked": np.array([0.5])}))

@@ -276,9 +276,11 @@ def _shuffled(found: ItemTable, name: str, groups: Sequence[str], all_groups: Se
         for k in (0, 1):
             mixed[k::2] = np.bincount(drawn, weights=both[:, k], minlength=len(groups))
         gaps.append(float(_largest_gap(mixed)))
-    observed = float(_largest_gap(totals))
-    reached = sum(gap >= observed - 1e-12 for gap in gaps)
-    detail |= {"by_chance": float(np.mean(gaps)), "p": (1 + reached) / (1 + _SHUFFLES)}
+    # Where few entities have a value, a shuffle can leave a group without one: it has no disparity.
+    known = [gap for gap in gaps if not np.isnan(gap)]
+    if known:
+        reached = sum(gap >= float(_largest_gap(totals)) - 1e-12 for gap in known)
+        detail |= {"by_chance": float(np.mean(known)), "p": (1 + reached) / (1 + len(known))}
     return detail
 
 
