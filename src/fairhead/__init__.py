@@ -16,9 +16,9 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from fairhead.audit import audit as audit
     from fairhead.audit import compare as compare
+    from fairhead.callback import AuditCallback as AuditCallback
     from fairhead.data import dataset as dataset
     from fairhead.errors import FairheadError as FairheadError
-    from fairhead.errors import UnsupportedModel as UnsupportedModel
     from fairhead.heads import tap as tap
     from fairhead.mitigate import DAM as DAM
     from fairhead.mitigate import KLAAD as KLAAD
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 # Public name -> the module that defines it.
 _PUBLIC = {
+    "AuditCallback": "fairhead.callback",
     "DAM": "fairhead.mitigate",
     "FairheadError": "fairhead.errors",
     "KLAAD": "fairhead.mitigate",
     "Records": "fairhead.records",
-    "UnsupportedModel": "fairhead.errors",
     "attach": "fairhead.models",
     "audit": "fairhead.audit",
     "compare": "fairhead.audit",
@@ -54,9 +54,9 @@ _PUBLIC = {
 __all__ = [
     "DAM",
     "KLAAD",
+    "AuditCallback",
     "FairheadError",
     "Records",
-    "UnsupportedModel",
     "attach",
     "audit",
     "compare",

@@ -12,10 +12,12 @@ from fairhead.mitigate.registry import MethodEntry as MethodEntry
 from fairhead.mitigate.registry import method as method
 
 if TYPE_CHECKING:
+    from fairhead.mitigate.balance import balance_weights as balance_weights
     from fairhead.mitigate.dam import DAM as DAM
     from fairhead.mitigate.encoder_layer import EncoderLayer as EncoderLayer
     from fairhead.mitigate.klaad import KLAAD as KLAAD
     from fairhead.mitigate.language_trainer import LanguageTrainer as LanguageTrainer
+    from fairhead.mitigate.match import match_weights as match_weights
     from fairhead.mitigate.training_job import Job as Job
     from fairhead.mitigate.training_job import Stage as Stage
     from fairhead.mitigate.training_job import Trained as Trained
@@ -36,7 +38,9 @@ _LATER = {
     "Trained": "fairhead.mitigate.training_job",
     "TripletData": "fairhead.mitigate.triplets",
     "attach": "fairhead.models",
+    "balance_weights": "fairhead.mitigate.balance",
     "load": "fairhead.models",
+    "match_weights": "fairhead.mitigate.match",
     "run": "fairhead.mitigate.training_job",
     "save": "fairhead.models",
 }

@@ -1,7 +1,34 @@
-"""Balance: offsets that make clusters independent of the label; weights are with the clusters (`train.kmeans`)."""
+"""Balance: weights or offsets that make clusters, which nobody named, independent of the label."""
 
 import torch
 from torch import Tensor
+
+from fairhead.train.kmeans import find_clusters, independent_weights
+
+
+def balance_weights(
+    features: Tensor, labels: Tensor, clusters: int | None = None, *, cap: float = 20.0, seed: int = 0
+) -> Tensor:
+    """Weights of training rows, for any training loop that can draw or weight rows, [n]; their mean is 1.
+
+    Args:
+        features: of the training rows by a frozen encoder, [n, D].
+        labels: [n].
+        clusters: how many; by default the number whose clusters of two halves of the rows agree best.
+        cap: the largest weight, in means.
+        seed: of the clusters.
+
+    Example:
+        >>> import torch
+        >>> from fairhead.mitigate import balance_weights
+        >>> kind = torch.tensor([0] * 90 + [1] * 10 + [0] * 10 + [1] * 90)      # goes along with the label
+        >>> features = torch.randn(200, 4, generator=torch.Generator().manual_seed(0)) + 9 * kind[:, None]
+        >>> weights = balance_weights(features - 4.5, torch.arange(200) // 100)
+        >>> weights[0].item(), weights[95].item()
+        (0.5555555555555556, 5.0)
+    """
+    found = find_clusters(features, clusters, seed)
+    return independent_weights(labels, found.clustering.cluster, cap=cap)
 
 
 def label_offsets(labels: Tensor, groups: Tensor, *, even: bool = False) -> Tensor:

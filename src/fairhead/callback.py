@@ -1,0 +1,161 @@
+"""Audits within somebody's own training script: a callback of the Hugging Face `Trainer`."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from accelerate.data_loader import get_sampler
+from scipy.special import softmax
+from torch.utils.data import SequentialSampler
+from transformers import TrainerCallback
+
+from fairhead.audit import Audit, audit
+from fairhead.errors import InputError, did_you_mean
+from fairhead.records import Records
+
+METRICS = ("DP", "EOp", "EOd")
+_log = logging.getLogger(__name__)
+
+
+class AuditCallback(TrainerCallback):
+    """Audits each evaluation of a `Trainer` that trains a classifier, and logs the gaps with their intervals.
+
+    The figures join the metrics of the evaluation: `eval_EOd_sex`, `eval_EOd_sex_low` and `eval_EOd_sex_high`. So every
+    tracker that the Trainer has gets them (TensorBoard, trackio, wandb, mlflow, ...), and `metric_for_best_model` may
+    name one. Training sees no group: they are looked up when an evaluation has ended. No row is predicted twice.
+
+    Attributes:
+        audits: one for each evaluation so far, as (prefix of its figures' names, step, audit).
+
+    Example:
+        >>> trainer = Trainer(model, arguments, eval_dataset=rows, ...)  # doctest: +SKIP
+        >>> trainer.add_callback(fairhead.AuditCallback(trainer, groups=["sex"]))  # doctest: +SKIP
+        >>> trainer.train()  # doctest: +SKIP
+        {'eval_loss': 0.41, 'eval_DP_sex': 0.12, 'eval_DP_sex_low': 0.08, 'eval_DP_sex_high': 0.16, ...}
+    """
+
+    def __init__(self, trainer: Any, groups: Sequence[str] | Mapping[str, Any], **options: Any) -> None:
+        """Join a Trainer.
+
+        Args:
+            trainer: the one that is to be audited, whose model gives a class for each row.
+            groups: columns of the evaluation data, which the model need not take; or the groups themselves by name,
+                one value for each row of `trainer.eval_dataset`.
+            options: of `fairhead.audit`: metrics (DP, EOp and EOd by default), positive (by default the second of two
+                classes), n_boot, level, intersections, ...
+
+        Raises:
+            InputError: the groups are not those of the evaluation data.
+        """
+        self.trainer, self.options = trainer, {"metrics": METRICS, **options}
+        self.groups = groups if isinstance(groups, Mapping) else [groups] if isinstance(groups, str) else list(groups)
+        self.audits: list[tuple[str, int, Audit]] = []
+        self._data: Any = None  # of the evaluation that is under way
+        self._columns: tuple[Any, dict[str, Any]] | None = None  # the groups of the data that were looked at last
+        self._told: set[str] = set()
+        self._loader, self._loop = trainer.get_eval_dataloader, trainer.evaluation_loop
+        trainer.get_eval_dataloader, trainer.evaluation_loop = self._get_loader, self._evaluate
+        data = trainer.eval_dataset
+        for one in data.values() if isinstance(data, dict) else () if data is None else (data,):
+            self._groups_of(one)
+
+    def _get_loader(self, eval_dataset: Any = None) -> Any:
+        """Stands for `Trainer.get_eval_dataloader`: notes which data are evaluated."""
+        known = self.trainer.eval_dataset
+        self._data = known[eval_dataset] if isinstance(eval_dataset, str) else eval_dataset
+        self._data = known if self._data is None else self._data
+        loader = self._loader(eval_dataset)
+        if not isinstance(get_sampler(loader), SequentialSampler):
+            raise InputError(
+                "AuditCallback needs evaluation rows in the order of their data, and this Trainer has another: set "
+                'train_sampling_strategy="random", and give evaluation data that have a length'
+            )
+        return loader
+
+    def _evaluate(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> Any:
+        """Stands for `Trainer.evaluation_loop`: adds the figures to its metrics, which the Trainer then logs."""
+        data, self._data = self._data, None
+        if data is None:  # `Trainer.predict`, whose rows nobody has named groups for
+            return self._loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
+        output = self._loop(dataloader, description, False, ignore_keys, metric_key_prefix)
+        records = self._records(output, self._groups_of(data))
+        options = {"positive": self._names()[1] if len(records.classes) == 2 else None, **self.options}
+        found = audit(records, **options)
+        self.audits.append((metric_key_prefix, self.trainer.state.global_step, found))
+        for figure in found.estimates:
+            name = "_".join([metric_key_prefix, figure.metric, *([figure.group_by] if figure.group_by else [])])
+            if figure.value is None:
+                self._tell_once(name, figure.undefined)
+                continue
+            output.metrics.update({name: figure.value, f"{name}_low": figure.low, f"{name}_high": figure.high})
+        return output
+
+    def _records(self, output: Any, groups: Mapping[str, Any]) -> Records:
+        """One row for each that was evaluated."""
+        said = output.predictions[0] if isinstance(output.predictions, tuple) else output.predictions
+        label, names = output.label_ids, self._names()
+        shapes = [None if part is None else list(np.shape(part)) for part in (said, label)]
+        if label is None or np.ndim(label) != 1 or np.ndim(said) not in (1, 2) or not len(said) == len(label):
+            raise InputError(
+                f"AuditCallback audits classifiers: predictions [rows, classes] and labels [rows] are expected, and "
+                f"this evaluation gives {shapes[0]} and {shapes[1]}"
+            )
+        for name, values in groups.items():
+            if len(values) != len(label):
+                raise InputError(
+                    f"group {name!r} has {len(values)} values and the evaluation {len(label)} rows: give one for each "
+                    "row, or name a column of the evaluation data"
+                )
+        scores = None if said.ndim == 1 else softmax(said.astype(np.float64), axis=-1)
+        if scores is not None and scores.shape[1] != len(names):
+            raise InputError(f"the predictions have {scores.shape[1]} columns and the model {len(names)} classes")
+        answer = said if scores is None else scores.argmax(-1)
+        return Records.from_arrays(
+            [names[code] for code in label.tolist()],
+            [names[int(code)] for code in answer.tolist()],
+            scores=None if scores is None else scores[:, 1] if len(names) == 2 else scores,
+            groups=groups,
+            classes=names,
+        )
+
+    def _names(self) -> list[str]:
+        """The classes of the model."""
+        config = self.trainer.model.config
+        return [str(config.id2label[code]) for code in range(config.num_labels)]
+
+    def _groups_of(self, data: Any) -> dict[str, Any]:
+        """The groups of evaluation data; read once from their columns."""
+        if isinstance(self.groups, Mapping):
+            if data is not self.trainer.eval_dataset:
+                raise InputError("groups given as values belong to trainer.eval_dataset: name columns for other data")
+            return dict(self.groups)
+        if self._columns is None or self._columns[0] is not data:
+            self._columns = data, {name: _column(data, name) for name in self.groups}
+        return self._columns[1]
+
+    def _tell_once(self, name: str, why: str | None) -> None:
+        if name not in self._told:
+            self._told.add(name)
+            _log.warning("%s is undefined and is not logged: %s", name, why)
+
+
+def _column(data: Any, name: str) -> Any:
+    """One column of a `datasets.Dataset`, or of a sequence of dictionaries."""
+    known = getattr(data, "column_names", None)
+    if known is None:
+        known = list(data[0]) if len(data) and isinstance(data[0], Mapping) else []
+    if name not in known:
+        raise InputError(
+            f"the evaluation data have no column {name!r}; there are: {', '.join(known) or 'none'}."
+            f"{did_you_mean(name, known)} Groups can also be given as values: groups={{{name!r}: [...]}}"
+        )
+    values = data[name] if hasattr(data, "column_names") else [row[name] for row in (data[i] for i in range(len(data)))]
+    return np.asarray(list(values))

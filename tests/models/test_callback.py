@@ -1,0 +1,126 @@
+"""Audits within a Hugging Face Trainer, and the examples of methods there."""
+
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fairlearn.metrics import demographic_parity_difference
+from transformers import Trainer, TrainerCallback, TrainingArguments, ViTConfig, ViTForImageClassification
+
+import fairhead
+from fairhead.errors import InputError
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+class Tracker(TrainerCallback):
+    """What any tracker gets."""
+
+    def __init__(self):
+        self.logs = []
+
+    def on_log(self, args, state, control, logs=None, **more):
+        self.logs.append(dict(logs))
+
+
+def rows(n, seed=0, classes=2):
+    """Pictures whose group makes them brighter."""
+    rng = np.random.default_rng(seed)
+    group, label = rng.integers(0, 2, n), rng.integers(0, classes, n)
+    pixels = torch.tensor(rng.normal(label + group, 1, (4, 4, 1, n)).T, dtype=torch.float32)
+    return [{"pixel_values": p, "labels": int(y), "sex": "fm"[g]} for p, y, g in zip(pixels, label, group, strict=True)]
+
+
+def made_trainer(folder, evaluation, classes=("no", "yes"), kind=Trainer, **options):
+    torch.manual_seed(0)
+    shape = {"image_size": 4, "patch_size": 2, "num_channels": 1, "hidden_size": 8, "intermediate_size": 8}
+    names = dict(enumerate(classes))
+    model = ViTForImageClassification(
+        ViTConfig(num_hidden_layers=1, num_attention_heads=2, id2label=names, initializer_range=0.5, **shape)
+    )
+    arguments = TrainingArguments(
+        folder, max_steps=2, eval_steps=1, eval_strategy="steps", report_to="none", use_cpu=True, disable_tqdm=True,
+        per_device_train_batch_size=16, per_device_eval_batch_size=64, save_strategy="no", **options,
+    )  # fmt: skip
+    tracker = Tracker()
+    return kind(model, arguments, train_dataset=rows(32), eval_dataset=evaluation, callbacks=[tracker]), tracker
+
+
+def test_each_evaluation_is_audited_and_every_tracker_gets_the_gaps(tmp_path):
+    evaluation = rows(301)  # the last batch is not full
+    trainer, tracker = made_trainer(tmp_path, evaluation)
+    callback = fairhead.AuditCallback(trainer, groups=["sex"])
+    trainer.add_callback(callback)
+    trainer.train()
+    assert [(prefix, step) for prefix, step, _ in callback.audits] == [("eval", 1), ("eval", 2)]
+    logged = [logs for logs in tracker.logs if "eval_DP_sex" in logs]
+    assert len(logged) == 2
+    found = trainer.predict(evaluation)  # which is not audited: nobody named groups for it
+    assert not any("sex" in name for name in found.metrics)
+    assert len(callback.audits) == 2
+    sex, said = [row["sex"] for row in evaluation], found.predictions.argmax(-1)
+    expected = demographic_parity_difference(found.label_ids, said, sensitive_features=sex)
+    assert logged[-1]["eval_DP_sex"] == pytest.approx(expected)
+    assert 0 <= logged[-1]["eval_DP_sex_low"] <= expected <= logged[-1]["eval_DP_sex_high"] <= 1
+    again = fairhead.audit({"y": found.label_ids, "p": said, "sex": sex}, label="y", prediction="p", groups="sex")
+    for name in ("DP", "EOp", "EOd"):  # the second class is the positive one, whatever the classes are called
+        assert logged[-1][f"eval_{name}_sex_low"] == pytest.approx(again[name, "sex"].low)
+
+
+def test_each_of_several_evaluation_sets_has_its_own_groups(tmp_path, caplog):
+    data = {"one": rows(120, 1), "two": rows(80, 2)}
+    trainer, _ = made_trainer(tmp_path, data, classes=("a", "b", "c"))
+    trainer.add_callback(fairhead.AuditCallback(trainer, groups="sex", metrics=["accuracy", "DP"], n_boot=200))
+    found = trainer.evaluate()
+    assert {"eval_one_accuracy", "eval_one_DP_sex", "eval_two_DP_sex_high"} <= found.keys()
+    assert "eval_DP_sex" in trainer.evaluate(rows(90, 3))  # and so have data that come later
+    few = rows(40, 4)[:12]
+    assert "eval_DP_sex" not in trainer.evaluate(few)
+    assert "eval_DP_sex is undefined and is not logged" in caplog.text
+
+
+def test_groups_may_be_given_as_values(tmp_path):
+    evaluation = rows(100)
+    sex = [row.pop("sex") for row in evaluation]
+    trainer, _ = made_trainer(tmp_path, evaluation)
+    fairhead.AuditCallback(trainer, {"sex": sex}, n_boot=200)
+    assert "eval_EOd_sex" in trainer.evaluate()
+    with pytest.raises(InputError, match=r"belong to trainer\.eval_dataset"):
+        trainer.evaluate(rows(100))
+    trainer, _ = made_trainer(tmp_path, evaluation)
+    fairhead.AuditCallback(trainer, {"sex": sex[1:]})
+    with pytest.raises(InputError, match="99 values and the evaluation 100 rows"):
+        trainer.evaluate()
+
+
+def test_what_cannot_be_audited_is_told(tmp_path):
+    with pytest.raises(InputError, match=r"no column .sec.; there are: pixel_values, labels, sex"):
+        fairhead.AuditCallback(made_trainer(tmp_path, rows(20))[0], groups=["sec"])
+
+    class Shuffled(Trainer):
+        def _get_eval_sampler(self, eval_dataset):
+            return torch.utils.data.RandomSampler(eval_dataset)
+
+    trainer, _ = made_trainer(tmp_path, rows(20), kind=Shuffled)
+    fairhead.AuditCallback(trainer, groups=["sex"])
+    with pytest.raises(InputError, match="in the order of their data"):
+        trainer.evaluate()
+
+
+@pytest.mark.parametrize("example", ["audit", "dam", "balance", "match"])
+def test_the_examples_run(example, tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.setattr("sys.argv", ["example", str(tmp_path)])
+    found = runpy.run_path(str(EXAMPLES / f"{example}_in_trainer.py"))
+    logged = [logs["eval_EOd_shade"] for logs in found["trainer"].state.log_history if "eval_EOd_shade" in logs]
+    assert len(logged) == 2
+    assert "eval_EOd_shade_low" in capsys.readouterr().out
+    if example == "audit":  # plain training learns the shade alone
+        assert logged[-1] > 0.8
+    if example == "balance":
+        assert logged[-1] < 0.5
+    if example == "match":  # rows that are rare in training and not in use
+        rare = torch.tensor([(row["shade"] == "light") != row["labels"] for row in found["train"]])
+        assert found["matched"].weights[rare].mean() > 3 * found["matched"].weights[~rare].mean()
