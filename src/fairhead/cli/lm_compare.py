@@ -22,11 +22,17 @@ out 0, and p < 0.05 after Holm's correction over all figures of all runs; otherw
 and the smallest difference that the figure alone would have shown is given (none where there are too few clusters).
 StereoSet is scored on terms that none of the models was trained on.
 
+Runs of lm-evaluation-harness (`--log_samples`: the folder, or one `samples_*.jsonl`) and of inspect_ai (JSON logs) are
+compared in the same way, task by task, joined on their documents. Samples are independent of each other unless
+`--cluster` names the field that those of one template or person share.
+
 **Examples**
 
     fairhead lm compare runs/base runs/klaad --html before-after.html
 
     fairhead lm compare runs/base runs/klaad runs/ce runs/cda --names base,KLAAD,control,CDA --json all.json
+
+    fairhead lm compare lm-eval/base lm-eval/tuned --category bias_type
 
     fairhead lm compare runs/ce runs/klaad      # KLAAD against plain fine-tuning on the same sentences
 """
@@ -71,6 +77,20 @@ class Comparing(Statistics):
 
 
 @dataclass(frozen=True)
+class Logs:
+    """How samples of another harness belong together.
+
+    Attributes:
+        cluster: field of a document (of inspect_ai: of the metadata) whose equal values are drawn together.
+        category: field whose values are also compared one by one.
+    """
+
+    panel: ClassVar[str] = "Logs of other harnesses"
+    cluster: Annotated[str | None, Option(metavar="FIELD")] = None
+    category: Annotated[str | None, Option(metavar="FIELD")] = None
+
+
+@dataclass(frozen=True)
 class Pages:
     """What is written.
 
@@ -93,9 +113,14 @@ class Pages:
 def compare_command(
     context: typer.Context,
     folders: Annotated[
-        list[Path], typer.Argument(help="Folders of fairhead lm suite; the first is before.", metavar="BEFORE AFTER...")
+        list[Path],
+        typer.Argument(
+            help="Folders of fairhead lm suite, or logs of another harness; the first is before.",
+            metavar="BEFORE AFTER...",
+        ),
     ],
     statistics: Comparing,
+    logs: Logs,
     pages: Pages,
 ) -> None:
     """What did a change of a model do: stereotypes, spill-over, language, attention? Needs no torch."""
@@ -111,7 +136,7 @@ def compare_command(
     from fairhead.language.before_after_report import markdown_of
 
     called = [name.strip() for name in pages.names.split(",")] if pages.names else None
-    found = compare_suites(folders, called, statistics.resampling(), statistics.n_perm)
+    found = compare_suites(folders, called, statistics.resampling(), statistics.n_perm, logs.cluster, logs.category)
     if json_path is not None:
         write_json(found.to_dict(), json_path)
     if html is not None:

@@ -14,6 +14,7 @@ from fairhead import __version__
 from fairhead.errors import InputError
 from fairhead.language.benchmark import ASKS, SECTIONS, Benchmark, Figure
 from fairhead.language.benchmarks import all_benchmarks, benchmark_named
+from fairhead.language.eval_logs import read_run
 from fairhead.language.item_table import ItemTable, Measure, compare_items, join_items
 from fairhead.language.suite import Suite
 from fairhead.report import Report, Result
@@ -108,10 +109,13 @@ class BeforeAfter(Result):
 
 
 def compare_suites(
-    folders: Sequence[Path],  # that `fairhead lm suite` wrote; the first is "before"
+    # Folders of `fairhead lm suite`, or logs of another harness (`eval_logs`); the first is "before"
+    folders: Sequence[Path],
     names: Sequence[str] | None = None,  # what to call them; their folders' names by default
     resampling: Resampling | None = None,  # how intervals are made
     n_perm: int = N_PERM,  # random swaps of each p-value, at most
+    cluster: str | None = None,  # of logs: the field whose equal values are drawn together
+    category: str | None = None,  # of logs: the field whose values are compared one by one
 ) -> BeforeAfter:
     """Compare the first of several suites with each of the others.
 
@@ -134,10 +138,13 @@ def compare_suites(
     called = tuple(names) if names else _names(folders)
     if len(set(called)) != len(called) or len(called) != len(folders):
         raise InputError(f"{len(folders)} runs are called {', '.join(called)}; one distinct name each is expected")
-    suites = [Suite.read(Path(folder)) for folder in folders]
+    suites = [read_run(Path(folder), cluster, category) for folder in folders]
     how = resampling or Resampling()
     trained = sorted({target for suite in suites for target in (suite.training or {}).get("training_targets", ())})
     compared = [_Pair(suites[0], suite, frozenset(trained), how, n_perm) for suite in suites[1:]]
+    for pair in compared:
+        if not pair.common():
+            raise InputError(f"{pair.before.folder} and {pair.after.folder} have no benchmark or task in common")
     # One family of headlines and one of categories: whoever looks at three methods has three chances of a fluke.
     families = {kind: _corrected([getattr(pair, kind)() for pair in compared]) for kind in ("headlines", "by_category")}
     runs = tuple(
@@ -179,16 +186,16 @@ class _Pair:
 
     def headlines(self) -> list[Difference]:
         """Headline figures of every benchmark that both runs have: of stereotypes first, then of language."""
-        found = [c for name in self._common() for c in self._changes(*self._tables(name), "headlines_of")]
+        found = [c for name in self.common() for c in self._changes(*self._tables(name), "headlines_of")]
         return sorted(found, key=lambda c: SECTIONS.index(benchmark_named(c.benchmark).section_of(c.metric)))
 
     def by_category(self) -> list[Difference]:
         """Figures of every category."""
-        return [c for name in self._common() for c in self._changes(*self._tables(name), "by_category")]
+        return [c for name in self.common() for c in self._changes(*self._tables(name), "by_category")]
 
     def seen(self) -> tuple[Difference, ...]:
         """Headline figures on the terms that were trained on, of benchmarks that have terms."""
-        names = [name for name in self._common() if self.trained and benchmark_named(name).trained_on]
+        names = [name for name in self.common() if self.trained and benchmark_named(name).trained_on]
         return tuple(c for name in names for c in self._changes(*self._tables(name, trained=True), "headlines_of"))
 
     def targeted(self) -> tuple[str, ...]:
@@ -233,10 +240,11 @@ class _Pair:
 
     def unpaired(self) -> dict[str, int]:
         """Items without a counterpart."""
-        both = {name: [set(s.table(name).ids) for s in (self.before, self.after)] for name in self._common()}
+        both = {name: [set(s.table(name).ids) for s in (self.before, self.after)] for name in self.common()}
         return {name: len(one ^ other) for name, (one, other) in both.items() if one != other}
 
-    def _common(self) -> list[str]:
+    def common(self) -> list[str]:
+        """Benchmarks that both runs have."""
         return [name for name in self.before.measured if name in self.after.measured]
 
     def _tables(self, name: str, trained: bool = False) -> tuple[ItemTable, ItemTable]:

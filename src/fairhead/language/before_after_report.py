@@ -32,6 +32,10 @@ _SECTIONS = {
         "trained on; the other benchmarks had no part in training."
     ),
     "Language": "The price: sense before nonsense, and perplexity of held-out text as a ratio to the first model's.",
+    "Scores": (
+        "The mean of each metric over the samples that both runs have, as the harness logged them. Better and worse "
+        "are about the distance to 1 for accuracies and to 50 % for shares of stereotypes."
+    ),
     "Attention": (
         "Where attention differs between a stereotyped sentence and its counterpart, and how spread out attention is "
         "on plain text (1 is uniform, 0 a single token). Tokens that differ draw different attention in any model: a "
@@ -100,6 +104,11 @@ def verdict(found: BeforeAfter) -> list[dict[str, str]]:
     blind = [c for run in found.runs for c in run.headlines if c.value is not None and c.mde is None and c.note]
     for text in dict.fromkeys(f"{_where(found, c)}: {c.note}." for c in blind):
         lines.append(_line("note", text))
+    for name, made in found.provenance.get("runs", {}).items():
+        no_numbers = ", ".join(key for key in made["skipped"] if ":" in key)
+        if no_numbers:
+            text = f"{name}: not compared, because its value of a sample is no number: {no_numbers}."
+            lines.append(_line("note", text))
     precisions = {str(made.get("dtype")) for made in found.provenance.get("runs", {}).values()}
     if len(precisions) > 1:
         text = f"The runs differ in precision ({', '.join(sorted(precisions))}): small changes may be its doing."
@@ -268,7 +277,7 @@ def _better(change: Difference) -> str:
     """Which way is better, for the reader who does not know the figure."""
     if not change.better_way:
         return ""
-    if change.ideal in (0.0, 0.5) and _section(change) == "Stereotypes":
+    if change.ideal == 0.5 or (change.ideal == 0 and _section(change) == "Stereotypes"):
         even = f"50{THIN_SPACE}%" if change.ideal else "0"
         return f"nearer to even ({even}) is better"
     return f"{change.better_way} is better"

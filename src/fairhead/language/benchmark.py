@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fairhead.language.answers import Progress, Prompt, Request, Sampling
 
 T = TypeVar("T")
-Section = Literal["Stereotypes", "Language", "Attention"]
+Section = Literal["Stereotypes", "Language", "Attention", "Scores"]
 SECTIONS: tuple[str, ...] = get_args(Section)  # in the order in which figures are shown
 Role = Literal["asks", "measures", "shows"]
 _ROLES: tuple[str, ...] = get_args(Role)
@@ -151,7 +151,7 @@ class Benchmark:
     most_items: int | None = None  # no more than these, the first of those drawn
     min_items: int = 10  # with fewer items, or fewer clusters of them, its figures are undefined
     n_boot: int = 2000  # bootstrap replicates by default
-    # Of a comparison's report: "Stereotypes", "Language" or "Attention"
+    # Of a comparison's report; "Scores" are those of other harnesses
     section: Section = "Stereotypes"
     # Raises what the table would lack on this machine, given the options
     ready: Callable[[Any], None] = lambda options: None

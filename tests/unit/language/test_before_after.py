@@ -197,7 +197,7 @@ def test_the_command_writes_page_json_and_markdown(folders, tmp_path, capsys):
     ("arguments", "message"),
     [
         (["{0}"], "1 folder: the one before and at least one after"),
-        (["{0}", "nowhere"], "nowhere has no suite.json"),
+        (["{0}", "nowhere"], "nowhere has no run that can be compared"),
         (["{0}", "{1}", "--names", "a"], "one distinct name each"),
         (["{0}", "{1}", "--html", "page.txt"], "ends in .html"),
         (["{0}", "{1}", "--html", "page.html", "--json", "page.json"], "choose another name for --json"),

@@ -58,7 +58,11 @@ def _loaded(name: str, place: str) -> Benchmark:
 
 
 def benchmark_named(name: str) -> Benchmark:
-    """The benchmark of this name, or the last that the command line calls so."""
+    """The benchmark of this name, or the last that the command line calls so; "lm-eval:TASK" is one of a log."""
+    if ":" in name:
+        from fairhead.language.eval_logs import logged_benchmark
+
+        return logged_benchmark(name)
     return choose([name])[-1]
 
 
