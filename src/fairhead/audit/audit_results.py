@@ -6,16 +6,25 @@ These are plain data. The numbers are made in the other files of this folder, th
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import permutations
-from math import hypot
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairhead import report  # what needs templates is imported when it is used
-from fairhead.audit.estimate import STABLE_ROWS
+from fairhead.audit.catalogue import METRICS, Metric
 from fairhead.report.result import Result
-from fairhead.report.wording import between, change_between, points, said, said_of_difference
-from fairhead.stats import ALPHA, Difference, Estimate
+from fairhead.report.wording import (
+    FAILS,
+    GROUPS_MOVED,
+    between,
+    change_between,
+    in_words,
+    is_finding,
+    listed,
+    said_of_difference,
+    scale_of,
+)
+from fairhead.stats import Difference, Estimate
+from fairhead.stats.bootstrap import STABLE_ROWS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,8 +40,18 @@ HEADLINE = ("DP", "EOp", "EOd")
 _MOST_TURNED = 3
 # Of more columns with a gap, a verdict names those that are clearest.
 _MOST_COLUMNS = 3
-# What verdicts call a finding; their tests are corrected together.
-FAMILY = (*HEADLINE, "impact_ratio")
+# Figures that are sums of absolute values have intervals, and no test that could be corrected with others.
+_UNTESTED = {"ECE", "ABROCA", "score_distance"}
+# Of a pair of groups in a comparison, as its note.
+REVERSED = "reversed"
+
+
+def headline_of(asked: Iterable[Metric]) -> list[str]:
+    """The gaps that a verdict speaks of: DP, EOp and EOd, or where none of them was asked for, each gap that was."""
+    gaps = [
+        m for m in asked if m.compare in ("spread", "to_overall") and m.ideal == 0 and _UNTESTED.isdisjoint(m.rates)
+    ]
+    return [m.name for m in gaps if m.name in HEADLINE] or [m.name for m in gaps]
 
 
 @dataclass(frozen=True)
@@ -113,11 +132,18 @@ class Audit(Result):
         name = name or str(self.provenance.get("path", "the predictions"))
         return Report(
             title=f"Audit of {Path(name).name}",
-            question=f"Are the predictions in {name} even by {' and '.join(_columns(self))}?",
+            question=f"Are the predictions in {name} even by {listed(_columns(self), 'and')}?",
             verdict=audit_verdicts(self),
-            sections=[Audited(title="Groups", name=name, audit=self, rates=rates)],
+            sections=[Audited(title="Groups", name=name, audit=self, rates=rates, first=_first(self))],
             provenance=dict(self.provenance),
         )
+
+
+def _first(audit: "Audit") -> str | None:
+    """The column of the clearest gap, whose picture comes first; crossed columns, which are folded, stay in place."""
+    headline, single = audit.provenance.get("audit", {}).get("headline", HEADLINE), _columns(audit)
+    ranked = clearest(e for e in audit.estimates if e.metric in headline and e.group_by in single)
+    return ranked[0].group_by if ranked else None
 
 
 def _columns(audit: "Audit") -> list[str]:
@@ -181,12 +207,12 @@ class Comparison(Result):
         title = f"{b} against {a}"
         return Report(
             title=f"Audit of {Path(a).name}",
-            question=f"Are the predictions {b} (B) more even by {' and '.join(_columns(self.a))} than {a} (A)?",
+            question=f"Are the predictions {b} (B) more even by {listed(_columns(self.a), 'and')} than {a} (A)?",
             verdict=[*comparison_verdicts(self), *alone],
             sections=[
                 Compared(title=title, comparison=self, a_name=a, b_name=b),
                 *(
-                    Audited(title=f"Audit of {name}", name=name, audit=audit)
+                    Audited(title=f"Audit of {name}", name=name, audit=audit, first=_first(audit))
                     for name, audit in ((a, self.a), (b, self.b))
                 ),
             ],
@@ -210,19 +236,19 @@ class Comparison(Result):
 
 def audit_verdicts(audit: Audit) -> list[report.Sentence]:
     """The clearest gap of each group column that has one, then a sentence on the four-fifths rule for each column."""
-    level = audit.provenance.get("audit", {}).get("level", 0.95)
-    gaps = [e for e in audit.estimates if e.metric in HEADLINE and e.group_by is not None]
-    verdicts = _headlines(audit, gaps, level)
+    options = audit.provenance.get("audit", {})
+    level, headline = options.get("level", 0.95), options.get("headline", HEADLINE)
+    gaps = [e for e in audit.estimates if e.metric in headline and e.group_by is not None]
+    verdicts = _headlines(gaps, level)
     for e in map(stable, audit.estimates):
         if e.metric == "impact_ratio" and e.value is not None and e.low is not None and e.high is not None:
             figures = f"{e.value:.2f} ({100 * level:g} % interval {e.low:.2f} to {e.high:.2f})"
-            word = said(e).rpartition(" ")[2]
-            if word == "fails" and not is_finding(e, level):
-                word = "undecided"
-            tone = {"fails": "bad", "holds": "good", "undecided": "unclear"}[word]
-            verb = {"bad": "fails", "good": "holds", "unclear": "cannot be decided"}[tone]
-            text = f"The four-fifths rule {verb} by {e.group_by}: impact ratio {figures}."
-            verdicts.append(report.Sentence(text, tone))
+            word = e.detail.get("four_fifths", "undecided")
+            tone = {FAILS: "bad", "holds": "good"}.get(word, "unclear")
+            verb = "cannot be decided" if tone == "unclear" else word
+            verdicts.append(
+                report.Sentence(f"The four-fifths rule {verb} by {e.group_by}: impact ratio {figures}.", tone)
+            )
     return verdicts
 
 
@@ -232,116 +258,97 @@ def stable(estimate: Estimate) -> Estimate:
     return estimate if without is None else replace(estimate, **{**without, "groups": tuple(without["groups"])})
 
 
-def is_finding(estimate: Estimate, level: float = 1 - ALPHA) -> bool:
-    """Whether a figure is significant among all that the verdict of its audit might speak of."""
-    p = estimate.detail.get("p_adjusted")
-    return p is not None and p < 1 - level
+def clearest(estimates: Iterable[Estimate]) -> list[Estimate]:
+    """Gaps that are defined, by what is certain of them: the largest value is often that of the smallest group."""
+    defined = [e for e in map(stable, estimates) if e.value is not None and e.low is not None and e.high is not None]
+    return sorted(defined, key=lambda e: (e.low or 0.0, e.value or 0.0), reverse=True)
 
 
-def _headlines(audit: Audit, gaps: list[Estimate], level: float) -> list[report.Sentence]:
+def _headlines(gaps: list[Estimate], level: float) -> list[report.Sentence]:
     """The clearest gap of each column, the clearest first; or that none is significant."""
-    defined = [e for e in map(stable, gaps) if e.value is not None and e.low is not None and e.high is not None]
-    if not defined:
-        reason = stable(gaps[0]).undefined if gaps else "none was asked for"
-        return [report.Sentence(f"No gap in {_any_of(HEADLINE)} is defined: {reason}.", "unclear")]
-    # By what is certain of them: the largest value is often that of the smallest group.
-    ranked = sorted(defined, key=lambda e: (e.low or 0.0, e.value or 0.0), reverse=True)
+    if not gaps:
+        words = f"A verdict is about gaps such as those in {listed(map(in_words, HEADLINE), 'or')}; none was asked for."
+        return [report.Sentence(words, "note")]
+    names = listed(dict.fromkeys(in_words(e.metric, short=True) for e in gaps), "or")
+    ranked = clearest(gaps)
+    if not ranked:
+        return [report.Sentence(f"No gap in {names} is defined: {stable(gaps[0]).undefined}.", "unclear")]
     order = sorted(gaps, key=lambda e: (e.metric, e.group_by) != (ranked[0].metric, ranked[0].group_by))
     cells = list(dict.fromkeys(c for e in order if "stable" in e.detail for c in e.detail.get("unstable", ())))
     thin = ""
     if cells:
         more = f", and {len(cells) - 1} more" if len(cells) > 1 else ""
-        thin = f" Unstable, with fewer than 30 rows, and not counted: {cells[0]}{more}."
+        thin = f" Unstable, with fewer than {STABLE_ROWS} rows, and not counted: {cells[0]}{more}."
     shown: dict[str | None, Estimate] = {}
     for e in ranked:
         if is_finding(e, level):
             shown.setdefault(e.group_by, e)
     if not shown:
-        top = ranked[0]
-        power = ""
+        top, power = ranked[0], ""
         if top.mde is not None:
-            power = f" Between these two groups, a sample like this would show one of {points(top.mde)} or more."
-        return [
-            report.Sentence(
-                f"No gap in {_any_of(HEADLINE)} is significant; the clearest is {top.metric} by {top.group_by}, "
-                f"{_figures(audit, top, level)}.{power}{thin}",
-                "unclear",
-            )
-        ]
+            least = scale_of(top.metric, top.mde, top.low, top.high, difference=True).write(top.mde)
+            power = f" Between these two groups, a sample like this would show one of {least} or more."
+        text = f"the clearest is in {in_words(top.metric)} by {top.group_by}, {_figures(top, level)}.{power}{thin}"
+        return [report.Sentence(f"No gap in {names} is significant; {text}", "unclear")]
     first, *others = shown.values()
-    found = f"The clearest gap is {first.metric} by {first.group_by}: {_figures(audit, first, level)}.{thin}"
+    found = f"The clearest gap is in {in_words(first.metric)} by {first.group_by}: {_figures(first, level)}.{thin}"
     return [report.Sentence(found, "bad")] + [
-        report.Sentence(f"By {e.group_by}: {e.metric} {_figures(audit, e, level)}.", "bad")
+        report.Sentence(f"By {e.group_by}: {in_words(e.metric, short=True)} {_figures(e, level)}.", "bad")
         for e in others[:_MOST_COLUMNS]
     ]
 
 
-def _figures(audit: Audit, gap: Estimate, level: float) -> str:
+def _figures(gap: Estimate, level: float) -> str:
     """Value and interval of a gap, the groups that attain it, and those whose difference is most certain."""
     assert gap.value is not None
     assert gap.low is not None
     assert gap.high is not None
-    text = f"{points(gap.value)} ({100 * level:g} % interval {100 * gap.low:.1f} to {100 * gap.high:.1f})"
-    certain = _most_certain(audit, gap)
+    scale = scale_of(gap.metric, gap.value, gap.low, gap.high, difference=True)
+    text = f"{scale.write(gap.value)} ({100 * level:g} % interval {scale.number(gap.low)} to {scale.number(gap.high)})"
     if gap.groups:
         text += f", {between(gap)}"
-    if certain and set(certain) != {gap.groups[0], gap.groups[-1]}:
-        text += f"; most certain of {certain[0]} above {certain[1]}"
+    certain = gap.detail.get("most_certain", ())
+    if any({*pair["groups"]} != {gap.groups[0], gap.groups[-1]} for pair in certain):
+        several = gap.metric in METRICS and len(METRICS[gap.metric].rates) > 1
+        pairs = [" above ".join(pair["groups"]) + (f" in {pair['rate']}" if several else "") for pair in certain]
+        text += f"; most certain of {listed(pairs, 'and')}"
     return text
-
-
-def _most_certain(audit: Audit, gap: Estimate) -> tuple[str, str] | None:
-    """Of a gap in one rate, the two groups whose difference has the highest lower end."""
-    name = {"DP": "selection_rate", "EOp": "TPR"}.get(gap.metric)
-    rates = {row.group: row.rates.get(name or "") for row in audit.by_group if row.group_by == gap.group_by}
-    ends = {}
-    for group, rate in rates.items():
-        if rate is None or rate.value is None or rate.low is None or rate.high is None or rate.n < STABLE_ROWS:
-            continue
-        ends[group] = rate.value - rate.low, rate.value, rate.high - rate.value
-    if len(ends) < 3 or len(gap.groups) < 2:
-        return None
-    above = {(a, b): ends[a][1] - ends[b][1] - hypot(ends[a][0], ends[b][2]) for a, b in permutations(ends, 2)}
-    return max(above, key=above.__getitem__)
 
 
 def comparison_verdicts(comparison: Comparison) -> list[report.Sentence]:
     """One sentence on the headline gaps of two sets of predictions."""
     words: dict[str, list[str]] = {}
-    asked = [d for d in comparison.differences if d.metric in HEADLINE and d.group_by is not None]
+    headline = comparison.a.provenance.get("audit", {}).get("headline", HEADLINE)
+    asked = [d for d in comparison.differences if d.metric in headline and d.group_by is not None]
     if asked and all(d.value is None for d in asked):
-        return [report.Sentence(f"No difference in {_any_of(HEADLINE)} is defined: {asked[0].undefined}.", "unclear")]
-    turned = reversed_pairs(comparison)
+        names = listed(dict.fromkeys(in_words(d.metric, short=True) for d in asked), "or")
+        return [report.Sentence(f"No difference in {names} is defined: {asked[0].undefined}.", "unclear")]
+    turned = [pair for pair in comparison.pairs if pair.note == REVERSED and pair.significant]
     for d in asked:
         # A gap that turned round is not one that stayed as it was.
         if d.value is not None and not (d.outcome == "not significant" and any(_is_behind(p, d) for p in turned)):
-            change = "" if d.low is None or d.high is None else f", {100 * d.low:+.1f} to {100 * d.high:+.1f}"
-            text = f"{d.metric} by {d.group_by} ({100 * d.value:+.1f} points{change})"
+            scale = scale_of(d.metric, d.value, d.low, d.high, difference=True)
+            ends = scale.interval(d.low, d.high, signed=True).removesuffix(scale.unit).rstrip()
+            change = scale.write(d.value, signed=True) + (f", {ends}" if ends else "")
+            text = f"{in_words(d.metric, short=True)} by {d.group_by} ({change})"
             words.setdefault(said_of_difference(d), []).append(text)
-    tones = {"B better": "good", "B worse": "bad", "not significant": "unclear"}
+    tones = {"B better": "good", "B worse": "bad"}
     starts = {
         "B better": "B has a smaller gap than A in",
         "B worse": "B has a larger gap than A in",
+        GROUPS_MOVED: "Groups moved against each other, but the gap did not become significantly larger or smaller, in",
         "not significant": "The difference between B and A is not significant in",
     }
     said = [
-        report.Sentence(f"{starts[word]} {', '.join(words[word])}.", tones[word]) for word in starts if word in words
+        report.Sentence(f"{start} {', '.join(words[word])}.", tones.get(word, "unclear"))
+        for word, start in starts.items()
+        if word in words
     ]
     most = sorted(turned, key=lambda p: -abs(p.value or 0.0))[:_MOST_TURNED]
     return said + [report.Sentence(f"The gap is reversed in B: {change_between(p)}.", "bad") for p in most]
 
 
-def reversed_pairs(comparison: Comparison) -> list[Difference]:
-    """Pairs of groups of which the other one is ahead in B, by about as much."""
-    return [p for p in comparison.pairs if p.outcome == "changed" and (p.a or 0.0) * (p.b or 0.0) < 0]
-
-
 def _is_behind(pair: Difference, gap: Difference) -> bool:
     """Whether a pair's rate is one that the gap is made of."""
-    rates = {"DP": ("selection_rate",), "EOp": ("TPR",), "EOd": ("TPR", "FPR")}[gap.metric]
+    rates = METRICS[gap.metric].rates if gap.metric in METRICS else (gap.metric,)
     return pair.group_by == gap.group_by and pair.metric.partition("[")[0] in rates
-
-
-def _any_of(names: Iterable[str]) -> str:
-    *most, last = names
-    return f"{', '.join(most)} or {last}"

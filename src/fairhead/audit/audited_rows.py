@@ -140,7 +140,11 @@ def reference_groups(given: Any, columns: Mapping[str, Column]) -> dict[str, int
     if isinstance(given, Mapping):
         chosen = dict(given)
     else:
-        chosen = dict(_reference(str(one), groups) for one in ([given] if isinstance(given, str) else given or ()))
+        chosen = {}
+        for text in [given] if isinstance(given, str) else given or ():
+            name, group = _reference(str(text), groups)
+            if chosen.setdefault(name, group) != group:
+                raise InputError(f"Column {name!r} has two reference groups, {chosen[name]!r} and {group!r}; name one.")
     for name, group in chosen.items():
         if name not in groups or str(group) not in groups[name]:
             have = f"column {name!r}, which has {groups[name]}" if name in groups else f"any of {list(groups)}"
@@ -165,7 +169,7 @@ def _reference(text: str, groups: Mapping[str, Sequence[str]]) -> tuple[str, str
         return having[0], text
     every = [group for known in groups.values() for group in known]
     why = f"{' and '.join(having)} have it; say which, as {having[0]}={text}" if having else f"there are {every}"
-    raise InputError(f"The reference group {text!r} is not one of a single column: {why}.{did_you_mean(text, every)}")
+    raise InputError(f"The reference group {text!r} is not in one column alone: {why}.{did_you_mean(text, every)}")
 
 
 class Joined(NamedTuple):

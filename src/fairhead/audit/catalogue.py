@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.audit import metrics
+from fairhead.audit.rates import Kind
 from fairhead.stats.clusters import divide
 
 Array = NDArray[np.float64]
@@ -25,7 +26,7 @@ class Metric:
     name: str  # as in `Estimate.metric`
     definition: str  # its formula in words
     ideal: float | None  # the value of a perfectly even (or perfect) model
-    rates: tuple[str, ...]  # the group rates it is made of, names in `rates.RATES` or `scores.SCORE_RATES`
+    rates: tuple[str, ...]  # the group rates it is made of, names in `rates.RATES`, or of scores
     # How groups are compared: largest minus smallest, smallest over largest, largest distance from the overall rate,
     # unprivileged minus (or over) privileged, the lowest, the mean, or association
     compare: Compare
@@ -33,6 +34,7 @@ class Metric:
     overall: bool = False  # the figure is about all rows, not about groups
     scores: bool = False  # it needs scores
     unit: bool = True  # its rates lie between 0 and 1, and so does a gap of them
+    kind: Kind | None = None  # of a user's own: its rate, which goes by the name of the metric
 
 
 _UNPRIVILEGED = "unprivileged − privileged (signed), all other groups pooled"

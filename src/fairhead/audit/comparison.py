@@ -8,15 +8,16 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit.audit_results import HEADLINE, Audit, Comparison
+from fairhead.audit.audit_results import Audit, Comparison, headline_of
 from fairhead.audit.audited_rows import View, group_columns, join, one_group, reference_groups, with_weight
 from fairhead.audit.candidate_rates import contrasts_of, signed_gap
 from fairhead.audit.catalogue import Metric, Multiclass, Reduction
 from fairhead.audit.estimate import NO_REPLICATE, Rules, Stack, enough_rows
 from fairhead.audit.metrics import association_value
+from fairhead.audit.own_metrics import with_own
 from fairhead.audit.pair_changes import PairChanges, corrected_pairs, pair_changes
 from fairhead.audit.rates import Rates, Tables, small_groups
-from fairhead.audit.run_audit import Draws, audit, choose_metrics, tables_for
+from fairhead.audit.run_audit import Chosen, Draws, audit, choose_metrics, tables_for
 from fairhead.audit.score_rates import BinnedPair, BinnedScores, pair_scores
 from fairhead.errors import InputError
 from fairhead.records import Column, Records
@@ -41,7 +42,7 @@ def compare(
     *,
     group_by: str | Sequence[str] | None = None,
     intersections: bool = False,
-    metrics: Sequence[str] | str | None = None,
+    metrics: Chosen = None,
     n_boot: int = 2000,
     n_perm: int = 10_000,
     seed: int = 0,
@@ -117,10 +118,11 @@ def compare(
     columns: list[tuple[str | None, Column]] = [(None, one_group(len(joined.a)))]
     columns += group_columns(joined.a, group_by, intersections).items()
     references = reference_groups(reference, {name: column for name, column in columns if name is not None})
-    tested: list[Tested] = []
+    draws = Draws(n_boot, seed, min_group, with_own(chosen))
+    headline, tested = headline_of(chosen), list[Tested]()
     pairs: list[PairChanges] = []
     for name, column in columns:
-        pair = Pair.of(first, second, column, Draws(n_boot, seed, min_group), n_perm, with_scores)
+        pair = Pair.of(first, second, column, draws, n_perm, with_scores)
         rules = Rules(level, min_cell, multiclass, pair.bootstrap[0].prevalence)
         tested += [
             pair.difference(metric, rules, audits, name, references.get(name or "", 0))
@@ -128,7 +130,7 @@ def compare(
             if metric.overall == (name is None)
         ]
         if name is not None:
-            names = dict.fromkeys(rate for metric in chosen if metric.name in HEADLINE for rate in metric.rates)
+            names = {rate: None for m in chosen if m.name in headline for rate in m.rates if rate in draws.kinds}
             of_rates = [pair_changes(pair.bootstrap, pair.swapped, rate, rules, references[name]) for rate in names]
             pairs.append(PairChanges.joined(name, of_rates))
     differences = corrected(tested, correction)
@@ -172,7 +174,7 @@ class Pair:
 
         def tables(stars: list[Array]) -> tuple[Tables, Tables]:
             one, other = (
-                Tables(groups, first.classes, hat, star, content.rows, True, clusters, small)
+                Tables(groups, first.classes, hat, star, content.rows, True, clusters, small, draws.kinds)
                 for hat, star, content in zip(observed, stars, sample.contents, strict=True)
             )
             return one, other

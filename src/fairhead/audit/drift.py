@@ -1,11 +1,14 @@
 """Two samples of different rows, last month's and this month's: how gaps and the rates of groups have changed."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import combinations
 from statistics import NormalDist
 from typing import Any
 
-from fairhead.audit.audit_results import Audit, Comparison
+from fairhead.audit.audit_results import REVERSED, Audit, Comparison
+from fairhead.audit.catalogue import METRICS
+from fairhead.audit.pair_changes import ALL_PAIRS
 from fairhead.audit.run_audit import audit
 from fairhead.errors import InputError
 from fairhead.records import Records
@@ -42,8 +45,8 @@ def drift(a: Records, b: Records, *, correction: Correction = "holm", **options:
         raise InputError(f"a has the classes {list(a.classes)} and b has {list(b.classes)}; the same are expected")
     first, second = audit(a, **options), audit(b, **options)
     level = first.provenance["audit"]["level"]
-    found = [_difference(*pair, level) for pair in _pairs(first, second)]
-    found = [replace(d, p_adjusted=p) for d, p in zip(found, adjust([d.p for d in found], correction), strict=True)]
+    found = _corrected([_difference(*pair, level) for pair in _pairs(first, second)], correction)
+    pairs = _corrected(list(_signed_changes(first, second, level)), correction)
     provenance = {
         "a": dict(a.provenance),
         "b": dict(b.provenance),
@@ -51,7 +54,11 @@ def drift(a: Records, b: Records, *, correction: Correction = "holm", **options:
         "correction": correction,
         "paired": False,
     }
-    return Comparison(tuple(found), first, second, provenance)
+    return Comparison(tuple(found), first, second, provenance, tuple(pairs))
+
+
+def _corrected(found: Sequence[Difference], correction: Correction) -> list[Difference]:
+    return [replace(d, p_adjusted=p) for d, p in zip(found, adjust([d.p for d in found], correction), strict=True)]
 
 
 def _pairs(a: Audit, b: Audit) -> Iterator[tuple[str, str | None, Estimate, Estimate]]:
@@ -69,20 +76,54 @@ def _pairs(a: Audit, b: Audit) -> Iterator[tuple[str, str | None, Estimate, Esti
                     yield rate, f"{row.group_by}: {row.group}", row.rates[rate], other.rates[rate]
 
 
+def _signed_changes(a: Audit, b: Audit, level: float) -> Iterator[Difference]:
+    """How the signed difference between two groups changed, in each rate behind the headline gaps.
+
+    Of many groups each is compared with the reference only.
+    """
+    options = a.provenance["audit"]
+    behind = {rate for metric in options["headline"] if metric in METRICS for rate in METRICS[metric].rates}
+    later = {(row.group_by, row.group): row.rates for row in b.by_group}
+    for column, reference in options["reference"].items():
+        rows = [row for row in a.by_group if row.group_by == column and (column, row.group) in later]
+        for pair in combinations(rows, 2):
+            if len(rows) > ALL_PAIRS and reference not in (pair[0].group, pair[1].group):
+                continue
+            two, one = sorted(pair, key=lambda row: row.group != reference)  # the reference is second
+            for name in (name for name in one.rates if name.partition("[")[0] in behind):
+                figures = [one.rates, two.rates, later[column, one.group], later[column, two.group]]
+                rates = [known[name] for known in figures if name in known]
+                spans = [known for known in map(span, rates) if known is not None]
+                if len(spans) < len(figures):
+                    continue
+                before, after = (difference(spans[k + 1], spans[k], 0.0, None) for k in (0, 2))
+                sure = all(side.low > 0 or side.high < 0 for side in (before, after))
+                note = REVERSED if sure and before.value * after.value < 0 else None
+                found = _changed(name, column, before, after, sum(rate.n for rate in rates), 0.0, None, level)
+                yield replace(found, note=note, groups=(one.group, two.group))
+
+
 def _difference(metric: str, of: str | None, a: Estimate, b: Estimate, level: float) -> Difference:
     n, one, other = a.n + b.n, span(a), span(b)
     if one is None or other is None:
         why = "; ".join(f"in {side}: {e.undefined}" for side, e in (("A", a), ("B", b)) if e.undefined)
         return Difference(metric, of, a.value, b.value, None, None, None, n, undefined=why, ideal=a.ideal)
-    found = difference(one, other, 0.0, a.ideal)
+    return _changed(metric, of, one, other, n, a.ideal, a.ideal, level)
+
+
+def _changed(
+    metric: str, of: str | None, one: Span, other: Span, n: int, ideal: float | None, folded: float | None, level: float
+) -> Difference:
+    """The change from one figure to another; `folded` is where such figures are folded, if anywhere."""
+    found = difference(one, other, 0.0, folded)
     # The standard error on the side of 0, as far as the interval says; half the width where there is no difference.
     normal = NormalDist()
     reach = (found.value - found.low if found.value > 0 else found.high - found.value) or (found.high - found.low) / 2
     se = reach / normal.inv_cdf((1 + level) / 2)
     p = 1.0 if found.value == 0 else 0.0 if se == 0 else 2 * normal.cdf(-abs(found.value) / se)
-    mde = minimum_detectable(se, level)
     ends = found.value, found.low, found.high
-    return Difference(metric, of, a.value, b.value, *ends, n, p, None, None, mde, a.ideal)
+    mde = minimum_detectable(se, level)
+    return Difference(metric, of, one.value, other.value, *ends, n, p, None, None, mde, ideal)
 
 
 def span(estimate: Estimate) -> Span | None:

@@ -15,11 +15,10 @@ from fairhead.audit.catalogue import Metric, Multiclass, Reduction
 from fairhead.audit.rates import ROUNDED, Rates, Tables
 from fairhead.report.wording import in_short
 from fairhead.stats import Estimate, intervals
+from fairhead.stats.bootstrap import STABLE_ROWS
 
 Array = NDArray[np.float64]
 
-# Fewer rows (or clusters) than this in a denominator: the figure stands, marked as unstable.
-STABLE_ROWS = 30
 NO_REPLICATE = "every replicate left a cell empty; too few rows for so many groups and classes"
 # Replicates in which a cell was empty are left out; above this share the estimate says so.
 _MENTION_LOST = 0.02
@@ -200,6 +199,11 @@ def estimate(
     elif parts.excluded and metric.compare in ("spread", "to_overall"):
         # The interval is that of the groups with enough rows: a gap to one that is left out may be larger.
         detail["at_least"] = True
+    if interval.surest:
+        detail["most_certain"] = [
+            {"rate": metric.rates[pair.place[0]], "groups": [groups[pair.high], groups[pair.low]]}
+            for pair in interval.surest
+        ]
     made_by = _made_by(reduction, parts.hat)
     if len(classes) > 1:
         if made_by.class_index is not None:

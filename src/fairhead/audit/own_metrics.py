@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit.catalogue import METRICS, Metric
+from fairhead.audit.catalogue import Metric
 from fairhead.audit.metrics import Margins
 from fairhead.audit.rates import RATES, Kind, rows_of_groups
 from fairhead.errors import InputError, did_you_mean
@@ -57,10 +57,10 @@ _FUNCTIONS = {"min": np.minimum, "max": np.maximum, "abs": np.abs, "sqrt": np.sq
 
 
 def define_metric(name: str, function: Function | str, definition: str = "") -> Metric:
-    """Make a metric known as "own." and its name, as `--metric` and `metrics=` take it.
+    """A metric of your own for `metrics=`; in results it is called "own." and its name.
 
     Args:
-        name: letters, digits and _; a metric of that name that was defined before is replaced.
+        name: letters, digits and _.
         function: from `Counts` to the rate of each group, or an expression of tp, fp, fn, tn and n with + - * / **,
             min, max, abs and sqrt, which is parsed and never run as code.
         definition: in words, for reports.
@@ -68,9 +68,9 @@ def define_metric(name: str, function: Function | str, definition: str = "") -> 
     Example:
         >>> from fairhead.records import Records
         >>> from fairhead.audit import audit
-        >>> metric = define_metric("cost", "(5 * fn + fp) / n")
+        >>> cost = define_metric("cost", "(5 * fn + fp) / n")
         >>> records = Records.from_arrays([1, 0] * 30, [1] * 30 + [0] * 30, groups={"g": ["a"] * 30 + ["b"] * 30})
-        >>> found = audit(records, metrics=["own.cost"])
+        >>> found = audit(records, metrics=["DP", cost])
         >>> found["own.cost"].value, [row.rates["own.cost"].value for row in found.by_group]
         (2.0, [0.5, 2.5])
     """
@@ -89,13 +89,12 @@ def define_metric(name: str, function: Function | str, definition: str = "") -> 
         return np.where(np.isfinite(found), found, np.nan)
 
     full = f"{OWN}{name}"
-    RATES[full] = Kind(rate, rows_of_groups, "rows", own=True)
-    METRICS[full] = Metric(full, f"max − min over groups of {definition or text}", 0.0, (full,), "spread", unit=False)
-    return METRICS[full]
+    kind = Kind(rate, rows_of_groups, "rows", own=True)
+    return Metric(full, f"max − min over groups of {definition or text}", 0.0, (full,), "spread", unit=False, kind=kind)
 
 
 def read_metrics(path: str | PathLike[str]) -> list[Metric]:
-    r"""Define the metrics of a file with one `name = expression` a line; # begins a remark.
+    r"""The metrics of a file with one `name = expression` a line; # begins a remark.
 
     Example:
         >>> import pathlib, tempfile
@@ -122,9 +121,9 @@ def read_metrics(path: str | PathLike[str]) -> list[Metric]:
     return found
 
 
-def own_rates(metrics: Iterable[Metric]) -> list[str]:
-    """The rates of a user's own that some metrics are made of."""
-    return list(dict.fromkeys(rate for metric in metrics for rate in metric.rates if rate.startswith(OWN)))
+def with_own(metrics: Iterable[Metric]) -> dict[str, Kind]:
+    """All rates by name, those of a user's own metrics among them."""
+    return RATES | {metric.name: metric.kind for metric in metrics if metric.kind is not None}
 
 
 def _parsed(text: str, name: str) -> Function:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fairhead.audit.audit_results import REVERSED
 from fairhead.audit.estimate import Rules
 from fairhead.audit.rates import Tables
 from fairhead.stats import Difference, Span, intervals
@@ -21,7 +22,7 @@ from fairhead.stats.paired import change_of_size
 Array = NDArray[np.float64]
 
 # Of more groups, each is compared with the reference only.
-_ALL_PAIRS = 12
+ALL_PAIRS = 12
 _LEAST = 1e-12
 
 
@@ -60,7 +61,7 @@ def pair_changes(
     largest = np.zeros(len(swaps[0].star))
     for c, label in enumerate(names):
         known = [int(g) for g in np.flatnonzero(enough[c])]
-        pairs = [(i, j) for i, j in combinations(known, 2) if len(known) <= _ALL_PAIRS or reference in (i, j)]
+        pairs = [(i, j) for i, j in combinations(known, 2) if len(known) <= ALL_PAIRS or reference in (i, j)]
         if not pairs:
             continue
         one, other = np.array([(j, i) if i == reference else (i, j) for i, j in pairs]).T
@@ -74,7 +75,11 @@ def pair_changes(
         largest = np.maximum(largest, np.nanmax(np.abs(moved) / se, axis=1))
         p = (1 + np.count_nonzero(~(np.abs(moved) < np.abs(b - a) - _LEAST), axis=0)) / (1 + len(moved))
         star = star_b - star_a
-        low, high = np.nanquantile(star, [(1 - rules.level) / 2, (1 + rules.level) / 2], axis=0)
+        tails = [(1 - rules.level) / 2, (1 + rules.level) / 2]
+        low, high = np.nanquantile(star, tails, axis=0)
+        # The other group is ahead in b, and on neither side may the two be even.
+        sides = [np.nanquantile(side, tails, axis=0).prod(axis=0) > 0 for side in (star_a, star_b)]
+        turned = sides[0] & sides[1] & (a * b < 0)
         near_low, near_high = change_of_size(a, b, star_a, star_b, rules.level)
         spread = np.nanstd(star, axis=0)
         rows = np.minimum(drawn[0].rows[c], drawn[1].rows[c])
@@ -94,6 +99,7 @@ def pair_changes(
                     mde=intervals.minimum_detectable(float(spread[k]), rules.level),
                     ideal=0.0,
                     nearer=Span(nearer, min(float(near_low[k]), nearer), max(float(near_high[k]), nearer)),
+                    note=REVERSED if turned[k] else None,
                     groups=(groups[i], groups[j]),
                 )
             )

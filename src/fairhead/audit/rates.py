@@ -90,6 +90,8 @@ class Rates:
         if g in self.small:
             return f"{group} {self.small[g]}"
         needed = min_cell if self.clusters is None else max(min_cell, 2)
+        if self.independent[c, g] >= needed:
+            return f"the rate of {group} has no value: its counts lead to a division by 0, or the like"
         return f"{group} has {self.basis(c, g)}; at least {needed} are needed"
 
     def of_class(self, c: int) -> "Rates":
@@ -194,6 +196,7 @@ class Tables:
     # Clusters with rows of each group, shape [G]; None where rows stand for themselves
     clusters: NDArray[np.int64] | None = None
     small: Mapping[int, str] = field(default_factory=dict)  # groups that take no part in gaps, and why
+    kinds: Mapping[str, Kind] = field(default_factory=lambda: RATES)  # the rates by name
 
     @cached_property
     def _cache(self) -> dict[str, Rates]:
@@ -202,12 +205,12 @@ class Tables:
     def rates(self, name: str) -> Rates:
         """The rate called `name` for all groups."""
         if name not in self._cache:
-            self._cache[name] = self._rates(name, RATES[name])
+            self._cache[name] = self._rates(name, self.kinds[name])
         return self._cache[name]
 
     def class_names(self, name: str) -> tuple[str, ...]:
         """The classes that the first axis of this rate runs over."""
-        classes = RATES[name].classes if name in RATES else "none"
+        classes = self.kinds[name].classes if name in self.kinds else "none"
         if classes == "none":
             return ("",)
         return self.classes[1:] if classes == "positive" and len(self.classes) == 2 else self.classes
@@ -278,7 +281,7 @@ class Tables:
         clusters = None if self.clusters is None else change(self.clusters[:, None, None])[:, 0, 0]
         counts, star, rows = (change(table) for table in (self.counts, self.star, self.rows))
         small = self.small if groups is None else {}
-        return Tables(names, self.classes, counts, star, rows, self.settled, clusters, small)
+        return Tables(names, self.classes, counts, star, rows, self.settled, clusters, small, self.kinds)
 
 
 def small_groups(rows: NDArray[np.int64], min_group: float) -> dict[int, str]:

@@ -10,26 +10,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit.audit_results import FAMILY, Audit, GroupRow
+from fairhead.audit.audit_results import Audit, GroupRow, headline_of
 from fairhead.audit.audited_rows import View, group_columns, one_group, reference_groups, with_weight
 from fairhead.audit.catalogue import DEFAULT, METRICS, Metric, Multiclass
 from fairhead.audit.curves import curves_of
-from fairhead.audit.estimate import STABLE_ROWS, Rules, association_estimate, estimate
-from fairhead.audit.own_metrics import own_rates
-from fairhead.audit.rates import RATES, Rates, Tables, small_groups
+from fairhead.audit.estimate import Rules, association_estimate, estimate
+from fairhead.audit.own_metrics import OWN, with_own
+from fairhead.audit.rates import RATES, Kind, Rates, Tables, small_groups
 from fairhead.audit.score_gaps import SCORE_GAPS
 from fairhead.audit.score_rates import ScoreTables
 from fairhead.errors import InputError, did_you_mean
 from fairhead.records import Column, Records, keep_freed_memory
 from fairhead.report.score_curves import Curves
+from fairhead.report.wording import UNDECIDED, four_fifths
 from fairhead.stats import Estimate, intervals
-from fairhead.stats.bootstrap import MIN_ROWS
+from fairhead.stats.bootstrap import MIN_ROWS, STABLE_ROWS
 from fairhead.stats.clusters import MOST_CELLS, cell_numbers, clusters_in, count_rows, sample_of_table, tabulate
 from fairhead.stats.max_t import westfall_young
 
 _BY_GROUP = ("base_rate", "selection_rate", "TPR", "FPR", "precision", "NPV", "accuracy")
 # What is left of a rate to 1, under the name that people know it by.
 _COMPLEMENTS = {"FNR": "TPR", "FDR": "precision"}
+Chosen = Sequence[str | Metric] | str | Metric | None
 
 
 def audit(
@@ -37,7 +39,7 @@ def audit(
     *,
     group_by: str | Sequence[str] | None = None,
     intersections: bool = False,
-    metrics: Sequence[str] | str | None = None,
+    metrics: Chosen = None,
     n_boot: int = 2000,
     seed: int = 0,
     level: float = 0.95,
@@ -53,7 +55,7 @@ def audit(
     Count metrics are resampled as multinomial draws over (group, label, prediction) cells, which is the bootstrap over
     rows (or over clusters, where there is a cluster column) without its cost. Intervals are percentile intervals;
     for folded figures (gaps, ratios, worst groups) they come from inverting a test instead, because a percentile
-    interval of a gap near 0 misses it; see `fairhead.audit.intervals`.
+    interval of a gap near 0 misses it; see `fairhead.stats.intervals`.
 
     A rate with fewer than `min_cell` rows (or clusters) behind it is left out of its gap, and the estimate names it in
     `detail["excluded"]`; where fewer than two groups remain, the estimate is undefined and says why.
@@ -64,7 +66,8 @@ def audit(
             prediction=, score=, groups=, where=, ...
         group_by: the group columns to audit; all of them by default.
         intersections: also audit every combination of two or more of them.
-        metrics: names in `fairhead.audit.METRICS`, or "all"; by default the headline ones.
+        metrics: names in `fairhead.audit.METRICS`, "all", and what `define_metric` returns; by default the headline
+            ones.
         n_boot: bootstrap replicates.
         seed: of the bootstrap; the same seed gives the same figures.
         level: confidence level.
@@ -103,17 +106,18 @@ def audit(
     view = View.of(records, positive)
     by = group_columns(records, group_by, intersections)
     chosen = choose_metrics(metrics, (*view.score_rates, *view.score_gaps))
-    draws = Draws(n_boot, seed, min_group)
+    draws = Draws(n_boot, seed, min_group, with_own(chosen))
     references = reference_groups(reference, by)
     parts = [Part(view, name, column, draws, references[name]) for name, column in by.items()]
     overall = Part(view, None, one_group(len(records)), draws, finer=parts[0] if parts else None)
     rules = Rules(level, min_cell, multiclass, overall.tables.prevalence)
     estimates: list[Estimate] = []
     by_group: list[GroupRow] = []
-    family = Family()
+    headline = headline_of(chosen)
+    family = Family({*headline, "impact_ratio"}, len(parts))
     for part in parts:
         estimates += [part.estimate(m, rules, family) for m in chosen if not m.overall]
-        by_group += part.by_group(rules, own_rates(chosen))
+        by_group += part.by_group(rules)
     estimates = family.corrected(estimates)
     # Shown first, made last: what was counted by group need only be added up.
     estimates = [overall.estimate(m, rules) for m in chosen if m.overall] + estimates
@@ -124,6 +128,7 @@ def audit(
         "level": level,
         "min_cell": min_cell,
         "min_group": min_group,
+        "headline": headline,
         "classes": list(view.classes),
         "multiclass": multiclass if len(view.classes) > 2 else None,
         "prediction": view.prediction_rule or records.provenance.get("prediction"),
@@ -135,11 +140,12 @@ def audit(
 
 @dataclass(frozen=True)
 class Draws:
-    """How many replicates, from which seed; which groups take part in gaps."""
+    """How many replicates, from which seed; which groups take part in gaps; the rates by name."""
 
     n_boot: int
     seed: int
     min_group: float = 0
+    kinds: Mapping[str, Kind] = field(default_factory=lambda: RATES)
 
 
 @dataclass(frozen=True)
@@ -169,7 +175,8 @@ class Part:
         star = sample.bootstrap(self.draws.n_boot, np.random.default_rng(self.draws.seed))[0]
         groups, rows = tuple(str(level) for level in self.column.levels), sample.contents[0].rows
         small = small_groups(rows.sum(axis=(-1, -2)), self.draws.min_group)
-        return Tables(groups, view.classes, sample.observed()[0], star, rows, clusters=clusters, small=small)
+        hat, kinds = sample.observed()[0], self.draws.kinds
+        return Tables(groups, view.classes, hat, star, rows, clusters=clusters, small=small, kinds=kinds)
 
     @cached_property
     def scores(self) -> ScoreTables:
@@ -188,22 +195,31 @@ class Part:
         known = tables.groups, self._class_names(metric), group_rows
         tests: list[intervals.EvenTest] = []
         found = estimate(metric, rates, *known, rules, self.name, tests)
-        if family is None or metric.name not in FAMILY:
+        if family is None or metric.name not in family.metrics:
             return found
-        if "unstable" in found.detail:
+        detail, stable, strict = dict(found.detail), found, rules
+        if "unstable" in detail:
             # Thin cells make no headline: the figure without them may.
             strict, tests = replace(rules, min_cell=max(rules.min_cell, STABLE_ROWS)), []
             stable = estimate(metric, rates, *known, strict, self.name, tests)
             kept = ("value", "low", "high", "n", "undefined", "mde", "groups")
-            found = replace(found, detail={**found.detail, "stable": {name: vars(stable)[name] for name in kept}})
+            detail["stable"] = {name: vars(stable)[name] for name in kept}
+            detail["most_certain"] = stable.detail.get("most_certain", [])
+        if metric.name == "impact_ratio" and stable.low is not None and stable.high is not None:
+            detail["four_fifths"] = four_fifths(stable.low, stable.high)
+            if detail["four_fifths"] != UNDECIDED and family.columns > 1:
+                # Each column may be said to pass or to fail: the error is shared between them (Bonferroni).
+                level = 1 - (1 - rules.level) / family.columns
+                shared = estimate(metric, rates, *known, replace(strict, level=level), self.name)
+                detail["four_fifths"] = four_fifths(shared.low or 0.0, 1.0 if shared.high is None else shared.high)
         family.add(found, tests)
-        return found
+        return replace(found, detail=detail)
 
-    def by_group(self, rules: Rules, more: Sequence[str] = ()) -> list[GroupRow]:
-        """Each group's own rates with intervals; `more` are rates of the user's."""
+    def by_group(self, rules: Rules) -> list[GroupRow]:
+        """Each group's own rates with intervals."""
         assert self.name is not None
         found: dict[str, Rates] = {}
-        for name in (*_BY_GROUP, *more):
+        for name in (*_BY_GROUP, *(name for name in self.tables.kinds if name not in RATES)):
             found |= self._named(name, replace(self.tables.rates(name), small={}))
         for name in self.view.score_rates:
             found |= self._named(name, self.scores.rates(name))
@@ -228,7 +244,7 @@ class Part:
     def _rate(self, name: str, tables: Tables) -> Rates:
         if name in SCORE_GAPS:
             return SCORE_GAPS[name](self.scores, self.reference)
-        return tables.rates(name) if name in RATES else replace(self.scores.rates(name), small=self.tables.small)
+        return tables.rates(name) if name in tables.kinds else replace(self.scores.rates(name), small=self.tables.small)
 
     def _class_names(self, metric: Metric) -> tuple[str, ...]:
         rate = metric.rates[0]
@@ -261,6 +277,8 @@ class Part:
 class Family:
     """The tests behind whatever an audit may call a finding: headline metrics × columns × pairs of groups."""
 
+    metrics: set[str]
+    columns: int
     tests: dict[tuple[str, str], intervals.EvenTest] = field(default_factory=dict)
 
     def add(self, estimate: Estimate, tests: Sequence[intervals.EvenTest]) -> None:
@@ -311,8 +329,7 @@ def rates_ends(rates: Mapping[str, Rates], level: float) -> dict[str, NDArray[np
         if rate.clusters is not None:  # which may be few, however many rows
             hat = rate.hat[0][:, None]
             wide = hat + (star - hat) * rate.wide(level)[0][:, None]
-            shares = name not in RATES or not RATES[name].own
-            star = np.clip(wide, 0.0, np.maximum(hat, 1.0)) if shares else wide
+            star = wide if name.startswith(OWN) else np.clip(wide, 0.0, np.maximum(hat, 1.0))
         stars[name] = star
     tails = [(1 - level) / 2, (1 + level) / 2]
     every = np.concatenate(list(stars.values()))
@@ -325,13 +342,19 @@ def rates_ends(rates: Mapping[str, Rates], level: float) -> dict[str, NDArray[np
     return ends | dict(zip(stars, np.split(found, np.cumsum(widths)[:-1], axis=-1), strict=True))
 
 
-def choose_metrics(names: Sequence[str] | str | None, score_rates: Sequence[str]) -> list[Metric]:
+def choose_metrics(asked: Chosen, score_rates: Sequence[str]) -> list[Metric]:
     """The metrics asked for, with these rates of scores; an unknown name is an error that proposes the nearest one."""
-    if names is None or names == "all":
-        every = [METRICS[name] for name in (METRICS if names else DEFAULT)]
-        return [metric for metric in every if not metric.scores or {*metric.rates} <= {*score_rates}]
-    chosen = []
-    for name in [names] if isinstance(names, str) else names:
+    chosen: list[Metric] = []
+    for name in [asked] if asked is None or isinstance(asked, str | Metric) else asked:
+        if name is None or name == "all":
+            every = [METRICS[known] for known in (METRICS if name else DEFAULT)]
+            chosen += [metric for metric in every if not metric.scores or {*metric.rates} <= {*score_rates}]
+            continue
+        if isinstance(name, Metric):
+            chosen.append(name)
+            continue
+        if name.startswith(OWN):
+            raise InputError(f"{name} is a metric of your own: give what define_metric returned, or --metrics-from")
         if name not in METRICS:
             raise InputError(
                 f"There is no metric {name!r}.{did_you_mean(name, list(METRICS))} Known: {', '.join(METRICS)}."
@@ -345,7 +368,7 @@ def choose_metrics(names: Sequence[str] | str | None, score_rates: Sequence[str]
                 why = "is for one score of two classes, and not for comparisons"
             raise InputError(f"Metric {name!r} {why}.")
         chosen.append(METRICS[name])
-    return chosen
+    return list(dict.fromkeys(chosen))
 
 
 def _check_options(n_boot: int, seed: int, level: float, min_cell: int, min_group: float, multiclass: str) -> None:

@@ -165,13 +165,13 @@ class Statistics:
         """As `fairhead.audit` takes them."""
         given = dict(vars(self))
         names, file, _ = given.pop("metric"), given.pop("metrics_from"), given.pop("slices")
-        metrics = "all" if "all" in names else names or None
+        metrics: Sequence[Any] | None = names or None
         if file is not None:
-            from fairhead.audit.catalogue import DEFAULT
             from fairhead.audit.own_metrics import read_metrics
 
-            own = [metric.name for metric in read_metrics(file)]
-            metrics = metrics if metrics == "all" else [*(metrics or DEFAULT), *own]
+            own = {metric.name: metric for metric in read_metrics(file)}
+            # Its metrics may be named, too, and stand last then as well.
+            metrics = [*(name for name in names or [None] if name not in own), *own.values()]
         return {**given, "metrics": metrics}
 
 

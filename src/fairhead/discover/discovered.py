@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from fairhead.audit import Audit, audit
 from fairhead.audit.catalogue import table_metrics
-from fairhead.audit.estimate import STABLE_ROWS
 from fairhead.data import Dataset, Images
 from fairhead.discover.clustering import Agreement, FoundCluster, Grouping, Stable
 from fairhead.errors import InputError
@@ -24,7 +23,7 @@ from fairhead.report.sections.audited import Audited
 from fairhead.report.sections.cluster_cards import ClusterCard, ClusterCards
 from fairhead.report.sections.plain_tables import PlainTable, PlainTables
 from fairhead.report.wording import count, points, said
-from fairhead.stats.bootstrap import MIN_ROWS
+from fairhead.stats.bootstrap import MIN_ROWS, STABLE_ROWS
 from fairhead.store import made_folder, whole_file, write_json
 
 # What the column of clusters is called.
@@ -231,9 +230,9 @@ class Discovered(Result):
             )
         if found.value is None or found.low is None or found.high is None:
             return [Sentence(f"{start} is undefined: {found.undefined}.", "unclear")]
-        level = 100 * self.gap.audit.provenance["audit"]["level"]
-        figures = f"{points(found.value)} ({level:g} % interval {100 * found.low:.1f} to {100 * found.high:.1f})"
-        larger = said(found) == "larger than 0"
+        level = self.gap.audit.provenance["audit"]["level"]
+        figures = f"{points(found.value)} ({100 * level:g} % interval {100 * found.low:.1f} to {100 * found.high:.1f})"
+        larger = said(found, level) == "larger than 0"
         end = "" if larger else ": not significant"
         return [Sentence(f"{start} is {figures}{end}.", "bad" if larger else "unclear")]
 

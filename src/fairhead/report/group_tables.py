@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import copysign, hypot
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
@@ -83,7 +84,7 @@ def group_forest(groups: Sequence[GroupFigures], rates: Sequence[str], reference
 
 
 class HeatMap(NamedTuple):
-    """Every rate of every group, coloured by its difference from the reference group."""
+    """Every rate of every group, coloured by how much of its difference from the reference group is certain."""
 
     tables: tuple[Table, ...]
     bar: Markup
@@ -93,12 +94,11 @@ def group_heat_map(groups: Sequence[GroupFigures], reference: str | None) -> Hea
     """Tables of at most `HEAT_COLUMNS` rates each, and what their colours mean."""
     names = list(dict.fromkeys(name for group in groups for name in group.rates))
     against = _reference(groups, reference)
-    lines = {name: _value(against, name) for name in names}
     steps = {
-        (group.group, name): value - line
+        (group.group, name): step
         for group in groups
-        for name, line in lines.items()
-        if line is not None and (value := _value(group, name)) is not None
+        for name in names
+        if (step := _certain(group.rates.get(name), None if against is None else against.rates.get(name))) is not None
     }
     largest = max([_PALE, *(abs(step) for step in steps.values())])
 
@@ -107,7 +107,7 @@ def group_heat_map(groups: Sequence[GroupFigures], reference: str | None) -> Hea
         for name in some:
             step = steps.get((group.group, name))
             look = "none" if step is None else colour_class(step, largest)
-            cells.append(_cell(group, name, step)._replace(look=look))
+            cells.append(_cell(group, name, against)._replace(look=look))
         return Row(group.group, group.n, group.group == reference, tuple(cells))
 
     parts = [names[start : start + HEAT_COLUMNS] for start in range(0, len(names), HEAT_COLUMNS)]
@@ -119,12 +119,17 @@ def _reference(groups: Sequence[GroupFigures], reference: str | None) -> GroupFi
     return next((group for group in groups if group.group == reference), None)
 
 
-def _value(group: GroupFigures | None, name: str) -> float | None:
-    rate = None if group is None else group.rates.get(name)
-    return None if rate is None else rate.value
+def _certain(rate: Estimate | None, reference: Estimate | None) -> float | None:
+    """The end nearer to 0 of the interval of a rate's difference from the reference's; 0 where it holds 0."""
+    if rate is None or reference is None or rate.value is None or reference.value is None:
+        return None
+    step = rate.value - reference.value
+    own, other = (rate.low, reference.high) if step > 0 else (rate.high, reference.low)
+    noise = 0.0 if own is None or other is None else hypot(rate.value - own, reference.value - other)
+    return copysign(max(0.0, abs(step) - noise), step)
 
 
-def _cell(group: GroupFigures, name: str, step: float | None = None) -> Cell:
+def _cell(group: GroupFigures, name: str, against: GroupFigures | None = None) -> Cell:
     rate = group.rates.get(name)
     if rate is None or rate.value is None:
         reason = "not computed" if rate is None else rate.undefined
@@ -132,7 +137,9 @@ def _cell(group: GroupFigures, name: str, step: float | None = None) -> Cell:
     scale = scale_of(rate.metric, rate.value, rate.low, rate.high)
     value, interval = scale.write(rate.value), scale.interval(rate.low, rate.high)
     words = f"{group.group}, {metric_name(name)}: {value}" + (f", {interval}" if interval else "")
-    if step is not None:
+    reference = None if against is None else against.rates.get(name)
+    if reference is not None and reference.value is not None:
+        step = rate.value - reference.value
         words += f"; {scale_of(name, step, difference=True).write(step, signed=True)} against the reference"
     return Cell(scale.number(rate.value), _bare(scale, rate), f"{words}; n {count(rate.n)}", rate.value)
 

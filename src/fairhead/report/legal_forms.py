@@ -12,7 +12,8 @@ from fairhead.report.group_tables import GroupFigures
 from fairhead.report.page import Report, Sentence
 from fairhead.report.sections.audited import AuditFigures
 from fairhead.report.sections.plain_tables import PlainTable, PlainTables
-from fairhead.report.wording import FOUR_FIFTHS, count, left_out, metric_name, said, scale_of
+from fairhead.report.wording import FOUR_FIFTHS, count, left_out, listed, metric_name, said, scale_of
+from fairhead.stats.bootstrap import STABLE_ROWS
 
 # A category with a smaller share of the rows may be left out of impact ratios (6 RCNY § 5-301).
 SMALL_CATEGORY = 0.02
@@ -81,8 +82,11 @@ def local_law_144(audit: AuditFigures | Any) -> Report:
     if not failing:
         text = f"No category with {_SMALL} of the rows or more has an impact ratio below {FOUR_FIFTHS:g}."
         verdict = Sentence(text, "good")
+    share = options.get("level", 0.95)
     overall = [e for e in audit.estimates if e.metric == "impact_ratio" and e.value is not None]
-    tested = "; ".join(f"by {e.group_by} {e.value:.2f} ({e.low:.2f} to {e.high:.2f}, {said(e)})" for e in overall)
+    tested = "; ".join(
+        f"by {e.group_by} {e.value:.2f} ({e.low:.2f} to {e.high:.2f}, {said(e, share)})" for e in overall
+    )
     more = f"The smallest ratio of any two groups, with its interval, small categories included: {tested}."
     return Report(
         title="Bias audit: summary of results",
@@ -119,7 +123,7 @@ def eu_ai_act(audit: AuditFigures | Any) -> Report:
     single = [name for name in dict.fromkeys(row.group_by for row in audit.by_group) if " × " not in name]
     return Report(
         title="Fact sheet: data governance and technical documentation",
-        question=f"What does this audit by {' and '.join(single)} add to Article 10 and Annex IV of the EU AI Act?",
+        question=f"What does this audit by {listed(single, 'and')} add to Article 10 and Annex IV of the EU AI Act?",
         verdict=[Sentence("Entries that an audit cannot fill say so. This sheet is not legal advice.", "note")],
         sections=[
             _facts("Article 10: data and data governance", _article_10(audit, single)),
@@ -137,7 +141,7 @@ def _article_10(audit: AuditFigures | Any, columns: Sequence[str]) -> dict[str, 
     kept = f"; only those that meet the condition {origin['where']}" if origin.get("where") else ""
     file = f"File {origin.get('path', 'not recorded')}, SHA-256 {origin.get('sha256', 'not recorded')}."
     label = origin.get("columns", {}).get("label", "label")
-    groups = [row for row in audit.by_group if row.n < 30]
+    groups = [row for row in audit.by_group if row.n < STABLE_ROWS]
     small = [f"{row.group} ({row.group_by}) has {count(row.n)} rows" for row in groups]
     unknown = [f"{metric_name(e.metric)} by {e.group_by} is undefined" for e in audit.estimates if e.value is None]
     return {
@@ -148,7 +152,7 @@ def _article_10(audit: AuditFigures | Any, columns: Sequence[str]) -> dict[str, 
         "10(2)(e) Availability, quantity, suitability": f"{rows}. {_sizes(audit, columns)}.",
         "10(2)(f) Examination for bias": _findings(audit),
         "10(2)(g) Measures against bias": PROVIDER,
-        "10(2)(h) Gaps and shortcomings": _listed([*small, *unknown], "No group has fewer than 30 rows."),
+        "10(2)(h) Gaps and shortcomings": _listed([*small, *unknown], f"No group has fewer than {STABLE_ROWS} rows."),
         "10(3) Representativeness": f"Base rates: {_rates(audit, columns, 'base_rate')}. Population: {PROVIDER}",
         "10(4) Setting of use": PROVIDER,
         "10(5) Special categories of data": f"{', '.join(columns)}: used for this audit only. Legal basis: {PROVIDER}",
@@ -213,11 +217,11 @@ def _figure(estimate: Any) -> str:
 
 def _findings(audit: AuditFigures | Any) -> str:
     """Gaps whose intervals leave 0 out, and ratios that fail, or that there are none."""
-    bad = ("larger than 0", "four-fifths rule: fails")
+    bad, share = ("larger than 0", "four-fifths rule: fails"), audit.provenance.get("audit", {}).get("level", 0.95)
     found = [
-        ", ".join(part for part in (f"{_figure(e)} by {e.group_by}", said(e), left_out(e)) if part)
+        ", ".join(part for part in (f"{_figure(e)} by {e.group_by}", said(e, share), left_out(e)) if part)
         for e in audit.estimates
-        if e.group_by is not None and e.value is not None and said(e) in bad
+        if e.group_by is not None and e.value is not None and said(e, share) in bad
     ]
     return _listed(found, "No gap is significant.")
 

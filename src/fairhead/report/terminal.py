@@ -54,7 +54,8 @@ _MOST_PAIRS = 8
 
 def show_audit(console: Console, audit: "AuditFigures", wanted: Sequence[str] = ()) -> None:
     """Overall figures, figures of each group (of the rates wanted, or those that fit), gaps."""
-    percent = _level(audit.provenance.get("audit", {}))
+    level = audit.provenance.get("audit", {}).get("level", 0.95)
+    percent = _level({"level": level})
     overall = [
         f"{name(e)} {figure(e, unit=' %')}" for e in audit.estimates if e.group_by is None and e.value is not None
     ]
@@ -69,7 +70,7 @@ def show_audit(console: Console, audit: "AuditFigures", wanted: Sequence[str] = 
             console.print(f"[dim]and {n_hidden:,} smaller groups (all in --json)[/]", highlight=False)
         gaps = [e for e in audit.estimates if e.group_by == group_by]
         console.print()
-        console.print(_gap_table(gaps, group_by, percent, console.width < _NARROW))
+        console.print(_gap_table(gaps, group_by, level, console.width < _NARROW))
         _show_reasons(console, [row.rates[rate] for row in rows for rate in rates])
     _show_legend(console, {e.metric: e.detail.get("definition") for e in audit.estimates if e.group_by is not None})
 
@@ -112,7 +113,8 @@ def show_comparison(console: Console, comparison: "ComparisonFigures") -> None:
     console.print(table)
     correction = comparison.provenance.get("correction")
     if correction:
-        kind = "permutation p" if comparison.provenance.get("paired", True) else "p"
+        kind = "permutation p (of gaps: of the change between any two groups)"
+        kind = kind if comparison.provenance.get("paired", True) else "p"
         console.print(f"[dim]p adj.: {kind}, corrected over all lines ({correction}).[/]", highlight=False)
     changed = [p for p in comparison.pairs if p.significant]
     changed.sort(key=lambda p: -abs(p.value or 0.0))
@@ -211,9 +213,9 @@ def _rate_columns(rows: "Sequence[GroupFigures]", width: int) -> list[str]:
     return main_rates(list(rows[0].rates), room)
 
 
-def _gap_table(gaps: Sequence[Estimate], group_by: str, percent: str, narrow: bool) -> Table:
+def _gap_table(gaps: Sequence[Estimate], group_by: str, level: float, narrow: bool) -> Table:
     """One line a metric: value with interval, between which groups, minimum detectable effect, n, verdict."""
-    table = _table(f"{escape(group_by)}: gaps in points (ratios, V and AUC as they are), {percent} intervals")
+    table = _table(f"{escape(group_by)}: gaps in points (ratios, V and AUC as they are), {100 * level:g} % intervals")
     table.add_column("metric", overflow="fold", min_width=11)
     table.add_column("value", justify="right", overflow="fold", min_width=_INTERVAL_WIDTH)
     if not narrow:
@@ -222,7 +224,7 @@ def _gap_table(gaps: Sequence[Estimate], group_by: str, percent: str, narrow: bo
     table.add_column("n", justify="right", no_wrap=True)
     table.add_column("can be said", overflow="fold")
     for gap in gaps:
-        word, groups = said(gap), escape(between(gap))
+        word, groups = said(gap, level), escape(between(gap))
         style = {"larger than 0": "red", "four-fifths rule: fails": "red", "four-fifths rule: holds": "green"}.get(word)
         table.add_row(
             f"{name(gap)} ({groups})" if narrow and groups else name(gap),

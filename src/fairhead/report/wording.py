@@ -1,11 +1,12 @@
 """How figures and metric names are written: one place, so that the page never says the same number in two ways."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import floor, log10
 from typing import Any, NamedTuple
 
 from fairhead.stats import ALPHA, Difference, Estimate
+from fairhead.stats.bootstrap import STABLE_ROWS
 from fairhead.stats.outcome import p_value as p_value
 
 THIN_SPACE = "\u202f"  # narrow and without a line break: between thousands, and before a unit
@@ -40,6 +41,12 @@ _NAMES: Mapping[str, str] = {
     "nll": "Nats lost a token",
     "lms": "Language modelling score",
 }
+# What the headline gaps are gaps of, for readers who do not know their names.
+_IN_WORDS = {
+    "DP": "demographic parity (share predicted positive)",
+    "EOp": "equal opportunity (true positive rate)",
+    "EOd": "equalized odds (true and false positive rates)",
+}
 _LIBRARIES = {"fairlearn": "Fairlearn", "aif360": "AIF360", "own": "own"}
 # Words in the names of metrics on a scale of their own, which nobody reads as a share of people.
 _NOT_A_SHARE = frozenset(
@@ -56,6 +63,32 @@ def metric_name(metric: str) -> str:
         return f"{metric_name(rest)} ({_LIBRARIES[library]})"
     words = " ".join(metric.replace("_", " ").split())
     return words[:1].upper() + words[1:]
+
+
+def in_words(metric: str, short: bool = False) -> str:
+    """What a gap is a gap in, for a sentence; in short, without what that means.
+
+    Example:
+        >>> in_words("DP"), in_words("DP", short=True)
+        ('demographic parity (share predicted positive)', 'demographic parity')
+        >>> in_words("accuracy_gap"), in_words("FPR_gap"), in_words("own.cost")
+        ('accuracy', 'FPR', 'cost')
+    """
+    if metric in _IN_WORDS:
+        return _IN_WORDS[metric].partition(" (")[0] if short else _IN_WORDS[metric]
+    name = metric_name(metric.removeprefix("own.")).removesuffix(" gap")
+    return name if name[1:2].isupper() else name[:1].lower() + name[1:]
+
+
+def listed(items: Iterable[str], word: str) -> str:
+    """Items of a sentence.
+
+    Example:
+        >>> listed(["a"], "and"), listed(["a", "b"], "or"), listed("abc", "and")
+        ('a', 'a or b', 'a, b and c')
+    """
+    *most, last = items
+    return f"{', '.join(most)} {word} {last}" if most else last
 
 
 # By how much they are wanted: where there is little room, the first ones are shown.
@@ -185,21 +218,40 @@ FOUR_FIFTHS = 0.8
 # Of many reasons for one figure, this many are shown; its details have them all.
 _REASONS = 3
 _SIDES = {"better": "B better", "worse": "B worse", "changed": "B differs"}
+# Of the four-fifths rule.
+FAILS, HOLDS, UNDECIDED = "fails", "holds", "undecided"
+# Of a gap in a comparison: p is about signed differences between groups, the interval about the size of the gap.
+GROUPS_MOVED = "groups moved, size not significant"
 
 
-def said(estimate: Estimate) -> str:
-    """What can be said about a gap or ratio at the level of its interval; empty for a plain level such as accuracy."""
+def four_fifths(low: float, high: float) -> str:
+    """What an interval of an impact ratio says of the four-fifths rule."""
+    return FAILS if high < FOUR_FIFTHS else HOLDS if low >= FOUR_FIFTHS else UNDECIDED
+
+
+def is_finding(estimate: Estimate, level: float) -> bool:
+    """Whether a figure is significant among all that the verdict of its audit might speak of."""
+    p = estimate.detail.get("p_adjusted")
+    return p is not None and p < 1 - level
+
+
+def said(estimate: Estimate, level: float) -> str:
+    """What can be said about a gap or ratio at the level of its interval; empty for a plain level such as accuracy.
+
+    What only the figure's own interval says, and not the test corrected over all that a verdict may speak of, is "taken
+    alone".
+    """
     if estimate.undefined is not None or estimate.low is None or estimate.high is None:
         return f"undefined: {estimate.undefined}"
     if estimate.metric == "impact_ratio":
-        if estimate.high < FOUR_FIFTHS:
-            return "four-fifths rule: fails"
-        return f"four-fifths rule: {'holds' if estimate.low >= FOUR_FIFTHS else 'undecided'}"
+        word = four_fifths(estimate.low, estimate.high)
+        corrected = estimate.detail.get("four_fifths", word)
+        return f"four-fifths rule: {word}{'' if word in (UNDECIDED, corrected) else ', taken alone'}"
     if estimate.ideal != 0 or estimate.group_by is None:
         return ""
     if estimate.low > 0:
-        corrected = estimate.detail.get("p_adjusted")
-        return "larger than 0" if corrected is None or corrected < ALPHA else "larger than 0, taken alone"
+        alone = "p_adjusted" in estimate.detail and not is_finding(estimate, level)
+        return "larger than 0, taken alone" if alone else "larger than 0"
     return "smaller than 0" if estimate.high < 0 else "not significant"
 
 
@@ -213,7 +265,7 @@ def left_out(estimate: Estimate) -> str:
         if estimate.detail.get(key):
             words.insert(0, f"{key.replace('_', ' ')} this")
     if thin:
-        words.append(f"unstable: {thin} cell{'s' if thin > 1 else ''} of fewer than 30 rows")
+        words.append(f"unstable: {thin} cell{'s' if thin > 1 else ''} of fewer than {STABLE_ROWS} rows")
     return ", ".join(words)
 
 
@@ -250,10 +302,9 @@ def change_between(pair: Difference) -> str:
     """
     one, other = pair.groups
     sides = [f"{points(abs(side or 0.0))} {'above' if (side or 0.0) >= 0 else 'below'}" for side in (pair.a, pair.b)]
-    ends = " to ".join(f"{100 * (end or 0.0):+.1f}" for end in (pair.low, pair.high))
-    change = f"change {100 * (pair.value or 0.0):+.1f}, {ends}"
+    change, *ends = (Scale(100.0, 1).number(x or 0.0, signed=True) for x in (pair.value, pair.low, pair.high))
     rate = f"{pair.metric.replace('_', ' ')} by {pair.group_by}"
-    return f"{rate}, {one} {sides[0]} {other} in A and {sides[1]} in B ({change})"
+    return f"{rate}, {one} {sides[0]} {other} in A and {sides[1]} in B (change {change}, {' to '.join(ends)})"
 
 
 def said_of_difference(difference: Difference) -> str:
@@ -266,4 +317,8 @@ def said_of_difference(difference: Difference) -> str:
     """
     if difference.value is None:
         return f"undefined: {difference.undefined}"
+    of_gap = difference.ideal == 0 and difference.group_by is not None and not difference.groups
+    p = 1.0 if difference.p_adjusted is None else difference.p_adjusted
+    if difference.outcome == "not significant" and of_gap and p < ALPHA:
+        return GROUPS_MOVED
     return _SIDES.get(difference.outcome, difference.outcome)

@@ -26,6 +26,8 @@ Statistic = Callable[[Array], Array]
 
 # With fewer rows or items a figure is undefined; of fewer clusters than `FEW_CLUSTERS` it is marked as unstable.
 MIN_ROWS, MIN_CLUSTERS, FEW_CLUSTERS = 10, 2, 10
+# Fewer rows (or clusters) than this behind a rate: the figure stands, marked as unstable, and makes no headline.
+STABLE_ROWS = 30
 
 _BLOCK = 1 << 23  # numbers drawn at a time
 _STREAMS = 2  # of random numbers, which threads draw from

@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.stats.max_t import Contrasts
+from fairhead.stats.max_t import Compared, Contrasts
 from fairhead.stats.outcome import Span
 
 Array = NDArray[np.float64]
@@ -56,6 +56,8 @@ class Interval(NamedTuple):
     # How large a gap between the same groups had to be to be significant; None where 0 is nothing special
     critical: float | None = None
     test: "EvenTest | None" = None  # of evenness, where there is one
+    # The pairs of groups whose difference, or mean of differences, is most certain; none where that is the gap itself
+    surest: tuple[Compared, ...] = ()
 
 
 class EvenTest(NamedTuple):
@@ -136,6 +138,7 @@ def gap(
     se = _std(far)
     width = -lowest * (1.0 if candidates is None else candidates.reach)
     contrasts = None if candidates is None else candidates.contrasts
+    surest: tuple[Compared, ...] = ()
     if candidates is None or contrasts is None:
         even, guess, noise = EvenTest(observed, null), observed - highest, se
         critical = None if hat.size == 2 else float(quantiles(null, [level])[0])
@@ -150,6 +153,7 @@ def gap(
         critical = largest * float(scale[differences.argmax()])
         scale = contrasts.se(each)
         ends = differences - (NormalDist().inv_cdf(1 - alpha / 2) + largest) / 2 * scale
+        surest = contrasts.compared(int(ends.argmax()), hat)
         guess, noise = float(ends.max()), float(scale[ends.argmax()])
 
     def p_value(theta: float) -> float:
@@ -169,7 +173,7 @@ def gap(
     low = 0.0
     if np.count_nonzero(even.draws >= even.observed) <= alpha * len(null):
         low = _end(p_value, alpha, guess, 0.0, observed, noise) if se > 0 else observed
-    return Interval(low, observed + max(width, 0.0), se, mean, "inversion", critical, even)
+    return Interval(low, observed + max(width, 0.0), se, mean, "inversion", critical, even, surest)
 
 
 class _Errors(NamedTuple):

@@ -71,12 +71,28 @@ class _Part(NamedTuple):
             highest, lowest = np.concatenate([highest, nothing]), np.concatenate([lowest, nothing])
         return _Ends(highest, lowest)
 
+    def compared(self, contrast: int, rates: Array) -> "Compared | None":
+        """The two groups of rates [R, C, G] that a contrast compares; None where it compares none, or all rows."""
+        if self.b is None or self.a[contrast] == len(self.starts):
+            return None
+        row, classes = rates[self.place], np.split(self.groups, self.starts[1:])
+        high, low = classes[self.a[contrast]], classes[self.b[contrast]]
+        return Compared(self.place, int(high[row[high].argmax()]), int(low[row[low].argmin()]))
+
     def apart(self, ends: "_Ends", some: NDArray[np.intp]) -> Array:
         """Some of the contrasts, shape [contrasts, ...]."""
         apart = ends.highest[self.a[some]]
         if self.b is not None:
             apart -= ends.lowest[self.b[some]]
         return apart
+
+
+class Compared(NamedTuple):
+    """Two groups, the higher first, in the kind and class of rate that they are compared in."""
+
+    place: tuple[int, int]
+    high: int
+    low: int
 
 
 class _Ends(NamedTuple):
@@ -178,6 +194,17 @@ class Contrasts:
         """How many standard errors [contrasts] the differences of rates [B, R, C, G] are, at most, shape [B]."""
         of_pools = zip(self.pools, self._split(se), strict=True)
         return np.asarray(np.max([pool.largest(rates, own) for pool, own in of_pools], axis=0))
+
+    def compared(self, contrast: int, rates: Array) -> tuple[Compared, ...]:
+        """The pairs of groups that a difference of rates [R, C, G] is between, the higher first."""
+        for pool in self.pools:
+            if contrast < len(pool.chosen[0]):
+                found = [
+                    part.compared(int(at[contrast]), rates) for part, at in zip(pool.parts, pool.chosen, strict=True)
+                ]
+                return tuple(pair for pair in found if pair is not None)
+            contrast -= len(pool.chosen[0])
+        raise IndexError(contrast)
 
     def share_above(self, rates: Array, least: Array) -> float:
         """How often any difference of rates [B, R, C, G] is as large as its own of `least` [contrasts]."""

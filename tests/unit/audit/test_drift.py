@@ -8,6 +8,7 @@ from scipy.stats import binomtest, chi2_contingency
 
 import fairhead
 from fairhead.audit import drift
+from fairhead.audit.audit_results import comparison_verdicts
 from fairhead.cli import main
 from fairhead.errors import InputError
 
@@ -52,6 +53,15 @@ def test_a_gap_that_grows_and_one_that_turns_around():
     assert found_of(turned, "DP", "g").outcome == "not significant"
     assert found_of(turned, "selection_rate", "g: a").low > 0.2
     assert found_of(turned, "selection_rate", "g: b").high < -0.2
+    (pair,) = turned.pairs
+    assert pair.groups == ("b", "a") or pair.groups == ("a", "b")
+    assert pair.note == "reversed"
+    assert pair.p_adjusted < 0.001
+    assert abs(pair.value) == pytest.approx(0.6, abs=0.06)
+    verdict = " ".join(sentence.text for sentence in comparison_verdicts(turned))
+    assert "The gap is reversed in B: selection rate by g" in verdict
+    assert "not significant" not in verdict
+    assert all(p.note is None for p in grown.pairs), "an even side cannot be reversed"
 
 
 def test_two_files(tmp_path, monkeypatch, capsys):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import fairhead
-from fairhead.audit.audit_results import audit_verdicts, is_finding
+from fairhead.audit.audit_results import audit_verdicts
 from fairhead.records import Records
-from fairhead.report.wording import left_out, said
+from fairhead.report.wording import is_finding, left_out, said
 from fairhead.stats import Estimate
 
 
@@ -74,7 +74,10 @@ def test_the_headline_is_ranked_by_what_is_certain():
     assert found["DP", "small"].value > found["DP", "large"].value
     assert found["DP", "small"].detail["p_adjusted"] < 0.05
     assert found["DP", "large"].low > found["DP", "small"].low
-    assert "DP by large" in audit_verdicts(found)[0].text
+    assert "demographic parity (share predicted positive) by large" in audit_verdicts(found)[0].text
+    assert [block.heading for block in found.page().sections[0].blocks()] == ["Overall", "By large", "By small"]
+    turned = fairhead.audit(records, metrics=["DP"], group_by=["small", "large"]).page()
+    assert turned.sections[0].blocks()[1].heading == "By large", "the headline's picture comes first"
 
 
 def test_unstable_stands_in_the_terminal(capsys):
@@ -127,6 +130,50 @@ def test_the_headline_names_the_groups_that_are_certain_to_differ():
     assert "C above B; most certain of A above B." in text
 
 
+def test_the_most_certain_groups_of_a_mean_of_two_gaps_are_named():
+    """C, of 45 rows a label, makes the gap by chance; A above B in FPR is what is known."""
+    sizes, tpr, fpr = {"A": 2000, "B": 2000, "C": 45}, {"A": 0.7, "B": 0.7, "C": 0.76}, {"A": 0.5, "B": 0.2, "C": 0.53}
+    rows = [
+        (g, y, int(k < n * rate[g])) for y, rate in ((1, tpr), (0, fpr)) for g, n in sizes.items() for k in range(n)
+    ]
+    group, y, predicted = map(np.array, zip(*rows, strict=True))
+    found = fairhead.audit(Records.from_arrays(y, predicted, groups={"g": group}), metrics=["EOd"])
+    assert {"rate": "FPR", "groups": ["A", "B"]} in found["EOd"].detail["most_certain"]
+    assert "most certain of A above B in FPR" in audit_verdicts(found)[0].text
+
+
+@pytest.mark.parametrize("metric", ["FPR_gap", "accuracy_gap"])
+def test_a_gap_that_was_asked_for_alone_makes_the_headline(metric):
+    rng = np.random.default_rng(0)
+    group, y = rng.integers(0, 2, (2, 4000))
+    predicted = np.where(rng.random(4000) < 0.1 + 0.3 * group, 1 - y, y)
+    found = fairhead.audit(Records.from_arrays(y, predicted, groups={"g": group}), metrics=[metric])
+    (headline,) = audit_verdicts(found)
+    assert headline.tone == "bad"
+    assert headline.text.startswith(f"The clearest gap is in {metric.removesuffix('_gap')} by g: 2")
+    alone = fairhead.audit(Records.from_arrays(y, predicted, groups={"g": group}), metrics=["worst_group_accuracy"])
+    assert [sentence.tone for sentence in audit_verdicts(alone)] == ["note"]
+
+
+def test_the_four_fifths_rule_is_corrected_over_columns():
+    """A ratio that fails alone by little is one of eight such claims, and then undecided."""
+    n, rng = 4000, np.random.default_rng(0)
+    sex = np.arange(n) % 2
+    predicted = np.where(np.arange(n) // 2 < np.where(sex == 1, 0.372, 0.5) * n / 2, 1, 0)
+    others = {f"g{k}": rng.permutation(sex) for k in range(7)}
+    alone, among = (
+        fairhead.audit(Records.from_arrays(sex, predicted, groups={"sex": sex, **more}), metrics=["impact_ratio"])
+        for more in ({}, others)
+    )
+    ratios = alone["impact_ratio", "sex"], among["impact_ratio", "sex"]
+    assert ratios[0].high < 0.8
+    assert ratios[1].high < 0.8
+    assert [e.detail["four_fifths"] for e in ratios] == ["fails", "undecided"]
+    assert said(ratios[1], 0.95) == "four-fifths rule: fails, taken alone"
+    tones = [next(s.tone for s in audit_verdicts(found) if " by sex" in s.text) for found in (alone, among)]
+    assert tones == ["bad", "unclear"]
+
+
 def test_each_column_with_a_gap_has_a_sentence():
     rng = np.random.default_rng(0)
     a, b, c = rng.integers(0, 2, (3, 4000))
@@ -142,8 +189,14 @@ def test_each_column_with_a_gap_has_a_sentence():
 def test_the_table_does_not_claim_what_the_verdict_does_not():
     """A gap whose interval leaves 0 out, alone, and whose corrected p is not below 5 %."""
     gap = Estimate("DP", "g", 0.1, 0.01, 0.19, 500, 0.0, detail={"p_adjusted": 0.2})
-    assert said(gap) == "larger than 0, taken alone"
-    assert said(replace(gap, detail={"p_adjusted": 0.01})) == said(replace(gap, detail={})) == "larger than 0"
+    assert said(gap, 0.95) == "larger than 0, taken alone"
+    for detail in ({"p_adjusted": 0.01}, {}):
+        assert said(replace(gap, detail=detail), 0.95) == "larger than 0"
+    borderline = replace(gap, detail={"p_adjusted": 0.03})
+    assert said(borderline, 0.99) == "larger than 0, taken alone", "as the headline has it"
+    assert said(replace(gap, detail={"p_adjusted": 0.08}), 0.9) == "larger than 0"
+    ratio = Estimate("impact_ratio", "g", 0.7, 0.6, 0.79, 500, 1.0, detail={"four_fifths": "undecided"})
+    assert said(ratio, 0.95) == "four-fifths rule: fails, taken alone"
 
 
 def test_the_headline_keeps_to_the_level():

@@ -7,21 +7,8 @@ from sklearn.metrics import f1_score
 
 import fairhead
 from fairhead.audit import define_metric
-from fairhead.audit.catalogue import METRICS
 from fairhead.audit.own_metrics import read_metrics
-from fairhead.audit.rates import RATES
 from fairhead.errors import InputError
-
-
-@pytest.fixture(autouse=True)
-def nothing_stays(monkeypatch):
-    for known in (METRICS, RATES):
-        for name in list(known):
-            monkeypatch.setitem(known, name, known[name])
-    yield
-    for known in (METRICS, RATES):
-        for name in [name for name in known if name.startswith("own.")]:
-            del known[name]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +35,7 @@ def records_of(data, **more):
 def test_they_are_what_other_libraries_compute(data, written, theirs):
     label, said, group = data
     metric = define_metric("mine", written)
-    found = fairhead.audit(records_of(data), metrics=[metric.name])
+    found = fairhead.audit(records_of(data), metrics=[metric])
     frame = MetricFrame(metrics=theirs, y_true=label, y_pred=said, sensitive_features=group)
     assert found["own.mine"].value == pytest.approx(frame.difference())
     assert found["own.mine"].low < frame.difference() < found["own.mine"].high
@@ -57,8 +44,8 @@ def test_they_are_what_other_libraries_compute(data, written, theirs):
 
 
 def test_a_definition_equal_to_one_of_ours_has_the_same_interval(data):
-    define_metric("tpr", "tp / (tp + fn)")
-    found = fairhead.audit(records_of(data), metrics=["EOp", "own.tpr"])
+    tpr = define_metric("tpr", "tp / (tp + fn)")
+    found = fairhead.audit(records_of(data), metrics=["EOp", tpr])
     assert [found["own.tpr"].low, found["own.tpr"].high] == pytest.approx(
         [found["EOp"].low, found["EOp"].high], abs=0.01
     )
@@ -66,8 +53,8 @@ def test_a_definition_equal_to_one_of_ours_has_the_same_interval(data):
 
 @pytest.mark.parametrize("cluster", [None, np.arange(900) // 3])
 def test_costs_may_be_larger_than_1_and_keep_their_intervals(data, cluster):
-    define_metric("cost", "(50 * fn + fp) / n")
-    found = fairhead.audit(records_of(data, cluster=cluster), metrics=["own.cost"])
+    cost = define_metric("cost", "(50 * fn + fp) / n")
+    found = fairhead.audit(records_of(data, cluster=cluster), metrics=[cost])
     gap = found["own.cost"]
     assert 0 < gap.low < gap.value < gap.high
     assert gap.high > 1
@@ -86,8 +73,9 @@ def test_costs_may_be_larger_than_1_and_keep_their_intervals(data, cluster):
 def test_a_file_of_them(tmp_path, data):
     path = tmp_path / "metrics.txt"
     path.write_text("# ours\nmiss_rate = fn / (tp + fn)\n\ncost = (5 * fn + fp) / n  # five to one\n")
-    assert [metric.name for metric in read_metrics(path)] == ["own.miss_rate", "own.cost"]
-    found = fairhead.audit(records_of(data), metrics=["EOp", "own.miss_rate"])
+    miss_rate, cost = read_metrics(path)
+    assert [miss_rate.name, cost.name] == ["own.miss_rate", "own.cost"]
+    found = fairhead.audit(records_of(data), metrics=["EOp", miss_rate])
     assert found["own.miss_rate"].value == pytest.approx(found["EOp"].value)
 
 
@@ -109,9 +97,9 @@ def test_what_is_no_metric_is_refused(name, written, says):
 
 
 def test_a_function_that_returns_something_else_is_refused(data):
-    define_metric("odd", lambda counts: 1.0)
+    odd = define_metric("odd", lambda counts: 1.0)
     with pytest.raises(InputError, match="returned the shape"):
-        fairhead.audit(records_of(data), metrics=["own.odd"])
+        fairhead.audit(records_of(data), metrics=[odd])
 
 
 @pytest.mark.parametrize(
@@ -126,3 +114,16 @@ def test_expressions_without_a_value_are_refused(tmp_path, text, message):
     (tmp_path / "metrics.txt").write_text(text)
     with pytest.raises(InputError, match=message):
         read_metrics(tmp_path / "metrics.txt")
+
+
+def test_a_metric_stays_with_who_defined_it(data):
+    """Another audit of the same process does not see it, and a rate without a value says so."""
+    empty = define_metric("empty", "tp / (n - n)")
+    found = fairhead.audit(records_of(data), metrics=["DP", "DP", empty])
+    assert [e.metric for e in found.estimates] == ["DP", "own.empty"]
+    assert found["own.empty"].undefined.startswith("the rate of a has no value")
+    everything = fairhead.audit(records_of(data), metrics="all", n_boot=100)
+    assert not [e for e in everything.estimates if e.metric.startswith("own.")]
+    assert not [name for name in everything.by_group[0].rates if name.startswith("own.")]
+    with pytest.raises(InputError, match="what define_metric returned"):
+        fairhead.audit(records_of(data), metrics=["own.empty"])

@@ -7,6 +7,7 @@ from rich.console import Console
 import fairhead
 from fairhead.audit.audit_results import comparison_verdicts
 from fairhead.records import Records
+from fairhead.report.wording import said_of_difference
 from fairhead.stats.paired import change_of_size
 
 
@@ -40,10 +41,12 @@ def test_a_reversed_gap_is_not_no_difference(capsys):
     verdict = comparison_verdicts(found)
     assert any("reversed in B: TPR by sex, f" in sentence.text for sentence in verdict)
     assert not any("not significant" in sentence.text for sentence in verdict)
+    assert said_of_difference(gap) == "groups moved, size not significant"
     found.show(Console(width=140))
     shown = " ".join(capsys.readouterr().out.split())
     assert "above f" in shown
     assert "above m" in shown
+    assert "groups moved" in shown
     assert found.to_dict()["pairs"][0]["groups"] == ("f", "m")
 
 

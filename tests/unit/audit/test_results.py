@@ -162,6 +162,7 @@ def test_same_seed_same_figures():
         ({"metrics": ["AUC_gap"]}, "needs scores"),
         ({"positive": "maybe"}, "not among the classes"),
         ({"reference": {"race": "z"}}, "not in column 'race'"),
+        ({"reference": ["race=a", "race=b"]}, "two reference groups, 'a' and 'b'"),
         ({"n_boot": 3}, "at least 100"),
         ({"n_boot": 10**12}, "do not fit in 2 GB"),
         ({"seed": -1}, "0 or more"),

@@ -42,7 +42,7 @@ def addresses(tmp_path_factory):
     race = rng.choice(6, n, p=[0.51, 0.005, 0.34, 0.09, 0.003, 0.052])
     sex, age = rng.integers(0, 2, n), rng.integers(0, 3, n)
     label = (rng.random(n) < 0.35 + 0.1 * (race == 0)).astype(int)
-    decile = np.clip(np.round(4 + 2 * label + 1.5 * (race == 0) - age + rng.normal(0, 2, n)), 1, 10)
+    decile = np.clip(np.round(4 + 2 * label + 2.5 * (race == 0) - 0.4 * age + rng.normal(0, 2, n)), 1, 10)
     groups = {
         "race": np.array(RACES)[race],
         "sex": np.array(["Female", "Male"])[sex],

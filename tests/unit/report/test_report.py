@@ -119,7 +119,9 @@ def test_an_audit_of_records_is_shown_whole() -> None:
         if estimate.value is None:
             assert any(estimate.undefined in text for text in seen)
         else:
-            assert scale_of(estimate.metric, estimate.value, estimate.low, estimate.high).write(estimate.value) in seen
+            gap = estimate.ideal == 0 and estimate.group_by is not None
+            scale = scale_of(estimate.metric, estimate.value, estimate.low, estimate.high, difference=gap)
+            assert scale.write(estimate.value) in seen
     assert {row.group for row in made.by_group} <= set(seen)
     assert any("tiny <d> has 4 rows" in text for text in seen), "groups left out of a gap are named"
 

@@ -12,8 +12,18 @@ from fairhead.report.group_tables import FOREST_COLUMNS, GroupFigures, HeatMap, 
 from fairhead.report.markup import fill
 from fairhead.report.score_curves import Curves, Drawing, Sweep, draw_calibration, draw_roc, sweep
 from fairhead.report.sections import Section
-from fairhead.report.wording import FOUR_FIFTHS, Scale, by, count, is_share, main_rates, metric_name, scale_of
-from fairhead.stats import ALPHA, Estimate
+from fairhead.report.wording import (
+    FOUR_FIFTHS,
+    Scale,
+    by,
+    count,
+    is_finding,
+    is_share,
+    main_rates,
+    metric_name,
+    scale_of,
+)
+from fairhead.stats import Estimate
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,6 +55,7 @@ class Audited(Section):
     name: str  # whose predictions were audited
     audit: Annotated[Any, AuditFigures]  # the audit, or its JSON form
     rates: Sequence[str] = ()  # which rates of groups to show first
+    first: str | None = None  # which group column to show first
 
     def check(self, where: str) -> None:
         """The rates are among those of the audit."""
@@ -83,7 +94,7 @@ class Audited(Section):
         columns = (f"Value and {level(audit.provenance)} interval", "Smallest detectable", "n")
         order = dict.fromkeys([None, *(e.group_by for e in audit.estimates), *(r.group_by for r in audit.by_group)])
         blocks = []
-        for group_by in order:
+        for group_by in sorted(order, key=lambda name: (name is not None, name != self.first)):
             estimates = [e for e in audit.estimates if e.group_by == group_by]
             groups = [row for row in audit.by_group if row.group_by == group_by]
             reference = references.get(group_by)
@@ -94,7 +105,7 @@ class Audited(Section):
                 Block(
                     "Overall" if group_by is None else f"By {group_by}",
                     columns,
-                    _panels(estimates),
+                    _panels(estimates, options.get("level", 0.95)),
                     undefined((by(e.group_by), metric_name(e.metric), e) for e in estimates),
                     _said(estimates, "excluded"),
                     _said(estimates, "unstable"),
@@ -170,25 +181,25 @@ class _Kind(NamedTuple):
         return noun + scale + ("" if self.ideal is None else f", ideal {self.ideal:g}")
 
 
-def _panels(estimates: Sequence[Estimate]) -> tuple[Panel, ...]:
+def _panels(estimates: Sequence[Estimate], level: float) -> tuple[Panel, ...]:
     kinds: dict[_Kind, list[Estimate]] = {}
     for e in estimates:
         if e.value is not None:
             kinds.setdefault(_Kind.of(e), []).append(e)
     order = sorted(kinds, key=lambda kind: (kind.ideal is None, kind.ideal or 0.0, not kind.share))
-    return tuple(_panel(kinds[kind], kind) for kind in order)
+    return tuple(_panel(kinds[kind], kind, level) for kind in order)
 
 
-def _panel(estimates: Sequence[Estimate], kind: _Kind) -> Panel:
+def _panel(estimates: Sequence[Estimate], kind: _Kind, level: float) -> Panel:
     marks = []
     for e in estimates:
         assert e.value is not None
-        scale = scale_of(e.metric, e.value, e.low, e.high)
+        scale = scale_of(e.metric, e.value, e.low, e.high, difference=kind.ideal == 0)
         value, interval = scale.write(e.value), scale.interval(e.low, e.high)
         cells = (Cell(value, interval), Cell("" if e.mde is None else scale.write(e.mde)), Cell(count(e.n)))
         name = metric_name(e.metric)
         words = f"{name}: {value}" + (f", interval {interval}" if interval else "")
-        ticks, look = _detectable(e, kind.ideal), _look(e, kind.ideal)
+        ticks, look = _detectable(e, kind.ideal), _look(e, kind.ideal, level)
         marks.append(Mark(e.value, e.low, e.high, ticks, look, words, name, _note(e, name), cells))
     # A level has no ideal to be seen against, so it is seen against the whole of 0 to 1.
     hold = (0.0, 1.0) if kind.ideal is None else ()
@@ -205,11 +216,11 @@ def _note(estimate: Estimate, name: str) -> str:
     return " · ".join(part for part in (short, groups, "" if label is None else f"class {label}") if part)
 
 
-def _look(estimate: Estimate, ideal: float | None) -> str:
+def _look(estimate: Estimate, ideal: float | None, level: float) -> str:
     if ideal is None:
         return "level"
-    low, high, corrected = estimate.low, estimate.high, estimate.detail.get("p_adjusted", 0.0)
-    return "vague" if low is None or high is None or low <= ideal <= high or corrected >= ALPHA else "clear"
+    low, high, alone = estimate.low, estimate.high, "p_adjusted" in estimate.detail and not is_finding(estimate, level)
+    return "vague" if low is None or high is None or low <= ideal <= high or alone else "clear"
 
 
 def _detectable(estimate: Estimate, ideal: float | None) -> tuple[float, ...]:

@@ -11,7 +11,17 @@ from fairhead.report.markup import fill
 from fairhead.report.sections import Section
 from fairhead.report.sections.audited import AuditFigures
 from fairhead.report.sections.changes import LOOKS
-from fairhead.report.wording import Scale, by, count, is_share, metric_name, p_value, scale_of
+from fairhead.report.wording import (
+    GROUPS_MOVED,
+    Scale,
+    by,
+    count,
+    is_share,
+    metric_name,
+    p_value,
+    said_of_difference,
+    scale_of,
+)
 from fairhead.stats import Difference
 
 if TYPE_CHECKING:
@@ -89,13 +99,13 @@ def _panel(differences: Sequence[Difference]) -> Panel:
         # The caption of the panel says the unit once.
         bare, absolute = Scale(points.factor, points.digits), Scale(points.factor, points.digits, points.unit and "%")
         value, interval = bare.write(d.value, signed=True), bare.interval(d.low, d.high, signed=True)
-        word, direction = d.outcome, d.better_way
+        word, direction, said = d.outcome, d.better_way, said_of_difference(d)
         cells = (
             Cell("" if d.a is None or d.b is None else f"{bare.write(d.a)} → {absolute.write(d.b)}"),
             Cell(value, interval),
             Cell("" if d.mde is None else bare.write(d.mde)),
             Cell(p_value(d.p), p_value(d.p_adjusted)),
-            Cell(word, direction and f"{direction} is better", LOOKS[word]),
+            Cell(said if said == GROUPS_MOVED else word, direction and f"{direction} is better", LOOKS[word]),
         )
         name, of = metric_name(d.metric), by(d.group_by)
         ticks, words = () if d.mde is None else (-d.mde, d.mde), f"{name}, {of}: {value}, {word}"
