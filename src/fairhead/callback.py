@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from accelerate.data_loader import get_sampler
 from scipy.special import softmax
 from torch.utils.data import SequentialSampler
 from transformers import TrainerCallback
@@ -66,7 +65,9 @@ class AuditCallback(TrainerCallback):
         self._data = known[eval_dataset] if isinstance(eval_dataset, str) else eval_dataset
         self._data = known if self._data is None else self._data
         loader = self._loader(eval_dataset)
-        if not isinstance(get_sampler(loader), SequentialSampler):
+        # Where several processes share the rows, the sampler is within the part of this one.
+        batches = getattr(loader.batch_sampler, "batch_sampler", loader.batch_sampler)
+        if not isinstance(getattr(batches, "sampler", None), SequentialSampler):
             raise InputError(
                 "AuditCallback needs evaluation rows in the order of their data, and this Trainer has another: set "
                 'train_sampling_strategy="random", and give evaluation data that have a length'

@@ -21,6 +21,7 @@ from fairhead.models.fresh import Recipe, is_ready
 from fairhead.models.inputs import tokenizer_of
 from fairhead.models.linear_head import LinearHead
 from fairhead.report import Report, Result, Sentence
+from fairhead.report.model_card import Card
 from fairhead.report.sections import Section
 from fairhead.report.sections.audited import Audited
 from fairhead.report.sections.compared import Compared
@@ -57,6 +58,33 @@ class Mitigated(Result):
     def model(self) -> nn.Module:
         """The trained model, loaded from its folder."""
         return load(self.out / "model")
+
+    def card(self, kind: str) -> Card:
+        """The README of the model, which answers for pictures or texts ("image" or "text")."""
+        cell, rows = self.cell, self.row["rows"]
+        ready = is_ready(cell.backbone.model)
+        trained = {"all": "All of", "last_encoder": "The last encoder of", "head": "The last layer of"}
+        method = self.row.get("notes", {}).get("kept", cell.method.method)
+        carries = None if ready else method_of(load(self.out / "model"))
+        return Card(
+            title=f"{Path(cell.backbone.name).name} trained with {cell.method.name}",
+            done=(
+                f"{trained[cell.backbone.train]} {Path(cell.backbone.name).name} was trained with {cell.method.name}"
+                f"{f' (which kept {method})' if method != cell.method.method else ''} to tell "
+                f"{', '.join(self.row['classes'])} apart: {rows['train']} training rows, {rows['validation']} "
+                f"validation rows; the figures are of {rows['test']} test rows. "
+                f"{'Training saw the groups.' if cell.method.trains_with_groups else 'Training saw no group.'}"
+            ),
+            findings=[sentence.text for sentence in self.page().verdict if sentence.tone != "note"],
+            data=cell.data.read,
+            base=cell.backbone.model,
+            before=f"trained with {self.against}",
+            estimates=self.audit.estimates,
+            changes=() if self.comparison is None else self.comparison.differences,
+            limits=[sentence.text for sentence in self.page().verdict if sentence.tone == "note"],
+            task=None if ready else f"{kind}-classification",
+            carries="a linear head on ready features" if ready else carries and type(carries).__name__,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The audit's JSON form, with the comparison if there is one."""
@@ -168,6 +196,7 @@ def mitigate(
             comparison = compare(other.records, done.records, group_by=columns)
         result = Mitigated(cell, done.row, found, comparison, against, out)
         write_json(out / "audit.json", result.to_dict())
+        result.card(done.task.kind).write(out / "model")
         shutil.rmtree(out / _CHECKPOINTS, ignore_errors=True)
     return result
 

@@ -22,10 +22,12 @@ from fairhead.cli.lm import lm_app
 from fairhead.cli.locate import ABLATE_EPILOG, ablate_command, locate_command
 from fairhead.cli.locate import EPILOG as LOCATE_EPILOG
 from fairhead.cli.mitigate import mitigate_app
+from fairhead.cli.push import EPILOG as PUSH_EPILOG
+from fairhead.cli.push import push_command
 from fairhead.errors import FairheadError
 
 _INTERRUPTED = 130
-_COMMANDS = ("ablate", "attention", "audit", "bench", "demo", "discover", "lm", "locate", "mitigate")
+_COMMANDS = ("ablate", "attention", "audit", "bench", "demo", "discover", "lm", "locate", "mitigate", "push")
 # Newer typers bring a click of their own, whose errors are not those of `click`; this is the base of either.
 _UsageError: Any = typer.BadParameter.__mro__[1]
 
@@ -86,6 +88,7 @@ app.add_typer(mitigate_app)
 app.command("locate", epilog=LOCATE_EPILOG)(locate_command)
 app.command("ablate", epilog=ABLATE_EPILOG)(ablate_command)
 app.command("attention", epilog=ATTENTION_EPILOG)(attention_command)
+app.command("push", epilog=PUSH_EPILOG)(push_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

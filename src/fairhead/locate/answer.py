@@ -26,6 +26,7 @@ from fairhead.locate.pair_rows import TextPairs
 from fairhead.locate.session import Opened, open_question
 from fairhead.locate.studies import Curves, Mask, Study, restudied, study
 from fairhead.locate.two_models import compare_models
+from fairhead.report.model_card import Card
 from fairhead.report.page import Report, write
 from fairhead.report.result import Result
 from fairhead.report.sections.plain_tables import PlainTables
@@ -120,7 +121,26 @@ class LocatedHeads(Result):
         note = f"Figures of the edited model are those of {folder}, loaded again; they differ by {off:.1g} at most."
         others = (s for s in located.studies if s is not told)
         studies = (*others, restudied(told, rows, after, self.plan))
-        return replace(self, located=replace(located, studies=studies, notes=(*located.notes, note)))
+        found = replace(self, located=replace(located, studies=studies, notes=(*located.notes, note)))
+        found.card(studies[-1]).write(Path(folder))
+        return found
+
+    def card(self, saved: Study) -> Card:
+        """The README of the edited model, with the figures of its true forward pass."""
+        located, called = self.located, Path(str(self.provenance["model"])).name
+        heads = ", ".join(head_name(*head) for head in self.heads)
+        edit = edit_words(located.words, saved, True)
+        return Card(
+            title=f"{called} with {len(self.heads)} edited heads",
+            done=f"Edited heads of {called}: {heads}. {edit}. {located.words.done(located)}",
+            findings=[sentence["text"] for sentence in verdict(located)],
+            data=str(self.provenance["data"]),
+            base=str(self.provenance["model"]),
+            before=called,
+            changes=saved.changes.differences,
+            limits=[*located.notes, *located.words.limits],
+            task="text-generation" if isinstance(located.rows, TextPairs) else None,
+        )
 
     def write(self, out: Path, images: bool = True) -> None:
         """Write headmap.json, report.html with its JSON, and the records before and after."""

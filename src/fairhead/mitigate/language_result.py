@@ -10,20 +10,8 @@ from torch import nn
 from fairhead.language.suite import TrainingRecord
 from fairhead.models import load
 from fairhead.report import Report, Result, Sentence
+from fairhead.report.model_card import Card
 from fairhead.report.sections.plain_tables import PlainTable, PlainTables
-from fairhead.store import write_text
-
-_AT_DECODING = """# A model with {0}
-
-The weights in this folder are those of the model as it was. The method, {0}, changes what the model says while it
-decodes, and is attached where the folder is loaded by fairhead:
-
-    model = fairhead.load("THIS FOLDER")
-
-    fairhead lm crows --model "THIS FOLDER" --data crows_pairs
-
-`transformers.AutoModelForCausalLM.from_pretrained` and other programs load the weights alone, without the method.
-"""
 
 
 @dataclass(frozen=True)
@@ -102,6 +90,26 @@ def _watched(done: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def write_readme(folder: Path, method: str) -> None:
-    """Say in the folder of a method that changes no weight how it must be loaded."""
-    write_text(folder / "README.md", _AT_DECODING.format(method))
+def card_of(record: TrainingRecord, carries: str | None) -> Card:
+    """The README of a changed model; `carries` names a method that is attached when it is loaded."""
+    base = Path(record.base).name if record.base and Path(record.base).exists() else record.base
+    trained = f"{record.method} changed {base or 'a language model'}."
+    if carries is not None:
+        trained = f"The weights are those of {base or 'the model as it was'}; {record.method} works while it decodes."
+    losses = [
+        f"{row['part']} on items whose terms were held out: {row['before']:.4g} before, {row['after']:.4g} after."
+        for row in MitigatedLanguage({"": record}, Path()).rows()
+    ]
+    return Card(
+        title=f"{base or 'A language model'} with {record.method}",
+        done=f"{trained} {'. '.join(_said(record))}.",
+        findings=losses,
+        data=str(record.data.get("source", "no data")),
+        base=record.base,
+        limits=[
+            "These losses have no interval and are no measure of stereotypes: `fairhead lm suite` measures those, and "
+            "`fairhead lm compare` sets two models side by side, with intervals."
+        ],
+        task="text-generation",
+        carries=carries,
+    )

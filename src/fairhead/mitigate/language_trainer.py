@@ -22,7 +22,7 @@ from fairhead.errors import InputError
 from fairhead.language.packing import control_token_warning, starting
 from fairhead.language.scorer import context_length, refuse_other_than_causal
 from fairhead.language.suite import TRAINING_FILE, TrainingRecord
-from fairhead.mitigate.language_result import MitigatedLanguage, write_readme
+from fairhead.mitigate.language_result import MitigatedLanguage, card_of
 from fairhead.mitigate.only_heads import only_heads
 from fairhead.mitigate.registry import method_named
 from fairhead.mitigate.triplets import TripletData, targets
@@ -280,9 +280,8 @@ class LanguageTrainer:
         if adapter:
             self.model.save_pretrained(target / "adapter")
         self.model = merged(self.model)
-        save(self.model, target, self.tokenizer.save_pretrained, self.record.write)
-        if hasattr(self.method, "attach"):
-            write_readme(target, self.record.method)
+        card = card_of(self.record, self.record.method if hasattr(self.method, "attach") else None)
+        save(self.model, target, self.tokenizer.save_pretrained, self.record.write, card.write)
         shutil.rmtree(target / _CHECKPOINTS, ignore_errors=True)
 
     def identity(self, data: TripletData | TripletSplit | None) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fairhead.errors import InputError, did_you_mean
 from fairhead.models.places import quietly, read_json
+from fairhead.report.model_card import CARD, is_ours
 from fairhead.settings import check_config
 from fairhead.store import filling
 
@@ -151,7 +152,8 @@ def save(model: Any, folder: Path | str, *beside: Callable[[Path], Any]) -> None
         for write in beside:
             write(part)
         # Of the model that was there nothing may be taken for a part of this one.
-        for pattern in ("config.json", "model.safetensors*", "model-*-of-*.safetensors", *_FILES_BEFORE):
+        card = (CARD,) if is_ours(folder) else ()
+        for pattern in ("config.json", "model.safetensors*", "model-*-of-*.safetensors", *card, *_FILES_BEFORE):
             for old in folder.glob(pattern):
                 old.unlink()
 

@@ -9,9 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from made_faces import make_faces
 from PIL import Image
-from transformers import AutoImageProcessor
+from transformers import AutoImageProcessor, AutoModelForImageClassification
 from typer.testing import CliRunner
 
 from fairhead import load
@@ -23,6 +24,7 @@ from fairhead.cli import app
 from fairhead.cli.mitigate import EPILOG
 from fairhead.errors import InputError
 from fairhead.mitigate.registry import names
+from fairhead.models import save
 from fairhead.models.fresh import Recipe
 from fairhead.models.inputs import normalising
 from fairhead.records import Records
@@ -82,6 +84,32 @@ def test_a_run_leaves_model_records_audit_and_report(faces, tmp_path):
         scores = model(**processor(pictures, return_tensors="pt")).logits.softmax(-1)[:, 1]
     by_id = dict(zip(test.ids.tolist(), scores.tolist(), strict=True))
     np.testing.assert_allclose(records.scores, [by_id[str(name)] for name in records.id], atol=1e-5)
+
+    card = ModelCard.load(out / "model" / "README.md")
+    audited = json.loads((out / "audit.json").read_text())
+    figures = {(e["metric"], e["group_by"]): e for e in audited["estimates"] if e["value"] is not None}
+    assert len(card.data.eval_results) == len(figures)
+    shown = next(result for result in card.data.eval_results if result.metric_name == "accuracy overall")
+    wanted = figures["accuracy", None]
+    assert (shown.metric_value, shown.metric_args["low"]) == (wanted["value"], wanted["low"])
+    assert shown.dataset_name == f"utkface:{faces.name}"
+    for words in ("Training saw no group", "trained with erm | this model", "It carries DAM", "One training run"):
+        assert words in card.text
+    assert str(tmp_path) not in card.content  # where files lay is nobody's business
+
+
+def test_from_pretrained_gives_the_outputs_that_were_measured(faces, tmp_path):
+    """Of a model whose training rows were weighted: nothing of the method is left in it."""
+    run = one_run.mitigate(a_cell(faces, "balance", clusters=2), tmp_path / "out", cache=tmp_path / "cache")
+    model = AutoModelForImageClassification.from_pretrained(tmp_path / "out" / "model").eval()
+    torch.manual_seed(0)
+    pictures = torch.randn(3, 3, 8, 8)
+    assert torch.equal(model(pictures).logits, run.model(pictures).logits)
+    card = ModelCard.load(tmp_path / "out" / "model" / "README.md")
+    assert "`from_pretrained` gives the outputs that were measured" in card.text
+    model.save_pretrained(tmp_path / "out" / "model")
+    save(model, tmp_path / "out" / "model")
+    assert not (tmp_path / "out" / "model" / "README.md").exists()  # it was of another model
 
 
 @pytest.mark.parametrize("name", names("classifier", uses_groups=False))

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from language_models import FAMILIES, ITEMS, VOCABULARY, build, tokenizer
 
 from fairhead.cli import main
@@ -347,6 +348,7 @@ def test_every_method_writes_a_model_that_can_be_scored(method, folder, stereose
     record = json.loads((out / "fairhead-training.json").read_text())
     assert record["method"] == method
     assert bool(record["training_targets"]) == (method != "self_debias")
+    assert ModelCard.load(out / "README.md").data.pipeline_tag == "text-generation"
     request = [Request("a", "the nurse said that", " she was kind")]
     before, after = (load_scorer(path, device="cpu").score(request)["a"].logprob for path in (folder, out))
     assert before != pytest.approx(after, abs=1e-6)

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers as hf
 from families import TOWERS, VIT
+from huggingface_hub import ModelCard
 from made_towers import tokenizer
 from PIL import Image
 
@@ -255,6 +256,9 @@ def test_a_stopped_save_leaves_no_model(clip, faces, tmp_path, monkeypatch) -> N
     monkeypatch.undo()
     main(["ablate", "--model", str(clip), *common(faces), *quick])
     assert hf.CLIPModel.from_pretrained(target).config.projection_dim == 16
+    card = ModelCard.load(target / "README.md")
+    assert "L0H0" in card.text
+    assert {"before", "change", "low", "high"} <= card.data.eval_results[0].metric_args.keys()
     assert not (target / ".saving").exists()
 
 
