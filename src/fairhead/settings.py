@@ -17,16 +17,20 @@ from fairhead.errors import InputError
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers from `low` (or above it, where `above` says so) to `high`."""
+    """The numbers from `low` (or above it, where `above` says so) to `high` (or below it, where `below` says so)."""
 
     low: float
     high: float = math.inf
     above: bool = False
+    below: bool = False
 
     def __contains__(self, value: float) -> bool:
-        return (self.low < value if self.above else self.low <= value) and value <= self.high
+        enough = self.low < value if self.above else self.low <= value
+        return enough and (value < self.high if self.below else value <= self.high)
 
     def __str__(self) -> str:
+        if self.above and self.below:
+            return f"between {self.low:g} and {self.high:g}"
         if self.high == math.inf:
             return f"above {self.low:g}" if self.above else f"of at least {self.low:g}"
         return f"above {self.low:g}, up to {self.high:g}" if self.above else f"from {self.low:g} to {self.high:g}"
@@ -57,6 +61,9 @@ Positive = Annotated[float, Range(0, above=True)]
 NotNegative = Annotated[float, Range(0)]
 Share = Annotated[float, Range(0, 1)]
 PositiveShare = Annotated[float, Range(0, 1, above=True)]
+# Of every command that makes intervals or p-values: fewer draws give neither.
+Replicates = Annotated[int, Range(100)]
+Level = Annotated[float, Range(0, 1, above=True, below=True)]
 
 
 def check_settings(kind: type | Callable[..., Any], values: Mapping[str, Any], what: str) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from fairhead.errors import InputError
 from fairhead.mitigate.registry import LADDER, method_named, names
-from fairhead.settings import Count, Option, Range, WholeNumber
+from fairhead.settings import Count, Option, Replicates, WholeNumber
 from fairhead.train.plan import LanguagePlan, TrainingPlan
 
 # What a grid may set of a plan; the seed is an axis of the grid, and the device an option of the command.
@@ -357,7 +357,7 @@ class Grid:
     selection: Selection = "accuracy"
     baseline: str = "erm"
     metrics: tuple[str, ...] = METRICS
-    n_boot: Annotated[int, Range(100)] = 2000
+    n_boot: Replicates = 2000
     reported: Mapping[str, Any] = field(default_factory=dict)
     overrides: Mapping[str, Any] = field(default_factory=dict)
     search: Search | None = None

@@ -9,7 +9,7 @@ import typer
 from fairhead.cli.common import check_output, command_line, write_json
 from fairhead.cli.options import options
 from fairhead.errors import InputError
-from fairhead.settings import Count, Option, WholeNumber
+from fairhead.settings import Level, Option, Replicates, WholeNumber
 from fairhead.store import write_text
 
 if TYPE_CHECKING:
@@ -50,13 +50,9 @@ class Statistics:
     """
 
     panel: ClassVar[str] = "Statistics"
-    n_boot: Annotated[Count | None, Option(metavar="N")] = None
+    n_boot: Annotated[Replicates | None, Option(metavar="N")] = None
     seed: Annotated[WholeNumber, Option(metavar="N")] = 0
-    level: Annotated[float, Option(metavar="SHARE")] = 0.95
-
-    def __post_init__(self) -> None:
-        if not 0 < self.level < 1:
-            raise InputError(f"--level is {self.level:g}; a share between 0 and 1 is expected")
+    level: Annotated[Level, Option(metavar="SHARE")] = 0.95
 
     def resampling(self, n_boot: int = 2000) -> "Resampling":
         """The same with a number of replicates where none was given."""
@@ -73,7 +69,7 @@ class Comparing(Statistics):
         n_perm: random swaps of each p-value, at most.
     """
 
-    n_perm: Annotated[Count, Option(metavar="N")] = 100_000
+    n_perm: Annotated[Replicates, Option(metavar="N")] = 100_000
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from fairhead.errors import FairheadError, InputError, did_you_mean
 from fairhead.language.item_table import BenchmarkResult, ItemTable, Measure
 from fairhead.settings import check_settings
 from fairhead.stats import Estimate
-from fairhead.stats.bootstrap import Resampling
+from fairhead.stats.bootstrap import FEW_CLUSTERS, Resampling
 
 if TYPE_CHECKING:
     from fairhead.language.answers import Progress, Prompt, Request, Sampling
@@ -149,7 +149,7 @@ class Benchmark:
     unit: Callable[[Any], str] = lambda item: item.id  # items of one unit are drawn together; by default their ids
     reads_text: bool = False  # whether a text file can stand in for its data
     most_items: int | None = None  # no more than these, the first of those drawn
-    min_items: int = 10  # with fewer items, or fewer clusters of them, its figures are undefined
+    min_items: int = 10  # with fewer items its figures are undefined; so they are with fewer than 10 clusters
     n_boot: int = 2000  # bootstrap replicates by default
     # Of a comparison's report; "Scores" are those of other harnesses
     section: Section = "Stereotypes"
@@ -207,7 +207,7 @@ class Benchmark:
 
     def resampling(self, how: Resampling) -> Resampling:
         """How intervals are made, with the bounds of this benchmark."""
-        return replace(how, min_items=self.min_items, min_clusters=max(Resampling.min_clusters, self.min_items))
+        return replace(how, min_items=self.min_items, min_clusters=max(FEW_CLUSTERS, self.min_items))
 
     def section_of(self, metric: str) -> str:
         """Of a comparison's report, where a metric stands."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from fairhead.errors import InputError
-from fairhead.settings import PYTHON_ONLY, Count, Option, Range, Share, WholeNumber
+from fairhead.settings import PYTHON_ONLY, Count, Level, Option, Replicates, Share, WholeNumber
 
 Rank = Literal["effect", "gap", "concept", "bias", "ranksum"]
 RANKS: tuple[str, ...] = get_args(Rank)
@@ -144,8 +144,8 @@ class LocatePlan:
     m: Annotated[Count, PYTHON_ONLY] = 20
     permutations: Annotated[Count, PYTHON_ONLY] = 2000
     extremes: Annotated[Count | None, PYTHON_ONLY] = None
-    n_boot: Annotated[int, Range(100), Option(metavar="N")] = 2000
-    level: Annotated[float, PYTHON_ONLY] = 0.95
+    n_boot: Annotated[Replicates, Option(metavar="N")] = 2000
+    level: Annotated[Level, PYTHON_ONLY] = 0.95
     seed: Annotated[WholeNumber, Option(metavar="N")] = 0
     panel: ClassVar[str] = "Statistics"
 

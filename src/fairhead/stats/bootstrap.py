@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fairhead.errors import InputError
+from fairhead.settings import Level, Replicates, WholeNumber, check_config
 from fairhead.stats import intervals
 from fairhead.stats.outcome import Estimate
 
@@ -237,11 +238,14 @@ class Resampling:
         min_clusters: so it is with fewer clusters.
     """
 
-    n_boot: int = 2000
-    seed: int = 0
-    level: float = 0.95
+    n_boot: Replicates = 2000
+    seed: WholeNumber = 0
+    level: Level = 0.95
     min_items: int = MIN_ROWS
     min_clusters: int = MIN_CLUSTERS
+
+    def __post_init__(self) -> None:
+        check_config(self)
 
     def estimate(
         self,

@@ -204,7 +204,7 @@ def test_a_reference_looks_at_the_column_it_is_given(photos, tmp_path):
 
 
 def test_own_pairs_are_scored_and_those_trained_on_are_left_out(llama, pairs, tmp_path, capsys):
-    scored = ["--data", f"pairs:{pairs}", "--group", "about", "--device", "cpu", "--n-boot", "50", "--json", "-"]
+    scored = ["--data", f"pairs:{pairs}", "--group", "about", "--device", "cpu", "--n-boot", "100", "--json", "-"]
     run("lm", "crows", "--model", llama, *scored)
     result = json.loads(capsys.readouterr().out)
     assert {e["group_by"] for e in result["estimates"]} >= {None, "work", "home"}
@@ -225,7 +225,7 @@ def test_attention_on_own_sentences(llama, tmp_path, capsys, kind):
     names = ("stereotype", "anti_stereotype", "unrelated")[: 2 if kind == "pairs" else 3]
     lines = [dict(zip(names, item.texts, strict=False)) for item in ITEMS]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    run("lm", "attention", "--model", llama, "--data", f"{kind}:{file}", "--n-boot", "50", "--device", "cpu",
+    run("lm", "attention", "--model", llama, "--data", f"{kind}:{file}", "--n-boot", "100", "--device", "cpu",
         "--json", "-")  # fmt: skip
     assert json.loads(capsys.readouterr().out)["benchmark"] == "attention_gap"
 
@@ -235,7 +235,7 @@ def test_own_triplets_are_scored(llama, tmp_path, capsys):
     with file.open("w", newline="") as handle:
         table = csv.writer(handle)
         table.writerows([["stereotype", "antistereotype", "unrelated"], *(item.texts for item in ITEMS * 3)])
-    run("lm", "stereoset", "--model", llama, "--data", f"triplets:{file}", "--n-boot", "50", "--device", "cpu",
+    run("lm", "stereoset", "--model", llama, "--data", f"triplets:{file}", "--n-boot", "100", "--device", "cpu",
         "--json", "-")  # fmt: skip
     assert {e["metric"] for e in json.loads(capsys.readouterr().out)["estimates"]} >= {"ss", "lms", "icat"}
 

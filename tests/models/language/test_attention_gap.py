@@ -152,7 +152,7 @@ def test_shifting_the_span_hits_as_often_as_chance():
 
 
 def test_without_an_effect_p_values_are_uniform():
-    quick = Resampling(n_boot=10)
+    quick = Resampling(n_boot=100)
     found = [evaluate(made(n=60, seed=seed), -1, quick, 0, n_perm=199).more["tests"] for seed in range(120)]
     for name in ("above_chance", "gap_difference"):
         t = [tests[name]["p"] for tests in found]

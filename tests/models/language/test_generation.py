@@ -142,9 +142,9 @@ def test_the_command_generates_here_and_scores_elsewhere(folder, bold, tmp_path,
     (file,) = (tmp_path / "journals").glob("bold-*.jsonl")
     empty = sum(one.empty for one in read_generations(file).of(prompts(read_bold(bold))).values())
     assert f"40 continuations of 40 prompts, {empty} of them empty: {file}" in capsys.readouterr().out
-    main([*common, *drawn, "--n-boot", "50", "--json", "-"])
+    main([*common, *drawn, "--n-boot", "100", "--json", "-"])
     at_once = json.loads(capsys.readouterr().out)
-    main([*common, "--score-only", str(file), "--n-boot", "50", "--json", "-"])
+    main([*common, "--score-only", str(file), "--n-boot", "100", "--json", "-"])
     later = json.loads(capsys.readouterr().out)
     assert later["estimates"] == at_once["estimates"]
     found = {(e["metric"], e["group_by"]): e for e in later["estimates"]}
@@ -154,7 +154,7 @@ def test_the_command_generates_here_and_scores_elsewhere(folder, bold, tmp_path,
     assert sum(mean["n"] for mean in means) == 40 - empty == later["n"]
     assert disparity["detail"]["clusters"] == 20
     assert later["provenance"]["weights"] == at_once["provenance"]["weights"]
-    main([*common, "--score-only", str(file), "--n-boot", "50"])
+    main([*common, "--score-only", str(file), "--n-boot", "100"])
     shown = capsys.readouterr().out
     assert "profession" in shown
     assert "sentiment" in shown

@@ -57,13 +57,13 @@ def test_perplexity_of_a_model_without_weights_is_the_size_of_its_vocabulary(fol
     scorer = load_scorer(folder, device="cpu")
     with torch.no_grad():
         scorer.model.lm_head.weight.zero_()
-    documents = ["he was kind", "she cried " * 30]  # the second is longer than the context
+    documents = ["he was kind", "she cried " * 30] * 5  # the second is longer than the context
     result = perplexity(scorer, documents)
     assert result["perplexity"].value == pytest.approx(len(WORDS))
     assert result["perplexity_per_word"].value == pytest.approx(len(WORDS))  # one token a word
-    bits = (3 + 60) * math.log2(len(WORDS)) / sum(len(d.encode()) for d in documents)
+    bits = 5 * (3 + 60) * math.log2(len(WORDS)) / sum(len(d.encode()) for d in documents)
     assert result["bits_per_byte"].value == pytest.approx(bits)
-    assert result["perplexity"].detail["tokens"] == 63
+    assert result["perplexity"].detail["tokens"] == 5 * 63
 
 
 def test_perplexity_equals_the_models_own_loss(folder):
@@ -173,7 +173,14 @@ def test_the_command_reads_plain_text(folder, tmp_path, capsys):
             ["crows", "--model", "m", "--data", "d", "--limit", "0"],
             "--limit is 0; expected a whole number of at least 1",
         ),
-        (["crows", "--model", "m", "--data", "d", "--level", "95"], "--level is 95; a share"),
+        (
+            ["crows", "--model", "m", "--data", "d", "--level", "95"],
+            "--level is 95.0; expected a number between 0 and 1",
+        ),
+        (
+            ["crows", "--model", "m", "--data", "d", "--n-boot", "1"],
+            "--n-boot is 1; expected a whole number of at least 100",
+        ),
         (["crows", "--model", "m", "--data", "d", "--json", "/no/such/folder/x.json"], "there is no folder"),
         (["tea", "--model", "m", "--data", "d"], "No such command 'tea'; fairhead lm --help explains"),
     ],

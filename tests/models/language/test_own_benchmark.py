@@ -56,7 +56,7 @@ def test_the_example_goes_through_every_command(example, folder, data, tmp_path,
     monkeypatch.setitem(benchmarks.BENCHMARKS, "jobs", example)
     main(["lm", "jobs", "--help"])
     assert "Is a sentence about a job likelier" in capsys.readouterr().out
-    model = ["--model", str(folder), "--device", "cpu", "--n-boot", "50"]
+    model = ["--model", str(folder), "--device", "cpu", "--n-boot", "100"]
     main(["lm", "jobs", *model, "--data", str(data / "jobs.csv"), "--json", str(tmp_path / "alone.json")])
     assert 'The sentence with "he" is likelier in' in capsys.readouterr().out
     alone = json.loads((tmp_path / "alone.json").read_text())
@@ -69,7 +69,7 @@ def test_the_example_goes_through_every_command(example, folder, data, tmp_path,
         main(["lm", "suite", *model, "--data", str(data), "--only", "jobs", "--out", str(tmp_path / name)])
     in_suite = json.loads((tmp_path / "one" / "jobs.json").read_text())
     assert in_suite["estimates"] == alone["estimates"]
-    compared = ["lm", "compare", str(tmp_path / "one"), str(tmp_path / "two"), "--n-boot", "50", "--n-perm", "50"]
+    compared = ["lm", "compare", str(tmp_path / "one"), str(tmp_path / "two"), "--n-boot", "100", "--n-perm", "100"]
     main([*compared, "--json", str(tmp_path / "c.json"), "--html", str(tmp_path / "page.html")])
     (run,) = json.loads((tmp_path / "c.json").read_text())["runs"]
     (headline,) = run["headlines"]
@@ -80,7 +80,7 @@ def test_the_example_goes_through_every_command(example, folder, data, tmp_path,
 
 def test_a_benchmark_alone_leaves_the_folder_of_a_suite(example, folder, data, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(benchmarks.BENCHMARKS, "jobs", example)
-    model = ["--model", str(folder), "--device", "cpu", "--n-boot", "50"]
+    model = ["--model", str(folder), "--device", "cpu", "--n-boot", "100"]
     main(["lm", "jobs", *model, "--data", str(data / "jobs.csv"), "--out", str(tmp_path / "alone")])
     main(["lm", "suite", *model, "--data", str(data), "--only", "jobs", "--out", str(tmp_path / "suite")])
     for file in ("jobs.items.jsonl", *(path.name for path in (tmp_path / "suite" / "journals").glob("*.jsonl"))):

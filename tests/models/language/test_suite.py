@@ -77,7 +77,7 @@ def data(tmp_path_factory):
 
 def run(model, data, out, *more):
     arguments = ["lm", "suite", "--model", str(model), "--data", str(data), "--out", str(out), "--device", "cpu"]
-    main([*arguments, "--text", str(data / "text.txt"), "--n-boot", "50", *more])
+    main([*arguments, "--text", str(data / "text.txt"), "--n-boot", "100", *more])
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +156,7 @@ def test_terms_of_the_training_can_be_left_out(base, flat, data, tmp_path):
 
 def test_folders_are_compared(runs, tmp_path, capsys):
     made = ["--html", str(tmp_path / "r.html"), "--json", str(tmp_path / "j.json")]
-    main(["lm", "compare", str(runs / "base"), str(runs / "flat"), "--n-boot", "50", "--n-perm", "200", *made])
+    main(["lm", "compare", str(runs / "base"), str(runs / "flat"), "--n-boot", "100", "--n-perm", "200", *made])
     content = json.loads((tmp_path / "j.json").read_text())
     (flat,) = content["runs"]
     assert content["left_out_targets"] == ["nurse"]

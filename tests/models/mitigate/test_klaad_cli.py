@@ -194,7 +194,7 @@ def test_grids_that_make_no_sense(text, message, model, data, tmp_path, capsys):
 
 
 def test_attention_gap_from_the_command_line(model, data, tmp_path, capsys):
-    base = ["lm", "attention", "--model", str(model), "--device", "cpu", "--n-boot", "50"]
+    base = ["lm", "attention", "--model", str(model), "--device", "cpu", "--n-boot", "100"]
     page = tmp_path / "gap.html"
     main([*base, "--data", f"crows:{data}", "--json", str(tmp_path / "figures.json"), "--html", str(page)])
     said = " ".join(capsys.readouterr().out.split())

@@ -170,7 +170,7 @@ def test_the_command_writes_page_json_and_markdown(folders, tmp_path, capsys):
     docs = tmp_path / "docs.md"
     docs.write_text("# Title\n\n<!-- figures: begin -->\nold\n<!-- figures: end -->\n\nThe end.\n")
     names = [str(folder) for folder in folders]
-    options = ["--n-boot", "50", "--n-perm", "1000", "--names", "before,KLAAD,even"]
+    options = ["--n-boot", "100", "--n-perm", "1000", "--names", "before,KLAAD,even"]
     written = ["--html", str(tmp_path / "r.html"), "--json", str(tmp_path / "r2.json"), "--markdown", str(docs)]
     main(["lm", "compare", *names, *options, *written])
     shown = capsys.readouterr().out
@@ -188,7 +188,7 @@ def test_the_command_writes_page_json_and_markdown(folders, tmp_path, capsys):
     assert twin["schema"] == "fairhead.report/1"
     assert twin["provenance"]["command"].startswith("fairhead lm compare")
     # A second time: the figures are replaced, the page stays.
-    main(["lm", "compare", *names[:2], "--n-boot", "50", "--n-perm", "100", "--markdown", str(docs)])
+    main(["lm", "compare", *names[:2], "--n-boot", "100", "--n-perm", "100", "--markdown", str(docs)])
     assert docs.read_text().count("figures: begin") == 1
     assert "| even |" not in docs.read_text()
 

@@ -60,7 +60,7 @@ def test_p_values_are_uniform_where_nothing_changed():
     clusters, p = np.repeat(np.arange(12), 5), []
     for _ in range(200):
         before, after = (rng.normal(0, 1, 12)[clusters] + rng.normal(0, 0.2, 60) for _ in range(2))
-        p.append(compare_items(MEAN, None, *tables(before, after, clusters), Resampling(n_boot=20), n_perm=199).p)
+        p.append(compare_items(MEAN, None, *tables(before, after, clusters), Resampling(n_boot=100), n_perm=199).p)
     assert stats.kstest(p, "uniform").pvalue > 0.01
 
 
@@ -80,7 +80,7 @@ def test_p_values_see_through_what_the_figure_is_blind_to():
     measure = next(m for m in winobias.BENCHMARK.measures if m.metric == "mean_difference" and m.of(None))
     p = {
         effect: [
-            compare_items(measure, None, *wino_pairs(rng, effect), Resampling(n_boot=20), n_perm=199).p
+            compare_items(measure, None, *wino_pairs(rng, effect), Resampling(n_boot=100), n_perm=199).p
             for _ in range(300)
         ]
         for effect in (0.0, 0.2)
