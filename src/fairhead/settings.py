@@ -44,12 +44,14 @@ class Option:
         flag: such as "--n-boot"; empty for the field's own name with hyphens.
         metavar: what stands for its value in the help; None leaves that to the type.
         panel: heading that it is listed under; None for that of its settings class.
+        also: another flag for the same, which the help does not show.
         shown: False for a setting that only Python has.
     """
 
     flag: str = ""
     metavar: str | None = None
     panel: str | None = None
+    also: str = ""
     shown: bool = True
 
 

@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from inspect import signature
 from itertools import combinations
+from os import PathLike
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +16,39 @@ from fairhead.audit.score_rates import Scores
 from fairhead.errors import InputError, did_you_mean
 from fairhead.records import Column, Records
 
+# What `Records.read` is told about a file, and `Records.from_frame` about a data frame.
+COLUMNS = tuple(name for name in signature(Records.read).parameters if name not in ("path", "positive"))
 CROSS = " × "  # between the names of columns, and of groups, that are crossed
+
+
+def read_rows(data: Any, positive: Any, columns: Mapping[str, Any]) -> tuple[Records, Any]:
+    """Records, or those of a file or a data frame; and the positive class, where they do not know it yet."""
+    if isinstance(data, Records):
+        if columns:
+            raise InputError(f"{', '.join(columns)} are for files and data frames; the records have their columns")
+        return data, positive
+    for name in columns:
+        if name not in COLUMNS:
+            raise InputError(f"There is no option {name!r}.{did_you_mean(name, COLUMNS)}")
+    read = Records.read if isinstance(data, str | PathLike) else Records.from_frame
+    return read(data, positive=positive, **columns), None
+
+
+def read_both(a: Any, b: Any, positive: Any, columns: Mapping[str, Any]) -> tuple[Records, Records, Any]:
+    """Two sets of predictions: two tables, or one with two columns of predictions."""
+    prediction = columns.get("prediction")
+    if b is None:
+        if isinstance(prediction, str) or not isinstance(prediction, Sequence) or len(prediction) != 2:
+            raise InputError("a second table is expected, or prediction=(old, new): two columns of the first")
+        groups = columns.get("groups", ())
+        groups = [*([groups] if isinstance(groups, str) else groups), prediction[1]]
+        both, positive = read_rows(a, positive, {**columns, "prediction": prediction[0], "groups": groups})
+        return *both.split_prediction(prediction[1]), positive
+    known = [isinstance(side, Records) for side in (a, b)]
+    # Records have their columns; beside them a table needs its own named.
+    of = [columns if all(known) or not is_records else {} for is_records in known]
+    first, second = (read_rows(side, positive, named)[0] for side, named in zip((a, b), of, strict=True))
+    return first, second, positive if any(known) else None
 
 
 @dataclass(frozen=True)
@@ -65,6 +99,14 @@ class View:
         cluster = None if records.cluster is None else records.cluster.codes
         return cls(label, prediction, names, scores, records.weight, cluster, rule)
 
+    def take(self, rows: NDArray[np.bool_]) -> "View":
+        """Some of the rows."""
+        scores = None if self.scores is None else self.scores[rows]
+        weight = None if self.weight is None else self.weight[rows]
+        cluster = None if self.cluster is None else self.cluster[rows]
+        label, prediction = self.label[rows], self.prediction[rows]
+        return View(label, prediction, self.classes, scores, weight, cluster, self.prediction_rule)
+
     @cached_property
     def score_rates(self) -> tuple[str, ...]:
         """What can be said about the scores: a score that is no probability has an order, but no calibration."""
@@ -97,11 +139,11 @@ def group_columns(records: Records, group_by: str | Sequence[str] | None, inters
     if intersections:
         for size in range(2, len(names) + 1):
             for some in combinations(names, size):
-                columns[CROSS.join(some)] = _cross([records.groups[name] for name in some])
+                columns[CROSS.join(some)] = cross([records.groups[name] for name in some])
     return columns
 
 
-def _cross(columns: Sequence[Column]) -> Column:
+def cross(columns: Sequence[Column]) -> Column:
     """Every combination that occurs, as one column."""
     key = columns[0].codes.astype(np.int64)
     for column in columns[1:]:

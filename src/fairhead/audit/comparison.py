@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.audit.audit_results import Audit, Comparison, headline_of
-from fairhead.audit.audited_rows import View, group_columns, join, one_group, reference_groups, with_weight
+from fairhead.audit.audited_rows import View, group_columns, join, one_group, read_both, reference_groups, with_weight
 from fairhead.audit.candidate_rates import contrasts_of, signed_gap
 from fairhead.audit.catalogue import Metric, Multiclass, Reduction
 from fairhead.audit.estimate import NO_REPLICATE, Rules, Stack, enough_rows
@@ -37,8 +37,8 @@ _MOST_SWAPPED = 1 << 24
 
 
 def compare(
-    a: Records,
-    b: Records,
+    a: Records | Any,
+    b: Records | Any = None,
     *,
     group_by: str | Sequence[str] | None = None,
     intersections: bool = False,
@@ -53,6 +53,7 @@ def compare(
     positive: Any = None,
     reference: Mapping[str, Any] | Sequence[str] | str | None = None,
     correction: Correction | Literal["westfall-young"] = "westfall-young",
+    **columns: Any,
 ) -> Comparison:
     """How much the gaps of two sets of predictions for the same rows differ, b minus a.
 
@@ -62,8 +63,8 @@ def compare(
     differences.
 
     Args:
-        a: the first predictions; group, cluster and weight columns are taken from here.
-        b: the second predictions.
+        a: the first predictions, as `audit` takes them; group, cluster and weight columns are taken from here.
+        b: the second predictions; None where both are columns of one table, prediction=("old", "new").
         group_by: as in `audit`.
         intersections: as in `audit`.
         metrics: as in `audit`; those on scores need a score of the positive class on both sides (the scores of
@@ -79,6 +80,7 @@ def compare(
         reference: as in `audit`.
         correction: "westfall-young" or "holm" (no false finding in the family; the first knows what metrics have in
             common), or "bh" (share of false findings). A metric that goes by two names counts once.
+        columns: of files and data frames, as in `audit`.
 
     Example:
         >>> import numpy as np
@@ -92,6 +94,7 @@ def compare(
     """
     if correction not in ("westfall-young", "holm", "bh"):
         raise InputError(f"correction is {correction!r}; 'westfall-young', 'holm' or 'bh' was expected.")
+    a, b, positive = read_both(a, b, positive, columns)
     joined = join(a, b)
     options: dict[str, Any] = {
         "group_by": group_by,
@@ -115,13 +118,13 @@ def compare(
     # Base rates are the data's: they are the same on both sides.
     chosen = [m for m in chosen if (binary_scores or not m.scores) and m.rates != ("base_rate",)]
     with_scores = any(m.scores for m in chosen)
-    columns: list[tuple[str | None, Column]] = [(None, one_group(len(joined.a)))]
-    columns += group_columns(joined.a, group_by, intersections).items()
-    references = reference_groups(reference, {name: column for name, column in columns if name is not None})
+    by: list[tuple[str | None, Column]] = [(None, one_group(len(joined.a)))]
+    by += group_columns(joined.a, group_by, intersections).items()
+    references = reference_groups(reference, {name: column for name, column in by if name is not None})
     draws = Draws(n_boot, seed, min_group, with_own(chosen))
     headline, tested = headline_of(chosen), list[Tested]()
     pairs: list[PairChanges] = []
-    for name, column in columns:
+    for name, column in by:
         pair = Pair.of(first, second, column, draws, n_perm, with_scores)
         rules = Rules(level, min_cell, multiclass, pair.bootstrap[0].prevalence)
         tested += [

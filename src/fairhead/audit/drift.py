@@ -20,7 +20,7 @@ from fairhead.stats.outcome import Correction, Span, adjust
 _FOLLOWED = ("selection_rate", "TPR", "FPR", "accuracy")
 
 
-def drift(a: Records, b: Records, *, correction: Correction = "holm", **options: Any) -> Comparison:
+def drift(a: Records | Any, b: Records | Any, *, correction: Correction = "holm", **options: Any) -> Comparison:
     """How much gaps and rates of groups differ between two samples of different rows, b minus a.
 
     The samples are independent of each other, so the interval of a difference is put together from those of both sides
@@ -28,7 +28,7 @@ def drift(a: Records, b: Records, *, correction: Correction = "holm", **options:
     corrected over all differences. For predictions of the same rows use `compare`, which is much sharper.
 
     Args:
-        a: the earlier rows.
+        a: the earlier rows, as `audit` takes them: records, a file or a data frame.
         b: the later rows, with the same classes and group columns; groups need not be the same.
         correction: of p-values: "holm" or "bh".
         options: as `audit` takes them.
@@ -41,15 +41,16 @@ def drift(a: Records, b: Records, *, correction: Correction = "holm", **options:
         >>> gap.a, gap.b, gap.outcome
         (0.0, 0.5, 'worse')
     """
-    if {str(c) for c in a.classes} != {str(c) for c in b.classes}:
-        raise InputError(f"a has the classes {list(a.classes)} and b has {list(b.classes)}; the same are expected")
     first, second = audit(a, **options), audit(b, **options)
+    classes, others = (found.provenance["audit"]["classes"] for found in (first, second))
+    if set(classes) != set(others):
+        raise InputError(f"a has the classes {classes} and b has {others}; the same are expected")
     level = first.provenance["audit"]["level"]
     found = _corrected([_difference(*pair, level) for pair in _pairs(first, second)], correction)
     pairs = _corrected(list(_signed_changes(first, second, level)), correction)
     provenance = {
-        "a": dict(a.provenance),
-        "b": dict(b.provenance),
+        "a": {name: value for name, value in first.provenance.items() if name != "audit"},
+        "b": {name: value for name, value in second.provenance.items() if name != "audit"},
         "level": level,
         "correction": correction,
         "paired": False,

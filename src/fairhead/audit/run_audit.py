@@ -4,14 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from os import PathLike
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.audit.audit_results import Audit, GroupRow, headline_of
-from fairhead.audit.audited_rows import View, group_columns, one_group, reference_groups, with_weight
+from fairhead.audit.audited_rows import View, group_columns, one_group, read_rows, reference_groups, with_weight
 from fairhead.audit.catalogue import DEFAULT, METRICS, Metric, Multiclass
 from fairhead.audit.curves import curves_of
 from fairhead.audit.estimate import Rules, association_estimate, estimate
@@ -93,13 +92,7 @@ def audit(
         >>> audit(table, label="y", prediction="said", groups="race")["DP"].value.__round__(3)
         0.2
     """
-    if isinstance(data, Records):
-        if columns:
-            raise InputError(f"{', '.join(columns)} are for files and data frames; the records have their columns")
-        records = data
-    else:
-        read = Records.read if isinstance(data, str | PathLike) else Records.from_frame
-        records, positive = read(data, positive=positive, **columns), None
+    records, positive = read_rows(data, positive, columns)
     _check_options(n_boot, seed, level, min_cell, min_group, multiclass)
     keep_freed_memory()
     n_rows, records = len(records), with_weight(records)

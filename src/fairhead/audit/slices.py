@@ -5,19 +5,22 @@ them, with intervals corrected for how many were chosen, comes from the other ha
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fairhead.audit.audit_results import GroupRow
-from fairhead.audit.audited_rows import CROSS, with_weight
+from fairhead.audit.audited_rows import CROSS, View, cross, read_rows, with_weight
 from fairhead.audit.drift import span
-from fairhead.audit.run_audit import audit
+from fairhead.audit.estimate import Rules
+from fairhead.audit.run_audit import Draws, Part
 from fairhead.errors import InputError
 from fairhead.records import Column, Records
 from fairhead.report.wording import Scale, count, metric_name, scale_of
+from fairhead.stats.bootstrap import STABLE_ROWS
 from fairhead.stats.intervals import difference
 from fairhead.stats.outcome import Span
 
@@ -54,21 +57,33 @@ class Slice:
 
 
 def worst_slices(
-    records: Records, rate: str = "accuracy", *, most: int = 5, min_rows: int = 30, seed: int = 0, **options: Any
+    data: Records | Any,
+    rate: str = "accuracy",
+    *,
+    most: int = 5,
+    min_rows: int = STABLE_ROWS,
+    n_boot: int = 2000,
+    seed: int = 0,
+    level: float = 0.95,
+    positive: Any = None,
+    **columns: Any,
 ) -> tuple[Slice, ...]:
     """The intersections of one to three group columns with the worst rate, confirmed on rows that did not choose them.
 
     Args:
-        records: labels, predictions and group columns; rows of one cluster stay in one half.
+        data: as `audit` takes it: labels, predictions and group columns; rows of one cluster stay in one half.
         rate: accuracy, TPR, precision, NPV or selection_rate (the lowest are worst), or FPR, FNR or FDR (the highest).
         most: slices that are chosen, at most.
         min_rows: rows that a slice needs in each half.
+        n_boot: bootstrap replicates.
         seed: of the halves and of the bootstrap.
-        options: as `audit` takes them.
+        level: of the intervals, for all slices together.
+        positive: as in `audit`.
+        columns: of files and data frames, as in `audit`.
 
     Returns:
         Worst first, as the first half ranks them: by the better end of the interval, so that no cell is chosen for its
-        noise. Of nested slices with the same rows, the one with fewer columns.
+        noise. Of slices with the same rows, the one with the fewest columns.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -81,83 +96,61 @@ def worst_slices(
     """
     if rate not in (*_HIGHER, *_LOWER):
         raise InputError(f"the rate is {rate!r}; expected one of {', '.join((*_HIGHER, *_LOWER))}")
-    if len(records.classes) > 2:
-        raise InputError("slices are for two classes; name the positive one (positive=...), against the rest")
+    records, positive = read_rows(data, positive, columns)
     records = with_weight(records)
-    first, second = _halves(records, seed)
+    view = replace(View.of(records, positive), scores=None)
+    if len(view.classes) > 2:
+        raise InputError("slices are for two classes; name the positive one (positive=...), against the rest")
     names = [name for name, column in records.groups.items() if len(column.levels) > 1]
     if not names:
         raise InputError("there is no column of two groups or more to cut slices from")
-    for label in (label for name in names for label in (name, *map(str, records.groups[name].levels))):
-        if CROSS in label:
-            raise InputError(f"the name {label!r} holds{CROSS}, which joins the names of slices: give it another")
-    sign = 1.0 if rate in _HIGHER else -1.0
-    options = {"metrics": ["DP"], "seed": seed, **options, "min_cell": min_rows}
-    ranked = sorted(
-        (row for row in _rows(first, names, options) if row.n < 0.9 * len(first)),
-        key=lambda row: sign * ((row.rates[rate].high if sign > 0 else row.rates[rate].low) or 0.0),
-    )
-    chosen: list[GroupRow] = []
-    for row in (row for row in ranked if row.rates[rate].value is not None):
-        if len(chosen) < most and not any(_same(row, other) for other in chosen):
-            chosen.append(row)
-    level = 1 - (1 - options.pop("level", 0.95)) / max(len(chosen), 1)  # Bonferroni
-    found = []
-    for row in chosen:
-        inside = _inside(second, row)
-        if not inside.any() or inside.all():
+    crossed = {
+        CROSS.join(some): cross([records.groups[name] for name in some])
+        for size in (1, 2, 3)
+        for some in combinations(names, size)
+    }
+    sign, half, draws = 1.0 if rate in _HIGHER else -1.0, _half(view, seed), Draws(n_boot, seed)
+
+    def rows_of(name: str, column: Column, side: NDArray[np.bool_], level: float) -> list[GroupRow]:
+        part = Part(view.take(side), name, Column(column.codes[side], column.levels), draws)
+        return part.by_group(Rules(level, min_rows, "max", np.ones(2)))
+
+    found = [
+        (row, code)
+        for name, column in crossed.items()
+        for code, row in enumerate(rows_of(name, column, half, level))
+        if row.rates[rate].value is not None and row.n < 0.9 * half.sum()
+    ]
+    found.sort(key=lambda one: sign * ((one[0].rates[rate].high if sign > 0 else one[0].rates[rate].low) or 0.0))
+    chosen: list[tuple[GroupRow, NDArray[np.bool_]]] = []
+    for row, code in found:
+        if len(chosen) == most:
+            break
+        inside = np.asarray(crossed[row.group_by].codes == code)
+        if not any(np.array_equal(inside, other) for _, other in chosen):
+            chosen.append((row, inside))
+    level = 1 - (1 - level) / max(len(chosen), 1)  # Bonferroni
+    slices = []
+    for row, inside in chosen:
+        n = int((inside & ~half).sum())
+        if not 0 < n < (~half).sum():
             continue
-        two = Records(
-            second.label,
-            second.prediction,
-            groups={"slice": Column(inside.astype(np.int8), ("rest", "slice"))},
-            cluster=second.cluster,
-            weight=second.weight,
-        )
-        rest, confirmed = (r.rates[rate] for r in audit(two, **options, level=level).by_group)
-        sides, value = [span(e) for e in (rest, confirmed)], row.rates[rate].value
-        if sides[0] is None or sides[1] is None or value is None:
+        two = rows_of("slice", Column(inside.astype(np.int8), ("rest", "slice")), ~half, level)
+        (rest, confirmed), value = (span(r.rates[rate]) for r in two), row.rates[rate].value
+        if rest is None or confirmed is None or value is None:
             continue
-        gap = difference(sides[0], sides[1], 0.0, None)
+        gap = difference(rest, confirmed, 0.0, None)
         worse = gap.high < 0 if sign > 0 else gap.low > 0
-        rates = value, sides[1].value, sides[0].value
-        found.append(Slice(row.group_by, row.group, int(inside.sum()), *rates, gap, worse))
-    return tuple(found)
+        slices.append(Slice(row.group_by, row.group, n, value, confirmed.value, rest.value, gap, worse))
+    return tuple(slices)
 
 
-def _rows(records: Records, names: Sequence[str], options: dict[str, Any]) -> list[GroupRow]:
-    """Each group of each column, and of crossings of two and three of them."""
-    found: list[GroupRow] = []
-    for size in (1, 2, 3):
-        for some in combinations(names, size):
-            crossed = audit(records, group_by=some, intersections=size > 1, **options).by_group
-            found += [row for row in crossed if row.group_by == CROSS.join(some)]
-    return found
-
-
-def _halves(records: Records, seed: int) -> tuple[Records, Records]:
-    """Two halves of the rows at random; a cluster is in one of them."""
+def _half(view: View, seed: int) -> NDArray[np.bool_]:
+    """One half of the rows at random, [n]; a cluster is in one of them."""
     rng = np.random.default_rng(seed)
-    if records.cluster is None:
-        side = rng.permutation(len(records)) % 2 == 0
-    else:
-        codes = records.cluster.codes
-        side = (rng.permutation(int(codes.max()) + 1) % 2 == 0)[codes]
-    return records.take(side), records.take(~side)
-
-
-def _inside(records: Records, row: GroupRow) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """The rows of a slice, shape [n]."""
-    found = np.ones(len(records), dtype=bool)
-    for name, group in zip(row.group_by.split(CROSS), row.group.split(CROSS), strict=True):
-        column = records.groups[name]
-        found &= column.codes == [str(level) for level in column.levels].index(group)
-    return found
-
-
-def _same(row: GroupRow, other: GroupRow) -> bool:
-    """Whether two slices are nested and hold as many rows: then they hold the same."""
-    return row.n == other.n and set(other.group.split(CROSS)) <= set(row.group.split(CROSS))
+    if view.cluster is None:
+        return np.asarray(rng.permutation(len(view.label)) % 2 == 0)
+    return np.asarray((rng.permutation(int(view.cluster.max()) + 1) % 2 == 0)[view.cluster])
 
 
 def slices_section(slices: Sequence[Slice], rate: str, level: float) -> "PlainTables":
@@ -175,12 +168,14 @@ def slices_section(slices: Sequence[Slice], rate: str, level: float) -> "PlainTa
     headings = (
         "Slice",
         "n",
-        "Chosen on",
-        "Confirmed",
+        "In the half that chose it",
+        "In the other half",
         "All others",
         f"Difference, {100 * level:g} % for all",
         "Outcome",
     )
     caption = f"{metric_name(rate)}: the worst slices of one half of the rows, as the other half has them"
+    if not rows:
+        caption = f"{metric_name(rate)}: no slice has enough rows in both halves"
     table = PlainTable(caption=caption, columns=headings, rows=rows)
     return PlainTables(title="Worst slices", tables=[table])

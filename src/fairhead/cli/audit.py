@@ -22,7 +22,7 @@ EPILOG = """
 
 Gaps between races and between genders, and in their intersections:
 
-    fairhead audit preds.csv --label y --pred yhat --group race --group gender --intersections
+    fairhead audit preds.csv --label y --prediction yhat --group race --group gender --intersections
 
 Scores instead of predictions, and a report to hand on:
 
@@ -36,17 +36,17 @@ From a file as it is: some of its rows, groups made of ages, a score on a scale 
 
 Is the new model more even than the old one? Two files joined on id, or two columns of one file:
 
-    fairhead audit old.csv --label y --pred yhat --group race --id id --compare new.csv
+    fairhead audit old.csv --label y --prediction yhat --group race --id id --compare new.csv
 
-    fairhead audit preds.csv --label y --pred old --compare-pred new --group race
+    fairhead audit preds.csv --label y --prediction old --compare-prediction new --group race
 
 Has the gap changed since last month? Two files of different rows:
 
-    fairhead audit march.csv --label y --pred yhat --group race --compare april.csv --unpaired
+    fairhead audit march.csv --label y --prediction yhat --group race --compare april.csv --unpaired
 
 By groups that nobody named, as `fairhead discover` found them:
 
-    fairhead audit preds.csv --label y --pred yhat --id id --groups-from found/groups.csv
+    fairhead audit preds.csv --label y --prediction yhat --id id --groups-from found/groups.csv
 
 **How to read the output**
 
@@ -67,15 +67,16 @@ class Columns:
     Attributes:
         label: true classes.
         group: groups; give it several times. Of --groups-from, all columns where none is named.
-        pred: predicted classes.
-        score: probability of the positive class, in [0, 1]; or one column for each class, in sorted order.
+        prediction: predicted classes.
+        score: score of the positive class, a probability unless there is a --threshold; or a column for each class, in
+            sorted order.
         cluster: documents, persons, ... whose rows belong together.
         weight: sampling weights.
         positive: the positive class, by default the last of two in sorted order; of more than two, that class against
             the rest.
         classes: a class, once for each, where the labels do not show them all.
-        threshold: without --pred: positive from this score on; a score need not be a probability then (default 0.5).
-            "median": positive above the median score.
+        threshold: without --prediction: positive from this score on, by default 0.5; a score need not be a probability
+            then. "median": positive above the median score.
         where: only rows that meet this condition, such as "age >= 18 and race in (White, Black)"; also !=, between,
             or, not, parentheses, is missing.
         bins: groups of a --group column of numbers by their edges, such as age=25,45.
@@ -87,7 +88,7 @@ class Columns:
     panel: ClassVar[str] = "The table"
     label: Annotated[str, Option(metavar="COLUMN")]
     group: Annotated[tuple[str, ...], Option(metavar="COLUMN")] = ()
-    pred: Annotated[str | None, Option(metavar="COLUMN")] = None
+    prediction: Annotated[str | None, Option(metavar="COLUMN", also="--pred")] = None
     score: Annotated[tuple[str, ...], Option(metavar="COLUMN")] = ()
     cluster: Annotated[str | None, Option(metavar="COLUMN")] = None
     weight: Annotated[str | None, Option(metavar="COLUMN")] = None
@@ -110,7 +111,7 @@ class Columns:
         found = Records.read(
             path,
             label=self.label,
-            prediction=self.pred,
+            prediction=self.prediction,
             score=self.score or None,
             groups=[*(name for name in self.group if name not in further), *more_groups],
             id="id" if id is None and joined is not None else id,
@@ -181,7 +182,7 @@ class Comparing:
 
     Attributes:
         compare: a second file with the same columns; joined on --id, else row by row.
-        compare_pred: a second column of predictions in the same file.
+        compare_prediction: a second column of predictions in the same file.
         unpaired: the rows of --compare are others, such as those of another month: drift of gaps and of rates.
         id: distinct values to join two files on.
         correction: of p-values, over all differences: Westfall-Young, Holm or Benjamini-Hochberg.
@@ -189,7 +190,7 @@ class Comparing:
 
     panel: ClassVar[str] = "Comparison of two sets of predictions"
     compare: Annotated[str | None, Option(metavar="FILE")] = None
-    compare_pred: Annotated[str | None, Option(metavar="COLUMN")] = None
+    compare_prediction: Annotated[str | None, Option(metavar="COLUMN", also="--compare-pred")] = None
     unpaired: bool = False
     id: Annotated[str | None, Option(metavar="COLUMN")] = None
     correction: Literal["westfall-young", "holm", "bh"] = "westfall-young"
@@ -247,9 +248,9 @@ def audit_command(
     output: Output,
 ) -> None:
     """Gaps between groups, with intervals, from a file of labels and predictions. Needs no model and no torch."""
-    other_file, other_column = comparing.compare, comparing.compare_pred
+    other_file, other_column = comparing.compare, comparing.compare_prediction
     if other_file is not None and other_column is not None:
-        raise InputError("--compare and --compare-pred exclude each other; give one of them")
+        raise InputError("--compare and --compare-prediction exclude each other; give one of them")
     if comparing.unpaired and other_file is None:
         raise InputError("--unpaired compares with the rows of another file; name it with --compare")
     if path == other_file == "-":
@@ -269,7 +270,7 @@ def audit_command(
     if other_column is not None:
         # Read as one more categorical column, so that the two stay row by row even where rows are dropped.
         records, other = columns.read(path, comparing.id, [other_column]).split_prediction(other_column)
-        names = columns.pred or path, other_column
+        names = columns.prediction or path, other_column
     else:
         records = columns.read(path, comparing.id)
         other = None if other_file is None else columns.read(other_file, comparing.id)
@@ -327,8 +328,12 @@ def audit_command(
 
 def _check_parts(columns: Columns, other: str | None) -> None:
     """A column has one part to play: a gap between groups that are the label, say, means nothing."""
-    parts = [("--label", columns.label), ("--pred", columns.pred), *(("--score", name) for name in columns.score)]
-    parts += [("--group", name) for name in dict.fromkeys(columns.group)] + [("--compare-pred", other)]
+    parts = [
+        ("--label", columns.label),
+        ("--prediction", columns.prediction),
+        *(("--score", name) for name in columns.score),
+    ]
+    parts += [("--group", name) for name in dict.fromkeys(columns.group)] + [("--compare-prediction", other)]
     seen: dict[str, str] = {}
     for option, column in parts:
         if column is None:
@@ -336,8 +341,8 @@ def _check_parts(columns: Columns, other: str | None) -> None:
         if column in seen:
             raise InputError(f"column {column!r} is given as {seen[column]} and as {option}; one of them is expected")
         seen[column] = option
-    if other is not None and columns.pred is None:
-        raise InputError("--compare-pred needs --pred, the column that it is compared with")
+    if other is not None and columns.prediction is None:
+        raise InputError("--compare-prediction needs --prediction, the column that it is compared with")
 
 
 def _threshold(given: str | None) -> float | str | None:

@@ -64,11 +64,16 @@ def options(command: str, without: Mapping[str, Collection[str]] | None = None) 
                 offered = _offered(hint, parameter.default)
                 left_out = (without or {}).get(parameter.name, ())
                 settings[parameter.name] = tuple(one for one in offered if one.field.name not in left_out)
-                parameters += [one.parameter(command) for one in settings[parameter.name]]
+                parameters += [made for one in settings[parameter.name] for made in one.parameters(command)]
             else:
                 parameters.append(parameter.replace(annotation=hint))
 
         def called(**given: Any) -> Any:
+            for one in (one for offered in settings.values() for one in offered if one.option.also):
+                other = given.pop(f"{one.key}_also")
+                if other is not None and given[one.key] is not None:
+                    raise InputError(f"{one.flag} and {one.option.also} are the same option; give one of them")
+                given[one.key] = given[one.key] if other is None else other
             built = {name: _built(hints[name], offered, given) for name, offered in settings.items()}
             taken = {one.key for offered in settings.values() for one in offered}
             return function(**{name: value for name, value in given.items() if name not in taken}, **built)
@@ -103,6 +108,15 @@ class _Offered(NamedTuple):
     def flag(self) -> str:
         """What is typed."""
         return self.option.flag or f"--{self.field.name.replace('_', '-')}"
+
+    def parameters(self, command: str) -> list[inspect.Parameter]:
+        """The parameter that typer reads, and a hidden one for another flag."""
+        if not self.option.also:
+            return [self.parameter(command)]
+        made, variable = self.parameter(command), f"FAIRHEAD_{command}_{self.option.also.strip('-')}"
+        hidden = typer.Option(self.option.also, hidden=True, envvar=variable.replace("-", "_").upper())
+        kind = get_args(made.annotation)[0]
+        return [made, made.replace(name=f"{self.key}_also", annotation=Annotated[kind, hidden])]
 
     def parameter(self, command: str) -> inspect.Parameter:
         """The parameter that typer reads."""

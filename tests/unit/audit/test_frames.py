@@ -12,6 +12,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 import fairhead
 from fairhead.audit import scorer
 from fairhead.errors import InputError
+from fairhead.records import Records
 
 
 def frame(n=600):
@@ -78,7 +79,7 @@ def test_a_path_and_a_wrong_word(tmp_path):
     assert found.provenance["rows"] == 600
     assert "<iframe" in found._repr_html_()
     assert set(found.to_frame()) >= {"metric", "group_by", "value", "low", "high", "n"}
-    with pytest.raises(TypeError, match="lable"):
+    with pytest.raises(InputError, match="Did you mean 'label'"):
         fairhead.audit(path, lable="y", score="p", groups="race")
     with pytest.raises(InputError, match="the records have their columns"):
         fairhead.audit(fairhead.Records.from_arrays([0, 1], [1, 0]), label="y")
@@ -115,3 +116,28 @@ def test_a_score_that_cannot_be(metric, groups, says):
     made = frame(100)
     with pytest.raises(InputError, match=says):
         scorer(metric, groups)(LogisticRegression().fit(made[["p"]], made["y"]), made[["p"]], made["y"])
+
+
+def test_comparisons_take_tables_and_conditions(tmp_path):
+    """Two frames, two files, or two columns of one: the same figures as from records."""
+    rng = np.random.default_rng(0)
+    y, sex = rng.integers(0, 2, (2, 600))
+    old, new = (np.where(rng.random(600) < 0.3 - 0.2 * (sex == k), 1 - y, y) for k in (0, 1))
+    frame = pd.DataFrame({"y": y, "old": old, "new": new, "sex": sex, "age": np.arange(600) % 60})
+    columns, options = {"label": "y", "groups": "sex"}, {"metrics": ["DP", "accuracy"], "n_boot": 200, "n_perm": 500}
+    one, other = (Records.from_frame(frame, prediction=name, **columns) for name in ("old", "new"))
+    expected = fairhead.compare(one, other, **options).differences
+    for name in ("old", "new"):
+        frame.rename(columns={name: "said"}).to_csv(tmp_path / f"{name}.csv", index=False)
+    files = [tmp_path / "old.csv", tmp_path / "new.csv"]
+    assert fairhead.compare(frame, prediction=("old", "new"), **columns, **options).differences == expected
+    assert fairhead.compare(*files, prediction="said", **columns, **options).differences == expected
+    assert fairhead.compare(one, files[1], prediction="said", **columns, **options).differences == expected
+    young = fairhead.compare(frame, prediction=("old", "new"), where="age < 30", **columns, **options)
+    assert young.provenance["n"] == 300
+    moved = fairhead.audit.drift(*files, prediction="said", where="age < 30", **columns, metrics=["DP"], n_boot=200)
+    assert moved.a.provenance["audit"]["n"] == 300
+    with pytest.raises(InputError, match="a second table is expected"):
+        fairhead.compare(frame, prediction="old", **columns)
+    with pytest.raises(InputError, match="Did you mean 'groups'"):
+        fairhead.compare(frame, frame, label="y", prediction="old", grops="sex")

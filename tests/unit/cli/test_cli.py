@@ -206,6 +206,17 @@ def test_compare_two_columns_and_two_files(preds, capsys):
     assert "B has a smaller gap than A in demographic parity by race" in (preds.parent / "r.html").read_text()
 
 
+def test_predictions_go_by_two_names(preds, capsys):
+    ours = ["--label", "y", "--group", "race", "--n-boot", 100, "--json", "-"]
+    found = []
+    for flag in ("--pred", "--prediction"):
+        assert run("audit", "preds.csv", flag, "yhat", *ours) == 0
+        found.append(json.loads(capsys.readouterr().out)["estimates"])
+    assert found[0] == found[1]
+    assert run("audit", "preds.csv", "--pred", "yhat", "--prediction", "new", *ours) == 2
+    assert "--prediction and --pred are the same option" in capsys.readouterr().err
+
+
 def test_a_comparison_without_a_defined_gap_says_why(preds, capsys):
     a_frame(12).to_csv("few.csv", index=False)
     assert run("audit", "few.csv", *ARGUMENTS, "--compare-pred", "new", "--n-boot", 100) == 0
