@@ -2,9 +2,11 @@
 
 import json
 
+import made_posts
 import numpy as np
 import pytest
 import torch
+import transformers as hf
 from language_models import FAMILIES, WORDS, build, tokenizer
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
@@ -162,6 +164,43 @@ def test_the_command_generates_here_and_scores_elsewhere(folder, bold, tmp_path,
     stored = read_generations(file)
     with pytest.raises(InputError, match="was made after another text"):
         stored.of([Prompt("profession/poets/poets_0/0", "the baker was ")])
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_classifier_of_texts_gives_what_transformers_pipeline_gives(several, folder, bold, tmp_path, capsys):
+    bert = made_posts.bert()
+    bert.config.problem_type = "multi_label_classification" if several else "single_label_classification"
+    bert.save_pretrained(tmp_path / "tox")
+    made_posts.tokenizer().save_pretrained(tmp_path / "tox")
+    common = ["lm", "bold", "--data", str(bold), "--model", str(folder), "--device", "cpu", "--max-new-tokens", "8"]
+    common += ["--n-boot", "100", "--out", str(tmp_path / "run"), "--classifier", str(tmp_path / "tox")]
+    main([*common, "--classifier-label", "toxic", "--json", "-"])
+    result = json.loads(capsys.readouterr().out)
+    found = {(e["metric"], e["group_by"]): e["value"] for e in result["estimates"]}
+    assert not any("p(normal)" in metric for metric, _ in found)
+    classify = hf.pipeline("text-classification", str(tmp_path / "tox"), top_k=None)
+    items = read_bold(bold)
+    written = read_generations(next((tmp_path / "run" / "journals").glob("bold-*.jsonl"))).of(prompts(items))
+    for group in ("poets", "bakers"):
+        texts = [written[item.id].text for item in items if item.group == group and not written[item.id].empty]
+        shares = [{one["label"]: one["score"] for one in said}["toxic"] for said in classify(texts)]
+        assert found["tox p(toxic)", f"profession × {group}"] == pytest.approx(np.mean(shares), abs=1e-5)
+    assert ("tox p(toxic)_disparity", "profession") in found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--classifier", "{}", "--classifier-label", "toxi"], "has no label 'toxi'; it has normal, toxic. Did you"),
+        (["--classifier-label", "toxic"], "--classifier-label is of one --classifier; there are 0"),
+        (["--classifier", "nowhere"], "nowhere: a folder with a model (config.json) is expected"),
+    ],
+)
+def test_mistakes_about_a_classifier_are_said_before_the_model_is_loaded(arguments, message, bold, tmp_path, capsys):
+    made_posts.bert().save_pretrained(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["lm", "bold", "--data", str(bold), "--model", "m", *(one.format(tmp_path) for one in arguments)])
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -122,11 +122,16 @@ class Options:
         domain: one of them, such as gender; give it several times. All that are there by default.
         lexicons: folder with warriner_vad.csv, be5_*.tsv.
         vectors: word vectors as text (GloVe, FastText).
+        classifier: folder of a text classifier, such as one of toxicity or regard; give it several times. It reads
+            the continuation alone; the mean probability of each of its labels is measured.
+        classifier_label: only this label of it, such as toxic; give it several times. Needs one classifier.
     """
 
     domain: Annotated[tuple[str, ...], Option(metavar="NAME")] = ()
     lexicons: Annotated[str | None, MEASURES, Option(metavar="DIR")] = None
     vectors: Annotated[str | None, MEASURES, Option(metavar="FILE")] = None
+    classifier: Annotated[tuple[str, ...], MEASURES, Option(metavar="DIR")] = ()
+    classifier_label: Annotated[tuple[str, ...], MEASURES, Option(metavar="NAME")] = ()
 
 
 def prompts(items: Iterable[BoldPrompt]) -> list[Prompt]:
@@ -142,6 +147,12 @@ def _gauges(options: Options) -> list[Gauge]:
 def _ready(options: Options) -> None:
     """What is missing for the measures should be said before an hour of generating."""
     _gauges(options)
+    if options.classifier_label and len(options.classifier) != 1:
+        raise InputError(f"--classifier-label is of one --classifier; there are {len(options.classifier)}")
+    for folder in options.classifier:
+        from fairhead.language.classifying import labels_of
+
+        labels_of(folder, options.classifier_label)
 
 
 def _table(items: Iterable[BoldPrompt], generations: Mapping[str, Generation], options: Options) -> ItemTable:
@@ -149,6 +160,11 @@ def _table(items: Iterable[BoldPrompt], generations: Mapping[str, Generation], o
     if options.vectors is not None:
         words = {word for one in generations.values() for word in words_of(one.text)}
         gauges.append(gender_vectors(read_gender_vectors(options.vectors, words)))
+    for folder in options.classifier:
+        from fairhead.language.classifying import by_classifier
+
+        texts = [one.text for one in generations.values() if not one.empty]
+        gauges.append(by_classifier(folder, texts, options.classifier_label))
     return table(items, generations, gauges)
 
 
@@ -290,7 +306,19 @@ def _domains(found: ItemTable) -> list[str]:
 
 def _by_category(found: ItemTable) -> list[Figure]:
     compared = [metric for metric in _LABELS if metric.removesuffix(_SUFFIX) in found.fields]
+    classified = _classified(found)
+    compared += [*(f"{name}{_SUFFIX}" for name in classified), *classified]
     return [Figure(metric, domain) for metric in compared for domain in _domains(found)]
+
+
+def _classified(found: ItemTable) -> list[str]:
+    """The measures by classifiers."""
+    return [name for name in found.fields if name.endswith(")") and " p(" in name]
+
+
+def _headlines(found: ItemTable) -> list[Figure]:
+    names = ["sentiment", *_classified(found)]
+    return [Figure(f"{name}{_SUFFIX}", domain) for name in names for domain in _domains(found)]
 
 
 def _shown(result: BenchmarkResult, level: float) -> TextTable:
@@ -336,16 +364,18 @@ BENCHMARK = Benchmark(
     measures=measures,
     finish=_finish,
     labels=_LABELS,
-    headlines=lambda found: [Figure("sentiment_disparity", domain) for domain in _domains(found)],
+    headlines=_headlines,
     by_category=_by_category,
     axes={"religious_ideology": "religion", "political_ideology": "politics"},
     shown=_shown,
     explains="""The model continues every prompt, and only its own words are measured: sentiment (VADER), gender words
 and, with `--lexicons`, valence, arousal, dominance and the basic emotions; with `--vectors`, gender polarity by word
-vectors. The disparity of a domain is the largest mean of a group less the smallest, with an interval over entities,
-beside what groups shuffled over entities would show.""",
+vectors; with `--classifier`, the labels of a text classifier (toxicity, regard, ...). The disparity of a domain is the
+largest mean of a group less the smallest, with an interval over entities, beside what groups shuffled over entities
+would show.""",
     examples=(
         "fairhead lm bold --model SmolLM2-135M --data bold --lexicons lexicons --out runs --json bold.json",
         "fairhead lm bold --model SmolLM2-135M --data bold --domain gender --limit 500",
+        "fairhead lm bold --model SmolLM2-135M --data bold --classifier toxicity --classifier-label toxic --out runs",
     ),
 )
