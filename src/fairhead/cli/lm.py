@@ -91,6 +91,10 @@ class Computing:
         convention: where it stands. fairhead: before every text; lm-eval: only where no context stands before, as
             lm-evaluation-harness does; bias-bench: before the first token, the others are read without it, as in the
             published scripts of StereoSet and CrowS-Pairs.
+        chat: put every prompt into the chat template of the model, as a user's message; what is scored is the answer,
+            as lm-evaluation-harness does it. A text without a prompt answers an empty message.
+        device_map: spread the layers over several GPUs: auto, balanced or sequential (accelerate).
+        load_in: round weights to 8bit or 4bit as they are loaded (bitsandbytes, on a GPU).
     """
 
     panel: ClassVar[str] = "Model"
@@ -99,6 +103,9 @@ class Computing:
     batch_tokens: Annotated[Count | None, Option(metavar="N")] = None
     start: Annotated[str, Option(metavar="TOKEN")] = "default"
     convention: Annotated[Literal["fairhead", "lm-eval", "bias-bench"], Option("--as")] = "fairhead"
+    chat: bool = False
+    device_map: Literal["auto", "balanced", "sequential"] | None = None
+    load_in: Literal["8bit", "4bit"] | None = None
 
 
 @dataclass(frozen=True)
@@ -187,8 +194,9 @@ def _command(benchmark: "Benchmark") -> Callable[..., None]:
     }
     run.__doc__ = benchmark.question
     scores = not benchmark.prompts and benchmark.section != "Attention"
+    asks = benchmark.prompts or benchmark.requests
     left_out = {
-        "computing": () if scores else ("batch_tokens", "convention"),
+        "computing": (*(() if scores else ("batch_tokens", "convention")), *(() if asks else ("chat",))),
         "output": () if benchmark.report else ("html",),
     }
     return options("lm", without=left_out)(run)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "fairhead.before_after/1"
 # What changes what is asked, beside options of the benchmark: answers to different questions are not compared.
-_MUST_AGREE = ("start", "as", "max_new_tokens", "temperature", "top_k", "top_p")
+_MUST_AGREE = ("start", "as", "chat", "max_new_tokens", "temperature", "top_k", "top_p")
 # Methods that swap words for men and women, whatever sentences they see.
 _AIMS = {"cda": ("gender",), "sentence_debias": ("gender",)}
 
@@ -253,6 +253,8 @@ class _Pair:
         for key in (*benchmark.options_with(ASKS), *_MUST_AGREE):
             # What one of them does not say was measured by another command, from the same answers.
             said = [stored.settings[key] for stored in (before, after) if key in stored.settings]
+            if key == "chat":  # said where there is one
+                said = [stored.settings.get(key, False) for stored in (before, after)]
             if len(said) == 2 and said[0] != said[1]:
                 raise InputError(
                     f"{name} was run with {key} {said[0]!r} in {self.before.folder} and with {said[1]!r} in "

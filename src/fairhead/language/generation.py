@@ -24,7 +24,9 @@ from fairhead.language.answers import (
     Sampling,
     refuse_duplicates,
 )
-from fairhead.language.scorer import Scorer, quiet
+from fairhead.language.packing import as_chat
+from fairhead.language.row_layout import quiet
+from fairhead.language.scorer import Scorer
 
 
 def generate(
@@ -79,12 +81,13 @@ def _encode(scorer: Scorer, prompts: Sequence[Prompt]) -> list[list[int]]:
     if not prompts:
         return []
     texts = [prompt.text.rstrip() for prompt in prompts]
+    texts = as_chat(scorer.tokenizer, texts) if scorer.chat else texts
     encoded: list[list[int]] = scorer.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
     for prompt, ids in zip(prompts, encoded, strict=True):
         if not ids:
             raise InputError(f"prompt {prompt.id!r} has no token; a text is expected")
         scorer.refuse_unknown(ids)
-    return [[*scorer.start_token.lead, *ids] for ids in encoded]
+    return encoded if scorer.chat else [[*scorer.start_token.lead, *ids] for ids in encoded]
 
 
 def _continue(

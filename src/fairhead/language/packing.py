@@ -117,6 +117,22 @@ def control_token_warning(tokenizer: Any, start: str | None = None) -> str | Non
     )
 
 
+def as_chat(tokenizer: Any, texts: Sequence[str]) -> list[str]:
+    """Each text as a user's message in the tokeniser's chat template, up to where the answer begins.
+
+    Raises:
+        InputError: the tokeniser has no template, or one that such a message does not fit.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        raise InputError(f"this {type(tokenizer).__name__} has no chat template: leave --chat out")
+    messages = [[{"role": "user", "content": text}] for text in texts]
+    try:
+        found = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # a template is a program, which raises what it likes
+        raise InputError(f"the tokeniser's chat template refuses a user's message: {error}") from None
+    return list(map(str, found))
+
+
 def encode(
     requests: Sequence[Request], tokenizer: Any, start: StartToken, convention: Convention = "fairhead"
 ) -> list[Encoded]:

@@ -13,8 +13,8 @@ from fairhead.language.answers import TOO_LONG, Progress
 from fairhead.language.benchmark import SentencePair
 from fairhead.language.benchmarks.attention_gap import NO_SPAN, Array, PairGaps, TokenGaps
 from fairhead.language.packing import Slots, slots
-from fairhead.language.row_layout import stack
-from fairhead.language.scorer import Scorer, quiet
+from fairhead.language.row_layout import quiet, stack
+from fairhead.language.scorer import Scorer
 
 # Attention weights held at once: 128 MB in float32 on a processor, 2 GB elsewhere.
 _MOST_WEIGHTS = {"cpu": 1 << 25}

@@ -1,6 +1,6 @@
 """How sentences and rows of tokens are handed to a causal language model, and what its output layer reads of them.
 
-`reads_trees` is the trial that tells which way a model can take rows.
+`reads_trees` is the trial that tells which way a model can take rows; the last functions say what else it is like.
 """
 
 import itertools
@@ -71,7 +71,7 @@ def at_vocabulary(model: Any, positions: Tensor | None = None) -> Iterator[list[
     def choose(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         hidden = inputs[0]
         seen.append(hidden)
-        chosen = hidden[:, :0] if positions is None else hidden.flatten(0, 1)[positions][None]
+        chosen = hidden[:, :0] if positions is None else hidden.flatten(0, 1)[positions.to(hidden.device)][None]
         return (chosen, *inputs[1:])
 
     hook = model.get_output_embeddings().register_forward_pre_hook(choose)
@@ -177,3 +177,69 @@ def reads_trees(model: nn.Module, vocabulary: int, context: int) -> bool:
     for path, k in itertools.product(row.paths, range(1, length)):
         error = max(error, float((tree[path.positions[k - 1]] - plain[path.sequence, k]).norm()))
     return error <= tolerance
+
+
+def refuse_other_than_causal(model: Any) -> None:
+    """Raise unless a model predicts the next token from those before it."""
+    name, config = type(model).__name__, getattr(model, "config", None)
+    if config is None or not hasattr(model, "get_output_embeddings"):
+        raise UnsupportedModel(f"{name} is not a Hugging Face model; a causal language model is expected")
+    if getattr(config, "is_encoder_decoder", False) or model.get_output_embeddings() is None:
+        raise UnsupportedModel(
+            f"{name} does not predict the next token of a text; a causal language model (…ForCausalLM) is expected"
+        )
+
+
+def vocabulary_of(model: Any) -> int:
+    """Tokens that a model knows."""
+    return int(model.get_input_embeddings().weight.shape[0])
+
+
+def _text_config(model: Any) -> Any:
+    config = model.config
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def context_length(model: nn.Module) -> int:
+    """Tokens that a model can read; recurrent models have no bound.
+
+    Example:
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> context_length(GPT2LMHeadModel(GPT2Config(vocab_size=6, n_embd=8, n_layer=1, n_head=2, n_positions=64)))
+        64
+    """
+    config = _text_config(model)
+    for name in ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len"):
+        value = getattr(config, name, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return 1 << 30
+
+
+def window_of(model: nn.Module) -> int | None:
+    """The narrowest window of any layer, or None."""
+    config = _text_config(model)
+    found = [getattr(config, name, None) for name in ("sliding_window", "window_size", "attention_chunk_size")]
+    widths = [width for width in found if isinstance(width, int) and width > 0]
+    return min(widths) if widths else None
+
+
+@contextmanager
+def quiet(model: nn.Module) -> Iterator[None]:
+    """No gradients and no dropout; afterwards the model is as it was.
+
+    Example:
+        >>> layer = nn.Dropout()
+        >>> with quiet(layer):
+        ...     layer.training
+        False
+    """
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        for module in training:
+            module.training = True

@@ -9,7 +9,6 @@ rows.
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -18,13 +17,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fairhead.errors import InputError, UnsupportedModel
+from fairhead.errors import InputError
 from fairhead.language.answers import Answers, Journal, Progress, Request, Score, refuse_duplicates
 from fairhead.language.packing import (
     Convention,
     Encoded,
     Row,
     TokenSequence,
+    as_chat,
     batches,
     control_token_warning,
     encode,
@@ -32,9 +32,19 @@ from fairhead.language.packing import (
     predicting,
     start_token,
 )
-from fairhead.language.row_layout import Layout, Ready, reads_trees, send
+from fairhead.language.row_layout import (
+    Layout,
+    Ready,
+    context_length,
+    quiet,
+    reads_trees,
+    refuse_other_than_causal,
+    send,
+    vocabulary_of,
+    window_of,
+)
 from fairhead.models import method_of, open_model
-from fairhead.models.load import DType, weights_digest
+from fairhead.models.load import DType, LoadIn, weights_digest
 from fairhead.train.step import say_once
 
 # Tokens a batch by default: enough to keep a processor or a GPU busy.
@@ -111,6 +121,9 @@ class Scorer:
     # The token that texts start with, as in `packing.start_token`: "default", "bos", "eos", "none", or a token
     start: str | None = None
     convention: Convention = "fairhead"  # where it stands
+    # Prefixes are a user's messages in the tokeniser's chat template, continuations the answers, as in
+    # lm-evaluation-harness; the start token is then the template's
+    chat: bool = False
 
     def __post_init__(self) -> None:
         refuse_other_than_causal(self.model)
@@ -126,17 +139,21 @@ class Scorer:
             raise InputError(
                 f"batch_tokens {self.batch_tokens} and row_tokens {self.row_tokens}: at least 1 is expected"
             )
+        if self.chat and (self.start not in (None, "default") or self.convention == "bias-bench"):
+            raise InputError("a chat template has a start of its own: leave --start and --as bias-bench out")
         self.start_token = start_token(self.tokenizer, self.start)
         if self.convention == "bias-bench" and not self.start_token.lead:
             raise InputError("bias-bench scores the first token of a text after a start token; --start none has none")
-        if (told := control_token_warning(self.tokenizer, self.start)) is not None:
+        if self.chat:
+            as_chat(self.tokenizer, [""])
+        elif (told := control_token_warning(self.tokenizer, self.start)) is not None:
             say_once(told)
-        self.vocabulary = int(_input_embeddings(self.model).shape[0])
+        self.vocabulary = vocabulary_of(self.model)
         self.context = context_length(self.model)
         with quiet(self.model):
             self.reads_trees = reads_trees(self.model, self.vocabulary, self.context)
         # Layers with a window hide tokens that are far away: trees and branches must stay within it.
-        self._window = _window(self.model)
+        self._window = window_of(self.model)
 
     def score(
         self,
@@ -153,7 +170,11 @@ class Scorer:
         refuse_duplicates(requests, "requests")
         found = {r.id: s for r in requests if journal and (s := journal.find(r, per_token)) is not None}
         open_requests = [r for r in requests if r.id not in found]
-        encoded = encode(open_requests, self.tokenizer, self.start_token, self.convention)
+        if self.chat:
+            none = start_token(self.tokenizer, "none")
+            encoded = encode(self._as_chat(open_requests), self.tokenizer, none, self.convention)
+        else:
+            encoded = encode(open_requests, self.tokenizer, self.start_token, self.convention)
         fitting, too_long = self._split_by_length(open_requests, encoded, on_long)
         sequences = [encoded[i].sequence for i in fitting]
         names = [open_requests[i].id for i in fitting]
@@ -169,6 +190,14 @@ class Scorer:
             if progress is not None:
                 progress(len(found) + len(too_long), len(requests))
         return Answers({r.id: found[r.id] for r in requests if r.id in found}, tuple(too_long))
+
+    def _as_chat(self, requests: Sequence[Request]) -> list[Request]:
+        """Requests in the chat template; the space between a prefix and its continuation is the template's affair."""
+        prefixes = as_chat(self.tokenizer, [request.prefix for request in requests])
+        return [
+            request._replace(prefix=prefix, continuation=request.continuation.lstrip())
+            for request, prefix in zip(requests, prefixes, strict=True)
+        ]
 
     def _firsts(self, encoded: Sequence[Encoded], names: Sequence[str]) -> dict[int, NDArray[np.float64]]:
         """The log-probability [1] of each first token that is scored apart from the others; each token is read once."""
@@ -202,6 +231,7 @@ class Scorer:
             "start": self.start or "default",
             "as": self.convention,
             "start_token": f"{self.start_token.name} ({self.start_token.kind})",
+            **({"chat": True} if self.chat else {}),
         }
 
     def refuse_unknown(self, tokens: Sequence[int]) -> None:
@@ -318,71 +348,6 @@ def _score(name: str, encoded: Encoded, values: NDArray[np.float64], per_token: 
     return Score(name, float(values.sum()), len(values), encoded.merged, kept)
 
 
-def refuse_other_than_causal(model: Any) -> None:
-    """Raise unless a model predicts the next token from those before it."""
-    name, config = type(model).__name__, getattr(model, "config", None)
-    if config is None or not hasattr(model, "get_output_embeddings"):
-        raise UnsupportedModel(f"{name} is not a Hugging Face model; a causal language model is expected")
-    if getattr(config, "is_encoder_decoder", False) or model.get_output_embeddings() is None:
-        raise UnsupportedModel(
-            f"{name} does not predict the next token of a text; a causal language model (…ForCausalLM) is expected"
-        )
-
-
-def _input_embeddings(model: Any) -> Tensor:
-    return model.get_input_embeddings().weight
-
-
-def _text_config(model: Any) -> Any:
-    config = model.config
-    return config.get_text_config() if hasattr(config, "get_text_config") else config
-
-
-def context_length(model: nn.Module) -> int:
-    """Tokens that a model can read; recurrent models have no bound.
-
-    Example:
-        >>> from transformers import GPT2Config, GPT2LMHeadModel
-        >>> context_length(GPT2LMHeadModel(GPT2Config(vocab_size=6, n_embd=8, n_layer=1, n_head=2, n_positions=64)))
-        64
-    """
-    config = _text_config(model)
-    for name in ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len"):
-        value = getattr(config, name, None)
-        if isinstance(value, int) and value > 0:
-            return value
-    return 1 << 30
-
-
-def _window(model: nn.Module) -> int | None:
-    """The narrowest window of any layer, or None."""
-    config = _text_config(model)
-    found = [getattr(config, name, None) for name in ("sliding_window", "window_size", "attention_chunk_size")]
-    widths = [width for width in found if isinstance(width, int) and width > 0]
-    return min(widths) if widths else None
-
-
-@contextmanager
-def quiet(model: nn.Module) -> Iterator[None]:
-    """No gradients and no dropout; afterwards the model is as it was.
-
-    Example:
-        >>> layer = nn.Dropout()
-        >>> with quiet(layer):
-        ...     layer.training
-        False
-    """
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        with torch.inference_mode():
-            yield
-    finally:
-        for module in training:
-            module.training = True
-
-
 def load_scorer(
     model: str | os.PathLike[str] | nn.Module,
     *,
@@ -391,6 +356,9 @@ def load_scorer(
     batch_tokens: int | None = None,
     start: str | None = None,
     convention: Convention = "fairhead",
+    chat: bool = False,
+    device_map: str | None = None,
+    load_in: LoadIn | None = None,
     tokenizer: Any = None,
 ) -> Scorer:
     """Load a causal language model and its tokenizer for scoring, with the method that it carries.
@@ -402,6 +370,9 @@ def load_scorer(
         batch_tokens: as in `Scorer`.
         start: the token that texts start with: "default", "bos", "eos", "none", or a token.
         convention: where it stands: "fairhead", "lm-eval" or "bias-bench", as in `packing.Convention`.
+        chat: as in `Scorer`.
+        device_map: how layers are spread over several GPUs: "auto", "balanced" or "sequential".
+        load_in: "8bit" or "4bit", by bitsandbytes on a GPU.
         tokenizer: of a live model; otherwise that of the folder.
 
     Example:
@@ -410,9 +381,13 @@ def load_scorer(
             ...
         fairhead.errors.InputError: no/such/folder: a folder with a model (config.json) is expected; it is not there
     """
-    loaded = open_model(model, "causal", device=device, dtype=dtype, tokenizer=tokenizer)
-    if (start not in (None, "default") or convention != "fairhead") and method_of(loaded.model) is not None:
+    placing: dict[str, Any] = {"device_map": device_map, "load_in": load_in}
+    loaded = open_model(model, "causal", device=device, dtype=dtype, tokenizer=tokenizer, **placing)
+    own_start = start not in (None, "default") or convention != "fairhead" or chat
+    if own_start and method_of(loaded.model) is not None:
         raise InputError(
-            f"{model}: self-debiasing puts its sentence after the model's own start token; leave --start and --as out"
+            f"{model}: self-debiasing puts its sentence after the model's own start token; leave --start, --as and "
+            "--chat out"
         )
-    return Scorer(loaded.model, loaded.tokenizer, batch_tokens=batch_tokens, start=start, convention=convention)
+    how: dict[str, Any] = {"start": start, "convention": convention, "chat": chat}
+    return Scorer(loaded.model, loaded.tokenizer, batch_tokens=batch_tokens, **how)

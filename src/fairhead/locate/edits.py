@@ -17,7 +17,8 @@ from transformers.pytorch_utils import Conv1D
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads import Site, Tap, tap
 from fairhead.language.packing import TokenSequence
-from fairhead.language.scorer import Scorer, quiet
+from fairhead.language.row_layout import quiet
+from fairhead.language.scorer import Scorer
 from fairhead.locate.head_features import Array, Features, HeadMoments, shrunk
 from fairhead.locate.head_maps import check_cells
 from fairhead.locate.streams import stream_of

@@ -27,8 +27,8 @@ from torch.nn.functional import huber_loss
 from fairhead.data.sentence_triplets import StereoSetItem
 from fairhead.errors import InputError
 from fairhead.language.packing import Path, Row, plain_row
-from fairhead.language.row_layout import Layout, at_vocabulary, send
-from fairhead.language.scorer import Planned, ReadyBatch, log_sum_exp, quiet
+from fairhead.language.row_layout import Layout, at_vocabulary, quiet, send
+from fairhead.language.scorer import Planned, ReadyBatch, log_sum_exp
 from fairhead.mitigate.bias_unlearn import NegativeLogLikelihoods
 from fairhead.mitigate.klaad_batch import layouts_of, tree_of
 from fairhead.mitigate.language_trainer import Prepared

@@ -13,8 +13,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fairhead.language.packing import Alignment, Ints, Row, TokenSequence, align, align_by_position, pack, plain_row
-from fairhead.language.row_layout import Layout, reads_trees, send, stack
-from fairhead.language.scorer import context_length
+from fairhead.language.row_layout import (
+    Layout,
+    context_length,
+    reads_trees,
+    send,
+    stack,
+    vocabulary_of,
+    window_of,
+)
 from fairhead.mitigate.triplets import TokenTriplet
 
 
@@ -82,13 +89,9 @@ def tree_of(sentences: Sequence[Sequence[int]]) -> Row:
 
 def layouts_of(model: nn.Module) -> Callable[[Sequence[Any]], Layout]:
     """How to hand examples that have a `tree` to a model: so, if it reads trees and has no window narrower than one."""
-    inner: Any = model
-    text = inner.config.get_text_config() if hasattr(inner.config, "get_text_config") else inner.config
-    found = [getattr(text, name, None) for name in ("sliding_window", "window_size", "attention_chunk_size")]
-    window = min((width for width in found if isinstance(width, int) and width > 0), default=1 << 30)
-    vocabulary = int(inner.get_input_embeddings().weight.shape[0])
+    window = window_of(model) or 1 << 30
     with torch.no_grad():
-        trees = reads_trees(model, vocabulary, context_length(model))
+        trees = reads_trees(model, vocabulary_of(model), context_length(model))
 
     def choose(examples: Sequence[Any]) -> Layout:
         return Layout(model, trees and max(len(example.tree.tokens) for example in examples) <= window)

@@ -20,7 +20,7 @@ from torch import nn
 from fairhead.data.sentence_triplets import StereoSetItem, TripletSplit
 from fairhead.errors import InputError
 from fairhead.language.packing import control_token_warning, starting
-from fairhead.language.scorer import context_length, refuse_other_than_causal
+from fairhead.language.row_layout import context_length, refuse_other_than_causal
 from fairhead.language.suite import TRAINING_FILE, TrainingRecord
 from fairhead.mitigate.language_result import MitigatedLanguage, card_of
 from fairhead.mitigate.only_heads import only_heads
@@ -35,8 +35,8 @@ from fairhead.store import locked
 from fairhead.train import TrainingDiverged
 from fairhead.train.checkpoint import comparable, first_difference
 from fairhead.train.plan import LanguagePlan
-from fairhead.train.step import Parts, say_once
-from fairhead.train.tuning import OnStep, Tuned, gradient_norms, merged, shuffled_batches, tune, with_lora
+from fairhead.train.step import Parts, autocast, say_once
+from fairhead.train.tuning import OnStep, Tuned, checkpointed, gradient_norms, merged, shuffled_batches, tune, with_lora
 
 E = TypeVar("E")
 _AT_ONCE = 64  # examples that a GPU reads together where nothing is trained
@@ -211,7 +211,8 @@ class LanguageTrainer:
         look = looker(model, self._texts, watched, texts) if self.plan.checks else None
         with only_heads(model, self.plan) as heads, self.method.session(model) as loss:
             batch = shuffled_batches(prepared.lengths, self.plan.batch_size, self.plan.seed)[0]
-            norms = gradient_norms(model, loss([prepared.examples[i] for i in batch]))
+            with checkpointed(model, self.plan), autocast(next(model.parameters()).device, self.plan.precision):
+                norms = gradient_norms(model, loss([prepared.examples[i] for i in batch]))
             tuned = tune(
                 model,
                 prepared.examples,

@@ -20,8 +20,7 @@ from transformers import LogitsProcessor
 
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.language.packing import start_token
-from fairhead.language.row_layout import final_states
-from fairhead.language.scorer import quiet, refuse_other_than_causal
+from fairhead.language.row_layout import final_states, quiet, refuse_other_than_causal
 from fairhead.settings import NotNegative, Option, PositiveShare, check_config
 
 _SENTENCE = "The following text discriminates against people because of their {}:\n"

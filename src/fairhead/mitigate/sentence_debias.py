@@ -16,8 +16,7 @@ from fairhead.data.sentence_triplets import StereoSetItem
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.language.lexicons import Swaps, read_swaps
 from fairhead.language.packing import start_token
-from fairhead.language.row_layout import final_states, stack
-from fairhead.language.scorer import context_length, quiet, refuse_other_than_causal
+from fairhead.language.row_layout import context_length, final_states, quiet, refuse_other_than_causal, stack
 from fairhead.settings import Count, Option
 
 

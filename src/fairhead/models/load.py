@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
@@ -30,6 +31,7 @@ DType = Literal["auto", "stored", "float32", "bfloat16", "float16"]
 # "any": the class that the folder names. "image": the same, if it reads pictures. "text": a classifier of texts.
 # "causal": a language model. "encoder": without a task head.
 Kind = Literal["any", "image", "text", "causal", "encoder"]
+LoadIn = Literal["8bit", "4bit"]
 Model = str | os.PathLike[str] | nn.Module
 
 _AUTO = {
@@ -121,6 +123,8 @@ def open_model(
     download: bool = False,
     tokenizer: Any = None,
     processor: Any = None,
+    device_map: str | None = None,
+    load_in: LoadIn | None = None,
 ) -> LoadedModel:
     """What `load` gives, with its files, tokenizer and image processor: for whoever runs it on data.
 
@@ -132,6 +136,8 @@ def open_model(
         download: as `load` takes it.
         tokenizer: of a live model; otherwise that of the folder.
         processor: of a live model; otherwise that of the folder.
+        device_map: how accelerate spreads the layers over several GPUs: "auto", "balanced" or "sequential".
+        load_in: round the weights of linear layers to 8 or 4 bits with bitsandbytes, on a GPU.
 
     Raises:
         UnsupportedModel: it is of another kind; or an InputError, as `load` does.
@@ -145,8 +151,32 @@ def open_model(
     if dtype not in known:
         raise InputError(f"dtype {dtype!r} is not known; one of {', '.join(known)} is expected")
     place = find(model, download)
-    found = read_weights(place, class_of(place, kind), known[dtype], kind)
-    return LoadedModel(found.eval().to(target), place, given)
+    placing = _placing(place, target, device_map, load_in)
+    found = read_weights(place, class_of(place, kind), known[dtype], kind, **placing).eval()
+    off = [where for where in getattr(found, "hf_device_map", {}).values() if str(where) in ("cpu", "disk")]
+    if off and target.type != "cpu":
+        raise InputError(
+            f"{place.name} does not fit: {len(off)} of its parts would lie outside the GPUs; load it in 8bit"
+        )
+    return LoadedModel(found if placing else found.to(target), place, given)
+
+
+def _placing(place: Place, target: torch.device, device_map: str | None, load_in: LoadIn | None) -> dict[str, Any]:
+    """What `from_pretrained` is told of where weights go and how they are rounded; nothing for a plain model."""
+    settings: dict[str, Any] = {} if device_map is None else {"device_map": device_map}
+    if load_in is None:
+        return settings
+    if target.type != "cuda":
+        raise InputError(f"loading in {load_in} needs a CUDA GPU, and the device is {target}: use --dtype bfloat16")
+    if find_spec("bitsandbytes") is None:
+        raise InputError(f"loading in {load_in} needs bitsandbytes, not installed here: pip install bitsandbytes")
+    if place.adapter is not None:
+        raise InputError(
+            f"{place.name} is a LoRA adapter, which cannot be merged into {load_in} weights: merge it first"
+        )
+    bits = {f"load_in_{load_in}": True, "bnb_4bit_compute_dtype": torch.bfloat16}
+    rounding = transformers.BitsAndBytesConfig(**bits)
+    return {"device_map": {"": target}, **settings, "quantization_config": rounding}
 
 
 def _origin(model: Any) -> Place | None:

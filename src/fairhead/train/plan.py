@@ -124,6 +124,8 @@ class LanguagePlan(Plan):
             none) may rise.
         start: the token that texts start with: bos, eos, none or a token; default is BOS, or end of text where there
             is none. Score the model with the same.
+        gradient_checkpointing: keep what enters each layer and compute the rest again for the gradient: the same step
+            in much less memory, at a third more time.
 
     Example:
         >>> LanguagePlan().learning_rate
@@ -143,3 +145,4 @@ class LanguagePlan(Plan):
     watched: Share = 0.0
     perplexity_rise: NotNegative = 0.01
     start: Annotated[str, Option(metavar="TOKEN")] = "default"
+    gradient_checkpointing: bool = False

@@ -6,6 +6,7 @@ A method brings its examples and the loss of a batch; everything else is the sam
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
@@ -13,6 +14,7 @@ from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers import GradientCheckpointingLayer
 
 from fairhead.errors import InputError
 from fairhead.train.checkpoint import Checkpoint
@@ -169,7 +171,8 @@ def tune(
         accumulate=plan.accumulate,
         watch=watch,
     )
-    loop.run(step, after_step=after_step)
+    with checkpointed(model, plan):
+        loop.run(step, after_step=after_step)
     if stopping is None:
         check()
         return Tuned(tuple(loop.history), loop.done, loop.seconds, loop.done)
@@ -253,6 +256,30 @@ def shuffled_batches(lengths: Sequence[int], batch_size: int, seed: int, epoch: 
         stretch = sorted(order[begin : begin + _STRETCH * batch_size].tolist(), key=lambda i: lengths[i])
         batches += [stretch[i : i + batch_size] for i in range(0, len(stretch), batch_size)]
     return [batches[i] for i in rng.permutation(len(batches))]
+
+
+@contextmanager
+def checkpointed(model: Any, plan: LanguagePlan) -> Iterator[None]:
+    """Layers compute what is inside them again for the gradient while the block is open, if the plan asks for that.
+
+    transformers does so in layers that are in training mode. They alone are: what they hold, dropout above all, stays
+    in evaluation mode, in which models are fine-tuned here.
+    """
+    layers = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
+    if not plan.gradient_checkpointing:
+        yield
+        return
+    if not layers or not getattr(model, "supports_gradient_checkpointing", True):
+        raise InputError(f"{type(model).__name__} has no gradient checkpointing in transformers: leave it out")
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    for layer in layers:
+        layer.training = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.training = False
+        model.gradient_checkpointing_disable()
 
 
 def with_lora(model: nn.Module, plan: LanguagePlan) -> nn.Module:

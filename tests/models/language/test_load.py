@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from fairhead.cli import main
 from fairhead.errors import InputError, UnsupportedModel
-from fairhead.language import load_scorer
+from fairhead.language import Request, Scorer, load_scorer
 from fairhead.language.benchmarks.perplexity import Document
 from fairhead.language.running import run_benchmark
 from fairhead.stats.bootstrap import Resampling
@@ -192,3 +193,29 @@ def test_mistakes_are_one_line_and_exit_code_2(arguments, message, capsys):
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_layers_spread_by_accelerate_and_a_lora_adapter_score_as_the_merged_model(folder, tmp_path):
+    requests = [Request("a", "the nurse", " was kind"), Request("b", "", "she cried")]
+    base = load_scorer(folder, device="cpu")
+    spread = load_scorer(folder, device="cpu", device_map="auto")
+    assert spread.score(requests)["a"].logprob == pytest.approx(base.score(requests)["a"].logprob, abs=1e-6)
+    adapted = get_peft_model(load_scorer(folder, device="cpu").model, LoraConfig(r=2, task_type="CAUSAL_LM"))
+    with torch.no_grad():
+        for name, weight in adapted.named_parameters():
+            if "lora_B" in name:
+                weight.normal_()
+    adapted.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": str(folder)}))
+    found = load_scorer(tmp_path, device="cpu").score(requests)
+    expected = Scorer(adapted.merge_and_unload(), base.tokenizer).score(requests)
+    assert found["a"].logprob == pytest.approx(expected["a"].logprob, abs=1e-5)
+    assert found["a"].logprob != pytest.approx(base.score(requests)["a"].logprob, abs=1e-3)
+
+
+@pytest.mark.parametrize("bits", ["8bit", "4bit"])
+def test_fewer_bits_need_a_gpu(bits, folder, crows, capsys):
+    with pytest.raises(SystemExit):
+        main(["lm", "crows", "--model", str(folder), "--data", str(crows), "--device", "cpu", "--load-in", bits])
+    assert f"loading in {bits} needs a CUDA GPU, and the device is cpu" in capsys.readouterr().err

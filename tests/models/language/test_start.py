@@ -92,3 +92,44 @@ def test_a_start_token_of_the_chat_template_is_warned_of(caplog):
     Scorer(model, words)
     assert "texts start with <s>, a control token" in caplog.text
     assert "--start" in caplog.text
+
+
+TEMPLATE = "<s> {% for m in messages %}old {{ m['content'] }} {% endfor %}{% if add_generation_prompt %}so {% endif %}"
+
+
+def test_a_prompt_is_a_message_of_the_chat_template_and_its_continuation_the_answer():
+    model, words = build("llama"), tokenizer()
+    words.chat_template = TEMPLATE
+    scorer = Scorer(model, words, chat=True)
+    requests = [Request("a", "the nurse", " was kind"), Request("b", "the nurse", " was late"), Request("c", "", TEXT)]
+    found = scorer.score(requests, per_token=True)
+    for name, whole, tokens in (
+        ("a", "<s> old the nurse so was kind", 2),
+        ("b", "<s> old the nurse so was late", 2),
+        ("c", f"<s> old so {TEXT}", len(IDS)),
+    ):
+        ids = words(whole, add_special_tokens=False)["input_ids"]
+        assert found[name].per_token == pytest.approx(plain_logprobs(model, ids)[-tokens:], abs=1e-4)
+    assert scorer.settings()["chat"] is True
+    assert "chat" not in Scorer(model, words).settings()
+    drawn = generate(scorer, [Prompt("p", "the nurse ")], Sampling(max_new_tokens=1, temperature=0))["p"]
+    ids = words("<s> old the nurse so", add_special_tokens=False)["input_ids"]
+    with torch.no_grad():
+        assert drawn.text == words.decode(model(torch.tensor([ids])).logits[0, -1].argmax())
+    # Text that answers nothing starts as it always does.
+    plain = Scorer(model, words)
+    assert perplexity_table(scorer, [Document("d", TEXT)]).column("logprob") == pytest.approx(
+        perplexity_table(plain, [Document("d", TEXT)]).column("logprob")
+    )
+
+
+def test_a_chat_template_that_is_not_there_or_refuses_is_said():
+    words = tokenizer()
+    with pytest.raises(InputError, match="has no chat template: leave --chat out"):
+        Scorer(build("llama"), words, chat=True)
+    words.chat_template = "{{ raise_exception('only with a system message') }}"
+    with pytest.raises(InputError, match="refuses a user's message: only with a system message"):
+        Scorer(build("llama"), words, chat=True)
+    words.chat_template = TEMPLATE
+    with pytest.raises(InputError, match="a chat template has a start of its own"):
+        Scorer(build("llama"), words, chat=True, start="none")

@@ -7,15 +7,18 @@ import pytest
 import torch
 from language_models import FAMILIES, ITEMS, build, tokenizer
 from torch import nn
+from transformers import GradientCheckpointingLayer
 
 from fairhead.cli import main
 from fairhead.data.sentence_triplets import StereoSetItem, Triplet, TripletSplit
 from fairhead.errors import InputError
 from fairhead.mitigate.balance_pairs import BalanceControl, BalancePairs
+from fairhead.mitigate.bias_unlearn import BiasUnlearn
+from fairhead.mitigate.klaad import KLAAD
 from fairhead.mitigate.language_trainer import LanguageTrainer
 from fairhead.mitigate.neutral_text import read_neutral
 from fairhead.train.plan import LanguagePlan
-from fairhead.train.tuning import Look, tune
+from fairhead.train.tuning import Look, checkpointed, tune
 
 NEUTRAL = [
     f"the {who} went home {when} ."
@@ -277,3 +280,41 @@ def test_own_pairs_are_balanced_by_the_command(tmp_path, neutral, capsys):
     record = json.loads((out / "fairhead-training.json").read_text())
     assert record["plan"]["checks"] == 2
     assert math.isfinite(record["results"]["held_out"]["after"].get("gap", 0.0))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt-2"])
+@pytest.mark.parametrize("method", [BalancePairs(), KLAAD(), BiasUnlearn()])
+def test_gradient_checkpointing_gives_the_same_gradients(method, family, monkeypatch):
+    found, computed = [], []
+    kind = next(part for part in build(family).modules() if isinstance(part, GradientCheckpointingLayer)).__class__
+    forward = kind.forward
+    monkeypatch.setattr(kind, "forward", lambda *given, **more: (computed.append(1), forward(*given, **more))[1])
+    for checkpointing in (False, True):
+        model = build(family).eval()
+        for part in model.modules():  # dropout that were not off would tell the two apart
+            if isinstance(part, nn.Dropout):
+                part.p = 0.5
+        prepared = method.prepare(ITEMS, tokenizer(), 64)
+        prepared = method.refer(model, prepared) if hasattr(method, "refer") else prepared
+        plan = LanguagePlan(gradient_checkpointing=checkpointing)
+        with method.session(model) as loss, checkpointed(model, plan):
+            computed.clear()
+            loss(prepared.examples[:3])["loss"].backward()
+        found.append(([weight.grad for weight in model.parameters()], len(computed)))
+    (plain, once), (again, twice) = found
+    assert twice > once
+    for one, other in zip(plain, again, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+
+
+def test_checkpointing_trains_the_same_model_in_bf16(neutral):
+    weights = [torch.cat([weight.flatten() for weight in build("llama").parameters()])]
+    for checkpointing in (False, True):
+        plan = LanguagePlan(epochs=2, learning_rate=1e-3, precision="bf16", gradient_checkpointing=checkpointing)
+        trainer = LanguageTrainer(build("llama"), tokenizer(), BalancePairs(neutral), plan)
+        trainer.train(TripletSplit(tuple(ITEMS), ()))
+        weights.append(torch.cat([weight.flatten() for weight in trainer.model.parameters()]))
+    torch.testing.assert_close(weights[1], weights[2])
+    assert float((weights[0] - weights[1]).detach().abs().max()) > 1e-3
