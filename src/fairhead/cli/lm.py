@@ -1,5 +1,6 @@
 """`fairhead lm …`: one command a benchmark, made of what the benchmark says of itself; and all of them as a suite."""
 
+import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, fields, make_dataclass
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 _GOES_ON = """
 With `--out`, answers are written as they are made, and a run that was killed goes on where it stopped: give the same
 command again. The folder is that of a suite (`fairhead lm suite`), and can be compared (`fairhead lm compare`).
+
+With several GPUs, `accelerate launch --num_processes 4 -m fairhead lm ...` divides the texts among them; a model that
+is too large for one GPU is spread over them by `--device-map auto`.
 """
 _ELSEWHERE = """
 A model can write on one machine and be measured on another:
@@ -229,7 +233,7 @@ def _run(
     generate_only, score_only = (getattr(source, name, None) for name in ("generate_only", "score_only"))
     if not generate_only:
         benchmark.ready(own)
-    if output.out is not None:
+    if output.out is not None and is_first():
         context.with_resource(locked(output.out))
     stored = None if score_only is None else read_generations(Path(score_only))
     scorer = None if source.model is None else load_model(source.model, computing)
@@ -375,7 +379,8 @@ def _run_suite(
     drawn = {"limit": chosen.limit, "seed": how.seed, "text": chosen.text, "documents": chosen.documents}
     # The data first: a mistake there should not wait for the model.
     items = gather_items(chosen.data, names, **drawn, **of)
-    context.with_resource(locked(chosen.out))
+    if is_first():
+        context.with_resource(locked(chosen.out))
     scorer = load_model(chosen.model, computing)
     made = {"command": command_line(context), "data_path": str(chosen.data), "device": str(scorer.device)}
     with progress() as bars:
@@ -389,8 +394,15 @@ def _run_suite(
 
 
 def load_model(path: str, computing: Computing) -> "Scorer":
-    """A scorer of a model."""
+    """A scorer of a model; with several processes it is the first's, and the others work for it and end here."""
     need()
+    from fairhead.language.processes import shared
     from fairhead.language.scorer import load_scorer
 
-    return load_scorer(path, **asdict(computing))
+    found: Scorer = shared(load_scorer(path, **asdict(computing)))
+    return found
+
+
+def is_first() -> bool:
+    """Whether this process is the only one, or the one that the others work for: they write nothing."""
+    return int(os.environ.get("RANK", 0)) == 0

@@ -215,6 +215,14 @@ class Journal(LineJournal):
             lines.append({"id": one.id, self.digest_key: one.digest, **self.line_of(answer)})
         self.write(lines)
 
+    def take_over(self, path: Path) -> None:
+        """Add what another journal of the same settings has, and remove its file."""
+        with type(self)(path, self.settings) as other:
+            kept = other._kept
+        self._kept |= kept
+        self.write({"id": name, self.digest_key: text, **self.line_of(one)} for (name, text), one in kept.items())
+        path.unlink()
+
     def take(self, row: Mapping[str, Any]) -> None:
         """Take up a line of the file."""
         self._kept[row["id"], row[self.digest_key]] = self.answer_of(row)

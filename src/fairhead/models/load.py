@@ -361,7 +361,8 @@ def device_named(name: str) -> torch.device:
         device(type='cpu')
     """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        own = f":{os.environ['LOCAL_RANK']}" if "LOCAL_RANK" in os.environ else ""  # of several processes, one a GPU
+        return torch.device(f"cuda{own}" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError:

@@ -1,7 +1,11 @@
 """Scorers from folders, the command line on them, and perplexity in closed form."""
 
+import atexit
 import json
 import math
+import os
+import socket
+import sys
 
 import numpy as np
 import pytest
@@ -219,3 +223,40 @@ def test_fewer_bits_need_a_gpu(bits, folder, crows, capsys):
     with pytest.raises(SystemExit):
         main(["lm", "crows", "--model", str(folder), "--data", str(crows), "--device", "cpu", "--load-in", bits])
     assert f"loading in {bits} needs a CUDA GPU, and the device is cpu" in capsys.readouterr().err
+
+
+def one_of_two(rank, port, arguments, log):
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with open(f"{log}-{rank}", "w") as sys.stdout:
+        main(arguments)
+    atexit._run_exitfuncs()  # the other process is let go
+    os._exit(0)
+
+
+def test_two_processes_find_what_one_does_and_merge_their_journals(folder, crows, tmp_path):
+    common = ["lm", "crows", "--model", str(folder), "--data", str(crows), "--device", "cpu", "--n-boot", "100"]
+    main([*common, "--out", str(tmp_path / "one")])
+    # A process of a run that was killed has left what it had scored.
+    (alone,) = (tmp_path / "one" / "journals").glob("*.jsonl")
+    header, first, *_ = alone.read_text().splitlines()
+    left = tmp_path / "two" / "journals" / f"{alone.stem}.rank1.jsonl"
+    left.parent.mkdir(parents=True)
+    left.write_text(f"{header}\n{json.dumps({**json.loads(first), 'logprob': -3.25})}\n")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    arguments = [*common, "--out", str(tmp_path / "two")]
+    torch.multiprocessing.spawn(one_of_two, (port, arguments, str(tmp_path / "log")), nprocs=2)
+    assert "on crows_pairs" in (tmp_path / "log-0").read_text()
+    assert (tmp_path / "log-1").read_text() == ""
+    (together,) = (tmp_path / "two" / "journals").glob("*.jsonl")
+    written = ([json.loads(line) for line in path.read_text().splitlines()[1:]] for path in (alone, together))
+    scores = [{row["id"]: row for row in rows} for rows in written]
+    kept = json.loads(first)["id"]
+    assert scores[1].pop(kept)["logprob"] == -3.25
+    scores[0].pop(kept)
+    assert scores[0].keys() == scores[1].keys()
+    for name, row in scores[0].items():
+        assert scores[1][name]["logprob"] == pytest.approx(row["logprob"], abs=1e-5)
+    found = [json.loads((tmp_path / name / "crows_pairs.json").read_text()) for name in ("one", "two")]
+    assert found[0]["left_out"] == found[1]["left_out"]
