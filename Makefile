@@ -14,7 +14,7 @@ TORCH_FREE := $(addprefix src/fairhead/,errors.py settings.py store.py records s
 WITH_TORCH := $(addprefix src/fairhead/,bench demo discover heads language locate mitigate models train verbs.py)
 
 # One process a core; the tensors are small, so threads within a process would only get in each other's way.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 test: .venv/.dev
 	$(PYTEST) tests/unit -m "not slow" --doctest-modules $(TORCH_FREE)

@@ -204,7 +204,9 @@ def test_saving_while_a_tap_is_open_saves_no_trace(tmp_path) -> None:
     assert "fairhead" not in json.dumps(json.loads((tmp_path / "tapped" / "config.json").read_text()))
 
 
-@pytest.mark.parametrize("name", ["ViT", "GPT-Neo", "DeBERTa-v2", "MPNet"])
+@pytest.mark.parametrize(
+    "name", ["ViT", "GPT-Neo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("DeBERTa-v2", "MPNet"))]
+)
 def test_a_model_compiled_before_obeys_every_request_made_later(name: str) -> None:
     torch.compiler.reset()
     family = FAMILIES[name]

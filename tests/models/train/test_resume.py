@@ -66,7 +66,9 @@ def assert_same(one, other):
 
 
 # In the middle of an epoch, at its end, and in a later stage where there is one.
-@pytest.mark.parametrize("after", [6, 8, 17])
+@pytest.mark.parametrize(
+    "after", [pytest.param(6, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow), 17]
+)
 @pytest.mark.parametrize("name", ["erm", "dam", "arl", "kd", "jtt", "lff", "eiil", "xrm", "spare", "afr", "balance"])
 def test_every_method_goes_on_to_the_model_that_it_would_have_become(name, after, tmp_path):
     data, options = pictures(), {"arl": {"pretrain": 4}, "jtt": {"upweight": 3}, "balance": {"clusters": 2}}

@@ -70,6 +70,8 @@ def text_side():
     return Path(folder)
 
 
+# The golden case real_locate_clip holds the figures of such a run in every check.
+@pytest.mark.slow
 def test_gender_of_fairface_on_the_real_tower(real_model, real_data, text_side, tmp_path) -> None:
     arguments = ["locate", "--model", str(real_model("clip-b16-vision")), "--concept", "gender", "--task", "age"]
     arguments += ["--data", f"fairface:{real_data('images/fairface_val5k.zip')}", "--limit", "180", "--rank", "concept"]

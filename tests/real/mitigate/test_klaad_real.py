@@ -1,5 +1,6 @@
 """KLAAD and the attention gap on SmolLM2 and published sentences: a few steps, a few pairs."""
 
+import pytest
 import torch
 
 from fairhead.language import load_scorer
@@ -20,6 +21,7 @@ def early(items, n):
     return tuple(sorted(found, key=lambda one: len(one.context))[20 : 20 + n])
 
 
+@pytest.mark.slow
 def test_a_few_steps_lower_the_divergence_of_attention_on_terms_held_out_too(real_data, real_model):
     loaded = open_model(real_model("smollm2-135m"), "causal", device="cpu", dtype="float32")
     model, tokenizer = loaded.model, loaded.tokenizer
