@@ -37,6 +37,11 @@ def choice_verdict(notes: Mapping[str, Any], uses_groups: bool = False) -> list[
             )
         blind = "" if uses_groups else " No group was used."
         said.append(f"Kept: {NAMES[kept]}. On rows that no candidate was trained on, {why}.{blind}")
+    if _told_by_clusters(notes["clusters"]) >= 0.9:
+        said.append(
+            "The clusters are nearly the classes, so balancing had little to compare within them: name another "
+            "encoder, such as a pretrained one (--option encoder=...)."
+        )
     match = notes.get("match")
     if match is not None and {"match", "both"} & set(notes.get("asked", ())):
         differ = "differ" if match["differ"] else "are not shown to differ"
@@ -102,6 +107,16 @@ def choice_section(notes: Mapping[str, Any], classes: Sequence[str]) -> list[Sec
         size = [("effective sample size", f"{share:.0f} % of the training rows")]
         tables.append(PlainTable(caption="Weights towards the place of use", columns=("", "match"), rows=size))
     return [PlainTables(title="What was tried, and what was kept", tables=tables)]
+
+
+def _told_by_clusters(clusters: Mapping[str, Any]) -> float:
+    """By what share a row's cluster lowers the errors of guessing its class (Goodman and Kruskal's lambda)."""
+    of_class = [
+        [size * rate for rate in rates] for size, rates in zip(clusters["rows"], clusters["label_rates"], strict=True)
+    ]
+    wrong = sum(clusters["rows"]) - max(map(sum, zip(*of_class, strict=True)))
+    left = sum(clusters["rows"]) - sum(map(max, of_class))
+    return 1 - left / wrong if wrong > 0 else 0.0
 
 
 def _points(share: float) -> str:
