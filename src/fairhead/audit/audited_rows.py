@@ -62,12 +62,17 @@ class View:
     weight: NDArray[np.float64] | None  # shape [n], or None
     cluster: NDArray[np.integer] | None  # shape [n], or None
     prediction_rule: str | None  # how predictions came from scores, where there was no prediction column
+    numbers: NDArray[np.float64] | None = None  # true and predicted ones, shape [n, 2], where there are no classes
 
     @classmethod
     def of(cls, records: Records, positive: Any = None) -> "View":
         """Read records; `positive` as in `audit`."""
         if not len(records):
             raise InputError("There are no rows to audit.")
+        if records.numbers is not None:
+            cluster = None if records.cluster is None else records.cluster.codes
+            codes = records.label.codes
+            return cls(codes, codes, (), None, records.weight, cluster, None, records.numbers)
         levels = list(records.classes)
         if len(levels) < 2:
             raise InputError(f"Labels and predictions have one class only, {levels[0]!r}; at least two are needed.")

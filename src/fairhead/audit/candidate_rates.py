@@ -61,7 +61,8 @@ def candidate_rates(
     to_overall = _to_overall(reduction)
     se = np.maximum(se, _NO_NOISE)
     pools = _pools(reduction, hat, se, to_overall)
-    exact = len(pools) == 1 or not _is_mean_of_largest(reduction, hat)
+    of_pairs = reduction.metric.compare == "pairwise"
+    exact = not of_pairs and (len(pools) == 1 or not _is_mean_of_largest(reduction, hat))
 
     @cache  # where noise alone explains the gap, nobody asks
     def path() -> Callable[[float], Array]:
@@ -83,6 +84,8 @@ def candidate_rates(
 
         return at
 
+    if of_pairs:  # a mean over all pairs, which no two groups make
+        return intervals.Candidates(lambda theta: path()(theta))
     signed = _signed(hat, pools, to_overall) if exact else None
     reach = _reach(hat, pools, level, to_overall)
     contrasts = Contrasts.of(pools, to_overall) if exact else None
@@ -93,6 +96,8 @@ def candidate_rates(
 
 def contrasts_of(reduction: Reduction, hat: Array, se: Array) -> Contrasts | None:
     """The differences of rates [R, C, G] that a gap is the largest of; None where they are alike, or it is none."""
+    if reduction.metric.compare == "pairwise":
+        return None
     if len(pools := _pools(reduction, hat, se, _to_overall(reduction))) > 1 and _is_mean_of_largest(reduction, hat):
         return None
     return Contrasts.of(pools, _to_overall(reduction))
@@ -101,7 +106,8 @@ def contrasts_of(reduction: Reduction, hat: Array, se: Array) -> Contrasts | Non
 def signed_gap(reduction: Reduction, hat: Array, se: Array) -> Callable[[Array], Array] | None:
     """From rates [B, R, C, G] to the signed gap [B] between the groups that make the gap of `hat`."""
     pools = _pools(reduction, hat, se, _to_overall(reduction))
-    is_gap = reduction.metric.compare != "minimum" and (len(pools) == 1 or not _is_mean_of_largest(reduction, hat))
+    exact = len(pools) == 1 or not _is_mean_of_largest(reduction, hat)
+    is_gap = exact and reduction.metric.compare not in ("minimum", "pairwise")
     return _signed(hat, pools, _to_overall(reduction)) if is_gap else None
 
 

@@ -16,7 +16,9 @@ from fairhead.stats.clusters import divide
 
 Array = NDArray[np.float64]
 Multiclass = Literal["max", "mean", "weighted"]
-Compare = Literal["spread", "ratio", "to_overall", "signed", "signed_ratio", "minimum", "mean", "association"]
+Compare = Literal[
+    "spread", "ratio", "to_overall", "signed", "signed_ratio", "minimum", "mean", "association", "pairwise"
+]
 
 
 @dataclass(frozen=True)
@@ -28,12 +30,13 @@ class Metric:
     ideal: float | None  # the value of a perfectly even (or perfect) model
     rates: tuple[str, ...]  # the group rates it is made of, names in `rates.RATES`, or of scores
     # How groups are compared: largest minus smallest, smallest over largest, largest distance from the overall rate,
-    # unprivileged minus (or over) privileged, the lowest, the mean, or association
+    # unprivileged minus (or over) privileged, the lowest, the mean, association, or the mean difference of all pairs
     compare: Compare
     combine: Literal["mean", "max"] = "mean"  # how several rates become one figure
     overall: bool = False  # the figure is about all rows, not about groups
     scores: bool = False  # it needs scores
     unit: bool = True  # its rates lie between 0 and 1, and so does a gap of them
+    numbers: bool = False  # it is of predicted numbers, not of classes
     kind: Kind | None = None  # of a user's own: its rate, which goes by the name of the metric
 
 
@@ -71,6 +74,9 @@ _ALL = (
     Metric("precision_gap", "max − min of precision over groups", 0.0, ("precision",), "spread"),
     Metric("NPV_gap", "max − min of the negative predictive value over groups", 0.0, ("NPV",), "spread"),
     Metric("base_rate_gap", "max − min of P(y=1) over groups: the data, not the model", None, ("base_rate",), "spread"),
+    Metric("DP_pairwise", "mean over pairs of groups of the gap of P(ŷ=1)", 0.0, ("selection_rate",), "pairwise"),
+    Metric("EOp_pairwise", "mean over pairs of groups of the gap of TPR", 0.0, ("TPR",), "pairwise"),
+    Metric("EOd_pairwise", "mean over pairs of groups of the gaps of TPR and FPR", 0.0, ("TPR", "FPR"), "pairwise"),
     Metric("cramers_v", "Cramér's V of prediction and group", 0.0, ("association",), "association"),
     Metric("cramers_v_corrected", "V with Bergsma's correction of its bias", 0.0, ("association",), "association"),
     Metric("cramers_v_excess", "V(ŷ, group) − V(y, group)", 0.0, ("association",), "association"),
@@ -139,6 +145,19 @@ _ALL = (
         ("TPR", "FPR"),
         "spread",
     ),
+    *(
+        made
+        for name, definition, ideal in (
+            ("mean_error", "mean of predicted − true number", 0.0),
+            ("MAE", "mean absolute error", 0.0),
+            ("RMSE", "square root of the mean squared error", 0.0),
+            ("R2", "share of the variance that is explained", 1.0),
+        )
+        for made in (
+            Metric(name, definition, ideal, (name,), "mean", overall=True, unit=False, numbers=True),
+            Metric(f"{name}_gap", f"max − min of {name} over groups", 0.0, (name,), "spread", unit=False, numbers=True),
+        )
+    ),
 )
 
 METRICS = {metric.name: metric for metric in _ALL}
@@ -191,6 +210,8 @@ class Reduction:
                 return metrics.ratio(rates)
             case "to_overall":
                 return np.fmax.reduce(np.abs(rates[..., :-1] - rates[..., -1:]), axis=-1)
+            case "pairwise":
+                return metrics.mean_pairwise(rates)
             case "signed":
                 return rates[..., 0] - rates[..., 1]
             case "signed_ratio":

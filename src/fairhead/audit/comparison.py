@@ -113,6 +113,8 @@ def compare(
     n_rows = len(joined.a)
     joined = joined._replace(a=with_weight(joined.a), b=with_weight(joined.b))
     first, second = View.of(joined.a, positive), View.of(joined.b, positive)
+    if first.numbers is not None or second.numbers is not None:
+        raise InputError("predicted numbers are audited one set at a time; paired comparisons are of classes")
     binary_scores = all(view.scores is not None and view.scores.ndim == 1 for view in (first, second))
     chosen = choose_metrics(metrics, min(first.score_rates, second.score_rates, key=len))
     # Base rates are the data's: they are the same on both sides.
@@ -376,7 +378,7 @@ def _values(
 def _moved(reduction: Reduction, stacks: Sequence[Stack]) -> _Moved | None:
     """How the rates behind a folded figure moved."""
     compare = reduction.metric.compare
-    if compare not in ("spread", "to_overall", "ratio", "minimum"):
+    if compare not in ("spread", "to_overall", "ratio", "minimum", "pairwise"):
         return None
     hats = [stack.hat for stack in stacks]
     kept = stacks[0].kept & stacks[1].kept

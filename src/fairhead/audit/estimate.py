@@ -245,6 +245,9 @@ def _interval(reduction: Reduction, parts: Stack, level: float) -> intervals.Int
             around = candidate_rates(reduction, parts.hat, parts.se * wide, level, noise, parts.even)
             found = intervals.gap(parts.hat, parts.errors(level), reduction, around, level)
             return _within_unit(found) if reduction.metric.unit else found
+        case "pairwise":
+            around = candidate_rates(reduction, parts.hat, parts.se * wide, level)
+            return _within_unit(intervals.gap(parts.hat, parts.errors(level), reduction, around, level))
         case "ratio" if reduction.multiclass == "max" or parts.hat.shape[1] == 1:
             return _ratio(reduction, parts, level)
         case "ratio":
@@ -254,6 +257,8 @@ def _interval(reduction: Reduction, parts: Stack, level: float) -> intervals.Int
             found = intervals.percentile(values[~np.isnan(values)], level)
             # Stretched, replicates may leave the scale: of rates, but for a Brier score of several classes, 0 to 1.
             metric = reduction.metric
+            if not metric.unit:
+                return found
             endless = metric.compare == "signed_ratio" or "Brier" in metric.rates
             least, most = -1.0 if metric.compare == "signed" else 0.0, np.inf if endless else 1.0
             return found._replace(low=max(found.low, least), high=min(found.high, most))

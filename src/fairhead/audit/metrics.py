@@ -82,6 +82,18 @@ def spread(rates: Array) -> Array:
     return np.fmax.reduce(rates, axis=-1) - np.fmin.reduce(rates, axis=-1)
 
 
+def mean_pairwise(rates: Array) -> Array:
+    """Mean absolute difference over all pairs of groups that have the rate, [..., G] to [...].
+
+    Example:
+        >>> mean_pairwise(np.array([0.1, 0.4, np.nan, 0.2])).round(3).item()  # 0.3, 0.1 and 0.2
+        0.2
+    """
+    ranked, n = np.sort(rates, axis=-1), (~np.isnan(rates)).sum(axis=-1)[..., None]  # NaN comes last
+    sign = 2.0 * np.arange(rates.shape[-1]) - n + 1  # above how many more than below
+    return divide(2 * np.nansum(ranked * sign, axis=-1), (n * (n - 1.0))[..., 0])
+
+
 def ratio(rates: Array) -> Array:
     """Smallest over largest over groups, [..., G] to [...]; 1 is even, and below 0.8 fails the four-fifths rule."""
     return divide(np.fmin.reduce(rates, axis=-1), np.fmax.reduce(rates, axis=-1))

@@ -138,34 +138,17 @@ class Terms(NamedTuple):
     star: Array
 
 
-def rows_of_groups(counts: Counts) -> Counts:
-    """All rows of each group, once for each class: [G, C, C] to [C, G]."""
-    true = counts.sum(axis=-1)
-    return np.broadcast_to(true.sum(axis=-1), (true.shape[-1], true.shape[-2]))
-
-
-def _rows_of_class(counts: Counts) -> Counts:
-    return counts.sum(axis=-1).T
-
-
-def _rows_of_other_classes(counts: Counts) -> Counts:
-    return rows_of_groups(counts) - _rows_of_class(counts)
-
-
-def _rows_predicted(counts: Counts) -> Counts:
-    return counts.sum(axis=-2).T
-
-
-def _rows_not_predicted(counts: Counts) -> Counts:
-    return rows_of_groups(counts) - _rows_predicted(counts)
+def rows_of_groups(rows: metrics.Margins) -> Counts:
+    """All rows of each group, once for each class, [C, G]."""
+    return rows.total + 0 * rows.true
 
 
 @dataclass(frozen=True)
 class Kind:
     """How a rate is computed from margins, which rows it needs, and over which classes it runs."""
 
-    rate: Callable[[metrics.Margins], Array]
-    rows: Callable[[Counts], Counts]
+    rate: Callable[[Any], Array]  # of margins, or of `Moments` where numbers are predicted
+    rows: Callable[[Any], Counts]
     need: str
     classes: str = "positive"
     own: bool = False  # a user's: it may be any number
@@ -174,12 +157,16 @@ class Kind:
 RATES = {
     "base_rate": Kind(metrics.Margins.base_rate, rows_of_groups, "rows"),
     "selection_rate": Kind(metrics.Margins.selection_rate, rows_of_groups, "rows"),
-    "TPR": Kind(metrics.Margins.true_positive_rate, _rows_of_class, "rows with label {}"),
-    "FPR": Kind(metrics.Margins.false_positive_rate, _rows_of_other_classes, "rows with a label other than {}"),
-    "precision": Kind(metrics.Margins.precision, _rows_predicted, "rows with prediction {}"),
-    "NPV": Kind(metrics.Margins.negative_predictive_value, _rows_not_predicted, "rows with a prediction other than {}"),
-    "recall": Kind(metrics.Margins.true_positive_rate, _rows_of_class, "rows with label {}", "all"),
-    "accuracy": Kind(metrics.Margins.accuracy, lambda counts: rows_of_groups(counts)[:1], "rows", "none"),
+    "TPR": Kind(metrics.Margins.true_positive_rate, lambda m: m.true, "rows with label {}"),
+    "FPR": Kind(metrics.Margins.false_positive_rate, lambda m: m.total - m.true, "rows with a label other than {}"),
+    "precision": Kind(metrics.Margins.precision, lambda m: m.predicted, "rows with prediction {}"),
+    "NPV": Kind(
+        metrics.Margins.negative_predictive_value,
+        lambda m: m.total - m.predicted,
+        "rows with a prediction other than {}",
+    ),
+    "recall": Kind(metrics.Margins.true_positive_rate, lambda m: m.true, "rows with label {}", "all"),
+    "accuracy": Kind(metrics.Margins.accuracy, lambda m: m.total, "rows", "none"),
 }
 
 
@@ -216,9 +203,14 @@ class Tables:
         return self.classes[1:] if classes == "positive" and len(self.classes) == 2 else self.classes
 
     @cached_property
-    def _margins(self) -> tuple[metrics.Margins, metrics.Margins]:
+    def _margins(self) -> tuple[Any, Any]:
         """Of the counts and of their replicates."""
         return metrics.Margins.of(self.counts), metrics.Margins.of(self.star)
+
+    @cached_property
+    def _row_margins(self) -> Any:
+        """Of the rows, unweighted."""
+        return metrics.Margins.of(np.asarray(self.rows, dtype=np.float64))
 
     @cached_property
     def predicted(self) -> Array:
@@ -234,7 +226,7 @@ class Tables:
         chosen = slice(1, 2) if kind.classes == "positive" and len(self.classes) == 2 else slice(None)
         hat, star = (kind.rate(m if kind.classes == "none" else m.of_classes(chosen)) for m in self._margins)
         names = self.classes[1:] if chosen.start else self.classes
-        rows = kind.rows(self.rows)[chosen]
+        rows = kind.rows(self._row_margins)[chosen].astype(np.int64)
         rates = Rates(hat, star, rows, lambda c: kind.need.format(names[c]), self.clusters, None, self.small)
         # What is no share has no spread to be given where it is 0 or 1.
         keep = self.settled or (kind.own and bool((hat > 1).any() or (hat < 0).any()))

@@ -15,6 +15,7 @@ from fairhead.audit.catalogue import DEFAULT, METRICS, Metric, Multiclass
 from fairhead.audit.curves import curves_of
 from fairhead.audit.estimate import Rules, association_estimate, estimate
 from fairhead.audit.own_metrics import OWN, with_own
+from fairhead.audit.predicted_numbers import NUMBER_RATES, number_tables
 from fairhead.audit.rates import RATES, Kind, Rates, Tables, small_groups
 from fairhead.audit.score_gaps import SCORE_GAPS
 from fairhead.audit.score_rates import ScoreTables
@@ -98,7 +99,7 @@ def audit(
     n_rows, records = len(records), with_weight(records)
     view = View.of(records, positive)
     by = group_columns(records, group_by, intersections)
-    chosen = choose_metrics(metrics, (*view.score_rates, *view.score_gaps))
+    chosen = choose_metrics(metrics, (*view.score_rates, *view.score_gaps), view.numbers is not None)
     draws = Draws(n_boot, seed, min_group, with_own(chosen))
     references = reference_groups(reference, by)
     parts = [Part(view, name, column, draws, references[name]) for name, column in by.items()]
@@ -157,6 +158,11 @@ class Part:
         """Counts and their replicates."""
         view, n_classes = self.view, len(self.view.classes)
         clusters = clusters_in(self.column.codes, len(self.column.levels), view.cluster)
+        groups = tuple(str(level) for level in self.column.levels)
+        if view.numbers is not None:
+            draws, own = self.draws, (view.weight, view.cluster)
+            made = number_tables(view.numbers, self.column.codes, groups, *own, draws.n_boot, draws.seed, clusters)
+            return replace(made, small=small_groups(made.rows[:, 0, 0], draws.min_group))
         if self.finer is not None:
             return replace(self.finer.tables.all_rows, clusters=clusters)
         shape = (len(self.column.levels), n_classes, n_classes)
@@ -166,7 +172,7 @@ class Part:
         else:
             sample = tabulate([cell_numbers(columns, shape)], [shape], view.weight, view.cluster)
         star = sample.bootstrap(self.draws.n_boot, np.random.default_rng(self.draws.seed))[0]
-        groups, rows = tuple(str(level) for level in self.column.levels), sample.contents[0].rows
+        rows = sample.contents[0].rows
         small = small_groups(rows.sum(axis=(-1, -2)), self.draws.min_group)
         hat, kinds = sample.observed()[0], self.draws.kinds
         return Tables(groups, view.classes, hat, star, rows, clusters=clusters, small=small, kinds=kinds)
@@ -212,7 +218,8 @@ class Part:
         """Each group's own rates with intervals."""
         assert self.name is not None
         found: dict[str, Rates] = {}
-        for name in (*_BY_GROUP, *(name for name in self.tables.kinds if name not in RATES)):
+        usual = _BY_GROUP if self.view.numbers is None else ()
+        for name in (*usual, *(name for name in self.tables.kinds if name not in RATES)):
             found |= self._named(name, replace(self.tables.rates(name), small={}))
         for name in self.view.score_rates:
             found |= self._named(name, self.scores.rates(name))
@@ -322,7 +329,8 @@ def rates_ends(rates: Mapping[str, Rates], level: float) -> dict[str, NDArray[np
         if rate.clusters is not None:  # which may be few, however many rows
             hat = rate.hat[0][:, None]
             wide = hat + (star - hat) * rate.wide(level)[0][:, None]
-            star = wide if name.startswith(OWN) else np.clip(wide, 0.0, np.maximum(hat, 1.0))
+            free = name.startswith(OWN) or name in NUMBER_RATES
+            star = wide if free else np.clip(wide, 0.0, np.maximum(hat, 1.0))
         stars[name] = star
     tails = [(1 - level) / 2, (1 + level) / 2]
     every = np.concatenate(list(stars.values()))
@@ -335,12 +343,16 @@ def rates_ends(rates: Mapping[str, Rates], level: float) -> dict[str, NDArray[np
     return ends | dict(zip(stars, np.split(found, np.cumsum(widths)[:-1], axis=-1), strict=True))
 
 
-def choose_metrics(asked: Chosen, score_rates: Sequence[str]) -> list[Metric]:
-    """The metrics asked for, with these rates of scores; an unknown name is an error that proposes the nearest one."""
+def choose_metrics(asked: Chosen, score_rates: Sequence[str], numbers: bool = False) -> list[Metric]:
+    """The metrics asked for, with these rates of scores; an unknown name is an error that proposes the nearest one.
+
+    Where numbers are predicted, and not classes, they are those of numbers.
+    """
     chosen: list[Metric] = []
     for name in [asked] if asked is None or isinstance(asked, str | Metric) else asked:
         if name is None or name == "all":
-            every = [METRICS[known] for known in (METRICS if name else DEFAULT)]
+            every = [METRICS[known] for known in (METRICS if name or numbers else DEFAULT)]
+            every = [metric for metric in every if metric.numbers == numbers]
             chosen += [metric for metric in every if not metric.scores or {*metric.rates} <= {*score_rates}]
             continue
         if isinstance(name, Metric):
@@ -352,6 +364,9 @@ def choose_metrics(asked: Chosen, score_rates: Sequence[str]) -> list[Metric]:
             raise InputError(
                 f"There is no metric {name!r}.{did_you_mean(name, list(METRICS))} Known: {', '.join(METRICS)}."
             )
+        if METRICS[name].numbers != numbers:
+            why = "is of predicted numbers (target=)" if METRICS[name].numbers else "is of classes, not of numbers"
+            raise InputError(f"Metric {name!r} {why}.")
         if METRICS[name].scores and not {*METRICS[name].rates} <= {*score_rates}:
             if not score_rates:
                 why = "needs scores, and the records have none"

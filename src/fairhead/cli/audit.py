@@ -66,6 +66,7 @@ class Columns:
 
     Attributes:
         label: true classes.
+        target: instead of --label, true numbers; --prediction is then that of predicted numbers.
         group: groups; give it several times. Of --groups-from, all columns where none is named.
         prediction: predicted classes.
         score: score of the positive class, a probability unless there is a --threshold; or a column for each class, in
@@ -86,7 +87,8 @@ class Columns:
     """
 
     panel: ClassVar[str] = "The table"
-    label: Annotated[str, Option(metavar="COLUMN")]
+    label: Annotated[str | None, Option(metavar="COLUMN")] = None
+    target: Annotated[str | None, Option(metavar="COLUMN")] = None
     group: Annotated[tuple[str, ...], Option(metavar="COLUMN")] = ()
     prediction: Annotated[str | None, Option(metavar="COLUMN", also="--pred")] = None
     score: Annotated[tuple[str, ...], Option(metavar="COLUMN")] = ()
@@ -110,7 +112,8 @@ class Columns:
         further = () if joined is None else joined.columns
         found = Records.read(
             path,
-            label=self.label,
+            label=self.label or "label",
+            target=self.target,
             prediction=self.prediction,
             score=self.score or None,
             groups=[*(name for name in self.group if name not in further), *more_groups],
@@ -257,6 +260,8 @@ def audit_command(
         raise InputError("standard input can be one of the two files only; name the other")
     if not columns.group and columns.groups_from is None:
         raise InputError("Missing option '--group'; name a column of groups, or give --groups-from FILE")
+    if (columns.label is None) == (columns.target is None):
+        raise InputError("Missing option '--label'; name a column of true classes, or --target, one of true numbers")
     _check_parts(columns, other_column)
     output.check(path, other_file, columns.groups_from)
     from rich.markup import escape
@@ -330,6 +335,7 @@ def _check_parts(columns: Columns, other: str | None) -> None:
     """A column has one part to play: a gap between groups that are the label, say, means nothing."""
     parts = [
         ("--label", columns.label),
+        ("--target", columns.target),
         ("--prediction", columns.prediction),
         *(("--score", name) for name in columns.score),
     ]
@@ -391,7 +397,9 @@ def _what(records: "Records", path: str, n_joined: int) -> str:
     rows = f"{len(records):,} rows" + (f" ({without})" if without else "")
     if n_joined < len(records):
         rows = f"the {n_joined:,} rows that are in both files, of {rows}"
-    if len(records.classes) == 2:
+    if records.numbers is not None:
+        classes = "predicted numbers"
+    elif len(records.classes) == 2:
         classes = f"positive class {records.classes[-1]!r}"
     else:
         classes = f"{len(records.classes)} classes"

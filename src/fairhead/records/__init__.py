@@ -62,6 +62,8 @@ class Records:
         cluster: rows with the same value are resampled together (same document, same person).
         weight: non-negative sampling weights, shape [n].
         provenance: where the rows came from (path, sha256, rows read, rows dropped, ...).
+        numbers: the true and the predicted number, shape [n, 2], where the task is to predict numbers; `label` holds
+            nothing then.
 
     Example:
         >>> records = Records.from_arrays(label=[1, 0, 1], prediction=[1, 0, 0], groups={"race": ["a", "b", "b"]})
@@ -77,6 +79,7 @@ class Records:
     cluster: Column | None = None
     weight: NDArray[np.float64] | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    numbers: NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return len(self.label)
@@ -170,6 +173,7 @@ class Records:
         drop_missing: bool = False,
         where: str | None = None,
         bins: Mapping[str, Sequence[float]] | None = None,
+        target: str | None = None,
     ) -> "Records":
         """Records from a data frame; the arguments name its columns and otherwise are those of `read`.
 
@@ -188,7 +192,7 @@ class Records:
         from fairhead.records.table_files import collect
 
         table = Frame.of(frame)
-        layout = Layout.of(table.columns, label, prediction, score, groups, id, cluster, weight, where, bins)
+        layout = Layout.of(table.columns, label, prediction, score, groups, id, cluster, weight, where, bins, target)
         layout.check(table.columns, table.name)
         columns = {name: table.column(name) for name in layout.columns}
         source = Source(table.name, table.columns, lambda layout, as_text: iter([columns]))
@@ -212,6 +216,7 @@ class Records:
         drop_missing: bool = False,
         where: str | None = None,
         bins: Mapping[str, Sequence[float]] | None = None,
+        target: str | None = None,
     ) -> "Records":
         r"""Records from a CSV, TSV, JSONL or Parquet file (the first three also as .gz, .bz2 or .xz), by its suffix.
 
@@ -239,6 +244,8 @@ class Records:
                 what it may hold. Rows that do not meet it are left out, those with missing values among them.
             bins: for a group column of numbers the edges of its groups: {"age": [25, 45]} makes "under 25",
                 "25 to under 45" and "45 and over".
+            target: where the task is to predict numbers, the column of the true ones, instead of `label`; `prediction`
+                is then that of the predicted ones.
 
         Example:
             >>> import tempfile, pathlib
@@ -253,7 +260,8 @@ class Records:
         from fairhead.records.table_files import collect, open_source
 
         with open_source(path) as source:
-            layout = Layout.of(source.columns, label, prediction, score, groups, id, cluster, weight, where, bins)
+            named = label, prediction, score, groups, id, cluster, weight, where, bins, target
+            layout = Layout.of(source.columns, *named)
             layout.check(source.columns, source.name)
             parts = collect(source, layout)
             return build(parts, Options(classes, positive, threshold, drop_missing), source.provenance(), layout)
@@ -336,6 +344,7 @@ class Records:
             label=self.label.take(rows),
             prediction=None if self.prediction is None else self.prediction.take(rows),
             scores=None if self.scores is None else self.scores[rows],
+            numbers=None if self.numbers is None else self.numbers[rows],
             groups={name: column.take(rows) for name, column in self.groups.items()},
             id=None if self.id is None else self.id[rows],
             cluster=None if self.cluster is None else self.cluster.take(rows),

@@ -28,9 +28,10 @@ from fairhead.records.layout import Layout
 class Parts:
     """The columns as they were found, missing values included."""
 
-    label: Coded  # true classes
+    label: Coded | None  # true classes; None where the task is to predict numbers
     prediction: Coded | None = None  # predicted classes
-    # Shape [n, k]: of the positive class (k = 1) or of every class in order; NaN where missing
+    # Shape [n, k]: of the positive class (k = 1) or of every class in order; without labels the true and the predicted
+    # number; NaN where missing
     scores: NDArray[np.float64] | None = None
     groups: Mapping[str, Coded] = field(default_factory=dict)  # sensitive columns
     id: NDArray[Any] | None = None  # shape [n]
@@ -65,7 +66,7 @@ def build(parts: Parts, options: Options, provenance: Mapping[str, Any], layout:
     names = _names(parts, layout)
     if parts.prediction is None and parts.scores is None:
         raise InputError(
-            "neither predictions nor scores are given; name one (--pred or --score; prediction= or score=)"
+            "neither predictions nor scores are given; name one (--prediction or --score; prediction= or score=)"
         )
     masks = _missing(parts, names)
     n = same_length({name: len(mask) for name, mask in masks.items()})
@@ -80,7 +81,11 @@ def build(parts: Parts, options: Options, provenance: Mapping[str, Any], layout:
         # Rows keep their numbers until all is checked: messages show them.
         masks = {name: mask & kept for name, mask in masks.items()}
     if parts.scores is not None:
-        _check_scores(parts.scores if kept is None else np.where(kept[:, None], parts.scores, np.nan), options, names)
+        table = parts.scores if kept is None else np.where(kept[:, None], parts.scores, np.nan)
+        if parts.label is not None:
+            _check_scores(table, options, names)
+        elif np.isinf(table).any():
+            raise InputError(f"{' or '.join(names.scores)} holds an infinite value; numbers are expected")
     if parts.weight is not None:
         check_weight(parts.weight if kept is None else np.where(kept, parts.weight, np.nan), names.weight)
     keep, missing = missing_rows(masks, options.drop_missing)
@@ -90,12 +95,19 @@ def build(parts: Parts, options: Options, provenance: Mapping[str, Any], layout:
         keep = kept if keep is None else kept & keep
     if keep is not None:
         parts = _take(parts, keep)
+    provenance = {**provenance, "rows": n, **dropped, **({"columns": _used(layout)} if layout else {})}
+    groups = {name: Column(coded.codes, coded.levels) for name, coded in parts.groups.items()}
+    cluster = None if parts.cluster is None else Column(parts.cluster.codes, parts.cluster.levels)
+    if parts.label is None:
+        assert parts.scores is not None
+        nothing = Column(np.zeros(len(parts.scores), dtype=np.int8), ("a number",))
+        return Records(nothing, None, None, groups, parts.id, cluster, parts.weight, provenance, parts.scores)
 
     found = classes_of(parts.label, parts.prediction, options.classes, (names.label, names.prediction))
     classes = _positive_last(found, options.positive)
     label = recode(parts.label, classes)
     scores = None if parts.scores is None else _scores(parts.scores, found, classes, names)
-    rule = {}
+    rule: dict[str, str] = {}
     if parts.prediction is not None:
         prediction = recode(parts.prediction, classes)
     else:
@@ -117,11 +129,11 @@ def build(parts: Parts, options: Options, provenance: Mapping[str, Any], layout:
         label=Column(label, classes),
         prediction=Column(prediction, classes),
         scores=scores,
-        groups={name: Column(coded.codes, coded.levels) for name, coded in parts.groups.items()},
+        groups=groups,
         id=parts.id,
-        cluster=None if parts.cluster is None else Column(parts.cluster.codes, parts.cluster.levels),
+        cluster=cluster,
         weight=parts.weight,
-        provenance={**provenance, "rows": n, **dropped, **rule, **({"columns": _used(layout)} if layout else {})},
+        provenance={**provenance, **rule},
     )
 
 
@@ -152,7 +164,7 @@ def _take(parts: Parts, keep: NDArray[np.bool_]) -> Parts:
         return Coded(new[codes], tuple(level for level, u in zip(coded.levels, used, strict=True) if u))
 
     return Parts(
-        label=take(parts.label),
+        label=None if parts.label is None else take(parts.label),
         prediction=None if parts.prediction is None else take(parts.prediction),
         scores=None if parts.scores is None else parts.scores[keep],
         groups={name: take(coded) for name, coded in parts.groups.items()},
@@ -172,7 +184,7 @@ def _names(parts: Parts, layout: Layout | None) -> Names:
     return Names(
         f"label {layout.label!r}",
         f"prediction {layout.prediction!r}",
-        tuple(f"score {name!r}" for name in layout.score),
+        tuple(f"{'score' if layout.label else 'column'} {name!r}" for name in layout.score),
         {name: f"column {name!r}" for name in parts.groups},
         f"id {layout.id!r}",
         f"cluster {layout.cluster!r}",
@@ -182,7 +194,7 @@ def _names(parts: Parts, layout: Layout | None) -> Names:
 
 def _missing(parts: Parts, names: Names) -> dict[str, NDArray[np.bool_]]:
     """For each column, which of its rows have no value."""
-    masks = {names.label: parts.label.is_missing()}
+    masks = {} if parts.label is None else {names.label: parts.label.is_missing()}
     if parts.prediction is not None:
         masks[names.prediction] = parts.prediction.is_missing()
     if parts.scores is not None:
@@ -233,7 +245,7 @@ def _used(layout: Layout) -> dict[str, Any]:
     parts = {
         "label": layout.label,
         "prediction": layout.prediction,
-        "score": list(layout.score),
+        "score" if layout.label else "target and prediction": list(layout.score),
         "groups": list(layout.groups),
         "id": layout.id,
         "cluster": layout.cluster,

@@ -13,7 +13,7 @@ from fairhead.records.where import Where
 class Layout:
     """Which column of a table plays which part; see `Records.read` for what each one is."""
 
-    label: str
+    label: str | None  # None where the task is to predict numbers: `score` then holds the true and the predicted one
     prediction: str | None = None
     score: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
@@ -36,11 +36,16 @@ class Layout:
         weight: str | None,
         where: str | None,
         bins: Mapping[str, Sequence[float]] | None,
+        target: str | None = None,
     ) -> "Layout":
         """What a user says, about a table with these columns; where they say nothing, `Records.save` wrote it."""
         scores = (score,) if isinstance(score, str) else tuple(score or ())
         groups = (groups,) if isinstance(groups, str) else tuple(groups)
-        if prediction is None and not scores and not groups:
+        if target is not None:
+            if prediction is None or scores:
+                raise InputError(f"the target {target!r} needs a column of predicted numbers, and no score")
+            found = cls(None, None, (target, prediction), tuple(dict.fromkeys(groups)), id, cluster, weight)
+        elif prediction is None and not scores and not groups:
             saved = cls.saved(columns)
             found = replace(saved, label=label, groups=tuple(name for name in saved.groups if name != label))
         else:

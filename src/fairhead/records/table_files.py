@@ -55,7 +55,8 @@ def collect(source: Source, layout: Layout, as_text: Collection[str] = ()) -> Pa
     # Of the columns that only a condition names, any may be a measurement.
     encoders = {name: Encoder(f"column {name!r}", max_levels=None) for name in layout.classes}
     encoders |= {name: Encoder(f"column {name!r}") for name in layout.groups if name not in layout.bins}
-    encoders[layout.label] = Encoder(f"label {layout.label!r}")
+    if layout.label is not None:
+        encoders[layout.label] = Encoder(f"label {layout.label!r}")
     if layout.prediction is not None:
         encoders[layout.prediction] = Encoder(f"prediction {layout.prediction!r}")
     numbers: dict[str, list[NDArray[np.float64]]] = {name: [] for name in layout.numbers}
@@ -72,7 +73,7 @@ def collect(source: Source, layout: Layout, as_text: Collection[str] = ()) -> Pa
                     values.append(as_floats(chunk[name], f"column {name!r}", before=rows))
                 for name, values in ids.items():
                     values.append(np.asarray(chunk[name]))
-                rows += len(chunk[layout.label])
+                rows += len(chunk[layout.columns[0]])
         except NotPlain:
             assert source.with_care is not None
             return collect(replace(source, chunks=source.with_care), layout, as_text)
@@ -89,7 +90,7 @@ def collect(source: Source, layout: Layout, as_text: Collection[str] = ()) -> Pa
     named = () if layout.where is None else layout.where.columns
     asked = {n: coded[n] if n in encoders else _coded((found | keys)[n], n) for n in named}
     return Parts(
-        label=coded[layout.label],
+        label=None if layout.label is None else coded[layout.label],
         prediction=None if layout.prediction is None else coded[layout.prediction],
         scores=_side_by_side([found[name] for name in layout.score]) if layout.score else None,
         groups={name: coded[name] for name in layout.groups},

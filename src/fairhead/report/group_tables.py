@@ -98,7 +98,8 @@ def group_heat_map(groups: Sequence[GroupFigures], reference: str | None) -> Hea
         (group.group, name): step
         for group in groups
         for name in names
-        if (step := _certain(group.rates.get(name), None if against is None else against.rates.get(name))) is not None
+        if (is_share(name) or name.partition("[")[0] in ("AUC", "Brier"))  # on one scale, which colours can stand for
+        and (step := _certain(group.rates.get(name), None if against is None else against.rates.get(name))) is not None
     }
     largest = max([_PALE, *(abs(step) for step in steps.values())])
 

@@ -163,7 +163,9 @@ def _metric_name(metric: str) -> str:
 def _number(metric: str, value: float | None) -> str:
     if value is None:
         return "–"
-    return f"{100 * value:.1f}" if is_share(metric) else f"{value:.3f}"
+    if is_share(metric):
+        return f"{100 * value:.1f}"
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:,.1f}"
 
 
 def _with_interval(metric: str, value: float | None, low: float | None, high: float | None, unit: str = "") -> str:
@@ -188,7 +190,8 @@ def _table(title: str) -> Table:
 
 def _group_table(rows: "Sequence[GroupFigures]", rates: Sequence[str], group_by: str, percent: str) -> Table:
     """One line a group: n and its rates."""
-    table = _table(f"{escape(group_by)}: each group, percent with {percent} intervals")
+    unit = "percent with " if any(is_share(rate) for rate in rates) else ""
+    table = _table(f"{escape(group_by)}: each group, {unit}{percent} intervals")
     table.add_column(escape(group_by), overflow="fold")
     table.add_column("n", justify="right", no_wrap=True)
     for rate in rates:
@@ -215,7 +218,8 @@ def _rate_columns(rows: "Sequence[GroupFigures]", width: int) -> list[str]:
 
 def _gap_table(gaps: Sequence[Estimate], group_by: str, level: float, narrow: bool) -> Table:
     """One line a metric: value with interval, between which groups, minimum detectable effect, n, verdict."""
-    table = _table(f"{escape(group_by)}: gaps in points (ratios, V and AUC as they are), {100 * level:g} % intervals")
+    points = "in points (ratios, V and AUC as they are), " if any(is_share(gap.metric) for gap in gaps) else "with "
+    table = _table(f"{escape(group_by)}: gaps {points}{100 * level:g} % intervals")
     table.add_column("metric", overflow="fold", min_width=11)
     table.add_column("value", justify="right", overflow="fold", min_width=_INTERVAL_WIDTH)
     if not narrow:

@@ -26,6 +26,14 @@ _NAMES: Mapping[str, str] = {
     "ECE": "Calibration error",
     "ECE_gap": "Calibration error gap",
     "Brier": "Brier score",
+    "mean_error": "Mean error",
+    "MAE": "Mean absolute error",
+    "RMSE": "Root mean squared error",
+    "R2": "R²",
+    "R2_gap": "R² gap",
+    "DP_pairwise": "Demographic parity, mean over pairs",
+    "EOp_pairwise": "Equal opportunity, mean over pairs",
+    "EOd_pairwise": "Equalized odds, mean over pairs",
     "cramers_v": "Cramér's V",
     "cramers_v_corrected": "Cramér's V, corrected",
     "cramers_v_excess": "Cramér's V, excess",
@@ -50,7 +58,23 @@ _IN_WORDS = {
 _LIBRARIES = {"fairlearn": "Fairlearn", "aif360": "AIF360", "own": "own"}
 # Words in the names of metrics on a scale of their own, which nobody reads as a share of people.
 _NOT_A_SHARE = frozenset(
-    {"ratio", "impact", "cramers", "auc", "brier", "log", "nll", "evidence", "own", "distance", "abroca"}
+    {
+        "ratio",
+        "impact",
+        "cramers",
+        "auc",
+        "brier",
+        "log",
+        "nll",
+        "evidence",
+        "own",
+        "distance",
+        "abroca",
+        "mae",
+        "rmse",
+        "r",
+        "error",
+    }
 )
 
 
@@ -92,7 +116,19 @@ def listed(items: Iterable[str], word: str) -> str:
 
 
 # By how much they are wanted: where there is little room, the first ones are shown.
-_RATES = ("selection_rate", "TPR", "FPR", "accuracy", "precision", "base_rate", "AUC")
+_RATES = (
+    "selection_rate",
+    "TPR",
+    "FPR",
+    "accuracy",
+    "precision",
+    "base_rate",
+    "AUC",
+    "MAE",
+    "mean_error",
+    "RMSE",
+    "R2",
+)
 
 
 def main_rates(known: Sequence[str], room: int) -> list[str]:

@@ -1,5 +1,6 @@
 """Every figure against Fairlearn, AIF360, scikit-learn or SciPy, on random tables."""
 
+import itertools
 import logging
 
 import fairlearn.metrics as fl
@@ -259,3 +260,19 @@ def test_order_of_rows_and_names_of_groups_do_not_matter(seed):
         assert again[name] == found
         if not name.startswith("aif360."):  # their default reference is the largest group, and there may be ties
             assert other[name].value == pytest.approx(found.value, abs=EXACT), name
+
+
+def test_mean_pairwise_gaps_are_means_over_pairs():
+    """By hand from Fairlearn's rates; an even model's interval holds 0, an uneven one's the truth."""
+    rng = np.random.default_rng(0)
+    group, y = rng.choice(5, 3000), rng.integers(0, 2, 3000)
+    rates = np.array([0.3, 0.3, 0.4, 0.5, 0.5])
+    pairs = list(itertools.combinations(range(5), 2))
+    for truth in (rates, np.full(5, 0.4)):
+        p = (rng.random(3000) < truth[group]).astype(int)
+        found = fairhead.audit(Records.from_arrays(y, p, groups={"g": group}), metrics=["DP_pairwise", "EOp_pairwise"])
+        shown = fl.MetricFrame(metrics=fl.selection_rate, y_true=y, y_pred=p, sensitive_features=group).by_group
+        gap = found["DP_pairwise"]
+        assert gap.value == pytest.approx(np.mean([abs(shown[i] - shown[j]) for i, j in pairs]))
+        assert gap.low <= np.mean([abs(truth[i] - truth[j]) for i, j in pairs]) <= gap.high
+        assert (gap.low > 0) == (truth is rates)

@@ -144,6 +144,11 @@ class Block(NamedTuple):
         return " × " in self.heading
 
     @property
+    def shares(self) -> bool:
+        """Whether its groups have rates, which colours can show, and not errors of numbers."""
+        return self.heat is not None and bool(self.heat.bar)
+
+    @property
     def summary(self) -> str:
         """The first figures, for a block that is folded."""
         rows = [row for panel in self.panels for row in panel.rows if row.look != "level"]
