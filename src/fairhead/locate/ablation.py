@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 WAYS = {
     "direct": ("direct effect alone", "direct effect alone"),
     "forward": ("as a true forward pass", "true forward passes"),
+    "together": ("of what the chosen heads together add to the output", "the chosen heads together"),
     "output": ("of the whole output, in place of heads", "the whole output"),
 }
 
@@ -200,6 +201,27 @@ def outcome(change: Difference, ablation: Ablation | None) -> Outcome:
     if ablation.percentile == 0:
         return Outcome(" No control does as much, but there are too few of them to rule out chance.", "note")
     return Outcome(" So the effect is not special to the chosen heads.", "unclear")
+
+
+def beats(gap: Difference, accuracy: Difference) -> tuple[bool, str]:
+    """Whether an edit beats another, by the changes from the other to it: better in one and not worse in the other.
+
+    Example:
+        >>> gap = Difference("DP", "sex", 0.16, 0.05, -0.11, -0.17, -0.05, n=500, p=0.01, p_adjusted=0.02)
+        >>> beats(gap, Difference("accuracy", "sex", 0.8, 0.81, 0.01, -0.01, 0.03, n=500, p=0.4, p_adjusted=0.4))
+        (True, 'beaten, with a smaller gap')
+    """
+    better: list[str] = []
+    worse: list[str] = []
+    if gap.significant:
+        smaller = abs(gap.b or 0) < abs(gap.a or 0)
+        (better if smaller else worse).append("a smaller gap" if smaller else "a larger gap")
+    if accuracy.significant:
+        higher = (accuracy.value or 0) > 0
+        (better if higher else worse).append("higher accuracy" if higher else "lower accuracy")
+    if not better and not worse:
+        return False, "not beaten, no significant difference"
+    return bool(better and not worse), f"{'not ' if worse else ''}beaten, with {' and '.join(better + worse)}"
 
 
 def among_controls(ablation: Ablation) -> str:

@@ -207,7 +207,7 @@ def to_dict(located: Located, provenance: Mapping[str, Any], notes: Sequence[str
         "confirmed": [list(head) for head in located.confirmed],
         "single_heads": None if located.effect_map is None else _effects_of(located.effect_map, located.exact),
         "other_terms": located.other_map.to_dict(),
-        "effects": [_study(s) for s in located.studies],
+        "effects": [_study(s, located.words.in_table) for s in located.studies],
         "gains": None if located.gains is None else located.gains.tolist(),
         "against": None if located.beside is None else located.beside.to_dict(),
         "doses": None if located.doses is None else located.doses.to_dict(),
@@ -223,10 +223,15 @@ def _effects_of(found: HeadMap, exact: Sequence[Head] | None) -> dict[str, Any]:
     return found.to_dict() | ({} if exact is None else {"exact": [list(head) for head in sorted(exact)]})
 
 
-def _study(study: Study) -> dict[str, Any]:
-    content = {"kind": study.kind, "way": study.way, "metrics": [ablation.to_dict() for ablation in study.ablations]}
+def _study(study: Study, main: Sequence[str]) -> dict[str, Any]:
+    content: dict[str, Any] = {"kind": study.kind, "way": study.way}
+    if study.reported is not None:  # a baseline: its own changes, and from it to the reported edit of heads
+        parts = {"changes": study.changes, "heads_beside": study.reported}
+        found = {name: [d.to_dict() for d in part.differences if d.metric in main] for name, part in parts.items()}
+        return content | found
     if not study.ablations:  # no random heads to compare with
         content["changes"] = [change.to_dict() for change in study.changes.differences]
+    content["metrics"] = [ablation.to_dict() for ablation in study.ablations]
     if study.changes.by_cell:
         content["norm_matched"] = [ablation.to_dict() for ablation in study.norm_matched]
         cells = study.changes.by_cell
@@ -245,7 +250,7 @@ def report_of(
         sections += words.heads(located, images)
         for shown in _shown(located):
             sections += _study_sections(words, shown)
-        sections += [{"kind": shown.kind, **asdict(shown)} for shown in _doses(located)]
+        sections += [{"kind": shown.kind, **asdict(shown)} for shown in (*_baselines(located), *_doses(located))]
         sections += [_curve_section(located.curves[way], way) for way in words.dose_ways if way in located.curves]
     return {
         "schema": Report.schema,
@@ -276,6 +281,12 @@ def _beside(located: Located) -> list[dict[str, Any]]:
         {"kind": "headmaps", "title": f"Beside {found.other}", "text": text, "names": list(named), "maps": maps},
         {"kind": "tables", "title": "Where the models differ", "tables": [asdict(found.table())]},
     ]
+
+
+def _baselines(located: Located) -> list[PlainTables]:
+    """What the reported edit of heads is held against."""
+    found = located.words.baseline_table(located.studies)
+    return [] if found is None else [PlainTables(title="Baselines: erasure without heads", tables=[found])]
 
 
 def _doses(located: Located) -> list[PlainTables]:

@@ -131,13 +131,16 @@ class Question(ABC):
     def forward(self, rows: NDArray[np.intp], kind: str) -> Edited:
         """True forward passes over some rows; a set of heads that was run is not run again."""
 
-    def at_output(self, kind: str) -> Edited | None:
-        """What an edit of the whole output does to the reporting half, the baseline of heads; None for none."""
+    def at_output(self, kind: str, heads: Sequence[Head] | None = None) -> Edited | None:
+        """What an edit of the whole output does to the reporting half, or of what some heads together add to it.
+
+        These are baselines of edits of heads; None for none.
+        """
         return None
 
     def baselines(self, kinds: Sequence[str]) -> Sequence[str]:
         """The edits of the whole output that some kinds of edits of heads are compared with."""
-        return kinds
+        return ()
 
     @property
     @abstractmethod

@@ -238,37 +238,39 @@ class GapQuestion(Question):
         slope = partial(self.task.slope, positive=self.rows.positive)
         return self.passes.estimate(rows, self.edits, kind, [slope]).lost[..., 0]
 
-    def at_output(self, kind: str) -> Edited | None:
-        """Logits of the reporting half with the whole output edited instead of any head, learned as edits of heads.
+    def at_output(self, kind: str, heads: Sequence[Head] | None = None) -> Edited | None:
+        """Logits of the reporting half with the whole output edited, or what some heads together add to it.
 
         "balance" fits the last layer anew with the balanced objective that gains are learned with.
         """
-        output = np.asarray(self.features.output[self.reported], dtype=np.float64)[:, None]
-        plain = self.task.logits(output[:, 0])
+        output = np.asarray(self.features.output, dtype=np.float64)
+        plain = self.task.logits(output[self.reported])
         if kind == "balance":
-            x, labels = self.features.output[self.choosing], self.rows.labels[self.choosing]
-            weights, bias = fit_logistic(
-                np.asarray(x, dtype=np.float64), labels, len(self.task.classes), weights=balanced_weights(x, labels)[0]
-            )
-            after = output[:, 0] @ weights.T + bias
-        elif kind in self.output_edits.matrices:
-            after = self.task.logits(self.output_edits.outputs(kind, output, 0, np.arange(len(output)))[:, 0])
+            if heads is not None:
+                return None
+            x, labels = output[self.choosing], self.rows.labels[self.choosing]
+            weights = balanced_weights(x, labels)[0]
+            directions, bias = fit_logistic(x, labels, len(self.task.classes), weights=weights)
+            after = output[self.reported] @ directions.T + bias
         else:
-            return None
-        return lambda sets: [after if heads else plain for heads in sets]
+            part = output if heads is None else self._together(heads)
+            learning = self.choosing & self.comparable
+            seen = self.rows.take(learning)
+            cells = check_cells(seen.groups, seen.labels, seen.poles)
+            moments = HeadMoments.of(part[learning, None, None], cells.cell, len(cells.counts))
+            told = part[self.reported]
+            edited = HeadEdits.of_moments(moments, len(seen)).outputs(kind, told[:, None], 0, np.arange(len(told)))
+            after = self.task.logits(output[self.reported] + edited[:, 0] - told)
+        return lambda sets: [after if some else plain for some in sets]
+
+    def _together(self, heads: Sequence[Head]) -> Array:
+        """What some heads together add to the output, [n, d']."""
+        maps, terms = self.features.maps, self.features.heads
+        return np.asarray(sum(np.asarray(terms[:, la, h] @ maps[la, h].T, dtype=np.float64) for la, h in heads))
 
     def baselines(self, kinds: Sequence[str]) -> tuple[str, ...]:
-        """The erasures themselves; of gains, all of them, and the balanced last layer."""
-        return ("project", "splince", "balance") if "gain" in kinds else tuple(kinds)
-
-    @cached_property
-    def output_edits(self) -> HeadEdits:
-        """Erasure of the group from the output, as if it were one head."""
-        learning = self.choosing & self.comparable
-        part = self.rows.take(learning)
-        cells = check_cells(part.groups, part.labels, part.poles)
-        output = np.asarray(self.features.output[learning], dtype=np.float64)[:, None, None]
-        return HeadEdits.of_moments(HeadMoments.of(output, cells.cell, len(cells.counts)), len(output))
+        """Both erasures; of gains also the balanced last layer."""
+        return ("project", "splince", *(["balance"] if "gain" in kinds else []))
 
     def forward_notes(self, edited: Edited | None) -> list[str]:
         """Where heads were edited, and what TF32 changed."""

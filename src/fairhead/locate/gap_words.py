@@ -12,6 +12,7 @@ from rich.markup import escape
 from fairhead.data import Images
 from fairhead.locate.ablation import (
     among_controls,
+    beats,
     edit_words,
     headline,
     interval,
@@ -26,7 +27,9 @@ from fairhead.locate.engine import Extremes
 from fairhead.locate.head_maps import Head, HeadMap, Measure, Separation
 from fairhead.locate.textspan import HeadTexts
 from fairhead.report.sections.headmaps import MOST
+from fairhead.report.sections.plain_tables import PlainTable
 from fairhead.report.wording import head_name, metric_name, p_value
+from fairhead.stats import Difference
 from fairhead.stats.outcome import p_text
 
 if TYPE_CHECKING:
@@ -154,33 +157,43 @@ class GapWords:
         return line("note" if cost and found.tone == "good" else found.tone, text + found.sentence)
 
     def baseline(self, studies: "Sequence[Study]") -> list[dict[str, str]]:
-        """Whether edits of heads beat the same edit of the whole output: a smaller gap at no more cost."""
-        found = []
-        for whole in (study for study in studies if study.way == "output"):
-            ways = [study for study in studies if study.kind in (whole.kind, "gain") and study.way != "output"]
-            change = next((found for found in map(whole.change, self.shown) if found is not None), None)
-            if not ways or change is None:
-                continue
-            heads = ways[-1]  # in a forward pass, where there is one
-            ours, cost = heads.change(change.metric), [study.change("accuracy") for study in (heads, whole)]
-            if ours is None or ours.b is None or change.b is None or None in cost:
-                continue
-            lost = [float(c.value or 0) for c in cost if c is not None]
-            name = {"cramers_v": "Cramér's V"}.get(change.metric, change.metric)
-            smaller, dearer = abs(ours.b) < abs(change.b), lost[0] < lost[1]
-            verdict = {
-                (True, False): "Heads do better.",
-                (False, True): "Heads do worse on both.",
-                (True, True): "Heads leave a smaller gap at a higher cost.",
-                (False, False): "Heads leave a larger gap at a lower cost.",
-            }[smaller, dearer]
-            instead = self.edits[whole.kind].replace("what they write", "the whole output")
-            text = (
-                f"In place of heads, {instead} leaves {name} at {change.b:.3f}, where these heads leave {ours.b:.3f}; "
-                f"accuracy changes by {signed(100 * lost[1], 1)} and {signed(100 * lost[0], 1)} points. {verdict}"
-            )
-            found.append(line("note", text))
-        return found
+        """Whether the reported edit of heads beats erasure at the output."""
+        found = [(study, pair) for study in studies if (pair := self._beside(study)) is not None]
+        if not found:
+            return []
+        told = [f"{self._named(study)}: {beats(*pair)[1]}" for study, pair in found]
+        lost = [self._named(study) for study, pair in found if study.way == "output" and not beats(*pair)[0]]
+        text = "The edit of heads was compared with baselines. " + "; ".join(told) + "."
+        if lost:
+            text += f" It does not beat {' or '.join(lost)}: the gap can be had without heads."
+        return [line("unclear" if lost else "note", text)]
+
+    def baseline_table(self, studies: "Sequence[Study]") -> PlainTable | None:
+        """The baselines with what differs between them and the reported edit of heads, paired."""
+        rows, metric = [], ""
+        for study in studies:
+            pair = self._beside(study)
+            if pair is not None:
+                gap, accuracy = pair
+                metric, cost = metric_name(gap.metric), study.change("accuracy")
+                own = "–" if cost is None or cost.value is None else signed(100 * cost.value, 1)
+                cells = (f"{signed(d.value or 0)} ({interval(d)}, {p_text(d.p_adjusted)})" for d in (gap, accuracy))
+                rows.append([self._named(study), f"{gap.a:.3f}", own, *cells])
+        columns = ["baseline", metric, "accuracy, points", f"heads: {metric}", "heads: accuracy"]
+        caption = "Last two columns: the reported edit of heads minus the baseline, paired over rows."
+        return PlainTable(caption=caption, columns=columns, rows=rows) if rows else None
+
+    def _beside(self, study: "Study") -> "tuple[Difference, Difference] | None":
+        """A baseline's first gap that has a value, and accuracy: from it to the reported edit of heads."""
+        other = {} if study.reported is None else {d.metric: d for d in study.reported.differences if d.a is not None}
+        gap = next((other[m] for m in self.shown if m in other and other[m].value is not None), None)
+        return None if gap is None or "accuracy" not in other else (gap, other["accuracy"])
+
+    def _named(self, study: "Study") -> str:
+        where = {"together": "the chosen heads' sum", "output": "the whole output"}[study.way]
+        return {"project": f"LEACE of {where}", "splince": f"SPLINCE of {where}"}.get(
+            study.kind, self.edits[study.kind]
+        )
 
     def done(self, located: "Located") -> str:
         """How it was found."""

@@ -146,6 +146,9 @@ class PairWords:
         """Log-odds have no edit of the whole output."""
         return []
 
+    def baseline_table(self, studies: "Sequence[Study]") -> None:
+        """There are no baselines."""
+
     def done(self, located: "Located") -> str:
         """How it was found."""
         n = int(located.choosing.sum()), int((~located.choosing).sum())

@@ -1,6 +1,6 @@
 """What edits of heads do: the figures before and after, random heads beside them, and single heads taken out."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -43,12 +43,13 @@ class Study:
     """The effect of one edit of the chosen heads."""
 
     kind: str  # of edit
-    way: str  # "direct" or "forward"
+    way: str  # "direct" or "forward"; of baselines "together" or "output"
     ablations: tuple[Ablation, ...]  # one a figure, against layer-matched controls
     norm_matched: tuple[Ablation, ...]  # the same against controls that write as much, where there are any
     changes: Changes  # every figure before and after, paired
     before: Array  # what was read of the model as it is
     after: Array  # what was read with the heads edited
+    reported: Changes | None = None  # of a baseline: from it to the edit of heads that is reported, paired
 
     def __getitem__(self, metric: str) -> Ablation:
         """The ablation of one figure, against layer-matched controls."""
@@ -239,7 +240,7 @@ def effects(
 class Proof:
     """What editing the chosen heads does on the reporting half."""
 
-    studies: list[Study] = field(default_factory=list)  # direct effects, one a kind, then those of forward passes
+    studies: list[Study] = field(default_factory=list)  # direct effects, one a kind, baselines, forward passes
     curves: dict[str, Curves] = field(default_factory=dict)  # dose–response curves of the first study of either way
     passes: Edited | None = None  # the first forward passes
 
@@ -259,10 +260,7 @@ def prove(question: "Question", ranked: tuple[Head, ...], plan: LocatePlan) -> P
         if edited is not None:
             found.studies.append(study(edited, ranked, rows, controls, plan, kind, "direct", by_norm))
             found.curves = found.curves or {"direct": curves(edited, ranked, rows)}
-    for kind in question.baselines(kinds):
-        whole = question.at_output(kind)
-        if whole is not None:
-            found.studies.append(study(whole, ranked, rows, Controls((), exhaustive=False), plan, kind, "output"))
+    forward: list[Study] = []
     for kind in question.forward_kinds(kinds) if plan.forward else ():
         edited = question.forward(question.reported, kind)
         if found.passes is None:
@@ -270,5 +268,21 @@ def prove(question: "Question", ranked: tuple[Head, ...], plan: LocatePlan) -> P
             edited([*chain(*curve_sets(ranked).values()), *controls.sets])  # one sweep for all
             found.curves["forward"] = curves(edited, ranked, rows)
         # Controls matched by norm would have to start at whatever layer they lie in.
-        found.studies.append(study(edited, ranked, rows, controls, plan, kind, "forward"))
+        forward.append(study(edited, ranked, rows, controls, plan, kind, "forward"))
+    for kind in question.baselines(kinds):
+        reported = (forward or found.studies)[0]
+        found.studies += _baselines(question, kind, ranked, reported, plan)
+    found.studies += forward
     return found
+
+
+def _baselines(
+    question: "Question", kind: str, ranked: tuple[Head, ...], reported: Study, plan: LocatePlan
+) -> Iterator[Study]:
+    """One edit of what the chosen heads together add to the output, and of the whole, beside the reported edit."""
+    rows, none = question.rows.take(question.reported), Controls((), exhaustive=False)
+    for way, part in (("together", ranked), ("output", None)):
+        edited = question.at_output(kind, part)
+        if edited is not None:
+            found = study(edited, ranked, rows, none, plan, kind, way)
+            yield replace(found, reported=rows.compare(found.after, reported.after, plan))

@@ -80,7 +80,8 @@ def test_locate_writes_map_report_and_records(located) -> None:
     assert content["selected"], "brightness reaches every head: some must be chosen"
     assert {(e["kind"], e["way"]) for e in content["effects"]} == {
         ("mean", "direct"), ("zero", "direct"), ("resample", "direct"), ("project", "direct"), ("splince", "direct"),
-        ("project", "output"), ("splince", "output"), ("mean", "forward"),
+        ("project", "together"), ("project", "output"), ("splince", "together"), ("splince", "output"),
+        ("mean", "forward"),
     }  # fmt: skip
     # The first point of the curve is the model as it is, the last all heads edited: what the study itself says.
     forward = {m["metric"]: m for m in content["effects"][-1]["metrics"]}
@@ -387,7 +388,8 @@ def test_gains_are_learned_saved_and_compared_with_the_balanced_last_layer(clip,
     gains = np.array(content["gains"])
     assert sorted(content["selected"]) == np.argwhere(gains != 1).tolist()
     assert [(e["kind"], e["way"]) for e in content["effects"]] == [
-        ("gain", "direct"), ("project", "output"), ("splince", "output"), ("balance", "output"), ("gain", "forward"),
+        ("gain", "direct"), ("project", "together"), ("project", "output"), ("splince", "together"),
+        ("splince", "output"), ("balance", "output"), ("gain", "forward"),
     ]  # fmt: skip
     page = (tmp_path / "report.html").read_text()
     assert "Gains of the heads" in page

@@ -122,7 +122,7 @@ def test_the_planted_head_is_found_and_its_ablation_closes_the_gap(located) -> N
     assert sum(content["n"].values()) == 360, "the 40 training posts are left out"
     gaps = np.array(content["gap"]["values"])
     assert np.abs(gaps).argmax() == PLANTED[0] * HEADS + PLANTED[1]
-    for effect in content["effects"]:
+    for effect in (e for e in content["effects"] if "metrics" in e):
         found = {metric["metric"]: metric for metric in effect["metrics"]}
         if effect["kind"] in ("mean", "zero"):
             for name in ("DP", "EOd"):

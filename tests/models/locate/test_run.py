@@ -12,7 +12,7 @@ from scipy import stats
 
 import fairhead
 from fairhead.errors import InputError
-from fairhead.locate.ablation import Ablation, layer_matched, outcome
+from fairhead.locate.ablation import Ablation, beats, layer_matched, outcome
 from fairhead.locate.answer import report_of, to_dict, verdict
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.directions import Concept, Task, classifier_task, concept_from_images
@@ -205,6 +205,52 @@ def test_editing_it_closes_the_gap_and_random_heads_do_not(found, kind) -> None:
     assert forward["DP"].change.b < 0.3
     assert forward["DP"].percentile == 0
     assert max(abs(c) for c in forward["DP"].controls) < 0.2
+
+
+def test_heads_are_held_against_erasure_of_their_sum_and_of_the_whole_output(found) -> None:
+    """Whatever the edit of heads is. Erasure leaves no gap of the evidence in the rows that it was learned from."""
+    _, _, _, features, evaluation, located = found
+    task, concept = located.words.task, located.words.concept
+    question = GapQuestion(features, evaluation, task, concept, choosing=located.choosing)
+    proved = locate(question, replace(PLAN, kinds=("mean",)), [PLANTED])
+    baselines = [s for s in proved.studies if s.reported is not None]
+    ways = [(s.kind, s.way) for s in baselines]
+    assert ways == [(kind, way) for kind in ("project", "splince") for way in ("together", "output")]
+    for baseline in baselines:
+        accuracy = next(d for d in baseline.reported.differences if d.metric == "accuracy")
+        assert (accuracy.a, accuracy.b) == tuple(s.change("accuracy").b for s in (baseline, proved.studies[0]))
+    page = render(report_of(proved, {}))
+    assert "LEACE of the whole output: " in page
+    assert "SPLINCE of the chosen heads" in page
+    # The same rows in both halves: what was erased has no gap left there, and the rest has its own.
+    twice, half = np.tile(np.arange(len(evaluation)), 2), np.arange(2 * len(evaluation)) < len(evaluation)
+    again = GapQuestion(features.take(twice), evaluation.take(twice), task, concept, choosing=half)
+    told, direct = again.rows.take(again.reported), again.direct_map(~half, 0.95)
+    gaps = {
+        part: told.figures(again.at_output("project", part)([(), [PLANTED]]))["evidence_gap"]
+        for part in (None, (PLANTED,))
+    }
+    assert gaps[None][1] == pytest.approx(0, abs=1e-6 * gaps[None][0])
+    assert gaps[PLANTED,][1] == pytest.approx(gaps[None][0] - abs(direct.gap[PLANTED]), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("gap", "accuracy", "beaten", "words"),
+    [
+        ((0.2, 0.1, 0.001), (0.8, 0.8, 0.9), True, "beaten, with a smaller gap"),
+        ((0.2, 0.19, 0.5), (0.8, 0.84, 0.01), True, "beaten, with higher accuracy"),
+        ((0.2, 0.1, 0.001), (0.8, 0.76, 0.01), False, "not beaten, with a smaller gap and lower accuracy"),
+        ((0.1, 0.2, 0.001), (0.8, 0.84, 0.01), False, "not beaten, with higher accuracy and a larger gap"),
+        ((0.1, 0.2, 0.001), (0.8, 0.8, 0.9), False, "not beaten, with a larger gap"),
+        ((0.2, 0.1, 0.3), (0.8, 0.84, 0.3), False, "not beaten, no significant difference"),
+    ],
+)
+def test_a_baseline_is_beaten_by_what_is_better_and_nowhere_worse(gap, accuracy, beaten, words) -> None:
+    def change(name, a, b, p):
+        ends = (b - a - 0.01, b - a + 0.01) if p < 0.05 else (-1.0, 1.0)
+        return Difference(name, "shade", a, b, b - a, *ends, n=500, p=p, p_adjusted=p)
+
+    assert beats(change("DP", *gap), change("accuracy", *accuracy)) == (beaten, words)
 
 
 def test_a_part_that_rounds_to_nothing_has_no_sign(found) -> None:
