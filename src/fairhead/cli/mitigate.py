@@ -64,6 +64,10 @@ others (`--held-out-of`).
 **What is written**: an ordinary Hugging Face folder (safetensors) that `fairhead lm ... --model DIR` takes, and
 `fairhead-training.json` (settings, split, the losses of every step). A run that was stopped goes on where it was.
 
+**Memory**: an 8B model (Llama 3.1), pieces of 2,048 tokens, takes 20 GB with `--lora 16 --precision bf16
+--gradient-checkpointing`, and 166 GB where all weights are trained (`fairhead.language.memory.training_memory` works it
+out); `--accumulate` reads a batch in pieces.
+
 **Examples**
 
     fairhead mitigate balance_pairs --model SmolLM2-135M --data stereoset:dev.json --neutral text.txt --out even

@@ -195,8 +195,8 @@ def vocabulary_of(model: Any) -> int:
     return int(model.get_input_embeddings().weight.shape[0])
 
 
-def _text_config(model: Any) -> Any:
-    config = model.config
+def text_config(config: Any) -> Any:
+    """The part of a configuration that is about text."""
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
@@ -208,7 +208,7 @@ def context_length(model: nn.Module) -> int:
         >>> context_length(GPT2LMHeadModel(GPT2Config(vocab_size=6, n_embd=8, n_layer=1, n_head=2, n_positions=64)))
         64
     """
-    config = _text_config(model)
+    config = text_config(model.config)
     for name in ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len"):
         value = getattr(config, name, None)
         if isinstance(value, int) and value > 0:
@@ -218,7 +218,7 @@ def context_length(model: nn.Module) -> int:
 
 def window_of(model: nn.Module) -> int | None:
     """The narrowest window of any layer, or None."""
-    config = _text_config(model)
+    config = text_config(model.config)
     found = [getattr(config, name, None) for name in ("sliding_window", "window_size", "attention_chunk_size")]
     widths = [width for width in found if isinstance(width, int) and width > 0]
     return min(widths) if widths else None

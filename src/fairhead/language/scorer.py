@@ -48,11 +48,11 @@ from fairhead.models.load import DType, LoadIn, weights_digest
 from fairhead.train.step import say_once
 
 # Tokens a batch by default: enough to keep a processor or a GPU busy.
-_BATCH_TOKENS = {"cpu": 768, "cuda": 16384}
+BATCH_TOKENS = {"cpu": 768, "cuda": 16384}
 # Tokens a row by default. Attention within a row costs its length squared, which a GPU minds less than many rows.
 _ROW_TOKENS = {"cpu": 128, "cuda": 256}
 # Entries of the logits of one batch: 256 MB in float32 on a processor; on a GPU as memory allows, up to 4 GB.
-_LOGITS_CPU, _LOGITS_MOST = 1 << 26, 1 << 30
+_LOGITS_CPU, LOGITS_MOST = 1 << 26, 1 << 30
 
 
 class Planned(NamedTuple):
@@ -132,7 +132,7 @@ class Scorer:
         weight = next(self.model.parameters())
         self.device, self.dtype = weight.device, weight.dtype
         if self.batch_tokens is None:
-            self.batch_tokens = _BATCH_TOKENS.get(weight.device.type, 4096)
+            self.batch_tokens = BATCH_TOKENS.get(weight.device.type, 4096)
         if self.row_tokens is None:
             self.row_tokens = _ROW_TOKENS.get(weight.device.type, 128)
         if self.batch_tokens < 1 or self.row_tokens < 1:
@@ -311,7 +311,7 @@ def _max_logits(device: torch.device) -> int:
         return _LOGITS_CPU
     if device.type != "cuda":
         return 4 * _LOGITS_CPU
-    return min(_LOGITS_MOST, torch.cuda.get_device_properties(device).total_memory // 32)
+    return min(LOGITS_MOST, torch.cuda.get_device_properties(device).total_memory // 32)
 
 
 class ReadyBatch(NamedTuple):

@@ -358,7 +358,7 @@ def train_folder(
 
     Args:
         model: a causal language model as `fairhead.load` takes it; a live one is copied. It is trained in 32 bit, as
-            half precision would lose small steps.
+            half precision would lose small steps; with LoRA and bf16 the weights beneath stay in bfloat16.
         data: what to train on; None for a method that reads none.
         out: the new folder.
         method: its name in the registry.
@@ -385,8 +385,12 @@ def train_folder(
             refuse_other_than_causal(model)
             base = f"a live {type(model).__name__}, {weights_digest(model)}"
             model = copy.deepcopy(model).float().requires_grad_().to(device_named(device))
-        loaded = open_model(model, "causal", device=device, dtype="float32", tokenizer=tokenizer)
+        # Weights that are not trained may stay in bfloat16, if that is what their file has.
+        half = plan is not None and plan.lora is not None and plan.precision == "bf16"
+        loaded = open_model(model, "causal", device=device, dtype="stored" if half else "float32", tokenizer=tokenizer)
         refuse_method(loaded.model, "training")
+        if next(loaded.model.parameters()).dtype != torch.bfloat16:
+            loaded.model.float()
         settings = entry.load()
         own = settings.of_family(loaded.model.config.model_type) if hasattr(settings, "of_family") else {}
         config = entry.configure(**{**own, **(options or {})})

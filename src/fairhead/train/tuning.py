@@ -302,8 +302,8 @@ def with_lora(model: nn.Module, plan: LanguagePlan) -> nn.Module:
 
 
 def merged(model: Any) -> Any:
-    """The model with LoRA matrices, where it has them, added into its own weights."""
-    return model.merge_and_unload() if hasattr(model, "merge_and_unload") else model
+    """The model with LoRA matrices, where it has them, added into its own weights: in 32 bit, which loses no step."""
+    return model.float().merge_and_unload() if hasattr(model, "merge_and_unload") else model
 
 
 def gradient_norms(model: nn.Module, parts: Parts) -> dict[str, float]:

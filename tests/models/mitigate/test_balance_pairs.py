@@ -5,18 +5,23 @@ import math
 
 import pytest
 import torch
+import transformers as hf
 from language_models import FAMILIES, ITEMS, build, tokenizer
+from safetensors.torch import load_file
 from torch import nn
 from transformers import GradientCheckpointingLayer
 
 from fairhead.cli import main
 from fairhead.data.sentence_triplets import StereoSetItem, Triplet, TripletSplit
 from fairhead.errors import InputError
+from fairhead.language.memory import training_memory
+from fairhead.language.row_layout import final_states
 from fairhead.mitigate.balance_pairs import BalanceControl, BalancePairs
 from fairhead.mitigate.bias_unlearn import BiasUnlearn
 from fairhead.mitigate.klaad import KLAAD
-from fairhead.mitigate.language_trainer import LanguageTrainer
+from fairhead.mitigate.language_trainer import LanguageTrainer, train_folder
 from fairhead.mitigate.neutral_text import read_neutral
+from fairhead.mitigate.triplets import TripletData
 from fairhead.train.plan import LanguagePlan
 from fairhead.train.tuning import Look, checkpointed, tune
 
@@ -318,3 +323,47 @@ def test_checkpointing_trains_the_same_model_in_bf16(neutral):
         weights.append(torch.cat([weight.flatten() for weight in trainer.model.parameters()]))
     torch.testing.assert_close(weights[1], weights[2])
     assert float((weights[0] - weights[1]).detach().abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_memory_of_training_is_near_what_autograd_holds(checkpointing):
+    config = hf.LlamaConfig(
+        hidden_size=64, intermediate_size=224, num_hidden_layers=24, num_attention_heads=4, vocab_size=500
+    )
+    model = hf.LlamaForCausalLM(config).eval()
+    ids, held = torch.randint(0, 500, (4, 50)), {}
+
+    def keep(tensor):
+        if tensor.untyped_storage().data_ptr() not in weights:
+            held[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+    plan = LanguagePlan(gradient_checkpointing=checkpointing)
+    with checkpointed(model, plan), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        final_states(model, {"input_ids": ids})
+    said = training_memory(config, ids.numel(), checkpointing=checkpointing)
+    one_layer = said.layers - 24 * 64 * ids.numel() * 4 if checkpointing else 0  # which the backward pass holds
+    assert sum(held.values()) == pytest.approx(said.layers - one_layer, rel=0.25)
+    assert said.weights == 4 * model.num_parameters()
+
+
+def test_weights_under_lora_stay_in_bf16_and_its_step_is_not_lost(tmp_path):
+    build("llama").to(torch.bfloat16).save_pretrained(tmp_path / "base")
+    tokenizer().save_pretrained(tmp_path / "base")
+    (tmp_path / "pairs.csv").write_text(
+        "more,less\n" + "\n".join(f"{t.sentences.stereotype},{t.sentences.anti_stereotype}" for t in ITEMS)
+    )
+    plan = LanguagePlan(lora=2, precision="bf16", learning_rate=1e-4, checkpoint_minutes=100)
+    data = TripletData(f"pairs:{tmp_path / 'pairs.csv'}", held_out=0.2)
+    seen = []
+    train_folder(
+        tmp_path / "base", data, tmp_path / "out", "balance_control", plan=plan, device="cpu",
+        on_step=lambda *step: seen.append(step),
+    )  # fmt: skip
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("base", "out"))
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert (before[name].dtype, after[name].dtype) == (torch.bfloat16, torch.float32)
+    moved = (after[name] - before[name].float()).abs()
+    assert 0 < float(moved.max()) < 1e-3  # less than bfloat16 could tell from the weights
+    assert float((after["model.norm.weight"] - before["model.norm.weight"].float()).abs().max()) == 0

@@ -1,0 +1,103 @@
+"""How much memory a model needs at its peak, scored or trained, worked out from its configuration."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fairhead.language.row_layout import text_config
+from fairhead.language.scorer import BATCH_TOKENS, LOGITS_MOST
+
+_FLOAT, _HALF = 4, 2  # bytes a number
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes at the peak.
+
+    Attributes:
+        weights: those of the model, and LoRA's.
+        training: gradients, AdamW's two moments and the copy of the last good weights; 0 where nothing is trained.
+        layers: what the layers hold of a batch.
+        logits: what the output layer makes of it.
+    """
+
+    weights: int
+    training: int
+    layers: int
+    logits: int
+
+    @property
+    def total(self) -> int:
+        """All of it; CUDA itself takes about another half gigabyte."""
+        return self.weights + self.training + self.layers + self.logits
+
+    def __str__(self) -> str:
+        parts = {name: f"{value / 1e9:.1f}" for name, value in vars(self).items() if value}
+        return f"{self.total / 1e9:.1f} GB ({', '.join(f'{name} {value}' for name, value in parts.items())})"
+
+
+def parameters(config: Any) -> int:
+    """Weights of a causal language model; none is made."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return int(AutoModelForCausalLM.from_config(config).num_parameters())
+
+
+def _mlp(text: Any) -> int:
+    """Width of the MLP; what GPT-2's family leaves out is four times the model's."""
+    return int(getattr(text, "intermediate_size", None) or getattr(text, "n_inner", None) or 4 * text.hidden_size)
+
+
+def scoring_memory(config: Any, batch_tokens: int = BATCH_TOKENS["cuda"], bits: int = 16) -> Memory:
+    """Of scoring in bfloat16 on a GPU, weights in 16, 8 or 4 bits: one layer at a time holds 2·D + 3·F numbers a token.
+
+    D is the width, F that of the MLP. The logits of a batch have at most 2^30 entries.
+
+    Example:
+        >>> from transformers import LlamaConfig
+        >>> sizes = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}
+        >>> llama = LlamaConfig(vocab_size=128256, hidden_size=4096, intermediate_size=14336, **sizes)  # 8B
+        >>> print(scoring_memory(llama))
+        19.9 GB (weights 16.1, layers 1.7, logits 2.1)
+    """
+    text = text_config(config)
+    layers = (2 * text.hidden_size + 3 * _mlp(text)) * batch_tokens * _HALF
+    logits = min(batch_tokens * text.vocab_size, LOGITS_MOST) * _HALF
+    return Memory(parameters(config) * bits // 8, 0, layers, logits)
+
+
+def training_memory(
+    config: Any,
+    tokens: int = 2048,
+    *,
+    lora: int | None = None,
+    bf16: bool = False,
+    checkpointing: bool = False,
+) -> Memory:
+    """Of fine-tuning on batches (or pieces of them) of so many tokens, all of which reach the vocabulary.
+
+    All weights are trained in 32 bit: 4 bytes each, and 16 more for the gradient, two moments and the last good copy.
+    With LoRA that is so for its matrices alone, and with bf16 the others take 2 bytes. For the gradient a layer holds
+    12·D + 4·F numbers a token, in 2 bytes with bf16; with checkpointing each keeps its input alone, and one at a time
+    the rest. The logits are there three times: as they are, in 32 bit, and as their gradient.
+
+    Example:
+        >>> from transformers import LlamaConfig
+        >>> sizes = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}
+        >>> llama = LlamaConfig(vocab_size=128256, hidden_size=4096, intermediate_size=14336, **sizes)  # 8B
+        >>> print(training_memory(llama, lora=16, bf16=True, checkpointing=True))
+        19.8 GB (weights 16.1, training 0.1, layers 1.0, logits 2.6)
+        >>> print(training_memory(llama, checkpointing=True))
+        165.7 GB (weights 32.1, training 128.5, layers 1.9, logits 3.2)
+    """
+    text = text_config(config)
+    width, depth = text.hidden_size, text.num_hidden_layers
+    every = parameters(config)
+    number = _HALF if bf16 else _FLOAT
+    own = every if lora is None else 2 * depth * lora * 2 * width  # peft puts it on the query and value projections
+    held = every * (_HALF if bf16 and lora is not None else _FLOAT) + (0 if lora is None else own * _FLOAT)
+    layer = (12 * width + 4 * _mlp(text)) * tokens * number
+    layers = layer + depth * width * tokens * number if checkpointing else depth * layer
+    return Memory(held, 4 * own * _FLOAT, layers, tokens * text.vocab_size * (number + 2 * _FLOAT))
