@@ -30,8 +30,41 @@ def read_rows(data: Any, positive: Any, columns: Mapping[str, Any]) -> tuple[Rec
     for name in columns:
         if name not in COLUMNS:
             raise InputError(f"There is no option {name!r}.{did_you_mean(name, COLUMNS)}")
+    if not isinstance(columns.get("label", ""), str):
+        return read_labels(data, positive, columns), None
     read = Records.read if isinstance(data, str | PathLike) else Records.from_frame
     return read(data, positive=positive, **columns), None
+
+
+def read_labels(data: Any, positive: Any, columns: Mapping[str, Any]) -> Records:
+    """Records of several labels a row: as many columns of labels as of predictions, all with the same two classes."""
+    labels, predictions = list(columns["label"]), columns.get("prediction") or ()
+    predictions = [predictions] if isinstance(predictions, str) else list(predictions)
+    if len(labels) != len(predictions):
+        raise InputError(f"{len(labels)} labels and {len(predictions)} predictions are named; as many are expected")
+    groups = columns.get("groups", ())
+    groups = [groups] if isinstance(groups, str) else list(groups)
+    # Read as further columns of few values, so that all stay row by row.
+    one = {"label": labels[0], "prediction": predictions[0], "groups": [*groups, *labels[1:], *predictions[1:]]}
+    records, _ = read_rows(data, positive, {**columns, **one})
+    if len(records.classes) != 2:
+        raise InputError(f"several labels are true or not each; {labels[0]!r} has the classes {list(records.classes)}")
+    assert records.prediction is not None
+
+    def coded(name: str) -> Column:
+        column, number = records.groups[name], {str(level): k for k, level in enumerate(records.classes)}
+        for level in column.levels:
+            if str(level) not in number:
+                raise InputError(
+                    f"column {name!r} holds {level!r}; as in {labels[0]!r}, expected {list(records.classes)}"
+                )
+        codes = np.array([number[str(level)] for level in column.levels], dtype=np.int8)
+        return Column(codes[column.codes], records.classes)
+
+    both = {labels[0]: (records.label, records.prediction)}
+    both |= {name: (coded(name), coded(said)) for name, said in zip(labels[1:], predictions[1:], strict=True)}
+    kept = {name: column for name, column in records.groups.items() if name in groups}
+    return replace(records, groups=kept, labels=both)
 
 
 def read_both(a: Any, b: Any, positive: Any, columns: Mapping[str, Any]) -> tuple[Records, Records, Any]:
@@ -63,6 +96,8 @@ class View:
     cluster: NDArray[np.integer] | None  # shape [n], or None
     prediction_rule: str | None  # how predictions came from scores, where there was no prediction column
     numbers: NDArray[np.float64] | None = None  # true and predicted ones, shape [n, 2], where there are no classes
+    # Of several labels a row: whether each is true, and whether it is predicted, both [n], by its name in `classes`
+    labels: tuple[tuple[NDArray[np.integer], NDArray[np.integer]], ...] = ()
 
     @classmethod
     def of(cls, records: Records, positive: Any = None) -> "View":
@@ -73,6 +108,10 @@ class View:
             cluster = None if records.cluster is None else records.cluster.codes
             codes = records.label.codes
             return cls(codes, codes, (), None, records.weight, cluster, None, records.numbers)
+        if records.labels:
+            cluster = None if records.cluster is None else records.cluster.codes
+            both = tuple((label.codes, prediction.codes) for label, prediction in records.labels.values())
+            return cls(*both[0], tuple(records.labels), None, records.weight, cluster, None, labels=both)
         levels = list(records.classes)
         if len(levels) < 2:
             raise InputError(f"Labels and predictions have one class only, {levels[0]!r}; at least two are needed.")

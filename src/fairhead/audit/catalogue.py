@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fairhead.audit import metrics
 from fairhead.audit.rates import Kind
+from fairhead.errors import InputError, did_you_mean
 from fairhead.stats.clusters import divide
 
 Array = NDArray[np.float64]
@@ -38,6 +39,11 @@ class Metric:
     unit: bool = True  # its rates lie between 0 and 1, and so does a gap of them
     numbers: bool = False  # it is of predicted numbers, not of classes
     kind: Kind | None = None  # of a user's own: its rate, which goes by the name of the metric
+
+    @property
+    def of_one_label(self) -> bool:
+        """Whether it needs one label and one prediction a row."""
+        return self.compare in ("to_overall", "association") or self.name.startswith(("bias_", "aif360."))
 
 
 _UNPRIVILEGED = "unprivileged − privileged (signed), all other groups pooled"
@@ -162,6 +168,10 @@ _ALL = (
 
 METRICS = {metric.name: metric for metric in _ALL}
 
+# What the names of a user's own metrics begin with.
+OWN = "own."
+Chosen = Sequence[str | Metric | None] | str | Metric | None
+
 # What an audit reports unless asked for other metrics; those on scores only where there are scores.
 DEFAULT = (
     "accuracy",
@@ -179,6 +189,47 @@ DEFAULT = (
     "AUC_gap",
     "ECE_gap",
 )
+
+
+def choose_metrics(
+    asked: Chosen, score_rates: Sequence[str], numbers: bool = False, several: bool = False
+) -> list[Metric]:
+    """The metrics asked for, with these rates of scores; an unknown name is an error that proposes the nearest one.
+
+    Where numbers are predicted, and not classes, they are those of numbers; with several labels a row, those that need
+    no table of one label against one prediction.
+    """
+    chosen: list[Metric] = []
+    for name in [asked] if asked is None or isinstance(asked, str | Metric) else asked:
+        if name is None or name == "all":
+            every = [METRICS[known] for known in (METRICS if name or numbers else DEFAULT)]
+            every = [metric for metric in every if metric.numbers == numbers and not (several and metric.of_one_label)]
+            chosen += [metric for metric in every if not metric.scores or {*metric.rates} <= {*score_rates}]
+            continue
+        if isinstance(name, Metric):
+            chosen.append(name)
+            continue
+        if name.startswith(OWN):
+            raise InputError(f"{name} is a metric of your own: give what define_metric returned, or --metrics-from")
+        if name not in METRICS:
+            raise InputError(
+                f"There is no metric {name!r}.{did_you_mean(name, list(METRICS))} Known: {', '.join(METRICS)}."
+            )
+        if METRICS[name].numbers != numbers:
+            why = "is of predicted numbers (target=)" if METRICS[name].numbers else "is of classes, not of numbers"
+            raise InputError(f"Metric {name!r} {why}.")
+        if several and METRICS[name].of_one_label:
+            raise InputError(f"Metric {name!r} is for one label a row.")
+        if METRICS[name].scores and not {*METRICS[name].rates} <= {*score_rates}:
+            if not score_rates:
+                why = "needs scores, and the records have none"
+            elif {*METRICS[name].rates} <= {"ECE", "Brier"}:
+                why = "needs probabilities, and the scores lie outside [0, 1]"
+            else:
+                why = "is for one score of two classes, and not for comparisons"
+            raise InputError(f"Metric {name!r} {why}.")
+        chosen.append(METRICS[name])
+    return list(dict.fromkeys(chosen))
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from fairhead.audit.audit_results import Audit, Comparison, headline_of
 from fairhead.audit.audited_rows import View, group_columns, join, one_group, read_both, reference_groups, with_weight
 from fairhead.audit.candidate_rates import contrasts_of, signed_gap
-from fairhead.audit.catalogue import Metric, Multiclass, Reduction
+from fairhead.audit.catalogue import Chosen, Metric, Multiclass, Reduction, choose_metrics
 from fairhead.audit.estimate import NO_REPLICATE, Rules, Stack, enough_rows
 from fairhead.audit.metrics import association_value
 from fairhead.audit.own_metrics import with_own
 from fairhead.audit.pair_changes import PairChanges, corrected_pairs, pair_changes
 from fairhead.audit.rates import Rates, Tables, small_groups
-from fairhead.audit.run_audit import Chosen, Draws, audit, choose_metrics, tables_for
+from fairhead.audit.run_audit import Draws, audit, tables_for
 from fairhead.audit.score_rates import BinnedPair, BinnedScores, pair_scores
 from fairhead.errors import InputError
 from fairhead.records import Column, Records
@@ -113,8 +113,10 @@ def compare(
     n_rows = len(joined.a)
     joined = joined._replace(a=with_weight(joined.a), b=with_weight(joined.b))
     first, second = View.of(joined.a, positive), View.of(joined.b, positive)
-    if first.numbers is not None or second.numbers is not None:
-        raise InputError("predicted numbers are audited one set at a time; paired comparisons are of classes")
+    if any(view.numbers is not None or view.labels for view in (first, second)):
+        raise InputError(
+            "numbers, or several labels a row, are audited one set at a time; comparisons need one label a row"
+        )
     binary_scores = all(view.scores is not None and view.scores.ndim == 1 for view in (first, second))
     chosen = choose_metrics(metrics, min(first.score_rates, second.score_rates, key=len))
     # Base rates are the data's: they are the same on both sides.

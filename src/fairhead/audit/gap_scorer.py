@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from fairhead.audit.catalogue import METRICS
-from fairhead.audit.run_audit import audit, choose_metrics
+from fairhead.audit.catalogue import choose_metrics
+from fairhead.audit.run_audit import audit
 from fairhead.errors import InputError
 from fairhead.records import Records
 
@@ -39,7 +39,7 @@ def scorer(metric: str, groups: Any, *, threshold: float | None = None, min_cell
 
     def score(estimator: Any, X: Any, y: Any) -> float:  # as scikit-learn calls it
         scores = None
-        if threshold is not None or METRICS[metric].scores:
+        if threshold is not None or chosen.scores:
             scores = np.asarray(estimator.predict_proba(X))[:, 1]
         prediction = None if threshold is not None else np.asarray(estimator.predict(X))
         records = Records.from_arrays(

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit.catalogue import Metric
+from fairhead.audit.catalogue import OWN, Metric
 from fairhead.audit.metrics import Margins
 from fairhead.audit.rates import RATES, Kind, rows_of_groups
 from fairhead.errors import InputError, did_you_mean
@@ -51,8 +51,6 @@ _OPERATORS: dict[type, Callable[..., Any]] = {
     ast.USub: operator.neg,
     ast.UAdd: operator.pos,
 }
-# What the names of such metrics begin with.
-OWN = "own."
 _FUNCTIONS = {"min": np.minimum, "max": np.maximum, "abs": np.abs, "sqrt": np.sqrt}
 
 

@@ -185,6 +185,16 @@ class Tables:
     small: Mapping[int, str] = field(default_factory=dict)  # groups that take no part in gaps, and why
     kinds: Mapping[str, Kind] = field(default_factory=lambda: RATES)  # the rates by name
 
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Rows of each group, shape [G]."""
+        return np.asarray(self.rows.sum(axis=(-1, -2)))
+
+    @property
+    def binary(self) -> bool:
+        """Whether there are two classes, one of them positive; else each class is seen against the others."""
+        return len(self.classes) == 2
+
     @cached_property
     def _cache(self) -> dict[str, Rates]:
         return {}
@@ -200,7 +210,7 @@ class Tables:
         classes = self.kinds[name].classes if name in self.kinds else "none"
         if classes == "none":
             return ("",)
-        return self.classes[1:] if classes == "positive" and len(self.classes) == 2 else self.classes
+        return self.classes[1:] if classes == "positive" and self.binary else self.classes
 
     @cached_property
     def _margins(self) -> tuple[Any, Any]:
@@ -223,7 +233,7 @@ class Tables:
         return metrics.association(self.predicted)
 
     def _rates(self, name: str, kind: Kind) -> Rates:
-        chosen = slice(1, 2) if kind.classes == "positive" and len(self.classes) == 2 else slice(None)
+        chosen = slice(1, 2) if kind.classes == "positive" and self.binary else slice(None)
         hat, star = (kind.rate(m if kind.classes == "none" else m.of_classes(chosen)) for m in self._margins)
         names = self.classes[1:] if chosen.start else self.classes
         rows = kind.rows(self._row_margins)[chosen].astype(np.int64)

@@ -11,15 +11,16 @@ from numpy.typing import NDArray
 
 from fairhead.audit.audit_results import Audit, GroupRow, headline_of
 from fairhead.audit.audited_rows import View, group_columns, one_group, read_rows, reference_groups, with_weight
-from fairhead.audit.catalogue import DEFAULT, METRICS, Metric, Multiclass
+from fairhead.audit.catalogue import OWN, Chosen, Metric, Multiclass, choose_metrics
 from fairhead.audit.curves import curves_of
 from fairhead.audit.estimate import Rules, association_estimate, estimate
-from fairhead.audit.own_metrics import OWN, with_own
+from fairhead.audit.own_metrics import with_own
 from fairhead.audit.predicted_numbers import NUMBER_RATES, number_tables
 from fairhead.audit.rates import RATES, Kind, Rates, Tables, small_groups
 from fairhead.audit.score_gaps import SCORE_GAPS
 from fairhead.audit.score_rates import ScoreTables
-from fairhead.errors import InputError, did_you_mean
+from fairhead.audit.several_labels import label_tables
+from fairhead.errors import InputError
 from fairhead.records import Column, Records, keep_freed_memory
 from fairhead.report.score_curves import Curves
 from fairhead.report.wording import UNDECIDED, four_fifths
@@ -31,7 +32,6 @@ from fairhead.stats.max_t import westfall_young
 _BY_GROUP = ("base_rate", "selection_rate", "TPR", "FPR", "precision", "NPV", "accuracy")
 # What is left of a rate to 1, under the name that people know it by.
 _COMPLEMENTS = {"FNR": "TPR", "FDR": "precision"}
-Chosen = Sequence[str | Metric] | str | Metric | None
 
 
 def audit(
@@ -99,7 +99,8 @@ def audit(
     n_rows, records = len(records), with_weight(records)
     view = View.of(records, positive)
     by = group_columns(records, group_by, intersections)
-    chosen = choose_metrics(metrics, (*view.score_rates, *view.score_gaps), view.numbers is not None)
+    of_scores = *view.score_rates, *view.score_gaps
+    chosen = choose_metrics(metrics, of_scores, view.numbers is not None, bool(view.labels))
     draws = Draws(n_boot, seed, min_group, with_own(chosen))
     references = reference_groups(reference, by)
     parts = [Part(view, name, column, draws, references[name]) for name, column in by.items()]
@@ -124,7 +125,7 @@ def audit(
         "min_group": min_group,
         "headline": headline,
         "classes": list(view.classes),
-        "multiclass": multiclass if len(view.classes) > 2 else None,
+        "multiclass": multiclass if len(view.classes) > 2 or view.labels else None,
         "prediction": view.prediction_rule or records.provenance.get("prediction"),
         "reference": {part.name: part.tables.groups[part.reference] for part in parts},
     }
@@ -162,7 +163,10 @@ class Part:
         if view.numbers is not None:
             draws, own = self.draws, (view.weight, view.cluster)
             made = number_tables(view.numbers, self.column.codes, groups, *own, draws.n_boot, draws.seed, clusters)
-            return replace(made, small=small_groups(made.rows[:, 0, 0], draws.min_group))
+            return replace(made, small=small_groups(made.sizes, draws.min_group))
+        if view.labels:
+            labelled = label_tables(view, self.column.codes, groups, self.draws.n_boot, self.draws.seed, clusters)
+            return replace(labelled, small=small_groups(labelled.sizes, self.draws.min_group))
         if self.finer is not None:
             return replace(self.finer.tables.all_rows, clusters=clusters)
         shape = (len(self.column.levels), n_classes, n_classes)
@@ -190,7 +194,7 @@ class Part:
             return association_estimate(metric, self.tables, rules, self.name)
         tables = tables_for(metric, self.tables, self.reference)
         rates = [self._rate(name, tables) for name in metric.rates]
-        group_rows = tables.rows.sum(axis=(-1, -2))[: len(self.column.levels)]
+        group_rows = tables.sizes[: len(self.column.levels)]
         known = tables.groups, self._class_names(metric), group_rows
         tests: list[intervals.EvenTest] = []
         found = estimate(metric, rates, *known, rules, self.name, tests)
@@ -224,7 +228,7 @@ class Part:
         for name in self.view.score_rates:
             found |= self._named(name, self.scores.rates(name))
         ends = rates_ends(found, rules.level)
-        sizes = self.tables.rows.sum(axis=(-1, -2))
+        sizes = self.tables.sizes
         figures = {name: self._rate_estimates(name, rates, ends[name], rules) for name, rates in found.items()}
         for name in list(figures):
             of, sign, label = name.partition("[")
@@ -341,42 +345,6 @@ def rates_ends(rates: Mapping[str, Rates], level: float) -> dict[str, NDArray[np
         found = intervals.quantiles(every, tails, complete=True)
     widths = [len(star) for star in stars.values()]
     return ends | dict(zip(stars, np.split(found, np.cumsum(widths)[:-1], axis=-1), strict=True))
-
-
-def choose_metrics(asked: Chosen, score_rates: Sequence[str], numbers: bool = False) -> list[Metric]:
-    """The metrics asked for, with these rates of scores; an unknown name is an error that proposes the nearest one.
-
-    Where numbers are predicted, and not classes, they are those of numbers.
-    """
-    chosen: list[Metric] = []
-    for name in [asked] if asked is None or isinstance(asked, str | Metric) else asked:
-        if name is None or name == "all":
-            every = [METRICS[known] for known in (METRICS if name or numbers else DEFAULT)]
-            every = [metric for metric in every if metric.numbers == numbers]
-            chosen += [metric for metric in every if not metric.scores or {*metric.rates} <= {*score_rates}]
-            continue
-        if isinstance(name, Metric):
-            chosen.append(name)
-            continue
-        if name.startswith(OWN):
-            raise InputError(f"{name} is a metric of your own: give what define_metric returned, or --metrics-from")
-        if name not in METRICS:
-            raise InputError(
-                f"There is no metric {name!r}.{did_you_mean(name, list(METRICS))} Known: {', '.join(METRICS)}."
-            )
-        if METRICS[name].numbers != numbers:
-            why = "is of predicted numbers (target=)" if METRICS[name].numbers else "is of classes, not of numbers"
-            raise InputError(f"Metric {name!r} {why}.")
-        if METRICS[name].scores and not {*METRICS[name].rates} <= {*score_rates}:
-            if not score_rates:
-                why = "needs scores, and the records have none"
-            elif {*METRICS[name].rates} <= {"ECE", "Brier"}:
-                why = "needs probabilities, and the scores lie outside [0, 1]"
-            else:
-                why = "is for one score of two classes, and not for comparisons"
-            raise InputError(f"Metric {name!r} {why}.")
-        chosen.append(METRICS[name])
-    return list(dict.fromkeys(chosen))
 
 
 def _check_options(n_boot: int, seed: int, level: float, min_cell: int, min_group: float, multiclass: str) -> None:

@@ -99,7 +99,7 @@ def worst_slices(
     records, positive = read_rows(data, positive, columns)
     records = with_weight(records)
     view = replace(View.of(records, positive), scores=None)
-    if len(view.classes) > 2:
+    if len(view.classes) != 2 or view.labels:
         raise InputError("slices are for two classes; name the positive one (positive=...), against the rest")
     names = [name for name, column in records.groups.items() if len(column.levels) > 1]
     if not names:

@@ -65,7 +65,7 @@ class Columns:
     """The columns of the table.
 
     Attributes:
-        label: true classes.
+        label: true classes; several times, with as many --prediction, where a row may have several labels.
         target: instead of --label, true numbers; --prediction is then that of predicted numbers.
         group: groups; give it several times. Of --groups-from, all columns where none is named.
         prediction: predicted classes.
@@ -87,10 +87,10 @@ class Columns:
     """
 
     panel: ClassVar[str] = "The table"
-    label: Annotated[str | None, Option(metavar="COLUMN")] = None
+    label: Annotated[tuple[str, ...], Option(metavar="COLUMN")] = ()
     target: Annotated[str | None, Option(metavar="COLUMN")] = None
     group: Annotated[tuple[str, ...], Option(metavar="COLUMN")] = ()
-    prediction: Annotated[str | None, Option(metavar="COLUMN", also="--pred")] = None
+    prediction: Annotated[tuple[str, ...], Option(metavar="COLUMN", also="--pred")] = ()
     score: Annotated[tuple[str, ...], Option(metavar="COLUMN")] = ()
     cluster: Annotated[str | None, Option(metavar="COLUMN")] = None
     weight: Annotated[str | None, Option(metavar="COLUMN")] = None
@@ -105,28 +105,28 @@ class Columns:
 
     def read(self, path: str, id: str | None, more_groups: Sequence[str] = ()) -> "Records":
         """The records of a file."""
-        from fairhead.records import Records
+        from fairhead.audit.audited_rows import read_rows
         from fairhead.records.group_file import GroupFile
 
         joined = None if self.groups_from is None else GroupFile.read(self.groups_from)
         further = () if joined is None else joined.columns
-        found = Records.read(
-            path,
-            label=self.label or "label",
-            target=self.target,
-            prediction=self.prediction,
-            score=self.score or None,
-            groups=[*(name for name in self.group if name not in further), *more_groups],
-            id="id" if id is None and joined is not None else id,
-            cluster=self.cluster,
-            weight=self.weight,
-            classes=_typed(self.classes) or None,
-            positive=None if self.positive is None else _typed([self.positive])[0],
-            threshold=_threshold(self.threshold),
-            drop_missing=self.drop_missing,
-            where=self.where,
-            bins=_edges(self.bins),
-        )
+        several = len(self.label) > 1
+        columns: dict[str, Any] = {
+            "label": list(self.label) if several else (*self.label, "label")[0],
+            "target": self.target,
+            "prediction": list(self.prediction) if several else (*self.prediction, None)[0],
+            "score": self.score or None,
+            "groups": [*(name for name in self.group if name not in further), *more_groups],
+            "id": "id" if id is None and joined is not None else id,
+            "cluster": self.cluster,
+            "weight": self.weight,
+            "classes": _typed(self.classes) or None,
+            "threshold": _threshold(self.threshold),
+            "drop_missing": self.drop_missing,
+            "where": self.where,
+            "bins": _edges(self.bins),
+        }
+        found, _ = read_rows(path, None if self.positive is None else _typed([self.positive])[0], columns)
         if joined is None:
             return found
         columns = {name: c for name, c in joined.of(found.id).items() if not self.group or name in self.group}
@@ -260,8 +260,10 @@ def audit_command(
         raise InputError("standard input can be one of the two files only; name the other")
     if not columns.group and columns.groups_from is None:
         raise InputError("Missing option '--group'; name a column of groups, or give --groups-from FILE")
-    if (columns.label is None) == (columns.target is None):
+    if bool(columns.label) == (columns.target is not None):
         raise InputError("Missing option '--label'; name a column of true classes, or --target, one of true numbers")
+    if len(columns.prediction) > max(1, len(columns.label)):
+        raise InputError(f"--prediction names {', '.join(columns.prediction)}; one, or one a --label, is expected")
     _check_parts(columns, other_column)
     output.check(path, other_file, columns.groups_from)
     from rich.markup import escape
@@ -275,7 +277,7 @@ def audit_command(
     if other_column is not None:
         # Read as one more categorical column, so that the two stay row by row even where rows are dropped.
         records, other = columns.read(path, comparing.id, [other_column]).split_prediction(other_column)
-        names = columns.prediction or path, other_column
+        names = (*columns.prediction, path)[0], other_column
     else:
         records = columns.read(path, comparing.id)
         other = None if other_file is None else columns.read(other_file, comparing.id)
@@ -334,9 +336,9 @@ def audit_command(
 def _check_parts(columns: Columns, other: str | None) -> None:
     """A column has one part to play: a gap between groups that are the label, say, means nothing."""
     parts = [
-        ("--label", columns.label),
+        *(("--label", name) for name in columns.label),
         ("--target", columns.target),
-        ("--prediction", columns.prediction),
+        *(("--prediction", name) for name in columns.prediction),
         *(("--score", name) for name in columns.score),
     ]
     parts += [("--group", name) for name in dict.fromkeys(columns.group)] + [("--compare-prediction", other)]
@@ -347,7 +349,7 @@ def _check_parts(columns: Columns, other: str | None) -> None:
         if column in seen:
             raise InputError(f"column {column!r} is given as {seen[column]} and as {option}; one of them is expected")
         seen[column] = option
-    if other is not None and columns.prediction is None:
+    if other is not None and len(columns.prediction) != 1:
         raise InputError("--compare-prediction needs --prediction, the column that it is compared with")
 
 
@@ -399,6 +401,8 @@ def _what(records: "Records", path: str, n_joined: int) -> str:
         rows = f"the {n_joined:,} rows that are in both files, of {rows}"
     if records.numbers is not None:
         classes = "predicted numbers"
+    elif records.labels:
+        classes = f"{len(records.labels)} labels"
     elif len(records.classes) == 2:
         classes = f"positive class {records.classes[-1]!r}"
     else:

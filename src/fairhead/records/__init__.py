@@ -64,6 +64,7 @@ class Records:
         provenance: where the rows came from (path, sha256, rows read, rows dropped, ...).
         numbers: the true and the predicted number, shape [n, 2], where the task is to predict numbers; `label` holds
             nothing then.
+        labels: true and predicted columns by name, where a row may have several labels; `label` is the first then.
 
     Example:
         >>> records = Records.from_arrays(label=[1, 0, 1], prediction=[1, 0, 0], groups={"race": ["a", "b", "b"]})
@@ -80,6 +81,7 @@ class Records:
     weight: NDArray[np.float64] | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
     numbers: NDArray[np.float64] | None = None
+    labels: Mapping[str, tuple[Column, Column]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.label)
@@ -345,6 +347,7 @@ class Records:
             prediction=None if self.prediction is None else self.prediction.take(rows),
             scores=None if self.scores is None else self.scores[rows],
             numbers=None if self.numbers is None else self.numbers[rows],
+            labels={name: (one.take(rows), other.take(rows)) for name, (one, other) in self.labels.items()},
             groups={name: column.take(rows) for name, column in self.groups.items()},
             id=None if self.id is None else self.id[rows],
             cluster=None if self.cluster is None else self.cluster.take(rows),
