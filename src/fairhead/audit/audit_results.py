@@ -13,10 +13,14 @@ from fairhead import report  # what needs templates is imported when it is used
 from fairhead.audit.catalogue import METRICS, Metric
 from fairhead.report.result import Result
 from fairhead.report.wording import (
+    CROSS,
     FAILS,
     GROUPS_MOVED,
+    HOLDS,
+    UNDECIDED,
     between,
     change_between,
+    four_fifths,
     in_words,
     is_finding,
     listed,
@@ -149,7 +153,7 @@ def _first(audit: "Audit") -> str | None:
 def _columns(audit: "Audit") -> list[str]:
     """The group columns of an audit, without their intersections."""
     found = dict.fromkeys(e.group_by for e in audit.estimates if e.group_by is not None)
-    return [name for name in found if " × " not in name] or ["no group"]
+    return [name for name in found if CROSS not in name] or ["no group"]
 
 
 @dataclass(frozen=True)
@@ -244,11 +248,10 @@ def audit_verdicts(audit: Audit) -> list[report.Sentence]:
         if e.metric == "impact_ratio" and e.value is not None and e.low is not None and e.high is not None:
             figures = f"{e.value:.2f} ({100 * level:g} % interval {e.low:.2f} to {e.high:.2f})"
             word = e.detail.get("four_fifths", "undecided")
-            tone = {FAILS: "bad", "holds": "good"}.get(word, "unclear")
-            verb = "cannot be decided" if tone == "unclear" else word
-            verdicts.append(
-                report.Sentence(f"The four-fifths rule {verb} by {e.group_by}: impact ratio {figures}.", tone)
-            )
+            alone, tone = four_fifths(e.low, e.high), {FAILS: "bad", HOLDS: "good"}.get(word, "unclear")
+            verb = "cannot be decided" if alone == UNDECIDED else alone
+            column = f"{e.group_by}, taken alone" if word != alone else e.group_by
+            verdicts.append(report.Sentence(f"The four-fifths rule {verb} by {column}: impact ratio {figures}.", tone))
     return verdicts
 
 
@@ -273,29 +276,35 @@ def _headlines(gaps: list[Estimate], level: float) -> list[report.Sentence]:
     ranked = clearest(gaps)
     if not ranked:
         return [report.Sentence(f"No gap in {names} is defined: {stable(gaps[0]).undefined}.", "unclear")]
-    order = sorted(gaps, key=lambda e: (e.metric, e.group_by) != (ranked[0].metric, ranked[0].group_by))
+    shown: dict[str | None, Estimate] = {}
+    # A crossing has the gaps of its columns and more; these come first.
+    for e in sorted(ranked, key=_is_crossed):
+        if is_finding(e, level):
+            shown.setdefault(e.group_by, e)
+    top = next(iter(shown.values()), ranked[0])
+    order = sorted(gaps, key=lambda e: ((e.metric, e.group_by) != (top.metric, top.group_by), _is_crossed(e)))
     cells = list(dict.fromkeys(c for e in order if "stable" in e.detail for c in e.detail.get("unstable", ())))
     thin = ""
     if cells:
         more = f", and {len(cells) - 1} more" if len(cells) > 1 else ""
         thin = f" Unstable, with fewer than {STABLE_ROWS} rows, and not counted: {cells[0]}{more}."
-    shown: dict[str | None, Estimate] = {}
-    for e in ranked:
-        if is_finding(e, level):
-            shown.setdefault(e.group_by, e)
     if not shown:
-        top, power = ranked[0], ""
+        power = ""
         if top.mde is not None:
             least = scale_of(top.metric, top.mde, top.low, top.high, difference=True).write(top.mde)
             power = f" Between these two groups, a sample like this would show one of {least} or more."
         text = f"the clearest is in {in_words(top.metric)} by {top.group_by}, {_figures(top, level)}.{power}{thin}"
         return [report.Sentence(f"No gap in {names} is significant; {text}", "unclear")]
-    first, *others = shown.values()
-    found = f"The clearest gap is in {in_words(first.metric)} by {first.group_by}: {_figures(first, level)}.{thin}"
+    of = " of a single column" if any((e.low or 0.0) > (top.low or 0.0) for e in shown.values()) else ""
+    found = f"The clearest gap{of} is in {in_words(top.metric)} by {top.group_by}: {_figures(top, level)}.{thin}"
     return [report.Sentence(found, "bad")] + [
         report.Sentence(f"By {e.group_by}: {in_words(e.metric, short=True)} {_figures(e, level)}.", "bad")
-        for e in others[:_MOST_COLUMNS]
+        for e in list(shown.values())[1 : 1 + _MOST_COLUMNS]
     ]
+
+
+def _is_crossed(estimate: Estimate) -> bool:
+    return CROSS in (estimate.group_by or "")
 
 
 def _figures(gap: Estimate, level: float) -> str:

@@ -15,10 +15,10 @@ from fairhead.audit.score_gaps import SCORE_GAPS
 from fairhead.audit.score_rates import Scores
 from fairhead.errors import InputError, did_you_mean
 from fairhead.records import Column, Records
+from fairhead.report.wording import CROSS
 
 # What `Records.read` is told about a file, and `Records.from_frame` about a data frame.
 COLUMNS = tuple(name for name in signature(Records.read).parameters if name not in ("path", "positive"))
-CROSS = " × "  # between the names of columns, and of groups, that are crossed
 
 
 def read_rows(data: Any, positive: Any, columns: Mapping[str, Any]) -> tuple[Records, Any]:

@@ -12,7 +12,7 @@ from fairhead.report.group_tables import GroupFigures
 from fairhead.report.page import Report, Sentence
 from fairhead.report.sections.audited import AuditFigures
 from fairhead.report.sections.plain_tables import PlainTable, PlainTables
-from fairhead.report.wording import FOUR_FIFTHS, count, left_out, listed, metric_name, said, scale_of
+from fairhead.report.wording import CROSS, FOUR_FIFTHS, count, left_out, listed, metric_name, said, scale_of
 from fairhead.stats.bootstrap import STABLE_ROWS
 
 # A category with a smaller share of the rows may be left out of impact ratios (6 RCNY § 5-301).
@@ -38,7 +38,7 @@ def local_law_144(audit: AuditFigures | Any) -> Report:
         InputError: the audit has no intersections, or several classes.
     """
     columns = list(dict.fromkeys(row.group_by for row in audit.by_group))
-    if not any(" × " in name for name in columns):
+    if not any(CROSS in name for name in columns):
         raise InputError("Local Law 144 asks for sex, race or ethnicity, and both crossed: add --intersections")
     if "selection_rate" not in audit.by_group[0].rates:
         raise InputError(
@@ -120,7 +120,7 @@ def eu_ai_act(audit: AuditFigures | Any) -> Report:
     Args:
         audit: an audit.
     """
-    single = [name for name in dict.fromkeys(row.group_by for row in audit.by_group) if " × " not in name]
+    single = [name for name in dict.fromkeys(row.group_by for row in audit.by_group) if CROSS not in name]
     return Report(
         title="Fact sheet: data governance and technical documentation",
         question=f"What does this audit by {listed(single, 'and')} add to Article 10 and Annex IV of the EU AI Act?",

@@ -11,6 +11,7 @@ from fairhead.stats.outcome import p_value as p_value
 
 THIN_SPACE = "\u202f"  # narrow and without a line break: between thousands, and before a unit
 MINUS = "\u2212"
+CROSS = " × "  # between the names of columns, and of groups, that are crossed
 
 
 # Full names where the short one does not speak for itself; the definition of each metric comes with its figure.

@@ -186,6 +186,18 @@ def test_each_column_with_a_gap_has_a_sentence():
     assert all("four-fifths" in text for text in rest)
 
 
+def test_single_columns_come_before_their_crossings():
+    """A crossing has the gaps of both of its columns: first comes what each column shows."""
+    rng = np.random.default_rng(0)
+    a, b, c = rng.integers(0, 2, (3, 6000))
+    predicted = (rng.random(6000) < 0.2 + 0.3 * a + 0.2 * b).astype(int)
+    records = Records.from_arrays(c, predicted, groups={"a": a, "b": b})
+    found = fairhead.audit(records, metrics=["DP"], intersections=True, n_boot=400)
+    texts = [sentence.text for sentence in audit_verdicts(found)]
+    assert texts[0].startswith("The clearest gap of a single column is in demographic parity")
+    assert [" by a: " in texts[0], "By b: " in texts[1], "By a × b: " in texts[2]] == [True] * 3
+
+
 def test_the_table_does_not_claim_what_the_verdict_does_not():
     """A gap whose interval leaves 0 out, alone, and whose corrected p is not below 5 %."""
     gap = Estimate("DP", "g", 0.1, 0.01, 0.19, 500, 0.0, detail={"p_adjusted": 0.2})

@@ -13,6 +13,7 @@ from fairhead.report.markup import fill
 from fairhead.report.score_curves import Curves, Drawing, Sweep, draw_calibration, draw_roc, sweep
 from fairhead.report.sections import Section
 from fairhead.report.wording import (
+    CROSS,
     FOUR_FIFTHS,
     Scale,
     by,
@@ -141,7 +142,7 @@ class Block(NamedTuple):
     @property
     def crossed(self) -> bool:
         """Whether its groups are intersections."""
-        return " × " in self.heading
+        return CROSS in self.heading
 
     @property
     def shares(self) -> bool:
@@ -182,7 +183,8 @@ class _Kind(NamedTuple):
     @property
     def caption(self) -> str:
         noun = "Levels" if self.ideal is None else "Gaps" if self.ideal == 0 else "Ratios"
-        scale = "" if self.share or noun == "Ratios" else " on other scales"
+        scale = " in points" if noun == "Gaps" else ""
+        scale = scale if self.share or noun == "Ratios" else " on other scales"
         return noun + scale + ("" if self.ideal is None else f", ideal {self.ideal:g}")
 
 
@@ -208,7 +210,7 @@ def _panel(estimates: Sequence[Estimate], kind: _Kind, level: float) -> Panel:
         marks.append(Mark(e.value, e.low, e.high, ticks, look, words, name, _note(e, name), cells))
     # A level has no ideal to be seen against, so it is seen against the whole of 0 to 1.
     hold = (0.0, 1.0) if kind.ideal is None else ()
-    scale = Scale(100.0, unit="%") if kind.share else Scale()
+    scale = Scale(100.0, unit="" if kind.ideal == 0 else "%") if kind.share else Scale()
     limit = FOUR_FIFTHS if any(e.metric == "impact_ratio" for e in estimates) else None
     return Panel(kind.caption, forest(marks, scale, kind.ideal, hold, limit), marks)
 
