@@ -24,10 +24,12 @@ from fairhead.cli.locate import EPILOG as LOCATE_EPILOG
 from fairhead.cli.mitigate import mitigate_app
 from fairhead.cli.push import EPILOG as PUSH_EPILOG
 from fairhead.cli.push import push_command
+from fairhead.cli.view import EPILOG as VIEW_EPILOG
+from fairhead.cli.view import view_command
 from fairhead.errors import FairheadError
 
 _INTERRUPTED = 130
-_COMMANDS = ("ablate", "attention", "audit", "bench", "demo", "discover", "lm", "locate", "mitigate", "push")
+_COMMANDS = ("ablate", "attention", "audit", "bench", "demo", "discover", "lm", "locate", "mitigate", "push", "view")
 # Newer typers bring a click of their own, whose errors are not those of `click`; this is the base of either.
 _UsageError: Any = typer.BadParameter.__mro__[1]
 
@@ -87,6 +89,7 @@ app.command("bench", epilog=BENCH_EPILOG)(bench_command)
 app.add_typer(mitigate_app)
 app.command("locate", epilog=LOCATE_EPILOG)(locate_command)
 app.command("ablate", epilog=ABLATE_EPILOG)(ablate_command)
+app.command("view", epilog=VIEW_EPILOG)(view_command)
 app.command("attention", epilog=ATTENTION_EPILOG)(attention_command)
 app.command("push", epilog=PUSH_EPILOG)(push_command)
 

@@ -161,7 +161,7 @@ def _answered(
             made_folder(folder)
     from fairhead.locate.answer import answer
 
-    source = replace(_with_columns(source, columns, output.images), seed=plan.seed)
+    source = replace(with_columns(source, columns, output.images), seed=plan.seed)
     with progress() as told:
         found = answer(
             source,
@@ -188,7 +188,7 @@ def _answered(
         typer.echo(f"model: {save}", err=True)
 
 
-def _with_columns(source: Source, columns: DataColumns, images: bool) -> Source:
+def with_columns(source: Source, columns: DataColumns, images: bool) -> Source:
     """The source with what --group, --label and the other columns of its data say."""
     if source.kind != "pairs":
         concept = _one(source.concept, "--concept", columns.first_group, "--group")

@@ -89,7 +89,7 @@ class Reader:
         return found
 
     def read(
-        self, path: Any, *, groups_from: str | os.PathLike[str] | None = None, **options: Any
+        self, path: Any, /, *, groups_from: str | os.PathLike[str] | None = None, **options: Any
     ) -> Dataset | Items[Any]:
         """Read a file, folder or archive; the readers of own data also take objects.
 

@@ -33,7 +33,7 @@ class DirectEffect:
     """Logits, and what each head's edit would change in them if nothing else changed."""
 
     before: Array  # [n, C]
-    change: Array  # [n, L, H, C]
+    change: Array  # [L, H, n, C]: one head after the other, as sets of heads are added up
 
     @classmethod
     def of(cls, features: Features, task: Task, edits: HeadEdits, kind: str = "mean", seed: int = 0) -> "DirectEffect":
@@ -42,12 +42,12 @@ class DirectEffect:
         before = task.logits(features.output)
         layers, heads = features.shape
         order = np.random.default_rng(seed).permutation(len(features))
-        change = np.empty((len(features), layers, heads, len(task.classes)))
+        change = np.empty((layers, heads, len(features), len(task.classes)))
         for layer in range(layers):
             scale = np.asarray(features.scale[:, layer], dtype=np.float64)[:, None, None]
             own = np.asarray(features.heads[:, layer], dtype=np.float64) / scale
             moved = (edits.outputs(kind, own, layer, order) - own) * scale  # [n, H, d]
-            change[:, layer] = task.push(features, layer, moved)
+            change[layer] = task.push(features, layer, moved).swapaxes(0, 1)
         return cls(before, change)
 
     def __call__(self, sets: Sequence[Sequence[tuple[int, int]]]) -> list[Array]:
@@ -58,7 +58,7 @@ class DirectEffect:
         """Logits with some heads edited, [n, C]."""
         logits = self.before.copy()
         for layer, head in heads:
-            logits += self.change[:, layer, head]
+            logits += self.change[layer, head]
         return logits
 
 
