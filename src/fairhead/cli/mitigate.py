@@ -5,7 +5,7 @@ Methods for classifiers share a command; each method for language models has one
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -228,11 +228,16 @@ def _runs(grid: str, entry: MethodEntry, given: Mapping[str, Any], plan: Any) ->
     found = {}
     own_grid = f"{entry.name}-{grid}"
     for one in read_methods(grid_path(own_grid if own_grid in shipped_grids() else grid)):
-        method, own = method_named(one.method), one.method == entry.name
-        chosen = {**(given if own else {}), **one.options}
+        method = method_named(one.method)
+        kind, own = method.load(), one.method == entry.name
+        chosen, changes = (dict(given), asdict(plan)) if own else ({}, {})
+        if getattr(kind, "control_of", None) == entry.name:  # the same but for what makes it a control
+            names = {setting.name for setting in fields(kind)}
+            chosen = {name: value for name, value in given.items() if name in names}
+            changes = {**asdict(plan), **dict(kind.plan.items() - entry.load().plan.items())}
+        chosen.update(one.options)
         method.configure(**chosen)
-        changes = {**(asdict(plan) if own else {}), **one.plan}
-        found[one.name] = LanguageRun(method.name, chosen, plan_of(method.load(), **changes))
+        found[one.name] = LanguageRun(method.name, chosen, plan_of(kind, **{**changes, **one.plan}))
     return found
 
 

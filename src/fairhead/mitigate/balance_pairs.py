@@ -11,10 +11,13 @@ each pair keeps its own difference from it. The loss of a batch has three parts:
 What the model said before training is computed once (`refer`): two numbers a pair, and the final hidden states of the
 sentences whose distributions are kept, which the output layer as it was turns into distributions again. No second model
 is held or run.
+
+The two parts of KLAAD that are not cross-entropy can be added (`kl_weight`, `triplet_weight`); they read the sentences
+a second time.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -30,6 +33,8 @@ from fairhead.language.packing import Path, Row, plain_row
 from fairhead.language.row_layout import Layout, at_vocabulary, quiet, send
 from fairhead.language.scorer import Planned, ReadyBatch, log_sum_exp
 from fairhead.mitigate.bias_unlearn import NegativeLogLikelihoods
+from fairhead.mitigate.klaad import KLAAD
+from fairhead.mitigate.klaad_batch import Example as KlaadExample
 from fairhead.mitigate.klaad_batch import layouts_of, tree_of
 from fairhead.mitigate.language_trainer import Prepared
 from fairhead.mitigate.neutral_text import encode_neutral, read_neutral
@@ -57,6 +62,7 @@ class Example(NamedTuple):
     sentences: tuple[Sequence[int], ...]  # in the order of STEREOTYPE, ANTI_STEREOTYPE, UNRELATED and NEUTRAL
     tree: Row
     reference: Reference | None = None
+    klaad: KlaadExample | None = None  # the same item as KLAAD reads it
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,8 @@ class BalancePairs:
         level_weight: of the second part; the first has weight 1.
         keep_weight: of the third part.
         width: where the Huber loss turns from a square into a line, in nats.
+        kl_weight: of KLAAD's divergence of attention maps, in the last layer.
+        triplet_weight: of KLAAD's triplet loss, with its margin for Llama.
 
     Example:
         >>> BalancePairs(keep_weight=0).mean_over
@@ -81,6 +89,8 @@ class BalancePairs:
     level_weight: NotNegative = 0.5
     keep_weight: NotNegative = 10.0
     width: Positive = 2.0
+    kl_weight: NotNegative = 0.0
+    triplet_weight: NotNegative = 0.0
     plan: ClassVar[Mapping[str, Any]] = {
         "epochs": 2,
         "batch_size": 16,
@@ -92,6 +102,13 @@ class BalancePairs:
 
     def __post_init__(self) -> None:
         check_config(self)
+
+    @property
+    def klaad(self) -> KLAAD | None:
+        """KLAAD without its cross-entropy; None where it has no part."""
+        if not self.kl_weight and not self.triplet_weight:
+            return None
+        return KLAAD(ce_weight=0, kl_weight=self.kl_weight, triplet_weight=self.triplet_weight)
 
     def check(self) -> None:
         """Refuse a neutral text that cannot be read, before a model is loaded."""
@@ -107,11 +124,16 @@ class BalancePairs:
         triplets, left_out = encode_triplets(listed, tokenizer, context)
         category = {item.id: item.bias_type for item in listed}
         neutral = encode_neutral(read_neutral(self.neutral).trained, tokenizer, context)
+        beside: Prepared[Any] | None = None
+        if self.klaad is not None:
+            beside = self.klaad.prepare(listed, tokenizer, context)
         examples = []
         for i, triplet in enumerate(triplets):
             sentences = (*triplet[1:], neutral[i % len(neutral)]) if neutral else triplet[1:]
-            examples.append(Example(category[triplet.id], sentences, tree_of(sentences)))
-        return Prepared(examples, [len(example.tree.tokens) for example in examples], left_out)
+            klaad = None if beside is None else beside.examples[i]
+            examples.append(Example(category[triplet.id], sentences, tree_of(sentences), klaad=klaad))
+        noted = {} if beside is None else beside.noted
+        return Prepared(examples, [len(example.tree.tokens) for example in examples], left_out, noted)
 
     def refer(self, model: nn.Module, prepared: Prepared[Example]) -> Prepared[Example]:
         """The examples with what the model says of them now."""
@@ -164,13 +186,18 @@ class BalancePairs:
             now, then = logits[: -len(states)], logits[-len(states) :]
             totals = log_sum_exp(logits)
             numbers = [[*reference.logprobs, reference.mean_gap] for reference in references]
-            return self.parts(
+            parts = self.parts(
                 batch.pair_logprobs(now, totals),
                 send(torch.tensor(numbers, dtype=torch.float32), device),
                 _divergence(then, now[batch.kept], totals[len(now) :], totals[batch.kept])[batch.counted],
             )
+            if klaad_loss is None:
+                return parts
+            more = klaad_loss([example.klaad for example in examples if example.klaad is not None])
+            return {**parts, **more, "loss": parts["loss"] + more["loss"]}
 
-        yield loss
+        with nullcontext() if self.klaad is None else self.klaad.session(model) as klaad_loss:
+            yield loss
 
     def parts(self, now: Tensor, before: Tensor, divergence: Tensor) -> Parts:
         """The loss of B pairs from log-probabilities now [2, B], those before and the mean gap [B, 3], and KL [T]."""
@@ -199,6 +226,7 @@ class BalanceControl:
 
     neutral: Annotated[str | None, Option(metavar="TEXT")] = None
     plan: ClassVar[Mapping[str, Any]] = {**BalancePairs.plan, "checks": 0}
+    control_of: ClassVar[str] = "balance_pairs"  # whose options it takes in a grid
 
     def check(self) -> None:
         """Refuse a neutral text that cannot be read, before a model is loaded."""

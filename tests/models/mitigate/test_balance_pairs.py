@@ -367,3 +367,41 @@ def test_weights_under_lora_stay_in_bf16_and_its_step_is_not_lost(tmp_path):
     moved = (after[name] - before[name].float()).abs()
     assert 0 < float(moved.max()) < 1e-3  # less than bfloat16 could tell from the weights
     assert float((after["model.norm.weight"] - before["model.norm.weight"].float()).abs().max()) == 0
+
+
+def test_parts_of_klaad_are_added_to_the_loss():
+    model, method = build("llama"), BalancePairs(kl_weight=0.5, triplet_weight=2.0)
+    prepared = method.refer(model, method.prepare(ITEMS, tokenizer(), 64))
+    with method.session(model) as loss:
+        found = loss(prepared.examples)
+    with BalancePairs().session(model) as loss:
+        alone = loss(prepared.examples)
+    klaad = KLAAD(ce_weight=1, kl_weight=1, triplet_weight=1)
+    with klaad.session(model) as loss:
+        parts = loss(klaad.prepare(ITEMS, tokenizer(), 64).examples)
+    assert float(found["kl"].detach()) == pytest.approx(float(parts["kl"].detach()), abs=1e-6)
+    expected = alone["loss"] + 0.5 * parts["kl"] + 2 * parts["triplet"]
+    torch.testing.assert_close(found["loss"], expected)
+    assert set(found) == {"loss", "shift", "level", "keep", "kl", "triplet"}
+
+
+def test_a_grid_gives_its_control_the_options_and_the_plan_of_the_method(neutral, tmp_path):
+    build("llama").save_pretrained(tmp_path / "model")
+    tokenizer().save_pretrained(tmp_path / "model")
+    lines = [f"{t.sentences.stereotype},{t.sentences.anti_stereotype}" for t in ITEMS]
+    (tmp_path / "pairs.csv").write_text("more,less\n" + "\n".join(lines))
+    grid = tmp_path / "grid.yaml"
+    grid.write_text(
+        "title: T\nmethods: [{method: balance_pairs, options: {kl_weight: 0.1}}, {method: balance_control}]\n"
+    )
+    main(
+        ["mitigate", "balance_pairs", "--model", str(tmp_path / "model"), "--data", f"pairs:{tmp_path / 'pairs.csv'}",
+         "--neutral", neutral, "--width", "3", "--epochs", "1", "--lr", "1e-4", "--checks", "2", "--watched", "0.3",
+         "--device", "cpu", "--grid", str(grid), "--out", str(tmp_path / "out")]
+    )  # fmt: skip
+    runs = json.loads((tmp_path / "out" / "grid.json").read_text())["runs"]
+    assert [runs[name]["settings"].get("width") for name in ("balance_pairs", "balance_control")] == [3.0, None]
+    assert [runs[name]["settings"]["neutral"] for name in runs] == [neutral] * 2
+    assert [runs[name]["plan"]["checks"] for name in runs] == [2, 0]
+    assert [runs[name]["plan"]["epochs"] for name in runs] == [1, 1]
+    assert runs["balance_pairs"]["settings"]["kl_weight"] == 0.1
