@@ -49,9 +49,9 @@ def llama(seed=0, noise=0.1):
     return model.requires_grad_(False)
 
 
-def planted_llama():
-    """The head PLANTED sees which group was named and makes its trait likelier; nothing else knows the two apart."""
-    model = llama()
+def planted_llama(at=PLANTED, strength=6.0, seed=0):
+    """One head sees which group was named and makes its trait likelier; nothing else knows the two apart."""
+    model = llama(seed)
     embedding, unembedding = model.model.embed_tokens.weight, model.lm_head.weight
     first, second = (WORDS.index(group) for group in GROUPS)
     embedding[second] = embedding[first]
@@ -70,14 +70,14 @@ def planted_llama():
         layer.mlp.gate_proj.weight[:, [GROUP, TRAIT]] = 0
         layer.mlp.up_proj.weight[:, [GROUP, TRAIT]] = 0
         layer.mlp.down_proj.weight[[GROUP, TRAIT]] = 0
-    attention = model.model.layers[PLANTED[0]].self_attn
+    attention = model.model.layers[at[0]].self_attn
     size = WIDTH // HEADS
-    rows = slice(PLANTED[1] * size, (PLANTED[1] + 1) * size)
+    rows = slice(at[1] * size, (at[1] + 1) * size)
     attention.q_proj.weight[rows] = 0  # look at all tokens evenly
     attention.v_proj.weight[rows] = 0
     attention.v_proj.weight[rows.start, GROUP] = 1.0
     attention.o_proj.weight[:, rows] = 0
-    attention.o_proj.weight[TRAIT, rows.start] = 6.0
+    attention.o_proj.weight[TRAIT, rows.start] = strength
     return model
 
 

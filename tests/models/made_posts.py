@@ -45,9 +45,9 @@ def bert(seed=0):
     return model.requires_grad_(False)
 
 
-def planted_bert():
-    """PLANTED looks at all tokens evenly, finds "women", and says "toxic"; the classifier hears it and some noise."""
-    model = bert()
+def planted_bert(at=PLANTED, strength=12.0, seed=0):
+    """One head looks at all tokens evenly, finds "women", and says "toxic"; the classifier hears it and some noise."""
+    model = bert(seed)
     base = model.bert
     taken = [*GROUP, *CLASS]
     for table in (base.embeddings.word_embeddings, base.embeddings.position_embeddings,
@@ -61,16 +61,16 @@ def planted_bert():
             linear.weight[:, taken] = 0
         for linear in (attention.output.dense, layer.output.dense):
             linear.weight[taken] = 0
-    attention = base.encoder.layer[PLANTED[0]].attention
+    attention = base.encoder.layer[at[0]].attention
     size = WIDTH // HEADS
-    rows = slice(PLANTED[1] * size, (PLANTED[1] + 1) * size)
+    rows = slice(at[1] * size, (at[1] + 1) * size)
     attention.self.query.weight[rows] = 0
     attention.self.query.bias[rows] = 0
     attention.self.value.weight[rows] = 0
     attention.self.value.weight[rows.start, GROUP[0]] = 1.0
     attention.output.dense.weight[:, rows] = 0
-    attention.output.dense.weight[CLASS[0], rows.start] = 12.0
-    attention.output.dense.weight[CLASS[1], rows.start] = -12.0
+    attention.output.dense.weight[CLASS[0], rows.start] = strength
+    attention.output.dense.weight[CLASS[1], rows.start] = -strength
     model.bert.pooler.dense.weight[0] = 0
     model.bert.pooler.dense.weight[0, CLASS[0]] = 0.5
     model.bert.pooler.dense.weight[0, CLASS[1]] = -0.5
