@@ -1,10 +1,14 @@
 """What locating heads costs, each beside its peer in one run.
 
     python benchmarks/locate.py [--device cuda] [--repeats 3] [--batch 32] [--rows 20000]
+    python benchmarks/locate.py --model clip-b16-vision --data celeba:celeba10k.zip [--task Smiling] [--limit 96]
 
 Prints the throughput of taking all heads of CLIP B/16 apart as a share of the plain forward's, and its peak memory; how
 much faster TextSpan is on moments than on rows, and whether the texts are the same; and the time of scores and control
 sets for 144 heads from stored features. Weights are random: none of this depends on them.
+
+With a model and labelled pictures it prints what the effects of all heads cost instead, exact (a pass a head) and
+estimated (attribution patching), and how well the two agree: that depends on the weights.
 """
 
 import argparse
@@ -16,16 +20,20 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from scipy.stats import spearmanr
 from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
 
 from fairhead.locate.ablation import layer_matched
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.directions import Task, concept_from_images
 from fairhead.locate.edits import HeadEdits
-from fairhead.locate.gap_question import DirectEffect
+from fairhead.locate.gap_question import DirectEffect, GapQuestion
 from fairhead.locate.head_features import Features, HeadMoments
 from fairhead.locate.head_maps import coupling, score_heads, separation, top_heads
+from fairhead.locate.locate_settings import LocatePlan, Source
 from fairhead.locate.rows import Evaluation
+from fairhead.locate.session import open_question
+from fairhead.locate.studies import single_head_effects
 from fairhead.locate.textspan import Spanned, span_of_moments
 from machine import interleaved_medians, machine
 
@@ -163,18 +171,67 @@ def scores_and_controls(rows: int) -> None:
     )
 
 
+def effects_of_heads(arguments: argparse.Namespace) -> None:
+    named = (arguments.model, arguments.data, "gender", arguments.task)
+    source = Source(*named, limit=arguments.limit, device=arguments.device, batch_size=arguments.batch, tf32=True)
+    question = open_question(source, LocatePlan(rank="effect")).question
+    assert isinstance(question, GapQuestion)
+    passes, at = question.passes, np.flatnonzero(question.choosing & question.comparable)
+    assert passes is not None
+    decomposer = passes.decomposer
+    estimated: list[np.ndarray | None] = []
+
+    @torch.no_grad()
+    def plain() -> None:
+        for batch in passes.batches(at):
+            decomposer.outputs(batch).cpu()
+
+    def apart() -> None:
+        for batch in passes.batches(at):
+            decomposer(batch).heads.cpu()
+
+    def estimate() -> None:
+        estimated[:] = [question.estimate(at, "mean")]
+
+    seconds = interleaved_medians({"plain": plain, "apart": apart, "estimate": estimate}, arguments.repeats)
+    print(
+        f"{len(at)} images, batch {arguments.batch}: plain pass {seconds['plain']:.1f} s, all heads apart "
+        f"{seconds['plain'] / seconds['apart']:.2f} of its throughput, effects of {question.parts[0].size} heads "
+        f"estimated in {seconds['estimate'] / seconds['plain']:.2f} of its time"
+    )
+    started = time.perf_counter()
+    rows = question.rows.take(at)
+    exact = single_head_effects(question.forward(at, "mean"), question.shape, rows)
+    took = time.perf_counter() - started
+    assert estimated[0] is not None
+    guessed = rows.score(estimated[0], estimated[0].sum((1, 2)))
+    one, other = exact.gap.ravel(), guessed.gap.ravel()
+    best = np.isin(np.argsort(-np.abs(one))[:12], np.argsort(-np.abs(other))[:16]).sum()
+    print(
+        f"  exact in {took / seconds['plain']:.1f} of its time ({took:.0f} s); rank correlation with the estimates "
+        f"{spearmanr(one, other).statistic:.3f}; {best} of the 12 largest effects are among the 16 largest estimates"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rows", type=int, default=20_000)
+    parser.add_argument("--model", help="folder of an image tower, for the effects of its heads")
+    parser.add_argument("--data", help="labelled pictures, as reader:path")
+    parser.add_argument("--task", default="Smiling")
+    parser.add_argument("--limit", type=int, default=96)
     parser.add_argument("--peak", choices=("plain", "apart"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.peak:
         peak(arguments.peak, arguments.batch)
         return
     print(machine(arguments.device))
+    if arguments.model:
+        effects_of_heads(arguments)
+        return
     throughput(arguments.device, arguments.batch, arguments.repeats)
     text_span(arguments.rows, arguments.repeats)
     scores_and_controls(min(arguments.rows, 2000))
