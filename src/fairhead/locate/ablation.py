@@ -281,6 +281,14 @@ def interval(change: Difference, factor: float = 1, digits: int = 3) -> str:
     return f"95 % interval {low} to {high}"
 
 
+def written(change: Difference | None, factor: float = 1, with_p: bool = False) -> str:
+    """A change with its interval in a cell of a table; in points where the factor is 100."""
+    if change is None or change.value is None or change.low is None or change.high is None:
+        return "–"
+    value, low, high = (signed(factor * x, 3 if factor == 1 else 1) for x in (change.value, change.low, change.high))
+    return f"{value} ({low} to {high}{f'; {p_text(change.p_adjusted)}' if with_p else ''})"
+
+
 def signed(value: float, digits: int = 3) -> str:
     """A figure with its sign; 0 has none.
 

@@ -291,10 +291,7 @@ def _baselines(located: Located) -> list[PlainTables]:
 
 def _doses(located: Located) -> list[PlainTables]:
     """The cheapest edit, for the page and for the terminal."""
-    found = located.doses
-    if found is None:
-        return []
-    return [PlainTables(title="The cheapest edit that reaches the wanted gap", tables=[found.table()])]
+    return [] if located.doses is None else [located.doses.section()]
 
 
 def _shown(located: Located) -> list[Study]:

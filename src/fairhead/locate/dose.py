@@ -6,14 +6,17 @@ and reported on the other half with intervals, beside those that no other edit b
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from fairhead.locate.ablation import signed, written
 from fairhead.locate.head_maps import Head
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.studies import Changes
-from fairhead.report.sections.plain_tables import PlainTable
+from fairhead.report.frontier import Frontier, Point
+from fairhead.report.sections.edit_front import EditFront
+from fairhead.report.sections.plain_tables import PlainTable, PlainTables
 from fairhead.report.wording import metric_name
 from fairhead.stats import Difference
 
@@ -69,21 +72,28 @@ class Doses:
             return f"{name} of the chosen edit is undefined on the other half: too few rows."
         reached = "confirmed" if abs(gap.b) <= self.target * abs(gap.a) else "not reached"
         return (
-            f"Of {len(self.tried)} edits, {self.chosen.kind} of {len(self.chosen.heads)} heads is the cheapest that "
+            f"Of {len(self.tried)} edits, {self.chosen.kind} of {_many(self.chosen)} is the cheapest that "
             f"brings {name} down to {share} % on the choosing half. On the other half it goes from {gap.a:.3f} to "
-            f"{gap.b:.3f} ({reached}), and accuracy changes by {100 * accuracy.value:+.1f} points."
+            f"{gap.b:.3f} ({reached}), and accuracy changes by {signed(100 * accuracy.value, 1)} points."
         )
 
-    def table(self) -> PlainTable:
+    def section(self) -> PlainTables:
         """The front and the chosen edit, on the reporting half: for the page and for the terminal."""
-        rows = []
+        rows, points = [], []
         for dose in self.front:
             gap, accuracy = dose.change(self.metric), dose.change("accuracy")
-            cells = [_written(change, 1 if change is gap else 100) for change in (gap, accuracy)]
-            name = f"{dose.kind}, {len(dose.heads)} heads{' (chosen)' if dose is self.chosen else ''}"
-            rows.append([name, "–" if gap is None else f"{gap.b:.3f}", *cells])
+            name = f"{dose.kind}, {_many(dose)}{' (chosen)' if dose is self.chosen else ''}"
+            rows.append([name, "–" if gap is None else f"{gap.b:.3f}", written(gap), written(accuracy, 100)])
+            x, y = _ends(accuracy), _ends(gap)
+            if x is not None and y is not None:
+                plain = Point("as it is", x.before, x.before, x.before, y.before, y.before, y.before)
+                points.append(Point(name, x.after, x.low, x.high, y.after, y.low, y.high))
         columns = ["edit", metric_name(self.metric), "change", "change of accuracy, points"]
-        return PlainTable(caption=self.sentence, columns=columns, rows=rows)
+        tables = [PlainTable(caption=self.sentence, columns=columns, rows=rows)]
+        title = "The cheapest edit that reaches the wanted gap"
+        if not points:
+            return PlainTables(title=title, tables=tables)
+        return EditFront(title=title, tables=tables, frontier=Frontier.of(self.metric, [plain, *points], ""))
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -108,15 +118,23 @@ class Doses:
         }
 
 
-def _written(change: Difference | None, factor: float) -> str:
-    if change is None or change.value is None:
-        return "–"
-    ends = (
-        ""
-        if change.low is None or change.high is None
-        else f" ({factor * change.low:+.3g} to {factor * change.high:+.3g})"
-    )
-    return f"{factor * change.value:+.3g}{ends}"
+def _many(dose: Dose) -> str:
+    return f"{len(dose.heads)} head{'' if len(dose.heads) == 1 else 's'}"
+
+
+class _Ends(NamedTuple):
+    """A figure of an edit, with the interval of the paired change put where the figure was before."""
+
+    before: float
+    after: float
+    low: float
+    high: float
+
+
+def _ends(change: Difference | None) -> _Ends | None:
+    if change is None or change.a is None or change.b is None or change.low is None or change.high is None:
+        return None
+    return _Ends(change.a, change.b, max(0.0, change.a + change.low), change.a + change.high)
 
 
 def find_dose(

@@ -21,6 +21,7 @@ from fairhead.locate.ablation import (
     other_cards,
     outcome,
     signed,
+    written,
 )
 from fairhead.locate.directions import Concept, Task
 from fairhead.locate.engine import Extremes
@@ -163,9 +164,9 @@ class GapWords:
             return []
         told = [f"{self._named(study)}: {beats(*pair)[1]}" for study, pair in found]
         lost = [self._named(study) for study, pair in found if study.way == "output" and not beats(*pair)[0]]
-        text = "The edit of heads was compared with baselines. " + "; ".join(told) + "."
+        text = "The edit of heads beside erasure without heads. " + "; ".join(told) + "."
         if lost:
-            text += f" It does not beat {' or '.join(lost)}: the gap can be had without heads."
+            text += f" Heads do not beat {' or '.join(lost)}."
         return [line("unclear" if lost else "note", text)]
 
     def baseline_table(self, studies: "Sequence[Study]") -> PlainTable | None:
@@ -177,10 +178,10 @@ class GapWords:
                 gap, accuracy = pair
                 metric, cost = metric_name(gap.metric), study.change("accuracy")
                 own = "–" if cost is None or cost.value is None else signed(100 * cost.value, 1)
-                cells = (f"{signed(d.value or 0)} ({interval(d)}, {p_text(d.p_adjusted)})" for d in (gap, accuracy))
+                cells = written(gap, with_p=True), written(accuracy, 100, with_p=True)
                 rows.append([self._named(study), f"{gap.a:.3f}", own, *cells])
-        columns = ["baseline", metric, "accuracy, points", f"heads: {metric}", "heads: accuracy"]
-        caption = "Last two columns: the reported edit of heads minus the baseline, paired over rows."
+        columns = ["baseline", metric, "change of accuracy, points", "heads minus baseline", "accuracy, points"]
+        caption = "The last two columns are the reported edit of heads minus the baseline, paired over rows."
         return PlainTable(caption=caption, columns=columns, rows=rows) if rows else None
 
     def _beside(self, study: "Study") -> "tuple[Difference, Difference] | None":

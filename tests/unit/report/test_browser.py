@@ -1,37 +1,21 @@
-"""The page of an audit in a real browser: nothing is cut off, it prints on few pages, and everybody can use it.
+"""The page of an audit in a real browser: nothing is cut off, it prints on few pages, and everybody can use it."""
 
-Needs playwright, axe-playwright-python and Chromium: the one that $FAIRHEAD_BROWSER names, or one on the path.
-"""
-
-import os
 import re
-import shutil
 
 import numpy as np
 import pytest
+from browsing import chromium, opened_page, violations, width_of
 
 import fairhead
 from fairhead.records import Records
 
-NAMED = os.environ.get("FAIRHEAD_BROWSER")
-BROWSER = NAMED or shutil.which("chromium") or shutil.which("chromium-browser")
 RACES = ("African-American", "Asian", "Caucasian", "Hispanic", "Native American", "Other")
-
-
-def needed(name):
-    """A module that must be there where a browser is demanded."""
-    return __import__(name, fromlist=["_"]) if NAMED else pytest.importorskip(name)
 
 
 @pytest.fixture(scope="module")
 def browser():
-    if BROWSER is None:
-        pytest.skip("there is no Chromium; install Debian's chromium, or name one in $FAIRHEAD_BROWSER")
-    playwright = needed("playwright.sync_api")
-    with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+    with chromium() as opened:
         yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")
@@ -59,23 +43,14 @@ def addresses(tmp_path_factory):
 
 @pytest.fixture
 def page(browser, addresses):
-    yield from opened_page(browser, addresses[0])
+    with opened_page(browser, addresses[0]) as opened:
+        yield opened
 
 
 @pytest.fixture
 def short_page(browser, addresses):
-    yield from opened_page(browser, addresses[1])
-
-
-def opened_page(browser, address):
-    opened = browser.new_page(viewport={"width": 1280, "height": 800})
-    said = []
-    opened.on("console", lambda message: said.append(message.text))
-    opened.on("pageerror", lambda error: said.append(str(error)))
-    opened.goto(address)
-    yield opened
-    opened.close()
-    assert not said, "nothing is refused by the content security policy, and the script runs without an error"
+    with opened_page(browser, addresses[1]) as opened:
+        yield opened
 
 
 def test_the_first_screen_holds_the_answer_and_its_picture(page):
@@ -88,9 +63,7 @@ def test_the_first_screen_holds_the_answer_and_its_picture(page):
 
 @pytest.mark.parametrize("width", [1280, 1024, 390])
 def test_nothing_is_cut_off(page, width):
-    page.set_viewport_size({"width": width, "height": 800})
-    page.evaluate("for (const fold of document.querySelectorAll('details')) fold.open = true")
-    assert page.evaluate("document.scrollingElement.scrollWidth") <= width
+    assert width_of(page, width) <= width
     if width == 1280:
         wide = "[...document.querySelectorAll('.scroll')].filter(box => box.scrollWidth > box.clientWidth).length"
         assert page.evaluate(wide) == 0
@@ -154,10 +127,4 @@ def test_it_is_whole_without_scripts(browser, page, addresses):
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 390)])
 def test_axe_finds_no_violation(short_page, scheme, width):
-    page = short_page
-    axe = needed("axe_playwright_python.sync_playwright").Axe()
-    page.emulate_media(color_scheme=scheme)
-    page.set_viewport_size({"width": width, "height": 800})
-    page.evaluate("for (const fold of document.querySelectorAll('details')) fold.open = true")
-    found = axe.run(page).response["violations"]
-    assert not [(one["id"], one["nodes"][0]["html"], one["help"]) for one in found]
+    assert violations(short_page, scheme, width) == []

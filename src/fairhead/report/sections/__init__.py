@@ -31,6 +31,7 @@ SECTIONS: dict[str, str] = {
     "changes": "fairhead.report.sections.changes:Changes",
     "spillover": "fairhead.report.sections.spillover:Spillover",
     "attention_gap": "fairhead.report.sections.token_gaps:AttentionGap",
+    "edit_front": "fairhead.report.sections.edit_front:EditFront",
     "tables": "fairhead.report.sections.plain_tables:PlainTables",
     "bench": "fairhead.report.sections.bench_block:BenchBlock",
     "qk_histograms": "fairhead.report.sections.qk_histograms:QKHistograms",
