@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 OUT ?= demo
 
-.PHONY: demo test test-slow check format bench clean
+.PHONY: demo test test-slow check docs format bench clean
 
 demo: .venv/.demo
 	$(BIN)/fairhead demo --out $(OUT)
@@ -31,6 +31,10 @@ check: .venv/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The site; its tutorials are run. A warning is an error.
+docs: .venv/.docs
+	PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
 
 # Ratios against Fairlearn, pandas, scikit-learn, plain forward passes and plain training; a quarter of an hour, and a
 # quiet machine.
@@ -64,3 +68,7 @@ clean:
 .venv/.dev: pyproject.toml .venv/.torch
 	$(PIP) --editable ".[dev]"
 	touch $@ .venv/.demo
+
+.venv/.docs: pyproject.toml .venv/.torch
+	$(PIP) --editable ".[docs]"
+	touch $@

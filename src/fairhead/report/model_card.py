@@ -68,9 +68,10 @@ class Card:
 
         results = [*map(self._of_estimate, self.estimates), *map(self._of_change, self.changes)]
         found = [result for result in results if result is not None]
-        on_hub = self.base and _HUB_NAME.fullmatch(self.base) and not Path(self.base).exists()
+        base = (self.base or "").removeprefix("hub:")
+        on_hub = _HUB_NAME.fullmatch(base) and not Path(base).exists()
         described = ModelCardData(
-            base_model=self.base if on_hub else None,
+            base_model=base if on_hub else None,
             library_name="fairhead" if self.carries else "transformers",
             pipeline_tag=self.task,
             tags=["fairhead", "fairness"],

@@ -1,0 +1,33 @@
+"""The documentation site: `make docs`."""
+
+import warnings
+from importlib.metadata import version as version_of
+
+import fairhead
+
+project = "fairhead"
+author = "The fairhead authors"
+copyright = "the fairhead authors"
+release = version_of("fairhead")
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+html_theme = "pydata_sphinx_theme"
+html_title = "fairhead"
+html_theme_options = {"show_toc_level": 2, "navigation_with_keys": False}
+exclude_patterns = ["_build"]
+nb_execution_mode = "force"  # every figure of a tutorial is made while the site is built
+nb_execution_raise_on_error = True
+nb_execution_timeout = 300
+nb_execution_in_temp = True
+nb_merge_streams = True
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 3
+autodoc_typehints = "none"
+autodoc_member_order = "bysource"
+napoleon_use_rtype = False
+# Tables that commands write into pages begin at the third level, wherever they stand.
+suppress_warnings = ["myst.header"]
+warnings.filterwarnings("ignore", category=DeprecationWarning)
+
+# Imported when first used, which autodoc does not wait for; a verb that is a package too is shown as the function.
+for _name in fairhead.__all__:
+    vars(fairhead)[_name] = getattr(fairhead, _name)
