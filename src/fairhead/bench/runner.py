@@ -1,6 +1,7 @@
 """Running a grid: what is done stays done, what failed or was cut short is run again.
 
-Several cells run at once, each in a worker process; a worker that dies does no harm to the others.
+Several cells run at once, in worker processes here or on a cluster (`Workplace.engine`); a worker that dies does no
+harm to the others. Only the process that runs the grid writes results.
 """
 
 import gc
@@ -13,12 +14,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from fairhead.bench.grid import Cell, Grid
 from fairhead.bench.results_folder import Store, has_result
-from fairhead.errors import FairheadError
+from fairhead.errors import FairheadError, InputError
 from fairhead.records import Records
+
+Engine = Literal["processes", "ray", "slurm"]
 
 
 class News(NamedTuple):
@@ -38,14 +41,27 @@ class Workplace:
     """Where cells run.
 
     Attributes:
-        device: "cpu", "cuda", ...
-        jobs: cells at once.
-        cache: folder for decoded pictures and frozen features.
+        device: "cpu", "cuda", ...; on a cluster also "auto".
+        jobs: cells at once; None for one here, and for as many as a cluster has room for.
+        cache: folder for decoded pictures and frozen features; on a cluster, one that all machines see or each has.
+        engine: "processes" of this machine, "ray" or "slurm".
+        address: of a cluster of Ray; "auto" finds the one of this machine, None starts one. Of Slurm the partition.
+        gpu_share: of a GPU that a cell takes, on a cluster.
+        folder: where a cluster's own files go, on a disk that all machines see.
     """
 
     device: str = "cpu"
-    jobs: int = 1
+    jobs: int | None = None
     cache: Path | None = None
+    engine: Engine = "processes"
+    address: str | None = None
+    gpu_share: float = 1.0
+    folder: Path | None = None
+
+    @property
+    def at_once(self) -> int:
+        """Cells at once on this machine."""
+        return self.jobs or 1
 
 
 class Outcome(NamedTuple):
@@ -62,6 +78,7 @@ def run_grid(
     workplace: Workplace | None = None,
     on_news: Callable[[News], None] | None = None,
     on_before: Callable[[int], None] | None = None,
+    shard: tuple[int, int] = (1, 1),
 ) -> Outcome:
     """Run every cell of a grid that has no result yet in `out`.
 
@@ -74,6 +91,7 @@ def run_grid(
         workplace: device, cells at once, and cache.
         on_news: called as cells go on and end.
         on_before: called with how many cells were done before; for the trials of a search and for what follows them.
+        shard: (i, n) runs the i-th of n parts of the grid, counted from 1; the parts are put together by `take_in`.
 
     Raises:
         InputError: a method, option or model of the grid does not exist, or the folder cannot be written or is being
@@ -84,8 +102,11 @@ def run_grid(
     workplace = workplace or Workplace()
     store = Store(out)
     with store.alone():
-        tried = _run(trial_cells(grid), store, workplace, on_news, on_before)
-        finals = _run(final_cells(grid, store), store, workplace, on_news, on_before)
+        trials = trial_cells(grid)
+        if trials and shard != (1, 1):
+            raise InputError("a search needs all its trials in one folder: run it without --shard")
+        tried = _run(trials, store, workplace, on_news, on_before)
+        finals = _run(final_cells(grid, store)[shard[0] - 1 :: shard[1]], store, workplace, on_news, on_before)
     return Outcome(*(a + b for a, b in zip(tried, finals, strict=True)))
 
 
@@ -146,13 +167,21 @@ def run_cells(cells: Sequence[Cell], workplace: Workplace) -> Iterator[News]:
     A cell that raises, or whose process dies, ends with a row of status "failed"; the others go on. Leaving the loop
     early ends all workers.
     """
+    if workplace.engine == "processes" or not cells:
+        return _in_processes(cells, workplace)
+    from fairhead.bench.remote_engines import on_ray, on_slurm
+
+    return on_ray(cells, workplace) if workplace.engine == "ray" else on_slurm(cells, workplace)
+
+
+def _in_processes(cells: Sequence[Cell], workplace: Workplace) -> Iterator[News]:
     # A fresh interpreter each: CUDA does not survive a fork.
     context = multiprocessing.get_context("spawn")
     running: Any = context.Value("i", 0, lock=False)
     waiting = list(reversed(cells))
     workers: list[_Worker] = []
     try:
-        workers += [_Worker(context, workplace, running) for _ in range(min(workplace.jobs, len(cells)))]
+        workers += [_Worker(context, workplace, running) for _ in range(min(workplace.at_once, len(cells)))]
         while waiting or any(worker.cell for worker in workers):
             for number, worker in enumerate(workers):
                 if worker.cell is None and waiting:
@@ -217,50 +246,61 @@ def _serve(pipe: Connection, workplace: Workplace, running: Any) -> None:
     # Ctrl-C is for the parent, which ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Each worker compiles for itself; with as many helpers as cores, each, they would wait for each other.
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, (os.cpu_count() or 1) // workplace.jobs)))
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, (os.cpu_count() or 1) // workplace.at_once)))
     import torch
 
     if workplace.device == "cpu":
         # More threads than cores, over all cells, would only wait for each other.
-        torch.set_num_threads(max(1, min(torch.get_num_threads(), (os.cpu_count() or 1) // workplace.jobs)))
-    from fairhead.bench.cell import run_cell, run_trial
-    from fairhead.bench.fingerprint import failed_row
+        torch.set_num_threads(max(1, min(torch.get_num_threads(), (os.cpu_count() or 1) // workplace.at_once)))
 
     def tell(stage: str, done: int, total: int, note: str) -> None:
         pipe.send((stage, done, total, note, None, None))
 
-    def report(row: dict[str, Any], records: Records | None, note: str) -> None:
-        pipe.send((row["status"], 1, 1, note, row, records))
-
     while True:
         try:
             cell: Cell = pipe.recv()
-        except EOFError:
+            row, records = work(cell, workplace, tell, lambda: int(running.value))
+            pipe.send((row["status"], 1, 1, note_of(row), row, records))
+        except (EOFError, BrokenPipeError):  # the parent is gone: so is the reason to work
             return
-        answers: Records | None
-        try:
-            if cell.trial is None:
-                done = run_cell(cell, workplace.device, workplace.cache, tell, lambda: int(running.value))
-                row, answers = done.row, done.records
-                del done
-            else:
-                row, answers = run_trial(cell, workplace.device, workplace.cache, tell, lambda: int(running.value))
-        except BrokenPipeError:  # the parent is gone: so is the reason to work
-            return
-        except FairheadError as error:
-            report(failed_row(cell, str(error)), None, str(error))
-        except Exception as error:  # whatever it was, the other cells go on
-            message = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            report(failed_row(cell, message, traceback.format_exc()), None, message)
-        else:
-            report(row, answers, _note(row))
-        # Hooks tie models into cycles; what is left of one cell would count as memory of the next.
-        gc.collect()
-        if workplace.device != "cpu":
-            torch.cuda.empty_cache()
 
 
-def _note(row: dict[str, Any]) -> str:
+def work(
+    cell: Cell, workplace: Workplace, tell: Callable[[str, int, int, str], None], sharers: Callable[[], int]
+) -> tuple[dict[str, Any], Records | None]:
+    """In a worker: run one cell; its row, which says so where it failed, and its records."""
+    import torch
+
+    from fairhead.bench.fingerprint import failed_row
+
+    try:
+        row, records = _run_one(cell, workplace, tell, sharers)
+    except BrokenPipeError:
+        raise
+    except FairheadError as error:
+        row, records = failed_row(cell, str(error)), None
+    except Exception as error:  # whatever it was, the other cells go on
+        message = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        row, records = failed_row(cell, message, traceback.format_exc()), None
+    # Hooks tie models into cycles; what is left of one cell would count as memory of the next.
+    gc.collect()
+    if workplace.device != "cpu":
+        torch.cuda.empty_cache()
+    return row, records
+
+
+def _run_one(
+    cell: Cell, workplace: Workplace, tell: Callable[[str, int, int, str], None], sharers: Callable[[], int]
+) -> tuple[dict[str, Any], Records | None]:
+    from fairhead.bench.cell import run_cell, run_trial
+
+    if cell.trial is not None:
+        return run_trial(cell, workplace.device, workplace.cache, tell, sharers)
+    done = run_cell(cell, workplace.device, workplace.cache, tell, sharers)
+    return done.row, done.records
+
+
+def note_of(row: dict[str, Any]) -> str:
     """A word about a cell that has ended."""
     if row["status"] == "failed":
         return str(row["error"])

@@ -1,10 +1,11 @@
 """`fairhead bench`: methods on one backbone, with the same data, seeds, budget and selection."""
 
+import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -12,7 +13,7 @@ from fairhead.cli.common import need, progress
 from fairhead.cli.options import options
 from fairhead.errors import InputError
 from fairhead.report.console import harmless
-from fairhead.settings import Count, Option
+from fairhead.settings import Count, Option, Positive
 
 if TYPE_CHECKING:
     from fairhead.bench.runner import News
@@ -38,8 +39,12 @@ lost. A cell that fails is recorded with its error and does not stop the others;
 
 Trials are kept and resumed like other cells; the table says what was searched, what was chosen and what it cost.
 
-Parts of a grid may run on several machines (`--set data=natural` here, the rest there) and be put together with
-`--take-in`.
+Parts of a grid may run on several machines (`--shard 1/2` here, `--shard 2/2` there) and be put together with
+`--take-in`. A cluster takes them all:
+
+    fairhead bench utkface --out results --engine ray --address auto --gpus-per-cell 0.25
+
+    fairhead bench utkface --out results --engine slurm --address gpu-partition --jobs 16
 
 Grids that ship with fairhead can be named without a path; `--list` shows them. They find their data through
 `$FAIRHEAD_DATA` and pretrained models through `$FAIRHEAD_MODELS`.
@@ -52,8 +57,12 @@ class Running:
 
     Attributes:
         out: folder for results, records and table.
-        jobs: cells at once, each in its own process.
+        jobs: cells at once, each in its own process; by default one here, and as many as a cluster has room for.
         device: where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.
+        engine: processes of this machine, or a cluster of Ray or Slurm.
+        address: of a running cluster of Ray (auto finds that of this machine); of Slurm the partition.
+        gpu_share: of a GPU that a cell takes on a cluster of Ray: 0.25 runs four on one.
+        shard: run the i-th of n parts of the grid, as 1/4; --take-in puts the folders together.
         changes: change the grid: epochs=1, limit=400, seeds=0,1, methods=erm,dam, ...; give it several times.
         search: first try N random configurations of every method beside the grid's own, on seeds of their own, and keep
             what does best on validation rows (by the worst class unless the grid says otherwise). At least 10.
@@ -65,8 +74,12 @@ class Running:
     """
 
     out: Annotated[Path, Option(metavar="DIR")] = Path("fairhead-bench")
-    jobs: Annotated[Count, Option(metavar="N")] = 1
+    jobs: Annotated[Count | None, Option(metavar="N")] = None
     device: str = "auto"
+    engine: Literal["processes", "ray", "slurm"] = "processes"
+    address: Annotated[str | None, Option(metavar="HOST:PORT")] = None
+    gpu_share: Annotated[Positive, Option("--gpus-per-cell", "X")] = 1.0
+    shard: Annotated[str | None, Option(metavar="I/N")] = None
     changes: Annotated[tuple[str, ...], Option("--set", "KEY=VALUE")] = ()
     search: Annotated[Count | None, Option(metavar="N")] = None
     choose_with_groups: bool = False
@@ -114,11 +127,17 @@ def bench_command(
 
         # `timeout` and schedulers end a run so: what is done should still become a table.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        workplace = Workplace(str(device_named(running.device)), running.jobs, running.cache)
+        shard = _shard(running.shard)
+        here = running.engine == "processes"
+        if here and running.address is not None:
+            raise InputError("--address is of a cluster: give --engine ray or --engine slurm as well")
+        device = str(device_named(running.device)) if here else running.device  # this machine may have no GPU
+        cluster = (running.engine, running.address, running.gpu_share, out)
+        workplace = Workplace(device, running.jobs, running.cache, *cluster)
         with progress() as shown:
             report = _Report(shown, plan.size)
             try:
-                outcome = run_grid(plan, out, workplace, report, report.before)
+                outcome = run_grid(plan, out, workplace, report, report.before, shard)
                 failed = outcome.failed
                 typer.echo(f"{outcome.done} cells done, {failed} failed, {outcome.before} were done before", err=True)
             except KeyboardInterrupt:
@@ -135,6 +154,14 @@ def bench_command(
     typer.echo(f"table: {page}", err=True)
     if interrupted or failed:
         raise typer.Exit(130 if interrupted else 1)
+
+
+def _shard(text: str | None) -> tuple[int, int]:
+    """Which part of how many."""
+    found = re.fullmatch(r"(\d+)/(\d+)", text or "1/1")
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise InputError(f"--shard is {text!r}; expected I/N with I from 1 to N, such as 2/4")
+    return int(found[1]), int(found[2])
 
 
 class _Report:
