@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 OUT ?= demo
 
-.PHONY: demo test test-slow check docs format bench clean
+.PHONY: demo test test-slow check docs dist matrix format bench clean
 
 demo: .venv/.demo
 	$(BIN)/fairhead demo --out $(OUT)
@@ -35,6 +35,18 @@ check: .venv/.dev
 # The site; its tutorials are run. A warning is an error.
 docs: .venv/.docs
 	PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
+
+# Wheel and sdist, each installed into an environment of its own and run.
+dist: .venv/.python
+	$(PIP) build twine
+	rm -rf dist
+	$(BIN)/python -m build --quiet
+	$(BIN)/python -m twine check --strict dist/*
+	for file in dist/*; do .ci/installed $(PYTHON) "$$file" || exit 1; done
+
+# The demo from the wheel, on every Python here from 3.11 to 3.14, and with the newest minors of transformers.
+matrix: dist
+	.ci/matrix dist/*.whl
 
 # Ratios against Fairlearn, pandas, scikit-learn, plain forward passes and plain training; a quarter of an hour, and a
 # quiet machine.

@@ -8,10 +8,14 @@ are imported when first used, so that an audit never loads torch.
 
 import sys
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+try:
+    __version__ = version("fairhead")  # of the latest tag
+except PackageNotFoundError:  # the source alone, not installed
+    __version__ = "0+unknown"
 
 if TYPE_CHECKING:
     from fairhead.audit import audit as audit
