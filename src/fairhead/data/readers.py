@@ -125,7 +125,7 @@ class Reader:
 READERS: Mapping[str, Reader] = {
     reader.name: reader
     for reader in (
-        Reader("bbq", "questions", "fairhead.language.benchmarks.bbq:read_bbq"),
+        Reader("bbq", "questions", "fairhead.data.questions:read_bbq"),
         Reader("bold", "prompts", "fairhead.language.benchmarks.bold:read_bold"),
         Reader("celeba", "images"),
         Reader("crows_pairs", "pairs", "fairhead.language.benchmarks.crows_pairs:read_crows_pairs", aliases=("crows",)),

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from fairhead.data import read
+from fairhead.data.questions import Answer, derive_target
 from fairhead.data.sentence_triplets import StereoSetItem, Triplet, split_by_target
 from fairhead.errors import InputError
-from fairhead.language.benchmarks.bbq import Answer, derive_target
 
 
 def _stereoset(target: str = "t") -> dict[str, Any]:
