@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from fairhead.audit import METRICS
-from fairhead.audit.audit_results import Audit, Comparison, GroupRow
+from fairhead.audit import METRICS, GroupRow
+from fairhead.audit.audit_results import Audit, Comparison
 from fairhead.stats import Difference, Estimate
 
 HOSTILE = "\"><img src=x onerror=alert(1)><script>alert('1')</script></style></title>&amp;{{ 7*7 }}"

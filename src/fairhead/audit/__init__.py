@@ -1,7 +1,7 @@
 """From records to gaps with intervals. Imports no torch; nothing outside this folder computes a fairness metric."""
 
 from fairhead import make_verb
-from fairhead.audit.audit_results import Audit, Comparison, GroupRow
+from fairhead.audit.audit_results import Audit, Comparison
 from fairhead.audit.catalogue import METRICS, Metric
 from fairhead.audit.comparison import compare
 from fairhead.audit.drift import drift
@@ -9,7 +9,7 @@ from fairhead.audit.gap_scorer import scorer
 from fairhead.audit.own_metrics import define_metric
 from fairhead.audit.run_audit import audit
 from fairhead.audit.slices import worst_slices
-from fairhead.stats import Difference, Estimate
+from fairhead.stats import Difference, Estimate, GroupRow
 
 __all__ = [
     "METRICS",

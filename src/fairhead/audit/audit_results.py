@@ -27,7 +27,7 @@ from fairhead.report.wording import (
     said_of_difference,
     scale_of,
 )
-from fairhead.stats import Difference, Estimate
+from fairhead.stats import Difference, Estimate, GroupRow
 from fairhead.stats.bootstrap import STABLE_ROWS
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ AUDIT_SCHEMA = "fairhead.audit/1"
 COMPARISON_SCHEMA = "fairhead.comparison/1"
 # The gaps that the headline speaks of: three readings of "treated alike".
 HEADLINE = ("DP", "EOp", "EOd")
+# Of predicted numbers: in the unit of the target, so that they can be ranked.
+_OF_NUMBERS = ("mean_error_gap", "MAE_gap")
 # Of more gaps that are reversed, a verdict names the largest.
 _MOST_TURNED = 3
 # Of more columns with a gap, a verdict names those that are clearest.
@@ -55,24 +57,7 @@ def headline_of(asked: Iterable[Metric]) -> list[str]:
     gaps = [
         m for m in asked if m.compare in ("spread", "to_overall") and m.ideal == 0 and _UNTESTED.isdisjoint(m.rates)
     ]
-    return [m.name for m in gaps if m.name in HEADLINE] or [m.name for m in gaps]
-
-
-@dataclass(frozen=True)
-class GroupRow:
-    """One group's own figures.
-
-    Attributes:
-        group_by: the group column or intersection.
-        group: the group's name.
-        n: its rows.
-        rates: "selection_rate", "TPR", "FPR", "precision", "accuracy", ... each an `Estimate`.
-    """
-
-    group_by: str
-    group: str
-    n: int
-    rates: Mapping[str, Estimate]
+    return [m.name for m in gaps if m.name in (*HEADLINE, *_OF_NUMBERS)] or [m.name for m in gaps]
 
 
 @dataclass(frozen=True)

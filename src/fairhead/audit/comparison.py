@@ -8,11 +8,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fairhead.audit.association import enough_rows
 from fairhead.audit.audit_results import Audit, Comparison, headline_of
 from fairhead.audit.audited_rows import View, group_columns, join, one_group, read_both, reference_groups, with_weight
 from fairhead.audit.candidate_rates import contrasts_of, signed_gap
 from fairhead.audit.catalogue import Chosen, Metric, Multiclass, Reduction, choose_metrics
-from fairhead.audit.estimate import NO_REPLICATE, Rules, Stack, enough_rows
+from fairhead.audit.estimate import NO_REPLICATE, Rules, Stack
 from fairhead.audit.metrics import association_value
 from fairhead.audit.own_metrics import with_own
 from fairhead.audit.pair_changes import PairChanges, corrected_pairs, pair_changes

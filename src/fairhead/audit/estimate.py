@@ -3,16 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit import metrics
 from fairhead.audit.candidate_rates import candidate_rates, tied_lowest
 from fairhead.audit.catalogue import Metric, Multiclass, Reduction
-from fairhead.audit.rates import ROUNDED, Rates, Tables
+from fairhead.audit.rates import ROUNDED, Rates
 from fairhead.report.wording import in_short
 from fairhead.stats import Estimate, intervals
 from fairhead.stats.bootstrap import STABLE_ROWS
@@ -211,10 +209,10 @@ def estimate(
         if metric.compare not in ("minimum", "mean"):
             detail["multiclass"] = rules.multiclass
     attained_by = tuple(groups[g] for g in made_by.groups) if name is not None else ()
-    return _estimate(metric, name, value, n, interval, rules.level, attained_by, detail)
+    return figure_of(metric, name, value, n, interval, rules.level, attained_by, detail)
 
 
-def _estimate(
+def figure_of(
     metric: Metric,
     name: str | None,
     value: float,
@@ -224,6 +222,7 @@ def _estimate(
     groups: tuple[str, ...],
     detail: dict[str, Any],
 ) -> Estimate:
+    """An estimate with its interval, what an even model would show, and the smallest detectable effect."""
     detail |= {"se": interval.se, "interval": interval.method}
     if interval.null is not None:
         detail["expected_if_even"] = interval.null
@@ -388,60 +387,3 @@ def _rows_used(metric: Metric, parts: Stack, group_rows: NDArray[np.int64]) -> i
         return int(group_rows[~np.isnan(parts.hat).all(axis=(0, 1))].sum())
     used = np.where(np.isnan(parts.hat), 0, parts.rows).sum(axis=(0, 1))
     return int(np.minimum(used[: len(group_rows)], group_rows).sum())
-
-
-def association_estimate(metric: Metric, tables: Tables, rules: Rules, name: str | None) -> Estimate:
-    """One of the three association metrics of a group column.
-
-    V is a length, so it is folded like a gap and gets its interval like one. The bias-corrected V estimates the same
-    quantity as the plain one and shares its interval.
-    """
-    sizes = tables.rows.sum(axis=(-1, -2))
-    usable = enough_rows(tables, rules.min_cell)
-    n = int(sizes[usable].sum())
-    detail: dict[str, object] = {"definition": metric.definition}
-    selected = tables.rates("selection_rate")
-    short = [selected.shortage(0, int(g), tables.groups[g], rules.min_cell) for g in np.flatnonzero(~usable)]
-    if short:
-        detail |= {"n_undefined": len(short), "excluded": short}
-    value = float(metrics.association_value(metric.name, tables.counts[usable], n))
-    if usable.sum() < 2 or np.isnan(value):
-        reason = in_short(short) if usable.sum() < 2 else "all rows have the same prediction or the same label"
-        return Estimate(metric.name, name, None, None, None, n, metric.ideal, reason, detail=detail)
-    if not usable.all():
-        tables = replace(tables, counts=tables.counts[usable], star=tables.star[:, usable])
-    if metric.name == "cramers_v_excess":
-        by_label = metrics.cramers_v(tables.star.sum(axis=-1))
-        replicates = metrics.length(tables.association, tables.predicted) - by_label
-        interval = intervals.percentile(replicates[~np.isnan(replicates)], rules.level)
-    else:
-        interval = _length_interval(tables, rules.level)
-    return _estimate(metric, name, value, n, interval, rules.level, (), detail)
-
-
-def _length_interval(tables: Tables, level: float) -> intervals.Interval:
-    """The interval of V, which is the length of all deviations from independence; these may be scaled, θ to V."""
-    by_prediction = tables.counts.sum(axis=-2)
-    hat = metrics.association(by_prediction)
-    degrees = min(int((by_prediction.sum(axis=-2) > 0).sum()), len(by_prediction)) - 1
-    error = hat - tables.association
-    # |c·hat + error|² is a square in c.
-    square, along, across = float((hat**2).sum()), (error * hat).sum(axis=(-1, -2)), (error**2).sum(axis=(-1, -2))
-    observed = sqrt(square / degrees)
-
-    def shown(theta: float) -> Array:
-        scale = theta / observed
-        return np.sqrt(np.maximum(scale * scale * square + 2 * scale * along + across, 0.0) / degrees)
-
-    around = intervals.Candidates(
-        at=lambda theta: hat * (theta / observed),
-        signed=lambda _: along / (observed * degrees),
-        shown=shown,
-    )
-    found = intervals.gap(hat, error, lambda rates: np.sqrt((rates**2).sum(axis=(-1, -2)) / degrees), around, level)
-    return found._replace(high=min(found.high, 1.0))
-
-
-def enough_rows(tables: Tables, min_cell: int) -> NDArray[np.bool_]:
-    """Groups with enough rows, and enough clusters where there are clusters, shape [G]."""
-    return np.asarray(tables.rates("selection_rate").enough(min_cell)[0])

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit.audit_results import Audit, GroupRow, headline_of
+from fairhead.audit.association import association_estimate
+from fairhead.audit.audit_results import Audit, headline_of
 from fairhead.audit.audited_rows import View, group_columns, one_group, read_rows, reference_groups, with_weight
 from fairhead.audit.catalogue import OWN, Chosen, Metric, Multiclass, choose_metrics
 from fairhead.audit.curves import curves_of
-from fairhead.audit.estimate import Rules, association_estimate, estimate
+from fairhead.audit.estimate import Rules, estimate
 from fairhead.audit.own_metrics import with_own
 from fairhead.audit.predicted_numbers import NUMBER_RATES, number_tables
 from fairhead.audit.rates import RATES, Kind, Rates, Tables, small_groups
@@ -24,7 +25,7 @@ from fairhead.errors import InputError
 from fairhead.records import Column, Records, keep_freed_memory
 from fairhead.report.score_curves import Curves
 from fairhead.report.wording import UNDECIDED, four_fifths
-from fairhead.stats import Estimate, intervals
+from fairhead.stats import Estimate, GroupRow, intervals
 from fairhead.stats.bootstrap import MIN_ROWS, STABLE_ROWS
 from fairhead.stats.clusters import MOST_CELLS, cell_numbers, clusters_in, count_rows, sample_of_table, tabulate
 from fairhead.stats.max_t import westfall_young

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit.audit_results import GroupRow
 from fairhead.audit.audited_rows import View, cross, read_rows, with_weight
 from fairhead.audit.drift import span
 from fairhead.audit.estimate import Rules
@@ -20,6 +19,7 @@ from fairhead.audit.run_audit import Draws, Part
 from fairhead.errors import InputError
 from fairhead.records import Column, Records
 from fairhead.report.wording import CROSS, Scale, count, metric_name, scale_of
+from fairhead.stats import GroupRow
 from fairhead.stats.bootstrap import STABLE_ROWS
 from fairhead.stats.intervals import difference
 from fairhead.stats.outcome import Span

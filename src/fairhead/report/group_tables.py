@@ -1,7 +1,6 @@
 """The rates of groups as pictures: a forest of groups × rates against the reference group, and a heat map of all."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from math import copysign, hypot
 from typing import Any, NamedTuple
 
@@ -10,23 +9,13 @@ from markupsafe import Markup
 from fairhead.report.forest import Mark, forest
 from fairhead.report.sections.headmap import colour_bar, colour_class
 from fairhead.report.wording import Scale, count, is_share, metric_name, scale_of
-from fairhead.stats import Estimate
+from fairhead.stats import Estimate, GroupRow
 
 # Columns that a page holds: of drawings, and of a heat map.
 FOREST_COLUMNS = 5
 HEAT_COLUMNS = 12
 # No colour is strong for a difference as small as this.
 _PALE = 0.1
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupFigures:
-    """The rates of one group of one column."""
-
-    group_by: str
-    group: str
-    n: int
-    rates: Mapping[str, Estimate]
 
 
 class Cell(NamedTuple):
@@ -57,7 +46,7 @@ class Table(NamedTuple):
     rows: tuple[Row, ...]
 
 
-def group_forest(groups: Sequence[GroupFigures], rates: Sequence[str], reference: str | None) -> Table:
+def group_forest(groups: Sequence[GroupRow], rates: Sequence[str], reference: str | None) -> Table:
     """One drawing a group and rate: its value and interval, and a line where the reference group's value is."""
     drawn: dict[str, list[Markup]] = {}
     headings = []
@@ -90,7 +79,7 @@ class HeatMap(NamedTuple):
     bar: Markup
 
 
-def group_heat_map(groups: Sequence[GroupFigures], reference: str | None) -> HeatMap:
+def group_heat_map(groups: Sequence[GroupRow], reference: str | None) -> HeatMap:
     """Tables of at most `HEAT_COLUMNS` rates each, and what their colours mean."""
     names = list(dict.fromkeys(name for group in groups for name in group.rates))
     against = _reference(groups, reference)
@@ -103,7 +92,7 @@ def group_heat_map(groups: Sequence[GroupFigures], reference: str | None) -> Hea
     }
     largest = max([_PALE, *(abs(step) for step in steps.values())])
 
-    def row(group: GroupFigures, some: Sequence[str]) -> Row:
+    def row(group: GroupRow, some: Sequence[str]) -> Row:
         cells = []
         for name in some:
             step = steps.get((group.group, name))
@@ -116,7 +105,7 @@ def group_heat_map(groups: Sequence[GroupFigures], reference: str | None) -> Hea
     return HeatMap(tuple(tables), colour_bar(-largest, largest, 100.0) if steps else Markup())
 
 
-def _reference(groups: Sequence[GroupFigures], reference: str | None) -> GroupFigures | None:
+def _reference(groups: Sequence[GroupRow], reference: str | None) -> GroupRow | None:
     return next((group for group in groups if group.group == reference), None)
 
 
@@ -130,7 +119,7 @@ def _certain(rate: Estimate | None, reference: Estimate | None) -> float | None:
     return copysign(max(0.0, abs(step) - noise), step)
 
 
-def _cell(group: GroupFigures, name: str, against: GroupFigures | None = None) -> Cell:
+def _cell(group: GroupRow, name: str, against: GroupRow | None = None) -> Cell:
     rate = group.rates.get(name)
     if rate is None or rate.value is None:
         reason = "not computed" if rate is None else rate.undefined
@@ -150,7 +139,8 @@ def _bare(scale: Scale, rate: Any) -> str:
     if rate.low is None or rate.high is None:
         return ""
     short = Scale(scale.factor, min(scale.digits, 1 if scale.factor > 1 else 2))
-    return f"{short.number(rate.low)}–{short.number(rate.high)}"
+    # An en dash before a minus could not be read.
+    return f"{short.number(rate.low)}{'–' if rate.low >= 0 else ' to '}{short.number(rate.high)}"
 
 
 def _mark(rate: Estimate, reference: Estimate | None) -> Mark:

@@ -8,11 +8,11 @@ from typing import Any
 
 from fairhead.errors import InputError
 from fairhead.report.forest import level
-from fairhead.report.group_tables import GroupFigures
 from fairhead.report.page import Report, Sentence
 from fairhead.report.sections.audited import AuditFigures
 from fairhead.report.sections.plain_tables import PlainTable, PlainTables
 from fairhead.report.wording import CROSS, FOUR_FIFTHS, count, left_out, listed, metric_name, said, scale_of
+from fairhead.stats import GroupRow
 from fairhead.stats.bootstrap import STABLE_ROWS
 
 # A category with a smaller share of the rows may be left out of impact ratios (6 RCNY § 5-301).
@@ -98,12 +98,12 @@ def local_law_144(audit: AuditFigures | Any) -> Report:
     )
 
 
-def _impact_ratio(row: GroupFigures, best: float) -> float | None:
+def _impact_ratio(row: GroupRow, best: float) -> float | None:
     value = row.rates["selection_rate"].value
     return None if value is None or not best else value / best
 
 
-def _category(row: GroupFigures, total: int, ratio: float | None, counted: bool) -> Sequence[str]:
+def _category(row: GroupRow, total: int, ratio: float | None, counted: bool) -> Sequence[str]:
     rate = row.rates["selection_rate"]
     share = f"{100 * row.n / total:.1f} %"
     if rate.value is None:

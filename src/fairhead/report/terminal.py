@@ -18,10 +18,9 @@ from fairhead.report.wording import (
     said,
     said_of_difference,
 )
-from fairhead.stats import Difference, Estimate
+from fairhead.stats import Difference, Estimate, GroupRow
 
 if TYPE_CHECKING:
-    from fairhead.report.group_tables import GroupFigures
     from fairhead.report.page import Sentence
     from fairhead.report.sections.audited import AuditFigures
     from fairhead.report.sections.compared import ComparisonFigures
@@ -35,7 +34,7 @@ _METRIC_NAMES = {
     "cramers_v_excess": "Cramér's V, excess",
 }
 _LIBRARIES = {"fairlearn": "Fairlearn", "aif360": "AIF360"}
-_RATE_NAMES = {"selection_rate": "selected", "base_rate": "base rate"}
+_RATE_NAMES = {"selection_rate": "selected", "base_rate": "base rate", "mean_error": "mean error"}
 # Columns that a rate takes with its interval on the same line or on a second one; those of the group and its n.
 _RATE_WIDTH = 19
 _STACKED_WIDTH = 15
@@ -165,7 +164,7 @@ def _number(metric: str, value: float | None) -> str:
         return "–"
     if is_share(metric):
         return f"{100 * value:.1f}"
-    return f"{value:.3f}" if abs(value) < 10 else f"{value:,.1f}"
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:,.{1 if abs(value) < 1000 else 0}f}"
 
 
 def _with_interval(metric: str, value: float | None, low: float | None, high: float | None, unit: str = "") -> str:
@@ -188,7 +187,7 @@ def _table(title: str) -> Table:
     )
 
 
-def _group_table(rows: "Sequence[GroupFigures]", rates: Sequence[str], group_by: str, percent: str) -> Table:
+def _group_table(rows: "Sequence[GroupRow]", rates: Sequence[str], group_by: str, percent: str) -> Table:
     """One line a group: n and its rates."""
     unit = "percent with " if any(is_share(rate) for rate in rates) else ""
     table = _table(f"{escape(group_by)}: each group, {unit}{percent} intervals")
@@ -201,7 +200,7 @@ def _group_table(rows: "Sequence[GroupFigures]", rates: Sequence[str], group_by:
     return table
 
 
-def _shown_groups(rows: "Sequence[GroupFigures]") -> "tuple[list[GroupFigures], int]":
+def _shown_groups(rows: "Sequence[GroupRow]") -> "tuple[list[GroupRow], int]":
     """The rows to show, in their order, and how many are left out: the smallest of very many."""
     if len(rows) <= _MANY_GROUPS:
         return list(rows), 0
@@ -209,7 +208,7 @@ def _shown_groups(rows: "Sequence[GroupFigures]") -> "tuple[list[GroupFigures], 
     return [rows[i] for i in sorted(largest)], len(rows) - _MANY_GROUPS
 
 
-def _rate_columns(rows: "Sequence[GroupFigures]", width: int) -> list[str]:
+def _rate_columns(rows: "Sequence[GroupRow]", width: int) -> list[str]:
     """The rates that fit."""
     left = width - _GROUP_WIDTH
     room = max(1, left // _RATE_WIDTH, min(4, left // _STACKED_WIDTH))

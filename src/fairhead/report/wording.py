@@ -12,6 +12,9 @@ from fairhead.stats.outcome import p_value as p_value
 THIN_SPACE = "\u202f"  # narrow and without a line break: between thousands, and before a unit
 MINUS = "\u2212"
 CROSS = " × "  # between the names of columns, and of groups, that are crossed
+CROSS = " × "  # between the names of columns, and of groups, that are crossed
+CROSS = " × "  # between the names of columns, and of groups, that are crossed
+CROSS = " × "  # between the names of columns, and of groups, that are crossed
 
 
 # Full names where the short one does not speak for itself; the definition of each metric comes with its figure.
@@ -97,11 +100,11 @@ def in_words(metric: str, short: bool = False) -> str:
         >>> in_words("DP"), in_words("DP", short=True)
         ('demographic parity (share predicted positive)', 'demographic parity')
         >>> in_words("accuracy_gap"), in_words("FPR_gap"), in_words("own.cost")
-        ('accuracy', 'FPR', 'cost')
+        ('accuracy', 'false positive rate', 'cost')
     """
     if metric in _IN_WORDS:
         return _IN_WORDS[metric].partition(" (")[0] if short else _IN_WORDS[metric]
-    name = metric_name(metric.removeprefix("own.")).removesuffix(" gap")
+    name = metric_name(metric.removeprefix("own.").removesuffix("_gap"))
     return name if name[1:2].isupper() else name[:1].lower() + name[1:]
 
 

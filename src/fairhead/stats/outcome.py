@@ -48,6 +48,23 @@ class Estimate:
 
 
 @dataclass(frozen=True)
+class GroupRow:
+    """One group's own figures.
+
+    Attributes:
+        group_by: the group column or intersection.
+        group: the group's name.
+        n: its rows.
+        rates: "selection_rate", "TPR", "FPR", "precision", "accuracy", ... each an `Estimate`.
+    """
+
+    group_by: str
+    group: str
+    n: int
+    rates: Mapping[str, Estimate]
+
+
+@dataclass(frozen=True)
 class Span:
     """A figure and the ends of its interval."""
 

@@ -14,13 +14,13 @@ from report_example import ablation, audit, comparison, estimate, headmap
 from fairhead.audit.audit_results import Audit
 from fairhead.report.forest import Mark, forest
 from fairhead.report.form import plain
-from fairhead.report.group_tables import GroupFigures, group_forest, group_heat_map
+from fairhead.report.group_tables import group_forest, group_heat_map
 from fairhead.report.markup import Axis
 from fairhead.report.sections import Section
 from fairhead.report.sections.ablated import control_plot
 from fairhead.report.sections.headmap import STEPS, colour_bar, colour_class
 from fairhead.report.wording import MINUS, THIN_SPACE, Scale, count, is_share, p_value, scale_of
-from fairhead.stats.outcome import Estimate, better_way, outcome_of
+from fairhead.stats.outcome import Estimate, GroupRow, better_way, outcome_of
 
 finite = st.floats(-1e6, 1e6).map(lambda x: 0.0 if abs(x) < 1e-6 else x)
 shares = st.floats(0, 1)
@@ -171,7 +171,7 @@ def test_the_heat_map_is_pale_where_a_difference_may_be_chance() -> None:
     """The small group is furthest from the reference by chance; the next one is surely below it."""
     figures = {"large": (0.5, 0.02, 5000), "other": (0.3, 0.02, 5000), "small": (0.8, 0.35, 12)}
     groups = [
-        GroupFigures(
+        GroupRow(
             group_by="g",
             group=name,
             n=n,

@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from fairhead.report.forest import Cell, Mark, Panel, Undefined, forest, level, undefined
 from fairhead.report.form import one_of
-from fairhead.report.group_tables import FOREST_COLUMNS, GroupFigures, HeatMap, Table, group_forest, group_heat_map
+from fairhead.report.group_tables import FOREST_COLUMNS, HeatMap, Table, group_forest, group_heat_map
 from fairhead.report.markup import fill
 from fairhead.report.score_curves import Curves, Drawing, Sweep, draw_calibration, draw_roc, sweep
 from fairhead.report.sections import Section
@@ -24,7 +24,7 @@ from fairhead.report.wording import (
     metric_name,
     scale_of,
 )
-from fairhead.stats import Estimate
+from fairhead.stats import Estimate, GroupRow
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,7 +38,7 @@ class AuditFigures:
 
     provenance: Mapping[str, Any]
     estimates: Sequence[Estimate]
-    by_group: Sequence[GroupFigures]
+    by_group: Sequence[GroupRow]
     curves: Sequence[Curves] = ()
 
     def definitions(self) -> dict[str, str]:
