@@ -29,11 +29,12 @@ class Range:
         return enough and (value < self.high if self.below else value <= self.high)
 
     def __str__(self) -> str:
+        low, high = (f"{end:,.0f}" if 1e4 <= end < math.inf else f"{end:g}" for end in (self.low, self.high))
         if self.above and self.below:
-            return f"between {self.low:g} and {self.high:g}"
+            return f"between {low} and {high}"
         if self.high == math.inf:
-            return f"above {self.low:g}" if self.above else f"of at least {self.low:g}"
-        return f"above {self.low:g}, up to {self.high:g}" if self.above else f"from {self.low:g} to {self.high:g}"
+            return f"above {low}" if self.above else f"of at least {low}"
+        return f"above {low}, up to {high}" if self.above else f"from {low} to {high}"
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,8 @@ Positive = Annotated[float, Range(0, above=True)]
 NotNegative = Annotated[float, Range(0)]
 Share = Annotated[float, Range(0, 1)]
 PositiveShare = Annotated[float, Range(0, 1, above=True)]
+# NumPy and torch take no larger one.
+Seed = Annotated[int, Range(0, 2**32 - 1)]
 # Of every command that makes intervals or p-values: fewer draws give neither.
 Replicates = Annotated[int, Range(100)]
 Level = Annotated[float, Range(0, 1, above=True, below=True)]

@@ -8,14 +8,19 @@ import json
 import os
 import shutil
 import tempfile
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+from zipfile import BadZipFile
 
 from fairhead.errors import InputError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 LOCK = ".lock"
 PathLike = str | os.PathLike[str]
@@ -62,8 +67,51 @@ def reading(path: PathLike, malformed: str) -> Iterator[None]:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
     except (ValueError, csv.Error) as error:
         raise InputError(f"{path} {malformed} ({' '.join(str(error).split())})") from None
-    except (KeyError, TypeError, IndexError, AttributeError, EOFError):
+    except (KeyError, TypeError, IndexError, AttributeError, EOFError, BadZipFile, zlib.error, RecursionError):
         raise InputError(f"{path} {malformed}") from None
+
+
+def read_arrays(path: PathLike, *names: str) -> "dict[str, NDArray[Any]]":
+    """Arrays of an .npz file, none of them pickled.
+
+    Raises:
+        InputError: the file cannot be read, or lacks one.
+
+    Example:
+        >>> import numpy as np
+        >>> path = Path(tempfile.mkdtemp(), "a.npz")
+        >>> np.savez(path, a=np.arange(3))
+        >>> read_arrays(path, "a")["a"].tolist()
+        [0, 1, 2]
+    """
+    import numpy as np
+
+    # Opened here: of a file that is cut short, numpy would leave it open.
+    with reading(path, f"is not an .npz file with the arrays {', '.join(names)}"), open(path, "rb") as file:
+        try:
+            found = np.load(file, allow_pickle=False)
+            if isinstance(found, np.ndarray):
+                raise KeyError
+            return {name: found[name] for name in names}
+        except ValueError:  # numpy advises to unpickle
+            raise KeyError from None
+
+
+def yaml_value(text: str) -> Any:
+    """What YAML text says, never code; anything else is a ValueError of one line.
+
+    Example:
+        >>> yaml_value("{a: [1, 2]}")
+        {'a': [1, 2]}
+    """
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None
+    except RecursionError:
+        raise ValueError("lists in lists without end") from None
 
 
 def made_folder(path: PathLike, hint: str = "give another folder") -> Path:

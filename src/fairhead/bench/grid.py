@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from fairhead.errors import InputError
 from fairhead.mitigate.registry import LADDER, method_named, names
-from fairhead.settings import Count, Option, Replicates, WholeNumber
+from fairhead.settings import Count, Option, Replicates, Seed
 from fairhead.train.plan import LanguagePlan, TrainingPlan
 
 # What a grid may set of a plan; the seed is an axis of the grid, and the device an option of the command.
@@ -165,8 +165,8 @@ class Search:
     """
 
     configs: Count = 10
-    seed: WholeNumber = 0
-    seeds: tuple[WholeNumber, ...] = (1000,)
+    seed: Seed = 0
+    seeds: tuple[Seed, ...] = (1000,)
     with_groups: bool = False
 
 
@@ -351,7 +351,7 @@ class Grid:
     data: tuple[Data, ...]
     backbones: tuple[Backbone, ...]
     methods: tuple[Method, ...]
-    seeds: tuple[WholeNumber, ...]
+    seeds: tuple[Seed, ...]
     plan: Mapping[str, Any] = field(default_factory=dict)
     about: str = ""
     selection: Selection = "accuracy"

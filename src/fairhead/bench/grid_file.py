@@ -34,13 +34,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fairhead.audit import METRICS as KNOWN
 from fairhead.bench.grid import PARTS, PLAN_FIELDS, Backbone, Data, Grid, Method, Search
 from fairhead.errors import InputError, did_you_mean
 from fairhead.mitigate.registry import method_named
 from fairhead.settings import check_settings
+from fairhead.store import yaml_value
 from fairhead.train.plan import LanguagePlan, TrainingPlan
 
 _NAME = re.compile(r"[\w+=-][\w.+= -]*")
@@ -154,12 +153,12 @@ def _content(path: Path | str) -> dict[str, Any]:
     """The mapping in a file, with known keys and the needed ones."""
     path = Path(path)
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml_value(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise InputError(f"cannot read the grid {str(path)!r}: {reason}") from error
-    except yaml.YAMLError as error:
-        raise InputError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    except ValueError as error:
+        raise InputError(f"{path} is not YAML: {error}") from None
     top = dict(_mapping(content, str(path), _KEYS))
     for key in ("title", "methods"):
         _needed(top, key, str(path))
@@ -371,8 +370,8 @@ def _asked(changes: Sequence[str]) -> dict[str, Any]:
 
 def _value(text: str, key: str) -> Any:
     try:
-        return yaml.safe_load(text) if text else None
-    except yaml.YAMLError:
+        return yaml_value(text) if text else None
+    except ValueError:
         raise InputError(f"--set {key} is {text!r}, which cannot be read: is a bracket or a quote missing?") from None
 
 

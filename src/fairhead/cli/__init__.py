@@ -4,6 +4,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -102,6 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # what a user must know is said by the command
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
+        _refuse_pipes(given)
         # Not standalone: errors of usage would come in a box of several lines. The arguments go into provenance.
         code = app(args=given, prog_name="fairhead", standalone_mode=False, obj=given)
     except _UsageError as error:
@@ -122,6 +124,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(code)
 
 
+def _refuse_pipes(words: Sequence[str]) -> None:
+    """Refuse a named pipe, `reader:pipe` too: whoever opens one waits for a writer. Those of a shell are open."""
+    for word in words:
+        value = word.partition("=")[2] if word.startswith("--") else word
+        for path in (value, value.partition(":")[2]):
+            with suppress(OSError):
+                if path and not path.startswith(("/dev/", "/proc/")) and Path(path).is_fifo():
+                    _fail(f"{path} is a named pipe; a file or a folder is expected")
+
+
 def _fail(message: str) -> NoReturn:
-    print(f"fairhead: error: {' '.join(message.split())}", file=sys.stderr)
+    """One line, in which nothing that came from a file or an option steers the terminal."""
+    words = (word if len(word) < 500 else f"{word[:200]}…{word[-50:]}" for word in message.split())
+    shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in " ".join(words))
+    print(f"fairhead: error: {''.join(shown)}", file=sys.stderr)
     sys.exit(2)

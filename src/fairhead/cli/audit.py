@@ -12,7 +12,7 @@ from fairhead import __version__
 from fairhead.cli.common import check_output, command_line, write_json
 from fairhead.cli.options import options
 from fairhead.errors import InputError
-from fairhead.settings import Count, Level, NotNegative, Option, Replicates, WholeNumber
+from fairhead.settings import Count, Level, NotNegative, Option, Replicates, Seed
 
 if TYPE_CHECKING:
     from fairhead.records import Records
@@ -160,7 +160,7 @@ class Statistics:
     slices: Annotated[str | None, Option(metavar="RATE")] = None
     multiclass: Literal["max", "mean", "weighted"] = "max"
     n_boot: Annotated[Replicates, Option(metavar="N")] = 2000
-    seed: Annotated[WholeNumber, Option(metavar="N")] = 0
+    seed: Annotated[Seed, Option(metavar="N")] = 0
     level: Annotated[Level, Option(metavar="SHARE")] = 0.95
     min_cell: Annotated[Count, Option(metavar="N")] = 10
     min_group: Annotated[NotNegative, Option(metavar="N|SHARE")] = 0

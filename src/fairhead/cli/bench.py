@@ -13,7 +13,8 @@ from fairhead.cli.common import need, progress
 from fairhead.cli.options import options
 from fairhead.errors import InputError
 from fairhead.report.console import harmless
-from fairhead.settings import Count, Option, Positive
+from fairhead.settings import Count, Option, Positive, Range
+from fairhead.store import made_folder, yaml_value
 
 if TYPE_CHECKING:
     from fairhead.bench.runner import News
@@ -81,7 +82,7 @@ class Running:
     gpu_share: Annotated[Positive, Option("--gpus-per-cell", "X")] = 1.0
     shard: Annotated[str | None, Option(metavar="I/N")] = None
     changes: Annotated[tuple[str, ...], Option("--set", "KEY=VALUE")] = ()
-    search: Annotated[Count | None, Option(metavar="N")] = None
+    search: Annotated[Annotated[int, Range(10)] | None, Option(metavar="N")] = None
     choose_with_groups: bool = False
     cache: Annotated[Path | None, Option(metavar="DIR")] = None
     take_in: Annotated[tuple[Path, ...], Option(metavar="DIR")] = ()
@@ -133,7 +134,8 @@ def bench_command(
             raise InputError("--address is of a cluster: give --engine ray or --engine slurm as well")
         device = str(device_named(running.device)) if here else running.device  # this machine may have no GPU
         cluster = (running.engine, running.address, running.gpu_share, out)
-        workplace = Workplace(device, running.jobs, running.cache, *cluster)
+        cache = None if running.cache is None else made_folder(running.cache)
+        workplace = Workplace(device, running.jobs, cache, *cluster)
         with progress() as shown:
             report = _Report(shown, plan.size)
             try:
@@ -198,9 +200,7 @@ def _command(grid: str, changes: Sequence[str]) -> str:
 
 
 def _list_grids() -> None:
-    import yaml
-
     from fairhead.bench.grid_file import shipped_grids
 
     for name, file in shipped_grids().items():
-        typer.echo(f"{name:<20} {yaml.safe_load(file.read_text(encoding='utf-8'))['title']}")
+        typer.echo(f"{name:<20} {yaml_value(file.read_text(encoding='utf-8'))['title']}")

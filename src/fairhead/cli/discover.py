@@ -9,7 +9,7 @@ import typer
 from fairhead import __version__
 from fairhead.cli.common import DataColumns, command_line, need, progress
 from fairhead.cli.options import options
-from fairhead.settings import Count, Option, WholeNumber
+from fairhead.settings import Count, Option, Seed
 
 EPILOG = """
 **Examples**
@@ -75,7 +75,7 @@ class Asked:
     max_length: Annotated[Count, Option(metavar="N")] = 128
     device: str = "auto"
     cache: Annotated[str | None, Option(metavar="DIR")] = None
-    seed: Annotated[WholeNumber, Option(metavar="N")] = 0
+    seed: Annotated[Seed, Option(metavar="N")] = 0
     out: Annotated[Path, Option(metavar="DIR", panel="Output")] = Path("fairhead-discovered")
     panel: ClassVar[str] = "Discovery"
 

@@ -9,7 +9,7 @@ import typer
 from fairhead.cli.common import check_output, command_line, write_json
 from fairhead.cli.options import options
 from fairhead.errors import InputError
-from fairhead.settings import Level, Option, Replicates, WholeNumber
+from fairhead.settings import Level, Option, Replicates, Seed
 from fairhead.store import write_text
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Statistics:
 
     panel: ClassVar[str] = "Statistics"
     n_boot: Annotated[Replicates | None, Option(metavar="N")] = None
-    seed: Annotated[WholeNumber, Option(metavar="N")] = 0
+    seed: Annotated[Seed, Option(metavar="N")] = 0
     level: Annotated[Level, Option(metavar="SHARE")] = 0.95
 
     def resampling(self, n_boot: int = 2000) -> "Resampling":
@@ -147,7 +147,7 @@ def compare_command(
 
 def _page_around(path: Path) -> tuple[str, str]:
     """What stands before and after the figures of a Markdown page; found out before the work is done."""
-    if not path.exists():
+    if not path.is_file():
         return "", "\n"
     try:
         page = path.read_text(encoding="utf-8")

@@ -15,6 +15,7 @@ import typer
 
 from fairhead.errors import InputError
 from fairhead.settings import Option, check_settings
+from fairhead.store import yaml_value
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -247,16 +248,14 @@ def key_values(given: Sequence[str] | None, flag: str) -> dict[str, Any]:
         >>> key_values(["values=4", "lr=1e-4", "counts=[2, 3]"], "--option")
         {'values': 4, 'lr': 0.0001, 'counts': [2, 3]}
     """
-    import yaml
-
     found = {}
     for pair in given or []:
         key, equals, text = pair.partition("=")
         if not equals or not key:
             raise InputError(f"{flag} takes key=value; found {pair!r}")
         try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
+            value = yaml_value(text)
+        except ValueError:
             raise InputError(f"{flag} {key}: {text!r} is not a value that YAML can read") from None
         # YAML wants a point in 1e-4 to take it for a number.
         if isinstance(value, str):

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fairhead.data.datasets import Examples
 from fairhead.data.images import Images
 from fairhead.errors import InputError
+from fairhead.store import read_arrays, reading
 
 PREFIX = "features:"
 
@@ -64,12 +65,10 @@ class ReadyFeatures:
 def _read(files: tuple[str, ...], _changed: tuple[int, ...]) -> tuple[NDArray[np.float32], dict[str, int]]:
     features, names = [], []
     for file in files:
-        try:
-            with np.load(file, allow_pickle=False) as found:
-                features.append(np.asarray(found["features"], dtype=np.float32))
-                names.append(np.asarray(found["names"]).astype(str))
-        except (OSError, ValueError, KeyError) as error:
-            raise InputError(f"{file}: an .npz file with the arrays features and names is expected: {error}") from None
+        found = read_arrays(file, "features", "names")
+        with reading(file, "has features that are no numbers"):
+            features.append(np.asarray(found["features"], dtype=np.float32))
+            names.append(np.asarray(found["names"]).astype(str))
         if features[-1].ndim != 2 or len(features[-1]) != len(names[-1]):
             raise InputError(
                 f"{file}: features has the shape {list(features[-1].shape)} and there are {len(names[-1])} names; "

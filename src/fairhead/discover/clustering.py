@@ -17,7 +17,7 @@ from torch import Tensor
 from fairhead.data import Dataset, Images
 from fairhead.errors import InputError
 from fairhead.records import Column
-from fairhead.store import reading
+from fairhead.store import read_arrays, reading
 from fairhead.train.kmeans import COUNTS, adjusted_rand, find_clusters, kmeans, stabilities, unit
 
 TYPICAL = {"pictures": 8, "texts": 5}
@@ -230,8 +230,8 @@ class _Vectors(NamedTuple):
 
     @classmethod
     def read(cls, path: str | Path, width: int) -> "_Vectors":
-        malformed = "is not an .npz file with the arrays texts and vectors"
-        with reading(path, malformed), np.load(path, allow_pickle=False) as found:
+        found = read_arrays(path, "texts", "vectors")
+        with reading(path, "has vectors that are no numbers"):
             texts, vectors = found["texts"].astype(str).tolist(), np.asarray(found["vectors"], dtype=np.float32)
         if vectors.ndim != 2 or len(vectors) != len(texts) or vectors.shape[1] != width:
             raise InputError(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from fairhead.errors import InputError
-from fairhead.settings import PYTHON_ONLY, Option
+from fairhead.settings import PYTHON_ONLY, Count, NotNegative, Option, PositiveShare, Seed, WholeNumber, check_config
 from fairhead.store import LineJournal, reading
 
 TOO_LONG = "longer than the model's context"
@@ -165,25 +165,19 @@ class Sampling:
         >>> Sampling(top_p=0)
         Traceback (most recent call last):
             ...
-        fairhead.errors.InputError: top_p is 0; more than 0 and at most 1 is expected
+        fairhead.errors.InputError: Sampling: top_p is 0; expected a number above 0, up to 1
     """
 
     panel: ClassVar[str] = "How continuations are drawn"
-    max_new_tokens: Annotated[int, Option(metavar="N")] = 40
-    temperature: Annotated[float, Option(metavar="X")] = 1.0
-    top_k: Annotated[int, Option(metavar="K")] = 50
-    top_p: Annotated[float, Option(metavar="P")] = 0.95
-    seed: Annotated[int, PYTHON_ONLY] = 0
-    batch_size: Annotated[int, Option(metavar="N")] = 64
+    max_new_tokens: Annotated[Count, Option(metavar="N")] = 40
+    temperature: Annotated[NotNegative, Option(metavar="X")] = 1.0
+    top_k: Annotated[WholeNumber, Option(metavar="K")] = 50
+    top_p: Annotated[PositiveShare, Option(metavar="P")] = 0.95
+    seed: Annotated[Seed, PYTHON_ONLY] = 0
+    batch_size: Annotated[Count, Option(metavar="N")] = 64
 
     def __post_init__(self) -> None:
-        for name, least in (("max_new_tokens", 1), ("top_k", 0), ("seed", 0), ("batch_size", 1)):
-            if getattr(self, name) < least:
-                raise InputError(f"{name} is {getattr(self, name)}; at least {least} is expected")
-        if not self.temperature >= 0:
-            raise InputError(f"temperature is {self.temperature:g}; at least 0 is expected")
-        if not 0 < self.top_p <= 1:
-            raise InputError(f"top_p is {self.top_p:g}; more than 0 and at most 1 is expected")
+        check_config(self)
 
     def settings(self) -> dict[str, Any]:
         """What continuations depend on besides the model and the prompt."""

@@ -6,6 +6,7 @@ Needs no torch itself.
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -125,6 +126,8 @@ is expected
             given = {k: v for k, v in options.items() if v is not None and hasattr(benchmark.options(), k)}
             found.options[name] = benchmark.chosen(**{**beside, **given})
             found.items[name] = read_data(benchmark, path, found.options[name], most, seed)
+            with suppress(NotMeasured):  # of a package that is not here: continued now, measured elsewhere
+                benchmark.ready(found.options[name])
             continue
         found.skipped[name] = f"{data} has no {folder}"
         if {benchmark.flag, name} & set(only):

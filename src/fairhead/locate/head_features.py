@@ -171,8 +171,9 @@ class Features:
             raise InputError(
                 f"the features in {path} are not complete: {meta['done']} of {meta['n']} rows; run it again"
             )
-        arrays = {name: np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in _ARRAYS}
-        maps = np.load(path / "maps.npy", allow_pickle=False)
+        with reading(path, "holds features that are cut short: remove the folder"):
+            arrays = {name: np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in _ARRAYS}
+            maps = np.load(path / "maps.npy", allow_pickle=False)
         return cls(**arrays, maps=np.broadcast_to(maps, (*arrays["heads"].shape[1:3], *maps.shape[2:])))
 
 

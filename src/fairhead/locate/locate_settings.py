@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from fairhead.errors import InputError
-from fairhead.settings import PYTHON_ONLY, Count, Level, Option, Replicates, Share, WholeNumber
+from fairhead.settings import PYTHON_ONLY, Count, Level, Option, Replicates, Seed, Share, WholeNumber
 
 Rank = Literal["effect", "gap", "concept", "bias", "ranksum"]
 RANKS: tuple[str, ...] = get_args(Rank)
@@ -73,7 +73,7 @@ class Source:
     device: Annotated[str, Option(panel=_MODEL)] = "auto"
     start: Annotated[str, Option(metavar="TOKEN", panel=_MODEL)] = "default"
     tf32: Annotated[bool, Option(panel=_MODEL)] = False
-    seed: Annotated[WholeNumber, PYTHON_ONLY] = 0
+    seed: Annotated[Seed, PYTHON_ONLY] = 0
     options: Annotated[Mapping[str, Any], PYTHON_ONLY] = field(default_factory=dict)
     beside: Annotated[Any, PYTHON_ONLY] = None
     panel: ClassVar[str] = "Data"
@@ -146,7 +146,7 @@ class LocatePlan:
     extremes: Annotated[Count | None, PYTHON_ONLY] = None
     n_boot: Annotated[Replicates, Option(metavar="N")] = 2000
     level: Annotated[Level, PYTHON_ONLY] = 0.95
-    seed: Annotated[WholeNumber, Option(metavar="N")] = 0
+    seed: Annotated[Seed, Option(metavar="N")] = 0
     panel: ClassVar[str] = "Statistics"
 
     def __post_init__(self) -> None:
@@ -183,7 +183,7 @@ class AttentionPlan:
     pictures: Annotated[WholeNumber, Option(metavar="N")] = 6
     picture: Annotated[tuple[str, ...], Option(metavar="ID")] = ()
     max_length: Annotated[Count, Option(metavar="N")] = 128
-    seed: Annotated[WholeNumber, Option(metavar="N")] = 0
+    seed: Annotated[Seed, Option(metavar="N")] = 0
     device: str = "auto"
 
     @property

@@ -31,7 +31,7 @@ from fairhead.language.row_layout import quiet
 from fairhead.language.scorer import Planned, Scorer
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.pair_rows import TextPairs
-from fairhead.store import made_folder, reading, whole_file, write_json
+from fairhead.store import made_folder, read_arrays, reading, whole_file, write_json
 
 Array = NDArray[np.float64]
 SCHEMA = "fairhead.pair_terms/1"
@@ -122,8 +122,7 @@ def take_apart(
     for start in range(0, len(pairs), _BLOCK):
         file = None if path is None else path / f"pairs-{start:06d}.npz"
         if file is not None and file.exists():
-            with np.load(file, allow_pickle=False) as kept:
-                parts.append(PairTerms(**{f.name: kept[f.name] for f in fields(PairTerms)}))
+            parts.append(PairTerms(**read_arrays(file, *(f.name for f in fields(PairTerms)))))
         else:
             parts.append(reader.read(texts[2 * start : 2 * (start + _BLOCK)]))
             if file is not None:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.errors import InputError, UnsupportedModel, did_you_mean
+from fairhead.store import read_arrays, reading, yaml_value
 
 # Texts -> [n, d'].
 TextSide = Callable[[Sequence[str]], NDArray[np.floating]]
@@ -186,12 +186,8 @@ def read_prompts(path: str | os.PathLike[str]) -> PromptFile:
         >>> found.concept.poles[0].words, list(found.classes)
         (('person with glasses',), ['yes', 'no'])
     """
-    import yaml
-
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from None
+    with reading(path, "cannot be read as YAML"):
+        content = yaml_value(Path(path).read_text(encoding="utf-8"))
     if not isinstance(content, dict):
         raise InputError(f"{path} should hold templates, concept and classes by name")
     for key in content:
@@ -238,7 +234,7 @@ class TextTable(NamedTuple):
 
 def read_text_table(path: str | os.PathLike[str]) -> TextTable:
     """A table from an .npz file with `texts` [n] and `vectors` [n, d']."""
-    arrays = _arrays(path, ("texts", "vectors"))
+    arrays = read_arrays(path, "texts", "vectors")
     texts, vectors = tuple(str(text) for text in arrays["texts"].tolist()), arrays["vectors"].astype(np.float64)
     if len(texts) != len(vectors) or not texts:
         raise InputError(f"a table of texts needs one vector a text; found {len(texts)} texts, {len(vectors)} vectors")
@@ -301,7 +297,7 @@ class AdaptedText:
         """From an .npz file with `B` and `x_mean`, and the folder of the encoder."""
         from fairhead.models import open_model
 
-        arrays = _arrays(adapter, ("B", "x_mean"))
+        arrays = read_arrays(adapter, "B", "x_mean")
         loaded = open_model(encoder, "encoder")
         return cls(loaded.model, loaded.tokenizer, arrays["B"], arrays["x_mean"])
 
@@ -330,18 +326,3 @@ def check_texts(texts: Sequence[str], tokenizer: Any = None) -> None:
     for text in texts:
         if not text.strip() or (tokenizer is not None and not tokenizer(text, add_special_tokens=False)["input_ids"]):
             raise InputError(f"the prompt {text!r} has no token in it; every prompt needs a word that the model knows")
-
-
-def _arrays(path: str | os.PathLike[str], names: tuple[str, ...]) -> Mapping[str, NDArray[Any]]:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            lacking = [name for name in names if name not in file]
-            if lacking:
-                raise InputError(f"{path} has no array {lacking[0]!r}; it has {', '.join(file)}")
-            return {name: file[name] for name in names}
-    except (OSError, ValueError, EOFError, BadZipFile) as error:
-        if isinstance(error, InputError):
-            raise
-        # What numpy says of any other file is advice to unpickle it.
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is no archive of arrays"
-        raise InputError(f"{path} cannot be read as an .npz file: {reason}") from None

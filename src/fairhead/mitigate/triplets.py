@@ -16,7 +16,7 @@ from fairhead.language.answers import TOO_LONG
 from fairhead.language.packing import start_token
 from fairhead.language.row_layout import Sentences, stack
 from fairhead.language.running import digest
-from fairhead.settings import PYTHON_ONLY, Count, Option, Share, WholeNumber, check_settings
+from fairhead.settings import PYTHON_ONLY, Count, Option, Seed, Share, check_settings
 
 
 class TokenTriplet(NamedTuple):
@@ -52,7 +52,7 @@ class TripletData:
 
     source: Annotated[str, Option("--data", "SPEC")]
     held_out: Annotated[Share, Option(metavar="SHARE")] = 0.1
-    seed: Annotated[WholeNumber, Option("--split-seed")] = 0
+    seed: Annotated[Seed, Option("--split-seed")] = 0
     bias_type: str | None = None
     kind: Literal["intrasentence", "intersentence"] | None = None
     limit: Count | None = None

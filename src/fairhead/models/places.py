@@ -16,6 +16,7 @@ from fairhead.errors import FairheadError, InputError, UnsupportedModel
 ADAPTER = "adapter_config.json"
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _HUB_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
+_MOST_LAYERS = 10_000  # building them takes a minute, before the weights show that there are fewer
 _CANNOT = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError, SafetensorError)
 
 
@@ -75,7 +76,11 @@ def config_of(place: Place) -> Any:
     """Its configuration."""
     from transformers import AutoConfig
 
-    return read_beside(place, "config.json", AutoConfig, place.folder)
+    config = read_beside(place, "config.json", AutoConfig, place.folder)
+    layers = getattr(config, "num_hidden_layers", 0)
+    if not isinstance(layers, int) or not 0 <= layers <= _MOST_LAYERS:
+        raise InputError(f"{place.folder / 'config.json'} asks for {layers!r} layers, which no model has")
+    return config
 
 
 def read_beside(place: Place, what: str, auto: Any, folder: Path, **options: Any) -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fairhead.errors import InputError
-from fairhead.settings import Level, Replicates, WholeNumber, check_config
+from fairhead.settings import Level, Replicates, Seed, check_config
 from fairhead.stats import intervals
 from fairhead.stats.outcome import Estimate
 
@@ -239,7 +239,7 @@ class Resampling:
     """
 
     n_boot: Replicates = 2000
-    seed: WholeNumber = 0
+    seed: Seed = 0
     level: Level = 0.95
     min_items: int = MIN_ROWS
     min_clusters: int = MIN_CLUSTERS

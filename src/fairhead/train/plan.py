@@ -5,7 +5,17 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from fairhead.errors import InputError
-from fairhead.settings import PYTHON_ONLY, Count, NotNegative, Option, Positive, Share, WholeNumber, check_settings
+from fairhead.settings import (
+    PYTHON_ONLY,
+    Count,
+    NotNegative,
+    Option,
+    Positive,
+    Seed,
+    Share,
+    WholeNumber,
+    check_settings,
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +46,7 @@ class Plan:
     max_grad_norm: Positive | None = 1.0
     accumulate: Count = 1
     precision: Literal["no", "bf16"] = "no"
-    seed: WholeNumber = 0
+    seed: Seed = 0
     checkpoint_minutes: NotNegative = 10.0
     panel: ClassVar[str] = "Training"
 

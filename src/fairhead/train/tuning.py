@@ -294,6 +294,9 @@ def with_lora(model: nn.Module, plan: LanguagePlan) -> nn.Module:
         from peft import LoraConfig, get_peft_model
     except ImportError:
         raise InputError('LoRA needs peft, not installed here: pip install "fairhead[lora]"') from None
+    width = getattr(getattr(model, "config", None), "hidden_size", plan.lora)
+    if plan.lora > width:
+        raise InputError(f"LoRA's rank is {plan.lora:,}, more than the model's width of {width:,}: 8 or 16 is usual")
     torch.manual_seed(plan.seed)
     try:
         return get_peft_model(model, LoraConfig(r=plan.lora, lora_alpha=2 * plan.lora, task_type="CAUSAL_LM"))

@@ -117,7 +117,7 @@ def test_ready_features_without_a_row_are_told(faces, tmp_path):
 @pytest.mark.parametrize(
     ("arrays", "said"),
     [
-        ({"vectors": np.zeros((3, 2))}, "with the arrays features and names is expected"),
+        ({"vectors": np.zeros((3, 2))}, "with the arrays features, names"),
         ({"features": np.zeros((3, 2)), "names": ["a", "b"]}, r"\[3, 2\] and there are 2 names"),
         ({"features": np.zeros((2, 2)), "names": ["a", "a"]}, "1 names occur twice"),
     ],

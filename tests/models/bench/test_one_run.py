@@ -170,7 +170,7 @@ def test_a_group_given_to_training_is_refused(faces, tmp_path):
         (["--epochs", 0], "--epochs is 0; expected a whole number of at least 1"),
         (["--lr", "nan"], "--lr is nan; expected a number above 0"),
         (["--lr", "inf"], "--lr is inf; expected a number above 0"),
-        (["--seed", "-1"], "--seed is -1; expected a whole number of at least 0"),
+        (["--seed", "-1"], "--seed is -1; expected a whole number from 0 to 4,294,967,295"),
         (["--weight-decay", "-2"], "--weight-decay is -2.0; expected a number of at least 0"),
         (["--data", "faces"], "named as name:path, such as utkface:UTKFace.zip; found 'faces'"),
         (["--limit", 0], "--limit is 0; expected a whole number of at least 1"),

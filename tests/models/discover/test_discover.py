@@ -109,7 +109,7 @@ def test_words_of_the_same_space_are_named(blobs, tmp_path):
     with pytest.raises(InputError, match=r"shape \[1, 2\], and the features are of width 6"):
         found_in(blobs, words=tmp_path / "narrow.npz")
     (tmp_path / "words.txt").write_text("a")
-    with pytest.raises(InputError, match=r"is not an \.npz file with the arrays texts and vectors"):
+    with pytest.raises(InputError, match=r"is not an \.npz file with the arrays texts, vectors"):
         found_in(blobs, words=tmp_path / "words.txt")
 
 

@@ -209,7 +209,7 @@ def test_mistakes_about_a_classifier_are_said_before_the_model_is_loaded(argumen
         ([], "a model is expected (--model PATH), or stored generations"),
         (["--model", "m", "--score-only", "f"], "give neither --model nor --generate-only"),
         (["--model", "m", "--generate-only"], "--generate-only needs a folder"),
-        (["--model", "m", "--top-p", "2"], "top_p is 2; more than 0 and at most 1"),
+        (["--model", "m", "--top-p", "2"], "--top-p is 2.0; expected a number above 0, up to 1"),
         (["--model", "m", "--domain", "proffession"], "proffession"),
         (["--score-only", "nowhere.jsonl"], "nowhere.jsonl cannot be read"),
         (["--model", "m", "--lexicons", "nowhere"], "nowhere: there is no such folder"),

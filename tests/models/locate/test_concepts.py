@@ -105,10 +105,10 @@ def test_a_table_has_a_vector_for_each_text(tmp_path) -> None:
     with pytest.raises(InputError, match="found 1 texts, 2 vectors"):
         read_text_table(tmp_path / "w.npz")
     np.savez(tmp_path / "u.npz", texts=np.array(["a"]))
-    with pytest.raises(InputError, match="has no array 'vectors'"):
+    with pytest.raises(InputError, match=r"is not an \.npz file with the arrays texts, vectors"):
         read_text_table(tmp_path / "u.npz")
     (tmp_path / "v.npz").write_text("x")
-    with pytest.raises(InputError, match=r"cannot be read as an \.npz file"):
+    with pytest.raises(InputError, match=r"is not an \.npz file|cannot be read"):
         read_text_table(tmp_path / "v.npz")
 
 

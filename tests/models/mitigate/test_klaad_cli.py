@@ -119,7 +119,7 @@ def test_a_grid_trains_each_run_and_shows_them_side_by_side(model, data, tmp_pat
         (("--kl-weight=-1",), "--kl-weight is -1.0; expected a number of at least 0"),
         (("--lr", "0"), "--lr is 0.0; expected a number above 0"),
         (("--lr", "inf"), "--lr is inf; expected a number above 0"),
-        (("--seed", "-1"), "--seed is -1; expected a whole number of at least 0"),
+        (("--seed", "-1"), "--seed is -1; expected a whole number from 0 to 4,294,967,295"),
         (("--weight-decay", "-2"), "--weight-decay is -2.0; expected a number of at least 0"),
         (("--keep-adapter",), "--keep-adapter needs --lora"),
         (("--held-out", "1"), "held_out is 1: nothing would be left"),

@@ -229,7 +229,7 @@ def test_bad_input():
         ({"batch_size": 0}, "batch_size is 0; expected a whole number of at least 1"),
         ({"learning_rate": float("nan")}, "learning_rate is nan; expected a number above 0"),
         ({"learning_rate": float("inf")}, "learning_rate is inf; expected a number above 0"),
-        ({"seed": -1}, "seed is -1; expected a whole number of at least 0"),
+        ({"seed": -1}, "seed is -1; expected a whole number from 0 to 4,294,967,295"),
         ({"weight_decay": -2}, "weight_decay is -2; expected a number of at least 0"),
         ({"lora": 0}, "lora is 0; expected a whole number of at least 1 or nothing"),
     ],

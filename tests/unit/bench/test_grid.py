@@ -196,7 +196,7 @@ def test_a_variable_is_needed_only_by_what_is_left_in_the_grid(grid_of):
         (
             "seeds: [0, 1]",
             "seeds: [0, -1]",
-            r"seeds is \[0, -1\]; expected a list, each entry a whole number of at least 0",
+            r"seeds is \[0, -1\]; expected a list, each entry a whole number from 0 to 4,294,967,295",
         ),
         ("seeds: [0, 1]", "seeds: []", "has no 'seeds', which it needs"),
         ("seeds: [0, 1]", "", "has no 'seeds'"),

@@ -153,6 +153,8 @@ def _ready(options: Options) -> None:
         from fairhead.language.classifying import labels_of
 
         labels_of(folder, options.classifier_label)
+    if options.vectors is not None:
+        read_gender_vectors(options.vectors, ())
 
 
 def _table(items: Iterable[BoldPrompt], generations: Mapping[str, Generation], options: Options) -> ItemTable:

@@ -1,0 +1,346 @@
+"""Every command with every bad value of every option: one line, exit code 2, inputs untouched, nothing left behind.
+
+The cases are made of the commands' own options, so that a new command is covered on the day it is written: it needs a
+line in `WORKS`, how it is called correctly, and its options for paths a word in `READ` or `WRITTEN`.
+"""
+
+import enum
+import os
+import shutil
+import signal
+from functools import cache
+from pathlib import Path
+
+import pytest
+import typer
+from cases_language import made as made_benchmarks
+from cases_locate import made as made_heads
+from cases_tables import a_table
+from cases_training import GRID
+
+from fairhead.cli import app, main
+
+HOSTILE = "no\x1b[31m\x07\n\u202ewhere"
+LARGE = "9" * 30
+FACES = (
+    "--data",
+    "fairface:{heads}/faces",
+    "--concept",
+    "gender",
+    "--task",
+    "age",
+    "--device",
+    "cpu",
+    "--n-boot",
+    "100",
+)
+FRESH = [f"--model-option={size}" for size in ("width=16", "mlp=16", "image_size=8", "patch_size=4")]
+LM = ("--model", "{lm}/one", "--device", "cpu", "--n-boot", "100")
+TRAIN = ("--model", "{lm}/one", "--device", "cpu", "--out", "out")
+TRIPLETS = ("--data", "stereoset:{lm}/data/stereoset")
+# A call of each command that works, and is quick.
+WORKS = {
+    "demo": (),
+    "audit": ("{lm}/table.csv", "--label", "y", "--pred", "old", "--group", "race", "--n-boot", "100"),
+    "discover": ("--data", "utkface:{heads}/utkface", "--encoder", "path:{heads}/backbone", "--device", "cpu"),
+    "bench": ("{lm}/grid.yaml", "--device", "cpu"),
+    "locate": ("--model", "{heads}/classifier", *FACES, "--draws", "20"),
+    "ablate": ("--model", "{heads}/classifier", *FACES, "--draws", "20", "--heads", "L0H0"),
+    "view": ("{lm}/before",),
+    "push": ("{lm}/one", "you/model"),
+    "attention": (
+        *("--model", "{heads}/classifier", "--data", "utkface:{heads}/utkface", "--part", "train", "--group", "white"),
+        *("--pictures", "2", "--device", "cpu"),
+    ),
+    "lm stereoset": (*LM, "--data", "{lm}/data/stereoset"),
+    "lm crows": (*LM, "--data", "{lm}/data/crows_pairs"),
+    "lm bbq": (*LM, "--data", "{lm}/data/bbq"),
+    "lm winobias": (*LM, "--data", "{lm}/data/winobias"),
+    "lm perplexity": (*LM, "--data", "{lm}/data/text.txt"),
+    "lm attention_entropy": (*LM, "--data", "{lm}/data/text.txt"),
+    "lm attention": (*LM, "--data", "crows:{lm}/data/crows_pairs"),
+    "lm bold": (*LM, "--data", "{lm}/data/bold", "--domain", "gender", "--limit", "20"),
+    "lm suite": (*LM, "--data", "{lm}/data", "--only", "stereoset,bold,perplexity", "--limit", "12", "--out", "out"),
+    "lm compare": ("{lm}/before", "{lm}/after"),
+    "mitigate METHOD": ("erm", "--data", "utkface:{heads}/utkface", "--model", "vit-2x2", "--batch-size", "16", *FRESH),
+    "mitigate klaad": (*TRAIN, *TRIPLETS),
+    "mitigate balance_pairs": (*TRAIN, *TRIPLETS),
+    "mitigate balance_control": (*TRAIN, *TRIPLETS),
+    "mitigate cda": (*TRAIN, *TRIPLETS, "--swaps", "{lm}/swaps.txt"),
+    "mitigate bias_unlearn": (*TRAIN, *TRIPLETS),
+    "mitigate sentence_debias": (*TRAIN, *TRIPLETS, "--swaps", "{lm}/swaps.txt"),
+    "mitigate self_debias": TRAIN,
+}
+# Options that name files and folders, and what a good one holds: a file or folder of `inputs`.
+READ = {
+    "path": "{lm}/table.csv",
+    "grid": "{lm}/grid.yaml",
+    "--grid": "{lm}/grid.yaml",
+    "folders": "{lm}/before",
+    "run": "{lm}/before",
+    "model": "{lm}/one",
+    "--classifier": "{lm}/one",
+    "--data": None,
+    "--model": "{lm}/one",
+    "--against": "{heads}/classifier",
+    "--encoder": "{heads}/backbone",
+    "--text-encoder": "{heads}/clip",
+    "--text-adapter": "{heads}/texts.npz",
+    "--texts": "{heads}/texts.npz",
+    "--prompts": "{lm}/grid.yaml",
+    "--groups-from": "{lm}/table.csv",
+    "--metrics-from": "{lm}/grid.yaml",
+    "--compare": "{lm}/table.csv",
+    "--words": "{lm}/data/text.txt",
+    "--from": "{lm}/before/suite.json",
+    "--like": "{lm}/before/suite.json",
+    "--take-in": "{lm}/before",
+    "--held-out-of": "{lm}/one",
+    "--lexicons": "{lm}/data/lexicons",
+    "--vectors": "{lm}/data/text.txt",
+    "--score-only": "{lm}/table.csv",
+    "--text": "{lm}/data/text.txt",
+    "--neutral": "{lm}/data/text.txt",
+    "--swaps": "{lm}/swaps.txt",
+    "--only-heads": "{lm}/before/suite.json",
+}
+WRITTEN = {"--out", "--save", "--features", "--cache", "--json", "--html", "--markdown", "--ll144", "--eu-ai-act"}
+
+
+@cache
+def inputs():
+    """Where the inputs of all cases lie, made once a process."""
+    lm, heads = made_benchmarks(), made_heads()
+    a_table(300).to_csv(lm / "table.csv", index=False)
+    (lm / "swaps.txt").write_text("he\tshe\nman\twoman\nboy\tgirl\n")
+    (lm / "grid.yaml").write_text(GRID.format(faces=heads / "utkface", methods="erm", references="", seeds=0, epochs=1))
+    only = ("--only", "crows", "--device", "cpu", "--n-boot", "100")
+    for name in ("before", "after"):
+        main(["lm", "suite", "--model", f"{lm}/one", "--data", f"{lm}/data", "--out", f"{lm}/{name}", *only])
+    return {"lm": lm, "heads": heads}
+
+
+def commands():
+    """Name -> command, of all that have no commands below them."""
+
+    def below(command, name, above):
+        context = command.context_class(command, info_name=name, parent=above)
+        if not hasattr(command, "list_commands"):
+            yield name, command
+            return
+        for one in command.list_commands(context):
+            found = command.get_command(context, one)
+            command.commands[one] = found  # made once, not for every case
+            yield from below(found, f"{name} {one}".strip(), context)
+
+    return dict(below(ROOT, "", None))
+
+
+ROOT = typer.main.get_command(app)
+COMMANDS = commands()
+
+
+def kind_of(option):
+    return option.type_descriptor.annotation
+
+
+def named(option):
+    return option.opts[0]
+
+
+def is_path(option):
+    words = ("FILE", "DIR", "PATH", "SPEC", "HEADMAP.json", "MODEL_DIR")
+    return named(option) in (*READ, *WRITTEN) or option.metavar in words or kind_of(option) is Path
+
+
+def bad_values(option):
+    """What is wrong by its type alone."""
+    kind = kind_of(option)
+    if getattr(option, "is_flag", False) or is_path(option):
+        return {}
+    if kind is int:
+        return {"text": "many", "empty": "", "fraction": "1.5"}
+    if kind is float:
+        return {"text": "many", "empty": "", "nan": "nan", "infinite": "-inf", "hostile": HOSTILE}
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return {"unknown": "nonsense", "empty": "", "hostile": HOSTILE}
+    if option.metavar == "KEY=VALUE":
+        return {"no value": "nonsense", "no key": "=1", "broken": "a=[", "code": "a=!!python/name:os.system"}
+    return {}
+
+
+def odd_values(option):
+    """What may be wrong, depending on what else there is."""
+    kind = kind_of(option)
+    if getattr(option, "is_flag", False) or is_path(option):
+        return {}
+    if kind in (int, float):
+        return {"negative": "-1", "large": LARGE, "none": "0"}
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return {}
+    if option.metavar == "KEY=VALUE":
+        return {"unknown": "nonsense=1", "hostile": f"{HOSTILE}={HOSTILE}", "deep": "a=" + "[" * 500}
+    return {"hostile": HOSTILE, "empty": "", "long": "x" * 5000}
+
+
+def cases(values, skip=lambda name: False):
+    return [
+        pytest.param(name, named(option), value, id=f"{name} {named(option)} {what}")
+        for name, command in COMMANDS.items()
+        if not skip(name)
+        for option in command.params
+        for what, value in values(option).items()
+    ]
+
+
+def call(name, option, value, change=lambda words: words):
+    """The words of the command line: the call that works, with one option of another value."""
+    words = change([word.format(**inputs()) for word in WORKS[name]])
+    if not option.startswith("-"):  # arguments come first
+        words[[named(one) for one in COMMANDS[name].params if not named(one).startswith("-")].index(option)] = value
+    else:
+        while option in words:
+            del words[words.index(option) : words.index(option) + 2]
+        words = [word for word in words if not word.startswith(f"{option}=")]
+        words.append(f"{option}={value}")
+    first, *more = name.split()
+    return [first, *(word for word in more if word != "METHOD"), *words]
+
+
+def tree(folder):
+    """What lies in a folder, and when it was written."""
+    found = {}
+    for place, _, files in os.walk(folder):
+        for file in files:
+            if file != ".lock":  # stays: see `store.locked`
+                status = os.lstat(os.path.join(place, file))
+                found[os.path.join(place, file)] = (status.st_size, status.st_mtime_ns)
+    return found
+
+
+def _give_up(number, frame):
+    signal.alarm(2)  # again, if it waits for the same once more
+    raise BaseException("it waits for something that never comes")
+
+
+@pytest.fixture
+def refused(tmp_path, monkeypatch, capsys):
+    """Runs a command that must be refused, and gives the line that it says."""
+    roots = [*inputs().values(), tmp_path]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fairhead.cli.app", ROOT)
+    capsys.readouterr()
+    signal.signal(signal.SIGALRM, _give_up)
+
+    def run(words, may_work=False):
+        before = [tree(root) for root in roots]
+        code = 0
+        signal.alarm(60)  # whoever waits for a pipe waits for ever
+        try:
+            main(words)
+        except SystemExit as stop:
+            code = stop.code
+        finally:
+            signal.alarm(0)
+        told = capsys.readouterr()
+        if code == 0 and may_work:
+            return ""
+        assert code == 2, (code, told)
+        assert [tree(root) for root in roots] == before
+        lines = [line for line in told.err.split("\n") if line]
+        assert told.err.endswith("\n")
+        assert [line.startswith("fairhead: error: ") for line in lines].count(True) == 1, told.err
+        assert lines[-1].startswith("fairhead: error: "), told.err
+        assert "Traceback" not in told.err
+        assert all(letter.isprintable() for letter in lines[-1]), ascii(lines[-1])
+        assert len(lines[-1]) < 1500, "nobody reads that much"
+        return lines[-1]
+
+    return run
+
+
+def nowhere(words):
+    for root in inputs().values():
+        words = [word.replace(str(root), "absent") for word in words]
+    return words
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in WORKS if name not in ("demo", "push", "view")])
+def test_the_calls_that_the_cases_are_made_of_work(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first, *more = name.split()
+    main([first, *(word for word in more if word != "METHOD"), *(word.format(**inputs()) for word in WORKS[name])])
+
+
+def test_every_command_is_covered():
+    assert set(WORKS) == set(COMMANDS), "how is it called correctly?"
+    for name, command in COMMANDS.items():
+        for option in command.params:
+            known = named(option) in READ or named(option) in WRITTEN
+            assert known or not is_path(option), f"{name} {named(option)}: is it read or written?"
+
+
+@pytest.mark.parametrize(("name", "option", "value"), cases(bad_values))
+def test_a_value_of_the_wrong_type_is_refused_by_the_name_of_its_option(name, option, value, refused):
+    assert option in refused(call(name, option, value, nowhere))
+
+
+@pytest.mark.parametrize(("name", "option", "value"), cases(odd_values, skip=lambda name: name == "demo"))
+def test_odd_values_and_absent_inputs_are_one_line(name, option, value, refused):
+    refused(call(name, option, value, nowhere), may_work=name == "bench")
+
+
+def unreadable(option):
+    if named(option) not in READ:
+        return {}
+    whats = ("missing", "empty", "truncated", "folder", "garbage", "hostile", "pipe")
+    return {what: what for what in whats}
+
+
+def placed(what, good, folder):
+    """A path that cannot be read, for a good one."""
+    path = folder / f"{what}{good.suffix}"
+    if what in ("missing", "hostile"):
+        return folder / (HOSTILE if what == "hostile" else path.name)
+    if what == "pipe":
+        os.mkfifo(path)
+    elif what == "folder":
+        path.mkdir()
+    elif good.is_dir() and what == "truncated":
+        shutil.copytree(good, path)
+        for file in sorted(path.rglob("*")):
+            if file.is_file():
+                file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    else:
+        content = {"empty": b"", "garbage": b"\x00\xff\xfe{[\x1b\n" * 50}.get(what)
+        whole = good.read_bytes() if good.is_file() else b'{"a": [1, 2'
+        path.write_bytes(whole[: len(whole) // 2] if content is None else content)
+    return path
+
+
+@pytest.mark.parametrize(("name", "option", "value"), cases(unreadable))
+def test_what_cannot_be_read_is_refused(name, option, value, refused, tmp_path):
+    works = [word.format(**inputs()) for word in WORKS[name]]
+    given = works[works.index(option) + 1] if option in works else READ[option].format(**inputs())
+    reader, _, place = given.rpartition(":")
+    path = placed(value, Path(place), tmp_path)
+    # Of a text, nobody can tell that it goes on.
+    text = value == "truncated" and (Path(place).suffix == ".txt" or name in ("lm winobias", "audit"))
+    refused(call(name, option, f"{reader}:{path}" if reader else str(path)), may_work=text)
+
+
+def unwritable(option):
+    if named(option) not in WRITTEN:
+        return {}
+    folder = (kind_of(option) is Path and option.metavar != "FILE") or option.metavar == "DIR"
+    wrong = {"below a file": "file/below/it", "not there": "/proc/none/at/all", "hostile": f"file/{HOSTILE}"}
+    return {**wrong, **({"a file": "file"} if folder else {"a folder": "folder", "full": "/dev/full"})}
+
+
+@pytest.mark.parametrize(("name", "option", "value"), cases(unwritable))
+def test_what_cannot_be_written_is_refused(name, option, value, refused, tmp_path):
+    (tmp_path / "file").write_text("kept")
+    (tmp_path / "folder").mkdir()
+    told = refused(call(name, option, value))
+    assert value.split("\x1b")[0].split("/")[0] in told
