@@ -53,6 +53,8 @@ from fairhead.locate.textspan import Pool
 from fairhead.models import save
 from fairhead.models.batches import ImageInputs, RowInputs, TextInputs
 from fairhead.models.places import config_of, find
+from fairhead.report.model_card import Card
+from fairhead.report.wording import head_name
 
 Heads = Sequence[tuple[int, int]]
 Progress = Callable[[str, int, int], None]
@@ -130,7 +132,7 @@ def open_question(
             raise InputError("weights act on every token, and this edit was made at the first alone: use all tokens")
         edited = copy.deepcopy(session.inputs.model)
         passes.everywhere.bake(stream_of(edited).base, heads, kind)
-        save(edited, folder, session.inputs.beside.save_pretrained)
+        save(edited, folder, session.inputs.beside.save_pretrained, _card(source, heads, kind).write)
 
     def reread(folder: Path) -> Array:
         inputs = type(session.inputs)(str(folder), session.inputs.items, source.batch_size, source.device)
@@ -154,6 +156,18 @@ def open_question(
     return Opened(question, provenance, bake, reread, notes, shown, chosen)
 
 
+def _card(source: Source, heads: Heads, kind: str) -> Card:
+    """The README of an edited model, as long as nothing was measured of it."""
+    called, names = Path(str(source.called)).name, ", ".join(head_name(*head) for head in heads)
+    return Card(
+        title=f"{called} with {len(heads)} edited heads",
+        done=f"The heads {names} of {called} were edited ({kind}). What that changes was not measured on this model.",
+        findings=(),
+        data=source.data,
+        base=str(source.called),
+    )
+
+
 def _open_pairs(source: Source, plan: LocatePlan, features: str | None, progress: Progress | None) -> Opened:
     from fairhead.language import load_scorer
 
@@ -170,7 +184,7 @@ def _open_pairs(source: Source, plan: LocatePlan, features: str | None, progress
     def bake(folder: Path, heads: Heads, kind: str) -> None:
         edited = copy.deepcopy(scorer.model)
         question.edits.bake(edited, heads, kind)
-        save(edited, folder, scorer.tokenizer.save_pretrained)
+        save(edited, folder, scorer.tokenizer.save_pretrained, _card(source, heads, kind).write)
 
     def reread(folder: Path) -> Array:
         saved = copy.copy(question)

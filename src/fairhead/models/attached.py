@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fairhead.errors import InputError, did_you_mean
 from fairhead.models.places import quietly, read_json
-from fairhead.report.model_card import CARD, is_ours
+from fairhead.report.model_card import CARD, Card, is_ours
 from fairhead.settings import check_config
 from fairhead.store import filling
 
@@ -151,11 +151,24 @@ def save(model: Any, folder: Path | str, *beside: Callable[[Path], Any]) -> None
         written.save_pretrained(part, state_dict=weights)
         for write in beside:
             write(part)
+        if not (part / CARD).exists() and (is_ours(folder) or not (folder / CARD).exists()):
+            _plain_card(model).write(part)
         # Of the model that was there nothing may be taken for a part of this one.
-        card = (CARD,) if is_ours(folder) else ()
-        for pattern in ("config.json", "model.safetensors*", "model-*-of-*.safetensors", *card, *_FILES_BEFORE):
+        for pattern in ("config.json", "model.safetensors*", "model-*-of-*.safetensors", *_FILES_BEFORE):
             for old in folder.glob(pattern):
                 old.unlink()
+
+
+def _plain_card(model: Any) -> Card:
+    """The README of a model of which nothing is known here but what it is."""
+    method, name = method_of(model), type(within(model)).__name__
+    return Card(
+        title=f"{name}{'' if method is None else f' with {type(method).__name__}'}",
+        done="It was saved by fairhead, which measured nothing of it: `fairhead audit` and `fairhead lm suite` do.",
+        findings=(),
+        data="no data",
+        carries=None if method is None else type(method).__name__,
+    )
 
 
 class Carried(NamedTuple):

@@ -109,7 +109,10 @@ def test_from_pretrained_gives_the_outputs_that_were_measured(faces, tmp_path):
     assert "`from_pretrained` gives the outputs that were measured" in card.text
     model.save_pretrained(tmp_path / "out" / "model")
     save(model, tmp_path / "out" / "model")
-    assert not (tmp_path / "out" / "model" / "README.md").exists()  # it was of another model
+    assert "measured nothing of it" in (tmp_path / "out" / "model" / "README.md").read_text()  # the other was not of it
+    (tmp_path / "out" / "model" / "README.md").write_text("Somebody's own.")
+    save(model, tmp_path / "out" / "model")
+    assert (tmp_path / "out" / "model" / "README.md").read_text() == "Somebody's own."
 
 
 @pytest.mark.parametrize("name", names("classifier", uses_groups=False))

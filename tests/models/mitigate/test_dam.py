@@ -330,7 +330,7 @@ def test_a_saved_model_comes_back_with_the_same_outputs(tmp_path):
     save(model.eval(), tmp_path)
     again = load(tmp_path)
     torch.testing.assert_close(again(images()).logits, model(images()).logits, rtol=0, atol=0)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "config.json", "model.safetensors"]
     # Without fairhead the folder is still the ordinary model it grew from.
     plain = ViTForImageClassification.from_pretrained(tmp_path)
     torch.testing.assert_close(plain.classifier.weight, model.classifier.weight, rtol=0, atol=0)
