@@ -374,7 +374,7 @@ def test_a_folder_of_self_debiasing_is_read_with_its_settings(folder, tmp_path):
     ids = torch.tensor([[0, 1, 2, 3]])
     torch.testing.assert_close(again(ids).logits, wanted(ids).logits, rtol=0, atol=0)
     torch.testing.assert_close(load(tmp_path)(ids).logits, wanted(ids).logits, rtol=0, atol=0)
-    with pytest.raises(InputError, match="leave --start and --as out"):
+    with pytest.raises(InputError, match="leave --start, --as and --chat out"):
         load_scorer(tmp_path, device="cpu", convention="lm-eval")
     wanted.base.save_pretrained(tmp_path)  # the plain model again, by its own means
     assert method_of(load(tmp_path)) is None
