@@ -17,6 +17,8 @@ from fairhead.locate.decompose import Decomposer
 from fairhead.locate.directions import task_from_images
 from fairhead.locate.head_features import collect
 from fairhead.locate.head_maps import score_heads, top_heads
+from fairhead.locate.locate_settings import Source
+from fairhead.locate.session import open_session
 
 
 def sentences(folder) -> dict[str, torch.Tensor]:
@@ -116,3 +118,37 @@ def test_shuffled_groups_of_real_faces_leave_nothing(real_model, real_data) -> N
         hits += bool(top_heads(found.gap * np.sign(found.total), found.p_adjusted, 4))
     assert stats.kstest(p, "uniform").pvalue > 0.01
     assert hits <= stats.binom.ppf(0.999, 200, 0.05), "more false findings than the false discovery rate allows"
+
+
+def claims(features, share, skewed, runs):
+    """Runs in which a head is claimed, of those with ten rows a cell: labels, groups and probes know nothing."""
+    n, found = len(features), []
+    probes = []
+    for seed in range(6):  # fitted on the rows that heads are then chosen on, as where a model has no classifier
+        rng = np.random.default_rng(seed)
+        labels, half = rng.permutation(np.arange(n) % 2), rng.permutation(n)[: n // 2]
+        task = task_from_images(features.output[half], labels[half], ("no", "yes"))
+        probes.append((labels[half], task.parts(features.take(half), 1)))
+    for seed in range(runs):
+        rng = np.random.default_rng(seed)
+        labels, parts = probes[seed % len(probes)]
+        rates = np.where(labels == 1, 1.8, 0.2) * share if skewed else share  # a minority that has mostly one label
+        groups = (rng.random(len(labels)) < rates).astype(int)
+        enough = np.bincount(2 * labels + groups, minlength=4).reshape(2, 2).min(1) >= 10
+        kept = enough[labels]
+        if kept.any():
+            of = score_heads(parts[kept], parts[kept].sum((1, 2)), groups[kept], labels[kept])
+            found.append(bool(top_heads(of.gap * np.sign(of.total), of.p_adjusted, 4)))
+    return sum(found), len(found)
+
+
+@pytest.mark.slow
+def test_random_labels_and_groups_claim_a_head_of_clip_in_one_run_of_twenty(real_model, real_data) -> None:
+    data = f"celeba:{real_data('images/celeba10k.zip')}"
+    source = Source(str(real_model("clip-b16-vision")), data, "gender", "Smiling", limit=1200, device="cpu")
+    features = open_session(source).features
+    for share in (0.5, 0.1, 0.05):
+        for skewed in (False, True):
+            few, runs = claims(features, share, skewed, 400)
+            assert runs >= 200, (share, skewed)
+            assert few <= stats.binom.ppf(0.999, runs, 0.05), (share, skewed)
