@@ -11,8 +11,8 @@ from fairhead.errors import InputError
 from fairhead.heads import tap
 from fairhead.language.answers import TOO_LONG, Progress
 from fairhead.language.benchmark import SentencePair
-from fairhead.language.benchmarks.attention_gap import NO_SPAN, Array, PairGaps, TokenGaps
 from fairhead.language.packing import Slots, slots
+from fairhead.language.pair_gaps import NO_SPAN, Array, PairGaps, TokenGaps
 from fairhead.language.row_layout import quiet, stack
 from fairhead.language.scorer import Scorer
 

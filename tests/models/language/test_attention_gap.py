@@ -14,17 +14,15 @@ from fairhead.errors import InputError
 from fairhead.language.benchmarks.attention_gap import (
     BENCHMARK,
     EQUAL,
-    NO_SPAN,
     UNEQUAL,
     Options,
-    PairGaps,
     SentencePair,
-    TokenGaps,
     sentence_pairs,
     study,
     table,
 )
 from fairhead.language.packing import align, slots
+from fairhead.language.pair_gaps import NO_SPAN, PairGaps, TokenGaps
 from fairhead.language.read_attention import read_gaps
 from fairhead.language.scorer import Scorer
 from fairhead.stats.bootstrap import Resampling
