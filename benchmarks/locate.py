@@ -1,7 +1,7 @@
 """What locating heads costs, each beside its peer in one run.
 
     python benchmarks/locate.py [--device cuda] [--repeats 3] [--batch 32] [--rows 20000]
-    python benchmarks/locate.py --model clip-b16-vision --data celeba:celeba10k.zip [--task Smiling] [--limit 96]
+    python benchmarks/locate.py --model clip-b16-vision --data celeba:celeba10k.zip [--limit 96] [--effects 48]
 
 Prints the throughput of taking all heads of CLIP B/16 apart as a share of the plain forward's, and its peak memory; how
 much faster TextSpan is on moments than on rows, and whether the texts are the same; and the time of scores and control
@@ -176,7 +176,7 @@ def effects_of_heads(arguments: argparse.Namespace) -> None:
     source = Source(*named, limit=arguments.limit, device=arguments.device, batch_size=arguments.batch, tf32=True)
     question = open_question(source, LocatePlan(rank="effect")).question
     assert isinstance(question, GapQuestion)
-    passes, at = question.passes, np.flatnonzero(question.choosing & question.comparable)
+    passes, at = question.passes, np.flatnonzero(question.choosing & question.comparable)[: arguments.effects]
     assert passes is not None
     decomposer = passes.decomposer
     estimated: list[np.ndarray | None] = []
@@ -223,6 +223,7 @@ def main() -> None:
     parser.add_argument("--data", help="labelled pictures, as reader:path")
     parser.add_argument("--task", default="Smiling")
     parser.add_argument("--limit", type=int, default=96)
+    parser.add_argument("--effects", type=int, help="rows for the effects, of those that heads are chosen on")
     parser.add_argument("--peak", choices=("plain", "apart"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.peak:

@@ -240,7 +240,7 @@ class RowPasses:
                 kept.append(x)
                 return x
 
-            with torch.enable_grad(), opened as heads:
+            with matmul_precision(self.in_tf32), torch.enable_grad(), opened as heads:
                 used.apply(heads, where, now, tokens)
                 heads.edit(every, keep, tokens)
                 output = self.decomposer.outputs(inputs)
@@ -250,7 +250,8 @@ class RowPasses:
             for number, slope in enumerate(slopes):
                 wanted = torch.tensor(slope(outputs[-1])).to(output)
                 last = number + 1 == len(slopes)
-                gradients = torch.autograd.grad(output, kept, wanted, retain_graph=not last)
+                with matmul_precision(self.in_tf32):
+                    gradients = torch.autograd.grad(output, kept, wanted, retain_graph=not last)
                 parts = [-(g * m).sum(-1) for g, m in zip(gradients, moved, strict=True)]  # [B, (T,) H]
                 lost.append(torch.stack([part if part.dim() == 2 else part.sum(1) for part in parts], 1))
             empty = output.new_zeros(len(output), len(kept), kept[0].shape[-2], 0)
