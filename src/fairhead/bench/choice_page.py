@@ -50,6 +50,11 @@ def choice_verdict(notes: Mapping[str, Any], uses_groups: bool = False) -> list[
             f"The training rows and those from the place of use {differ} within classes (area under the ROC curve "
             f"{match['separation']:.2f}, {_p(match['p'])}){rest}."
         )
+    for one in notes.get("matched too dear", ()):
+        said.append(
+            f"{NAMES[one['name']].capitalize()} was left out: with weights towards one half of the sample, a linear "
+            f"head on the same features loses {_points(one['cost'])} points of accuracy on the other half."
+        )
     if "label taken out" in notes:
         done = "was taken out of the features" if notes["label taken out"] else "was left in the features"
         said.append(f"What tells the classes apart {done} before they were clustered.")

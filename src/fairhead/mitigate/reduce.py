@@ -35,6 +35,7 @@ UNDER = ("erm", "dam", "dam_norm", "dam_no_alignment", "dam_no_attention", "dam_
 # Of a candidate that is too dear: its weights to this power, its offsets times this. "balance 0.75" names one.
 STRENGTHS = (0.75, 0.5, 0.25)
 _FOLDS = 4
+_PENALTY = 0.1  # of linear heads that stand in for a network
 _LEAST = 20  # validation rows of a (class, cluster) cell whose accuracy an epoch may be chosen by
 
 
@@ -121,6 +122,16 @@ class Reduce:
         if matched is None or not matched.differ:
             names = [name for name in names if name not in ("match", "both")] or ["plain"]
         found = _Weights(job.train.labels.cpu(), clusters.clustering.cluster, matched, self.cap)
+        matching = [name for name in names if name in ("match", "both")]
+        try:
+            elsewhere = self._elsewhere(job, encoded, clusters, found, matching)
+        except InputError as error:  # too few rows of a class in a half
+            elsewhere, notes["not matched"] = _Elsewhere({}, []), str(error)
+            names = [name for name in names if name not in matching] or ["plain"]
+        too_dear = [one for one in elsewhere.looked if not one.affordable]
+        if too_dear:
+            notes["matched too dear"] = [asdict(one) for one in too_dear]
+            names = [name for name in names if name not in {one.name for one in too_dear}] or ["plain"]
         plain = done["plain"][0] if "plain" in done else None
         selection = self._selection(job, clusters.of(encoded.validation), plain)
         for name in names:
@@ -129,12 +140,12 @@ class Reduce:
         if len(names) == 1:
             kept = names[0]
         else:
-            looked = self._look(job, {name: done[name][0] for name in names}, encoded, clusters, found)
+            looked = self._look(job, {name: done[name][0] for name in names}, encoded, clusters, found, elsewhere)
             best = min(looked, key=lambda one: one.total)
             for strength in () if best.affordable or best.name == "dro" else STRENGTHS:
                 names.append(f"{best.name} {strength:g}")
                 done[names[-1]] = self._fit(job, names[-1], found, selection)
-                looked = self._look(job, {name: done[name][0] for name in names}, encoded, clusters, found)
+                looked = self._look(job, {name: done[name][0] for name in names}, encoded, clusters, found, elsewhere)
                 if looked[-1].affordable:
                     break
             kept = chosen(looked).name
@@ -189,20 +200,11 @@ class Reduce:
         None where the sample is too small and there are other candidates; the notes say so.
         """
         only_match = set(self.candidates) <= {"match", "both"}
-        use = job.like or job.validation
-        units, use_units = job.units if job.like is None else (job.units[0], job.like_units)
+        use, units = _place_of_use(job)
+        parts = encoded.train, job.train.labels.cpu(), encoded.use, use.labels.cpu(), job.units[0], units
         with job.timed("match"):
             try:
-                return match_weights(
-                    encoded.train,
-                    job.train.labels.cpu(),
-                    encoded.use,
-                    use.labels.cpu(),
-                    units,
-                    use_units,
-                    self.cap,
-                    job.plan.seed,
-                )
+                return match_weights(*parts, self.cap, job.plan.seed)
             except InputError as error:
                 if only_match:
                     raise
@@ -217,18 +219,60 @@ class Reduce:
             return least_spread(said, job.validation.labels.cpu(), clusters, job.units[1], self.price)
         return job.selection if self.epoch == "accuracy" else worst_large_cell(job.validation.labels, clusters)
 
+    def _elsewhere(
+        self, job: Job, encoded: Encoded, clusters: Clusters, found: "_Weights", names: list[str]
+    ) -> "_Elsewhere":
+        """What weights towards one half of the sample from the place of use do on its other half, by linear heads.
+
+        On the rows that weights were made for, a head looks better than it is: rows like these were weighted up.
+        """
+        rows, units = _place_of_use(job)
+        labels = rows.labels.cpu()
+        if not names:
+            return _Elsewhere({}, [])
+        unit = torch.arange(len(labels)) if units is None else units.unique(return_inverse=True)[1]
+        half = torch.randperm(int(unit.max()) + 1, generator=job.generator())[unit] % 2 == 0
+        penalty = job.plan.weight_decay if FEATURES in job.train.inputs else _PENALTY
+        said = {name: torch.zeros_like(labels) for name in ("plain", *names)}
+        with job.timed("match"):
+            for part in (half, ~half):
+                here = None if units is None else units[part]
+                parts = encoded.train, found.labels, encoded.use[part], labels[part], job.units[0], here
+                weights = found.towards(match_weights(*parts, self.cap, job.plan.seed))
+                for name, answered in said.items():
+                    head = LinearHead.of(encoded.train, [str(label) for label in range(int(found.labels.max()) + 1)])
+                    solve(head, encoded.train, found.labels, *weights.of(name), penalty)
+                    answered[~part] = answers(head, encoded.use[~part])
+        looked = tried(
+            {name: answered.numpy() for name, answered in said.items()},
+            labels.numpy(),
+            clusters.of(encoded.use).numpy(),
+            None if units is None else units.numpy(),
+            self.price / 100,
+            job.plan.seed,
+        )
+        return _Elsewhere({name: said[name] for name in names}, looked[1:])
+
     def _look(
-        self, job: Job, models: Mapping[str, nn.Module], encoded: Encoded, clusters: Clusters, found: "_Weights"
+        self,
+        job: Job,
+        models: Mapping[str, nn.Module],
+        encoded: Encoded,
+        clusters: Clusters,
+        found: "_Weights",
+        elsewhere: "_Elsewhere",
     ) -> list[Tried]:
-        """Each candidate on rows that it was not trained on.
+        """Each candidate on rows that it was not trained on, nor, of a linear head, matched to.
 
         Those are from the place of use: the sample, or the validation rows. Where these are not shown to differ from
         the training rows, a linear head is looked at on all training rows as well, cross-fitted: ten times as many.
         """
-        rows, features = (job.validation, encoded.validation) if job.like is None else (job.like, encoded.use)
-        labels, units = [rows.labels.cpu()], [job.units[1] if job.like is None else job.like_units]
-        groups = [clusters.of(features)]
+        rows, unit = _place_of_use(job)
+        labels, units = [rows.labels.cpu()], [unit]
+        groups = [clusters.of(encoded.use)]
         said = {name: [job.predict(model, rows).argmax(-1)] for name, model in models.items()}
+        if all(isinstance(model, LinearHead) for model in models.values()):
+            said |= {name: [answered] for name, answered in elsewhere.said.items() if name in said}
         alike = found.matched is not None and not found.matched.differ
         if alike and all(isinstance(model, LinearHead) for model in models.values()) and "dro" not in models:
             with job.timed("cross-fitting"):
@@ -247,11 +291,27 @@ class Reduce:
         )
 
 
+class _Elsewhere(NamedTuple):
+    """Answers [m] for the sample from the place of use, of heads matched to its other half, and what they cost."""
+
+    said: Mapping[str, Tensor]
+    looked: list[Tried]
+
+
+def _place_of_use(job: Job) -> tuple[Examples, Tensor | None]:
+    """The sample that rows are matched to and candidates are looked at on, and who or what its rows are of."""
+    return (job.validation, job.units[1]) if job.like is None else (job.like, job.like_units)
+
+
 class _Weights:
     """Weights and offsets of each candidate, for all training rows or for some of them."""
 
     def __init__(self, labels: Tensor, clusters: Tensor, matched: Matched | None, cap: float) -> None:
         self.labels, self.clusters, self.matched, self.cap = labels, clusters.cpu(), matched, cap
+
+    def towards(self, matched: Matched) -> "_Weights":
+        """The same rows, matched to another sample."""
+        return _Weights(self.labels, self.clusters, matched, self.cap)
 
     def of(self, name: str, rows: Tensor | None = None) -> tuple[Tensor | None, Tensor | None]:
         """Weights [n] and offsets [n, C] of the rows, where the candidate has them."""

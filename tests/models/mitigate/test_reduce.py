@@ -289,6 +289,37 @@ def test_a_sample_from_the_place_of_use_is_matched():
     torch.testing.assert_close(again.model.last.weight, found.model.last.weight)
 
 
+@pytest.mark.parametrize("name", ["auto", "match"])
+def test_matching_is_judged_on_rows_that_nothing_was_matched_to(name):
+    """Weights in many dimensions fit the sample itself: there they look good, elsewhere accuracy is lost."""
+
+    def rows(n, seed, moved=0.0):
+        rng = np.random.default_rng(seed)
+        features = rng.normal(size=(n, 200))
+        label = (features[:, :10].sum(1) + rng.normal(size=n) > 0).astype(int)
+        features[:, -1] += moved  # says nothing about the label
+        return Examples({FEATURES: torch.tensor(features).float()}, torch.tensor(label))
+
+    train, use, test = rows(900, 102), rows(200, 1102, moved=2.0), rows(3000, 2102, moved=2.0)
+    plan = TrainingPlan(weight_decay=0.1, device="cpu")
+    weights = match_weights(train.inputs[FEATURES], train.labels, use.inputs[FEATURES], use.labels)
+    assert weights.differ
+    matched = heads(train)()
+    solve(matched, train.inputs[FEATURES], train.labels, weights.weights, None, plan.weight_decay)
+    plain = run(method("erm"), heads(train), train, use, plan).model
+
+    def right(model, part):
+        return (answers(model, part.inputs[FEATURES]) == part.labels).float().mean()
+
+    assert right(matched, use) > right(plain, use) - 0.02, "it looks affordable on the rows that it was matched to"
+    assert right(matched, test) < right(plain, test) - 0.1, "and is not"
+    found = run(method(name), heads(train), train, use, plan)
+    assert [one["name"] for one in found.notes["matched too dear"]] == (
+        ["match", "both"] if name == "auto" else ["match"]
+    )
+    assert right(found.model, test) > right(plain, test) - 0.02
+
+
 def test_the_label_is_taken_out_by_a_sample_in_which_it_is_not_confounded():
     """Where the label shows more than the group, raw clusters are the classes; without it they are the group."""
     train, group = hidden_group(3000, 0.9, seed=0, shift=1.5)
