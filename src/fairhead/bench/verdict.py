@@ -7,7 +7,7 @@ from typing import Any
 from fairhead.audit.seeds import SeedDifference, SeedFigure
 from fairhead.mitigate.registry import LADDER
 from fairhead.report.sections.bench_block import Choice, Cost
-from fairhead.report.wording import MINUS
+from fairhead.report.wording import MINUS, in_short
 from fairhead.stats.outcome import p_text
 
 # The gap that the verdict is about: the first of these that has a value.
@@ -178,8 +178,8 @@ def finding(lines: Sequence[Line], metric: str, baseline: str) -> str:
 
 def _without(lines: Sequence[Line], metric: str) -> str:
     """A sentence on the cells that a figure goes without, if there are any: the worst group may be among them."""
-    reasons = {r: None for line in lines if metric in line.figures for r in line.figures[metric].excluded}
-    return f" Left out: {'; '.join(reasons)}." if reasons else ""
+    reasons = list(dict.fromkeys(r for line in lines if metric in line.figures for r in line.figures[metric].excluded))
+    return f" Left out: {in_short(reasons)}." if reasons else ""
 
 
 def _missed(lines: Sequence[Line], metric: str) -> str:
