@@ -88,8 +88,9 @@ def test_a_gap_of_large_groups_is_found_and_chance_is_not():
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [ROWS, ROWS // 4, np.full(8, 300), np.array([3000, 300, 60])])
 def test_even_groups_are_refused_in_5_percent(n):
+    """Groups of a dozen rows have few values to take, and are refused less often than that."""
     error, _ = shares_found(n, [0.8] * len(n), 2000)
-    assert 0.025 < error < 0.05 + 3 * np.sqrt(0.05 * 0.95 / 2000) + 0.005
+    assert (0.015 if min(n) < 30 else 0.025) < error < 0.05 + 3 * np.sqrt(0.05 * 0.95 / 2000) + 0.005
 
 
 @pytest.mark.slow
