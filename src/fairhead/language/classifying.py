@@ -9,20 +9,22 @@ import torch
 from fairhead.errors import InputError, did_you_mean
 from fairhead.language.lexicons import Gauge
 from fairhead.models.batches import TextInputs
-from fairhead.models.load import class_of
-from fairhead.models.places import config_of, find
+from fairhead.models.load import open_model
 
 
-def labels_of(folder: str, wanted: Sequence[str] = ()) -> dict[int, str]:
-    """The classes of a classifier that are measured, by number; without `wanted` all of them. Loads no weights."""
-    place = find(folder)
-    class_of(place, "text")
-    known = {int(number): str(name) for number, name in config_of(place).id2label.items()}
+def labels_of(config: Any, wanted: Sequence[str], folder: str) -> dict[int, str]:
+    """The classes of a classifier that are measured, by number; without `wanted` all of them."""
+    known = {int(number): str(name) for number, name in config.id2label.items()}
     for name in wanted:
         if name not in known.values():
             there = ", ".join(known.values())
             raise InputError(f"{folder} has no label {name!r}; it has {there}.{did_you_mean(name, [*known.values()])}")
     return {number: name for number, name in known.items() if not wanted or name in wanted}
+
+
+def check_classifier(folder: str, wanted: Sequence[str]) -> None:
+    """Refuse what is no trained classifier of texts with these labels; it is loaded once for that."""
+    labels_of(open_model(folder, "text").model.config, wanted, folder)
 
 
 def by_classifier(folder: str, texts: Sequence[str], wanted: Sequence[str] = (), device: str = "auto") -> Gauge:
@@ -31,9 +33,10 @@ def by_classifier(folder: str, texts: Sequence[str], wanted: Sequence[str] = (),
     Where a text can have several labels (`problem_type` "multi_label_classification", or a single label) each has a
     probability of its own; otherwise those of a text sum to 1.
     """
-    labels, distinct = labels_of(folder, wanted), sorted(set(texts), key=len)
+    distinct = sorted(set(texts), key=len)
     rows = TextInputs(folder, tuple(distinct), 64, device)
     config: Any = rows.model.config
+    labels = labels_of(config, wanted, folder)
     apart = config.problem_type == "multi_label_classification" or config.num_labels == 1
     found: dict[str, list[float]] = {}
     with torch.inference_mode():

@@ -150,9 +150,9 @@ def _ready(options: Options) -> None:
     if options.classifier_label and len(options.classifier) != 1:
         raise InputError(f"--classifier-label is of one --classifier; there are {len(options.classifier)}")
     for folder in options.classifier:
-        from fairhead.language.classifying import labels_of
+        from fairhead.language.classifying import check_classifier
 
-        labels_of(folder, options.classifier_label)
+        check_classifier(folder, options.classifier_label)
     if options.vectors is not None:
         read_gender_vectors(options.vectors, ())
 
