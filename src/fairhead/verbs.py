@@ -87,6 +87,9 @@ def score(
     device: str = "auto",
     dtype: str = "auto",
     start: str = "default",
+    chat: bool = False,
+    device_map: str | None = None,
+    load_in: str | None = None,
     tokenizer: Any = None,
     n_boot: int | None = None,
     seed: int = 0,
@@ -105,6 +108,9 @@ def score(
         dtype: "float32", "bfloat16", "float16" or "auto".
         start: the token that texts start with: "bos", "eos", "none" or a token; "default" is BOS, or end of text where
             there is none.
+        chat: put prompts into the chat template of the tokenizer; what is scored is the answer.
+        device_map: how layers are spread over several GPUs: "auto", "balanced" or "sequential".
+        load_in: "8bit" or "4bit", by bitsandbytes on a GPU.
         tokenizer: of a live model.
         n_boot: bootstrap replicates; None for what the benchmark usually takes.
         seed: of all that is drawn.
@@ -121,7 +127,7 @@ def score(
     from fairhead.stats.bootstrap import Resampling
 
     chosen = benchmark_named(benchmark)
-    how = Resampling(n_boot or chosen.n_boot, seed, level)
+    how = Resampling(chosen.n_boot if n_boot is None else n_boot, seed, level)
     if not isinstance(data, str | Path | Items):
         data = dataset(data)
     source = hold(data) if isinstance(data, Items) else data
@@ -130,12 +136,13 @@ def score(
     if live and tokenizer is None:
         raise InputError("a live language model needs its tokenizer: give tokenizer=...")
     if live:
-        scorer = Scorer(model.eval(), tokenizer, start=start)
+        scorer = Scorer(model.eval(), tokenizer, start=start, chat=chat)
     else:
-        scorer = load_scorer(model, device=device, dtype=dtype, start=start)  # type: ignore[arg-type]
+        placing: dict[str, Any] = {"device": device, "dtype": dtype, "device_map": device_map, "load_in": load_in}
+        scorer = load_scorer(model, start=start, chat=chat, **placing)
     name = type(model).__name__ if live else str(model)
     folder = None if out is None else Path(out)
-    return run_benchmark(chosen, scorer, items, out=folder, resampling=how, model=name, **options)
+    return run_benchmark(chosen, scorer, items, out=folder, limit=limit, resampling=how, model=name, **options)
 
 
 def discover(

@@ -1,6 +1,7 @@
 """Scorers from folders, the command line on them, and perplexity in closed form."""
 
 import atexit
+import functools
 import json
 import math
 import os
@@ -15,6 +16,7 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+import fairhead
 from fairhead.cli import main
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.language import Request, Scorer, load_scorer
@@ -260,3 +262,12 @@ def test_two_processes_find_what_one_does_and_merge_their_journals(folder, crows
         assert scores[1][name]["logprob"] == pytest.approx(row["logprob"], abs=1e-5)
     found = [json.loads((tmp_path / name / "crows_pairs.json").read_text()) for name in ("one", "two")]
     assert found[0]["left_out"] == found[1]["left_out"]
+
+
+def test_another_limit_in_the_same_folder_is_refused_in_python_too(folder, crows, tmp_path):
+    run = functools.partial(fairhead.score, folder, "crows", crows, device="cpu", out=tmp_path, n_boot=100)
+    assert run(limit=12).provenance["limit"] == 12
+    with pytest.raises(InputError, match="was made with limit 12, here it is 13"):
+        run(limit=13)
+    with pytest.raises(InputError, match="n_boot is 0; expected a whole number of at least 100"):
+        run(limit=12, n_boot=0)
