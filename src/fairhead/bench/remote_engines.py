@@ -64,6 +64,7 @@ def _connected(workplace: Workplace) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             import ray
+            import ray.exceptions  # a folder of that name here would do for the line before
     except ImportError:
         raise InputError('--engine ray needs ray, which is not installed: pip install "fairhead[ray]"') from None
     if ray.is_initialized():  # by whoever called
