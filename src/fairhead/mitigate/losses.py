@@ -152,15 +152,22 @@ class _Sum(torch.autograd.Function):
 
 
 class _Gather(torch.autograd.Function):
+    """The last batch of an epoch may be smaller on some processes: what is sent is as long as the longest."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
-        dist.all_gather(parts, x.contiguous())
-        return torch.cat(parts)
+        counts = [torch.zeros(1, dtype=torch.int64, device=x.device) for _ in range(dist.get_world_size())]
+        dist.all_gather(counts, torch.tensor([len(x)], device=x.device))
+        ctx.sizes = [int(count) for count in counts]
+        sent = x.new_zeros(max(ctx.sizes), *x.shape[1:])
+        sent[: len(x)] = x
+        parts = [torch.empty_like(sent) for _ in ctx.sizes]
+        dist.all_gather(parts, sent)
+        return torch.cat([part[:size] for part, size in zip(parts, ctx.sizes, strict=True)])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         # A copy: the gradient of a sum is one tensor for both of its terms.
         total = gradients[0].clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total)
-        return total.chunk(dist.get_world_size())[dist.get_rank()]
+        return total.split(ctx.sizes)[dist.get_rank()]

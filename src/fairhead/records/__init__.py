@@ -358,7 +358,7 @@ class Records:
 def _score_table(scores: ArrayLike) -> NDArray[np.float64]:
     """Scores as shape [n, k]."""
     try:
-        table = np.asarray(scores, dtype=np.float64)
+        table = np.ma.filled(np.ma.asarray(scores, dtype=np.float64), np.nan)
     except (TypeError, ValueError):
         raise InputError("scores must be numbers of shape [n] or [n, C]") from None
     if table.ndim not in (1, 2):

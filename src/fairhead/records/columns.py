@@ -131,6 +131,9 @@ def one_dimensional(values: Any, name: str) -> Any:
         array = np.empty(len(values), dtype=object)
         array[:] = values
         return array
+    if isinstance(values, np.ma.MaskedArray):
+        hidden, values = np.ma.getmaskarray(values), values.data.astype(object)
+        values[hidden] = None
     if not isinstance(values, pd.Series | pd.api.extensions.ExtensionArray):
         values = np.asarray(values)
     if values.ndim != 1:
@@ -151,8 +154,11 @@ def tidy_levels(raw: list[Any], text_only: bool = False) -> list[Any]:
     if text_only:
         values = [None if v is None else str(v) for v in values]
         answers = [v for v in values if v is not None and v.lower() not in _NO_ANSWER]
+        # "01" and "1" in one column are names, such as codes of regions: as numbers they would become one.
+        whole = {v.lstrip("+") for v in answers if _INTEGER.fullmatch(v)}
+        names = len({int(v) for v in whole}) < len(whole)
         for parse in (as_number, as_boolean):
-            if answers and all(parse(v) is not None for v in answers):
+            if answers and not names and all(parse(v) is not None for v in answers):
                 return [None if v is None else parse(v) for v in values]
         return values
     if any(isinstance(v, str) for v in values):

@@ -3,7 +3,6 @@
 import csv
 import io
 import os
-import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -40,7 +39,6 @@ MAX_THREADS = 4
 # Values that mean "missing" in a column of numbers.
 _NO_NUMBER = ("", "nan", "NaN", "NAN", "NA", "N/A", "n/a", "#N/A", "None", "null", "NULL", "<NA>")
 _NO_NUMBER_BYTES = frozenset(word.encode() for word in _NO_NUMBER)
-_INTEGER = re.compile(r"-?\d+")
 
 
 # The columns of some rows by their numbers: a data frame, or a mapping.
@@ -134,9 +132,7 @@ def _read_header(file: Path, name: str, head: bytes, separator: str | None) -> _
 def _options(header: _Header, layout: Layout, place: dict[str, int], as_text: Collection[str]) -> dict[str, Any]:
     """How pandas is to read the columns, which go by their numbers."""
     numbers, ids, classes = ({place[n] for n in names} for names in (layout.numbers, layout.ids, layout.classes))
-    # Text as categories: each distinct value is looked at only once. Integers are quicker still as they are.
-    integers = {j for j in classes if all(_INTEGER.fullmatch(row[j]) for row in header.rows if j < len(row))}
-    dtypes: dict[int, Any] = dict.fromkeys(classes - integers, "category")
+    dtypes: dict[int, Any] = dict.fromkeys(classes, object)  # text: categories would make one number of "01" and "1"
     dtypes |= dict.fromkeys((place[column] for column in as_text), object)
     missing: dict[int, Sequence[str]] = dict.fromkeys(numbers - classes, _NO_NUMBER)
     missing |= dict.fromkeys(ids - classes, ("",))

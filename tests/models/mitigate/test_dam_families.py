@@ -20,6 +20,7 @@ from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads import Tap
 from fairhead.mitigate import DAM, EncoderLayer, attach, load, method, save
 from fairhead.mitigate.dam import most_attended
+from fairhead.mitigate.losses import gathered
 from fairhead.mitigate.registry import names
 from fairhead.mitigate.standardise import RunningStandardise
 
@@ -319,6 +320,8 @@ def spread(rank, processes, folder, port):
     parallel = nn.parallel.DistributedDataParallel(model) if processes > 1 else model
     loss = parallel(**half).loss
     loss.backward()
+    rows = torch.full((2 + rank, 3), 1.0 + rank, requires_grad=True)  # as many as a last batch happens to have
+    (gathered(rows) ** 2).sum().backward()
     torch.save(
         {
             "loss": loss.detach(),
@@ -326,6 +329,8 @@ def spread(rank, processes, folder, port):
             "deviation": model.dam.q.deviation,
             "gradient": model.bert.encoder.layer[-1].attention.self.key.weight.grad,
             "projection": model.dam.project[0].weight.grad,
+            "uneven": gathered(rows.detach()),
+            "uneven_gradient": rows.grad,
         },
         f"{folder}/{processes}-{rank}.pt",
     )
@@ -346,6 +351,9 @@ def test_two_processes_have_the_statistics_and_gradients_of_one(tmp_path):
         for name in ("mean", "deviation", "gradient", "projection"):
             torch.testing.assert_close(half[name], one[name], rtol=1e-4, atol=1e-6)
     torch.testing.assert_close((halves[0]["loss"] + halves[1]["loss"]) / 2, one["loss"])
+    for rank, half in enumerate(halves):  # two rows of ones and three of twos; each is in the losses of both
+        assert half["uneven"][:, 0].tolist() == [1.0, 1.0, 2.0, 2.0, 2.0]
+        assert half["uneven_gradient"].tolist() == [[4.0 * (1 + rank)] * 3] * (2 + rank)
 
 
 def test_missing_weights_are_refused_by_name(tmp_path, caplog):

@@ -226,3 +226,24 @@ def test_provenance_says_how_scores_became_predictions(scores, rule):
     records = Records.from_arrays([0, 1], scores=scores, classes=classes, threshold=0.3)
     assert records.provenance["prediction"] == rule
     assert records.prediction.values().tolist() == [0, 1]
+
+
+@given(st.lists(st.from_regex(r"0{0,2}[0-9]{1,3}", fullmatch=True), min_size=12, max_size=40))
+def test_readers_neither_merge_nor_invent_groups(tmp_path_factory, values):
+    """ "01" and "1" are two groups: codes of regions and the like are names, and not numbers."""
+    rows = [f"{i % 2},{i % 3 % 2},{value}" for i, value in enumerate(values)]
+    file = tmp_path_factory.mktemp("codes") / "table.csv"
+    for header, more in (("y,p,g", ""), ('y,p,g,"note"', ',"a, b"')):  # the quick reader, and pandas' own
+        file.write_text("\n".join([header, *(f"{row}{more}" for row in rows)]) + "\n")
+        found = Records.read(file, label="y", prediction="p", groups=["g"]).groups["g"]
+        assert len({*zip(found.codes.tolist(), values, strict=True)}) == len({*values}) == len(found.levels)
+
+
+def test_masked_values_are_missing():
+    values = np.ma.array(["a", "b", "c", "a"], mask=[0, 0, 1, 0])
+    with pytest.raises(InputError, match="missing"):
+        Records.from_arrays([0, 1, 1, 0], [0, 1, 0, 0], groups={"g": values})
+    kept = Records.from_arrays([0, 1, 1, 0], [0, 1, 0, 0], groups={"g": values}, drop_missing=True)
+    assert kept.groups["g"].levels == ("a", "b")
+    with pytest.raises(InputError, match="missing"):
+        Records.from_arrays([0, 1, 1, 0], scores=np.ma.array([0.1, 0.2, 0.3, 0.4], mask=[1, 0, 0, 0]), threshold=0.5)
