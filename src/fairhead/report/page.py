@@ -65,11 +65,9 @@ class Report:
 
         Example:
             >>> empty = {"schema": "fairhead.report/1", "title": "T", "question": "Q", "verdict": [], "provenance": {}}
-            >>> Report.from_dict({**empty, "sections": [{"kind": "adit", "title": "A"}]})
+            >>> Report.from_dict({**empty, "sections": [{"kind": "adit", "title": "A"}]})  # doctest: +ELLIPSIS
             Traceback (most recent call last):
-            fairhead.errors.InputError: report.sections[0].kind is 'adit'; expected one of audit, comparison, headmap, \
-headmaps, ablation, text, clusters, curve, top_heads, changes, spillover, attention_gap, tables, bench, qk_histograms, \
-attention_maps. Did you mean 'audit'?
+            fairhead.errors.InputError: report.sections[0].kind is 'adit'; expected one of ... Did you mean 'audit'?
         """
         return build(cls, plain(given, "report"), "report")
 
