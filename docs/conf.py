@@ -1,5 +1,6 @@
 """The documentation site: `make docs`."""
 
+import os
 import warnings
 from importlib.metadata import version as version_of
 
@@ -27,6 +28,7 @@ napoleon_use_rtype = False
 # Tables that commands write into pages begin at the third level, wherever they stand.
 suppress_warnings = ["myst.header"]
 warnings.filterwarnings("ignore", category=DeprecationWarning)
+os.environ["PYTHONWARNINGS"] = "ignore"  # in notebooks: of libraries, about their own display there
 
 # Imported when first used, which autodoc does not wait for; a verb that is a package too is shown as the function.
 for _name in fairhead.__all__:
