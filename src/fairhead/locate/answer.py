@@ -20,7 +20,6 @@ from fairhead.errors import InputError, UnsupportedModel
 from fairhead.locate.ablation import WAYS, Controls, edit_words
 from fairhead.locate.engine import Located, Words
 from fairhead.locate.engine import locate as find_heads
-from fairhead.locate.head_maps import Head, HeadMap
 from fairhead.locate.locate_settings import LocatePlan, Source
 from fairhead.locate.pair_rows import TextPairs
 from fairhead.locate.session import Opened, open_question
@@ -197,6 +196,8 @@ def check_heads(heads: Sequence[tuple[int, int]], shape: tuple[int, int]) -> Non
 
 def to_dict(located: Located, provenance: Mapping[str, Any], notes: Sequence[str] = ()) -> dict[str, Any]:
     """The JSON form: maps [layers][heads] of the reporting half, the chosen heads, and the effects of editing them."""
+    # Where others were estimated, the heads that were run.
+    run = {} if located.exact is None else {"exact": [list(head) for head in sorted(located.exact)]}
     content = {
         "schema": SCHEMA,
         "provenance": dict(provenance),
@@ -205,7 +206,7 @@ def to_dict(located: Located, provenance: Mapping[str, Any], notes: Sequence[str
         "selected": [list(head) for head in located.ranked],
         "gap": located.head_map.to_dict(),
         "confirmed": [list(head) for head in located.confirmed],
-        "single_heads": None if located.effect_map is None else _effects_of(located.effect_map, located.exact),
+        "single_heads": None if located.effect_map is None else located.effect_map.to_dict() | run,
         "other_terms": located.other_map.to_dict(),
         "effects": [_study(s, located.words.in_table) for s in located.studies],
         "gains": None if located.gains is None else located.gains.tolist(),
@@ -216,11 +217,6 @@ def to_dict(located: Located, provenance: Mapping[str, Any], notes: Sequence[str
     }
     plain: dict[str, Any] = _finite(content)
     return plain
-
-
-def _effects_of(found: HeadMap, exact: Sequence[Head] | None) -> dict[str, Any]:
-    """The map of effects; `exact` lists the heads that were run where others were estimated."""
-    return found.to_dict() | ({} if exact is None else {"exact": [list(head) for head in sorted(exact)]})
 
 
 def _study(study: Study, main: Sequence[str]) -> dict[str, Any]:
@@ -250,7 +246,7 @@ def report_of(
         sections += words.heads(located, images)
         for shown in _shown(located):
             sections += _study_sections(words, shown)
-        sections += [{"kind": shown.kind, **asdict(shown)} for shown in (*_baselines(located), *_doses(located))]
+        sections += [{"kind": shown.kind, **asdict(shown)} for shown in _tables(located)]
         sections += [_curve_section(located.curves[way], way) for way in words.dose_ways if way in located.curves]
     return {
         "schema": Report.schema,
@@ -283,15 +279,11 @@ def _beside(located: Located) -> list[dict[str, Any]]:
     ]
 
 
-def _baselines(located: Located) -> list[PlainTables]:
-    """What the reported edit of heads is held against."""
-    found = located.words.baseline_table(located.studies)
-    return [] if found is None else [PlainTables(title="Baselines: erasure without heads", tables=[found])]
-
-
-def _doses(located: Located) -> list[PlainTables]:
-    """The cheapest edit, for the page and for the terminal."""
-    return [] if located.doses is None else [located.doses.section()]
+def _tables(located: Located) -> list[PlainTables]:
+    """What the reported edit is held against, and the cheapest edit, for the page and for the terminal."""
+    beside, doses = located.words.baseline_table(located.studies), located.doses
+    found = [] if beside is None else [PlainTables(title="Baselines: erasure without heads", tables=[beside])]
+    return found if doses is None else [*found, doses.section()]
 
 
 def _shown(located: Located) -> list[Study]:
@@ -368,7 +360,7 @@ def show_located(console: Console, found: Located, notes: Sequence[str]) -> None
         table.add_row(f"{head_name(*head)}{sure}", *facts)
     console.print(table)
     console.print(_effects(found))
-    for section in _doses(found):
+    for section in _tables(found):
         section.show(console)
     for text in found.words.lines():
         console.print(text, highlight=False)
