@@ -328,7 +328,7 @@ def mitigate(
         >>> run.model  # doctest: +SKIP
         >>> mitigate("SmolLM2-135M", "pairs:own.csv", fairhead.KLAAD(), out="klaad").to_frame()  # doctest: +SKIP
     """
-    from fairhead.bench.grid import PLAN_FIELDS, Method, RunSettings
+    from fairhead.bench.grid import PLAN_FIELDS, RUN_PLAN, Method, RunSettings
     from fairhead.bench.one_run import mitigate as run
     from fairhead.mitigate.registry import method_named
     from fairhead.models.load import device_named
@@ -342,7 +342,7 @@ def mitigate(
     of_run = [f.name for f in fields(RunSettings)]
     _known(options, [*of_run, *PLAN_FIELDS], "mitigate")
     how = RunSettings(against=against, **{name: value for name, value in options.items() if name in of_run})
-    plan = {name: value for name, value in options.items() if name not in of_run}
+    plan = {**RUN_PLAN, **{name: value for name, value in options.items() if name not in of_run}}
     check_settings(RunSettings, vars(how), "mitigate")
     if isinstance(data, str):
         spec, groups = data, how.groups_to_read(data, groups)

@@ -18,6 +18,8 @@ PLAN_FIELDS = tuple(
         if setting.name not in ("seed", "device", "checkpoint_minutes")
     )
 )
+# How a single run trains where nobody says otherwise, in Python as on the command line.
+RUN_PLAN: Mapping[str, Any] = {"learning_rate": 1e-4}
 # How a step is run, not what it computes, and what came after results had been kept: they count where they are set.
 COUNT_WHERE_SET = ("data_on_device", "replay", "compile", "accumulate")
 Selection = Literal["accuracy", "worst_class"]

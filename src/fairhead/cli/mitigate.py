@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 from typer.core import TyperGroup
 
-from fairhead.bench.grid import Method, RunSettings, plan_settings
+from fairhead.bench.grid import RUN_PLAN, Method, RunSettings, plan_settings
 from fairhead.cli.common import DataColumns, SentenceColumns, command_line, need, progress
 from fairhead.cli.options import options, parameter_names
 from fairhead.errors import InputError
@@ -105,7 +105,7 @@ class Asked:
     panel: ClassVar[str] = RunSettings.panel
 
 
-_PLAN = TrainingPlan(batch_size=256, learning_rate=1e-4)
+_PLAN = TrainingPlan(**RUN_PLAN)
 
 
 @options("mitigate")

@@ -292,6 +292,9 @@ def test_mitigate_audits_by_discovered_groups(tmp_path):
           "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "again")])  # fmt: skip
     content = json.loads((tmp_path / "again" / "audit.json").read_text())
     assert {row["group_by"] for row in content["by_group"]} == {"discovered"}
+    # What nobody set is the same in Python and on the command line: the models are equal.
+    ours, theirs = run.model.state_dict(), fairhead.load(tmp_path / "again" / "model").state_dict()
+    assert all(torch.equal(weight.cpu(), theirs[name].cpu()) for name, weight in ours.items())
 
 
 def test_a_pair_is_chosen_on_half_of_the_rows(bert, posts, tmp_path):
