@@ -291,6 +291,11 @@ def join(a: Records, b: Records) -> Joined:
     classes = _all_classes(a, b)
     a, b = _with_classes(a, classes), _with_classes(b, classes)
     _refuse_differences(a, "label", a.label.codes != b.label.codes)
+    if a.groups and b.groups and not set(a.groups) & set(b.groups):
+        raise InputError(
+            f"a has the group columns {', '.join(a.groups)} and b has {', '.join(b.groups)}: none is in both. Give "
+            "both the columns to compare by, or b none, and a's are taken."
+        )
     for name in [name for name in a.groups if name in b.groups]:
         _refuse_differences(a, f"group {name!r}", _differ(a.groups[name], b.groups[name]))
     if a.cluster is not None and b.cluster is not None:

@@ -302,3 +302,14 @@ def test_undefined_differences_say_why_and_take_no_part_in_the_family():
     assert "f has 0 rows with label 1" in found["EOp"].undefined
     assert found["EOp"].value is found["EOp"].p is found["EOp"].p_adjusted is None
     assert found["DP"].p_adjusted == found["DP"].p
+
+
+def test_records_of_other_group_columns_are_refused():
+    labels, g = np.arange(40) % 2, np.arange(40) % 3
+    one, other = (Records.from_arrays(labels, labels, groups={name: g}) for name in ("sex", "race"))
+    with pytest.raises(InputError, match="a has the group columns sex and b has race: none is in both"):
+        join(one, other)
+    # Without any of its own, b has a's; one in common is enough.
+    bare = Records.from_arrays(labels, labels, groups={})
+    both = Records.from_arrays(labels, labels, groups={"race": g, "sex": g})
+    assert join(one, bare).b.groups == join(one, both).b.groups == one.groups
