@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from inspect import signature
 from itertools import combinations
+from math import prod
 from os import PathLike
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from fairhead.errors import InputError, did_you_mean
 from fairhead.records import Column, Records
 from fairhead.report.wording import CROSS
 
+_CROSSED = 2_000  # groups of all intersections together: time and memory go with their pairs
 # What `Records.read` is told about a file, and `Records.from_frame` about a data frame.
 COLUMNS = tuple(name for name in signature(Records.read).parameters if name not in ("path", "positive"))
 
@@ -181,9 +183,14 @@ def group_columns(records: Records, group_by: str | Sequence[str] | None, inters
             raise InputError(f"Group column {name!r} has one group only, {only}; a gap needs at least two.")
     columns = {name: records.groups[name] for name in names}
     if intersections:
-        for size in range(2, len(names) + 1):
-            for some in combinations(names, size):
-                columns[CROSS.join(some)] = cross([records.groups[name] for name in some])
+        crossed = [some for size in range(2, len(names) + 1) for some in combinations(names, size)]
+        groups = sum(min(len(records), prod(len(columns[name].levels) for name in some)) for some in crossed)
+        if groups > _CROSSED:
+            raise InputError(
+                f"{len(names)} group columns have {len(crossed)} combinations, of up to {groups:,} groups; at most "
+                f"{_CROSSED:,} are audited at once: name fewer columns, or look for the worst combinations with slices."
+            )
+        columns |= {CROSS.join(some): cross([columns[name] for name in some]) for some in crossed}
     return columns
 
 

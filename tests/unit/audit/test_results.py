@@ -229,3 +229,12 @@ def test_odd_tables_give_figures_or_reasons(seed):
     for found in (*comparison.a.estimates, *comparison.b.estimates, *rates, *comparison.differences):
         assert (found.value is None) == (found.undefined is not None)
         assert found.value is None or found.low <= found.value <= found.high
+
+
+def test_intersections_beyond_count_are_refused_before_any_work():
+    rng = np.random.default_rng(0)
+    groups = {f"g{i}": rng.integers(0, 5, 3000) for i in range(8)}
+    records = Records.from_arrays(rng.integers(0, 2, 3000), rng.integers(0, 2, 3000), groups=groups)
+    with pytest.raises(InputError, match="8 group columns have 247 combinations, of up to 3"):
+        fairhead.audit(records, intersections=True)
+    assert fairhead.audit(records, group_by=["g0", "g1"], intersections=True, n_boot=100).estimates
