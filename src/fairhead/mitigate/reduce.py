@@ -112,7 +112,7 @@ class Reduce:
         if self.without_label:
             notes["label taken out"] = matched is not None and matched.differ
             if notes["label taken out"]:
-                encoded = _without_label(encoded, (job.like or job.validation).labels.cpu())
+                encoded = _without_label(encoded, _place_of_use(job)[0].labels.cpu())
         with job.timed("clusters"):
             clusters = find_clusters(encoded.train, self.clusters, job.plan.seed, job.units[0])
         notes["clusters"] = _cluster_notes(clusters, job.train.labels)
