@@ -75,8 +75,6 @@ class Live:
                 "controls": [_number(x) for x in np.nanquantile(values[2:], (0.05, 0.95))]
                 if _any(values[2:])
                 else None,
-                # How often random heads lower the figure at least as much.
-                "as_low": _number(np.nanmean(values[2:] <= values[1])) if _any(values[2:]) else None,
             }
             for metric, values in found.items()
             if metric in self.shown

@@ -3,8 +3,6 @@
 import csv
 import http.client
 import json
-import os
-import shutil
 import threading
 import urllib.request
 from dataclasses import replace
@@ -13,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
+from browsing import chromium, opened_page, violations
 from families import VIT
 from PIL import Image
 
@@ -22,8 +21,6 @@ from fairhead.locate.live import Live
 from fairhead.locate.live_server import serve
 from fairhead.locate.session import open_question
 
-NAMED = os.environ.get("FAIRHEAD_BROWSER")
-BROWSER = NAMED or shutil.which("chromium")
 HEADS = [[0, 1], [1, 0]]
 
 
@@ -171,17 +168,7 @@ def test_the_command_says_what_is_wrong_in_one_line(run, server, capsys, tmp_pat
 
 
 def test_the_page_in_a_browser(server, run):
-    if BROWSER is None:
-        pytest.skip("there is no Chromium")
-    playwright = pytest.importorskip("playwright.sync_api")
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1280, "height": 800})
-        said = []
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.goto(server.address)
+    with chromium() as browser, opened_page(browser, server.address) as page:
         page.get_by_role("button", name="L0H1,").click()
         page.get_by_text("Direct effect of L0H1").wait_for()
         page.get_by_role("button", name="Prove").click()
@@ -191,9 +178,5 @@ def test_the_page_in_a_browser(server, run):
         page.get_by_role("button", name="Save as a model").click()
         page.get_by_text("Saved:").wait_for()
         assert (run[0] / "from-the-page" / "model.safetensors").is_file()
-        found = axe.run(page)
-        if os.environ.get("FAIRHEAD_SCREENSHOT"):
-            page.screenshot(path=os.environ["FAIRHEAD_SCREENSHOT"])
-        browser.close()
-    assert found.violations_count == 0, found.generate_report()
-    assert not said
+        assert not violations(page)
+        assert not violations(page, scheme="dark")
