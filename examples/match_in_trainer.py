@@ -7,11 +7,10 @@ import sys
 
 import torch
 from shaded import arguments, classifier, rows
-from torch.utils.data import WeightedRandomSampler
 from transformers import Trainer
 
 import fairhead
-from fairhead.mitigate import match_weights
+from fairhead.mitigate import draw_by_weight, match_weights
 
 folder = sys.argv[1] if len(sys.argv) > 1 else "trained"
 
@@ -26,14 +25,7 @@ train, use = rows("train", 0.9), rows("use", 0.5)
 matched = match_weights(*features_and_labels(train), *features_and_labels(use))
 print(f"training rows and rows of use differ: {matched.differ} (p {matched.p:.2g})")
 
-
-class Matched(Trainer):
-    """Draws training rows in proportion to their weights."""
-
-    def _get_train_sampler(self, train_dataset=None):
-        return WeightedRandomSampler(matched.weights.tolist(), len(train))
-
-
-trainer = Matched(classifier(), arguments(folder), train_dataset=train, eval_dataset=rows("test", 0.5))
+trainer = Trainer(classifier(), arguments(folder), train_dataset=train, eval_dataset=rows("test", 0.5))
+draw_by_weight(trainer, matched.weights)
 trainer.add_callback(fairhead.AuditCallback(trainer, groups=["shade"]))
 trainer.train()

@@ -13,6 +13,7 @@ from fairhead.mitigate.registry import method as method
 
 if TYPE_CHECKING:
     from fairhead.mitigate.balance import balance_weights as balance_weights
+    from fairhead.mitigate.balance import draw_by_weight as draw_by_weight
     from fairhead.mitigate.dam import DAM as DAM
     from fairhead.mitigate.encoder_layer import EncoderLayer as EncoderLayer
     from fairhead.mitigate.klaad import KLAAD as KLAAD
@@ -39,6 +40,7 @@ _LATER = {
     "TripletData": "fairhead.mitigate.triplets",
     "attach": "fairhead.models",
     "balance_weights": "fairhead.mitigate.balance",
+    "draw_by_weight": "fairhead.mitigate.balance",
     "load": "fairhead.models",
     "match_weights": "fairhead.mitigate.match",
     "run": "fairhead.mitigate.training_job",

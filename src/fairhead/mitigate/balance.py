@@ -1,8 +1,13 @@
 """Balance: weights or offsets that make clusters, which nobody named, independent of the label."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.utils.data import Sampler
 
+from fairhead.errors import InputError
 from fairhead.train.kmeans import find_clusters, independent_weights
 
 
@@ -49,3 +54,47 @@ def label_offsets(labels: Tensor, groups: Tensor, *, even: bool = False) -> Tens
     table = table.clamp(min=0.5)
     given = (table / table.sum(1, keepdim=True)).log()
     return (given if even else given - prior)[groups].float()
+
+
+def draw_by_weight(trainer: Any, weights: Tensor) -> None:
+    """Let a Hugging Face `Trainer` draw training rows in proportion to their weights, such as `balance_weights`.
+
+    A step has the same rows and the same gradient however many batches and processes it is split into, and a training
+    that is resumed draws on.
+
+    Args:
+        trainer: before its training begins.
+        weights: of the rows of `trainer.train_dataset`, [n].
+
+    Raises:
+        InputError: there are not as many weights as training rows.
+
+    Example:
+        >>> draw_by_weight(trainer, balance_weights(features, labels))  # doctest: +SKIP
+    """
+    rows = len(trainer.train_dataset)
+    if weights.shape != (rows,):
+        raise InputError(f"the Trainer has {rows} training rows and there are weights of shape {list(weights.shape)}")
+    trainer._get_train_sampler = lambda *_: _Drawn(weights, trainer.args)
+    # The loss is a mean over a batch. Models whose loss ignores how many rows all batches of a step have (BERT, CLIP)
+    # say that they mind it, and their gradient would grow with the number of batches.
+    trainer.model_accepts_loss_kwargs = False
+
+
+class _Drawn(Sampler[int]):
+    """As many draws as rows, the same on every process; accelerate calls `set_epoch`."""
+
+    def __init__(self, weights: Tensor, args: Any) -> None:
+        self.seed = args.seed if args.data_seed is None else args.data_seed
+        self.weights, self.epoch = weights.double().cpu(), 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        drawn = torch.multinomial(self.weights, len(self), replacement=True, generator=generator)
+        return iter(drawn.tolist())

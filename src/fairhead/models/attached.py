@@ -73,6 +73,7 @@ def attach(model: Any, method: Any, tokenizer: Any = None) -> Any:
         carrier.method = method
         return carrier
     model.add_module(_NOTE, _Note(method))
+    model.register_load_state_dict_pre_hook(_with_own_names)
     for part, child in model.named_children():
         if part in ATTACHABLE:  # in the mode of the rest
             child.train(model.training)
@@ -117,6 +118,34 @@ class _Note(nn.Module):
 
     def set_extra_state(self, state: Tensor) -> None:
         """Nothing: weights of a run with other settings may be gone on from."""
+
+
+def _with_own_names(model: Any, state: dict[str, Tensor], prefix: str, *more: Any) -> None:
+    """Give the weights of a `Trainer`'s checkpoint the names that they have in the model.
+
+    transformers writes the weights of some families (ViT, DINOv2) under other names. A Trainer that resumes, or loads
+    its best model, reads them as they are, and goes on with random weights for what it does not find.
+
+    Raises:
+        InputError: the checkpoint lacks weights all the same.
+    """
+    own: dict[str, Tensor] = {} if prefix or _NOTE_KEY not in state else model.state_dict()
+    lacking = own.keys() - state.keys()
+    if not lacking:
+        return
+    from transformers.core_model_loading import revert_weight_conversion
+
+    names = {tensor.data_ptr(): name for name, tensor in own.items() if name in lacking}
+    for written, tensor in revert_weight_conversion(model, own).items():
+        if written in state and tensor.data_ptr() in names:
+            name = names[tensor.data_ptr()]
+            state[name] = state.pop(written)
+            lacking.discard(name)
+    if lacking:
+        raise InputError(
+            f"the checkpoint lacks {len(lacking)} weights that this {type(model).__name__} needs, such as "
+            f"{min(lacking)}: give a checkpoint of the same model, or start from one with fairhead.load"
+        )
 
 
 def save(model: Any, folder: Path | str, *beside: Callable[[Path], Any]) -> None:

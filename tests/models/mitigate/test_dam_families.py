@@ -1,26 +1,20 @@
-"""DAM on every family it serves: in place and appended, with padding, copied, saved, spread over processes."""
+"""DAM on every family it serves: in place and appended, with padding, copied, saved."""
 
 import copy
 import math
-import os
-import socket
-import warnings
 
 import pytest
 import torch
-import torch.multiprocessing
 import transformers as hf
 from classifiers import FAMILIES, TEXT_BASES, batch, build
 from families import VIT
 from safetensors.torch import load_file, save_file
-from torch import distributed as dist
 from torch import nn
 
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads import Tap
 from fairhead.mitigate import DAM, EncoderLayer, attach, load, method, save
 from fairhead.mitigate.dam import most_attended
-from fairhead.mitigate.losses import gathered
 from fairhead.mitigate.registry import names
 from fairhead.mitigate.standardise import RunningStandardise
 
@@ -311,51 +305,6 @@ def test_a_model_without_a_task_head_is_refused():
         attach(hf.ViTModel(hf.ViTConfig(**VIT)).layers[0].attention, EncoderLayer())
 
 
-def spread(rank, processes, folder, port):
-    """One process of two: half of the batch, gradients averaged."""
-    warnings.simplefilter("error")
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=processes)
-    model = without_dropout(attach(build("BERT"), DAM()).train())
-    half = {name: tensor[rank::processes] for name, tensor in batch("BERT").items()}
-    parallel = nn.parallel.DistributedDataParallel(model) if processes > 1 else model
-    loss = parallel(**half).loss
-    loss.backward()
-    rows = torch.full((2 + rank, 3), 1.0 + rank, requires_grad=True)  # as many as a last batch happens to have
-    (gathered(rows) ** 2).sum().backward()
-    torch.save(
-        {
-            "loss": loss.detach(),
-            "mean": model.dam.k.mean,
-            "deviation": model.dam.q.deviation,
-            "gradient": model.bert.encoder.layer[-1].attention.self.key.weight.grad,
-            "projection": model.dam.project[0].weight.grad,
-            "uneven": gathered(rows.detach()),
-            "uneven_gradient": rows.grad,
-        },
-        f"{folder}/{processes}-{rank}.pt",
-    )
-    dist.destroy_process_group()
-    os._exit(0)  # now and then gloo's threads never end, and the process would wait for them
-
-
-def test_two_processes_have_the_statistics_and_gradients_of_one(tmp_path):
-    for processes in (1, 2):
-        (tmp_path / str(processes)).mkdir()
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        torch.multiprocessing.spawn(spread, (processes, tmp_path / str(processes), port), nprocs=processes)
-    one = torch.load(tmp_path / "1" / "1-0.pt")
-    halves = [torch.load(tmp_path / "2" / f"2-{rank}.pt") for rank in range(2)]
-    for half in halves:
-        for name in ("mean", "deviation", "gradient", "projection"):
-            torch.testing.assert_close(half[name], one[name], rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close((halves[0]["loss"] + halves[1]["loss"]) / 2, one["loss"])
-    for rank, half in enumerate(halves):  # two rows of ones and three of twos; each is in the losses of both
-        assert half["uneven"][:, 0].tolist() == [1.0, 1.0, 2.0, 2.0, 2.0]
-        assert half["uneven_gradient"].tolist() == [[4.0 * (1 + rank)] * 3] * (2 + rank)
-
-
 def test_missing_weights_are_refused_by_name(tmp_path, caplog):
     attach(build("ViT"), DAM()).save_pretrained(tmp_path)
     load(tmp_path)
@@ -365,39 +314,3 @@ def test_missing_weights_are_refused_by_name(tmp_path, caplog):
     save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(InputError, match=r"lacks 1 that the model needs: classifier\.weight"):
         load(tmp_path)
-
-
-class _Gradients(hf.TrainerCallback):
-    """The gradients of the first step."""
-
-    def on_pre_optimizer_step(self, args, state, control, model=None, **more):
-        self.found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
-def gradients_under_a_trainer(model, rows, folder, accumulation):
-    """Of a step over `accumulation` copies of the same rows."""
-    copies = [{name: values[i] for name, values in rows.items()} for _ in range(accumulation) for i in range(8)]
-    callback = _Gradients()
-    arguments = hf.TrainingArguments(
-        str(folder), per_device_train_batch_size=8, gradient_accumulation_steps=accumulation, max_steps=1,
-        max_grad_norm=0.0, report_to=[], use_cpu=True, disable_tqdm=True, save_strategy="no", logging_strategy="no",
-    )  # fmt: skip
-    sampled = hf.Trainer(model, arguments, train_dataset=copies, callbacks=[callback])
-    sampled._get_train_sampler = lambda *_: torch.utils.data.SequentialSampler(copies)
-    sampled.train()
-    return callback.found
-
-
-@pytest.mark.parametrize("accumulation", [2, 4])
-@pytest.mark.parametrize("family", ["ViT", "DINOv2", "BERT", "DistilBERT"])
-def test_a_trainer_weighs_both_terms_alike_however_many_batches_it_adds_up(family, accumulation, tmp_path):
-    one, several = (
-        gradients_under_a_trainer(
-            attach(without_dropout(build(family)), DAM(values=3)), batch(family), tmp_path / str(count), count
-        )
-        for count in (1, accumulation)
-    )
-    assert one.keys() == several.keys()
-    assert any("dam.project" in name for name in one)
-    for name, gradient in one.items():
-        torch.testing.assert_close(several[name], gradient, rtol=1e-3, atol=1e-6, msg=name)
