@@ -34,7 +34,7 @@ check: .venv/.dev
 
 # The site; its tutorials are run. A warning is an error.
 docs: .venv/.docs
-	PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
+	PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -j auto -b html docs docs/_build/html
 
 # Wheel and sdist, each installed into an environment of its own and run.
 dist: .venv/.python

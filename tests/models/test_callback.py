@@ -48,8 +48,14 @@ def made_trainer(folder, evaluation, classes=("no", "yes"), kind=Trainer, **opti
     return kind(model, arguments, train_dataset=rows(32), eval_dataset=evaluation, callbacks=[tracker]), tracker
 
 
-def test_each_evaluation_is_audited_and_every_tracker_gets_the_gaps(tmp_path):
+@pytest.mark.parametrize("kind", ["list", "datasets"])
+def test_each_evaluation_is_audited_and_every_tracker_gets_the_gaps(kind, tmp_path):
     evaluation = rows(301)  # the last batch is not full
+    if kind == "datasets":
+        table = pytest.importorskip("datasets").Dataset.from_list(
+            [{**row, "pixel_values": row["pixel_values"].numpy()} for row in evaluation]
+        )
+        evaluation = table.with_format("torch")  # from which the Trainer leaves out what the model does not take
     trainer, tracker = made_trainer(tmp_path, evaluation)
     callback = fairhead.AuditCallback(trainer, groups=["sex"])
     trainer.add_callback(callback)

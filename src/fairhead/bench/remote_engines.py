@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,8 @@ def _connected(workplace: Workplace) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            import ray
-            import ray.exceptions  # a folder of that name here would do for the line before
+            ray: Any = import_module("ray")
+            import_module("ray.exceptions")  # a folder of that name here would do for the line before
     except ImportError:
         raise InputError('--engine ray needs ray, which is not installed: pip install "fairhead[ray]"') from None
     if ray.is_initialized():  # by whoever called

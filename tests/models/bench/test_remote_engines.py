@@ -6,12 +6,12 @@ import pytest
 import yaml
 from made_faces import make_faces
 
-from fairhead.bench import runner
+from fairhead.bench import remote_engines, runner
 from fairhead.bench.grid_file import read_grid
 from fairhead.bench.results_folder import Store
 from fairhead.bench.runner import Workplace, run_grid
 from fairhead.cli import main
-from fairhead.errors import InputError
+from fairhead.errors import FairheadError, InputError
 
 GRID = {
     "title": "Small",
@@ -111,7 +111,6 @@ def cluster(monkeypatch):
     made.shutdown()
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_cluster_survives_the_loss_of_a_node(grid_of, cluster, tmp_path):
     """24 cells on two nodes, one of which is taken away; the figures are those of one process."""
@@ -139,10 +138,14 @@ def test_a_cluster_survives_the_loss_of_a_node(grid_of, cluster, tmp_path):
     assert figures(tmp_path / "there") == figures(tmp_path / "here")
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_cluster_that_is_not_there_is_told(grid_of, tmp_path):
     pytest.importorskip("ray")
     with pytest.raises(InputError, match="no cluster of Ray answers at auto"):
         run_grid(grid_of(), tmp_path / "out", Workplace(engine="ray", address="auto"))
     assert not Store(tmp_path / "out").rows()
+
+
+def test_a_worker_with_another_version_is_told(grid_of):
+    with pytest.raises(FairheadError, match=r"has fairhead .* and the run 0\.0: install one version everywhere"):
+        next(remote_engines._stream(grid_of().cells()[0], Workplace(), "0.0"))

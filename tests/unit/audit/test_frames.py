@@ -25,22 +25,6 @@ def frame(n=600):
     return pd.DataFrame({"y": label, "p": score, "race": race, "age": age, "flag": label == 1})
 
 
-class Features(dict):
-    """What `datasets` says of its columns."""
-
-
-def dataset(made):
-    """Like a `datasets.Dataset`, which is not among the test's dependencies: column_names, features, and columns."""
-    label = type("ClassLabel", (), {"names": ["no", "yes"]})()
-    columns = {name: [None if pd.isna(v) else v for v in made[name].tolist()] for name in made}
-    kind = type("Dataset", (), {"__getitem__": lambda self, name: columns[name]})
-    kind.__module__ = "datasets.arrow_dataset"
-    found = kind()
-    found.column_names = list(columns)
-    found.features = Features({name: object() for name in columns} | {"y": label})
-    return found
-
-
 def of_polars(made):
     return pl.DataFrame({name: [None if pd.isna(v) else v for v in made[name].tolist()] for name in made})
 
@@ -65,11 +49,6 @@ def test_every_kind_of_frame_gives_the_same_audit(kind):
     assert {row.group for row in found.by_group} == {"a", "b", "c", "under 40", "40 and over"}
     named = fairhead.audit(KINDS[kind](made), label="flag", score="p", groups="race", positive=False, n_boot=100)
     assert named.provenance["audit"]["classes"] == ["True", "False"]
-
-
-def test_a_data_set_has_the_names_of_its_classes():
-    found = fairhead.audit(dataset(frame()), label="y", score="p", groups="race", n_boot=100)
-    assert found.provenance["audit"]["classes"] == ["no", "yes"]
 
 
 def test_a_path_and_a_wrong_word(tmp_path):

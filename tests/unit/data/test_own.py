@@ -311,24 +311,6 @@ def test_triplets(tmp_path):
     assert items[2].texts.stereotype == "S."
 
 
-class ClassLabel:
-    names = ("no", "yes")
-
-
-class HubDataset:
-    """What is used of `datasets.Dataset`: names of columns, columns, features."""
-
-    def __init__(self, **columns):
-        self._columns, self.column_names = columns, list(columns)
-        self.features = {"label": ClassLabel()}
-
-    def __getitem__(self, name):
-        return self._columns[name]
-
-    def __len__(self):
-        return len(next(iter(self._columns.values())))
-
-
 def test_objects_are_read_as_files_are(tmp_path):
     path = write(tmp_path / "posts.csv", POSTS)
     from_file = dataset(f"texts:{path}", label="toxic", groups=["about"])
@@ -337,7 +319,6 @@ def test_objects_are_read_as_files_are(tmp_path):
     texts, labels = lists["post"], lists["toxic"]
     for found in (
         dataset(frame, label="toxic", groups=["about"]),
-        dataset(HubDataset(**lists), label="toxic", groups=["about"]),
         dataset(lists, label="toxic", groups=["about"]),
         dataset(texts, label=labels, groups={"about": lists["about"]}),
     ):
@@ -345,18 +326,6 @@ def test_objects_are_read_as_files_are(tmp_path):
         assert (found.all.labels == from_file.all.labels).all()
         assert (found.split == from_file.split).all()
         assert found.groups()["about"].levels == ("men", "women")
-
-
-def test_a_dictionary_of_parts_and_named_classes():
-    parts = {
-        "train": HubDataset(text=["a", "b", "c", "d"], label=[0, 1, 0, 1]),
-        "validation": HubDataset(text=["e", "f"], label=[0, -1]),
-        "test": HubDataset(text=["g"], label=[1]),
-    }
-    data = dataset(parts, on_error="skip")
-    assert data.classes == ("no", "yes")
-    assert data.sizes == {"train": 4, "val": 1, "test": 1}
-    assert data.skipped == {"no value in label": ("row 6",)}
 
 
 def test_pictures_in_memory():
