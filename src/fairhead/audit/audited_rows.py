@@ -17,6 +17,7 @@ from fairhead.audit.score_rates import Scores
 from fairhead.errors import InputError, did_you_mean
 from fairhead.records import Column, Records
 from fairhead.report.wording import CROSS
+from fairhead.stats.clusters import count_rows
 
 _CROSSED = 2_000  # groups of all intersections together: time and memory go with their pairs
 # What `Records.read` is told about a file, and `Records.from_frame` about a data frame.
@@ -242,7 +243,7 @@ def reference_groups(given: Any, columns: Mapping[str, Column]) -> dict[str, int
         if name not in groups or str(group) not in groups[name]:
             have = f"column {name!r}, which has {groups[name]}" if name in groups else f"any of {list(groups)}"
             raise InputError(f"The reference group {group!r} is not in {have}.")
-    found = {name: int(np.bincount(column.codes).argmax()) for name, column in columns.items()}
+    found = {name: int(count_rows([c.codes], (len(c.levels),)).argmax()) for name, c in columns.items()}
     found |= {name: groups[name].index(str(group)) for name, group in chosen.items()}
     for name, column in columns.items():
         parts = name.split(CROSS)

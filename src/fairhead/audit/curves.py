@@ -23,8 +23,9 @@ def curves_of(group_by: str, groups: tuple[str, ...], scores: ScoreTables, proba
     table = scores.by_class[0]
     thresholds = _thresholds(table)
     mean = [
-        divide(binned.sums((entries.mass * entries.value).sum(axis=0)), binned.sums(entries.mass.sum(axis=0)))
+        divide(binned.sums(mass * entries.value), binned.sums(mass))
         for entries, binned in zip(table.entries, table.binned, strict=True)
+        for mass in [entries.mass.sum(axis=0)]
     ]
     share, rows = _shares(table.counts), table.rows.sum(axis=-2)  # [G, K]
     if scores.scores.weight is None and scores.scores.cluster is None:

@@ -18,6 +18,7 @@ Codes = NDArray[np.integer]
 
 CALIBRATION_BINS = 15
 _DECIMALS = (2, 3, 4, 5)
+_SWAPS = 8  # of neighbours, after sorting by 32 bits; where there are more, scores lie in clumps
 
 
 class Entries(NamedTuple):
@@ -69,8 +70,11 @@ class Ranked:
         return []
 
     @cached_property
-    def _order(self) -> NDArray[np.intp]:
-        return np.argsort(self.score)
+    def _ascending(self) -> "tuple[NDArray[np.intp], Ranked]":
+        """The rows by ascending score: their numbers, and themselves."""
+        order = ascending_order(self.score)
+        weight = None if self.weight is None else self.weight[order]
+        return order, Ranked(self.hit[order], self.score[order], weight)
 
     def entries(self, group: Codes, n_groups: int) -> list[Entries]:
         """The distinct scores of each group; `group` has the shape [n]."""
@@ -92,22 +96,54 @@ class Ranked:
                 [Entries(found.values, m.astype(np.float64), r) for m, r in zip(mass, rows, strict=True)]
             )
             return self._counted[-1]
-        by_score = group[self._order]
+        order, ascending = self._ascending
+        if n_groups == 1:
+            return [ascending._merged(slice(None))]
+        by_score = group.astype(np.min_scalar_type(n_groups))[order]  # 16 bits or fewer are sorted by radix
         positions = np.argsort(by_score, kind="stable")
         of_groups = np.split(positions, np.cumsum(np.bincount(by_score, minlength=n_groups))[:-1])
-        return [self._sorted_entries(self._order[some]) for some in of_groups]
+        return [ascending._merged(some) for some in of_groups]
 
-    def _sorted_entries(self, rows: NDArray[np.intp]) -> Entries:
-        """Entries of rows given by ascending score."""
+    def _merged(self, rows: NDArray[np.intp] | slice) -> Entries:
+        """Entries of some rows, which are in ascending order."""
         score, hit = self.score[rows], self.hit[rows]
-        starts = np.flatnonzero(np.diff(score, prepend=-np.inf) > 0)
-        if not len(starts):
-            return Entries(np.zeros(0), np.zeros((2, 0)), np.zeros((2, 0), dtype=np.int64))
-        both = np.stack([~hit, hit])
-        count = np.add.reduceat(both, starts, axis=-1, dtype=np.int64)
+        new = np.ones(len(score), dtype=bool)
+        np.not_equal(score[1:], score[:-1], out=new[1:])
+        starts = np.flatnonzero(new)
+        rows_of = np.diff(starts, append=len(score))
+        hits = np.diff(np.cumsum(hit)[starts + rows_of - 1], prepend=0)  # much quicker than `reduceat`
+        count = np.stack([rows_of - hits, hits])
         if self.weight is None:
             return Entries(score[starts], count.astype(np.float64), count)
-        return Entries(score[starts], np.add.reduceat(both * self.weight[rows], starts, axis=-1), count)
+        both = np.stack([~hit, hit]) * self.weight[rows]
+        return Entries(score[starts], np.add.reduceat(both, starts, axis=-1) if len(starts) else both, count)
+
+
+def ascending_order(score: Array) -> NDArray[np.intp]:
+    """The numbers of scores [n] in ascending order, as `np.argsort` has them, in half the time.
+
+    They are sorted by 32 bits of where they lie between the lowest and the highest, 16 bits at a time (radix), and the
+    few whose 32 bits are equal change places after that.
+
+    Example:
+        >>> ascending_order(np.array([0.3, 0.1, 0.2])).tolist()
+        [1, 2, 0]
+    """
+    low, high = (float(end) for end in (score.min(initial=np.inf), score.max(initial=-np.inf)))
+    if not 0 < high - low < np.inf:
+        return np.argsort(score)
+    halves = ((score - low) * (0xFFFFFFFF / (high - low))).astype("<u4").view("<u2").reshape(-1, 2)
+    order = np.argsort(halves[:, 0].copy(), kind="stable")
+    order = order[np.argsort(halves[order, 1], kind="stable")]
+    found = score[order]
+    for _ in range(_SWAPS):
+        above = np.flatnonzero(found[1:] < found[:-1])
+        if not len(above):
+            return order
+        above = above[np.diff(above, prepend=-2) > 1]
+        for values in (order, found):
+            values[above], values[above + 1] = values[above + 1], values[above]
+    return np.argsort(score)
 
 
 class Binned(NamedTuple):
@@ -153,8 +189,10 @@ def auc_of(down: Array, up: Array) -> Auc:
     n_down, n_up = down.sum(axis=-1), up.sum(axis=-1)
     below = np.cumsum(down, axis=-1) - down / 2
     with np.errstate(invalid="ignore", divide="ignore"):
-        value = np.where(n_up * n_down > 0, (up * below).sum(axis=-1) / (n_up * n_down), np.nan)
+        value = np.where(n_up * n_down > 0, np.vecdot(up, below) / (n_up * n_down), np.nan)
         above = n_up[..., None] - np.cumsum(up, axis=-1) + up / 2
-        of_up = (up * (below / n_down[..., None] - value[..., None]) ** 2).sum(axis=-1) / n_up**2
-        of_down = (down * (above / n_up[..., None] - value[..., None]) ** 2).sum(axis=-1) / n_down**2
+        of_up, of_down = (
+            np.vecdot(own, (others / n_others[..., None] - value[..., None]) ** 2) / own.sum(axis=-1) ** 2
+            for own, others, n_others in ((up, below, n_down), (down, above, n_up))
+        )
     return Auc(value, of_up + of_down)

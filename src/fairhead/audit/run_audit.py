@@ -249,7 +249,10 @@ class Part:
     def _rate(self, name: str, tables: Tables) -> Rates:
         if name in SCORE_GAPS:
             return SCORE_GAPS[name](self.scores, self.reference)
-        return tables.rates(name) if name in tables.kinds else replace(self.scores.rates(name), small=self.tables.small)
+        if name in tables.kinds:
+            return tables.rates(name)
+        found = self.scores.rates(name)
+        return replace(found, small=self.tables.small) if self.tables.small else found
 
     def _class_names(self, metric: Metric) -> tuple[str, ...]:
         rate = metric.rates[0]

@@ -126,9 +126,9 @@ class ScoreTables:
         mean = np.zeros(table.counts.shape)
         for g, (entries, binned) in enumerate(zip(table.entries, table.binned, strict=True)):
             loss = (entries.value - goal) ** power
-            mass[g], first[g] = entries.mass.sum(), (entries.mass * loss).sum()
-            second[g] = (entries.mass * loss**2).sum()
-            mean[g] = _mean(binned.sums(entries.mass * loss), table.counts[g])
+            lost = entries.mass * loss
+            mass[g], first[g], second[g] = entries.mass.sum(), lost.sum(), np.vdot(lost, loss)
+            mean[g] = _mean(binned.sums(lost), table.counts[g])
         hat, star = (divide((c * mean).sum(axis=(-1, -2)), c.sum(axis=(-1, -2))) for c in (table.counts, table.star))
         exact = divide(first, mass)
         variance = divide(second, mass) - exact**2

@@ -31,8 +31,8 @@ MIN_ROWS, MIN_CLUSTERS, FEW_CLUSTERS = 10, 2, 10
 STABLE_ROWS = 30
 
 _BLOCK = 1 << 23  # numbers drawn at a time
-_STREAMS = 2  # of random numbers, which threads draw from
-_WORTH_THREADS = 1 << 17  # numbers; drawing fewer takes less than starting a thread
+_STREAMS, _WORTH_STREAMS = 2, 1 << 17  # of random numbers, where so many are drawn
+_WORTH_THREADS = 1 << 20  # numbers; with fewer, threads wait for each other longer than they draw
 _MOST_NUMBERS = 1 << 28  # replicates × cells held at once: 2 GB
 _DRAWN, _KEPT = 1 << 22, 1 << 23  # draws of clusters at a time, and as many as are kept for the next figure
 _LARGE = 10.0  # variance of a count
@@ -135,7 +135,7 @@ class Sample:
             )
         n_units = len(self.multiplicity)
         # As many streams on any machine, so that a seed gives the same figures on all of them.
-        streams = rng.spawn(_STREAMS) if n_boot * n_units >= _WORTH_THREADS else [rng]
+        streams = rng.spawn(_STREAMS) if n_boot * n_units >= _WORTH_STREAMS else [rng]
         shares = [n_boot // len(streams) + (i < n_boot % len(streams)) for i in range(len(streams))]
         most = max(1, _BLOCK // (n_units * len(streams)))
 
@@ -146,11 +146,12 @@ class Sample:
                 blocks.append([content.total(drawn) for content in self.contents])
             return blocks
 
-        if len(streams) == 1:
-            blocks = stream(n_boot, rng)
+        if n_boot * n_units < _WORTH_THREADS:
+            parts = list(map(stream, shares, streams))
         else:
             with ThreadPoolExecutor(min(len(streams), os.cpu_count() or 1)) as pool:
-                blocks = [block for part in pool.map(stream, shares, streams) for block in part]
+                parts = list(pool.map(stream, shares, streams))
+        blocks = [block for part in parts for block in part]
         return [_join(parts) for parts in zip(*blocks, strict=True)]
 
 

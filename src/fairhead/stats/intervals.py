@@ -159,6 +159,8 @@ def gap(
     def p_value(theta: float) -> float:
         if candidates is not None and candidates.shown is not None:
             shown = candidates.shown(theta)
+        elif hat.size == 2 and candidates is not None and candidates.signed is not None:
+            shown = np.abs(theta + far)
         else:
             rates = hat * (theta / observed) if candidates is None else candidates.at(theta)
             if candidates is not None and contrasts is not None:

@@ -38,6 +38,16 @@ def test_counting_decimals_finds_the_entries_that_sorting_finds(monkeypatch, wei
             np.testing.assert_array_equal(part, same)
 
 
+@pytest.mark.parametrize(
+    "made", [np.sort, np.exp, lambda x: 1e9 + x * 1e-3, lambda x: np.append(x * 1e-12, 1.0), np.floor]
+)
+def test_scores_are_sorted_as_numpy_sorts_them(made):
+    score = made(np.random.default_rng(0).normal(size=20_000))
+    order = ranked.ascending_order(score)
+    np.testing.assert_array_equal(score[order], np.sort(score))
+    assert len(np.unique(order)) == len(score)
+
+
 def test_one_score_with_more_decimals_is_enough_to_sort():
     hit, score, *_ = rows()
     score[17] = 0.123456789
