@@ -26,9 +26,10 @@ from fairhead.report.sections import Section
 from fairhead.report.sections.audited import Audited
 from fairhead.report.sections.compared import Compared
 from fairhead.report.sections.prose import Text
-from fairhead.store import locked, whole_folder, write_json
+from fairhead.store import whole_folder, write_json
 from fairhead.train import Examples, TrainingDiverged
 from fairhead.train.features import put_back
+from fairhead.train.launched import written_by_first
 
 PROVED = ("auto", "balance", "match")  # compared with plain training, unless another method is named
 _CHECKPOINTS = "checkpoint"  # within the folder of a run, until that has ended
@@ -176,28 +177,33 @@ def mitigate(
     cells = [cell] if against is None else [cell, replace(cell, method=Method(against, against))]
     check(cells)  # the second as well before the first is trained
     out = Path(out)
-    with locked(out):
+    with written_by_first(out) as writes:
         try:
             done = run_cell(cell, device, cache, tell, checkpoints=out / _CHECKPOINTS / "method")
         except TrainingDiverged as diverged:
+            if not writes:
+                raise
             shutil.rmtree(out / _CHECKPOINTS, ignore_errors=True)  # going on there would end here again
             if not _keep_last_good(diverged.model, cell, out / "model"):
                 raise
             raise TrainingDiverged(f"{diverged}. That epoch is kept in {out / 'model'}") from None
-        done.records.save(out / "records.csv")
-        with whole_folder(out / "model") as folder:
-            save_model(done.trained.model, done.task.kind, done.task.classes, cell, folder, done.task.validation)
-        write_json(out / "run.json", done.row)
+        if writes:
+            done.records.save(out / "records.csv")
+            with whole_folder(out / "model") as folder:
+                save_model(done.trained.model, done.task.kind, done.task.classes, cell, folder, done.task.validation)
+            write_json(out / "run.json", done.row)
         columns = list(done.records.groups)
         found, comparison = audit(done.records, group_by=columns), None
         if against is not None:
             other = run_cell(cells[1], device, cache, tell, checkpoints=out / _CHECKPOINTS / "against")
-            other.records.save(out / f"records-{against}.csv")
             comparison = compare(other.records, done.records, group_by=columns)
         result = Mitigated(cell, done.row, found, comparison, against, out)
-        write_json(out / "audit.json", result.to_dict())
-        result.card(done.task.kind).write(out / "model")
-        shutil.rmtree(out / _CHECKPOINTS, ignore_errors=True)
+        if writes:
+            if against is not None:
+                other.records.save(out / f"records-{against}.csv")
+            write_json(out / "audit.json", result.to_dict())
+            result.card(done.task.kind).write(out / "model")
+            shutil.rmtree(out / _CHECKPOINTS, ignore_errors=True)
     return result
 
 

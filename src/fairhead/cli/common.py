@@ -1,5 +1,6 @@
 """What commands share: the columns of a user's own data, checks and files of output, progress on stderr."""
 
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -166,13 +167,18 @@ class Progress:
         return self._bars is not None
 
 
+def is_first() -> bool:
+    """Whether this process is the only one, or the first of those that a launcher started: the others are silent."""
+    return int(os.environ.get("RANK", 0)) == 0
+
+
 @contextmanager
 def progress() -> Iterator[Progress]:
     """Open the progress of a command; stdout stays free for its result."""
     from rich.console import Console
 
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    console = Console(stderr=True, quiet=not is_first())
+    if not console.is_terminal and is_first():
         yield Progress()
         return
     from rich.progress import Progress as Bars

@@ -1,6 +1,5 @@
 """`fairhead lm …`: one command a benchmark, made of what the benchmark says of itself; and all of them as a suite."""
 
-import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, fields, make_dataclass
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hi
 import typer
 from typer.core import TyperGroup
 
-from fairhead.cli.common import SentenceColumns, check_output, command_line, need, progress, write_json
+from fairhead.cli.common import SentenceColumns, check_output, command_line, is_first, need, progress, write_json
 from fairhead.cli.lm_compare import EPILOG as COMPARE_EPILOG
 from fairhead.cli.lm_compare import Statistics, compare_command
 from fairhead.cli.options import attribute_texts, options
@@ -402,8 +401,3 @@ def load_model(path: str, computing: Computing) -> "Scorer":
 
     found: Scorer = shared(load_scorer(path, **asdict(computing)))
     return found
-
-
-def is_first() -> bool:
-    """Whether this process is the only one, or the one that the others work for: they write nothing."""
-    return int(os.environ.get("RANK", 0)) == 0

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from fairhead.bench.grid import RUN_PLAN, Method, RunSettings, plan_settings
-from fairhead.cli.common import DataColumns, SentenceColumns, command_line, need, progress
+from fairhead.cli.common import DataColumns, SentenceColumns, command_line, is_first, need, progress
 from fairhead.cli.options import options, parameter_names
 from fairhead.errors import InputError
 from fairhead.mitigate.registry import MethodEntry, listed, method_named, names
@@ -52,6 +52,9 @@ EPILOG = f"""
 
     fairhead mitigate group_dro --reference-group white --data utkface:UTKFace.zip --model vit-8x8 --out reference
 
+**Several GPUs**: `accelerate launch --num_processes 4 -m fairhead mitigate ...`, a process a GPU, each with its part of
+every batch.
+
 **What is written**: `model/` (safetensors; `fairhead.load("model")` gives it back), `records.csv`, `audit.json`,
 `report.html` with its JSON twin, and `run.json` (settings, history, time, memory, energy).
 """
@@ -66,7 +69,8 @@ others (`--held-out-of`).
 
 **Memory**: an 8B model (Llama 3.1), pieces of 2,048 tokens, takes 20 GB with `--lora 16 --precision bf16
 --gradient-checkpointing`, and 166 GB where all weights are trained (`fairhead.language.memory.training_memory` works it
-out); `--accumulate` reads a batch in pieces.
+out); `--accumulate` reads a batch in pieces, and `accelerate launch --num_processes 4 -m fairhead mitigate ...` gives
+each of four GPUs its own.
 
 **Examples**
 
@@ -131,6 +135,8 @@ def mitigate_command(
     out = asked.out
     with progress() as shown:
         found = mitigate(cell, out, how.against, str(device_named(how.device)), how.cache, shown.tell)
+    if not is_first():
+        return
     write(found.page(command_line(context)), out / "report.html")
     found.show()
     typer.echo(f"\nmodel: {out / 'model'}\nreport: {out / 'report.html'}")
@@ -214,6 +220,8 @@ def _change(entry: MethodEntry, asked: Changed, data: Any, given: Mapping[str, A
     how = {"device": asked.device, "adapter": asked.keep_adapter}
     with progress() as shown:
         found = mitigate_language(asked.model, data, asked.out, runs, progress=shown.tell, **how)
+    if not is_first():
+        return
     if asked.grid is not None:
         write_json(asked.out / "grid.json", found.to_dict())
     found.show()

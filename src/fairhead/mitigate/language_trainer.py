@@ -31,9 +31,9 @@ from fairhead.models import attach, open_model, save
 from fairhead.models.attached import refuse_method
 from fairhead.models.load import Model, device_named, weights_digest
 from fairhead.settings import check_config
-from fairhead.store import locked
 from fairhead.train import TrainingDiverged
 from fairhead.train.checkpoint import comparable, first_difference
+from fairhead.train.launched import written_by_first
 from fairhead.train.plan import LanguagePlan
 from fairhead.train.step import Parts, autocast, say_once
 from fairhead.train.tuning import OnStep, Tuned, checkpointed, gradient_norms, merged, shuffled_batches, tune, with_lora
@@ -379,7 +379,8 @@ def train_folder(
     getattr(entry.configure(**(options or {})), "check", lambda: None)()
     if data is not None:
         data.read()
-    with locked(out) as folder:
+    out = Path(out)
+    with written_by_first(out) as writes:
         base = str(model)
         if isinstance(model, nn.Module):  # the caller's own stays as it is
             refuse_other_than_causal(model)
@@ -395,26 +396,29 @@ def train_folder(
         own = settings.of_family(loaded.model.config.model_type) if hasattr(settings, "of_family") else {}
         config = entry.configure(**{**own, **(options or {})})
         trainer = LanguageTrainer(loaded.model, loaded.tokenizer, config, plan, method, base)
-        if (folder / TRAINING_FILE).is_file():
-            found = TrainingRecord.read(folder)
+        if (out / TRAINING_FILE).is_file():
+            found = TrainingRecord.read(out)
             identity = comparable(trainer.identity(data))
             before = comparable({key: getattr(found, key) for key in identity})
             # Settings of a plan that came later have their defaults in records that lack them.
             before["plan"] = {**(identity["plan"] and asdict(LanguagePlan())), **before["plan"]}
             difference = first_difference(comparable(before), identity)
             if difference is not None:
-                raise InputError(f"{folder} holds a model of another run ({difference}): choose another folder")
+                raise InputError(f"{out} holds a model of another run ({difference}): choose another folder")
             return found
-        if (folder / "config.json").is_file():
-            raise InputError(f"{folder} holds a model that was not trained here: choose another folder")
+        if writes and (out / "config.json").is_file():
+            raise InputError(f"{out} holds a model that was not trained here: choose another folder")
         try:
-            trainer.train(data, folder, on_step, on_held_out)
+            trainer.train(data, out, on_step, on_held_out)
         except TrainingDiverged as diverged:
-            shutil.rmtree(folder / _CHECKPOINTS, ignore_errors=True)  # going on there would end here again
+            if not writes:
+                raise
+            shutil.rmtree(out / _CHECKPOINTS, ignore_errors=True)  # going on there would end here again
             if diverged.model is None:
                 raise
-            save(merged(diverged.model), folder / _LAST_GOOD, trainer.tokenizer.save_pretrained)
-            raise TrainingDiverged(f"{diverged}. Those weights are kept in {folder / _LAST_GOOD}") from None
-        trainer.save(folder, adapter=adapter)
+            save(merged(diverged.model), out / _LAST_GOOD, trainer.tokenizer.save_pretrained)
+            raise TrainingDiverged(f"{diverged}. Those weights are kept in {out / _LAST_GOOD}") from None
+        if writes:
+            trainer.save(out, adapter=adapter)
     assert trainer.record is not None
     return trainer.record

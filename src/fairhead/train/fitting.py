@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from accelerate import PartialState
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Sampler
@@ -22,6 +21,7 @@ from fairhead.errors import InputError, did_you_mean
 from fairhead.train.checkpoint import Checkpoint
 from fairhead.train.compiled import CompiledLayers
 from fairhead.train.examples import Batch, Batches, Examples, check_classes, check_inputs, in_order
+from fairhead.train.launched import joined
 from fairhead.train.loop import Loop, TrainingDiverged
 from fairhead.train.plan import TrainingPlan
 from fairhead.train.step import ClassifierLoss, Loss, Recorded, Step, autocast, optimizer_of, recorder_for, say_once
@@ -134,8 +134,7 @@ def fit(
             f"set batch_size to {len(train)} or less"
         )
     torch.manual_seed(plan.seed)
-    # Joins the processes that a launcher started; with cpu=True it looks for those on the CPU.
-    processes = PartialState(cpu=not torch.accelerator.is_available())
+    processes = joined()
     several = processes.num_processes > 1
     if plan.batch_size % processes.num_processes:
         raise InputError(

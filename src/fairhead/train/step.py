@@ -14,9 +14,11 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import compress, islice
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from fairhead.train.examples import Batch
@@ -142,19 +144,23 @@ class Step(Generic[B]):
         precision: str = "no",
         accumulate: int = 1,
         watch: Callable[[Parts], None] | None = None,
+        share: tuple[int, int] = (0, 1),
     ) -> None:
         """`loss` gives a scalar, or its parts by name; see `Plan` for the rest.
 
-        `watch` is called before the weights change, with the parts and, where gradients are clipped, their norm.
+        `watch` is called before the weights change, with the parts and, where gradients are clipped, their norm. Of
+        several processes that are given the same batches, each takes its `share` (number, of how many) of the pieces.
         """
         self._loss, self._optimizer, self._watch = loss, optimizer, watch
         self._max_grad_norm, self._precision, self._accumulate = max_grad_norm, precision, accumulate
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._mine, self._of = share
 
     def __call__(self, batch: B) -> Tensor:
         """Train on one batch and return its loss, a scalar without gradients."""
         totals: dict[str, Tensor] = {}
-        for number, (piece, share) in enumerate(_pieces(batch, self._accumulate)):
+        pieces = _pieces(batch, self._accumulate * self._of)
+        for number, (piece, share) in enumerate(islice(pieces, self._mine, None, self._of)):
             with autocast(self._parameters[0].device, self._precision):
                 found = self._loss(piece)
             parts = found if isinstance(found, Mapping) else {"loss": found}
@@ -165,6 +171,8 @@ class Step(Generic[B]):
             for name, part in parts.items():
                 value = part.detach() if share == 1 else share * part.detach()
                 totals[name] = totals[name] + value if name in totals else value
+        if self._of > 1:
+            totals = self._added_up(totals)
         if self._max_grad_norm is not None:
             norm = nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm)
             totals = {**totals, "gradient norm": norm}
@@ -172,6 +180,22 @@ class Step(Generic[B]):
             self._watch(totals)
         self._optimizer.step()
         return totals["loss"]
+
+    def _added_up(self, totals: Parts) -> dict[str, Tensor]:
+        """Add up gradients and parts of the loss over processes; one may have had no piece of a small batch."""
+        if not totals:
+            self._optimizer.zero_grad()
+        device = self._parameters[0].device
+        reached = torch.tensor([parameter.grad is not None for parameter in self._parameters], device=device).int()
+        dist.all_reduce(reached)
+        for parameter in compress(self._parameters, reached.tolist()):
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad)
+        found: list[dict[str, float]] = [{}] * self._of
+        dist.all_gather_object(found, {name: float(part) for name, part in totals.items()})
+        # The first process has had a piece of every batch.
+        return {name: torch.tensor(sum(part.get(name, 0.0) for part in found), device=device) for name in found[0]}
 
 
 def _pieces(batch: Any, n: int) -> Iterator[tuple[Any, float]]:

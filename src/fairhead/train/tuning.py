@@ -18,6 +18,7 @@ from transformers import GradientCheckpointingLayer
 
 from fairhead.errors import InputError
 from fairhead.train.checkpoint import Checkpoint
+from fairhead.train.launched import joined
 from fairhead.train.loop import Loop, TrainingDiverged
 from fairhead.train.plan import LanguagePlan
 from fairhead.train.step import Parts, Step, optimizer_of
@@ -74,6 +75,7 @@ def tune(
     """Fine-tune the parameters of `model` that ask for gradients; the model ends in evaluation mode.
 
     The model is in evaluation mode while it is trained, too: dropout would make two readings of one sentence differ.
+    Of several processes (`accelerate launch`) each reads its part of a batch, as one process does with `accumulate`.
 
     Args:
         model: what `loss` reads.
@@ -109,7 +111,9 @@ def tune(
     torch.manual_seed(plan.seed)
     optimizer = optimizer_of(model, plan.learning_rate, plan.weight_decay)
     same = {"plan": asdict(plan), "examples": len(examples), **(identity or {})}
-    checkpoint = None if checkpoints is None else Checkpoint(Path(checkpoints), same)
+    processes = joined()
+    first = processes.is_main_process
+    checkpoint = None if checkpoints is None else Checkpoint(Path(checkpoints), same, writes=first)
     batches = LengthBatches(examples, lengths, plan.batch_size, plan.seed)
     model.eval()
     stopping = None if look is None or not plan.checks else _Stopping(look, plan)  # looks at the model as it was
@@ -170,6 +174,7 @@ def tune(
         precision=plan.precision,
         accumulate=plan.accumulate,
         watch=watch,
+        share=(processes.process_index, processes.num_processes),
     )
     with checkpointed(model, plan):
         loop.run(step, after_step=after_step)

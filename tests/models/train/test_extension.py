@@ -22,6 +22,8 @@ from fairhead.mitigate.two_networks import PairOutput
 from fairhead.mitigate.xrm import TwinLoss
 from fairhead.train import Examples, TrainingPlan, fit, predict
 from fairhead.train.fitting import LAST_EPOCH, worst_accuracy
+from fairhead.train.plan import LanguagePlan
+from fairhead.train.tuning import tune
 
 
 @pytest.fixture
@@ -154,6 +156,7 @@ def in_process(rank, processes, port, folder):
         found["weights"] |= {f"{name}: {key}": tensor for key, tensor in trained.model.state_dict().items()}
     check_gradient_of_a_sum(rank, processes)
     found["twins"] = turned_labels(rank, processes)
+    found["tuned"] = tuned(pieces=2 // processes)
     torch.save(found, f"{folder}/{processes}-{rank}.pt")
     if processes > 1:
         torch.distributed.destroy_process_group()
@@ -164,6 +167,20 @@ def check_gradient_of_a_sum(rank, processes):
     x, weight = torch.ones(2, requires_grad=True), torch.arange(2.0 * processes)
     ((gathered(x) + gathered(2 * x)) * weight).sum().backward()
     torch.testing.assert_close(x.grad, processes * 3 * weight[2 * rank : 2 * rank + 2])
+
+
+def tuned(pieces):
+    """A language model's loop over 5 examples in batches of 2: the last has nothing for a second process."""
+    torch.manual_seed(0)
+    net = torch.nn.Linear(3, 1)
+    examples = torch.randn(5, 3)
+
+    def loss(batch):
+        return {"loss": net(torch.stack(batch)).square().mean(), "size": torch.tensor(float(len(batch)))}
+
+    plan = LanguagePlan(epochs=2, batch_size=2, learning_rate=0.1, accumulate=pieces)
+    done = tune(net, list(examples), [1] * 5, loss, plan)
+    return [*net.weight.flatten().tolist(), *(part["loss"] for part in done.history)]
 
 
 def turned_labels(rank, processes):
@@ -196,12 +213,13 @@ def test_two_processes_train_the_model_of_one(tmp_path):
             if not name.endswith(("q_proj.bias", "k_proj.bias")):
                 torch.testing.assert_close(half["weights"][name], tensor, rtol=1e-3, atol=1e-4)
         assert half["twins"] == pytest.approx(one["twins"])
+        assert half["tuned"] == pytest.approx(one["tuned"], rel=1e-4)
         assert half["losses"] == pytest.approx(one["losses"], rel=1e-4)
 
 
 def test_a_batch_that_cannot_be_shared_is_refused(task, monkeypatch):
     two = SimpleNamespace(num_processes=2, process_index=0, device=torch.device("cpu"))
-    monkeypatch.setattr("fairhead.train.fitting.PartialState", lambda cpu: two)
+    monkeypatch.setattr("fairhead.train.fitting.joined", lambda: two)
     with pytest.raises(InputError, match="a batch of 5 rows cannot be shared evenly by 2 processes"):
         fit(build_model(), task.train, task.validation, TrainingPlan(batch_size=5))
 
