@@ -3,10 +3,10 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from fairhead import __version__
 from fairhead.report.wording import by, in_short, p_value, scale_of
 from fairhead.stats import Difference, Estimate
 from fairhead.store import reading, write_text
@@ -81,7 +81,7 @@ class Card:
         parts = [f"---\n{described.to_yaml()}\n---\n\n{MARK}\n# {_plain(self.title)}", _plain(self.done)]
         parts += ["## What was found", _listed(self.findings)] if self.findings else []
         parts += [*self._table(), "## Limits", _listed((*self.limits, *_LIMITS))]
-        parts += ["## Load it", self._loading(), f"Made with fairhead {version('fairhead')}."]
+        parts += ["## Load it", self._loading(), f"Made with fairhead {__version__}."]
         return "\n\n".join(parts) + "\n"
 
     def _table(self) -> list[str]:
