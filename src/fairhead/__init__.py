@@ -8,14 +8,10 @@ are imported when first used, so that an audit never loads torch.
 
 import sys
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-try:
-    __version__ = version("fairhead")  # of the latest tag
-except PackageNotFoundError:  # the source alone, not installed
-    __version__ = "0+unknown"
+from fairhead.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from fairhead.audit import audit as audit
