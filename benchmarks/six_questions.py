@@ -148,17 +148,22 @@ def against_controls(
     }
 
 
-def dose(session: Session, question: Question, ranked: Sequence[Head], plan: LocatePlan, draws: int) -> dict[str, Any]:
+def dose(
+    session: Session, question: Question, ranked: Sequence[Head], plan: LocatePlan, draws: int
+) -> Iterator[dict[str, Any]]:
     """The cheapest edit that reaches the target on the choosing half; that of the rule with controls."""
     found = find_dose(question, ranked, plan, strengths=(0.5, 1.0), counts=(1, 2, 4, 8, 12))
     result, chosen = found.to_dict() | {"sentence": found.sentence}, found.chosen
     if chosen is not None and plan.target == RULE:
         result |= against_controls(session, question, chosen.heads, chosen.kind, draws)
-    return {f"{plan.target_metric} {plan.target}": result}
+    yield {f"{plan.target_metric} {plan.target}": result}
 
 
-def gains(session: Session, question: Question, draws: int, gain_draws: int) -> dict[str, Any]:
-    """Gains of at most 12 heads, learned without groups; random heads with the same gains, and with gains learned."""
+def gains(session: Session, question: Question, draws: int, gain_draws: int) -> Iterator[dict[str, Any]]:
+    """Gains of at most 12 heads, learned without groups; random heads with the same gains, and with gains learned.
+
+    Gives what is known so far, after each set of random heads.
+    """
     told, found = question.rows.take(question.reported), learn_gains(question, 12)
 
     def read(values: NDArray[np.float64], heads: Sequence[Head]) -> Sequence[NDArray[np.float64]]:
@@ -175,10 +180,12 @@ def gains(session: Session, question: Question, draws: int, gain_draws: int) -> 
         edited = question.with_gains(found.values)
         assert isinstance(edited, Question)
         result |= against_controls(session, edited, found.heads, "gain", draws)
+        yield result
         for control in layer_matched(found.heads, question.shape[1], draws=max(1, gain_draws)).sets[:gain_draws]:
             other = learn_gains(question, heads=control, rounds=2)
             result["random"].append(figures(told, read(other.values, other.heads)))
-    return result
+            yield result
+    yield result
 
 
 def run(name: str, session: Session, batches: Batches, arguments: argparse.Namespace, started: float) -> None:
@@ -187,17 +194,18 @@ def run(name: str, session: Session, batches: Batches, arguments: argparse.Names
     told, output = question.rows.take(question.reported), question.features.output[question.reported]
     result: dict[str, Any] = {"question": name, "rows": len(question.rows), "reported": len(told)}
 
-    def step(what: str, into: dict[str, Any], make: Callable[[], dict[str, Any]]) -> None:
+    def step(what: str, into: dict[str, Any], make: Callable[[], Iterable[dict[str, Any]]]) -> None:
         if time.monotonic() - started > arguments.budget:
             print(f"{name}: no time for {what}", flush=True)
             return
-        into |= make()
-        (arguments.out / f"{name}.json").write_text(json.dumps(result, indent=1))
+        for found in make():
+            into |= found
+            (arguments.out / f"{name}.json").write_text(json.dumps(result, indent=1))
         print(f"{name}: {what} done at {time.monotonic() - started:.0f} s", flush=True)
 
-    def baselines() -> dict[str, Any]:
+    def baselines() -> Iterator[dict[str, Any]]:
         erased = {kind: question.at_output(kind) for kind in ("project", "splince")}
-        return {
+        yield {
             "balanced_last_layer": figures(told, [question.task.logits(output), balanced.logits(output)]),
             "output": {kind: figures(told, edit([(), ((0, 0),)])) for kind, edit in erased.items() if edit is not None},
         }
@@ -208,7 +216,8 @@ def run(name: str, session: Session, batches: Batches, arguments: argparse.Names
     for metric, target in product(METRICS, (RULE, 0.5)):
         plan = replace(PLAN, target=target, target_metric=metric)
         step(f"{metric} {target}", result["doses"], partial(dose, session, question, ranked, plan, arguments.draws))
-    step("gains", result, lambda: {"gains": gains(session, question, arguments.draws, arguments.gain_draws)})
+    found = gains(session, question, arguments.draws, arguments.gain_draws)
+    step("gains", result, lambda: ({"gains": so_far} for so_far in found))
 
 
 def timing(session: Session, batches: Batches, out: Path) -> None:
