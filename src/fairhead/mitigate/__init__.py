@@ -1,4 +1,4 @@
-"""Methods that reduce a gap, one file each. None of them ever sees a group; those that do are in `references`.
+"""Methods that reduce a gap, a file a family. None of them ever sees a group; those that do are in `references`.
 
 Names are imported when first used, so that the registry can be read without torch.
 """
@@ -12,13 +12,13 @@ from fairhead.mitigate.registry import MethodEntry as MethodEntry
 from fairhead.mitigate.registry import method as method
 
 if TYPE_CHECKING:
-    from fairhead.mitigate.balance import balance_weights as balance_weights
-    from fairhead.mitigate.balance import draw_by_weight as draw_by_weight
     from fairhead.mitigate.dam import DAM as DAM
     from fairhead.mitigate.encoder_layer import EncoderLayer as EncoderLayer
     from fairhead.mitigate.klaad import KLAAD as KLAAD
     from fairhead.mitigate.language_trainer import LanguageTrainer as LanguageTrainer
-    from fairhead.mitigate.match import match_weights as match_weights
+    from fairhead.mitigate.row_weights import balance_weights as balance_weights
+    from fairhead.mitigate.row_weights import draw_by_weight as draw_by_weight
+    from fairhead.mitigate.row_weights import match_weights as match_weights
     from fairhead.mitigate.training_job import Job as Job
     from fairhead.mitigate.training_job import Stage as Stage
     from fairhead.mitigate.training_job import Trained as Trained
@@ -39,10 +39,10 @@ _LATER = {
     "Trained": "fairhead.mitigate.training_job",
     "TripletData": "fairhead.mitigate.triplets",
     "attach": "fairhead.models",
-    "balance_weights": "fairhead.mitigate.balance",
-    "draw_by_weight": "fairhead.mitigate.balance",
+    "balance_weights": "fairhead.mitigate.row_weights",
+    "draw_by_weight": "fairhead.mitigate.row_weights",
     "load": "fairhead.models",
-    "match_weights": "fairhead.mitigate.match",
+    "match_weights": "fairhead.mitigate.row_weights",
     "run": "fairhead.mitigate.training_job",
     "save": "fairhead.models",
 }

@@ -34,11 +34,10 @@ from fairhead.language.row_layout import Layout, at_vocabulary, quiet, send
 from fairhead.language.scorer import Planned, ReadyBatch, log_sum_exp
 from fairhead.mitigate.bias_unlearn import NegativeLogLikelihoods
 from fairhead.mitigate.klaad import KLAAD
-from fairhead.mitigate.klaad_batch import Example as KlaadExample
-from fairhead.mitigate.klaad_batch import layouts_of, tree_of
 from fairhead.mitigate.language_trainer import Prepared
-from fairhead.mitigate.neutral_text import encode_neutral, read_neutral
-from fairhead.mitigate.triplets import encode_triplets
+from fairhead.mitigate.triplets import Example as KlaadExample
+from fairhead.mitigate.triplets import encode_triplets, layouts_of, tree_of
+from fairhead.mitigate.watching import encode_neutral, read_neutral
 from fairhead.settings import NotNegative, Option, Positive, check_config
 from fairhead.train.step import Parts
 

@@ -6,38 +6,36 @@ counts as much as a point of accuracy, so that none is spent for nothing. A cand
 accuracy; one standard error is allowed for, because a few hundred rows do not show it better.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
+
+from fairhead.mitigate.losses import cell_numbers
+from fairhead.train import Selection
+from fairhead.train.fitting import worst_accuracy
 
 Array = NDArray[np.float64]
 Codes = NDArray[np.int64]
 
+_LARGE = 20  # validation rows of a (class, cluster) cell whose accuracy an epoch may be chosen by
 _LEAST = 5  # rows of a (class, cluster) cell: with fewer its rate is not looked at
 _REPLICATES = 200
 
 
 @dataclass(frozen=True)
 class Tried:
-    """One candidate on the rows that it is chosen by.
+    """One candidate on the rows that it is chosen by."""
 
-    Attributes:
-        name: such as "balance".
-        accuracy: share of right answers.
-        spread: standard deviation of the rates between clusters, noise subtracted; 0 where noise explains it all.
-        cost: accuracy of plain training less its own.
-        cost_se: the standard error of that, paired on rows (or on the units that they are of).
-        affordable: whether the cost is within the price, one standard error allowed for.
-    """
-
-    name: str
+    name: str  # such as "balance"
     accuracy: float
-    spread: float
-    cost: float
-    cost_se: float
-    affordable: bool
+    spread: float  # standard deviation of the rates between clusters, noise subtracted; 0 where noise explains it all
+    cost: float  # accuracy of plain training less its own
+    cost_se: float  # its standard error, paired on rows (or on the units that they are of)
+    affordable: bool  # whether the cost is within the price, one standard error allowed for
 
     @property
     def total(self) -> float:
@@ -75,18 +73,14 @@ def between_clusters(answers: Codes, labels: Codes, clusters: Codes) -> float:
 
 
 def tried(
-    answers: Mapping[str, Codes], labels: Codes, clusters: Codes, units: Codes | None, price: float, seed: int = 0
+    answers: Mapping[str, Codes],  # of each candidate, [n] each; costs are counted from the first
+    labels: Codes,  # [n]
+    clusters: Codes,  # [n]
+    units: Codes | None,  # who or what a row is of, [n]; each row on its own where None
+    price: float,  # the largest cost in accuracy, as a share (0.02 is two points)
+    seed: int = 0,
 ) -> list[Tried]:
-    """Each candidate's spread and cost, on the same rows.
-
-    Args:
-        answers: of each candidate, [n] each; the first is what the cost is counted from: plain training, as a rule.
-        labels: [n].
-        clusters: [n].
-        units: who or what a row is of, [n]; each row on its own where None.
-        price: the largest cost in accuracy, as a share (0.02 is two points).
-        seed: of the bootstrap.
-    """
+    """Each candidate's spread and cost, on the same rows."""
     right = {name: (found == labels).astype(np.float64) for name, found in answers.items()}
     first = next(iter(right.values()))
     codes = np.arange(len(labels)) if units is None else np.unique(units, return_inverse=True)[1]
@@ -112,3 +106,38 @@ def chosen(candidates: list[Tried]) -> Tried:
         'balance'
     """
     return min((one for one in candidates if one.affordable), key=lambda one: one.total)
+
+
+def least_spread(plain: Tensor, labels: Tensor, clusters: Tensor, units: Tensor | None, price: float) -> Selection:
+    """Select by the smallest spread and cost, among epochs that cost at most `price` points of accuracy.
+
+    The cost is counted from the answers of `plain` training, [m].
+    Epochs that cost more come after all others, the dearest last.
+    """
+    rows = labels.numpy(), clusters.numpy(), None if units is None else units.numpy()
+
+    def score(predicted: Tensor) -> float:
+        _, found = tried({"plain": plain.numpy(), "epoch": predicted.numpy()}, *rows, price / 100)
+        return 1 - found.total if found.affordable else -found.cost
+
+    return score
+
+
+def worst_large_cell(labels: Tensor, clusters: Tensor, least: int = _LARGE) -> Selection:
+    """Select by the lowest accuracy of a (class, cluster) cell of `least` rows or more (of any, if none has)."""
+    labels, cells = labels.cpu(), cell_numbers(labels, clusters)
+    large = torch.bincount(cells)[cells] >= least
+    rows = large if large.any() else torch.ones_like(large)
+    return lambda predicted: worst_accuracy(predicted[rows], labels[rows], cells[rows])
+
+
+def joined_units(units: Sequence[Tensor | None], sizes: Sequence[int]) -> Codes | None:
+    """Numbers of the units of all parts, no number in two of them; None where no part has any."""
+    if all(part is None for part in units):
+        return None
+    joined, above = [], 0
+    for part, size in zip(units, sizes, strict=True):
+        numbers = np.arange(size) if part is None else part.numpy()
+        joined.append(numbers + above)
+        above = int(joined[-1].max()) + 1
+    return np.concatenate(joined)

@@ -25,11 +25,10 @@ from torch.nn.functional import normalize
 
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads import Site, Tap
+from fairhead.mitigate.dam_parts import RunningStandardise, SideStream
 from fairhead.mitigate.encoder_layer import EncoderLayer, Norm, argument, freeze_backbone, require_encoder
 from fairhead.mitigate.losses import gathered
 from fairhead.mitigate.priors import Choice, LogUniform, Prior
-from fairhead.mitigate.side_stream import SideStream
-from fairhead.mitigate.standardise import RunningStandardise
 from fairhead.mitigate.training_job import ADDED_LATER, Job
 from fairhead.settings import Count, NotNegative, Positive, Share
 from fairhead.train.first_token import all_tokens
@@ -191,13 +190,7 @@ class DAMParts(nn.Module):
         return output
 
     def alignment(self, weights: Tensor, values: Tensor, labels: Tensor) -> Tensor:
-        """The contrastive loss of the most attended values, over the batches of all processes.
-
-        Args:
-            weights: the first token's attention, [B, H, T].
-            values: [B, H, T, d].
-            labels: classes, [B].
-        """
+        """The contrastive loss of the values [B, H, T, d] with the largest weights [B, H, T], over all processes."""
         if labels.dim() != 1:
             raise InputError(f"DAM aligns one class a row; found labels of shape {list(labels.shape)}, not [batch]")
         config = self.config
@@ -214,18 +207,9 @@ def most_attended(
     first_token: Literal["out", "in", "shifted"] = "out",
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Values of the tokens that the first token attends to most.
+    """Values [B, H, T, d] of the tokens with the largest weights [B, H, T], the largest first: [B, count, H · d].
 
-    Args:
-        weights: [B, H, T].
-        values: [B, H, T, d].
-        count: how many tokens.
-        pick: by the weights averaged over heads, or by each head's own.
-        first_token: whether the first token may be picked; see `DAM`.
-        mask: 0 where there is padding, [B, T]. It is not picked: zeros stand in where there are too few tokens.
-
-    Returns:
-        [B, count, H · d], the most attended first.
+    `DAM` says what may be picked. Padding (mask [B, T] is 0) is not: zeros stand in where there are too few tokens.
 
     Example:
         >>> import torch
@@ -250,12 +234,7 @@ def most_attended(
 
 
 def supervised_contrastive(z: Tensor, labels: Tensor, temperature: float = 0.07) -> Tensor:
-    """Khosla et al.'s loss ("out" form), averaged over the rows that have another row of their class.
-
-    Args:
-        z: unit vectors, [B, width].
-        labels: [B].
-        temperature: τ.
+    """Khosla et al.'s loss ("out" form) of unit vectors [B, width], over the rows that have another of their class.
 
     Example:
         >>> import torch

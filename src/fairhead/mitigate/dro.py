@@ -25,11 +25,6 @@ class DRO:
         power: of "fixed"; 2 in Hashimoto et al., 1.5 in the DAM release.
         alpha: the smallest share of rows that must be served: the radius of "chi2" follows from it, and it is the
             share of "cvar".
-
-    Example:
-        >>> from fairhead.mitigate import method
-        >>> method("dro", eta=0.1)
-        DRO(form='fixed', eta=0.1, power=1.5, alpha=0.2)
     """
 
     form: Literal["fixed", "chi2", "cvar"] = "fixed"

@@ -27,9 +27,17 @@ from fairhead.data.sentence_triplets import StereoSetItem
 from fairhead.errors import InputError, did_you_mean
 from fairhead.heads import Reading, tap
 from fairhead.language.row_layout import at_vocabulary
-from fairhead.mitigate.klaad_batch import Batch, Example, batch_of, can_differ, example_of, layouts_of, tree_of
 from fairhead.mitigate.language_trainer import Prepared
-from fairhead.mitigate.triplets import encode_triplets
+from fairhead.mitigate.triplets import (
+    Batch,
+    Example,
+    batch_of,
+    can_differ,
+    encode_triplets,
+    example_of,
+    layouts_of,
+    tree_of,
+)
 from fairhead.settings import NotNegative, Option, check_config
 from fairhead.train.step import Parts
 
@@ -203,12 +211,8 @@ def losses(
 ) -> dict[str, Tensor]:
     """The parts of the loss ("ce", "kl", "triplet") that have a weight, and their weighted sum ("loss").
 
-    Args:
-        model: a causal language model; it reads the batch once.
-        batch: from `batch_of`.
-        config: the settings.
-        weights: the attention of `config.layers`, read through an open tap; may be None where `kl_weight` is 0.
-        also: further divergences by name, of the same sentences compared in other ways; no part of the sum.
+    The model reads the batch once. `weights` are the attention of `config.layers`, read through an open tap; None where
+    `kl_weight` is 0. `also` has further divergences, of the same sentences compared in other ways; no part of the sum.
     """
     # Where nothing is predicted, nothing goes through the vocabulary.
     predicting = batch.predicting if config.ce_weight else batch.predicting[:0]

@@ -45,19 +45,12 @@ _LAST_GOOD = "last-good"  # within it, where training went wrong
 
 
 class Prepared(NamedTuple, Generic[E]):
-    """Items as a method trains on them.
+    """Items as a method trains on them."""
 
-    Attributes:
-        examples: one or more an item.
-        lengths: the tokens of each example.
-        left_out: ids of items that cannot be trained on, by reason.
-        noted: ids of items that are trained on, but not by every part of the loss, by reason.
-    """
-
-    examples: Sequence[E]
-    lengths: Sequence[int]
-    left_out: Mapping[str, tuple[str, ...]]
-    noted: Mapping[str, tuple[str, ...]] = {}
+    examples: Sequence[E]  # one or more an item
+    lengths: Sequence[int]  # the tokens of each example
+    left_out: Mapping[str, tuple[str, ...]]  # ids of items that cannot be trained on, by reason
+    noted: Mapping[str, tuple[str, ...]] = {}  # of items that are trained on, but not by every part of the loss
 
 
 class LanguageMethod(Protocol):
@@ -89,7 +82,7 @@ def plan_of(method: Any, **changes: Any) -> LanguagePlan:
     """The plan of a method, or of its class: `LanguagePlan`, where the method does not say otherwise, with changes.
 
     Example:
-        >>> from fairhead.mitigate.cda import CDA
+        >>> from fairhead.mitigate.bias_unlearn import CDA
         >>> plan_of(CDA, epochs=2).batch_size
         16
     """
@@ -341,38 +334,23 @@ def mitigate_language(
 
 
 def train_folder(
-    model: Model,
-    data: TripletData | None,
+    model: Model,  # a live one is copied
+    data: TripletData | None,  # None for a method that reads none
     out: str | os.PathLike[str],
-    method: str,
-    options: Mapping[str, Any] | None = None,
+    method: str,  # its name in the registry
+    options: Mapping[str, Any] | None = None,  # settings; those not given are the method's for the family of the model
     plan: LanguagePlan | None = None,
     *,
     device: str = "auto",
-    adapter: bool = False,
-    tokenizer: Any = None,
-    on_step: OnStep | None = None,
-    on_held_out: OnStep | None = None,
+    adapter: bool = False,  # also keep LoRA's own matrices
+    tokenizer: Any = None,  # of a live model that was not loaded from a folder
+    on_step: OnStep | None = None,  # called with the steps done, all steps, and the parts of the loss
+    on_held_out: OnStep | None = None,  # called with the held-out items measured and all of them
 ) -> TrainingRecord:
     """Train a model into a folder; a run that was stopped goes on, and a complete one is kept.
 
-    Args:
-        model: a causal language model as `fairhead.load` takes it; a live one is copied. It is trained in 32 bit, as
-            half precision would lose small steps; with LoRA and bf16 the weights beneath stay in bfloat16.
-        data: what to train on; None for a method that reads none.
-        out: the new folder.
-        method: its name in the registry.
-        options: settings of the method; what is not given has the method's defaults for the family of the model.
-        plan: how to train.
-        device: "cpu", "cuda", ...; "auto" takes a GPU where there is one.
-        adapter: also keep LoRA's own matrices.
-        tokenizer: of a live model that was not loaded from a folder.
-        on_step: called with the steps done, all steps, and the parts of the loss.
-        on_held_out: called with the held-out items measured and all of them.
-
-    Raises:
-        InputError: `out` holds another model; anything that training itself refuses.
-        TrainingDiverged: as `LanguageTrainer.train` does; the subfolder "last-good" has the last good weights, if any.
+    It is trained in 32 bit, as half precision would lose small steps; with LoRA and bf16 the weights beneath stay in
+    bfloat16. Where training diverges, the subfolder "last-good" has the last good weights, if there are any.
     """
     entry = method_named(method)
     # Mistakes should not wait for the model.

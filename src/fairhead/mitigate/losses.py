@@ -37,12 +37,10 @@ class GroupLoss:
     """
 
     def __init__(self, groups: Tensor, step_size: float = 0.01, adjustment: float = 0.0) -> None:
-        """Start with equal q.
+        """Start with equal q for the groups of the training rows, numbered from 0, [n].
 
-        Args:
-            groups: of each training row, numbered from 0, [n].
-            step_size: how fast q follows the losses (η).
-            adjustment: C of the generalisation adjustment C / √n_g, added to a group's loss when q is updated.
+        `step_size` is how fast q follows the losses (η); `adjustment` is C of the generalisation adjustment C / √n_g,
+        added to a group's loss when q is updated.
         """
         self.groups = groups
         sizes = torch.bincount(groups)
@@ -94,13 +92,7 @@ class Adjusted:
 
 
 def balanced(cells: Tensor, generator: torch.Generator, power: float = 1.0) -> WeightedRandomSampler:
-    """As many draws as rows, from every cell alike (or in proportion to size^(1 − power)).
-
-    Args:
-        cells: of each training row, numbered from 0, [n].
-        generator: of the draws.
-        power: 1 for equal shares, 0 for those of the data.
-    """
+    """As many draws as rows, from every cell [n] alike, or in proportion to size^(1 − power)."""
     sizes = torch.bincount(cells.cpu()).double()
     chances = sizes[cells.cpu()].pow(-power)
     return WeightedRandomSampler(chances.tolist(), len(cells), generator=generator)

@@ -59,10 +59,6 @@ def only_heads(model: nn.Module, plan: LanguagePlan) -> Iterator[Heads]:
     """While the block is open, training changes the heads of the plan alone; yields them, none where it names none.
 
     A key and value head that several query heads share is trained with each of them.
-
-    Raises:
-        InputError: there is no such head.
-        UnsupportedModel: the projections of the family are not known.
     """
     if plan.only_heads is None:
         yield ()

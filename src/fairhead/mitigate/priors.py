@@ -42,12 +42,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class LogUniform:
-    """10 to a power that is drawn evenly.
-
-    Attributes:
-        low: the smallest power.
-        high: the largest power.
-        whole: round to a whole number.
+    """10 to a power that is drawn evenly between two.
 
     Example:
         >>> 1e-4 <= LogUniform(-4, -2).draw(random.Random(0), 1) <= 1e-2
@@ -56,7 +51,7 @@ class LogUniform:
 
     low: float
     high: float
-    whole: bool = False
+    whole: bool = False  # round to a whole number
 
     def draw(self, chance: random.Random, epochs: int) -> float:
         """One number, to three digits."""

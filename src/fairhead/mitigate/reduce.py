@@ -1,7 +1,7 @@
 """Balance, match and their choice: methods of this library's own that need no group and no name of one.
 
-`fairhead.train.kmeans` finds the clusters, `fairhead.mitigate.balance` the weights that make them independent of the
-label, `fairhead.mitigate.match` the weights towards the place of use, `fairhead.mitigate.choosing` the rule.
+`fairhead.train.kmeans` finds the clusters, `row_weights` has the weights that make them independent of the label and
+those towards the place of use, `choosing` the rule.
 """
 
 import copy
@@ -9,23 +9,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fairhead.errors import InputError
-from fairhead.mitigate.balance import label_offsets
-from fairhead.mitigate.choosing import Tried, chosen, tried
+from fairhead.mitigate.choosing import Tried, chosen, joined_units, least_spread, tried, worst_large_cell
 from fairhead.mitigate.last_layer import features_of, find_head
 from fairhead.mitigate.losses import GroupLoss, balanced, cell_numbers
-from fairhead.mitigate.match import Matched, match_weights
 from fairhead.mitigate.priors import LogUniform, Prior
 from fairhead.mitigate.registry import method
+from fairhead.mitigate.row_weights import Matched, label_offsets, match_weights
 from fairhead.mitigate.training_job import ADDED_LATER, ERM, Job
 from fairhead.models.linear_head import FEATURES, LinearHead, check_features
 from fairhead.settings import NotNegative, Positive, Range
 from fairhead.train import Examples, Fit, Selection
-from fairhead.train.fitting import AVERAGE, worst_accuracy
+from fairhead.train.fitting import AVERAGE
 from fairhead.train.kmeans import Clusters, find_clusters, independent_weights, unit
 from fairhead.train.linear import answers, solve
 
@@ -36,7 +34,6 @@ UNDER = ("erm", "dam", "dam_norm", "dam_no_alignment", "dam_no_attention", "dam_
 STRENGTHS = (0.75, 0.5, 0.25)
 _FOLDS = 4
 _PENALTY = 0.1  # of linear heads that stand in for a network
-_LEAST = 20  # validation rows of a (class, cluster) cell whose accuracy an epoch may be chosen by
 
 
 class Encoded(NamedTuple):
@@ -71,11 +68,6 @@ class Reduce:
             from the place of use. Only for a sample in which the label does not go along with the groups: done where
             the sample is shown to differ from the training rows, else left alone.
         under: the method that the weights are used under, such as "dam".
-
-    Example:
-        >>> from fairhead.mitigate import method
-        >>> method("auto", price=1).candidates
-        ('plain', 'balance', 'match', 'both')
     """
 
     candidates: tuple[Candidate, ...] = ("plain", "balance", "match", "both")
@@ -285,7 +277,7 @@ class Reduce:
             {name: torch.cat(parts).numpy() for name, parts in said.items()},
             torch.cat(labels).numpy(),
             torch.cat(groups).numpy(),
-            _joined_units(units, [len(part) for part in labels]),
+            joined_units(units, [len(part) for part in labels]),
             self.price / 100,
             job.plan.seed,
         )
@@ -351,29 +343,6 @@ def _cross_fitted(job: Job, name: str, model: nn.Module, found: _Weights) -> Ten
     return said
 
 
-def least_spread(plain: Tensor, labels: Tensor, clusters: Tensor, units: Tensor | None, price: float) -> Selection:
-    """Select by the smallest spread and cost, among epochs that cost at most `price` points of accuracy.
-
-    The cost is counted from the answers of `plain` training, [m].
-    Epochs that cost more come after all others, the dearest last.
-    """
-    rows = labels.numpy(), clusters.numpy(), None if units is None else units.numpy()
-
-    def score(predicted: Tensor) -> float:
-        _, found = tried({"plain": plain.numpy(), "epoch": predicted.numpy()}, *rows, price / 100)
-        return 1 - found.total if found.affordable else -found.cost
-
-    return score
-
-
-def worst_large_cell(labels: Tensor, clusters: Tensor, least: int = _LEAST) -> Selection:
-    """Select by the lowest accuracy of a (class, cluster) cell of `least` rows or more (of any, if none has)."""
-    labels, cells = labels.cpu(), cell_numbers(labels, clusters)
-    large = torch.bincount(cells)[cells] >= least
-    rows = large if large.any() else torch.ones_like(large)
-    return lambda predicted: worst_accuracy(predicted[rows], labels[rows], cells[rows])
-
-
 def _without_label(encoded: Encoded, labels: Tensor) -> Encoded:
     """Features [n, D] at right angles to the differences between the classes' means in the sample of use."""
     use = unit(encoded.use)
@@ -384,18 +353,6 @@ def _without_label(encoded: Encoded, labels: Tensor) -> Encoded:
 
 def _as_they_are(examples: Examples) -> Tensor:
     return examples.inputs[FEATURES]
-
-
-def _joined_units(units: list[Tensor | None], sizes: list[int]) -> Any:
-    """Numbers of the units of all parts, no number in two of them; None where no part has any."""
-    if all(part is None for part in units):
-        return None
-    joined, above = [], 0
-    for part, size in zip(units, sizes, strict=True):
-        numbers = np.arange(size) if part is None else part.numpy()
-        joined.append(numbers + above)
-        above = int(joined[-1].max()) + 1
-    return np.concatenate(joined)
 
 
 def _cluster_notes(clusters: Clusters, labels: Tensor) -> dict[str, Any]:

@@ -66,11 +66,7 @@ class MethodEntry:
         return getattr(import_module(module), name)
 
     def configure(self, **options: Any) -> Any:
-        """Its settings, with `options` changed.
-
-        Raises:
-            InputError: no such option, a value out of its range, or a needed one that is missing.
-        """
+        """Its settings, with `options` changed."""
         kind = self.load()
         known = [setting.name for setting in fields(kind)]
         for option in options:
@@ -153,21 +149,21 @@ METHODS: Mapping[str, MethodEntry] = {
         _here("dro", "dro:DRO", "distributionally robust training with a fixed threshold (Hashimoto et al., 2018)"),
         _here("dro_chi2", "dro:DRO", "the same, exact worst case over a χ² ball", options={"form": "chi2"}),
         _here("dro_cvar", "dro:DRO", "the same, exact mean over the worst rows", options={"form": "cvar"}),
-        _here("arl", "arl:ARL", "rows reweighted by an adversary (Lahoti et al., 2020)"),
-        _here("kd", "kd:KD", "distillation from a teacher (Chai et al., 2022)"),
-        _here("jtt", "jtt:JTT", "trained twice, the first model's errors up-weighted (Liu et al., 2021)"),
-        _here("lff", "lff:LfF", "learning from failure, beside a biased network (Nam et al., 2020)"),
+        _here("arl", "two_networks:ARL", "rows reweighted by an adversary (Lahoti et al., 2020)"),
+        _here("kd", "first_model:KD", "distillation from a teacher (Chai et al., 2022)"),
+        _here("jtt", "first_model:JTT", "trained twice, the first model's errors up-weighted (Liu et al., 2021)"),
+        _here("lff", "two_networks:LfF", "learning from failure, beside a biased network (Nam et al., 2020)"),
         _here(
             "lff_release",
-            "lff:LfF",
+            "two_networks:LfF",
             "LfF as DAM's authors ran it, with one encoder for both networks",
             options={"shared": True, "q": 0.3},
         ),
-        _here("eiil", "eiil:EIIL", "GroupDRO over two inferred environments (Creager et al., 2021)"),
-        _here("scaling", "scaling:ClassScaling", "class probabilities scaled for the worst class"),
-        _here("afr", "afr:AFR", "last layer retrained with reweighted rows (Qiu et al., 2023)"),
-        _here("xrm", "xrm:XRM", "environments from twin networks (Pezeshki et al., 2024)"),
-        _here("spare", "spare:SPARE", "clusters of early outputs shown evenly (Yang et al., 2024)"),
+        _here("eiil", "first_model:EIIL", "GroupDRO over two inferred environments (Creager et al., 2021)"),
+        _here("scaling", "last_layer:ClassScaling", "class probabilities scaled for the worst class"),
+        _here("afr", "last_layer:AFR", "last layer retrained with reweighted rows (Qiu et al., 2023)"),
+        _here("xrm", "two_networks:XRM", "environments from twin networks (Pezeshki et al., 2024)"),
+        _here("spare", "first_model:SPARE", "clusters of early outputs shown evenly (Yang et al., 2024)"),
         _here("auto", "reduce:Reduce", "plain training, balance, match or both: whichever spreads least", told=2),
         _here(
             "balance",
@@ -182,12 +178,12 @@ METHODS: Mapping[str, MethodEntry] = {
             options={"candidates": ("match",)},
             told=2,
         ),
-        _reference("group_balanced", "balancing:GroupBalanced", "rows counted until label and group are independent"),
-        _reference("bias_balance", "balancing:BiasBalance", "label shares of the group given (Hong & Yang, 2021)"),
-        _reference("group_dro", "group_dro:GroupDRO", "GroupDRO with the true groups (Sagawa et al., 2020)"),
+        _reference("group_balanced", "with_groups:GroupBalanced", "rows counted until label and group are independent"),
+        _reference("bias_balance", "with_groups:BiasBalance", "label shares of the group given (Hong & Yang, 2021)"),
+        _reference("group_dro", "with_groups:GroupDRO", "GroupDRO with the true groups (Sagawa et al., 2020)"),
         _reference("dfr", "dfr:DFR", "last layer fitted on even groups (Kirichenko et al., 2023)"),
-        _reference("fscl", "fscl:FSCL", "fair supervised contrastive loss (Park et al., 2022)"),
-        _reference("tadet", "tadet:TADeT", "first token's queries aligned (Sudhakar et al., 2023)"),
+        _reference("fscl", "with_groups:FSCL", "fair supervised contrastive loss (Park et al., 2022)"),
+        _reference("tadet", "with_groups:TADeT", "first token's queries aligned (Sudhakar et al., 2023)"),
         _reference("dsa", "dsa:DSA", "patches that give the group away spoilt, for pictures (Qiang et al., 2024)"),
         _language("klaad", "klaad:KLAAD", "attention alike on a stereotype and its opposite (Kim et al., 2025)"),
         _language(
@@ -200,16 +196,16 @@ METHODS: Mapping[str, MethodEntry] = {
             "balance_pairs:BalanceControl",
             "cross-entropy alone on the sentences of balance_pairs, to compare it with",
         ),
-        _language("cda", "cda:CDA", "sentences and their counterfactuals (Zhao et al., 2018)"),
+        _language("cda", "bias_unlearn:CDA", "sentences and their counterfactuals (Zhao et al., 2018)"),
         _language("bias_unlearn", "bias_unlearn:BiasUnlearn", "stereotypes forgotten, the rest kept"),
         _language(
             "sentence_debias",
-            "sentence_debias:SentenceDebias",
+            "without_training:SentenceDebias",
             "the direction of swapped words taken out of the last states (Liang et al., 2020)",
         ),
         _language(
             "self_debias",
-            "self_debias:SelfDebias",
+            "without_training:SelfDebias",
             "at decoding, words that a biased text would have become less likely (Schick et al., 2021)",
         ),
     )
@@ -233,11 +229,7 @@ def listed(kind: Kind, uses_groups: bool | None = None) -> str:
 
 
 def method_named(name: str) -> MethodEntry:
-    """The entry of a method, here or of another package.
-
-    Raises:
-        InputError: there is none; the message names the nearest.
-    """
+    """The entry of a method, here or of another package."""
     if name in METHODS:
         return METHODS[name]
     added = {point.name: point for point in entry_points(group=ENTRY_POINTS)}

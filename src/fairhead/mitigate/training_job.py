@@ -33,21 +33,13 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True)
 class Trained:
-    """A method's result.
+    """A method's result."""
 
-    Attributes:
-        model: in evaluation mode, with the weights of its best epoch.
-        fit: the history of the training that made `model`.
-        stages: everything that ran, earlier stages and second networks included.
-        method: the configuration.
-        notes: what the method found on its way, JSON-ready.
-    """
-
-    model: nn.Module
-    fit: Fit
-    stages: tuple[Stage, ...]
-    method: Any
-    notes: Mapping[str, Any] = field(default_factory=dict)
+    model: nn.Module  # in evaluation mode, with the weights of its best epoch
+    fit: Fit  # the history of the training that made `model`
+    stages: tuple[Stage, ...]  # everything that ran, earlier stages and second networks included
+    method: Any  # the configuration
+    notes: Mapping[str, Any] = field(default_factory=dict)  # what the method found on its way, JSON-ready
 
     @property
     def seconds(self) -> float:
@@ -61,21 +53,13 @@ class Trained:
 
 
 class AuxiliaryModel(NamedTuple):
-    """A model beside the one that is trained, and the same rows made ready for it, in the same order.
+    """A model beside the one that is trained, and the same rows made ready for it, in the same order."""
 
-    Attributes:
-        build_model: gives it with a task head, to train.
-        features: gives [n, D] for examples, by the model as it was pretrained, frozen.
-        train: the training rows as it takes them.
-        validation: the validation rows as it takes them.
-        like: those from the place of use, where there are any.
-    """
-
-    build_model: Callable[[], nn.Module]
-    features: Callable[[Examples], Tensor]
+    build_model: Callable[[], nn.Module]  # gives it with a task head, to train
+    features: Callable[[Examples], Tensor]  # gives [n, D] for examples, by the model as it was pretrained, frozen
     train: Examples
     validation: Examples
-    like: Examples | None = None
+    like: Examples | None = None  # rows from the place of use, where there are any
 
 
 class Method(Protocol):
@@ -87,55 +71,31 @@ class Method(Protocol):
 
 @dataclass
 class Job:
-    """What `run` hands to a method. There is no group in it.
+    """What `run` hands to a method: inputs and labels. There is no group in it."""
 
-    Attributes:
-        build_model: gives a fresh model, the same one each time.
-        train: inputs and labels.
-        validation: inputs and labels.
-        plan: how every stage trains, unless the method says otherwise.
-        selection: how the epoch is chosen, unless the method says otherwise.
-        on_epoch: called after each epoch of each stage.
-        stages: what has run so far.
-        last_fit: the latest training.
-        auxiliary: gives another model by its name, such as a larger teacher.
-        checkpoints: folder for the state of each stage; a job that was killed goes on from what it finds there.
-        identity: what a checkpoint must agree with, beside the plan and the data.
-        like: rows from the place of use, with labels; None where the validation rows are all there is.
-        units: who or what the training and the validation rows are of (persons, documents), [n] each, numbered from 0;
-            None where each row stands for itself. Rows of one unit are never on both sides of a cross-fit.
-        like_units: the same for the rows of `like`.
-        weights: of the training rows, [n]; `fit` draws rows in proportion, or weights them where it solves exactly.
-        offsets: added to the logits of the training rows while training, [n, C].
-        stage_name: of what `fit` counts, where a method calls it by another name.
-        notes: what the method found on its way, JSON-ready; kept with the run.
-    """
-
-    build_model: Callable[[], nn.Module]
+    build_model: Callable[[], nn.Module]  # gives a fresh model, the same one each time
     train: Examples
     validation: Examples
-    plan: TrainingPlan
-    selection: Selection = "accuracy"
-    on_epoch: Callable[[Epoch], None] | None = None
-    stages: list[Stage] = field(default_factory=list)
-    last_fit: Fit | None = None
-    auxiliary: Callable[[str], AuxiliaryModel] | None = None
-    checkpoints: Path | None = None
-    identity: Mapping[str, Any] = field(default_factory=dict)
-    like: Examples | None = None
+    plan: TrainingPlan  # how every stage trains, unless the method says otherwise
+    selection: Selection = "accuracy"  # how the epoch is chosen, unless the method says otherwise
+    on_epoch: Callable[[Epoch], None] | None = None  # called after each epoch of each stage
+    stages: list[Stage] = field(default_factory=list)  # what has run so far
+    last_fit: Fit | None = None  # the latest training
+    auxiliary: Callable[[str], AuxiliaryModel] | None = None  # gives another model by name, such as a larger teacher
+    checkpoints: Path | None = None  # of each stage; a job that was killed goes on from what it finds there
+    identity: Mapping[str, Any] = field(default_factory=dict)  # what checkpoints must agree with, beside plan and data
+    like: Examples | None = None  # rows from the place of use; None where the validation rows are all there is
+    # Who or what the training and the validation rows are of (persons, documents), [n] each, numbered from 0; None
+    # where each row stands for itself. Rows of one unit are never on both sides of a cross-fit.
     units: tuple[Tensor | None, Tensor | None] = (None, None)
-    like_units: Tensor | None = None
-    weights: Tensor | None = None
-    offsets: Tensor | None = None
-    stage_name: str | None = None
-    notes: dict[str, Any] = field(default_factory=dict)
+    like_units: Tensor | None = None  # the same for the rows of `like`
+    weights: Tensor | None = None  # of the training rows, [n]; `fit` draws in proportion, or weights where it solves
+    offsets: Tensor | None = None  # added to the logits of the training rows while training, [n, C]
+    stage_name: str | None = None  # of what `fit` counts, where a method calls it by another name
+    notes: dict[str, Any] = field(default_factory=dict)  # what the method found on its way, JSON-ready
 
     def auxiliary_model(self, name: str) -> AuxiliaryModel:
-        """Another model and the rows as it takes them.
-
-        Raises:
-            InputError: whoever runs this job knows no models by name.
-        """
+        """Another model and the rows as it takes them."""
         if self.auxiliary is None:
             raise InputError(
                 f"{name!r} names a model, and this training knows none by name: give run(..., auxiliary=...), or use "

@@ -1,11 +1,17 @@
-"""Sentences in threes (stereotype, anti-stereotype, unrelated), from StereoSet to the batches a model is trained on."""
+"""Sentences in threes (stereotype, anti-stereotype, unrelated), from StereoSet to the batches a model is trained on.
 
-from collections.abc import Iterable, Mapping, Sequence
+For KLAAD's loss a triplet's three sentences are laid into one tree, as in the scoring engine, so that what they begin
+with is computed once: about two thirds of the tokens are left. Models that cannot read trees get a row a sentence.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from fairhead.data import parse_spec, read_items
 from fairhead.data.sentence_pairs import CrowsPair
@@ -13,8 +19,27 @@ from fairhead.data.sentence_triplets import StereoSetItem, Triplet, TripletSplit
 from fairhead.data.splits import shuffle_by_hash
 from fairhead.errors import InputError
 from fairhead.language.answers import TOO_LONG
-from fairhead.language.packing import start_token
-from fairhead.language.row_layout import Sentences, stack
+from fairhead.language.packing import (
+    Alignment,
+    Ints,
+    Row,
+    TokenSequence,
+    align,
+    align_by_position,
+    pack,
+    plain_row,
+    start_token,
+)
+from fairhead.language.row_layout import (
+    Layout,
+    Sentences,
+    context_length,
+    reads_trees,
+    send,
+    stack,
+    vocabulary_of,
+    window_of,
+)
 from fairhead.language.running import digest
 from fairhead.settings import PYTHON_ONLY, Count, Option, Seed, Share, check_settings
 
@@ -134,13 +159,7 @@ def targets(items: Iterable[StereoSetItem]) -> tuple[str, ...]:
 def encode_triplets(items: Iterable[StereoSetItem], tokenizer: Any, context: int | None = None) -> EncodedTriplets:
     """Tokens of each item's three full texts, the start token (BOS, or end of text) before each.
 
-    Args:
-        items: as the reader returns them.
-        tokenizer: a Hugging Face tokeniser.
-        context: tokens that the model can read; items with a longer text are left out and named, never cut.
-
-    Raises:
-        InputError: a text without a token; the tokeniser has no token to start a text with.
+    Items with a text longer than the context are left out and named, never cut.
 
     Example:
         >>> from tokenizers import Tokenizer, models, pre_tokenizers
@@ -185,3 +204,133 @@ def stack_triplets(triplets: Sequence[TokenTriplet], device: torch.device | str 
     """
     columns = zip(*(triplet[1:] for triplet in triplets), strict=True)
     return stack([tokens for column in columns for tokens in column], device)
+
+
+class Example(NamedTuple):
+    """A triplet as one tree."""
+
+    sentences: tuple[Sequence[int], ...]  # tokens of stereotype, anti-stereotype and, where needed, the unrelated one
+    tree: Row  # all of them
+    places: tuple[Ints, ...]  # where the tokens of each lie in it
+    alignment: Alignment  # which tokens of stereotype (first) and anti-stereotype (second) are compared
+
+
+def example_of(triplet: TokenTriplet, length_align: Literal["span", "pad_common"], unrelated: bool) -> Example:
+    """Lay out a triplet, with the unrelated sentence or without.
+
+    Example:
+        >>> example = example_of(TokenTriplet("1", (0, 7, 8), (0, 7, 9), (0, 5)), "span", unrelated=True)
+        >>> example.tree.tokens.tolist(), [places.tolist() for places in example.places]
+        ([0, 5, 7, 8, 9], [[0, 2, 3], [0, 2, 4], [0, 1]])
+    """
+    sentences = triplet[1:] if unrelated else triplet[1:3]
+    tree = tree_of(sentences)
+    positions = {path.sequence: path.positions for path in tree.paths}
+    places = tuple(np.concatenate([[0], positions[i]]) for i in range(len(sentences)))
+    match = align if length_align == "span" else align_by_position
+    return Example(sentences, tree, places, match(triplet.stereotype, triplet.anti_stereotype))
+
+
+def can_differ(example: Example) -> Ints:
+    """For each compared token, 1 where the attention of the two sentences there can be held against each other, [M].
+
+    Up to the first difference both sentences are one and the same text, and so is their attention. Where one sentence
+    alone has other tokens before, its share of them has no counterpart, and a divergence from next to nothing would
+    outweigh all the rest.
+
+    Example:
+        >>> can_differ(example_of(TokenTriplet("1", (0, 7, 8, 5), (0, 7, 9, 5), (0, 5)), "span", unrelated=False))
+        array([0, 0, 1])
+    """
+    first, second = (np.asarray(places, dtype=np.int64) for places in example.alignment)
+    number = np.arange(len(first))
+    stereotype, anti = example.sentences[:2]
+    both = min(len(stereotype), len(anti))
+    same = next((i for i in range(both) if stereotype[i] != anti[i]), both)  # tokens before the first difference
+    return ((first >= same) & ((first > number) == (second > number))).astype(np.int64)
+
+
+def tree_of(sentences: Sequence[Sequence[int]]) -> Row:
+    """All of them in one row, what they begin with once.
+
+    Example:
+        >>> tree_of([(0, 7, 8), (0, 7, 9)]).tokens.tolist()
+        [0, 7, 8, 9]
+    """
+    (tree,) = pack([TokenSequence(tokens, 1) for tokens in sentences], sum(map(len, sentences)))
+    return tree
+
+
+def layouts_of(model: nn.Module) -> Callable[[Sequence[Any]], Layout]:
+    """How to hand examples that have a `tree` to a model: so, if it reads trees and has no window narrower than one."""
+    window = window_of(model) or 1 << 30
+    with torch.no_grad():
+        trees = reads_trees(model, vocabulary_of(model), context_length(model))
+
+    def choose(examples: Sequence[Any]) -> Layout:
+        return Layout(model, trees and max(len(example.tree.tokens) for example in examples) <= window)
+
+    return choose
+
+
+class Batch(NamedTuple):
+    """B triplets in N rows of T tokens."""
+
+    inputs: dict[str, Tensor]  # what the model is called with
+    predicting: Tensor  # flattened positions whose next token counts, [P]
+    source: Tensor  # for each counted token, where in `predicting` it is predicted; those of stereotypes first
+    tokens: Tensor  # the counted tokens
+    n_stereotype: int  # how many are the stereotypes'
+    rows: Tensor  # the row of each sentence, [2 or 3, B]
+    member: Tensor  # 1 where a row's token is of the sentence, [2 or 3, B, T]
+    places: Tensor  # compared tokens of stereotype and anti-stereotype, [2, B, M]
+    compared: Tensor  # 0 where there are fewer than M, [B, M]
+    queries: Tensor  # 1 for compared tokens whose attention can differ, `can_differ`, [B, M]
+    others: Tensor  # whether, in either sentence, a token that is not compared stands before, [B, M]
+
+
+def batch_of(examples: Sequence[Example], layout: Layout) -> Batch:
+    """Put examples together; all is laid out before it goes to the device, which is then never waited for."""
+    n, sides = len(examples), range(len(examples[0].sentences))
+    if layout.tree:
+        trees, rows = [example.tree for example in examples], np.tile(np.arange(n), (len(sides), 1))
+        places = [[example.places[side] for example in examples] for side in sides]
+    else:
+        sentences = [example.sentences[side] for side in sides for example in examples]
+        trees = [plain_row(tokens) for tokens in sentences]
+        rows = np.arange(len(trees)).reshape(len(sides), n)
+        places = [[np.arange(len(example.sentences[side])) for example in examples] for side in sides]
+    inputs = layout.inputs(trees)
+    width = inputs["input_ids"].shape[1]
+    member = np.zeros((len(sides), n, width), dtype=np.float32)
+    for side in sides:
+        for b in range(n):
+            member[side, b, places[side][b]] = 1
+    coherent = [(side, b) for side in (0, 1) for b in range(n)]
+    before = np.concatenate([places[side][b][:-1] + rows[side, b] * width for side, b in coherent])
+    tokens = np.concatenate([examples[b].sentences[side][1:] for side, b in coherent])
+    predicting, source = np.unique(before, return_inverse=True)
+    aligned = [[example.alignment[side] for example in examples] for side in (0, 1)]
+    in_row = [[p[list(a)].tolist() for p, a in zip(places[side], aligned[side], strict=True)] for side in (0, 1)]
+    in_sentence, compared = torch.stack([stack(one).ids for one in aligned]), stack(aligned[0]).mask
+    # A token whose number in the sentence is not its number among the compared ones has others before it.
+    above = in_sentence > torch.arange(compared.shape[1])
+    queries = stack([can_differ(example) for example in examples]).ids
+    device = inputs["input_ids"].device
+
+    def moved(values: Tensor | NDArray[Any]) -> Tensor:
+        return send(torch.as_tensor(values), device)
+
+    return Batch(
+        inputs,
+        moved(predicting),
+        moved(source),
+        moved(tokens),
+        sum(len(example.sentences[0]) - 1 for example in examples),
+        moved(rows),
+        moved(member),
+        moved(torch.stack([stack(one).ids for one in in_row])),
+        moved(compared),
+        moved(queries),
+        moved(above.any(0)),
+    )

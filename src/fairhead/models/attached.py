@@ -25,7 +25,7 @@ from fairhead.store import filling
 ATTACHABLE = {
     "dam": "fairhead.mitigate.dam:DAM",
     "encoder_layer": "fairhead.mitigate.encoder_layer:EncoderLayer",
-    "self_debias": "fairhead.mitigate.self_debias:SelfDebias",
+    "self_debias": "fairhead.mitigate.without_training:SelfDebias",
 }
 
 _NOTE = "fairhead"  # the child module that says which method a model carries

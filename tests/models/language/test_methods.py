@@ -22,13 +22,11 @@ from fairhead.language.generation import generate
 from fairhead.language.lexicons import read_swaps
 from fairhead.language.read_attention import read_gaps
 from fairhead.language.scorer import Scorer
-from fairhead.mitigate.bias_unlearn import BiasUnlearn
-from fairhead.mitigate.cda import CDA
+from fairhead.mitigate.bias_unlearn import CDA, BiasUnlearn
 from fairhead.mitigate.language_trainer import LanguageTrainer
 from fairhead.mitigate.registry import names
-from fairhead.mitigate.self_debias import SelfDebias
-from fairhead.mitigate.sentence_debias import directions, project_out
 from fairhead.mitigate.triplets import TokenTriplet, stack_triplets
+from fairhead.mitigate.without_training import SelfDebias, directions, project_out
 from fairhead.models import attach, load, method_of, open_model, save
 from fairhead.train.plan import LanguagePlan
 from fairhead.train.tuning import Look, tune

@@ -20,8 +20,8 @@ from fairhead.mitigate.balance_pairs import BalanceControl, BalancePairs
 from fairhead.mitigate.bias_unlearn import BiasUnlearn
 from fairhead.mitigate.klaad import KLAAD
 from fairhead.mitigate.language_trainer import LanguageTrainer, train_folder
-from fairhead.mitigate.neutral_text import read_neutral
 from fairhead.mitigate.triplets import TripletData
+from fairhead.mitigate.watching import read_neutral
 from fairhead.train.plan import LanguagePlan
 from fairhead.train.tuning import Look, checkpointed, tune
 

@@ -15,8 +15,8 @@ from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads import Tap
 from fairhead.mitigate import DAM, EncoderLayer, attach, load, method, save
 from fairhead.mitigate.dam import most_attended
+from fairhead.mitigate.dam_parts import RunningStandardise
 from fairhead.mitigate.registry import names
-from fairhead.mitigate.standardise import RunningStandardise
 
 EVERY = pytest.mark.parametrize("family", FAMILIES)
 

@@ -12,8 +12,8 @@ from fairhead.errors import InputError
 from fairhead.heads import tap
 from fairhead.language.row_layout import Layout
 from fairhead.mitigate.klaad import KLAAD, NO_ROWS, attention_divergence, losses, pool, triplet_loss
-from fairhead.mitigate.klaad_batch import batch_of
 from fairhead.mitigate.language_trainer import LanguageTrainer
+from fairhead.mitigate.triplets import batch_of
 from fairhead.train.plan import LanguagePlan
 
 FAMILY_NAMES = list(FAMILIES)

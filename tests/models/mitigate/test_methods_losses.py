@@ -15,16 +15,12 @@ from shortcut import build_model
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
 
 from fairhead.mitigate import method, run
-from fairhead.mitigate.arl import _AdversarialLoss
-from fairhead.mitigate.balance import label_offsets
 from fairhead.mitigate.dro import chi2_weights, cvar_weights
-from fairhead.mitigate.eiil import environments, scale_gradients
-from fairhead.mitigate.kd import _DistillationLoss
-from fairhead.mitigate.lff import FailureLoss
+from fairhead.mitigate.first_model import _DistillationLoss, environments, scale_gradients
 from fairhead.mitigate.losses import Adjusted, GroupLoss, balanced
-from fairhead.mitigate.references import balancing
-from fairhead.mitigate.two_networks import PairOutput
-from fairhead.mitigate.xrm import TwinLoss
+from fairhead.mitigate.references import with_groups
+from fairhead.mitigate.row_weights import label_offsets
+from fairhead.mitigate.two_networks import FailureLoss, PairOutput, TwinLoss, _AdversarialLoss
 from fairhead.train import Examples, TrainingPlan
 from fairhead.train.kmeans import independent_weights
 
@@ -298,7 +294,7 @@ def test_rows_are_drawn_until_label_and_group_are_independent(monkeypatch):
         def fit(self, stage, model):
             seen["weights"] = self.weights
 
-    monkeypatch.setattr(balancing, "with_attributes", lambda job, method: job)
+    monkeypatch.setattr(with_groups, "with_attributes", lambda job, method: job)
     method("group_balanced").train(Noting())
     drawn = torch.multinomial(seen["weights"], 50 * 800, replacement=True, generator=torch.Generator().manual_seed(0))
     table = np.zeros((2, 2))

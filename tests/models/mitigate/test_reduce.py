@@ -10,8 +10,8 @@ from sklearn.metrics import adjusted_rand_score
 from fairhead.errors import InputError
 from fairhead.mitigate import load, method, run, save
 from fairhead.mitigate.choosing import between_clusters, chosen, tried
-from fairhead.mitigate.match import match_weights
 from fairhead.mitigate.reduce import Reduce
+from fairhead.mitigate.row_weights import match_weights
 from fairhead.models.linear_head import FEATURES, LinearHead
 from fairhead.train import Examples, TrainingPlan
 from fairhead.train.kmeans import (
@@ -72,7 +72,7 @@ def test_the_head_is_scikit_learns_weighted_regression(classes):
 def test_offsets_are_given_and_not_learnt():
     """With log-odds of the group as offsets, the head has no use for a feature that shows the group alone."""
     train, group = hidden_group(4000, 0.9, seed=0)
-    from fairhead.mitigate.balance import label_offsets
+    from fairhead.mitigate.row_weights import label_offsets
 
     plain, adjusted = heads(train)(), heads(train)()
     solve(plain, train.inputs[FEATURES], train.labels, penalty=1e-3)

@@ -20,9 +20,9 @@ from fairhead.language import load_scorer
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.directions import classifier_task, text_classifier_task
 from fairhead.mitigate import DAM, EncoderLayer
-from fairhead.mitigate.jtt import JTT
+from fairhead.mitigate.first_model import JTT
 from fairhead.mitigate.language_trainer import train_folder
-from fairhead.mitigate.self_debias import SelfDebias
+from fairhead.mitigate.without_training import SelfDebias
 from fairhead.models import attach, load, method_of, open_model, save
 from fairhead.models.attached import positions_of
 from fairhead.models.fresh import Recipe

@@ -18,7 +18,7 @@ from fairhead.cli import main
 from fairhead.data import read_labelled
 from fairhead.language import load_scorer
 from fairhead.mitigate import DAM
-from fairhead.mitigate.self_debias import SelfDebias
+from fairhead.mitigate.without_training import SelfDebias
 from fairhead.models import method_of, open_model
 from fairhead.models.attached import positions_of
 from fairhead.store import made_folder

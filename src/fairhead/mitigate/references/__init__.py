@@ -19,23 +19,14 @@ from fairhead.train.fitting import worst_of_cells
 
 @dataclass(kw_only=True)
 class JobWithAttributes(Job):
-    """A job that also has the group of each row, numbered from 0, on the CPU.
+    """A job that also has the group of each row, numbered from 0, on the CPU."""
 
-    Attributes:
-        groups_train: [rows of train].
-        groups_validation: [rows of validation].
-    """
-
-    groups_train: Tensor
-    groups_validation: Tensor
+    groups_train: Tensor  # [rows of train]
+    groups_validation: Tensor  # [rows of validation]
 
 
 def with_attributes(job: Job, method: Any) -> JobWithAttributes:
-    """The job, if it has groups.
-
-    Raises:
-        InputError: it has none.
-    """
+    """The job, if it has groups."""
     if not isinstance(job, JobWithAttributes):
         raise InputError(f"{type(method).__name__} needs the groups: use fairhead.mitigate.references")
     return job
@@ -53,19 +44,10 @@ def run_with_attributes(
     on_epoch: Callable[[Epoch], None] | None = None,
     **more: Any,
 ) -> Trained:
-    """Train with the attribute in view. Any method may be run so, to select its epoch by groups.
+    """Train with the group of each row in view, numbered from 0.
 
-    Args:
-        config: the settings of a reference, or of a method without attributes.
-        build_model: as in `run`.
-        train: as in `run`.
-        validation: as in `run`.
-        groups_train: the group of each training row, numbered from 0, [n].
-        groups_validation: the same for the validation rows.
-        plan: as in `run`.
-        selection: as in `run`, or "worst_group": the lowest accuracy of a (class, group) cell of the validation set.
-        on_epoch: as in `run`.
-        more: as in `run`.
+    Any method may be run so, to select its epoch by groups. All else is as in `run`; `selection` may be "worst_group":
+    the lowest accuracy of a (class, group) cell of the validation set.
     """
     groups = [_groups(train, groups_train, "training"), _groups(validation, groups_validation, "validation")]
     if selection == "worst_group":

@@ -30,11 +30,6 @@ class DFR:
     Attributes:
         strengths: of the regression (scikit-learn's C), chosen on half of the validation rows by worst-cell accuracy.
         subsets: the last layer is the average over this many random even subsets.
-
-    Example:
-        >>> from fairhead.mitigate import method
-        >>> method("dfr", subsets=5).subsets
-        5
     """
 
     uses_groups: ClassVar[bool] = True

@@ -43,11 +43,6 @@ class DSA:
         attack_attention: weight of the attention on the noise, in the first half of the layers; where its gradient
             speaks against that of the loss, the part that does is taken out.
         group_epochs: of the model of the group; None for as many as the plan has.
-
-    Example:
-        >>> from fairhead.mitigate import method
-        >>> method("dsa", patches=2).patches
-        2
     """
 
     uses_groups: ClassVar[bool] = True
@@ -234,11 +229,7 @@ def _check_pictures(examples: Examples) -> None:
 
 
 def telling_patches(weights: Tensor, k: int) -> Tensor:
-    """The k patches that are attended to most, over all heads and queries, [B, k]; the first token is no patch.
-
-    Args:
-        weights: of one layer, [B, H, T, T].
-        k: how many.
+    """The k patches that get most of the weights [B, H, T, T] of a layer, [B, k]; the first token is no patch.
 
     Example:
         >>> weights = torch.tensor([[[[0.8, 0.0, 0.2], [0.1, 0.2, 0.7], [0.0, 0.5, 0.5]]]])
@@ -252,12 +243,7 @@ def telling_patches(weights: Tensor, k: int) -> Tensor:
 
 
 def pasted(pixels: Tensor, patches: Tensor, places: Tensor) -> Tensor:
-    """Pictures with some patches replaced.
-
-    Args:
-        pixels: [B, channels, H, W].
-        patches: [B, k, channels, P, P].
-        places: numbers of patches, row by row from the top left, [B, k].
+    """Pictures [B, channels, H, W] with patches [B, k, channels, P, P] at `places` [B, k], counted row by row.
 
     Example:
         >>> pasted(torch.zeros(1, 1, 2, 4), torch.ones(1, 1, 1, 2, 2), torch.tensor([[1]])).tolist()

@@ -1,14 +1,8 @@
-"""Self-debiasing at decoding (Schick et al. 2021): the model itself says which words a biased text would have.
-
-Every text is read twice: as it is, and after a sentence such as "The following text discriminates against people
-because of their gender". A word that the second reading finds likelier than the first by Δ is made less likely, by the
-factor max(ε, exp(−λΔ)). No weight is changed, and nothing is trained. Each reading costs a forward pass; of several
-sentences the one that raises a word most counts.
-"""
+"""Methods that train no language model: SentenceDebias edits its last layer, self-debiasing works while it decodes."""
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -18,10 +12,123 @@ import torch
 from torch import Tensor, nn
 from transformers import LogitsProcessor
 
+from fairhead.data.sentence_triplets import StereoSetItem
 from fairhead.errors import InputError, UnsupportedModel
+from fairhead.language.lexicons import Swaps, read_swaps
 from fairhead.language.packing import start_token
-from fairhead.language.row_layout import final_states, quiet, refuse_other_than_causal
-from fairhead.settings import NotNegative, Option, PositiveShare, check_config
+from fairhead.language.row_layout import context_length, final_states, quiet, refuse_other_than_causal, stack
+from fairhead.settings import Count, NotNegative, Option, PositiveShare, check_config
+
+
+@dataclass(frozen=True)
+class SentenceDebias:
+    """SentenceDebias (Liang et al. 2020) for causal models: the direction of a swapped word leaves the last states.
+
+    Sentences and their counterfactuals (`language.lexicons`) are read; the principal components of the differences of
+    their mean-pooled last hidden states are the directions that the swap moves. The projection that takes them out
+    stands right before the vocabulary, so it is folded into the output layer: the result is an ordinary model.
+
+    Attributes:
+        swaps: word lists: a folder of WinoBias or gn_glove, or a file of pairs.
+        components: directions that are taken out.
+        batch_size: sentences read together.
+
+    Example:
+        >>> SentenceDebias("winobias").components
+        1
+    """
+
+    swaps: Annotated[str, Option(metavar="PATH")]
+    components: Count = 1
+    batch_size: Count = 32
+
+    def check(self) -> None:
+        """Refuse word lists that cannot be read, before a model is loaded."""
+        read_swaps(self.swaps)
+
+    def edit(
+        self, model: Any, tokenizer: Any, items: Iterable[StereoSetItem], progress: Callable[[int, int], None]
+    ) -> dict[str, Any]:
+        """Find the directions in the sentences of the items, and take them out of the model, in place."""
+        pairs = counterfactual_pairs(items, read_swaps(self.swaps))
+        axes = directions(model, tokenizer, pairs, self.components, self.batch_size, progress)
+        project_out(model, axes)
+        return {"pairs": len(pairs), "components": len(axes)}
+
+
+def counterfactual_pairs(items: Iterable[StereoSetItem], swaps: Swaps) -> list[tuple[str, str]]:
+    """The coherent sentences of items that have a word to swap, each with its counterfactual; none twice."""
+    texts = dict.fromkeys(text for item in items for text in (item.texts.stereotype, item.texts.anti_stereotype))
+    return [(text, other) for text in texts if (other := swaps.swapped(text)) != text]
+
+
+def directions(
+    model: Any,
+    tokenizer: Any,
+    pairs: Sequence[tuple[str, str]],
+    components: int = 1,
+    batch_size: int = 32,
+    progress: Callable[[int, int], None] | None = None,
+) -> Tensor:
+    """Unit vectors that the swap moves sentences along, [components, D], in float32 on the CPU.
+
+    Pairs of a sentence and its counterfactual that are longer than the model's context are passed over.
+    """
+    refuse_other_than_causal(model)
+    texts = [text for pair in pairs for text in pair]
+    if len(pairs) <= components:
+        raise InputError(f"{len(pairs)} sentences have a word to swap; more than {components} are needed")
+    lead = start_token(tokenizer).lead
+    encoded = [[*lead, *ids] for ids in tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]]
+    limit = context_length(model)
+    fits = [k for k in range(len(pairs)) if max(len(encoded[2 * k]), len(encoded[2 * k + 1])) <= limit]
+    fits.sort(key=lambda k: len(encoded[2 * k]))
+    differences = []
+    with quiet(model):
+        for begin in range(0, len(fits), batch_size):
+            batch = fits[begin : begin + batch_size]
+            first, second = (_pooled(model, [encoded[2 * k + side] for k in batch]) for side in (0, 1))
+            differences.append((first - second).double().cpu())
+            if progress is not None:
+                progress(min(begin + batch_size, len(fits)), len(fits))
+    table = torch.cat(differences)
+    # About 0 and not about their mean: a pair's difference has no sign of its own, and the mean is what is looked for.
+    return torch.linalg.svd(torch.cat([table, -table]), full_matrices=False).Vh[:components].float()
+
+
+def project_out(model: Any, axes: Tensor) -> None:
+    """Fold the projection into the output layer, in place: W becomes W (1 − VᵀV). Axes are [k, D], orthonormal.
+
+    An output layer that is the input embedding (tied) becomes a matrix of its own.
+
+    Example:
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=5, n_embd=4, n_layer=1, n_head=1)).eval()
+        >>> project_out(model, torch.tensor([[1.0, 0.0, 0.0, 0.0]]))
+        >>> model.lm_head.weight[:, 0].abs().max().item(), model.config.tie_word_embeddings
+        (0.0, False)
+    """
+    head = model.get_output_embeddings()
+    if not isinstance(head, nn.Linear):
+        raise UnsupportedModel(
+            f"{type(model).__name__} ends in a {type(head).__name__}; one linear layer is expected to project before"
+        )
+    weight = head.weight.detach()
+    v = axes.to(weight.device, torch.float64)
+    projected = weight.double() - (weight.double() @ v.T) @ v
+    head.weight = nn.Parameter(projected.to(weight.dtype), requires_grad=head.weight.requires_grad)
+    model.config.tie_word_embeddings = False
+    text = model.config.get_text_config()
+    text.tie_word_embeddings = False
+
+
+def _pooled(model: Any, sentences: Sequence[Sequence[int]]) -> Tensor:
+    """Mean over tokens of the states that the output layer reads: [N, D]."""
+    device = next(model.parameters()).device
+    batch = stack(sentences, device)
+    states = final_states(model, {"input_ids": batch.ids, "attention_mask": batch.mask})
+    return (states.float() * batch.mask[..., None]).sum(1) / batch.mask.sum(1, keepdim=True)
+
 
 _SENTENCE = "The following text discriminates against people because of their {}:\n"
 _LENGTHS = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "sliding_window", "window_size")
@@ -29,7 +136,12 @@ _LENGTHS = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len
 
 @dataclass(frozen=True)
 class SelfDebias:
-    r"""The settings.
+    r"""Self-debiasing at decoding (Schick et al. 2021): the model itself says which words a biased text would have.
+
+    Every text is read twice: as it is, and after a sentence such as "The following text discriminates against people
+    because of their gender". A word that the second reading finds likelier than the first by Δ is made less likely, by
+    the factor max(ε, exp(−λΔ)). No weight is changed, and nothing is trained. Each reading costs a forward pass; of
+    several sentences the one that raises a word most counts.
 
     Attributes:
         bias_types: what the sentence names, one or several; each costs a forward pass.
@@ -185,13 +297,7 @@ class _Head(nn.Module):
 
 
 def decayed(logprobs: Tensor, biased: Tensor, decay: float, least: float) -> Tensor:
-    """Logarithm of p · max(ε, exp(−λ · max(0, p_biased − p))), normalised: [..., V].
-
-    Args:
-        logprobs: log p.
-        biased: probabilities after the sentence.
-        decay: λ.
-        least: log ε.
+    """Logarithm of p · max(ε, exp(−λ · max(0, p_biased − p))), normalised, [..., V]; decay is λ, least is log ε.
 
     Example:
         >>> found = decayed(torch.tensor([0.5, 0.5]).log(), torch.tensor([0.6, 0.4]), 50.0, math.log(0.01))

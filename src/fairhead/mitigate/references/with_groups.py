@@ -1,0 +1,281 @@
+"""References that train with the true groups in the loss, in the sampler or before an adversary."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from fairhead.heads import Tap
+from fairhead.mitigate.last_layer import find_head
+from fairhead.mitigate.losses import GroupLoss, balanced, cell_numbers, gathered, row_losses
+from fairhead.mitigate.priors import LogUniform, Prior
+from fairhead.mitigate.references import with_attributes
+from fairhead.mitigate.row_weights import label_offsets
+from fairhead.mitigate.training_job import ERM, Job
+from fairhead.mitigate.two_networks import PairOutput, second_head
+from fairhead.settings import Count, NotNegative, Positive
+from fairhead.train.kmeans import independent_weights
+
+
+@dataclass(frozen=True)
+class GroupDRO:
+    """GroupDRO with the true groups (Sagawa et al., 2020): the worst (class, group) cell drives training.
+
+    Attributes:
+        step_size: how fast the weights of the cells follow their losses (η_q).
+        adjustment: C of the generalisation adjustment C / √n.
+        balance: draw every cell equally often.
+    """
+
+    uses_groups: ClassVar[bool] = True
+
+    step_size: NotNegative = 0.01
+    adjustment: NotNegative = 0.0
+    balance: bool = True
+
+    priors: ClassVar[Mapping[str, Prior]] = {"step_size": LogUniform(-3, -1)}
+
+    def train(self, job: Job) -> nn.Module:
+        """One stage."""
+        job = with_attributes(job, self)
+        cells = cell_numbers(job.train.labels, job.groups_train)
+        model = job.build_model()
+        loss = GroupLoss(cells, self.step_size, self.adjustment)
+        job.fit("training", model, loss=loss, sampler=balanced(cells, job.generator()) if self.balance else None)
+        return model
+
+
+@dataclass(frozen=True)
+class GroupBalanced:
+    """Rows count in proportion to P(y) P(a) / P(y, a): label and group are independent then.
+
+    Attributes:
+        cap: the largest weight, in means; a cell of a row or two would decide everything otherwise.
+    """
+
+    uses_groups: ClassVar[bool] = True
+
+    cap: Positive = 20.0
+
+    def train(self, job: Job) -> nn.Module:
+        """One stage."""
+        job = with_attributes(job, self)
+        job.weights = independent_weights(job.train.labels.cpu(), job.groups_train, cap=self.cap)
+        return ERM().train(job)
+
+
+@dataclass(frozen=True)
+class BiasBalance:
+    """CE(f + log p(y | a)) while training, f alone at test (Hong & Yang, 2021).
+
+    What the group says of the label is given, so that f need not learn it; no row is shown more often than others.
+
+    Attributes:
+        even: as published: f answers as if the classes were even, too. Else their shares stay as they are.
+    """
+
+    uses_groups: ClassVar[bool] = True
+
+    even: bool = True
+
+    def train(self, job: Job) -> nn.Module:
+        """One stage."""
+        job = with_attributes(job, self)
+        job.offsets = label_offsets(job.train.labels.cpu(), job.groups_train, even=self.even)
+        return ERM().train(job)
+
+
+@dataclass(frozen=True)
+class FSCL:
+    """Fair supervised contrastive loss (Park et al., 2022): the group cannot help to tell rows apart.
+
+    The published method trains the encoder with the contrastive loss first and a linear head afterwards; here both
+    losses are minimised together, in one stage of the common loop, which keeps budgets equal.
+
+    Attributes:
+        weight: of the contrastive loss.
+        temperature: τ.
+        even_groups: positives of every group weigh alike, whatever their number (FSCL+).
+        width: of the projection that the contrastive loss compares.
+    """
+
+    uses_groups: ClassVar[bool] = True
+
+    weight: NotNegative = 1.0
+    temperature: Positive = 0.1
+    even_groups: bool = True
+    width: Count = 128
+
+    priors: ClassVar[Mapping[str, Prior]] = {"weight": LogUniform(-1, 1), "temperature": LogUniform(-1.2, -0.5)}
+
+    def train(self, job: Job) -> nn.Module:
+        """One stage with both losses."""
+        job = with_attributes(job, self)
+
+        def projection(head: nn.Linear) -> nn.Module:
+            width = head.in_features
+            return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, self.width))
+
+        with second_head(job, projection) as both:
+            job.fit("training", both, loss=_ContrastiveLoss(self, job.groups_train))
+        return both.first
+
+
+class _ContrastiveLoss:
+    def __init__(self, config: FSCL, groups: Tensor) -> None:
+        self.config, self.groups = config, groups
+
+    def __call__(self, output: PairOutput, labels: Tensor, rows: Tensor) -> Tensor:
+        assert output.second is not None
+        self.groups = self.groups.to(rows.device)
+        z, classes, groups = (gathered(part) for part in (normalize(output.second, dim=-1), labels, self.groups[rows]))
+        contrast = fair_contrastive(z, classes, groups, self.config.temperature, self.config.even_groups)
+        return row_losses(output.logits, labels).mean() + self.config.weight * contrast
+
+
+def fair_contrastive(z: Tensor, labels: Tensor, groups: Tensor, temperature: float, even_groups: bool) -> Tensor:
+    """SupCon of unit vectors [B, width]; negatives are of another class and of the anchor's own group.
+
+    `even_groups` averages within each (class, group) cell of positives first, and over anchors' cells last.
+
+    Example:
+        >>> import torch
+        >>> z = torch.eye(3)[[0, 0, 1]]
+        >>> args = torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0]), 1.0, False
+        >>> round(fair_contrastive(z, *args).item(), 4)   # row 0 alone has both: −(1 − 0)
+        -1.0
+    """
+    itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
+    same_class, same_group = labels[:, None] == labels, groups[:, None] == groups
+    positive, negative = same_class & ~itself, ~same_class & same_group
+    logits = z @ z.T / temperature
+    # Below the line stand the negatives alone; an anchor without any is left out, as is one without a positive.
+    has_both = positive.any(1) & negative.any(1)
+    hidden = ~negative & has_both[:, None]
+    against = logits.masked_fill(hidden, -torch.inf).logsumexp(1, keepdim=True)
+    log_share = logits - against
+    weight = positive.float()
+    if even_groups:
+        weight = weight / (weight @ same_group.float()).clamp(min=1)  # one over how many positives share the group
+    anchors = has_both.float()
+    if even_groups:
+        cell = same_class & same_group
+        anchors = anchors / (cell.float() @ anchors).clamp(min=1)
+    per_row = -(log_share.masked_fill(~positive, 0.0) * weight).sum(1) / weight.sum(1).clamp(min=1e-12)
+    return (anchors * per_row).sum() / anchors.sum().clamp(min=1e-12)
+
+
+@dataclass(frozen=True)
+class TADeT:
+    """Targeted alignment of the first token's queries (Sudhakar et al., 2023), with an adversary.
+
+    The loss is cross-entropy, an adversary's that reads the group off the last features, and a term of the queries.
+
+    That term is ‖mean q(s) − mean q‖² of the first token's queries in one layer, over the groups s of each class
+    (for two groups of equal size a quarter of the published ‖mean q(s=0) − mean q(s=1)‖²).
+
+    Attributes:
+        layer: whose queries are aligned.
+        adversary: weight of the adversary's cross-entropy.
+        alignment: weight of the query term.
+    """
+
+    uses_groups: ClassVar[bool] = True
+
+    layer: int = -1
+    adversary: NotNegative = 1.0
+    alignment: NotNegative = 1.0
+
+    priors: ClassVar[Mapping[str, Prior]] = {"adversary": LogUniform(-1, 1), "alignment": LogUniform(-1, 1)}
+
+    def train(self, job: Job) -> nn.Module:
+        """One stage."""
+        job = with_attributes(job, self)
+        model = job.build_model()
+        head = find_head(model, job.train)
+        n_groups = int(job.groups_train.max()) + 1
+        steps = job.plan.epochs * (len(job.train) // job.plan.batch_size)
+        with Tap(model, layers=self.layer) as tap:
+            watched = _Watched(model, head, tap, n_groups, self.adversary, steps)
+            try:
+                job.fit("training", watched, loss=_AlignedLoss(self, job.groups_train))
+            finally:
+                watched.handle.remove()
+        return model
+
+
+class _WatchedOutput(NamedTuple):
+    """A tuple: parallel training takes outputs apart and puts them together, and loses what was added to others."""
+
+    logits: Tensor
+    guesses: Tensor  # of the group, by the adversary
+    queries: Tensor
+
+
+class _Watched(nn.Module):
+    """A model with an adversary on what goes into its head, and its first token's queries in view."""
+
+    def __init__(
+        self, model: nn.Module, head: nn.Linear, tap: Tap, n_groups: int, adversary_weight: float, steps: int
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.adversary_weight, self.steps = adversary_weight, steps
+        self.step: Tensor
+        self.register_buffer("step", torch.zeros(()))  # a tensor: a recorded and replayed step must count as well
+        width = head.in_features
+        self.adversary = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, n_groups))
+        self.queries = tap.read("q", tokens=0)
+        self.seen: list[Tensor] = []
+        self.handle = head.register_forward_pre_hook(lambda module, args: self.seen.append(args[0]))
+
+    def forward(self, **inputs: Any) -> _WatchedOutput:
+        logits = self.model(**inputs).logits
+        features, queries = self.seen[-1], self.queries[self.queries.layers[0]]
+        self.seen.clear()
+        self.queries.clear()
+        # The adversary's say grows from 0 to 1 over the run, as in the reference.
+        strength = 2 / (1 + (-10 * self.step / max(1, self.steps)).exp()) - 1
+        if self.training:
+            self.step += 1
+        read = reversed_gradient(features, self.adversary_weight * strength)
+        return _WatchedOutput(logits, self.adversary(read.float()), queries)
+
+
+class _AlignedLoss:
+    def __init__(self, config: TADeT, groups: Tensor) -> None:
+        self.config, self.groups = config, groups
+
+    def __call__(self, output: _WatchedOutput, labels: Tensor, rows: Tensor) -> Tensor:
+        self.groups = self.groups.to(rows.device)
+        groups, queries = self.groups[rows], output.queries.flatten(1).float()
+        return (
+            row_losses(output.logits, labels).mean()
+            + row_losses(output.guesses, groups).mean()
+            + self.config.alignment * query_gap(*(gathered(part) for part in (queries, labels, groups)))
+        )
+
+
+def reversed_gradient(x: Tensor, strength: Tensor | float) -> Tensor:
+    """Return x, but gradients come back times −strength: what follows learns, what came before unlearns."""
+    return x.detach() + strength * (x.detach() - x)
+
+
+def query_gap(queries: Tensor, labels: Tensor, groups: Tensor) -> Tensor:
+    """Mean over the (class, group) cells of a batch of ‖cell mean − class mean‖²; queries [B, D].
+
+    Example:
+        >>> import torch
+        >>> q = torch.tensor([[0.0], [2.0], [5.0]])
+        >>> query_gap(q, torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0])).item()   # 1, 1 and 0
+        0.6666666865348816
+    """
+    same_class = (labels[:, None] == labels).float()
+    same_cell = same_class * (groups[:, None] == groups).float()
+    cell_mean = same_cell @ queries / same_cell.sum(1, keepdim=True)
+    class_mean = same_class @ queries / same_class.sum(1, keepdim=True)
+    gap = (cell_mean - class_mean).square().sum(1)
+    return (gap / same_cell.sum(1)).sum() / (1 / same_cell.sum(1)).sum()
