@@ -189,9 +189,8 @@ def discover(
         >>> found.show()  # doctest: +SKIP
         >>> fairhead.locate("run/model", found.dataset, by="discovered")  # doctest: +SKIP
     """
-    from fairhead.discover.clustering import group
+    from fairhead.discover.clustering import features_of, group
     from fairhead.discover.discovered import describe
-    from fairhead.discover.encoding import features_of
 
     held = hold(data) if isinstance(data, Dataset) else data
     labelled = _labelled(held, {"label": label, "groups": tuple(groups), **options})

@@ -188,7 +188,7 @@ class Comparison(Result):
         """The comparison and both audits as a report; `names` are those of the two sets of predictions."""
         from fairhead.report.page import Report
         from fairhead.report.sections.audited import Audited
-        from fairhead.report.sections.compared import Compared
+        from fairhead.report.sections.changes import Compared
 
         a, b = names or (str(self.provenance.get(side, {}).get("path", side.upper())) for side in "ab")
         both = ((f"A, {a}", self.a), (f"B, {b}", self.b))
@@ -212,7 +212,7 @@ class Comparison(Result):
         """Print the differences; `result.a.show()` and `result.b.show()` print each audit."""
         from rich.markup import escape
 
-        from fairhead.report.console import terminal
+        from fairhead.report.result import terminal
         from fairhead.report.terminal import show_comparison, show_verdict
 
         console = console or terminal()

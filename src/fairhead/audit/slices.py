@@ -25,7 +25,7 @@ from fairhead.stats.intervals import difference
 from fairhead.stats.outcome import Span
 
 if TYPE_CHECKING:
-    from fairhead.report.sections.plain_tables import PlainTables
+    from fairhead.report.sections.plain import PlainTables
 
 # Rates of which more is better for the person who is predicted, and those of which less is.
 _HIGHER, _LOWER = ("accuracy", "TPR", "precision", "NPV", "selection_rate"), ("FPR", "FNR", "FDR")
@@ -155,7 +155,7 @@ def _half(view: View, seed: int) -> NDArray[np.bool_]:
 
 def slices_section(slices: Sequence[Slice], rate: str, level: float) -> "PlainTables":
     """Slices as a section of a page."""
-    from fairhead.report.sections.plain_tables import PlainTable, PlainTables
+    from fairhead.report.sections.plain import PlainTable, PlainTables
 
     rows = []
     for one in slices:

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from fairhead import __version__
 from fairhead.audit import audit
-from fairhead.bench.auxiliary_models import auxiliary_models_of
 from fairhead.bench.fingerprint import effective, failed_row, method_of, row_of
 from fairhead.bench.grid import METRICS, SELECTIONS, Cell
-from fairhead.bench.tasks import Task, read_task
+from fairhead.bench.tasks import Task, auxiliary_models_of, read_task
 from fairhead.errors import InputError
 from fairhead.mitigate import Trained, run
 from fairhead.mitigate.last_layer import features_of, find_head
@@ -37,42 +36,23 @@ Tell = Callable[[str, int, int, str], None]
 
 @dataclass(frozen=True)
 class Done:
-    """What a cell gives.
+    """What a cell gives."""
 
-    Attributes:
-        row: figures, costs and settings, JSON-ready.
-        records: the answers for the test rows, with labels and groups.
-        trained: the model and its history.
-        task: the data it was trained on.
-    """
-
-    row: dict[str, Any]
-    records: Records
-    trained: Trained
-    task: Task
+    row: dict[str, Any]  # figures, costs and settings, JSON-ready
+    records: Records  # the answers for the test rows, with labels and groups
+    trained: Trained  # the model and its history
+    task: Task  # the data it was trained on
 
 
 def run_cell(
-    cell: Cell,
-    device: str = "cpu",
-    cache: Path | None = None,
-    tell: Tell | None = None,
-    sharers: Callable[[], int] | None = None,
-    checkpoints: Path | None = None,
+    cell: Cell,  # what to run
+    device: str = "cpu",  # where
+    cache: Path | None = None,  # folder for decoded pictures and frozen features
+    tell: Tell | None = None,  # called as the work goes on
+    sharers: Callable[[], int] | None = None,  # how many cells share the device now; energy is split between them
+    checkpoints: Path | None = None,  # folder for the state of the training, which then goes on after a kill
 ) -> Done:
-    """Train one method once, and audit it on the test rows.
-
-    Args:
-        cell: what to run.
-        device: where.
-        cache: folder for decoded pictures and frozen features.
-        tell: called as the work goes on.
-        sharers: how many cells share the device now; energy is split between them.
-        checkpoints: folder for the state of the training, which then goes on after a kill.
-
-    Raises:
-        InputError: data, model or method cannot be had as asked for.
-    """
+    """Train one method once, and audit it on the test rows."""
     ready = _prepared(cell, device, cache, tell or (lambda stage, done, total, note: None), checkpoints)
     with Meter(device, sharers=sharers) as meter:
         trained = ready.train()
@@ -97,9 +77,6 @@ def run_trial(
     Returns:
         Its row, and the answers for the validation rows. A loss that is not finite is a result as well: the row says
         so, with what it cost.
-
-    Raises:
-        InputError: data, model or method cannot be had as asked for.
     """
     ready = _prepared(cell, device, cache, tell or (lambda stage, done, total, note: None))
     trained, diverged = None, None

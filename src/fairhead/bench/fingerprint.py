@@ -25,11 +25,7 @@ REVISION = 1
 
 
 def method_of(cell: Cell) -> Any:
-    """The settings of a cell's method; it must use groups exactly where the cell says so.
-
-    Raises:
-        InputError: no such method or option, a reference among the methods, or the other way round.
-    """
+    """The settings of a cell's method; it must use groups exactly where the cell says so."""
     entry, options = method_named(cell.method.method), cell.settings()["method"]["options"]
     if entry.kind != "classifier":
         raise InputError(f"{entry.name} is for language models: run it with fairhead mitigate {entry.name}")
@@ -46,9 +42,6 @@ def method_of(cell: Cell) -> Any:
 
 def effective(cell: Cell) -> dict[str, Any]:
     """`cell.settings()` with the defaults of the reader, the model, the method and the plan, JSON-ready.
-
-    Raises:
-        InputError: there is no such method, option or reader.
 
     Example:
         >>> from fairhead.bench.grid import Backbone, Data, Method

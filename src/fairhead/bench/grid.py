@@ -72,51 +72,32 @@ class Data:
 
 @dataclass(frozen=True)
 class Backbone:
-    """One model of a grid.
+    """One model of a grid."""
 
-    Attributes:
-        name: how it is called in the table.
-        model: "vit-8x8" (layers × heads, fresh weights), "path:FOLDER" (pretrained), or "features:FILE.npz".
-        train: "all" of it; the "last_encoder" on frozen features; or a linear "head" alone.
-        settings: of a fresh model: width, mlp, image_size, patch_size.
-        plan: where it differs from the grid's and the data's.
-        written: `model` as the grid has it.
-    """
-
-    name: str
-    model: str
-    train: Train = "all"
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    plan: Mapping[str, Any] = field(default_factory=dict)
-    written: str = ""
+    name: str  # how it is called in the table
+    model: str  # "vit-8x8" (layers × heads, fresh weights), "path:FOLDER" (pretrained), or "features:FILE.npz"
+    train: Train = "all"  # "all" of it; the "last_encoder" on frozen features; or a linear "head" alone
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of a fresh model: width, mlp, image_size, patch_size
+    plan: Mapping[str, Any] = field(default_factory=dict)  # where it differs from the grid's and the data's
+    written: str = ""  # `model` as the grid has it
 
 
 @dataclass(frozen=True)
 class Method:
-    """One method of a grid.
+    """One method of a grid."""
 
-    Attributes:
-        name: how it is called in the table.
-        method: its name in the registry.
-        options: its settings where they differ from the registered ones.
-        data_options: settings for single data sets: data name -> options.
-        plan: where it differs from all others.
-        uses_groups: a reference that trains with groups, or whose epoch is chosen with them.
-        selection: how a reference's epoch is chosen with groups, by "worst_group" on validation rows or by "test_eod",
-            the smallest EOd on the test rows, which is circular; None for the grid's own rule.
-        model: a fresh one in place of the backbone's, where a method's authors gave it another.
-        chosen_with_groups: its hyper-parameters were chosen with groups.
-    """
-
-    name: str
-    method: str
-    options: Mapping[str, Any] = field(default_factory=dict)
+    name: str  # how it is called in the table
+    method: str  # its name in the registry
+    options: Mapping[str, Any] = field(default_factory=dict)  # its settings where they differ from the registered ones
+    # Settings for single data sets: data name -> options
     data_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    uses_groups: bool = False
-    chosen_with_groups: bool = False
+    uses_groups: bool = False  # a reference that trains with groups, or whose epoch is chosen with them
+    chosen_with_groups: bool = False  # its hyper-parameters were chosen with groups
+    # How a reference's epoch is chosen with groups, by "worst_group" on validation rows or by "test_eod", the smallest
+    # EOd on the test rows, which is circular; None for the grid's own rule
     selection: Literal["worst_group", "test_eod"] | None = None
-    plan: Mapping[str, Any] = field(default_factory=dict)
-    model: str | None = None
+    plan: Mapping[str, Any] = field(default_factory=dict)  # where it differs from all others
+    model: str | None = None  # a fresh one in place of the backbone's, where a method's authors gave it another
 
     @property
     def circular(self) -> bool:
@@ -258,28 +239,15 @@ class RunSettings:
 
     def cell(
         self,
-        model: str,
-        data: str,
-        method: Method,
-        reader_options: Mapping[str, Any],
-        group: str | None,
-        plan: Mapping[str, Any],
-        seed: int,
+        model: str,  # a fresh one by name, a folder, or a name of the hub
+        data: str,  # as reader:path
+        method: Method,  # its name and options; whether it uses groups follows from these settings
+        reader_options: Mapping[str, Any],  # of the reader
+        group: str | None,  # the column that gaps are about; None for the first there is
+        plan: Mapping[str, Any],  # how to train
+        seed: int,  # of weights, batches and, where the reader draws one, the split
     ) -> Cell:
-        """The run of a method.
-
-        Args:
-            model: a fresh one by name, a folder, or a name of the hub.
-            data: as reader:path.
-            method: its name and options; whether it uses groups follows from these settings.
-            reader_options: of the reader.
-            group: the column that gaps are about; None for the first there is.
-            plan: how to train.
-            seed: of weights, batches and, where the reader draws one, the split.
-
-        Raises:
-            InputError: a group where none may be seen, or none where one is needed; parts that are not three.
-        """
+        """The run of a method."""
         from fairhead.data import parse_spec
 
         _refuse_groups(method.options)

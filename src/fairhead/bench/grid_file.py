@@ -52,11 +52,7 @@ def shipped_grids() -> dict[str, Path]:
 
 
 def grid_path(grid: str) -> Path:
-    """The file of a grid: a YAML file, or one that ships, by its name.
-
-    Raises:
-        InputError: there is none.
-    """
+    """The file of a grid: a YAML file, or one that ships, by its name."""
     path, known = Path(grid), shipped_grids()
     if path.suffix in (".yaml", ".yml") or path.is_file():
         return path
@@ -77,9 +73,6 @@ def read_grid(path: Path | str, changes: Sequence[str] = (), environment: Mappin
             `seeds`, `methods`, `data`, `backbones` (names in the file, separated by commas), `search` (a number of
             configurations) and its keys (`search.seeds=1000,1001`), or another top-level key.
         environment: where `${NAME}` in the file is looked up; the process's own by default.
-
-    Raises:
-        InputError: naming the place in the file, what was found and what was expected.
 
     Example:
         >>> import tempfile
@@ -377,9 +370,6 @@ def _value(text: str, key: str) -> Any:
 
 def expanded(text: str, where: str, environment: Mapping[str, str] | None = None) -> str:
     """Fill in `${NAME}` from the environment.
-
-    Raises:
-        InputError: a variable is not set.
 
     Example:
         >>> expanded("path:${MODELS}/clip", "the backbone", {"MODELS": "/mnt"})

@@ -1,4 +1,7 @@
-"""One run, kept whole: the model, its records, the audit, and a report."""
+"""One run, kept whole: the model, its records, the audit, and a report.
+
+The report of balance, match and auto says what they tried and why they kept what they kept.
+"""
 
 import json
 import shutil
@@ -12,10 +15,10 @@ from torch import nn
 from fairhead.audit import Audit, Comparison, audit, compare
 from fairhead.audit.audit_results import audit_verdicts, comparison_verdicts
 from fairhead.bench.cell import Tell, run_cell
-from fairhead.bench.choice_page import choice_section, choice_verdict
 from fairhead.bench.grid import Cell, Method
 from fairhead.bench.runner import check
 from fairhead.mitigate.last_layer import find_head, set_head
+from fairhead.mitigate.reduce import STRENGTHS
 from fairhead.models import attach, load, method_of, save
 from fairhead.models.fresh import Recipe, is_ready
 from fairhead.models.inputs import tokenizer_of
@@ -24,12 +27,136 @@ from fairhead.report import Report, Result, Sentence
 from fairhead.report.model_card import Card
 from fairhead.report.sections import Section
 from fairhead.report.sections.audited import Audited
-from fairhead.report.sections.compared import Compared
-from fairhead.report.sections.prose import Text
+from fairhead.report.sections.changes import Compared
+from fairhead.report.sections.plain import PlainTable, PlainTables, Text
 from fairhead.store import whole_folder, write_json
 from fairhead.train import Examples, TrainingDiverged
 from fairhead.train.features import put_back
 from fairhead.train.launched import written_by_first
+
+NAMES = {
+    "plain": "plain training",
+    "balance": "balance",
+    "logits": "adjusted logits",
+    "dro": "GroupDRO over clusters",
+    "match": "match",
+    "both": "balance and match",
+}
+NAMES |= {f"{name} {s:g}": f"{said}, {100 * s:.0f} % strength" for name, said in NAMES.items() for s in STRENGTHS}
+
+
+def choice_verdict(notes: Mapping[str, Any], uses_groups: bool = False) -> list[Sentence]:
+    """What was kept, at what cost, in a sentence or two; nothing for a method that chooses nothing."""
+    if "kept" not in notes:
+        return []
+    said, tried = [], {one["name"]: one for one in notes.get("tried", ())}
+    kept = notes["kept"]
+    if tried:
+        first, one = next(iter(tried.values())), tried[kept]
+        why = "no other candidate had a smaller sum of spread between clusters and cost within the price"
+        if one is not first:
+            spreads = f"{_points(one['spread'])} points ({NAMES[first['name']]}: {_points(first['spread'])})"
+            less = f"{_points(abs(one['cost']))} points {'lower' if one['cost'] > 0 else 'higher'}"
+            why = (
+                f"its answers, given the label, have a standard deviation of {spreads} between clusters, and its "
+                f"accuracy is {less}"
+            )
+        blind = "" if uses_groups else " No group was used."
+        said.append(f"Kept: {NAMES[kept]}. On rows that no candidate was trained on, {why}.{blind}")
+    if _told_by_clusters(notes["clusters"]) >= 0.9:
+        said.append(
+            "The clusters are nearly the classes, so balancing had little to compare within them: name another "
+            "encoder, such as a pretrained one (--option encoder=...)."
+        )
+    match = notes.get("match")
+    if match is not None and {"match", "both"} & set(notes.get("asked", ())):
+        differ = "differ" if match["differ"] else "are not shown to differ"
+        rest = "" if match["differ"] else ", so nothing was matched"
+        said.append(
+            f"The training rows and those from the place of use {differ} within classes (area under the ROC curve "
+            f"{match['separation']:.2f}, {_p(match['p'])}){rest}."
+        )
+    for one in notes.get("matched too dear", ()):
+        said.append(
+            f"{NAMES[one['name']].capitalize()} was left out: with weights towards one half of the sample, a linear "
+            f"head on the same features loses {_points(one['cost'])} points of accuracy on the other half."
+        )
+    if "label taken out" in notes:
+        done = "was taken out of the features" if notes["label taken out"] else "was left in the features"
+        said.append(f"What tells the classes apart {done} before they were clustered.")
+    if "not matched" in notes:
+        said.append(f"Nothing was matched: {notes['not matched']}.")
+    return [Sentence(text, "note") for text in said]
+
+
+def choice_section(notes: Mapping[str, Any], classes: Sequence[str]) -> list[Section]:
+    """Candidates, clusters and the stability of their number, as tables."""
+    if "kept" not in notes:
+        return []
+    tables = []
+    if notes.get("tried"):
+        rows = [
+            (
+                NAMES[one["name"]],
+                f"{100 * one['accuracy']:.1f}",
+                _points(one["spread"]),
+                f"{_points(one['cost'])} ± {_points(one['cost_se'])}",
+                "kept" if one["name"] == notes["kept"] else "" if one["affordable"] else "too dear",
+            )
+            for one in notes["tried"]
+        ]
+        tables.append(
+            PlainTable(
+                caption=f"Candidates, on rows that none was trained on; the price is {notes['price']:g} points",
+                columns=("candidate", "accuracy, %", "spread between clusters", "cost ± standard error", ""),
+                rows=rows,
+            )
+        )
+    clusters = notes["clusters"]
+    tables.append(
+        PlainTable(
+            caption="Clusters of the training rows, found without labels or groups, and the share of each class, %",
+            columns=("cluster", "rows", *classes),
+            rows=[
+                (str(number), str(size), *(f"{100 * rate:.1f}" for rate in rates))
+                for number, (size, rates) in enumerate(
+                    zip(clusters["rows"], clusters["label_rates"], strict=True), start=1
+                )
+            ],
+        )
+    )
+    if clusters["stability"]:
+        tables.append(
+            PlainTable(
+                caption="Stability of each number of clusters: adjusted Rand index between halves of the rows",
+                columns=("clusters", *clusters["stability"]),
+                rows=[("agreement", *(f"{value:.2f}" for value in clusters["stability"].values()))],
+            )
+        )
+    if "match" in notes and notes["match"]["differ"]:
+        share = 100 * notes["match"]["effective"]
+        size = [("effective sample size", f"{share:.0f} % of the training rows")]
+        tables.append(PlainTable(caption="Weights towards the place of use", columns=("", "match"), rows=size))
+    return [PlainTables(title="What was tried, and what was kept", tables=tables)]
+
+
+def _told_by_clusters(clusters: Mapping[str, Any]) -> float:
+    """By what share a row's cluster lowers the errors of guessing its class (Goodman and Kruskal's lambda)."""
+    of_class = [
+        [size * rate for rate in rates] for size, rates in zip(clusters["rows"], clusters["label_rates"], strict=True)
+    ]
+    wrong = sum(clusters["rows"]) - max(map(sum, zip(*of_class, strict=True)))
+    left = sum(clusters["rows"]) - sum(map(max, of_class))
+    return 1 - left / wrong if wrong > 0 else 0.0
+
+
+def _points(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def _p(p: float) -> str:
+    return "p < 0.001" if p < 0.001 else f"p = {p:.2f}"
+
 
 PROVED = ("auto", "balance", "match")  # compared with plain training, unless another method is named
 _CHECKPOINTS = "checkpoint"  # within the folder of a run, until that has ended
@@ -37,23 +164,14 @@ _CHECKPOINTS = "checkpoint"  # within the folder of a run, until that has ended
 
 @dataclass(frozen=True)
 class Mitigated(Result):
-    """What a run found, and where it is kept.
+    """What a run found, and where it is kept."""
 
-    Attributes:
-        cell: what was run.
-        row: its figures, costs and settings.
-        audit: of the test rows.
-        comparison: with another method, if there was one.
-        against: the name of that.
-        out: the folder, with the model in `model/`.
-    """
-
-    cell: Cell
-    row: Mapping[str, Any]
-    audit: Audit
-    comparison: Comparison | None
-    against: str | None
-    out: Path
+    cell: Cell  # what was run
+    row: Mapping[str, Any]  # its figures, costs and settings
+    audit: Audit  # of the test rows
+    comparison: Comparison | None  # with another method, if there was one
+    against: str | None  # the name of that
+    out: Path  # the folder, with the model in `model/`
 
     @property
     def model(self) -> nn.Module:
@@ -146,31 +264,20 @@ class Mitigated(Result):
 
 
 def mitigate(
-    cell: Cell,
-    out: Path | str,
+    cell: Cell,  # what to run
+    out: Path | str,  # the folder
+    # Another method, trained with the same seed, data and plan, to compare with; for auto, balance and match plain
+    # training, where none is named
     against: str | None = None,
-    device: str = "cpu",
-    cache: Path | None = None,
-    tell: Tell | None = None,
+    device: str = "cpu",  # where
+    cache: Path | None = None,  # folder for decoded pictures and frozen features
+    tell: Tell | None = None,  # called as the work goes on
 ) -> Mitigated:
     """Train one method and keep all that came of it.
 
     Writes `model/` (safetensors, with what loads its pictures or texts), `records.csv`, `audit.json` and `run.json`;
     with `against`, also `records-<method>.csv`, and the audit holds the paired comparison. A run that was killed goes
     on from its checkpoints when it is started again.
-
-    Args:
-        cell: what to run.
-        out: the folder.
-        against: another method, trained with the same seed, data and plan, to compare with; for auto, balance and
-            match plain training, where none is named.
-        device: where.
-        cache: folder for decoded pictures and frozen features.
-        tell: called as the work goes on.
-
-    Raises:
-        InputError: the folder cannot be written, or data, model or method cannot be had as asked for.
-        TrainingDiverged: the loss was not finite; `model/` has the last good epoch, if there was one.
     """
     if against is None and cell.method.method in PROVED and not cell.method.uses_groups:
         against = "erm"
@@ -223,23 +330,14 @@ def _keep_last_good(model: nn.Module | None, cell: Cell, folder: Path) -> bool:
 
 
 def save_model(
-    model: nn.Module,
-    kind: str,
-    classes: tuple[str, ...],
-    cell: Cell,
-    folder: Path,
-    rows: Examples | None = None,
+    model: nn.Module,  # as training left it: after last-encoder training, the last encoder alone
+    kind: str,  # "image" or "text"
+    classes: tuple[str, ...],  # names of the classes
+    cell: Cell,  # what it was trained as
+    folder: Path,  # where to
+    rows: Examples | None = None,  # some inputs of the whole model; needed where its last layer alone was trained
 ) -> None:
-    """Write a trained model to a folder that `fairhead.load` gives back, with what makes its inputs ready.
-
-    Args:
-        model: as training left it: after last-encoder training, the last encoder alone.
-        kind: "image" or "text".
-        classes: names of the classes.
-        cell: what it was trained as.
-        folder: where to.
-        rows: some inputs of the whole model; needed where its last layer alone was trained.
-    """
+    """Write a trained model to a folder that `fairhead.load` gives back, with what makes its inputs ready."""
     recipe = Recipe(cell.backbone.model, classes, cell.backbone.settings)
     if is_ready(recipe.name):  # a linear head of features: nothing makes its inputs ready
         save(model.cpu(), folder)

@@ -10,18 +10,13 @@ from fairhead.report import Report, Sentence, render
 from fairhead.report.form import build_dataclass, plain
 from fairhead.report.sections import Section
 from fairhead.report.sections.bench_block import BenchBlock, column_name, markdown_table
-from fairhead.report.sections.plain_tables import PlainTable, PlainTables
-from fairhead.report.sections.prose import Text
+from fairhead.report.sections.plain import PlainTable, PlainTables, Text
 from fairhead.report.wording import plain_value
 from fairhead.store import write_json, write_text
 
 
 def write_table(table: Table, folder: Path | str) -> Path:
-    """Write table.md, table.json and table.html to a folder; return the path of the page.
-
-    Raises:
-        InputError: the folder cannot be written.
-    """
+    """Write table.md, table.json and table.html to a folder; return the path of the page."""
     folder = Path(folder)
     page = render(report_of(table))
     write_text(folder / "table.md", markdown(table))

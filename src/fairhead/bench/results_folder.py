@@ -38,11 +38,7 @@ class Store:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Keep other runs from writing here at the same time: each would lose what the other adds.
-
-        Raises:
-            InputError: another run does so now, or the folder cannot be written.
-        """
+        """Keep other runs from writing here at the same time: each would lose what the other adds."""
         with locked(self.folder, hint="and put both together with --take-in"):
             yield
 

@@ -38,25 +38,17 @@ class News(NamedTuple):
 
 @dataclass(frozen=True)
 class Workplace:
-    """Where cells run.
+    """Where cells run."""
 
-    Attributes:
-        device: "cpu", "cuda", ...; on a cluster also "auto".
-        jobs: cells at once; None for one here, and for as many as a cluster has room for.
-        cache: folder for decoded pictures and frozen features; on a cluster, one that all machines see or each has.
-        engine: "processes" of this machine, "ray" or "slurm".
-        address: of a cluster of Ray; "auto" finds the one of this machine, None starts one. Of Slurm the partition.
-        gpu_share: of a GPU that a cell takes, on a cluster.
-        folder: where a cluster's own files go, on a disk that all machines see.
-    """
-
-    device: str = "cpu"
-    jobs: int | None = None
+    device: str = "cpu"  # "cpu", "cuda", ...; on a cluster also "auto"
+    jobs: int | None = None  # cells at once; None for one here, and for as many as a cluster has room for
+    # Folder for decoded pictures and frozen features; on a cluster, one that all machines see or each has
     cache: Path | None = None
-    engine: Engine = "processes"
+    engine: Engine = "processes"  # "processes" of this machine, "ray" or "slurm"
+    # Of a cluster of Ray; "auto" finds the one of this machine, None starts one. Of Slurm the partition.
     address: str | None = None
-    gpu_share: float = 1.0
-    folder: Path | None = None
+    gpu_share: float = 1.0  # of a GPU that a cell takes, on a cluster
+    folder: Path | None = None  # where a cluster's own files go, on a disk that all machines see
 
     @property
     def at_once(self) -> int:
@@ -73,29 +65,19 @@ class Outcome(NamedTuple):
 
 
 def run_grid(
-    grid: Grid,
-    out: Path | str,
-    workplace: Workplace | None = None,
-    on_news: Callable[[News], None] | None = None,
+    grid: Grid,  # what to run
+    out: Path | str,  # folder of the results
+    workplace: Workplace | None = None,  # device, cells at once, and cache
+    on_news: Callable[[News], None] | None = None,  # called as cells go on and end
+    # Called with how many cells were done before; for the trials of a search and for what follows them
     on_before: Callable[[int], None] | None = None,
+    # (i, n) runs the i-th of n parts of the grid, counted from 1; the parts are put together by `take_in`
     shard: tuple[int, int] = (1, 1),
 ) -> Outcome:
     """Run every cell of a grid that has no result yet in `out`.
 
     Results are kept as they come (see `Store`): after a kill, call it again. A cell counts as done when its row has the
     same settings, defaults included, and its records are there.
-
-    Args:
-        grid: what to run.
-        out: folder of the results.
-        workplace: device, cells at once, and cache.
-        on_news: called as cells go on and end.
-        on_before: called with how many cells were done before; for the trials of a search and for what follows them.
-        shard: (i, n) runs the i-th of n parts of the grid, counted from 1; the parts are put together by `take_in`.
-
-    Raises:
-        InputError: a method, option or model of the grid does not exist, or the folder cannot be written or is being
-            written by another run. A cell that fails is no error: its row says why.
     """
     from fairhead.bench.search import final_cells, trial_cells
 
@@ -136,13 +118,9 @@ def _run(
 
 
 def check(cells: Sequence[Cell]) -> None:
-    """Refuse, before any work, methods, models and data that do not exist. Data are read in the cells.
-
-    Raises:
-        InputError: saying which.
-    """
-    from fairhead.bench.auxiliary_models import check_auxiliary_models
+    """Refuse, before any work, methods, models and data that do not exist. Data are read in the cells."""
     from fairhead.bench.fingerprint import method_of
+    from fairhead.bench.tasks import check_auxiliary_models
     from fairhead.data import check_spec
     from fairhead.models.fresh import Recipe
     from fairhead.train import TrainingPlan

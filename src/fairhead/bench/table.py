@@ -27,27 +27,16 @@ TABLE_SCHEMA = "fairhead.bench.table/1"
 
 @dataclass(frozen=True)
 class Block:
-    """All methods on one data set with one backbone.
+    """All methods on one data set with one backbone."""
 
-    Attributes:
-        data: name of the data set.
-        backbone: name of the model.
-        group: the column that gaps are about.
-        n: test rows, averaged over seeds.
-        lines: one a method.
-        frontier: of fairness and accuracy; None where a figure is undefined.
-        verdict: what the block shows, in a few sentences.
-        findings: one sentence for each metric.
-    """
-
-    data: str
-    backbone: str
-    group: str
-    n: int
-    lines: tuple[Line, ...]
-    frontier: Frontier | None
-    verdict: str
-    findings: tuple[str, ...]
+    data: str  # name of the data set
+    backbone: str  # name of the model
+    group: str  # the column that gaps are about
+    n: int  # test rows, averaged over seeds
+    lines: tuple[Line, ...]  # one a method
+    frontier: Frontier | None  # of fairness and accuracy; None where a figure is undefined
+    verdict: str  # what the block shows, in a few sentences
+    findings: tuple[str, ...]  # one sentence for each metric
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -80,9 +69,6 @@ def table_of(grid: Grid, store: Store, command: str = "") -> Table:
         grid: what was asked for; rows of other settings are left out.
         store: what there is.
         command: what makes these results, for provenance.
-
-    Raises:
-        InputError: no cell is done.
     """
     plan = _plan(grid, store)
     rows = plan.rows
@@ -150,28 +136,18 @@ def _why_none(grid: Grid, store: Store) -> str:
 
 
 class _Plan(NamedTuple):
-    """What the table of a grid is made of.
+    """What the table of a grid is made of."""
 
-    Attributes:
-        cells: what it shows.
-        rows: those of them that have ended.
-        choices: what a search chose for (data, backbone, name).
-        undecided: where it chose nothing, as data/backbone/method.
-    """
-
-    cells: Sequence[Cell]
-    rows: Sequence[Mapping[str, Any]]
-    choices: Mapping[tuple[str, str, str], Choice]
-    undecided: Sequence[str] = ()
+    cells: Sequence[Cell]  # what it shows
+    rows: Sequence[Mapping[str, Any]]  # those of them that have ended
+    choices: Mapping[tuple[str, str, str], Choice]  # what a search chose for (data, backbone, name)
+    undecided: Sequence[str] = ()  # where it chose nothing, as data/backbone/method
 
 
 def _plan(grid: Grid, store: Store) -> _Plan:
     """Rows of cells with the same settings and, where PyTorch is there to ask, the same defaults.
 
     Without PyTorch the latest row of the same settings counts.
-
-    Raises:
-        InputError: without PyTorch, what a search has drawn is not known.
     """
     try:
         from fairhead.bench.fingerprint import fingerprint

@@ -1,7 +1,10 @@
-"""From a published data set to what training is given. Groups come back only when records are made."""
+"""From a published data set to what training is given. Groups come back only when records are made.
+
+Also for models beside the one that a cell trains: a teacher, an adversary, or a frozen one whose features are read.
+"""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -10,19 +13,23 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from fairhead.bench.grid import Data
+from fairhead.bench.grid import Cell, Data
+from fairhead.bench.grid_file import expanded
 from fairhead.data import Dataset, Images, read_labelled
 from fairhead.data import Examples as Published
 from fairhead.data.ready_features import ReadyFeatures
 from fairhead.errors import InputError, did_you_mean
-from fairhead.models.fresh import Recipe, is_ready
+from fairhead.mitigate.training_job import AuxiliaryModel
+from fairhead.models.fresh import Recipe, is_fresh, is_ready
 from fairhead.models.inputs import tokenizer_of, tokens_of
 from fairhead.models.linear_head import FEATURES
+from fairhead.models.places import Place
 from fairhead.records import Records
 from fairhead.train import Examples
 from fairhead.train.cache import cache_folder, cached_array, key_of
+from fairhead.train.features import encode
 
 Progress = Callable[[int, int], None]
 # Options of readers that choose among the same pictures: those are then decoded once for all of them.
@@ -31,29 +38,18 @@ _CHOOSING = ("seed", "bias_rate", "fractions", "split", "person", "groups_from")
 
 @dataclass(frozen=True)
 class Task:
-    """Everything one run needs.
+    """Everything one run needs."""
 
-    Attributes:
-        train: inputs and labels.
-        validation: inputs and labels.
-        test: inputs and labels.
-        kind: "image" or "text".
-        group: the group column that the table is about; None where the data have none.
-        test_ids: of the test rows, [n].
-        like: inputs and labels of a sample from the place of use, where one was given.
-        like_units: who or what its rows are of, [n]; None where each stands for itself.
-    """
-
-    train: Examples
-    validation: Examples
-    test: Examples
-    kind: str
-    group: str | None
-    test_ids: NDArray[np.str_]
+    train: Examples  # inputs and labels
+    validation: Examples  # inputs and labels
+    test: Examples  # inputs and labels
+    kind: str  # "image" or "text"
+    group: str | None  # the group column that the table is about; None where the data have none
+    test_ids: NDArray[np.str_]  # of the test rows, [n]
     _dataset: Dataset
     _ids: dict[str, NDArray[np.str_]]
-    like: Examples | None = None
-    like_units: Tensor | None = None
+    like: Examples | None = None  # inputs and labels of a sample from the place of use, where one was given
+    like_units: Tensor | None = None  # who or what its rows are of, [n]; None where each stands for itself
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -84,24 +80,14 @@ class Task:
 
 
 def read_task(
-    data: Data,
+    data: Data,  # which data, and how
+    # From the names of the classes to the model, which decides size and normalisation or tokens
     recipe_of: Callable[[tuple[str, ...]], Recipe],
-    seed: int,
-    cache: Path | None = None,
-    progress: Progress | None = None,
+    seed: int,  # of the split, where it follows the seed, and of the rows that a limit keeps
+    cache: Path | None = None,  # folder for decoded pictures
+    progress: Progress | None = None,  # called with (done, total) while pictures are decoded
 ) -> Task:
-    """Read a data set and make its parts ready for a model.
-
-    Args:
-        data: which data, and how.
-        recipe_of: from the names of the classes to the model, which decides size and normalisation or tokens.
-        seed: of the split, where it follows the seed, and of the rows that a limit keeps.
-        cache: folder for decoded pictures.
-        progress: called with (done, total) while pictures are decoded.
-
-    Raises:
-        InputError: the data cannot be read, or have no such part or group.
-    """
+    """Read a data set and make its parts ready for a model."""
     dataset = _dataset(data, seed)
     group = _group(dataset, data)
     recipe = recipe_of(dataset.classes)
@@ -234,3 +220,89 @@ def _texts(data: Data, recipe: Recipe) -> Callable[[Published], dict[str, Tensor
         raise InputError(f"{data.name} has texts, which {recipe.name} cannot read: give a backbone path:FOLDER")
     tokenizer = tokenizer_of(recipe.place)
     return lambda part: tokens_of(tokenizer, part.inputs, data.max_length)
+
+
+# Options of methods that name a model.
+NAMING = ("teacher", "encoder", "adversary")
+
+
+def check_auxiliary_models(cell: Cell) -> None:
+    """Refuse, before any work, an option that names a model which is not there."""
+    for name in _named(cell):
+        _recipe(cell, name, ("0", "1")).check()
+
+
+def auxiliary_models_of(
+    cell: Cell, task: Task, device: str, cache: Path | None, progress: Progress
+) -> Callable[[str], AuxiliaryModel]:
+    """What gives a cell's method other models by their names, with the cell's own rows made ready for them.
+
+    Those that its options name are read here, so that decoding their pictures is not counted as training.
+
+    Args:
+        cell: whose method names them.
+        task: the cell's own rows, which serve where a model takes the same pictures or tokens.
+        device: where features are computed.
+        cache: folder for decoded pictures.
+        progress: called with (done, total) while pictures are decoded.
+    """
+    own = _inputs_of(Recipe(cell.backbone.model, task.classes, cell.backbone.settings), task.kind)
+
+    def read(name: str) -> Task:
+        if _inputs_of(_recipe(cell, name, task.classes), task.kind) == own:
+            return task
+        return read_task(cell.data, lambda classes: _recipe(cell, name, classes), cell.seed, cache, progress)
+
+    ready = {name: read(name) for name in _named(cell)}
+
+    def named(name: str) -> AuxiliaryModel:
+        theirs = ready[name] if name in ready else read(name)
+        recipe = _recipe(cell, name, task.classes)
+
+        def build_model() -> nn.Module:
+            model: nn.Module = recipe.build(task.kind, cell.seed)
+            return model
+
+        features = ready_features if is_ready(recipe.name) else _Frozen(recipe, task.kind, device, cache)
+        return AuxiliaryModel(build_model, features, theirs.train, theirs.validation, theirs.like)
+
+    return named
+
+
+def _named(cell: Cell) -> list[str]:
+    """The models that a cell's options name."""
+    options = cell.settings()["method"]["options"].items()
+    return [value for option, value in options if option in NAMING and isinstance(value, str)]
+
+
+def _inputs_of(recipe: Recipe, kind: str) -> int | str | Place | None:
+    """What decides how rows are made ready for a model: the size of its pictures, or the folder of its tokenizer."""
+    if is_ready(recipe.name):
+        return recipe.name
+    return recipe.pictures().size if kind == "image" else recipe.place
+
+
+def _recipe(cell: Cell, name: str, classes: tuple[str, ...]) -> Recipe:
+    """A fresh model has the settings (width, image size) of the cell's own fresh one; a pretrained one has its own."""
+    name = expanded(name, f"the model of {cell.method.name}")
+    settings: Mapping[str, Any] = cell.backbone.settings if is_fresh(name) and is_fresh(cell.backbone.model) else {}
+    return Recipe(name, classes, settings)
+
+
+@dataclass(frozen=True)
+class _Frozen:
+    """Features by a pretrained model as it is."""
+
+    recipe: Recipe
+    kind: str
+    device: str
+    cache: Path | None
+
+    def __call__(self, examples: Examples) -> Tensor:
+        """[n, D]."""
+        return encode(self.recipe.build_trunk(self.kind).to(self.device), examples, self.cache)
+
+
+def ready_features(examples: Examples) -> Tensor:
+    """Features that came as such, [n, D]."""
+    return examples.inputs[FEATURES]

@@ -17,31 +17,19 @@ _NAMES = {"worst_group_accuracy": "worst-group accuracy"}
 
 @dataclass(frozen=True)
 class Line:
-    """One method in a block.
+    """One method in a block."""
 
-    Attributes:
-        method: its name.
-        told: its rung on the `LADDER` of what methods are told; never in bold above 2.
-        seeds: those that are done.
-        figures: metric -> figure over seeds.
-        differences: metric -> paired difference from the baseline, p corrected over the methods of the block (Holm).
-        best: metrics in which it is significantly better than every other method.
-        cost: averaged over seeds.
-        failed: seed -> error of the cells that came to nothing.
-        remark: how it uses groups, if it does.
-        search: what a search of its hyper-parameters found; None where there was none.
-    """
-
-    method: str
-    told: int
-    seeds: tuple[int, ...]
-    figures: Mapping[str, SeedFigure]
+    method: str  # its name
+    told: int  # its rung on the `LADDER` of what methods are told; never in bold above 2
+    seeds: tuple[int, ...]  # those that are done
+    figures: Mapping[str, SeedFigure]  # metric -> figure over seeds
+    # Metric -> paired difference from the baseline, p corrected over the methods of the block (Holm)
     differences: Mapping[str, SeedDifference]
-    best: frozenset[str]
-    cost: Cost | None
-    failed: Mapping[int, str]
-    remark: str = ""
-    search: Choice | None = None
+    best: frozenset[str]  # metrics in which it is significantly better than every other method
+    cost: Cost | None  # averaged over seeds
+    failed: Mapping[int, str]  # seed -> error of the cells that came to nothing
+    remark: str = ""  # how it uses groups, if it does
+    search: Choice | None = None  # what a search of its hyper-parameters found; None where there was none
 
     @property
     def uses_groups(self) -> bool:

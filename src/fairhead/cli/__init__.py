@@ -20,13 +20,11 @@ from fairhead.cli.common import command_line, need, progress
 from fairhead.cli.discover import EPILOG as DISCOVER_EPILOG
 from fairhead.cli.discover import discover_command
 from fairhead.cli.lm import lm_app
-from fairhead.cli.locate import ABLATE_EPILOG, ablate_command, locate_command
+from fairhead.cli.locate import ABLATE_EPILOG, VIEW_EPILOG, ablate_command, locate_command, view_command
 from fairhead.cli.locate import EPILOG as LOCATE_EPILOG
 from fairhead.cli.mitigate import mitigate_app
 from fairhead.cli.push import EPILOG as PUSH_EPILOG
 from fairhead.cli.push import push_command
-from fairhead.cli.view import EPILOG as VIEW_EPILOG
-from fairhead.cli.view import view_command
 from fairhead.errors import FairheadError
 
 _INTERRUPTED = 130

@@ -269,9 +269,8 @@ def audit_command(
     from rich.markup import escape
 
     from fairhead.audit import audit, compare, drift
-    from fairhead.report.console import terminal
     from fairhead.report.form import one_of
-    from fairhead.report.result import show_page
+    from fairhead.report.result import show_page, terminal
 
     other: Records | None
     if other_column is not None:

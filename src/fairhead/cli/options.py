@@ -241,9 +241,6 @@ def _number_type(hint: Any) -> type | None:
 def key_values(given: Sequence[str] | None, flag: str) -> dict[str, Any]:
     """The values of "key=value" options, read as YAML.
 
-    Raises:
-        InputError: one is not of that form.
-
     Example:
         >>> key_values(["values=4", "lr=1e-4", "counts=[2, 3]"], "--option")
         {'values': 4, 'lr': 0.0001, 'counts': [2, 3]}

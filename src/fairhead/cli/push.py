@@ -33,12 +33,7 @@ def push_command(
 
 
 def push(folder: Path, name: str, *, private: bool = False) -> str:
-    """Upload a model and return its address.
-
-    Raises:
-        InputError: it has no card, or the name is none.
-        FairheadError: the hub refuses the token, or does not answer.
-    """
+    """Upload a model and return its address."""
     from huggingface_hub import CommitOperationAdd, HfApi
 
     from fairhead.report.model_card import CARD, renamed

@@ -18,9 +18,8 @@ from fairhead.discover.discovered import Discovered
 from fairhead.locate.answer import LocatedHeads
 from fairhead.report import Report, Sentence
 from fairhead.report.sections.audited import Audited
-from fairhead.report.sections.compared import Compared
-from fairhead.report.sections.plain_tables import PlainTable, PlainTables
-from fairhead.report.sections.prose import Text
+from fairhead.report.sections.changes import Compared
+from fairhead.report.sections.plain import PlainTable, PlainTables, Text
 from fairhead.stats.outcome import p_text
 
 # An interval that begins below this shows a gap, but does not show that it is a large one.
@@ -29,19 +28,12 @@ _SMALL_GAP = 0.02
 
 @dataclass(frozen=True)
 class Findings:
-    """Everything the report rests on.
+    """Everything the report rests on."""
 
-    Attributes:
-        discovered: clusters of all pictures, and the gap of the plain model between them.
-        auto: the run that tried and chose.
-        comparison: plain training (a) against what auto kept (b) on the test set, by the shade.
-        located: heads of the plain model that carry the shade.
-    """
-
-    discovered: Discovered
-    auto: Mitigated
-    comparison: Comparison
-    located: LocatedHeads
+    discovered: Discovered  # clusters of all pictures, and the gap of the plain model between them
+    auto: Mitigated  # the run that tried and chose
+    comparison: Comparison  # plain training (a) against what auto kept (b) on the test set, by the shade
+    located: LocatedHeads  # heads of the plain model that carry the shade
 
 
 def report_of(

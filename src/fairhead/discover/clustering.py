@@ -1,7 +1,10 @@
-"""Clusters of features, and what describes each: its size, its classes, its words, its most typical rows."""
+"""Clusters of features, and what describes each: its size, its classes, its words, its most typical rows.
+
+Features are one vector a row: by a pretrained encoder as it is, or from a file of features that are ready.
+"""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -15,10 +18,89 @@ from scipy.stats.contingency import association
 from torch import Tensor
 
 from fairhead.data import Dataset, Images
+from fairhead.data import Examples as Published
+from fairhead.data.ready_features import ReadyFeatures
 from fairhead.errors import InputError
+from fairhead.models.fresh import Recipe, is_ready
+from fairhead.models.inputs import normalising, tokenizer_of, tokens_of
+from fairhead.models.load import device_named, open_model
 from fairhead.records import Column
 from fairhead.store import read_arrays, reading
+from fairhead.train import Examples
+from fairhead.train.cache import cache_folder, cached_array, key_of
+from fairhead.train.features import encode
 from fairhead.train.kmeans import COUNTS, adjusted_rand, find_clusters, kmeans, stabilities, unit
+
+# Called with (stage, done, all).
+Tell = Callable[[str, int, int], None]
+
+_CHUNK = 512  # pictures that are decoded at a time
+
+
+def features_of(
+    encoder: str,  # a folder or a name of the hub, whose task head is left out; or "features:FILE.npz"
+    data: Dataset,  # pictures or texts
+    *,
+    max_length: int = 128,  # tokens that texts are cut to
+    device: str = "auto",  # where to compute
+    cache: str | Path | None = None,  # folder for decoded pictures and features
+    progress: Tell | None = None,  # called with (stage, done, all)
+) -> Tensor:
+    """The features of all rows of a data set, [n, D]: computed once, then mapped from disk."""
+    tell = progress or (lambda stage, done, total: None)
+    if is_ready(encoder):
+        found = torch.from_numpy(ReadyFeatures.read(encoder).of(data.all))
+    else:
+        found = _encoded(encoder, data, max_length, device, cache, tell)
+    lost = torch.nonzero(~found.isfinite().all(1)).flatten()
+    if len(lost):
+        raise InputError(
+            f"{encoder}: the features of {len(lost)} of {len(found)} rows are not finite (NaN or infinite); the first "
+            f"are those of {data.all.ids[int(lost[0])]}"
+        )
+    return found
+
+
+def _encoded(encoder: str, data: Dataset, max_length: int, device: str, cache: str | Path | None, tell: Tell) -> Tensor:
+    recipe, pictures = Recipe(encoder, data.classes), isinstance(data.all.inputs, Images)
+    recipe.check()
+    if recipe.place is None:
+        raise InputError(f"{encoder} has fresh weights, and their features say nothing: give a pretrained encoder")
+    model = open_model(encoder, "encoder", dtype="float32").model
+    reads_pictures = getattr(model, "main_input_name", "") == "pixel_values"
+    if reads_pictures != pictures:
+        reads, have = ("pictures", "texts") if reads_pictures else ("texts", "pictures")
+        such = "CLIP, DINOv2, ViT" if pictures else "BERT, MiniLM, RoBERTa"
+        raise InputError(f"{encoder} reads {reads} and the data are {have}: give an encoder of {have} ({such})")
+    if pictures:
+        model = normalising(model, recipe.pictures())
+        inputs = {"pixel_values": torch.from_numpy(_pixels(data.all, recipe.pictures().size, cache, tell))}
+    else:
+        most = getattr(model.config, "max_position_embeddings", max_length)
+        inputs = tokens_of(tokenizer_of(recipe.place), data.all.inputs, min(max_length, most))
+    examples = Examples(inputs, torch.from_numpy(data.all.labels))
+    return encode(model.to(device_named(device)), examples, cache, lambda done, total: tell("encode", done, total))
+
+
+def _pixels(every: Published, size: int, cache: str | Path | None, tell: Tell) -> NDArray[Any]:
+    """Pictures as bytes, [n, 3, size, size]; kept on disk where their files can be known again."""
+    images = every.inputs
+    assert isinstance(images, Images)
+
+    def fill(array: NDArray[Any]) -> None:
+        for start in range(0, len(images), _CHUNK):
+            rows = np.arange(start, min(start + _CHUNK, len(images)))
+            array[rows] = images.take(rows).as_array(size).transpose(0, 3, 1, 2)
+            tell("decode", int(rows[-1]) + 1, len(images))
+
+    shape = (len(images), 3, size, size)
+    if images.stamp is None:
+        array = np.empty(shape, np.uint8)
+        fill(array)
+        return array
+    key = key_of("channels first", images.stamp, size, every.ids.tolist())
+    return cached_array(cache_folder(cache), key, shape, "uint8", fill, {"rows": len(images)})
+
 
 TYPICAL = {"pictures": 8, "texts": 5}
 _WORDS = 8
@@ -37,67 +119,39 @@ class Stable(NamedTuple):
 
 @dataclass(frozen=True)
 class FoundCluster:
-    """One cluster.
+    """One cluster."""
 
-    Attributes:
-        name: "cluster 1" is the largest.
-        size: its rows.
-        share: of all rows.
-        classes: class -> its share within the cluster.
-        groups: group column -> its most frequent group here, and the share of that.
-        typical: positions of the rows nearest to its centre.
-        words: that set it apart, most telling first.
-    """
-
-    name: str
-    size: int
-    share: float
-    classes: Mapping[str, float]
-    groups: Mapping[str, tuple[str, float]]
-    typical: tuple[int, ...]
-    words: tuple[str, ...]
+    name: str  # "cluster 1" is the largest
+    size: int  # its rows
+    share: float  # of all rows
+    classes: Mapping[str, float]  # class -> its share within the cluster
+    groups: Mapping[str, tuple[str, float]]  # group column -> its most frequent group here, and the share of that
+    typical: tuple[int, ...]  # positions of the rows nearest to its centre
+    words: tuple[str, ...]  # that set it apart, most telling first
 
 
 class Agreement(NamedTuple):
-    """How well clusters agree with a group column.
+    """How well clusters agree with a group column."""
 
-    Attributes:
-        group_by: the column.
-        purity: share of rows whose cluster has mostly their group.
-        alone: the same with one cluster for all: the share of the largest group.
-        adjusted_rand: 1 for the same partition, 0 for chance.
-        cramers_v: 0 where clusters and groups are independent, 1 where one says the other; tells also of rare groups.
-    """
-
-    group_by: str
-    purity: float
-    alone: float
-    adjusted_rand: float
+    group_by: str  # the column
+    purity: float  # share of rows whose cluster has mostly their group
+    alone: float  # the same with one cluster for all: the share of the largest group
+    adjusted_rand: float  # 1 for the same partition, 0 for chance
+    # 0 where clusters and groups are independent, 1 where one says the other; tells also of rare groups
     cramers_v: float
 
 
 class Grouping(NamedTuple):
-    """What was found in the features.
+    """What was found in the features."""
 
-    Attributes:
-        column: the cluster of each row, the largest first.
-        clusters: one each.
-        stability: of each number of clusters that was looked at.
-        agreement: with each group column that the data have.
-    """
-
-    column: Column
-    clusters: tuple[FoundCluster, ...]
-    stability: tuple[Stable, ...]
-    agreement: tuple[Agreement, ...]
+    column: Column  # the cluster of each row, the largest first
+    clusters: tuple[FoundCluster, ...]  # one each
+    stability: tuple[Stable, ...]  # of each number of clusters that was looked at
+    agreement: tuple[Agreement, ...]  # with each group column that the data have
 
 
 def group(data: Dataset, features: Tensor, count: int | None, words: str | Path | None, seed: int) -> Grouping:
-    """Cluster the rows by their features [n, D] alone; then describe the clusters by all that is known of the rows.
-
-    Raises:
-        InputError: fewer rows than clusters, features that do not differ, or words of another space.
-    """
+    """Cluster the rows by their features [n, D] alone; then describe the clusters by all that is known of the rows."""
     if count is not None and count < 2:
         raise InputError(f"clusters is {count}; at least 2 are needed")
     vectors = None if words is None else _Vectors.read(words, features.shape[1])

@@ -18,10 +18,9 @@ from fairhead.locate.rows import halves
 from fairhead.records import Column, Records
 from fairhead.report import Report, Result, Sentence
 from fairhead.report.sections import Section
-from fairhead.report.sections.attention_maps import picture_address
+from fairhead.report.sections.attention_sections import picture_address
 from fairhead.report.sections.audited import Audited
-from fairhead.report.sections.cluster_cards import ClusterCard, ClusterCards
-from fairhead.report.sections.plain_tables import PlainTable, PlainTables
+from fairhead.report.sections.plain import ClusterCard, ClusterCards, PlainTable, PlainTables
 from fairhead.report.wording import count, points, said
 from fairhead.stats.bootstrap import MIN_ROWS, STABLE_ROWS
 from fairhead.store import made_folder, whole_file, write_json
@@ -35,40 +34,25 @@ _LONGEST = 280  # letters of a post that are shown
 
 
 class LargestGap(NamedTuple):
-    """The pair of clusters with the largest gap, chosen on one half of the rows and reported on the other.
+    """The pair of clusters with the largest gap, chosen on one half of the rows and reported on the other."""
 
-    Attributes:
-        pair: their names.
-        of: pairs that it was chosen from.
-        chosen_at: its gap in the choosing half, which is too large: it was chosen for it. None for the only pair.
-        chosen_on: rows of that half.
-        audit: of the two, in the other half; of the only pair, in all rows.
-    """
-
-    pair: tuple[str, str]
-    of: int
+    pair: tuple[str, str]  # their names
+    of: int  # pairs that it was chosen from
+    # Its gap in the choosing half, which is too large: it was chosen for it. None for the only pair.
     chosen_at: float | None
-    chosen_on: int
-    audit: Audit
+    chosen_on: int  # rows of that half
+    audit: Audit  # of the two, in the other half; of the only pair, in all rows
 
 
 @dataclass(frozen=True)
 class Discovered(Result):
-    """Groups that nobody named: what `fairhead.discover` returns.
+    """Groups that nobody named: what `fairhead.discover` returns."""
 
-    Attributes:
-        dataset: the data with the clusters as the group column "discovered": for `locate` and `mitigate`.
-        grouping: the clusters, their stability and their agreement with named groups.
-        audit: of a model's answers by cluster, where a model or records were given.
-        gap: the largest gap between two clusters, paid for.
-        provenance: data, encoder, options.
-    """
-
-    dataset: Dataset
-    grouping: Grouping
-    audit: Audit | None
-    gap: LargestGap | None
-    provenance: Mapping[str, Any]
+    dataset: Dataset  # the data with the clusters as the group column "discovered": for `locate` and `mitigate`
+    grouping: Grouping  # the clusters, their stability and their agreement with named groups
+    audit: Audit | None  # of a model's answers by cluster, where a model or records were given
+    gap: LargestGap | None  # the largest gap between two clusters, paid for
+    provenance: Mapping[str, Any]  # data, encoder, options
 
     @property
     def clusters(self) -> tuple[FoundCluster, ...]:
@@ -289,11 +273,7 @@ def _plain(value: Any) -> str | int | None:
 
 
 def with_clusters(records: Records, data: Dataset, column: Column) -> Records:
-    """Records of some rows of the data, with their clusters as the first group column.
-
-    Raises:
-        InputError: the records have no ids, or ids that the data lack.
-    """
+    """Records of some rows of the data, with their clusters as the first group column."""
     if records.id is None:
         raise InputError("the records have no ids, by which their rows are found among the data: give an id column")
     rows = data.attributes.rows([str(name) for name in records.id.tolist()])

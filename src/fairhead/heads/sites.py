@@ -22,20 +22,15 @@ _HEAD_OUTPUTS = ("output", "contribution", "edit")
 
 @dataclass(frozen=True)
 class Route:
-    """How the heads of a family are reached.
+    """How the heads of a family are reached."""
 
-    Attributes:
-        kind: "interface" (transformers' attention registry), "method" (an `_attn(q, k, v, mask)` method of the
-            module) or "hooks" (module hooks only).
-        can: what can be read ("q", "k", "v", "weights", "output", "contribution") and done ("transform", "edit").
-        value: name of the value projection, for routes that read "v" with a hook.
-        why: the reason why it cannot do the rest.
-    """
-
+    # "interface" (transformers' attention registry), "method" (an `_attn(q, k, v, mask)` method of the module) or
+    # "hooks" (module hooks only)
     kind: str
+    # What can be read ("q", "k", "v", "weights", "output", "contribution") and done ("transform", "edit")
     can: frozenset[str]
-    value: str | None = None
-    why: str = ""
+    value: str | None = None  # name of the value projection, for routes that read "v" with a hook
+    why: str = ""  # the reason why it cannot do the rest
 
 
 INTERFACE = Route("interface", frozenset({*READABLE, "transform", "edit"}))
@@ -74,31 +69,18 @@ _HEAD_DIMS = ("v_head_dim", "head_dim", "attention_head_size", "head_size", "key
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """One attention layer of a tapped model.
+    """One attention layer of a tapped model."""
 
-    Attributes:
-        layer: its number, counted over the attention modules of the tapped model in the order they are built.
-        name: the module's path inside the tapped model.
-        family: the class of the attention module.
-        n_heads: query heads.
-        head_dim: width of one head's output.
-        module: the attention module.
-        projection: the output projection, whose input is the concatenation of the heads.
-        route: how its heads are reached.
-        block: the module around it that gradient checkpointing runs twice, if there is one.
-        model_type: what transformers calls the family ("deberta-v2"), where a config says it.
-    """
-
-    layer: int
-    name: str
-    family: str
-    n_heads: int
-    head_dim: int
-    module: nn.Module
-    projection: nn.Module
-    route: Route
-    block: Any = None
-    model_type: str | None = None
+    layer: int  # its number, counted over the attention modules of the tapped model in the order they are built
+    name: str  # the module's path inside the tapped model
+    family: str  # the class of the attention module
+    n_heads: int  # query heads
+    head_dim: int  # width of one head's output
+    module: nn.Module  # the attention module
+    projection: nn.Module  # the output projection, whose input is the concatenation of the heads
+    route: Route  # how its heads are reached
+    block: Any = None  # the module around it that gradient checkpointing runs twice, if there is one
+    model_type: str | None = None  # what transformers calls the family ("deberta-v2"), where a config says it
 
     def require(self, ability: str, verb: str) -> None:
         """Raise `UnsupportedModel` unless this layer can do it."""
@@ -128,11 +110,7 @@ class Site:
 
 
 def find_sites(model: nn.Module) -> list[Site]:
-    """The attention layers of `model` (a transformers model, a wrapped one, or a part of one), in order.
-
-    Raises:
-        UnsupportedModel: there are none that fairhead knows how to reach.
-    """
+    """The attention layers of `model` (a transformers model, a wrapped one, or a part of one), in order."""
     sites: list[Site] = []
     modules = dict(model.named_modules())
     for name, module in modules.items():

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from fairhead.errors import InputError, UnsupportedModel, did_you_mean
 from fairhead.heads import routes
-from fairhead.heads.requests import Edit, HeadEdit, Reading, Requests, Transform
+from fairhead.heads.requests import Edit, HeadEdit, Reading, Requests, Tokens, Transform, check_tokens, take
 from fairhead.heads.sites import READABLE, Site, find_sites
-from fairhead.heads.tokens import Tokens, check_tokens, take
 
 Where = Iterable[tuple[int, int]]
 

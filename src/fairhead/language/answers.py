@@ -30,17 +30,11 @@ class Progress(Protocol):
 
 
 class Request(NamedTuple):
-    """A continuation whose log-probability after a prefix is wanted; an empty prefix asks for the whole text.
+    """A continuation whose log-probability after a prefix is wanted; an empty prefix asks for the whole text."""
 
-    Attributes:
-        id: distinct within a run; scores are found by it.
-        prefix: what the model has read; may be empty.
-        continuation: what is scored, with the space that parts it from the prefix.
-    """
-
-    id: str
-    prefix: str
-    continuation: str
+    id: str  # distinct within a run; scores are found by it
+    prefix: str  # what the model has read; may be empty
+    continuation: str  # what is scored, with the space that parts it from the prefix
 
     @property
     def digest(self) -> str:

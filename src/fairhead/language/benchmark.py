@@ -46,19 +46,12 @@ class Figure(NamedTuple):
 
 
 class Label(NamedTuple):
-    """How a metric is written.
+    """How a metric is written."""
 
-    Attributes:
-        name: short, for a table.
-        says: what it is, in a sentence.
-        share: whether it is a share, written in percent; its differences are then points.
-        section: of a comparison's report, where that is not the benchmark's.
-    """
-
-    name: str
-    says: str = ""
-    share: bool = True
-    section: str = ""
+    name: str  # short, for a table
+    says: str = ""  # what it is, in a sentence
+    share: bool = True  # whether it is a share, written in percent; its differences are then points
+    section: str = ""  # of a comparison's report, where that is not the benchmark's
 
 
 class SentencePair(NamedTuple):

@@ -35,30 +35,20 @@ SCHEMA = "fairhead.items/1"
 class ItemTable:
     """The items of a benchmark, as a model answered them.
 
-    Attributes:
-        benchmark: its name.
-        ids: distinct, [n].
-        clusters: items of one cluster (template, term, occupation, document) are drawn together, [n].
-        groups: the categories that each item is of, [n].
-        fields: names of the columns.
-        values: one row an item, [n, fields].
-        order: the categories in the order in which they are reported.
-        left_out: ids of items without a row, by reason.
-
     Example:
         >>> table = ItemTable.of("crows_pairs", ["0", "1"], ["0", "1"], [["age"], ["race"]], {"gap": [1.5, -2.0]})
         >>> table.part("race").column("gap"), table.order
         (array([-2.]), ('age', 'race'))
     """
 
-    benchmark: str
-    ids: tuple[str, ...]
-    clusters: tuple[str, ...]
-    groups: tuple[tuple[str, ...], ...]
-    fields: tuple[str, ...]
-    values: Array
-    order: tuple[str, ...] = ()
-    left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    benchmark: str  # its name
+    ids: tuple[str, ...]  # distinct, [n]
+    clusters: tuple[str, ...]  # items of one cluster (template, term, occupation, document) are drawn together, [n]
+    groups: tuple[tuple[str, ...], ...]  # the categories that each item is of, [n]
+    fields: tuple[str, ...]  # names of the columns
+    values: Array  # one row an item, [n, fields]
+    order: tuple[str, ...] = ()  # the categories in the order in which they are reported
+    left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # ids of items without a row, by reason
 
     @classmethod
     def of(
@@ -172,17 +162,6 @@ def _short(value: float) -> float | int:
 class Measure:
     """A figure as a function of sums over items.
 
-    Attributes:
-        metric: its name.
-        columns: what each item adds, from a table of n items to [n, k].
-        statistic: from totals [..., k] to the figure [...]; NaN where it has no value.
-        ideal: the value of a model without a preference (or without a mistake), where there is one.
-        of: which categories it is made for, None being all items; by default all of them.
-        per_cluster: the figure is a mean over clusters that count alike, however many items each has; the last column
-            is then the number of items.
-        relative: two models are compared by the ratio of their figures, not by the difference.
-        detail: anything else worth knowing about the items.
-
     Example:
         >>> from fairhead.stats.clusters import ratio
         >>> table = ItemTable.of("b", ["0", "1", "2"], ["x", "x", "y"], [[], [], []], {"right": [1, 1, 0]})
@@ -192,14 +171,17 @@ class Measure:
         (0.6666666666666666, 0.5)
     """
 
-    metric: str
-    columns: Callable[[ItemTable], Array]
-    statistic: Statistic
-    ideal: float | None = None
+    metric: str  # its name
+    columns: Callable[[ItemTable], Array]  # what each item adds, from a table of n items to [n, k]
+    statistic: Statistic  # from totals [..., k] to the figure [...]; NaN where it has no value
+    ideal: float | None = None  # the value of a model without a preference (or without a mistake), where there is one
+    # Which categories it is made for, None being all items; by default all of them
     of: Callable[[str | None], bool] = lambda category: True
+    # The figure is a mean over clusters that count alike, however many items each has; the last column is then the
+    # number of items
     per_cluster: bool = False
-    relative: bool = False
-    detail: Callable[[ItemTable], Mapping[str, Any]] | None = None
+    relative: bool = False  # two models are compared by the ratio of their figures, not by the difference
+    detail: Callable[[ItemTable], Mapping[str, Any]] | None = None  # anything else worth knowing about the items
 
     def sums(self, table: ItemTable) -> Array:
         """What the items of each cluster add up to, [clusters, k], in order of first appearance."""
@@ -298,7 +280,7 @@ class BenchmarkResult(Result):
     def page(self) -> "Report":
         """The figures of each category, with what can be said of them."""
         from fairhead.report.page import Report, Sentence
-        from fairhead.report.sections.plain_tables import PlainTable, PlainTables
+        from fairhead.report.sections.plain import PlainTable, PlainTables
 
         benchmark, level = self.said_by()
         shown = benchmark.text_table(self, level)
@@ -319,7 +301,7 @@ class BenchmarkResult(Result):
         from rich.markup import escape
         from rich.table import Table
 
-        from fairhead.report.console import terminal
+        from fairhead.report.result import terminal
 
         out = console or terminal()
         benchmark, level = self.said_by()

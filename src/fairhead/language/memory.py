@@ -13,19 +13,12 @@ _FLOAT, _HALF = 4, 2  # bytes a number
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes at the peak.
+    """Bytes at the peak."""
 
-    Attributes:
-        weights: those of the model, and LoRA's.
-        training: gradients, AdamW's two moments and the copy of the last good weights; 0 where nothing is trained.
-        layers: what the layers hold of a batch.
-        logits: what the output layer makes of it.
-    """
-
-    weights: int
-    training: int
-    layers: int
-    logits: int
+    weights: int  # those of the model, and LoRA's
+    training: int  # gradients, AdamW's two moments and the copy of the last good weights; 0 where nothing is trained
+    layers: int  # what the layers hold of a batch
+    logits: int  # what the output layer makes of it
 
     @property
     def total(self) -> int:

@@ -70,9 +70,6 @@ def start_token(tokenizer: Any, start: str | None = None) -> StartToken:
         tokenizer: a Hugging Face tokeniser.
         start: "bos", "eos" (end of text), "none", or a token of the tokeniser; "default" is BOS, or end of text where
             there is none, as GPT-2 was trained; None is what `starting` has chosen, or else "default".
-
-    Raises:
-        InputError: the tokeniser has no such token.
     """
     chosen: str = start or getattr(tokenizer, _CHOSEN, None) or "default"
     if chosen == "none":
@@ -118,11 +115,7 @@ def control_token_warning(tokenizer: Any, start: str | None = None) -> str | Non
 
 
 def as_chat(tokenizer: Any, texts: Sequence[str]) -> list[str]:
-    """Each text as a user's message in the tokeniser's chat template, up to where the answer begins.
-
-    Raises:
-        InputError: the tokeniser has no template, or one that such a message does not fit.
-    """
+    """Each text as a user's message in the tokeniser's chat template, up to where the answer begins."""
     if not getattr(tokenizer, "chat_template", None):
         raise InputError(f"this {type(tokenizer).__name__} has no chat template: leave --chat out")
     messages = [[{"role": "user", "content": text}] for text in texts]

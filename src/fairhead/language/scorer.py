@@ -349,31 +349,21 @@ def _score(name: str, encoded: Encoded, values: NDArray[np.float64], per_token: 
 
 
 def load_scorer(
+    # A folder, a name on the hub that is in the local cache, or a live model: see `fairhead.load`
     model: str | os.PathLike[str] | nn.Module,
     *,
-    device: str = "auto",
-    dtype: DType = "auto",
-    batch_tokens: int | None = None,
-    start: str | None = None,
+    device: str = "auto",  # "cpu", "cuda", "cuda:1", ...; "auto" takes a GPU where there is one
+    dtype: DType = "auto",  # "float32", "bfloat16" or "float16"; "auto" is float32 on a processor and bfloat16 on a GPU
+    batch_tokens: int | None = None,  # as in `Scorer`
+    start: str | None = None,  # the token that texts start with: "default", "bos", "eos", "none", or a token
+    # Where it stands: "fairhead", "lm-eval" or "bias-bench", as in `packing.Convention`
     convention: Convention = "fairhead",
-    chat: bool = False,
-    device_map: str | None = None,
-    load_in: LoadIn | None = None,
-    tokenizer: Any = None,
+    chat: bool = False,  # as in `Scorer`
+    device_map: str | None = None,  # how layers are spread over several GPUs: "auto", "balanced" or "sequential"
+    load_in: LoadIn | None = None,  # "8bit" or "4bit", by bitsandbytes on a GPU
+    tokenizer: Any = None,  # of a live model; otherwise that of the folder
 ) -> Scorer:
     """Load a causal language model and its tokenizer for scoring, with the method that it carries.
-
-    Args:
-        model: a folder, a name on the hub that is in the local cache, or a live model: see `fairhead.load`.
-        device: "cpu", "cuda", "cuda:1", ...; "auto" takes a GPU where there is one.
-        dtype: "float32", "bfloat16" or "float16"; "auto" is float32 on a processor and bfloat16 on a GPU.
-        batch_tokens: as in `Scorer`.
-        start: the token that texts start with: "default", "bos", "eos", "none", or a token.
-        convention: where it stands: "fairhead", "lm-eval" or "bias-bench", as in `packing.Convention`.
-        chat: as in `Scorer`.
-        device_map: how layers are spread over several GPUs: "auto", "balanced" or "sequential".
-        load_in: "8bit" or "4bit", by bitsandbytes on a GPU.
-        tokenizer: of a live model; otherwise that of the folder.
 
     Example:
         >>> load_scorer("no/such/folder")

@@ -25,8 +25,8 @@ from fairhead.language.benchmark import SECTIONS, Measured
 from fairhead.language.benchmarks import all_benchmarks
 from fairhead.language.item_table import BenchmarkResult, ItemTable, StoredItems, read_items
 from fairhead.report import Report, Result, Sentence
-from fairhead.report.console import terminal
-from fairhead.report.sections.plain_tables import PlainTable, PlainTables
+from fairhead.report.result import terminal
+from fairhead.report.sections.plain import PlainTable, PlainTables
 from fairhead.store import made_folder, reading, write_json
 
 SCHEMA = "fairhead.suite/1"

@@ -28,7 +28,7 @@ from fairhead.locate.two_models import compare_models
 from fairhead.report.model_card import Card
 from fairhead.report.page import Report, write
 from fairhead.report.result import Result
-from fairhead.report.sections.plain_tables import PlainTables
+from fairhead.report.sections.plain import PlainTables
 from fairhead.report.terminal import TONES
 from fairhead.report.wording import head_name, p_value
 from fairhead.store import write_json
@@ -86,7 +86,7 @@ class LocatedHeads(Result):
 
     def show(self, console: Console | None = None) -> None:
         """Print the verdict, the chosen heads and what editing them does."""
-        from fairhead.report.console import terminal
+        from fairhead.report.result import terminal
 
         show_located(console or terminal(), self.located, self.opened.notes)
 

@@ -17,7 +17,7 @@ from scipy import stats
 from scipy.special import erf, ndtr
 
 from fairhead.errors import InputError
-from fairhead.report.sections.qk_histograms import Dimension, Shape
+from fairhead.report.sections.attention_sections import Dimension, Shape
 from fairhead.stats import ALPHA, adjust
 
 Array = NDArray[np.float64]

@@ -17,9 +17,8 @@ from torch.utils.hooks import RemovableHandle
 
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads import Reading, output_weight, tap
-from fairhead.heads.tokens import take
-from fairhead.locate.pooling import AttentionPool, Terms
-from fairhead.locate.streams import Norm, Stream, stream_of
+from fairhead.heads.requests import take
+from fairhead.locate.streams import AttentionPool, Norm, Stream, Terms, stream_of
 
 # The share of the output that may be lost to rounding before a decomposition is refused.
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}

@@ -15,8 +15,7 @@ from fairhead.locate.head_maps import Head
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.studies import Changes
 from fairhead.report.frontier import Frontier, Point
-from fairhead.report.sections.edit_front import EditFront
-from fairhead.report.sections.plain_tables import PlainTable, PlainTables
+from fairhead.report.sections.plain import EditFront, PlainTable, PlainTables
 from fairhead.report.wording import metric_name
 from fairhead.stats import Difference
 

@@ -1,7 +1,5 @@
 """A located gap between groups in words: what else was measured of the heads, and the sentences of the report."""
 
-import base64
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -27,8 +25,9 @@ from fairhead.locate.directions import Concept, Task
 from fairhead.locate.engine import Extremes
 from fairhead.locate.head_maps import Head, HeadMap, Measure, Separation
 from fairhead.locate.textspan import HeadTexts
-from fairhead.report.sections.headmaps import MOST
-from fairhead.report.sections.plain_tables import PlainTable
+from fairhead.report.sections.attention_sections import picture_address
+from fairhead.report.sections.headmap import MOST
+from fairhead.report.sections.plain import PlainTable
 from fairhead.report.wording import head_name, metric_name, p_value
 from fairhead.stats import Difference
 from fairhead.stats.outcome import p_text
@@ -294,8 +293,8 @@ class GapWords:
         if span is not None:
             card["texts"] = span.to_dict()["texts"]
         if images is not None:
-            card["most"] = [_picture(images, i) for i in ends.most]
-            card["least"] = [_picture(images, i) for i in ends.least]
+            for end, rows in (("most", ends.most), ("least", ends.least)):
+                card[end] = [picture_address(images[row], 96, quality=80) for row in rows]
         return card
 
     def lines(self) -> list[str]:
@@ -332,11 +331,3 @@ class GapWords:
 def _fact(name: str, value: float, low: float, high: float) -> dict[str, str]:
     figure, *between = (signed(x, 2).removeprefix("+") for x in (value, low, high))
     return {"name": name, "figure": figure, "note": " to ".join(between)}
-
-
-def _picture(images: Images, row: int) -> str:
-    picture = images[row].copy()
-    picture.thumbnail((96, 96))
-    file = io.BytesIO()
-    picture.save(file, "JPEG", quality=80)
-    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"

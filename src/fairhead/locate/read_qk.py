@@ -21,9 +21,9 @@ from fairhead.models.attached import positions_of
 from fairhead.models.inputs import Pictures, normalising, tokens_of
 from fairhead.models.load import device_named
 from fairhead.report import Report, Result, render
-from fairhead.report.console import harmless, terminal
-from fairhead.report.sections.attention_maps import AttentionMap, AttentionMaps, MappedPicture, picture_address
-from fairhead.report.sections.prose import Text
+from fairhead.report.result import harmless, terminal
+from fairhead.report.sections.attention_sections import AttentionMap, AttentionMaps, MappedPicture, picture_address
+from fairhead.report.sections.plain import Text
 from fairhead.store import write_json, write_text
 
 if TYPE_CHECKING:

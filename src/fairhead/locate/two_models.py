@@ -10,7 +10,7 @@ from fairhead.locate.ablation import line, names_of, signed
 from fairhead.locate.engine import Question
 from fairhead.locate.head_maps import Head, HeadMap
 from fairhead.locate.pair_rows import TextPairs
-from fairhead.report.sections.plain_tables import PlainTable
+from fairhead.report.sections.plain import PlainTable
 from fairhead.report.wording import head_name, p_value
 from fairhead.stats import ALPHA
 

@@ -11,7 +11,7 @@ from fairhead.language.suite import TrainingRecord
 from fairhead.models import load
 from fairhead.report import Report, Result, Sentence
 from fairhead.report.model_card import Card
-from fairhead.report.sections.plain_tables import PlainTable, PlainTables
+from fairhead.report.sections.plain import PlainTable, PlainTables
 
 
 @dataclass(frozen=True)

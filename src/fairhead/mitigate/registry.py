@@ -30,24 +30,18 @@ LADDER = (
 class MethodEntry:
     """One method.
 
-    Attributes:
-        name: how it is called in commands, grids and tables.
-        settings: where its dataclass is, as "module:Class"; imported when first used.
-        about: what it does, in a line.
-        kind: of the models that it trains: "classifier" (pictures and texts), or "language" (causal models).
-        told: its rung on the `LADDER`, with its settings as they are registered.
-        options: settings of this variant of the method, where they differ from the class's own.
-
     Example:
         >>> METHODS["dro_cvar"].configure(alpha=0.5)
         DRO(form='cvar', eta=0.25, power=1.5, alpha=0.5)
     """
 
-    name: str
-    settings: str
-    about: str
+    name: str  # how it is called in commands, grids and tables
+    settings: str  # where its dataclass is, as "module:Class"; imported when first used
+    about: str  # what it does, in a line
+    # Of the models that it trains: "classifier" (pictures and texts), or "language" (causal models)
     kind: Kind = "classifier"
-    told: int = 0
+    told: int = 0  # its rung on the `LADDER`, with its settings as they are registered
+    # Settings of this variant of the method, where they differ from the class's own
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -241,9 +235,6 @@ def method_named(name: str) -> MethodEntry:
 
 def method(name: str, **options: Any) -> Any:
     """The settings of a method: its registered ones with `options` changed.
-
-    Raises:
-        InputError: no such method or option; the message names the nearest.
 
     Example:
         >>> method("dam", momentum=0.2).momentum

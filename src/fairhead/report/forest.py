@@ -46,23 +46,14 @@ class Forest(NamedTuple):
 
 
 def forest(
-    marks: Sequence[Mark],
-    scale: Scale,
-    ideal: float | None,
-    hold: Sequence[float] = (),
-    limit: float | None = None,
-    parts: int = 4,
+    marks: Sequence[Mark],  # the figures, top to bottom
+    scale: Scale,  # how the axis is labelled; its digits follow from the ticks
+    ideal: float | None,  # where the line of an even model goes; None for no line
+    hold: Sequence[float] = (),  # values that the axis holds whatever the figures are
+    limit: float | None = None,  # where a second line goes, such as the 0.8 of the four-fifths rule; None for no line
+    parts: int = 4,  # of the axis between ticks, about
 ) -> Forest:
-    """Draw the cells of a forest plot on one axis.
-
-    Args:
-        marks: the figures, top to bottom.
-        scale: how the axis is labelled; its digits follow from the ticks.
-        ideal: where the line of an even model goes; None for no line.
-        hold: values that the axis holds whatever the figures are.
-        limit: where a second line goes, such as the 0.8 of the four-fifths rule; None for no line.
-        parts: of the axis between ticks, about.
-    """
+    """Draw the cells of a forest plot on one axis."""
     held = [*hold, ideal, limit, *(x for mark in marks for x in (mark.value, mark.low, mark.high, *mark.detectable))]
     axis = Axis.over((x for x in held if x is not None), parts=parts)
     heading = part("forest_axis", axis, tick_scale(axis, scale), ideal, limit)

@@ -10,7 +10,7 @@ from fairhead.errors import InputError
 from fairhead.report.forest import level
 from fairhead.report.page import Report, Sentence
 from fairhead.report.sections.audited import AuditFigures
-from fairhead.report.sections.plain_tables import PlainTable, PlainTables
+from fairhead.report.sections.plain import PlainTable, PlainTables
 from fairhead.report.wording import CROSS, FOUR_FIFTHS, count, left_out, listed, metric_name, said, scale_of
 from fairhead.stats import GroupRow
 from fairhead.stats.bootstrap import STABLE_ROWS
@@ -33,9 +33,6 @@ def local_law_144(audit: AuditFigures | Any) -> Report:
 
     Args:
         audit: an audit with two group columns or more and their intersections.
-
-    Raises:
-        InputError: the audit has no intersections, or several classes.
     """
     columns = list(dict.fromkeys(row.group_by for row in audit.by_group))
     if not any(CROSS in name for name in columns):

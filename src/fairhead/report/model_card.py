@@ -26,19 +26,6 @@ _LIMITS = (
 class Card:
     """What a model's README says.
 
-    Attributes:
-        title: its heading.
-        done: what was done to which model, and on what, in sentences.
-        findings: what was found, a sentence each.
-        data: of the figures, as "reader:path"; of a path only the last part is shown.
-        base: the model that this one was made from: a name of the hub, a path or "vit-8x8".
-        before: what the changes are against, such as "plain training".
-        estimates: figures of this model.
-        changes: figures of both models, paired.
-        limits: what else a reader must know.
-        task: the hub's name of what the model does, such as "image-classification".
-        carries: the method that only `fairhead.load` puts back, if any.
-
     Example:
         >>> gap = Estimate("EOd", "sex", 0.12, 0.08, 0.16, 900, ideal=0.0)
         >>> text = Card("Faces", "Trained.", ["A gap."], "images:labels.csv", estimates=[gap]).text("here")
@@ -46,17 +33,17 @@ class Card:
         | EOd by sex | 12.0 % (8.0 to 16.0 %) | 900 |
     """
 
-    title: str
-    done: str
-    findings: Sequence[str]
-    data: str
-    base: str | None = None
-    before: str = ""
-    estimates: Sequence[Estimate] = ()
-    changes: Sequence[Difference] = ()
-    limits: Sequence[str] = ()
-    task: str | None = None
-    carries: str | None = None
+    title: str  # its heading
+    done: str  # what was done to which model, and on what, in sentences
+    findings: Sequence[str]  # what was found, a sentence each
+    data: str  # of the figures, as "reader:path"; of a path only the last part is shown
+    base: str | None = None  # the model that this one was made from: a name of the hub, a path or "vit-8x8"
+    before: str = ""  # what the changes are against, such as "plain training"
+    estimates: Sequence[Estimate] = ()  # figures of this model
+    changes: Sequence[Difference] = ()  # figures of both models, paired
+    limits: Sequence[str] = ()  # what else a reader must know
+    task: str | None = None  # the hub's name of what the model does, such as "image-classification"
+    carries: str | None = None  # the method that only `fairhead.load` puts back, if any
 
     def write(self, folder: Path) -> None:
         """Put the card into a model's folder."""
@@ -139,11 +126,7 @@ def is_ours(folder: Path) -> bool:
 
 
 def renamed(folder: Path, name: str) -> str:
-    """The card of a folder, with the name that its model has on the hub.
-
-    Raises:
-        InputError: there is none, or it is not of the hub's format.
-    """
+    """The card of a folder, with the name that its model has on the hub."""
     from huggingface_hub import ModelCard
 
     with reading(Path(folder, CARD), "is no model card of the Hugging Face hub"):

@@ -38,7 +38,7 @@ class Report:
         brand: what kind of page it is.
 
     Example:
-        >>> from fairhead.report.sections.prose import Text
+        >>> from fairhead.report.sections.plain import Text
         >>> data = Text(title="Data", text="<b>All</b> of 2025.")
         >>> found = Report(title="Loans", question="Even?", verdict=[], sections=[data], provenance={"seed": 0})
         >>> found.to_dict()["sections"]

@@ -1,16 +1,39 @@
-"""What every verb returns: a result that can be shown, written, turned into a table, and seen in a notebook."""
+"""What every verb returns: a result that can be shown, written, turned into a table, and seen in a notebook.
+
+It is shown in a terminal that no string from data can steer. Light: every command imports this.
+"""
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # imported when used: an audit needs neither pandas nor templates
+if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
     from fairhead.report.page import Report
+
+# What steers a terminal, or turns the order of letters around; line ends and tabs do no harm.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def terminal() -> "Console":
+    """A console on which no string from data can move the cursor, change colours or ring the bell."""
+    from rich.console import Console
+
+    class Terminal(Console):
+        def render_str(self, text: str, **options: Any) -> Any:
+            return super().render_str(harmless(text), **options)
+
+    return Terminal()
+
+
+def harmless(text: str) -> str:
+    r"""A string from data as it may be shown: what would steer a terminal is written out."""
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 class Result:
@@ -71,7 +94,7 @@ class Result:
 
 def show_page(page: "Report", console: "Console | None" = None) -> None:
     """Print a report: the verdict in the colours of its tones, then what each section shows in a terminal."""
-    from fairhead.report.console import terminal
+    from fairhead.report.result import terminal
     from fairhead.report.terminal import show_verdict
 
     console = console or terminal()

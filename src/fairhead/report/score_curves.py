@@ -12,59 +12,35 @@ _MOST_LINES = 6
 
 @dataclass(frozen=True)
 class CalibrationPoint:
-    """Rows of one group with like scores.
+    """Rows of one group with like scores."""
 
-    Attributes:
-        score: their mean score.
-        share: how many of them have the positive label.
-        low: lower end of its interval.
-        high: upper end.
-        n: rows.
-    """
-
-    score: float
-    share: float
-    low: float
-    high: float
-    n: int
+    score: float  # their mean score
+    share: float  # how many of them have the positive label
+    low: float  # lower end of its interval
+    high: float  # upper end
+    n: int  # rows
 
 
 @dataclass(frozen=True)
 class GroupCurve:
-    """The scores of one group.
+    """The scores of one group."""
 
-    Attributes:
-        group: its name.
-        n: its rows.
-        positives: (weighted) rows with the positive label.
-        negatives: the other rows.
-        true_positives: for each threshold, positives with that score or a higher one.
-        false_positives: the same of negatives.
-        calibration: in bins of equal mass; empty where scores are no probabilities.
-    """
-
-    group: str
-    n: int
-    positives: float
-    negatives: float
-    true_positives: tuple[float, ...]
-    false_positives: tuple[float, ...]
-    calibration: tuple[CalibrationPoint, ...]
+    group: str  # its name
+    n: int  # its rows
+    positives: float  # (weighted) rows with the positive label
+    negatives: float  # the other rows
+    true_positives: tuple[float, ...]  # for each threshold, positives with that score or a higher one
+    false_positives: tuple[float, ...]  # the same of negatives
+    calibration: tuple[CalibrationPoint, ...]  # in bins of equal mass; empty where scores are no probabilities
 
 
 @dataclass(frozen=True)
 class Curves:
-    """The scores of the groups of one column.
+    """The scores of the groups of one column."""
 
-    Attributes:
-        group_by: the column.
-        thresholds: ascending; a row is predicted positive from its threshold on.
-        groups: one curve each.
-    """
-
-    group_by: str
-    thresholds: tuple[float, ...]
-    groups: tuple[GroupCurve, ...]
+    group_by: str  # the column
+    thresholds: tuple[float, ...]  # ascending; a row is predicted positive from its threshold on
+    groups: tuple[GroupCurve, ...]  # one curve each
 
 
 class Line(NamedTuple):

@@ -23,7 +23,7 @@ from fairhead.stats import Difference, Estimate, GroupRow
 if TYPE_CHECKING:
     from fairhead.report.page import Sentence
     from fairhead.report.sections.audited import AuditFigures
-    from fairhead.report.sections.compared import ComparisonFigures
+    from fairhead.report.sections.changes import ComparisonFigures
 
 TONES = {"good": "green", "bad": "bold red", "unclear": "yellow", "note": "none"}
 _METRIC_NAMES = {

@@ -12,11 +12,6 @@ from fairhead.stats.outcome import p_value as p_value
 THIN_SPACE = "\u202f"  # narrow and without a line break: between thousands, and before a unit
 MINUS = "\u2212"
 CROSS = " × "  # between the names of columns, and of groups, that are crossed
-CROSS = " × "  # between the names of columns, and of groups, that are crossed
-CROSS = " × "  # between the names of columns, and of groups, that are crossed
-CROSS = " × "  # between the names of columns, and of groups, that are crossed
-
-
 # Full names where the short one does not speak for itself; the definition of each metric comes with its figure.
 _NAMES: Mapping[str, str] = {
     "DP": "Demographic parity gap",
@@ -62,7 +57,7 @@ _IN_WORDS = {
 _LIBRARIES = {"fairlearn": "Fairlearn", "aif360": "AIF360", "own": "own"}
 # Words in the names of metrics on a scale of their own, which nobody reads as a share of people.
 _NOT_A_SHARE = frozenset(
-    {
+    [
         "ratio",
         "impact",
         "cramers",
@@ -78,7 +73,7 @@ _NOT_A_SHARE = frozenset(
         "rmse",
         "r",
         "error",
-    }
+    ]
 )
 
 

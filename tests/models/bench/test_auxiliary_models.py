@@ -18,12 +18,11 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from fairhead.bench.auxiliary_models import auxiliary_models_of, check_auxiliary_models
 from fairhead.bench.cell import run_cell
 from fairhead.bench.grid import Backbone, Cell, Data, Method
 from fairhead.bench.grid_file import read_grid
 from fairhead.bench.one_run import whole_model
-from fairhead.bench.tasks import read_task
+from fairhead.bench.tasks import auxiliary_models_of, check_auxiliary_models, read_task
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.mitigate import load, method, run, save
 from fairhead.mitigate.training_job import AuxiliaryModel

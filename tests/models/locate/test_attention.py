@@ -18,7 +18,7 @@ from fairhead.locate.assumption import check_assumption
 from fairhead.locate.read_qk import look, read_rows
 from fairhead.mitigate import DAM, attach, save
 from fairhead.report.form import build, plain
-from fairhead.report.sections.qk_histograms import Dimension
+from fairhead.report.sections.attention_sections import Dimension
 
 N = 6000
 

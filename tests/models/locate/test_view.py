@@ -16,9 +16,8 @@ from families import VIT
 from PIL import Image
 
 from fairhead.cli import main
-from fairhead.cli.view import _asked
-from fairhead.locate.live import Live
-from fairhead.locate.live_server import serve
+from fairhead.cli.locate import _asked
+from fairhead.locate.live import Live, serve
 from fairhead.locate.session import open_question
 
 HEADS = [[0, 1], [1, 0]]

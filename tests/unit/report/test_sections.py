@@ -19,10 +19,9 @@ from fairhead.report import Report, Sentence, render, sections, write
 from fairhead.report.form import plain
 from fairhead.report.sections import SECTIONS, section_class
 from fairhead.report.sections.audited import Audited
-from fairhead.report.sections.compared import Compared
+from fairhead.report.sections.changes import Compared
 from fairhead.report.sections.headmap import Headmap
-from fairhead.report.sections.plain_tables import PlainTable, PlainTables
-from fairhead.report.sections.prose import Text
+from fairhead.report.sections.plain import PlainTable, PlainTables, Text
 from fairhead.report.wording import MINUS
 
 PAGE = Path(__file__).parents[3] / "CONTRIBUTING.md"

@@ -150,7 +150,7 @@ def _ready(options: Options) -> None:
     if options.classifier_label and len(options.classifier) != 1:
         raise InputError(f"--classifier-label is of one --classifier; there are {len(options.classifier)}")
     for folder in options.classifier:
-        from fairhead.language.classifying import check_classifier
+        from fairhead.language.generation import check_classifier
 
         check_classifier(folder, options.classifier_label)
     if options.vectors is not None:
@@ -163,7 +163,7 @@ def _table(items: Iterable[BoldPrompt], generations: Mapping[str, Generation], o
         words = {word for one in generations.values() for word in words_of(one.text)}
         gauges.append(gender_vectors(read_gender_vectors(options.vectors, words)))
     for folder in options.classifier:
-        from fairhead.language.classifying import by_classifier
+        from fairhead.language.generation import by_classifier
 
         texts = [one.text for one in generations.values() if not one.empty]
         gauges.append(by_classifier(folder, texts, options.classifier_label))

@@ -20,41 +20,34 @@ if TYPE_CHECKING:
 # Kind -> where its class is; imported when first used.
 SECTIONS: dict[str, str] = {
     "audit": "fairhead.report.sections.audited:Audited",
-    "comparison": "fairhead.report.sections.compared:Compared",
+    "comparison": "fairhead.report.sections.changes:Compared",
     "headmap": "fairhead.report.sections.headmap:Headmap",
-    "headmaps": "fairhead.report.sections.headmaps:Headmaps",
+    "headmaps": "fairhead.report.sections.headmap:Headmaps",
     "ablation": "fairhead.report.sections.ablated:Ablated",
-    "text": "fairhead.report.sections.prose:Text",
-    "clusters": "fairhead.report.sections.cluster_cards:ClusterCards",
-    "curve": "fairhead.report.sections.curve:Curve",
-    "top_heads": "fairhead.report.sections.top_heads:TopHeads",
+    "text": "fairhead.report.sections.plain:Text",
+    "clusters": "fairhead.report.sections.plain:ClusterCards",
+    "curve": "fairhead.report.sections.ablated:Curve",
+    "top_heads": "fairhead.report.sections.headmap:TopHeads",
     "changes": "fairhead.report.sections.changes:Changes",
-    "spillover": "fairhead.report.sections.spillover:Spillover",
-    "attention_gap": "fairhead.report.sections.token_gaps:AttentionGap",
-    "edit_front": "fairhead.report.sections.edit_front:EditFront",
-    "tables": "fairhead.report.sections.plain_tables:PlainTables",
+    "spillover": "fairhead.report.sections.changes:Spillover",
+    "attention_gap": "fairhead.report.sections.attention_sections:AttentionGap",
+    "edit_front": "fairhead.report.sections.plain:EditFront",
+    "tables": "fairhead.report.sections.plain:PlainTables",
     "bench": "fairhead.report.sections.bench_block:BenchBlock",
-    "qk_histograms": "fairhead.report.sections.qk_histograms:QKHistograms",
-    "attention_maps": "fairhead.report.sections.attention_maps:AttentionMaps",
+    "qk_histograms": "fairhead.report.sections.attention_sections:QKHistograms",
+    "attention_maps": "fairhead.report.sections.attention_sections:AttentionMaps",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """What all sections have. The title and the text are drawn by the page.
+    """What all sections have. The title and the text are drawn by the page."""
 
-    Attributes:
-        kind: the name in `SECTIONS`, and the "kind" of the JSON form.
-        has_figures: whether the page should say how figures are read.
-        title: the heading.
-        text: prose below it; an empty line begins a paragraph.
-    """
+    kind: ClassVar[str]  # the name in `SECTIONS`, and the "kind" of the JSON form
+    has_figures: ClassVar[bool] = True  # whether the page should say how figures are read
 
-    kind: ClassVar[str]
-    has_figures: ClassVar[bool] = True
-
-    title: str
-    text: str = ""
+    title: str  # the heading
+    text: str = ""  # prose below it; an empty line begins a paragraph
 
     @classmethod
     def from_json(cls, value: Any, where: str) -> "Section":
@@ -87,9 +80,6 @@ class Section:
 
 def section_class(kind: str, where: str = "kind") -> type[Section]:
     """The class of a kind of section.
-
-    Raises:
-        InputError: there is no such kind.
 
     Example:
         >>> section_class("text").__name__

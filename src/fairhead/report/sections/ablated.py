@@ -1,4 +1,4 @@
-"""The ablation of the selected heads: its effect, seen among the effects of ablating random ones."""
+"""The ablation of the selected heads among those of random ones, and figures that change with each further head."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ from typing import Annotated, ClassVar, NamedTuple
 import numpy as np
 from markupsafe import Markup
 
-from fairhead.report.forest import tick_scale
+from fairhead.report.forest import Cell, Mark, Panel, forest, tick_scale
 from fairhead.report.form import Head, Must
-from fairhead.report.markup import Axis, fill
+from fairhead.report.markup import Axis, fill, part
 from fairhead.report.sections import Section
 from fairhead.report.wording import Scale, count, head_name, metric_name, p_value, scale_of
 
@@ -164,3 +164,45 @@ def _dots(axis: Axis, controls: Sequence[float]) -> list[tuple[float, int]]:
         levels[place] = levels.get(place, 0) + 1
         dots.append((control, max(_TOP, _BASE + 4 - 10 * levels[place])))
     return dots
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A step and the figure there; None where undefined."""
+
+    name: str
+    value: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """The steps of one metric."""
+
+    metric: str
+    points: Sequence[Step]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve(Section):
+    """One panel a metric, one row a step."""
+
+    kind: ClassVar[str] = "curve"
+
+    panels: Sequence[Steps]
+
+    def draw(self) -> Markup:
+        """The steps of each metric on one axis; a step without a figure is left out."""
+        panels = []
+        for panel in self.panels:
+            steps = [(step.name, step.value) for step in panel.points if step.value is not None]
+            if steps:
+                name = metric_name(panel.metric)
+                scale = scale_of(panel.metric, max((value for _, value in steps), key=abs))
+                marks = []
+                for step, value in steps:
+                    words = f"{step}: {name} {scale.write(value)}"
+                    marks.append(Mark(value, None, None, (), "level", words, step, "", (Cell(scale.write(value)),)))
+                panels.append(Panel(name, forest(marks, scale, None), marks))
+        if not panels:
+            return Markup('<p class="muted">No figure of the curve is defined.</p>')
+        return part("forest_table", ("Value",), panels)

@@ -1,15 +1,21 @@
-"""The map of layers × heads: colour for size and sign, an outline for the selected heads, figures where they fit."""
+"""Maps of layers × heads, alone or several to choose from, and a card for each head that is worth one.
+
+A map has a colour for size and sign, an outline for the selected heads, and figures where they fit. Of several maps the
+reader chooses one, without scripts; an old browser shows them all.
+"""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
+from zlib import crc32
 
 from markupsafe import Markup
 
 from fairhead.errors import InputError
-from fairhead.report.form import Grid, Head
+from fairhead.report.form import Grid, Head, Must, PictureAddress
 from fairhead.report.markup import fill, part
 from fairhead.report.sections import Section
+from fairhead.report.sections.ablated import Fact
 from fairhead.report.wording import Scale, count, head_name, p_value, scale_in_unit
 from fairhead.stats import ALPHA
 
@@ -162,3 +168,70 @@ def ranked(values: Grid, selected: Collection[tuple[int, int]], most: int = 10) 
     defined = [head for head in order if sizes[head] >= 0]
     top = set(defined[:most]) | set(selected)
     return [head for head in order if head in top]
+
+
+MOST = 16  # maps that style.css can switch between
+
+
+@dataclass(frozen=True, kw_only=True)
+class Headmaps(Section):
+    """Maps with their names: each a section of its own, whose title is what it shows."""
+
+    kind: ClassVar[str] = "headmaps"
+
+    names: Sequence[str]  # on the buttons
+    maps: Sequence[Annotated[Any, Section]]
+
+    def check(self, where: str) -> None:
+        """A name a map, and no more than can be switched between."""
+        if not 1 <= len(self.maps) == len(self.names) <= MOST:
+            found = f"{len(self.names)} names for {len(self.maps)} maps"
+            raise InputError(f"{where} has {found}; expected one each, 1 to {MOST}")
+
+    def draw(self) -> Markup:
+        """Buttons, and below them the map that is chosen."""
+        group = f"maps-{crc32('/'.join([self.title, *self.names]).encode()):08x}"
+        return fill("headmaps.html", group=group, panes=list(zip(self.names, self.maps, strict=True)))
+
+
+_Poles = Annotated[
+    Sequence[str], Must(lambda x: isinstance(x, list) and len(x) == 2, "is {value!r}; expected two names")
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanText:
+    """A text that spans what a head writes: its share of the variance, and whether it names the attribute."""
+
+    text: str
+    share: float
+    attribute: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadCard:
+    """One head; `most` and `least` are pictures at the two ends of its axis."""
+
+    head: Head
+    facts: Sequence[Fact]
+    texts: Sequence[SpanText] = ()
+    most: Sequence[PictureAddress] = ()
+    least: Sequence[PictureAddress] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopHeads(Section):
+    """A card for each head; `poles` name the two ends of their axes."""
+
+    kind: ClassVar[str] = "top_heads"
+
+    poles: _Poles
+    heads: Sequence[HeadCard]
+    others: Sequence[HeadCard] = ()  # shown one at a time, when their head is clicked in a map
+
+    def draw(self) -> Markup:
+        """The cards."""
+        first, second = (f"most {pole}" for pole in self.poles)
+        both = [(card, False) for card in self.heads] + [(card, True) for card in self.others]
+        cards = [(card, ((first, card.most), (second, card.least)), other) for card, other in both]
+        return fill("top_heads.html", cards=cards, head_name=head_name, percent=Scale(100, 1, "%").write)

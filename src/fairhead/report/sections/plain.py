@@ -1,0 +1,139 @@
+"""Plain sections: words alone, tables of text, the front of edits above its table, and cards of clusters."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from markupsafe import Markup
+
+from fairhead.report.form import PictureAddress
+from fairhead.report.frontier import Frontier
+from fairhead.report.markup import fill, part
+from fairhead.report.sections import Section
+from fairhead.report.wording import Scale, count
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text(Section):
+    """A title and its text."""
+
+    kind: ClassVar[str] = "text"
+    has_figures: ClassVar[bool] = False
+
+    text: str = field()  # needed here
+
+    def draw(self) -> Markup:
+        """Nothing beyond what the page draws of every section."""
+        return Markup()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainTable:
+    """A table whose first column names its rows."""
+
+    caption: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    words: bool = False  # whether its cells hold sentences rather than figures
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainTables(Section):
+    """Tables of text."""
+
+    kind: ClassVar[str] = "tables"
+    has_figures: ClassVar[bool] = False
+
+    tables: Sequence[PlainTable]
+
+    def draw(self) -> Markup:
+        """One below the other."""
+        return Markup().join(part("plain_table", table) for table in self.tables)
+
+    def show(self, console: "Console") -> None:
+        """One below the other."""
+        from rich import box
+        from rich.markup import escape
+        from rich.table import Table
+
+        for table in self.tables:
+            console.print(escape(table.caption), style="bold", highlight=False)
+            shown = Table(box=box.SIMPLE_HEAD)
+            for i, name in enumerate(table.columns):
+                shown.add_column(escape(name), justify="right" if i else "left", overflow="fold")
+            for row in table.rows:
+                shown.add_row(*map(escape, row))
+            console.print(shown)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EditFront(PlainTables):
+    """A picture of edits above their table."""
+
+    kind: ClassVar[str] = "edit_front"
+
+    frontier: Frontier
+
+    def draw(self) -> Markup:
+        """The picture, and the table below it."""
+        caption = (
+            "Edits that no other beat on the choosing half, by their figures on the reporting half. Bars: 95 % "
+            "intervals of the change from the model as it is. Filled: no other is better in both here, too."
+        )
+        figure = Markup('<figure class="block">{}<figcaption class="note">{}</figcaption></figure>')
+        return figure.format(self.frontier.draw(), caption) + super().draw()
+
+
+_PERCENT = Scale(100, 1, "%")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterCard:
+    """One cluster; the pictures, or the posts, are those nearest to its centre."""
+
+    name: str
+    n: int
+    share: float  # of all rows
+    label_rates: str  # the share of each class, in words
+    mostly: Sequence[str] = ()  # of named group columns, the most frequent group here
+    words: Sequence[str] = ()
+    pictures: Sequence[PictureAddress] = ()
+    posts: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterCards(Section):
+    """A card for each cluster."""
+
+    kind: ClassVar[str] = "clusters"
+    has_figures: ClassVar[bool] = False
+
+    clusters: Sequence[ClusterCard]
+
+    def draw(self) -> Markup:
+        """The cards."""
+        return fill("cluster_cards.html", clusters=self.clusters, count=count, percent=_PERCENT.write)
+
+    def show(self, console: "Console") -> None:
+        """A table with one row a cluster."""
+        from rich import box
+        from rich.markup import escape
+        from rich.table import Table
+
+        shown = Table(box=box.SIMPLE_HEAD)
+        for name, justify in (("cluster", "left"), ("rows", "right"), ("share", "right"), ("classes", "left")):
+            shown.add_column(name, justify=justify)  # type: ignore[arg-type]
+        rows = [(one.name, f"{one.n:,}", f"{100 * one.share:.1f} %", one.label_rates) for one in self.clusters]
+        for name, cells in (
+            ("named groups", ["; ".join(one.mostly) for one in self.clusters]),
+            ("words", [", ".join(one.words) for one in self.clusters]),
+        ):
+            if any(cells):
+                shown.add_column(name, overflow="fold")
+                rows = [(*row, cell) for row, cell in zip(rows, cells, strict=True)]  # type: ignore[misc]
+        for row in rows:
+            shown.add_row(*map(escape, row))
+        console.print(shown)
