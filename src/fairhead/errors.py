@@ -4,6 +4,8 @@ Each message says what was found, what was expected and what to do. The command 
 and exits with code 2; from Python they are ordinary exceptions.
 """
 
+from collections.abc import Collection
+
 
 class FairheadError(Exception):
     """Base of every error that fairhead raises on purpose.
@@ -35,6 +37,18 @@ class UnsupportedModel(FairheadError):
         >>> issubclass(UnsupportedModel, FairheadError)
         True
     """
+
+
+def check_known(name: str, known: Collection[str], says: str) -> None:
+    """Refuse a name that is not known, with what there is and the nearest of it.
+
+    Example:
+        >>> check_known("lable", ["label", "race"], "there is no column 'lable'; there are")
+        Traceback (most recent call last):
+        fairhead.errors.InputError: there is no column 'lable'; there are label, race. Did you mean 'label'?
+    """
+    if name not in known:
+        raise InputError(f"{says} {', '.join(known) or 'none'}.{did_you_mean(name, list(known))}")
 
 
 def did_you_mean(name: str, known: "list[str] | tuple[str, ...]") -> str:

@@ -6,16 +6,15 @@ A model is a folder, a name of the hub that is in the local cache, or a live `nn
 
 import copy
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, fields, is_dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fairhead.data import Dataset, Items, dataset, hold
-from fairhead.errors import InputError, did_you_mean
+from fairhead.errors import InputError, check_known
 from fairhead.records import Records
 from fairhead.settings import check_settings
 
@@ -59,13 +58,13 @@ def predict(
     """
     import torch
 
-    from fairhead.models.batches import ImageInputs, TextInputs
+    from fairhead.models.batches import ImageInputs, TextInputs, class_order
 
     labelled = _labelled(data, options)
     part = labelled.all if split is None else labelled.examples(split)
     kind = TextInputs if isinstance(part.inputs, tuple) else ImageInputs
     rows = kind(model, part.inputs, batch_size, device, beside)
-    order = _class_order(rows.model, labelled.classes)
+    order = class_order(rows.model, labelled.classes)
     with torch.inference_mode():
         logits = torch.cat([rows.model(**batch).logits.float().cpu() for batch in rows.batches()])
     return _answered(labelled, part.ids, logits[:, order])
@@ -191,10 +190,11 @@ def discover(
     """
     from fairhead.discover.clustering import features_of, group
     from fairhead.discover.discovered import describe
+    from fairhead.models.load import in_folder
 
     held = hold(data) if isinstance(data, Dataset) else data
     labelled = _labelled(held, {"label": label, "groups": tuple(groups), **options})
-    with _in_folder(encoder, beside) as name:
+    with in_folder(encoder, beside) as name:
         features = features_of(name, labelled, max_length=max_length, device=device, cache=cache, progress=progress)
     grouping = group(labelled, features, clusters, words, seed)
     records = None if model is None else _records(model, labelled, part, device, features)
@@ -211,6 +211,7 @@ def _records(model: Any, data: Dataset, part: str, device: str, features: Any) -
     A linear head, as `mitigate` trains on ready features, is given the features [n, D] of all rows.
     """
     from fairhead.models import load
+    from fairhead.models.batches import class_order
     from fairhead.models.linear_head import LinearHead, LinearHeadConfig
     from fairhead.models.places import config_of, find
 
@@ -228,7 +229,7 @@ def _records(model: Any, data: Dataset, part: str, device: str, features: Any) -
             )
         ids = (data.all if part == "all" else data.examples(part)).ids
         logits = head(features=features[data.attributes.rows(ids)]).logits.detach()
-        return _answered(data, ids, logits[:, _class_order(head, data.classes)])
+        return _answered(data, ids, logits[:, class_order(head, data.classes)])
     return predict(model, data, split=None if part == "all" else part, device=device)
 
 
@@ -329,10 +330,10 @@ def mitigate(
     """
     from fairhead.bench.grid import PLAN_FIELDS, RUN_PLAN, Method, RunSettings
     from fairhead.bench.one_run import mitigate as run
-    from fairhead.mitigate.registry import method_named
-    from fairhead.models.load import device_named
+    from fairhead.mitigate.registry import method_named, named_settings
+    from fairhead.models.load import device_named, in_folder
 
-    name, settings = _method(method)
+    name, settings = named_settings(method)
     if method_named(name).kind == "language":
         for argument, value in (("against", against), ("label", label)):
             if value is not None:
@@ -349,7 +350,7 @@ def mitigate(
     else:
         held = _labelled(data, {"label": label, "groups": tuple(groups)})
         spec, given = hold(held), {}
-    with _in_folder(model, beside) as folder:
+    with in_folder(model, beside) as folder:
         reader_options = _reader_options(spec, given)
         first = groups[0] if groups else None
         cell = how.cell(folder, spec, Method(name, name, settings), reader_options, first, plan, seed)
@@ -402,21 +403,6 @@ def _reader_options(spec: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return parse_spec(spec).reader.named(options)
 
 
-def _method(method: Any) -> tuple[str, dict[str, Any]]:
-    """The name of a method and its options, from either of the two ways to give it."""
-    from fairhead.mitigate.registry import METHODS, method_named
-
-    if isinstance(method, str):
-        method_named(method)
-        return method, {}
-    place = f"{type(method).__module__}:{type(method).__qualname__}"
-    for entry in METHODS.values():
-        if entry.settings == place and is_dataclass(method) and not isinstance(method, type):
-            default = None if entry.kind == "language" else entry.configure()
-            return entry.name, {k: v for k, v in asdict(method).items() if default is None or v != getattr(default, k)}
-    raise InputError(f"{method!r} is no method; give its name ({', '.join(list(METHODS)[:4])}, ...) or its settings")
-
-
 def _labelled(data: Any, options: Mapping[str, Any]) -> Dataset:
     found = data if isinstance(data, Dataset) else dataset(data, **options)
     if not isinstance(found, Dataset):
@@ -426,37 +412,4 @@ def _labelled(data: Any, options: Mapping[str, Any]) -> Dataset:
 
 def _known(options: Mapping[str, Any], known: Sequence[str], verb: str) -> None:
     for name in options:
-        if name not in known:
-            raise InputError(
-                f"{verb} has no option {name!r}; it has {', '.join(known)}.{did_you_mean(name, list(known))}"
-            )
-
-
-def _class_order(model: Any, classes: tuple[str, ...]) -> list[int]:
-    """Where the classes of the data are among those of the model."""
-    names = {int(number): str(name) for number, name in model.config.id2label.items()}
-    found = {name: number for number, name in names.items()}
-    if set(found) == set(classes):
-        return [found[name] for name in classes]
-    if len(names) == len(classes) and all(name == f"LABEL_{number}" for number, name in names.items()):
-        return list(range(len(classes)))
-    raise InputError(
-        f"the model's classes are {', '.join(found)} and those of the data {', '.join(classes)}; they must have the "
-        "same names"
-    )
-
-
-@contextmanager
-def _in_folder(model: Any, beside: Any) -> Iterator[str]:
-    """The model as a name or a folder; a live one is written to a folder for the while."""
-    if isinstance(model, str | Path):
-        yield str(model)
-        return
-    from fairhead.models import open_model, save
-
-    with tempfile.TemporaryDirectory(prefix="fairhead-") as folder:
-        reads_pictures = getattr(model, "main_input_name", "") == "pixel_values"
-        loaded = open_model(model, tokenizer=beside, processor=beside)
-        part = loaded.processor if reads_pictures else loaded.tokenizer
-        save(model, folder, part.save_pretrained)
-        yield folder
+        check_known(name, known, f"{verb} has no option {name!r}; it has")

@@ -1,5 +1,7 @@
 """A grid: data × backbones × methods × seeds. Imports no torch; `grid_file` reads one from YAML."""
 
+import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -29,6 +31,7 @@ PARTS = ("train", "validation", "test")
 METRICS = ("DP", "EOp", "EOd", "accuracy", "worst_group_accuracy")
 # What an option of a method would be called that wanted a group.
 _GROUP_WORDS = ("group", "groups", "attribute", "attributes", "sensitive", "group_by", "protected")
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
 def plan_settings(plan: TrainingPlan) -> dict[str, Any]:
@@ -352,3 +355,20 @@ class Grid:
             for seed in self.seeds
             for method in self.methods
         )
+
+
+def expanded(text: str, where: str, environment: Mapping[str, str] | None = None) -> str:
+    """Fill in `${NAME}` from the environment.
+
+    Example:
+        >>> expanded("path:${MODELS}/clip", "the backbone", {"MODELS": "/mnt"})
+        'path:/mnt/clip'
+    """
+    environment = os.environ if environment is None else environment
+    for name in _VARIABLE.findall(text):
+        if not environment.get(name):
+            raise InputError(
+                f"{where} is at {text!r}, and the variable {name} is not set: export {name}=FOLDER, "
+                "or leave it out with --set"
+            )
+    return _VARIABLE.sub(lambda match: environment[match[1]], text)

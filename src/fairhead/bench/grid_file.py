@@ -35,15 +35,14 @@ from pathlib import Path
 from typing import Any
 
 from fairhead.audit import METRICS as KNOWN
-from fairhead.bench.grid import PARTS, PLAN_FIELDS, Backbone, Data, Grid, Method, Search
-from fairhead.errors import InputError, did_you_mean
+from fairhead.bench.grid import PARTS, PLAN_FIELDS, Backbone, Data, Grid, Method, Search, expanded
+from fairhead.errors import InputError, check_known, did_you_mean
 from fairhead.mitigate.registry import method_named
 from fairhead.settings import check_settings
 from fairhead.store import yaml_value
 from fairhead.train.plan import LanguagePlan, TrainingPlan
 
 _NAME = re.compile(r"[\w+=-][\w.+= -]*")
-_VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
 def shipped_grids() -> dict[str, Path]:
@@ -56,11 +55,7 @@ def grid_path(grid: str) -> Path:
     path, known = Path(grid), shipped_grids()
     if path.suffix in (".yaml", ".yml") or path.is_file():
         return path
-    if grid not in known:
-        raise InputError(
-            f"there is no grid {grid!r}: give a .yaml file, or one of {', '.join(known)}."
-            f"{did_you_mean(grid, list(known))}"
-        )
+    check_known(grid, known, f"there is no grid {grid!r}: give a .yaml file, or one of")
     return known[grid]
 
 
@@ -99,11 +94,8 @@ def read_grid(path: Path | str, changes: Sequence[str] = (), environment: Mappin
             )
     grid = _changed(written, asked, os.environ if environment is None else environment)
     names = [method.name for method in written.methods]
-    if ("baseline" in top or "baseline" in asked) and grid.baseline not in names:
-        raise InputError(
-            f"{path}: baseline is {grid.baseline!r}; expected one of its methods: {', '.join(names)}."
-            f"{did_you_mean(grid.baseline, names)}"
-        )
+    if "baseline" in top or "baseline" in asked:
+        check_known(grid.baseline, names, f"{path}: baseline is {grid.baseline!r}; expected one of its methods:")
     if grid.search is None:
         return grid
     shared = sorted({*grid.search.seeds} & {*grid.seeds})
@@ -176,9 +168,7 @@ def _grid(top: Mapping[str, Any], where: str) -> Grid:
         search=_search(top.get("search"), f"{where}: search", None),
     )
     for metric in grid.metrics:
-        if metric not in KNOWN:
-            near = did_you_mean(metric, list(KNOWN))
-            raise InputError(f"{where}: metrics has {metric!r}; known: {', '.join(KNOWN)}.{near}")
+        check_known(metric, KNOWN, f"{where}: metrics has {metric!r}; known:")
     for what in ("data", "backbones", "methods"):
         names = [entry.name for entry in getattr(grid, what)]
         twice = sorted({name for name in names if names.count(name) > 1})
@@ -187,11 +177,7 @@ def _grid(top: Mapping[str, Any], where: str) -> Grid:
     of_data = [data.name for data in grid.data]
     for method in grid.methods:
         for name in method.data_options:
-            if name not in of_data:
-                raise InputError(
-                    f"{where}: method {method.name!r} has data_options for {name!r}; its data are {', '.join(of_data)}."
-                    f"{did_you_mean(name, of_data)}"
-                )
+            check_known(name, of_data, f"{where}: method {method.name!r} has data_options for {name!r}; its data are")
     return grid
 
 
@@ -368,32 +354,13 @@ def _value(text: str, key: str) -> Any:
         raise InputError(f"--set {key} is {text!r}, which cannot be read: is a bracket or a quote missing?") from None
 
 
-def expanded(text: str, where: str, environment: Mapping[str, str] | None = None) -> str:
-    """Fill in `${NAME}` from the environment.
-
-    Example:
-        >>> expanded("path:${MODELS}/clip", "the backbone", {"MODELS": "/mnt"})
-        'path:/mnt/clip'
-    """
-    environment = os.environ if environment is None else environment
-    for name in _VARIABLE.findall(text):
-        if not environment.get(name):
-            raise InputError(
-                f"{where} is at {text!r}, and the variable {name} is not set: export {name}=FOLDER, "
-                "or leave it out with --set"
-            )
-    return _VARIABLE.sub(lambda match: environment[match[1]], text)
-
-
 def _mapping(value: Any, where: str, known: Sequence[str] | None = None) -> Mapping[str, Any]:
     """A mapping with text as keys, all of them known."""
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise InputError(f"{where} is {value!r}; expected a mapping of names to values")
     for key in value:
-        if known is not None and key not in known:
-            raise InputError(
-                f"{where} has the unknown key {key!r}; known: {', '.join(known)}.{did_you_mean(key, list(known))}"
-            )
+        if known is not None:
+            check_known(key, known, f"{where} has the unknown key {key!r}; known:")
     return value
 
 

@@ -15,12 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fairhead.bench.grid import Cell, Data
-from fairhead.bench.grid_file import expanded
+from fairhead.bench.grid import Cell, Data, expanded
 from fairhead.data import Dataset, Images, read_labelled
 from fairhead.data import Examples as Published
 from fairhead.data.ready_features import ReadyFeatures
-from fairhead.errors import InputError, did_you_mean
+from fairhead.errors import InputError, check_known
 from fairhead.mitigate.training_job import AuxiliaryModel
 from fairhead.models.fresh import Recipe, is_fresh, is_ready
 from fairhead.models.inputs import tokenizer_of, tokens_of
@@ -162,10 +161,7 @@ def _group(dataset: Dataset, data: Data) -> str | None:
     if not columns:
         raise InputError(f"{data.name} has no group column: nothing to audit. Name one or more (--group, groups=)")
     group = columns[0] if data.group is None else data.group
-    if group not in columns:
-        raise InputError(
-            f"{data.name} has no group column {group!r}; there are {', '.join(columns)}.{did_you_mean(group, columns)}"
-        )
+    check_known(group, columns, f"{data.name} has no group column {group!r}; there are")
     if data.options.get("target") == group:
         raise InputError(f"{data.name}: {group} is what the model is to predict; name another group column to audit by")
     return group

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 from fairhead.data.datasets import Dataset, Items
 from fairhead.data.images import Images
-from fairhead.errors import InputError, did_you_mean
+from fairhead.errors import InputError, check_known, did_you_mean
 from fairhead.records.group_file import GroupFile
 from fairhead.settings import check_settings
 
@@ -109,10 +109,7 @@ class Reader:
             if not options["groups"] and "groups" not in known:
                 del options["groups"]
         for option in options:
-            if option not in known:
-                raise InputError(
-                    f"{self.name} has no option {option!r}; it has {', '.join(known)}.{did_you_mean(option, known)}"
-                )
+            check_known(option, known, f"{self.name} has no option {option!r}; it has")
         check_settings(self.load(), options, f"reading {self.name}")
         data = self.load()(path, **options)
         if joined is None:

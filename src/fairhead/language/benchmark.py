@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args, g
 
 import numpy as np
 
-from fairhead.errors import FairheadError, InputError, did_you_mean
+from fairhead.errors import FairheadError, InputError, check_known
 from fairhead.language.item_table import BenchmarkResult, ItemTable, Measure
 from fairhead.settings import check_settings
 from fairhead.stats import Estimate
@@ -219,9 +219,7 @@ class Benchmark:
         """Its options, held to their types."""
         known = [f.name for f in fields(self.options)]
         for name in options:
-            if name not in known:
-                there = ", ".join(known) or "none"
-                raise InputError(f"{self.name} has no option {name!r}; it has {there}.{did_you_mean(name, known)}")
+            check_known(name, known, f"{self.name} has no option {name!r}; it has")
         default = self.options()
         changed = {name: value for name, value in options.items() if value != getattr(default, name)}
         check_settings(self.options, changed, self.name)

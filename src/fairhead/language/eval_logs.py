@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fairhead.errors import InputError, did_you_mean
+from fairhead.errors import InputError, check_known
 from fairhead.language.benchmark import Benchmark, Figure, Label
 from fairhead.language.item_table import ItemTable, Measure, StoredItems
 from fairhead.language.suite import FILE, Suite
@@ -202,11 +202,7 @@ def _table(name: str, file: Path, samples: Sequence[Sample], cluster: str | None
 
 
 def _field(sample: Sample, name: str, file: Path) -> str:
-    if name not in sample.about:
-        there = ", ".join(sample.about) or "none"
-        raise InputError(
-            f"{file}: {sample.id} has no field {name!r}; there are {there}.{did_you_mean(name, sorted(sample.about))}"
-        )
+    check_known(name, sample.about, f"{file}: {sample.id} has no field {name!r}; there are")
     return str(sample.about[name])
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from fairhead.errors import InputError, did_you_mean
+from fairhead.errors import InputError, check_known
 from fairhead.language.answers import (
     Answers,
     Generation,
@@ -192,9 +192,7 @@ def labels_of(config: Any, wanted: Sequence[str], folder: str) -> dict[int, str]
     """The classes of a classifier that are measured, by number; without `wanted` all of them."""
     known = {int(number): str(name) for number, name in config.id2label.items()}
     for name in wanted:
-        if name not in known.values():
-            there = ", ".join(known.values())
-            raise InputError(f"{folder} has no label {name!r}; it has {there}.{did_you_mean(name, [*known.values()])}")
+        check_known(name, [*known.values()], f"{folder} has no label {name!r}; it has")
     return {number: name for number, name in known.items() if not wanted or name in wanted}
 
 

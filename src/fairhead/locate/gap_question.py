@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from fairhead.errors import InputError, did_you_mean
+from fairhead.errors import InputError, check_known
 from fairhead.locate.directions import Concept, Task, balanced_weights, fit_logistic
 from fairhead.locate.edits import HeadEdits, check_kind
 from fairhead.locate.engine import Extremes, Question, Scores
@@ -336,9 +336,7 @@ def _comparable(evaluation: Evaluation, choosing: Mask) -> tuple[Mask, list[str]
 def _positive(wanted: str | None, evaluation: Evaluation, logits: Array) -> int:
     names = evaluation.classes
     if wanted is not None:
-        if wanted not in names:
-            near = did_you_mean(wanted, list(names))
-            raise InputError(f"there is no class {wanted!r}; there are {', '.join(names)}.{near}")
+        check_known(wanted, names, f"there is no class {wanted!r}; there are")
         return names.index(wanted)
     if len(names) == 2:
         return 1

@@ -14,7 +14,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from fairhead.data import read_items
-from fairhead.errors import InputError, did_you_mean
+from fairhead.errors import InputError, check_known
 from fairhead.language.answers import Request
 from fairhead.language.benchmark import sample
 from fairhead.language.benchmarks import benchmark_of
@@ -155,9 +155,7 @@ def read_pairs(
     items = list(data)
     if bias_type is not None:
         known = sorted({item.bias_type for item in items})
-        if bias_type not in known:
-            near = did_you_mean(bias_type, known)
-            raise InputError(f"{data.name} has no pairs about {bias_type!r}; it has {', '.join(known)}.{near}")
+        check_known(bias_type, known, f"{data.name} has no pairs about {bias_type!r}; it has")
         items = [item for item in items if item.bias_type == bias_type]
     return pairs_of(items if limit is None else sample(items, limit, seed), data.name)
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fairhead.data import Examples, Images, read_labelled
-from fairhead.errors import InputError, UnsupportedModel, did_you_mean
+from fairhead.errors import InputError, UnsupportedModel, check_known
 from fairhead.heads import Tap
 from fairhead.locate.assumption import Assumption, check_assumption
 from fairhead.locate.locate_settings import AttentionPlan
@@ -66,10 +66,8 @@ def read_rows(
     """Rows of one part of a data set, drawn at random where there are more than `limit`."""
     dataset = read_labelled(spec, **(options or {}))
     columns = list(dataset.attributes.columns)
-    name = columns[0] if column is None and columns else column
-    if name not in columns:
-        near = did_you_mean(str(name), columns)
-        raise InputError(f"{spec} has no group column {name!r}; there are {', '.join(columns) or 'none'}.{near}")
+    name = columns[0] if column is None and columns else str(column)
+    check_known(name, columns, f"{spec} has no group column {name!r}; there are")
     examples = dataset.examples(part)
     if limit is not None and limit < len(examples):
         examples = examples.take(np.sort(np.random.default_rng(seed).permutation(len(examples))[:limit]))
@@ -264,9 +262,7 @@ def _two_groups(rows: Rows, wanted: str | None) -> tuple[int, int]:
     if len(names) != 2 or names[0] == names[1]:
         raise InputError(f"--groups is {wanted!r}; expected two groups of {rows.column}, such as A,B")
     for name in names:
-        if name not in rows.names:
-            near = did_you_mean(name, list(rows.names))
-            raise InputError(f"--groups: {rows.column} has no {name!r}; there are {', '.join(rows.names)}.{near}")
+        check_known(name, rows.names, f"--groups: {rows.column} has no {name!r}; there are")
     return rows.names.index(names[0]), rows.names.index(names[1])
 
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax, normalize, relu
 
 from fairhead.data.sentence_triplets import StereoSetItem
-from fairhead.errors import InputError, did_you_mean
+from fairhead.errors import InputError, check_known
 from fairhead.heads import Reading, tap
 from fairhead.language.row_layout import at_vocabulary
 from fairhead.mitigate.language_trainer import Prepared
@@ -106,9 +106,7 @@ class KLAAD:
     @classmethod
     def preset(cls, name: str) -> "KLAAD":
         """Weights and margin of a family: one of `PRESETS`, or the `model_type` of a Hugging Face config."""
-        if _FAMILIES.get(name, name) not in PRESETS:
-            known = list(PRESETS)
-            raise InputError(f"there is no preset {name!r}; there are {', '.join(known)}.{did_you_mean(name, known)}")
+        check_known(_FAMILIES.get(name, name), PRESETS, f"there is no preset {name!r}; there are")
         return cls(**cls.of_family(name))
 
     @staticmethod

@@ -5,12 +5,12 @@ of the group `fairhead.methods` that names a `MethodEntry`.
 """
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
 
-from fairhead.errors import InputError, did_you_mean
+from fairhead.errors import InputError, check_known, did_you_mean
 from fairhead.settings import check_settings
 
 ENTRY_POINTS = "fairhead.methods"
@@ -64,11 +64,7 @@ class MethodEntry:
         kind = self.load()
         known = [setting.name for setting in fields(kind)]
         for option in options:
-            if option not in known:
-                raise InputError(
-                    f"method {self.name!r} has no option {option!r}; it takes: {', '.join(known) or 'none'}."
-                    f"{did_you_mean(option, known)}"
-                )
+            check_known(option, known, f"method {self.name!r} has no option {option!r}; it takes:")
         check_settings(kind, options, f"method {self.name!r}")
         # Lists come from YAML and JSON; settings are hashable.
         values = {option: tuple(value) if isinstance(value, list) else value for option, value in options.items()}
@@ -175,7 +171,7 @@ METHODS: Mapping[str, MethodEntry] = {
         _reference("group_balanced", "with_groups:GroupBalanced", "rows counted until label and group are independent"),
         _reference("bias_balance", "with_groups:BiasBalance", "label shares of the group given (Hong & Yang, 2021)"),
         _reference("group_dro", "with_groups:GroupDRO", "GroupDRO with the true groups (Sagawa et al., 2020)"),
-        _reference("dfr", "dfr:DFR", "last layer fitted on even groups (Kirichenko et al., 2023)"),
+        _reference("dfr", "with_groups:DFR", "last layer fitted on even groups (Kirichenko et al., 2023)"),
         _reference("fscl", "with_groups:FSCL", "fair supervised contrastive loss (Park et al., 2022)"),
         _reference("tadet", "with_groups:TADeT", "first token's queries aligned (Sudhakar et al., 2023)"),
         _reference("dsa", "dsa:DSA", "patches that give the group away spoilt, for pictures (Qiang et al., 2024)"),
@@ -244,6 +240,19 @@ def method(name: str, **options: Any) -> Any:
         fairhead.errors.InputError: no method 'jt'; known: erm, dam, ... Did you mean 'jtt'?
     """
     return method_named(name).configure(**options)
+
+
+def named_settings(method: Any) -> tuple[str, dict[str, Any]]:
+    """The name of a method and its options, from either of the two ways to give it."""
+    if isinstance(method, str):
+        method_named(method)
+        return method, {}
+    place = f"{type(method).__module__}:{type(method).__qualname__}"
+    for entry in METHODS.values():
+        if entry.settings == place and is_dataclass(method) and not isinstance(method, type):
+            default = None if entry.kind == "language" else entry.configure()
+            return entry.name, {k: v for k, v in asdict(method).items() if default is None or v != getattr(default, k)}
+    raise InputError(f"{method!r} is no method; give its name ({', '.join(list(METHODS)[:4])}, ...) or its settings")
 
 
 def _loaded(point: EntryPoint) -> MethodEntry:

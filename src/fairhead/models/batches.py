@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fairhead.data import Images
+from fairhead.errors import InputError
 from fairhead.models.attached import positions_of
 from fairhead.models.load import Kind, Model, open_model
 
@@ -127,3 +128,17 @@ def even_batches(start: int, end: int, size: int) -> list[range]:
     count = -(-(end - start) // size)
     bounds = np.linspace(start, end, count + 1).round().astype(int).tolist()
     return [range(*pair) for pair in itertools.pairwise(bounds)]
+
+
+def class_order(model: Any, classes: tuple[str, ...]) -> list[int]:
+    """Where the classes of the data are among those of the model."""
+    names = {int(number): str(name) for number, name in model.config.id2label.items()}
+    found = {name: number for number, name in names.items()}
+    if set(found) == set(classes):
+        return [found[name] for name in classes]
+    if len(names) == len(classes) and all(name == f"LABEL_{number}" for number, name in names.items()):
+        return list(range(len(classes)))
+    raise InputError(
+        f"the model's classes are {', '.join(found)} and those of the data {', '.join(classes)}; they must have the "
+        "same names"
+    )

@@ -8,11 +8,14 @@ is refused by its name.
 import hashlib
 import json
 import os
+import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -22,7 +25,7 @@ from torch import Tensor, nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from fairhead.errors import FairheadError, InputError, UnsupportedModel
-from fairhead.models.attached import carried, method_of, within
+from fairhead.models.attached import carried, method_of, save, within
 from fairhead.models.inputs import processor_of, tokenizer_of
 from fairhead.models.linear_head import LinearHead
 from fairhead.models.places import ADAPTER, Place, config_of, find, quietly, read_json, reading
@@ -376,3 +379,17 @@ def device_named(name: str) -> torch.device:
     if device.index is not None and device.index >= torch.accelerator.device_count():
         raise InputError(f"the device is {name}, and there are {torch.accelerator.device_count()}, counted from 0")
     return device
+
+
+@contextmanager
+def in_folder(model: Any, beside: Any) -> Iterator[str]:
+    """The model as a name or a folder; a live one is written to a folder for the while."""
+    if isinstance(model, str | Path):
+        yield str(model)
+        return
+    with tempfile.TemporaryDirectory(prefix="fairhead-") as folder:
+        reads_pictures = getattr(model, "main_input_name", "") == "pixel_values"
+        loaded = open_model(model, tokenizer=beside, processor=beside)
+        part = loaded.processor if reads_pictures else loaded.tokenizer
+        save(model, folder, part.save_pretrained)
+        yield folder

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import numpy as np
 
-from fairhead.errors import InputError, did_you_mean
+from fairhead.errors import InputError, check_known, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -146,8 +146,7 @@ def build_dataclass(kind: Any, value: Any, where: str) -> Any:
 
 def one_of(value: str, known: Sequence[str], where: str) -> str:
     """Return `value` if it is known, or say what is."""
-    if value not in known:
-        raise InputError(f"{where} is {value!r}; expected one of {', '.join(known)}.{did_you_mean(value, list(known))}")
+    check_known(value, known, f"{where} is {value!r}; expected one of")
     return value
 
 

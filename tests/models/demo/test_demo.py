@@ -14,8 +14,7 @@ import fairhead
 from fairhead.audit import Audit, Comparison, Difference, Estimate
 from fairhead.cli import main
 from fairhead.demo import DemoPlan, run_demo
-from fairhead.demo.story import shaded_digits
-from fairhead.demo.writeup import _choice_line, _in_words, _plain_line, _trade
+from fairhead.demo.story import _choice_line, _in_words, _plain_line, _trade, shaded_digits
 from fairhead.errors import InputError
 from fairhead.records import Records
 from fairhead.report import Report

@@ -21,8 +21,7 @@ from fairhead.mitigate.first_model import clusters_by_class
 from fairhead.mitigate.last_layer import AFR, afr_weights, best_factors, features_of, find_head
 from fairhead.mitigate.losses import cell_numbers
 from fairhead.mitigate.reduce import worst_large_cell
-from fairhead.mitigate.references.dfr import DFR, even_rows
-from fairhead.mitigate.references.with_groups import fair_contrastive, query_gap, reversed_gradient
+from fairhead.mitigate.references.with_groups import DFR, even_rows, fair_contrastive, query_gap, reversed_gradient
 from fairhead.train import Examples
 from fairhead.train.kmeans import independent_weights, kmeans, nearest, silhouette
 
