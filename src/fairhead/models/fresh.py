@@ -35,11 +35,6 @@ def is_fresh(name: str) -> bool:
 class Recipe:
     """A model that can be built again and again.
 
-    Attributes:
-        name: "vit-8x8", or a pretrained model as `fairhead.load` takes it ("path:FOLDER" says that it is a folder).
-        classes: names of the classes.
-        settings: of fresh models: width, mlp, image_size, patch_size; of pretrained ones: image_size.
-
     Example:
         >>> recipe = Recipe("vit-2x4", ("no", "yes"), {"width": 16, "mlp": 16, "image_size": 8, "patch_size": 4})
         >>> type(recipe.build("image", seed=0)).__name__
@@ -48,8 +43,9 @@ class Recipe:
         8
     """
 
-    name: str
-    classes: tuple[str, ...]
+    name: str  # "vit-8x8", or a pretrained model as `fairhead.load` takes it ("path:FOLDER" says that it is a folder)
+    classes: tuple[str, ...]  # names of the classes
+    # Of fresh models: width, mlp, image_size, patch_size; of pretrained ones: image_size
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -62,11 +62,7 @@ class LinearHead(PreTrainedModel):
 
     @classmethod
     def of(cls, features: Tensor, classes: Sequence[str]) -> "LinearHead":
-        """Zero weights; mean and scale are those of `features`, [n, D].
-
-        Raises:
-            InputError: features that are not finite, or the same in every row.
-        """
+        """Zero weights; mean and scale are those of `features`, [n, D]."""
         check_features(features, "training")
         head = cls(LinearHeadConfig(features.shape[1], id2label=dict(enumerate(classes))))
         scale = features.float().std(0)
@@ -92,11 +88,7 @@ class LinearHead(PreTrainedModel):
 
 
 def check_features(features: Tensor, what: str) -> None:
-    """Refuse features that are not finite numbers, or all alike.
-
-    Raises:
-        InputError: saying which column.
-    """
+    """Refuse features that are not finite numbers, or all alike."""
     if features.dim() != 2:
         raise InputError(f"the {what} features have the shape {list(features.shape)}; expected [rows, columns]")
     finite = features.isfinite()

@@ -54,30 +54,19 @@ def key_of(*parts: Any) -> str:
 
 
 def cached_array(
-    folder: Path | str,
-    key: str,
-    shape: tuple[int, ...],
-    dtype: str,
-    fill: Fill,
-    about: Mapping[str, Any] | None = None,
+    folder: Path | str,  # of the whole cache
+    key: str,  # of this array, such as `key_of(...)`
+    shape: tuple[int, ...],  # of the array
+    dtype: str,  # numpy's name of its type
+    fill: Fill,  # is given the empty array and writes every row of it
+    about: Mapping[str, Any] | None = None,  # anything worth keeping in the manifest
 ) -> NDArray[Any]:
     """The array called `key`, mapped into memory; made by `fill` where it is not there or not whole.
 
     Several processes may ask for the same array at once: one makes it, the others wait.
 
-    Args:
-        folder: of the whole cache.
-        key: of this array, such as `key_of(...)`.
-        shape: of the array.
-        dtype: numpy's name of its type.
-        fill: is given the empty array and writes every row of it.
-        about: anything worth keeping in the manifest.
-
     Returns:
         The array. Writing to it changes this process's copy only, never the file.
-
-    Raises:
-        InputError: the folder cannot be written.
 
     Example:
         >>> import tempfile

@@ -29,11 +29,6 @@ class State(NamedTuple):
 class Checkpoint:
     """The latest state of one training, in a folder of its own.
 
-    Attributes:
-        folder: of the file; made when it is needed.
-        identity: what decides the result of the training. A checkpoint of another run is refused.
-        writes: whether this process does; of several, one is enough.
-
     Example:
         >>> import tempfile, torch
         >>> checkpoint = Checkpoint(Path(tempfile.mkdtemp()), {"plan": {"epochs": 3}})
@@ -47,9 +42,9 @@ class Checkpoint:
         fairhead.errors.InputError: the checkpoint in ... is of another run (epochs was 3, now 4): ...
     """
 
-    folder: Path
-    identity: Mapping[str, Any]
-    writes: bool = True
+    folder: Path  # of the file; made when it is needed
+    identity: Mapping[str, Any]  # what decides the result of the training. A checkpoint of another run is refused.
+    writes: bool = True  # whether this process does; of several, one is enough
 
     def save(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """Replace the state; a kill in between leaves the one before."""
@@ -60,11 +55,7 @@ class Checkpoint:
             save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, part, metadata=text)
 
     def read(self) -> State | None:
-        """The state, on the CPU; None where there is none.
-
-        Raises:
-            InputError: it cannot be read, or is of another run.
-        """
+        """The state, on the CPU; None where there is none."""
         path = self.folder / FILE
         if not path.is_file():
             return None

@@ -18,10 +18,6 @@ class Examples(Dataset):
 
     A map-style torch data set whose batches are gathered by one indexing operation.
 
-    Attributes:
-        inputs: the model's arguments by name, each a tensor of shape [n, ...] ("pixel_values", "input_ids", ...).
-        labels: class numbers, shape [n].
-
     Example:
         >>> import torch
         >>> from fairhead.train import Examples
@@ -30,8 +26,9 @@ class Examples(Dataset):
         (4, ['labels', 'pixel_values'])
     """
 
+    # The model's arguments by name, each a tensor of shape [n, ...] ("pixel_values", "input_ids", ...)
     inputs: Mapping[str, Tensor]
-    labels: Tensor
+    labels: Tensor  # class numbers, shape [n]
 
     def __post_init__(self) -> None:
         if not self.inputs or "labels" in self.inputs:
@@ -149,11 +146,7 @@ def in_order(examples: Examples, batch_size: int, device: torch.device, *, full:
 
 
 def check_inputs(model: nn.Module, examples: Examples) -> None:
-    """Refuse inputs that the model's `forward` does not name: a group column can not ride along.
-
-    Raises:
-        InputError: naming the input that is not one of the model's.
-    """
+    """Refuse inputs that the model's `forward` does not name: a group column can not ride along."""
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     takes = inspect.signature(model.forward).parameters.values()
     known = [parameter.name for parameter in takes if parameter.kind in named and parameter.name != "labels"]

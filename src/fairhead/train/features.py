@@ -67,9 +67,6 @@ def last_encoder(model: nn.Module) -> nn.Module:
     Returns:
         A model of the same class with one layer, without gradients in its embeddings.
 
-    Raises:
-        UnsupportedModel: there is no encoder.
-
     Example:
         >>> import tempfile, torch
         >>> from transformers import ViTConfig, ViTForImageClassification
@@ -153,33 +150,19 @@ def put_back(model: nn.Module, rest: nn.Module) -> nn.Module:
 
 
 def frozen_features(
-    model: nn.Module,
-    examples: Examples,
-    folder: Path | str | None = None,
+    model: nn.Module,  # the whole model; it runs in evaluation mode, without gradients, on the device it is on
+    examples: Examples,  # inputs and labels
+    folder: Path | str | None = None,  # the cache; by default `$FAIRHEAD_CACHE` or `~/.cache/fairhead`
     *,
-    batch_size: int = 256,
-    precision: str = "no",
-    progress: Progress | None = None,
+    batch_size: int = 256,  # rows at a time
+    precision: str = "no",  # "no" (32 bit) or "bf16" (autocast); features are kept in 32 bit
+    progress: Progress | None = None,  # called with (done, total) while features are computed
 ) -> Examples:
     """What reaches the last encoder layer, for every example: computed once, then mapped from disk.
 
-    Args:
-        model: the whole model; it runs in evaluation mode, without gradients, on the device it is on.
-        examples: inputs and labels.
-        folder: the cache; by default `$FAIRHEAD_CACHE` or `~/.cache/fairhead`.
-        batch_size: rows at a time.
-        precision: "no" (32 bit) or "bf16" (autocast); features are kept in 32 bit.
-        progress: called with (done, total) while features are computed.
-
     Returns:
         Examples for `last_encoder(model)`: features of shape [n, T, D] as "pixel_values" or "inputs_embeds", with the
-        attention mask where there is one.
-
-    Raises:
-        UnsupportedModel: there is no encoder.
-        InputError: the cache cannot be written.
-
-    See `last_encoder` for an example.
+        attention mask where there is one. See `last_encoder` for an example.
     """
     encoder = _encoder(model)
     layers = getattr(encoder.holder, encoder.name)

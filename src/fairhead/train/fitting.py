@@ -37,81 +37,51 @@ AVERAGE = "average"
 
 
 class Epoch(NamedTuple):
-    """One line of the history.
+    """One line of the history."""
 
-    Attributes:
-        number: from 1.
-        loss: mean over the epoch's batches.
-        validation_accuracy: on all validation rows.
-        worst_class_accuracy: the lowest accuracy within a class of the validation set.
-        score: what the epoch is chosen by; one of the two above, unless a method chooses otherwise.
-    """
-
-    number: int
-    loss: float
-    validation_accuracy: float
-    worst_class_accuracy: float
-    score: float
+    number: int  # from 1
+    loss: float  # mean over the epoch's batches
+    validation_accuracy: float  # on all validation rows
+    worst_class_accuracy: float  # the lowest accuracy within a class of the validation set
+    score: float  # what the epoch is chosen by; one of the two above, unless a method chooses otherwise
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What a run of training did. The model itself holds the weights of `best`.
+    """What a run of training did. The model itself holds the weights of `best`."""
 
-    Attributes:
-        history: one line an epoch.
-        best: the epoch that was kept.
-        seconds: wall time, that before a checkpoint included.
-        steps: of the optimizer.
-        replayed: whether steps were recorded once and replayed.
-        resumed_at: steps that a checkpoint had; 0 for a training in one go.
-    """
-
-    history: tuple[Epoch, ...]
-    best: Epoch
-    seconds: float
-    steps: int
-    replayed: bool = False
-    resumed_at: int = 0
+    history: tuple[Epoch, ...]  # one line an epoch
+    best: Epoch  # the epoch that was kept
+    seconds: float  # wall time, that before a checkpoint included
+    steps: int  # of the optimizer
+    replayed: bool = False  # whether steps were recorded once and replayed
+    resumed_at: int = 0  # steps that a checkpoint had; 0 for a training in one go
 
 
 def fit(
-    model: nn.Module,
-    train: Examples,
-    validation: Examples,
-    plan: TrainingPlan | None = None,
-    on_epoch: Callable[[Epoch], None] | None = None,
+    model: nn.Module,  # returns `.logits` of shape [B, C], and `.loss` when given `labels`
+    train: Examples,  # inputs and labels to learn from
+    validation: Examples,  # inputs and labels to choose the epoch by
+    plan: TrainingPlan | None = None,  # how to train
+    on_epoch: Callable[[Epoch], None] | None = None,  # called after each epoch, for progress
     *,
+    # "accuracy" or "worst_class" on the validation set, or a function of its predicted classes
     selection: Selection = "accuracy",
+    # Of a batch, from what the model returned, the labels and the row numbers; the model's own by default. The model is
+    # then not given the labels.
     loss: Loss | None = None,
-    sampler: Sampler[int] | None = None,
+    sampler: Sampler[int] | None = None,  # gives the rows of each epoch; each row once, in random order, by default
+    # Folder for the state of the training; one that was killed goes on from what it finds there
     checkpoints: Path | None = None,
+    # What else a checkpoint must agree with, such as the settings of a method
     identity: Mapping[str, Any] | None = None,
 ) -> Fit:
     """Train a Hugging Face model; leave it in evaluation mode with the weights of its best epoch.
 
     The best epoch is the first with the highest score; no group is involved.
 
-    Args:
-        model: returns `.logits` of shape [B, C], and `.loss` when given `labels`.
-        train: inputs and labels to learn from.
-        validation: inputs and labels to choose the epoch by.
-        plan: how to train.
-        on_epoch: called after each epoch, for progress.
-        selection: "accuracy" or "worst_class" on the validation set, or a function of its predicted classes.
-        loss: of a batch, from what the model returned, the labels and the row numbers; the model's own by default.
-            The model is then not given the labels.
-        sampler: gives the rows of each epoch; each row once, in random order, by default.
-        checkpoints: folder for the state of the training; one that was killed goes on from what it finds there.
-        identity: what else a checkpoint must agree with, such as the settings of a method.
-
     Returns:
         The history and the chosen epoch.
-
-    Raises:
-        InputError: one class only, fewer rows than a batch, an input that the model does not take, or a checkpoint of
-            another run.
-        TrainingDiverged: the loss was not finite.
 
     Example:
         >>> import torch

@@ -15,21 +15,13 @@ _PATIENCE = 5.0  # seconds that nvidia-smi is given to answer, and to end
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample of a GPU; None where it does not say.
+    """One sample of a GPU; None where it does not say."""
 
-    Attributes:
-        watts: power draw.
-        joules: energy counter since the driver was loaded.
-        busy: share of recent time in which a kernel ran, 0 to 1.
-        used_mib: memory in use by all processes.
-        process_mib: memory in use by this process.
-    """
-
-    watts: float | None = None
-    joules: float | None = None
-    busy: float | None = None
-    used_mib: float | None = None
-    process_mib: float | None = None
+    watts: float | None = None  # power draw
+    joules: float | None = None  # energy counter since the driver was loaded
+    busy: float | None = None  # share of recent time in which a kernel ran, 0 to 1
+    used_mib: float | None = None  # memory in use by all processes
+    process_mib: float | None = None  # memory in use by this process
 
 
 class Gpu(Protocol):

@@ -129,24 +129,14 @@ class Stability(NamedTuple):
 
 
 def stabilities(
-    points: Tensor,
-    counts: Sequence[int] = COUNTS,
-    seed: int = 0,
-    repeats: int = 3,
+    points: Tensor,  # [n, D]
+    counts: Sequence[int] = COUNTS,  # numbers of clusters; those that half of the rows cannot have are left out
+    seed: int = 0,  # of the halves and the starts
+    repeats: int = 3,  # how often the rows are halved
+    # Who or what a row is of, [n]: one unit is never in both halves, or clusters would be of units
     units: Tensor | None = None,
 ) -> list[Stability]:
-    """The stability of each number of clusters: k-means on each half of the rows, both used on all of them.
-
-    Args:
-        points: [n, D].
-        counts: numbers of clusters; those that half of the rows cannot have are left out.
-        seed: of the halves and the starts.
-        repeats: how often the rows are halved.
-        units: who or what a row is of, [n]: one unit is never in both halves, or clusters would be of units.
-
-    Raises:
-        InputError: fewer rows than clusters, whatever their number.
-    """
+    """The stability of each number of clusters: k-means on each half of the rows, both used on all of them."""
     halves = min(len(points), _ROWS) // 2
     possible = [count for count in counts if count < halves]
     if not possible:
@@ -206,19 +196,12 @@ def adjusted_rand(one: Tensor, other: Tensor) -> float:
 
 
 class Clusters(NamedTuple):
-    """The clusters of the training rows, and what their number was chosen by.
+    """The clusters of the training rows, and what their number was chosen by."""
 
-    Attributes:
-        clustering: of the training rows.
-        stability: of each number that was looked at; empty where the number was given.
-        mean: of the training features, of unit length, [D].
-        axes: from what is left to the principal components of the standardised features, [D, components].
-    """
-
-    clustering: Clustering
-    stability: tuple[Stability, ...]
-    mean: Tensor
-    axes: Tensor
+    clustering: Clustering  # of the training rows
+    stability: tuple[Stability, ...]  # of each number that was looked at; empty where the number was given
+    mean: Tensor  # of the training features, of unit length, [D]
+    axes: Tensor  # from what is left to the principal components of the standardised features, [D, components]
 
     @property
     def size(self) -> int:
@@ -236,9 +219,6 @@ def find_clusters(features: Tensor, count: int | None = None, seed: int = 0, uni
     What goes along with the label is not taken out first: it is what is to be found. The first principal components
     give nearly the clusters that all features do, ten times sooner. Rows of one of the `units` [n] (a person, a
     document) stay together when the stability of a number is looked at.
-
-    Raises:
-        InputError: more clusters are asked for than there are rows.
     """
     if count is not None and count > len(features):
         raise InputError(f"{count} clusters of {len(features)} rows cannot be had: ask for fewer")

@@ -37,22 +37,14 @@ def fit_linear(
 
 
 def solve(
-    head: LinearHead,
-    features: Tensor,
-    labels: Tensor,
-    weights: Tensor | None = None,
-    offsets: Tensor | None = None,
-    penalty: float = 0.1,
+    head: LinearHead,  # changed in place; its weights are those of standardised features
+    features: Tensor,  # [n, D]
+    labels: Tensor,  # [n]
+    weights: Tensor | None = None,  # of the rows, [n]; equal by default
+    offsets: Tensor | None = None,  # added to the logits while training, [n, C]
+    penalty: float = 0.1,  # on the squared weights
 ) -> tuple[int, float]:
     """Minimise Σ w·CE(f + offset, y) / Σ w + penalty / 2 · |W|², from where `head` is.
-
-    Args:
-        head: changed in place; its weights are those of standardised features.
-        features: [n, D].
-        labels: [n].
-        weights: of the rows, [n]; equal by default.
-        offsets: added to the logits while training, [n, C].
-        penalty: on the squared weights.
 
     Returns:
         Rounds of L-BFGS, and the objective.

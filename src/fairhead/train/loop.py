@@ -20,13 +20,9 @@ _MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # of AdamW
 
 
 class TrainingDiverged(FairheadError):
-    """The loss became NaN or infinite; the model is back at its last good weights.
+    """The loss became NaN or infinite; the model is back at its last good weights."""
 
-    Attributes:
-        model: with those weights; None where nothing good was trained.
-    """
-
-    model: nn.Module | None = None
+    model: nn.Module | None = None  # with those weights; None where nothing good was trained
 
 
 class BatchSource(Protocol[B]):
@@ -59,25 +55,16 @@ class Loop(Generic[B]):
 
     def __init__(
         self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        batches: BatchSource[B],
-        plan: Plan,
-        checkpoint: Checkpoint | None = None,
-        loss: object = None,
+        model: nn.Module,  # what is trained
+        optimizer: torch.optim.Optimizer,  # AdamW over its parameters with gradients, in their order
+        batches: BatchSource[B],  # what it is trained on
+        plan: Plan,  # how
+        checkpoint: Checkpoint | None = None,  # where its state is saved
+        loss: object = None,  # an object whose tensors are part of the state, such as running weights of groups
+        # Whether `kept` is part of the state, too; else a restored model keeps its own weights first
         saves_kept: bool = True,
     ) -> None:
-        """Begin, or go on from the checkpoint if it holds a state.
-
-        Args:
-            model: what is trained.
-            optimizer: AdamW over its parameters with gradients, in their order.
-            batches: what it is trained on.
-            plan: how.
-            checkpoint: where its state is saved.
-            loss: an object whose tensors are part of the state, such as running weights of groups.
-            saves_kept: whether `kept` is part of the state, too; else a restored model keeps its own weights first.
-        """
+        """Begin, or go on from the checkpoint if it holds a state."""
         self._model, self._optimizer, self._batches, self._plan = model, optimizer, batches, plan
         self._checkpoint, self._saves_kept = checkpoint, saves_kept
         self._loss = getattr(loss, "__self__", loss)
@@ -106,20 +93,14 @@ class Loop(Generic[B]):
 
     def run(
         self,
-        step: Callable[[Any], Tensor],
+        step: Callable[[Any], Tensor],  # trains on a batch, returns its loss
         *,
+        # Called before the first step of an epoch, or the first after a checkpoint
         before_epoch: Callable[[], None] | None = None,
-        after_step: Callable[[], None] | None = None,
-        after_epoch: Callable[[Tensor], None] | None = None,
+        after_step: Callable[[], None] | None = None,  # called after each
+        after_epoch: Callable[[Tensor], None] | None = None,  # called with the losses of its steps, [steps]
     ) -> None:
-        """Take all steps that are left.
-
-        Args:
-            step: trains on a batch, returns its loss.
-            before_epoch: called before the first step of an epoch, or the first after a checkpoint.
-            after_step: called after each.
-            after_epoch: called with the losses of its steps, [steps].
-        """
+        """Take all steps that are left."""
         while self.epoch <= self._plan.epochs and not self.enough:
             if before_epoch is not None:
                 before_epoch()

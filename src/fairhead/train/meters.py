@@ -26,38 +26,23 @@ _UTILISATION_EVERY = 60.0  # seconds: as the paper's measurement
 
 @dataclass(frozen=True)
 class Reading:
-    """What a `Meter` measured. None: not known on this machine.
+    """What a `Meter` measured. None: not known on this machine."""
 
-    Attributes:
-        seconds: wall time.
-        cpu_seconds: processor time of this process, all threads.
-        peak_rss_mib: largest resident memory of this process while metered; elsewhere than on Linux, since it started.
-        gpu: the GPU's name.
-        gpu_allocated_mib: peak of what PyTorch's tensors took.
-        gpu_reserved_mib: peak of what PyTorch's allocator held.
-        gpu_process_mib: peak of what the driver says this process holds, CUDA's own context included.
-        gpu_board_mib: peak of what all processes held on the GPU.
-        energy_counter_wh: from the GPU's energy counter (NVML).
-        energy_power_wh: power draw, sampled at least 10 times a second, trapezoids.
-        energy_utilisation_wh: DAM's formula: busy share, sampled every 60 s, × `utilisation_watts`.
-        utilisation_watts: the fixed power of that formula.
-        power_samples: how many samples are behind `energy_power_wh`.
-        shared_by: largest number of runs that shared the device; energy is then an equal share, not a measurement.
-    """
-
-    seconds: float
-    cpu_seconds: float
+    seconds: float  # wall time
+    cpu_seconds: float  # processor time of this process, all threads
+    # Largest resident memory of this process while metered; elsewhere than on Linux, since it started
     peak_rss_mib: float | None
-    gpu: str | None = None
-    gpu_allocated_mib: float | None = None
-    gpu_reserved_mib: float | None = None
-    gpu_process_mib: float | None = None
-    gpu_board_mib: float | None = None
-    energy_counter_wh: float | None = None
-    energy_power_wh: float | None = None
-    energy_utilisation_wh: float | None = None
-    utilisation_watts: float | None = None
-    power_samples: int = 0
+    gpu: str | None = None  # the GPU's name
+    gpu_allocated_mib: float | None = None  # peak of what PyTorch's tensors took
+    gpu_reserved_mib: float | None = None  # peak of what PyTorch's allocator held
+    gpu_process_mib: float | None = None  # peak of what the driver says this process holds, CUDA's own context included
+    gpu_board_mib: float | None = None  # peak of what all processes held on the GPU
+    energy_counter_wh: float | None = None  # from the GPU's energy counter (NVML)
+    energy_power_wh: float | None = None  # power draw, sampled at least 10 times a second, trapezoids
+    energy_utilisation_wh: float | None = None  # DAM's formula: busy share, sampled every 60 s, × `utilisation_watts`
+    utilisation_watts: float | None = None  # the fixed power of that formula
+    power_samples: int = 0  # how many samples are behind `energy_power_wh`
+    # Largest number of runs that shared the device; energy is then an equal share, not a measurement
     shared_by: int = 1
 
     @property

@@ -35,21 +35,13 @@ _STRETCH = 32
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a run did.
+    """What a run did."""
 
-    Attributes:
-        history: the parts of the loss at every step.
-        steps: how many there were, those before a checkpoint included.
-        seconds: wall time, that before a checkpoint included.
-        chosen: the step whose weights were kept; 0 is the model as it was.
-        looks: step -> what a check saw after it; 0 is before training.
-    """
-
-    history: tuple[Mapping[str, float], ...]
-    steps: int
-    seconds: float
-    chosen: int = 0
-    looks: Mapping[int, "Look"] = field(default_factory=dict)
+    history: tuple[Mapping[str, float], ...]  # the parts of the loss at every step
+    steps: int  # how many there were, those before a checkpoint included
+    seconds: float  # wall time, that before a checkpoint included
+    chosen: int = 0  # the step whose weights were kept; 0 is the model as it was
+    looks: Mapping[int, "Look"] = field(default_factory=dict)  # step -> what a check saw after it; 0 is before training
 
 
 class Look(NamedTuple):
@@ -60,40 +52,26 @@ class Look(NamedTuple):
 
 
 def tune(
-    model: nn.Module,
-    examples: Sequence[E],
-    lengths: Sequence[int],
-    loss: Callable[[Sequence[E]], Parts],
-    plan: LanguagePlan | None = None,
+    model: nn.Module,  # what `loss` reads
+    examples: Sequence[E],  # what to train on
+    lengths: Sequence[int],  # tokens of each example, so that batches hold examples of like length
+    loss: Callable[[Sequence[E]], Parts],  # parts of the loss of a batch of examples; "loss" is minimised
+    plan: LanguagePlan | None = None,  # how to train
     *,
+    # Folder for the state of the training; one that was killed goes on from what it finds there
     checkpoints: str | os.PathLike[str] | None = None,
+    # What else a checkpoint must agree with: the data, the method's settings
     identity: Mapping[str, Any] | None = None,
+    # For the checks of the plan (`LanguagePlan.checks`); without it there are none
     look: Callable[[], Look] | None = None,
+    # Says what is wrong with the model as it is, if anything; asked before its weights are kept, and at the end
     broken: Callable[[], str | None] | None = None,
-    on_step: OnStep | None = None,
+    on_step: OnStep | None = None,  # called with the steps done, all steps, and the parts of the loss
 ) -> Tuned:
     """Fine-tune the parameters of `model` that ask for gradients; the model ends in evaluation mode.
 
     The model is in evaluation mode while it is trained, too: dropout would make two readings of one sentence differ.
     Of several processes (`accelerate launch`) each reads its part of a batch, as one process does with `accumulate`.
-
-    Args:
-        model: what `loss` reads.
-        examples: what to train on.
-        lengths: tokens of each example, so that batches hold examples of like length.
-        loss: parts of the loss of a batch of examples; "loss" is minimised.
-        plan: how to train.
-        checkpoints: folder for the state of the training; one that was killed goes on from what it finds there.
-        identity: what else a checkpoint must agree with: the data, the method's settings.
-        look: for the checks of the plan (`LanguagePlan.checks`); without it there are none.
-        broken: says what is wrong with the model as it is, if anything; asked before its weights are kept, and at the
-            end.
-        on_step: called with the steps done, all steps, and the parts of the loss.
-
-    Raises:
-        InputError: nothing to train on or nothing to train; a checkpoint of another run.
-        TrainingDiverged: a loss or a gradient was not finite, or the model is `broken`; it is back at its last good
-            weights.
 
     Example:
         >>> model = nn.Linear(1, 1)
@@ -288,11 +266,7 @@ def checkpointed(model: Any, plan: LanguagePlan) -> Iterator[None]:
 
 
 def with_lora(model: nn.Module, plan: LanguagePlan) -> nn.Module:
-    """The model with LoRA matrices on its attention projections, or the model itself where the plan has none.
-
-    Raises:
-        InputError: peft is not installed, or does not know the family's projections.
-    """
+    """The model with LoRA matrices on its attention projections, or the model itself where the plan has none."""
     if plan.lora is None or hasattr(model, "merge_and_unload"):
         return model
     try:
