@@ -237,14 +237,7 @@ def _check_written(source: Written, output: Output) -> None:
 
 
 def _generate(
-    benchmark: "Benchmark",
-    scorer: Any,
-    items: Any,
-    own: Any,
-    sampling: Sampling,
-    seed: int,
-    out: Path,
-    tell: Progress,
+    benchmark: "Benchmark", scorer: Any, items: Any, own: Any, sampling: Sampling, seed: int, out: Path, tell: Progress
 ) -> None:
     from dataclasses import replace
 

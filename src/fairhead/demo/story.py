@@ -331,10 +331,7 @@ def _in_words(change: Difference, what: str, metric: str) -> tuple[str, str]:
     lowers = change.high < 0
     better = lowers == (change.ideal == 0)
     verb = ("reduces" if better else "lowers") if lowers else "raises"
-    return (
-        "good" if better else "bad",
-        f"{what} {verb} {metric} by {_points(abs(change.value))} points ({interval}).",
-    )
+    return ("good" if better else "bad", f"{what} {verb} {metric} by {_points(abs(change.value))} points ({interval}).")
 
 
 def _sections(findings: Findings, digits: Dataset) -> list[Any]:

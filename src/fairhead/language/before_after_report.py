@@ -18,12 +18,7 @@ from fairhead.report.sections.changes import written
 from fairhead.report.wording import THIN_SPACE, count, p_value
 from fairhead.stats import Difference
 
-_GLYPHS = {
-    "better": "[green]✓[/]",
-    "worse": "[red]![/]",
-    "changed": "[blue]~[/]",
-    "not significant": "[dim]?[/]",
-}
+_GLYPHS = {"better": "[green]✓[/]", "worse": "[red]![/]", "changed": "[blue]~[/]", "not significant": "[dim]?[/]"}
 NBSP = "\u00a0"
 BAR = "\\|"
 _SECTIONS = {
@@ -231,11 +226,7 @@ def _section(change: Difference) -> str:
 
 
 def _changes(
-    found: BeforeAfter,
-    heading: str,
-    text: str,
-    panels: Sequence[Mapping[str, Any]],
-    definitions: Mapping[str, str],
+    found: BeforeAfter, heading: str, text: str, panels: Sequence[Mapping[str, Any]], definitions: Mapping[str, str]
 ) -> dict[str, Any]:
     level = found.provenance.get("level", 0.95)
     made = {"kind": "changes", "title": heading, "text": text, "base": found.base, "level": level}

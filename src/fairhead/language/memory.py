@@ -62,12 +62,7 @@ def scoring_memory(config: Any, batch_tokens: int = BATCH_TOKENS["cuda"], bits: 
 
 
 def training_memory(
-    config: Any,
-    tokens: int = 2048,
-    *,
-    lora: int | None = None,
-    bf16: bool = False,
-    checkpointing: bool = False,
+    config: Any, tokens: int = 2048, *, lora: int | None = None, bf16: bool = False, checkpointing: bool = False
 ) -> Memory:
     """Of fine-tuning on batches (or pieces of them) of so many tokens, all of which reach the vocabulary.
 

@@ -263,11 +263,7 @@ def balanced_weights(features: NDArray[np.floating], labels: NDArray[np.integer]
 
 
 def fit_logistic(
-    x: Array,
-    labels: NDArray[np.integer],
-    n_classes: int,
-    ridge: float = 1.0,
-    weights: Array | float = 1.0,
+    x: Array, labels: NDArray[np.integer], n_classes: int, ridge: float = 1.0, weights: Array | float = 1.0
 ) -> tuple[Array, Array]:
     """Multinomial logistic regression with a ridge on standardised columns: weights [C, d], bias [C].
 

@@ -85,9 +85,7 @@ CONCEPTS = {
                 ("50-59", "60-69", "more than 70", "not Young"),
             ),
             Pole(
-                "younger",
-                ("young person", "youthful person", "young adult", "teenager"),
-                ("10-19", "20-29", "Young"),
+                "younger", ("young person", "youthful person", "young adult", "teenager"), ("10-19", "20-29", "Young")
             ),
         ),
         ("person", "human being", "individual", "citizen"),

@@ -201,11 +201,7 @@ _InBothWays = tuple[Example, Example]
 
 
 def losses(
-    model: nn.Module,
-    batch: Batch,
-    config: KLAAD,
-    weights: Reading | None,
-    also: Mapping[str, Batch] | None = None,
+    model: nn.Module, batch: Batch, config: KLAAD, weights: Reading | None, also: Mapping[str, Batch] | None = None
 ) -> dict[str, Tensor]:
     """The parts of the loss ("ce", "kl", "triplet") that have a weight, and their weighted sum ("loss").
 

@@ -95,10 +95,7 @@ METHODS: Mapping[str, MethodEntry] = {
         _here("dam_norm", "dam:DAM", "DAM without absolute values", options={"absolute": False}),
         _here("dam_no_alignment", "dam:DAM", "DAM without the alignment loss", options={"alignment_weight": 0}),
         _here(
-            "dam_no_attention",
-            "dam:DAM",
-            "DAM's alignment loss alone",
-            options={"normalise": False, "absolute": False},
+            "dam_no_attention", "dam:DAM", "DAM's alignment loss alone", options={"normalise": False, "absolute": False}
         ),
         _here(
             "dam_release",

@@ -20,10 +20,7 @@ from fairhead.settings import Option
 from fairhead.stats.bootstrap import Array
 from fairhead.stats.clusters import divide, quotient
 
-PROMPTS: Mapping[str, str] = {
-    "plain": "{context} {question}",
-    "qa": "{context}\n\nQ: {question}\nA:",
-}
+PROMPTS: Mapping[str, str] = {"plain": "{context} {question}", "qa": "{context}\n\nQ: {question}\nA:"}
 # The wordings of the unknown answer in BBQ's data.
 UNKNOWN = (
     "Unknown",
