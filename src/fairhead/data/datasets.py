@@ -31,19 +31,12 @@ Inputs = Images | tuple[str, ...] | tuple[TextPair, ...]
 
 @dataclass(frozen=True)
 class Examples:
-    """What training sees: inputs and labels, and no group.
+    """What training sees: inputs and labels, and no group."""
 
-    Attributes:
-        ids: one distinct string a row, shape [n]; says nothing about groups.
-        inputs: n images (decoded when asked for), texts or text pairs.
-        labels: integers into `classes`, shape [n].
-        classes: names of the classes, sorted; for a binary task the last one is the positive class.
-    """
-
-    ids: NDArray[np.str_]
-    inputs: Inputs
-    labels: NDArray[np.int64]
-    classes: tuple[str, ...]
+    ids: NDArray[np.str_]  # one distinct string a row, shape [n]; says nothing about groups
+    inputs: Inputs  # n images (decoded when asked for), texts or text pairs
+    labels: NDArray[np.int64]  # integers into `classes`, shape [n]
+    classes: tuple[str, ...]  # names of the classes, sorted; for a binary task the last one is the positive class
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -58,17 +51,11 @@ class Examples:
 
 @dataclass(frozen=True)
 class Attributes:
-    """Group columns by id, for auditing only.
+    """Group columns by id, for auditing only."""
 
-    Attributes:
-        ids: as in `Examples`, shape [n].
-        columns: group columns by name, n rows each.
-        cluster: rows that belong together (the same person, the same premise), or None.
-    """
-
-    ids: NDArray[np.str_]
-    columns: Mapping[str, Column]
-    cluster: Column | None = None
+    ids: NDArray[np.str_]  # as in `Examples`, shape [n]
+    columns: Mapping[str, Column]  # group columns by name, n rows each
+    cluster: Column | None = None  # rows that belong together (the same person, the same premise), or None
 
     def rows(self, ids: ArrayLike) -> NDArray[np.intp]:
         """Positions of these ids."""
@@ -91,14 +78,6 @@ class Attributes:
 class Dataset:
     """A classification data set.
 
-    Attributes:
-        name: "utkface", "celeba", ...
-        all: every example, split or not; `examples(split)` is what training code should be handed.
-        split: the part of each row ("train", "val", "test", or the names its authors use), shape [n].
-        attributes: the group columns, apart.
-        skipped: what was left out: reason -> names.
-        provenance: where the rows came from and which options made them.
-
     Example:
         >>> ids = np.array(["a", "b", "c"])
         >>> data = Dataset(
@@ -113,12 +92,12 @@ class Dataset:
         [1, 0]
     """
 
-    name: str
-    all: Examples
-    split: NDArray[np.str_]
-    attributes: Attributes
-    skipped: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    provenance: Mapping[str, Any] = field(default_factory=dict)
+    name: str  # "utkface", "celeba", ...
+    all: Examples  # every example, split or not; `examples(split)` is what training code should be handed
+    split: NDArray[np.str_]  # the part of each row ("train", "val", "test", or the names its authors use), shape [n]
+    attributes: Attributes  # the group columns, apart
+    skipped: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # what was left out: reason -> names
+    provenance: Mapping[str, Any] = field(default_factory=dict)  # where the rows came from and which options made them
 
     @classmethod
     def of(
@@ -217,22 +196,16 @@ class Dataset:
 class Items(Sequence[T], Generic[T]):
     """The items of a language benchmark.
 
-    Attributes:
-        name: "stereoset", "bbq", ...
-        items: one dataclass an item.
-        skipped: what was left out: reason -> names.
-        provenance: where the items came from and which options made them.
-
     Example:
         >>> items = Items("toy", ("a", "b"))
         >>> len(items), items[1]
         (2, 'b')
     """
 
-    name: str
-    items: tuple[T, ...]
-    skipped: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    provenance: Mapping[str, Any] = field(default_factory=dict)
+    name: str  # "stereoset", "bbq", ...
+    items: tuple[T, ...]  # one dataclass an item
+    skipped: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # what was left out: reason -> names
+    provenance: Mapping[str, Any] = field(default_factory=dict)  # where the items came from and which options made them
 
     def __post_init__(self) -> None:
         if not self.items:

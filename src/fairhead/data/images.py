@@ -83,18 +83,13 @@ class Images(Sequence[Image.Image]):
 
     def as_array(
         self,
+        # Height and width; None keeps the images as they are (they must then all be of one size)
         size: int | None = 64,
-        indices: ArrayLike | None = None,
-        progress: Progress | None = None,
-        workers: int | None = None,
+        indices: ArrayLike | None = None,  # positions to decode, in this order; None decodes all
+        progress: Progress | None = None,  # called with (done, total) as the work goes on
+        workers: int | None = None,  # threads; None takes one a core
     ) -> NDArray[np.uint8]:
         """Decode into one array [n, H, W, 3], resized to size × size without cropping.
-
-        Args:
-            size: height and width; None keeps the images as they are (they must then all be of one size).
-            indices: positions to decode, in this order; None decodes all.
-            progress: called with (done, total) as the work goes on.
-            workers: threads; None takes one a core.
 
         Returns:
             uint8 of shape [n, H, W, 3].

@@ -22,12 +22,6 @@ _MISSING = ("", "nan", "<na>")
 class Table:
     """Columns by name.
 
-    Attributes:
-        name: what messages call it.
-        columns: the names of its columns.
-        read: gives the values of some columns, n each.
-        provenance: gives what says where the table came from.
-
     Example:
         >>> table = Table("posts.csv", ("post", "y"), lambda names: {"post": [" a "], "y": [1.0]})
         >>> table.find(None, ("text", "post")), table.cells("y").tolist(), table.cells("post").tolist()
@@ -38,10 +32,10 @@ class Table:
         fairhead.errors.InputError: posts.csv has no column 'Y'. Did you mean 'y'? Its columns: post, y
     """
 
-    name: str
-    columns: tuple[str, ...]
-    read: Callable[[Sequence[str]], Mapping[str, Sequence[Any]]]
-    provenance: Callable[[], Mapping[str, Any]] = dict
+    name: str  # what messages call it
+    columns: tuple[str, ...]  # the names of its columns
+    read: Callable[[Sequence[str]], Mapping[str, Sequence[Any]]]  # gives the values of some columns, n each
+    provenance: Callable[[], Mapping[str, Any]] = dict  # gives what says where the table came from
     _values: dict[str, Sequence[Any]] = field(default_factory=dict)
 
     def find(self, named: str | None, usual: Sequence[str]) -> str | None:

@@ -37,21 +37,16 @@ KINDS = {
 class Reader:
     """One reader.
 
-    Attributes:
-        name: before the colon of `name:path`.
-        kind: one of `KINDS`.
-        function: where it is, as "module:function"; its keyword arguments are the options. Imported when first used.
-        aliases: other names for it.
-
     Example:
         >>> Reader("celeba", "images").options["target"]
         'Attractive'
     """
 
-    name: str
-    kind: str
+    name: str  # before the colon of `name:path`
+    kind: str  # one of `KINDS`
+    # Where it is, as "module:function"; its keyword arguments are the options. Imported when first used.
     function: str = ""
-    aliases: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()  # other names for it
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

@@ -19,17 +19,11 @@ PREFIX = "features:"
 
 @dataclass(frozen=True)
 class ReadyFeatures:
-    """Vectors by name: `features` [n, D] and `names` [n], the paths of pictures within their folder or zip, or ids.
+    """Vectors by name: `features` [n, D] and `names` [n], the paths of pictures within their folder or zip, or ids."""
 
-    Attributes:
-        where: the files, as they were given.
-        features: [n, D].
-        position: the row of each name.
-    """
-
-    where: str
-    features: NDArray[np.float32]
-    position: Mapping[str, int]
+    where: str  # the files, as they were given
+    features: NDArray[np.float32]  # [n, D]
+    position: Mapping[str, int]  # the row of each name
 
     @classmethod
     def read(cls, where: str) -> "ReadyFeatures":

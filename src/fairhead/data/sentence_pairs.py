@@ -13,24 +13,16 @@ DIRECTIONS = ("stereo", "antistereo")
 
 @dataclass(frozen=True)
 class CrowsPair:
-    """One pair.
+    """One pair."""
 
-    Attributes:
-        id: the row number as published.
-        more: the more stereotypical sentence, in either direction.
-        less: the less stereotypical one.
-        direction: "stereo": `more` speaks of a disadvantaged group and shows a stereotype; "antistereo": `less` speaks
-            of a disadvantaged group and goes against one.
-        bias_type: one of nine, such as "race-color".
-        annotations: the bias types that each of the five validators named.
-    """
-
-    id: str
-    more: str
-    less: str
+    id: str  # the row number as published
+    more: str  # the more stereotypical sentence, in either direction
+    less: str  # the less stereotypical one
+    # "stereo": `more` speaks of a disadvantaged group and shows a stereotype; "antistereo": `less` speaks of a
+    # disadvantaged group and goes against one
     direction: str
-    bias_type: str
-    annotations: tuple[tuple[str, ...], ...]
+    bias_type: str  # one of nine, such as "race-color"
+    annotations: tuple[tuple[str, ...], ...]  # the bias types that each of the five validators named
 
     @property
     def disadvantaged(self) -> str:
@@ -49,29 +41,23 @@ CATEGORY = ("category", "bias_type", "gender_id_x")
 
 
 def read_pairs(
-    path: Any,
+    path: Any,  # the table
     *,
+    # Column of the more stereotypical sentence; by default more, stereotype, sent_more or sent_x
     more: str | None = None,
+    # Column of the less stereotypical one; by default less, antistereotype, sent_less or sent_y
     less: str | None = None,
-    category: str | None = None,
+    category: str | None = None,  # column of the kind of bias; by default category, bias_type or Gender_ID_x
+    # Column with "stereo" or "antistereo", see `CrowsPair`; by default direction or stereo_antistereo. "stereo" where
+    # there is none.
     direction: str | None = None,
+    # Only rows of this language, by the column language or lang; by default all, and where the file has several
+    # languages a category is named with its own: "gender (fr)"
     language: str | None = None,
-    id: str | None = None,
-    on_error: str = "raise",
+    id: str | None = None,  # column of distinct ids; by default id. Rows without one are numbered from 1.
+    on_error: str = "raise",  # "raise", or "skip" to leave out rows that lack a sentence or have the same one twice
 ) -> Items[CrowsPair]:
     r"""Read pairs of sentences of your own from a table (CSV, TSV, JSONL, Parquet), or WinoQueer's as published.
-
-    Args:
-        path: the table.
-        more: column of the more stereotypical sentence; by default more, stereotype, sent_more or sent_x.
-        less: column of the less stereotypical one; by default less, antistereotype, sent_less or sent_y.
-        category: column of the kind of bias; by default category, bias_type or Gender_ID_x.
-        direction: column with "stereo" or "antistereo", see `CrowsPair`; by default direction or stereo_antistereo.
-            "stereo" where there is none.
-        language: only rows of this language, by the column language or lang; by default all, and where the file has
-            several languages a category is named with its own: "gender (fr)".
-        id: column of distinct ids; by default id. Rows without one are numbered from 1.
-        on_error: "raise", or "skip" to leave out rows that lack a sentence or have the same one twice.
 
     Example:
         >>> import pathlib, tempfile

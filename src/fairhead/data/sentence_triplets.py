@@ -23,23 +23,14 @@ class Triplet(NamedTuple):
 
 @dataclass(frozen=True)
 class StereoSetItem:
-    """One item.
+    """One item."""
 
-    Attributes:
-        id: as published.
-        kind: "intrasentence" (the context has a BLANK) or "intersentence" (a sentence follows the context).
-        target: the term whose stereotype is asked for.
-        bias_type: "gender", "profession", "race" or "religion".
-        context: the sentence with BLANK, or the sentence before.
-        sentences: the three sentences as published; an intrasentence one is the context with its BLANK filled.
-    """
-
-    id: str
-    kind: str
-    target: str
-    bias_type: str
-    context: str
-    sentences: Triplet
+    id: str  # as published
+    kind: str  # "intrasentence" (the context has a BLANK) or "intersentence" (a sentence follows the context)
+    target: str  # the term whose stereotype is asked for
+    bias_type: str  # "gender", "profession", "race" or "religion"
+    context: str  # the sentence with BLANK, or the sentence before
+    sentences: Triplet  # the three sentences as published; an intrasentence one is the context with its BLANK filled
 
     @property
     def texts(self) -> Triplet:
@@ -63,31 +54,22 @@ class TripletSplit(NamedTuple):
 
 
 def read_triplets(
-    path: Any,
+    path: Any,  # the table
     *,
-    stereotype: str | None = None,
-    anti_stereotype: str | None = None,
-    unrelated: str | None = None,
+    stereotype: str | None = None,  # column of the stereotypical sentence; by default stereotype
+    anti_stereotype: str | None = None,  # column of its opposite; by default anti_stereotype or antistereotype
+    unrelated: str | None = None,  # column of a sentence that has nothing to do with either; by default unrelated
+    # Column of the sentence before them; by default context. Where it is empty or has a BLANK, the three sentences
+    # stand for themselves.
     context: str | None = None,
-    category: str | None = None,
+    category: str | None = None,  # column of the kind of bias; by default category or bias_type
+    # Column of the term that the stereotype is about, by default term or target: rows of one term count, and are held
+    # out from training, together. Without it each row is a term of its own.
     term: str | None = None,
-    id: str | None = None,
-    on_error: str = "raise",
+    id: str | None = None,  # column of distinct ids; by default id. Rows without one are numbered from 1.
+    on_error: str = "raise",  # "raise", or "skip" to leave out rows that lack a sentence or have the same one twice
 ) -> Items[StereoSetItem]:
     r"""Read sentences in threes of your own from a table (CSV, TSV, JSONL, Parquet).
-
-    Args:
-        path: the table.
-        stereotype: column of the stereotypical sentence; by default stereotype.
-        anti_stereotype: column of its opposite; by default anti_stereotype or antistereotype.
-        unrelated: column of a sentence that has nothing to do with either; by default unrelated.
-        context: column of the sentence before them; by default context. Where it is empty or has a BLANK, the three
-            sentences stand for themselves.
-        category: column of the kind of bias; by default category or bias_type.
-        term: column of the term that the stereotype is about, by default term or target: rows of one term count, and
-            are held out from training, together. Without it each row is a term of its own.
-        id: column of distinct ids; by default id. Rows without one are numbered from 1.
-        on_error: "raise", or "skip" to leave out rows that lack a sentence or have the same one twice.
 
     Example:
         >>> import pathlib, tempfile

@@ -65,7 +65,26 @@ class Example(NamedTuple):
 
 
 @dataclass(frozen=True)
-class BalancePairs:
+class _WithNeutralText:
+    """What both methods here do with a neutral text."""
+
+    neutral: Annotated[str | None, Option(metavar="TEXT")] = None
+
+    def check(self) -> None:
+        """Refuse a neutral text that cannot be read, before a model is loaded."""
+        read_neutral(self.neutral)
+
+    def watched_texts(self) -> Sequence[str]:
+        """Neutral texts that are not trained on: their perplexity is watched."""
+        return read_neutral(self.neutral).watched
+
+    def measuring(self) -> NegativeLogLikelihoods:
+        """How likely the three sentences are: the loss itself may need the model before training."""
+        return NegativeLogLikelihoods()
+
+
+@dataclass(frozen=True)
+class BalancePairs(_WithNeutralText):
     """The settings.
 
     Attributes:
@@ -83,7 +102,6 @@ class BalancePairs:
         'batch'
     """
 
-    neutral: Annotated[str | None, Option(metavar="TEXT")] = None
     mean_over: Literal["batch", "category", "all", "each"] = "batch"
     level_weight: NotNegative = 0.5
     keep_weight: NotNegative = 10.0
@@ -108,14 +126,6 @@ class BalancePairs:
         if not self.kl_weight and not self.triplet_weight:
             return None
         return KLAAD(ce_weight=0, kl_weight=self.kl_weight, triplet_weight=self.triplet_weight)
-
-    def check(self) -> None:
-        """Refuse a neutral text that cannot be read, before a model is loaded."""
-        read_neutral(self.neutral)
-
-    def watched_texts(self) -> Sequence[str]:
-        """Neutral texts that are not trained on: their perplexity is watched."""
-        return read_neutral(self.neutral).watched
 
     def prepare(self, items: Iterable[StereoSetItem], tokenizer: Any, context: int) -> Prepared[Example]:
         """One example an item; neutral texts are dealt out in an order that depends on them alone."""
@@ -208,13 +218,9 @@ class BalancePairs:
         total = shift + self.level_weight * level + self.keep_weight * keep
         return {"loss": total, "shift": shift, "level": level, "keep": keep}
 
-    def measuring(self) -> NegativeLogLikelihoods:
-        """How likely the three sentences are: the loss itself needs the model before training."""
-        return NegativeLogLikelihoods()
-
 
 @dataclass(frozen=True)
-class BalanceControl:
+class BalanceControl(_WithNeutralText):
     """Cross-entropy alone on the pairs and neutral texts that `BalancePairs` reads, in the same batches, to the end.
 
     Nothing is trained on the unrelated sentences, which are nonsense.
@@ -223,17 +229,8 @@ class BalanceControl:
         neutral: as in `BalancePairs`.
     """
 
-    neutral: Annotated[str | None, Option(metavar="TEXT")] = None
     plan: ClassVar[Mapping[str, Any]] = {**BalancePairs.plan, "checks": 0}
     control_of: ClassVar[str] = "balance_pairs"  # whose options it takes in a grid
-
-    def check(self) -> None:
-        """Refuse a neutral text that cannot be read, before a model is loaded."""
-        read_neutral(self.neutral)
-
-    def watched_texts(self) -> Sequence[str]:
-        """Neutral texts that are not trained on: their perplexity is watched."""
-        return read_neutral(self.neutral).watched
 
     def prepare(self, items: Iterable[StereoSetItem], tokenizer: Any, context: int) -> Prepared[Example]:
         """As `BalancePairs` does."""
@@ -250,10 +247,6 @@ class BalanceControl:
             return {"loss": -batch.token_logprobs(logits, log_sum_exp(logits))[batch.trained].mean()}
 
         yield loss
-
-    def measuring(self) -> NegativeLogLikelihoods:
-        """As `BalancePairs` does."""
-        return NegativeLogLikelihoods()
 
 
 class Batch(NamedTuple):

@@ -95,7 +95,6 @@ def token_losses(logits: Tensor, batch: Sentences) -> Tensor:
     """Negative log-probability of each token after the first, 0 for padding: [N, T, V] → [N, T − 1].
 
     Example:
-        >>> import torch
         >>> batch = stack([[0, 1, 1], [0, 1]])
         >>> token_losses(torch.zeros(2, 3, 4), batch).sum(1).tolist()  # log 4 a token
         [2.7725887298583984, 1.3862943649291992]

@@ -26,16 +26,23 @@ from torch.nn.functional import normalize
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads import Site, Tap
 from fairhead.mitigate.dam_parts import RunningStandardise, SideStream
-from fairhead.mitigate.encoder_layer import EncoderLayer, Norm, argument, freeze_backbone, require_encoder
+from fairhead.mitigate.encoder_layer import (
+    AttachedMethod,
+    EncoderLayer,
+    Norm,
+    argument,
+    freeze_backbone,
+    require_encoder,
+)
 from fairhead.mitigate.losses import gathered
 from fairhead.mitigate.priors import Choice, LogUniform, Prior
-from fairhead.mitigate.training_job import ADDED_LATER, Job
+from fairhead.mitigate.training_job import ADDED_LATER
 from fairhead.settings import Count, NotNegative, Positive, Share
 from fairhead.train.first_token import all_tokens
 
 
 @dataclass(frozen=True)
-class DAM:
+class DAM(AttachedMethod):
     """What DAM does and where; the defaults are the paper's, with its defects mended.
 
     Attributes:
@@ -122,14 +129,6 @@ class DAM:
             model.register_forward_hook(parts.after, with_kwargs=True)
         return model
 
-    def train(self, job: Job) -> nn.Module:
-        """One stage: plain training of a model that carries DAM."""
-        from fairhead.models import attach
-
-        model = attach(job.build_model(), self)
-        job.fit("training", model)
-        return model
-
 
 class DAMParts(nn.Module):
     """What DAM adds to a model: running statistics of q and k, and the head of the alignment loss."""
@@ -212,7 +211,6 @@ def most_attended(
     `DAM` says what may be picked. Padding (mask [B, T] is 0) is not: zeros stand in where there are too few tokens.
 
     Example:
-        >>> import torch
         >>> weights = torch.tensor([[[0.6, 0.1, 0.3]]])
         >>> values = torch.arange(3.0).reshape(1, 1, 3, 1)
         >>> most_attended(weights, values, count=2).flatten().tolist()
@@ -237,7 +235,6 @@ def supervised_contrastive(z: Tensor, labels: Tensor, temperature: float = 0.07)
     """Khosla et al.'s loss ("out" form) of unit vectors [B, width], over the rows that have another of their class.
 
     Example:
-        >>> import torch
         >>> z = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
         >>> loss = supervised_contrastive(z, torch.tensor([0, 0, 1]), temperature=1.0)
         >>> round(loss.item(), 4)   # log(1 + 1/e); the third row has no positive

@@ -56,7 +56,6 @@ def cvar_weights(losses: Tensor, alpha: float) -> Tensor:
     """The weights, summing to 1, that make Σ wᵢ ℓᵢ the mean over the worst `alpha` of the rows [B].
 
     Example:
-        >>> import torch
         >>> cvar_weights(torch.tensor([1.0, 4.0, 2.0, 3.0]), alpha=0.375).tolist()   # one row and a half
         [0.0, 0.6666666865348816, 0.0, 0.3333333432674408]
     """
@@ -73,7 +72,6 @@ def chi2_weights(losses: Tensor, alpha: float) -> Tensor:
     that a GPU would have to wait for.
 
     Example:
-        >>> import torch
         >>> chi2_weights(torch.tensor([0.0, 1.0]), alpha=1.0).tolist()   # a ball of radius 0
         [0.5, 0.5]
     """

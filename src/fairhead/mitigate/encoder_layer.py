@@ -20,8 +20,20 @@ _NAME = "encoder_layer"
 Norm = Literal["before", "after"]
 
 
+class AttachedMethod:
+    """A method that a model carries: it is attached, and the model is trained plainly with it."""
+
+    def train(self, job: Job) -> nn.Module:
+        """One stage: plain training of a model that carries the method."""
+        from fairhead.models import attach
+
+        model = attach(job.build_model(), self)
+        job.fit("training", model)
+        return model
+
+
 @dataclass(frozen=True)
-class EncoderLayer:
+class EncoderLayer(AttachedMethod):
     """Append an encoder layer whose feed-forward part is as wide as the model (D → D → D).
 
     The task head then reads the new layer's output. For last-encoder training freeze the rest.
@@ -60,14 +72,6 @@ class EncoderLayer:
         layer = AppendedLayer(width, self.heads or last.n_heads, self.activation, self.masked, self.norm)
         model.add_module(_NAME, layer.to(next(model.parameters()).device))
         base.register_forward_hook(layer.after_base, with_kwargs=True)
-        return model
-
-    def train(self, job: Job) -> nn.Module:
-        """One stage: plain training of a model with the layer appended."""
-        from fairhead.models import attach
-
-        model = attach(job.build_model(), self)
-        job.fit("training", model)
         return model
 
 

@@ -53,7 +53,6 @@ def upsampled(wrong: Tensor, times: int) -> Tensor:
     """Every row number once, and those of `wrong` [n] `times` times.
 
     Example:
-        >>> import torch
         >>> upsampled(torch.tensor([False, True]), 3).tolist()
         [0, 1, 1, 1]
     """
@@ -140,7 +139,6 @@ def environments(logits: Tensor, labels: Tensor) -> Tensor:
     same place.
 
     Example:
-        >>> import torch
         >>> environments(torch.tensor([[2.0, 0.0], [2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 1, 1])).tolist()
         [0, 1, 0]
     """

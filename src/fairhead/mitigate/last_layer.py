@@ -22,7 +22,6 @@ def find_head(model: nn.Module, examples: Examples) -> nn.Linear:
     """The linear layer whose output is the logits. One row of `examples` is run to find it.
 
     Example:
-        >>> import torch
         >>> from transformers import RobertaConfig, RobertaForSequenceClassification
         >>> from fairhead.train import Examples
         >>> small = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=9)
@@ -119,7 +118,6 @@ def best_factors(probabilities: Tensor, labels: Tensor, tried: Tensor, rounds: i
     first class of two stays at 1, as only ratios matter.
 
     Example:
-        >>> import torch
         >>> p = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
         >>> s = best_factors(p, torch.tensor([0, 0, 1, 1]), torch.tensor([0.5, 1.0, 2.0, 3.0]))
         >>> (p * s).argmax(-1).tolist()
@@ -227,7 +225,6 @@ def afr_weights(p_label: Tensor, labels: Tensor, gamma: float) -> Tensor:
     """β_y · exp(−γ p_y), summing to 1, where β_y is one over the size of the row's class; [m].
 
     Example:
-        >>> import torch
         >>> afr_weights(torch.tensor([1.0, 1.0, 1.0]), torch.tensor([0, 0, 1]), gamma=5.0).tolist()
         [0.25, 0.25, 0.5]
     """

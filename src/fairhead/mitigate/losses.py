@@ -15,7 +15,6 @@ def row_losses(logits: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy of each row, [B], in 32 bits; logits [B, C], labels [B].
 
     Example:
-        >>> import torch
         >>> row_losses(torch.zeros(1, 4), torch.tensor([2])).exp().item()
         4.0
     """
@@ -28,7 +27,6 @@ class GroupLoss:
     The groups are those that a method has found, or (in `references`) was given.
 
     Example:
-        >>> import torch
         >>> from types import SimpleNamespace
         >>> loss = GroupLoss(torch.tensor([0, 0, 1]), step_size=0.0)      # q stays at ½ each
         >>> out = SimpleNamespace(logits=torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.0, 100.0]]))
@@ -69,7 +67,6 @@ class Adjusted:
     """A loss of f + offset, where each training row has offsets of its own: what they say, f need not learn.
 
     Example:
-        >>> import torch
         >>> from transformers.modeling_outputs import ImageClassifierOutput
         >>> loss = Adjusted(torch.tensor([[0.75, 0.25]]).log())    # three in four are of class 0
         >>> out = ImageClassifierOutput(logits=torch.zeros(1, 2))
@@ -102,7 +99,6 @@ def cell_numbers(labels: Tensor, parts: Tensor) -> Tensor:
     """One number for each (class, part) pair that occurs, from 0 and without holes, [n] on the CPU.
 
     Example:
-        >>> import torch
         >>> cell_numbers(torch.tensor([0, 0, 1]), torch.tensor([5, 7, 5])).tolist()
         [0, 1, 2]
     """

@@ -37,7 +37,6 @@ class Pair(nn.Module):
     """The first network is the one that predicts; the second runs while training only.
 
     Example:
-        >>> import torch
         >>> from types import SimpleNamespace
         >>> class Net(torch.nn.Linear):
         ...     def forward(self, x):
@@ -131,7 +130,6 @@ class FailureLoss:
     """The sum of both networks' losses. Running losses are kept for every row of the training set, on the device.
 
     Example:
-        >>> import torch
         >>> loss = FailureLoss(torch.tensor([0, 1]))
         >>> out = PairOutput(torch.zeros(2, 2), torch.zeros(2, 2))
         >>> value = loss(out, torch.tensor([0, 1]), torch.tensor([0, 1]))
@@ -234,7 +232,6 @@ def adversarial_weights(scores: Tensor) -> Tensor:
     """1 + σ(score) over its mean, [B]: every row counts, those with high scores more.
 
     Example:
-        >>> import torch
         >>> adversarial_weights(torch.zeros(3)).tolist()
         [2.0, 2.0, 2.0]
     """

@@ -27,7 +27,6 @@ class CompiledLayers(AbstractContextManager["CompiledLayers"]):
         as_they_are: why they are not compiled; None where they are.
 
     Example:
-        >>> import torch
         >>> from torch import nn
         >>> model = nn.Sequential(nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]))
         >>> len(repeated_layers(model))
@@ -85,7 +84,6 @@ def patches(convolution: nn.Conv2d, pictures: Tensor) -> Tensor:
     """What such a convolution gives for pictures [B, C, H, W], as one matrix product: [B, D, rows, columns].
 
     Example:
-        >>> import torch
         >>> cut = torch.nn.Conv2d(3, 5, kernel_size=4, stride=4)
         >>> pictures = torch.randn(2, 3, 8, 12)
         >>> torch.allclose(patches(cut, pictures), cut(pictures), atol=1e-6)

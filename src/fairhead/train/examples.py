@@ -19,7 +19,6 @@ class Examples(Dataset):
     A map-style torch data set whose batches are gathered by one indexing operation.
 
     Example:
-        >>> import torch
         >>> from fairhead.train import Examples
         >>> examples = Examples({"pixel_values": torch.zeros(4, 1, 8, 8)}, torch.tensor([0, 1, 0, 1]))
         >>> len(examples), sorted(examples.__getitems__([0, 2]))

@@ -84,7 +84,6 @@ def fit(
         The history and the chosen epoch.
 
     Example:
-        >>> import torch
         >>> from transformers import ViTConfig, ViTForImageClassification
         >>> from fairhead.train import Examples, TrainingPlan, fit
         >>> shape = dict(image_size=4, patch_size=2, num_channels=1, hidden_size=8, intermediate_size=8)
@@ -215,7 +214,6 @@ def predict(
     """Class probabilities, shape [n, C] on the CPU; the model is left in evaluation mode.
 
     Example:
-        >>> import torch
         >>> from transformers import ViTConfig, ViTForImageClassification
         >>> from fairhead.train import Examples, predict
         >>> shape = dict(image_size=4, patch_size=2, num_channels=1, hidden_size=8, intermediate_size=8)
@@ -285,7 +283,6 @@ def worst_accuracy(predicted: Tensor, labels: Tensor, cells: Tensor) -> float:
         cells: what to divide the rows by, [n]: the labels themselves, or (label, cluster) numbers.
 
     Example:
-        >>> import torch
         >>> worst_accuracy(torch.tensor([1, 1, 1]), torch.tensor([1, 1, 0]), cells=torch.tensor([0, 5, 5]))
         0.5
     """

@@ -38,7 +38,6 @@ def kmeans(points: Tensor, k: int, seed: int = 0, restarts: int = 4, rounds: int
         rounds: at most, each.
 
     Example:
-        >>> import torch
         >>> kmeans(torch.tensor([[0.0], [0.1], [9.0], [9.1]]), 2).cluster.diff().abs().tolist()
         [0, 1, 0]
     """
@@ -247,7 +246,6 @@ def independent_weights(labels: Tensor, clusters: Tensor, weights: Tensor | None
         cap: the largest weight, in means; a cell of a row or two would decide everything otherwise.
 
     Example:
-        >>> import torch
         >>> independent_weights(torch.tensor([0, 0, 1, 0, 1, 1]), torch.tensor([0, 0, 0, 1, 1, 1])).tolist()
         [0.75, 0.75, 1.5, 1.5, 0.75, 0.75]
     """

@@ -145,7 +145,6 @@ def fair_contrastive(z: Tensor, labels: Tensor, groups: Tensor, temperature: flo
     `even_groups` averages within each (class, group) cell of positives first, and over anchors' cells last.
 
     Example:
-        >>> import torch
         >>> z = torch.eye(3)[[0, 0, 1]]
         >>> args = torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0]), 1.0, False
         >>> round(fair_contrastive(z, *args).item(), 4)   # row 0 alone has both: −(1 − 0)
@@ -271,7 +270,6 @@ def query_gap(queries: Tensor, labels: Tensor, groups: Tensor) -> Tensor:
     """Mean over the (class, group) cells of a batch of ‖cell mean − class mean‖²; queries [B, D].
 
     Example:
-        >>> import torch
         >>> q = torch.tensor([[0.0], [2.0], [5.0]])
         >>> query_gap(q, torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0])).item()   # 1, 1 and 0
         0.6666666865348816
