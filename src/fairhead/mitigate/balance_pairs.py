@@ -96,10 +96,6 @@ class BalancePairs(_WithNeutralText):
         width: where the Huber loss turns from a square into a line, in nats.
         kl_weight: of KLAAD's divergence of attention maps, in the last layer.
         triplet_weight: of KLAAD's triplet loss, with its margin for Llama.
-
-    Example:
-        >>> BalancePairs(keep_weight=0).mean_over
-        'batch'
     """
 
     mean_over: Literal["batch", "category", "all", "each"] = "batch"

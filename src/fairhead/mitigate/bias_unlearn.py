@@ -37,10 +37,6 @@ class CDA:
         swaps: word lists: a folder of WinoBias or gn_glove, or a file of pairs.
         one_sided: train on swapped sentences only, not on the originals.
         all_sentences: also train on sentences without a word to swap.
-
-    Example:
-        >>> CDA("winobias").one_sided
-        False
     """
 
     swaps: Annotated[str, Option(metavar="PATH")]

@@ -32,10 +32,6 @@ class SentenceDebias:
         swaps: word lists: a folder of WinoBias or gn_glove, or a file of pairs.
         components: directions that are taken out.
         batch_size: sentences read together.
-
-    Example:
-        >>> SentenceDebias("winobias").components
-        1
     """
 
     swaps: Annotated[str, Option(metavar="PATH")]

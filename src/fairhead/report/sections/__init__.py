@@ -1,4 +1,4 @@
-"""Sections of a page, one file each: a dataclass whose fields are its JSON form, that checks itself and draws itself.
+"""Sections of a page: each is a dataclass whose fields are its JSON form, that checks itself and draws itself.
 
 To add one, write such a file and name it in `SECTIONS`; another package names its own in the entry point group
 "fairhead.sections".
