@@ -43,6 +43,8 @@ NAMES = {
     "both": "balance and match",
 }
 NAMES |= {f"{name} {s:g}": f"{said}, {100 * s:.0f} % strength" for name, said in NAMES.items() for s in STRENGTHS}
+PROVED = ("auto", "balance", "match")  # compared with plain training, unless another method is named
+_CHECKPOINTS = "checkpoint"  # within the folder of a run, until that has ended
 
 
 def choice_verdict(notes: Mapping[str, Any], uses_groups: bool = False) -> list[Sentence]:
@@ -156,10 +158,6 @@ def _points(share: float) -> str:
 
 def _p(p: float) -> str:
     return "p < 0.001" if p < 0.001 else f"p = {p:.2f}"
-
-
-PROVED = ("auto", "balance", "match")  # compared with plain training, unless another method is named
-_CHECKPOINTS = "checkpoint"  # within the folder of a run, until that has ended
 
 
 @dataclass(frozen=True)

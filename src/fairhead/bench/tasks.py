@@ -33,6 +33,8 @@ from fairhead.train.features import encode
 Progress = Callable[[int, int], None]
 # Options of readers that choose among the same pictures: those are then decoded once for all of them.
 _CHOOSING = ("seed", "bias_rate", "fractions", "split", "person", "groups_from")
+# Options of methods that name a model.
+NAMING = ("teacher", "encoder", "adversary")
 
 
 @dataclass(frozen=True)
@@ -216,10 +218,6 @@ def _texts(data: Data, recipe: Recipe) -> Callable[[Published], dict[str, Tensor
         raise InputError(f"{data.name} has texts, which {recipe.name} cannot read: give a backbone path:FOLDER")
     tokenizer = tokenizer_of(recipe.place)
     return lambda part: tokens_of(tokenizer, part.inputs, data.max_length)
-
-
-# Options of methods that name a model.
-NAMING = ("teacher", "encoder", "adversary")
 
 
 def check_auxiliary_models(cell: Cell) -> None:

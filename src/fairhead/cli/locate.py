@@ -64,6 +64,19 @@ _NOT_FOR_PAIRS = (
     *("task", "prompts", "text_adapter", "text_encoder", "calibrate", "texts", "concept_from", "orthogonal"),
     *("evidence", "tokens", "batch_size", "terms"),
 )
+VIEW_EPILOG = """
+**Example**
+
+    fairhead locate --model own/model --data images:labels.csv --label smiling --group sex --out heads
+
+    fairhead view heads
+
+Click heads on the map: gap, accuracy and what random heads do change at once, from the heads' stored parts. *Prove*
+runs the model with them edited; *Save* writes it as a folder that transformers loads.
+
+The page is for this machine alone (127.0.0.1), and its address holds a random token. Run it in the folder that locate
+was run in. The model runs over the rows once, unless locate was given `--features`; Ctrl-C ends it.
+"""
 
 
 @dataclass(frozen=True)
@@ -237,21 +250,6 @@ def _named(text: str | None, path: str | None) -> _Named:
 
 def _is_head(found: object) -> bool:
     return isinstance(found, list) and len(found) == 2 and all(type(number) is int and number >= 0 for number in found)
-
-
-VIEW_EPILOG = """
-**Example**
-
-    fairhead locate --model own/model --data images:labels.csv --label smiling --group sex --out heads
-
-    fairhead view heads
-
-Click heads on the map: gap, accuracy and what random heads do change at once, from the heads' stored parts. *Prove*
-runs the model with them edited; *Save* writes it as a folder that transformers loads.
-
-The page is for this machine alone (127.0.0.1), and its address holds a random token. Run it in the folder that locate
-was run in. The model runs over the rows once, unless locate was given `--features`; Ctrl-C ends it.
-"""
 
 
 def view_command(

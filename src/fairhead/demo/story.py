@@ -41,6 +41,10 @@ SHADES = ("dark", "light")
 
 # How much of the way from black to white a light background goes.
 _LIGHT = 0.5
+# Called with the name of a stage, how much of it is done, how much there is, and a word about it.
+Tell = Callable[[str, int, int, str], None]
+# An interval that begins below this shows a gap, but does not show that it is a large one.
+_SMALL_GAP = 0.02
 
 
 def shaded_digits(seed: int = 0, bias: float = 0.9, parts: Sequence[str] = ("train", "val", "test")) -> Dataset:
@@ -84,10 +88,6 @@ def _picture(digit: Any, shade: int) -> Image.Image:
     """A digit [8, 8] in [0, 1], on its background."""
     background = _LIGHT * shade
     return Image.fromarray(np.round(255 * (background + digit * (1 - background))).astype(np.uint8))
-
-
-# Called with the name of a stage, how much of it is done, how much there is, and a word about it.
-Tell = Callable[[str, int, int, str], None]
 
 
 @dataclass(frozen=True)
@@ -214,10 +214,6 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-# An interval that begins below this shows a gap, but does not show that it is a large one.
-_SMALL_GAP = 0.02
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,11 @@ from fairhead.train.kmeans import COUNTS, adjusted_rand, find_clusters, kmeans, 
 Tell = Callable[[str, int, int], None]
 
 _CHUNK = 512  # pictures that are decoded at a time
+TYPICAL = {"pictures": 8, "texts": 5}
+_WORDS = 8
+_LEAST_COUNT = 5  # texts of a cluster that a word must be in
+_ROWS = 6000  # that stability over seeds is looked at with
+_SEEDS = 3
 
 
 def features_of(
@@ -100,13 +105,6 @@ def _pixels(every: Published, size: int, cache: str | Path | None, tell: Tell) -
         return array
     key = key_of("channels first", images.stamp, size, every.ids.tolist())
     return cached_array(cache_folder(cache), key, shape, "uint8", fill, {"rows": len(images)})
-
-
-TYPICAL = {"pictures": 8, "texts": 5}
-_WORDS = 8
-_LEAST_COUNT = 5  # texts of a cluster that a word must be in
-_ROWS = 6000  # that stability over seeds is looked at with
-_SEEDS = 3
 
 
 class Stable(NamedTuple):

@@ -20,6 +20,11 @@ Tokens = None | SupportsIndex | slice | Iterable[int] | Tensor
 # The same once it is checked: positions are plain numbers, so that they can be compared with a pass's length on the
 # host (an index beyond the end of a CUDA tensor ends the process's use of the device).
 CheckedTokens = None | int | slice | list[int] | Tensor
+# x [..., h, d] (the chosen heads at the chosen tokens) -> the same shape.
+HeadEdit = Callable[[Tensor, Site], Tensor]
+_INSIDE = frozenset({"q", "k", "v", "weights"})
+# Outputs that a reading of one token may hold back, to copy the rows of many layers at once.
+_HELD_BYTES = 64 * 2**20
 
 
 def check_tokens(tokens: Tokens) -> CheckedTokens:
@@ -108,15 +113,6 @@ class Transform(Protocol):
 
     def __call__(self, q: Tensor, k: Tensor, site: Site) -> tuple[Tensor, Tensor]:
         """Return the new q and k, in the shapes of the old ones."""
-
-
-# x [..., h, d] (the chosen heads at the chosen tokens) -> the same shape.
-HeadEdit = Callable[[Tensor, Site], Tensor]
-
-
-_INSIDE = frozenset({"q", "k", "v", "weights"})
-# Outputs that a reading of one token may hold back, to copy the rows of many layers at once.
-_HELD_BYTES = 64 * 2**20
 
 
 class Reading:

@@ -25,6 +25,8 @@ from fairhead.heads.sites import Site, forward_code
 _UNKNOWN = ("s_aux", "cache", "cu_seq_lens_q")
 # Attention functions whose masks say all there is to say: flash attention has its windows and padding elsewhere.
 _KNOWN = (None, "eager", "sdpa", "flex_attention")
+_NAME = "fairhead"
+_PLACE = "_fairhead_tap"  # the attribute of a tapped module that holds its Requests and kernel
 
 
 def attention_weights(
@@ -98,10 +100,6 @@ def _rows_of(x: Tensor, rows: CheckedTokens, n_query: int) -> Tensor:
         return x
     # A view for one row: a list would become an index tensor, and a device would be waited for at every step.
     return x[:, :, rows].unsqueeze(2) if isinstance(rows, int) else x[:, :, rows]
-
-
-_NAME = "fairhead"
-_PLACE = "_fairhead_tap"  # the attribute of a tapped module that holds its Requests and kernel
 
 
 @dataclass(eq=False)

@@ -29,6 +29,8 @@ from fairhead.stats import Difference
 
 _DRAWS = 40  # control sets of an edit that is answered at once
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_HOST = "127.0.0.1"
+_LARGEST = 100_000  # bytes of a request
 
 
 class Live:
@@ -163,10 +165,6 @@ def _any(values: Any) -> bool:
 def _number(value: Any) -> float | None:
     """As JSON has it: NaN is null there."""
     return None if value is None or not np.isfinite(value) else float(value)
-
-
-_HOST = "127.0.0.1"
-_LARGEST = 100_000  # bytes of a request
 
 
 def serve(live: Live, title: str, port: int = 0) -> "LiveServer":

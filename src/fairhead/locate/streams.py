@@ -15,6 +15,9 @@ from torch import Tensor, nn
 from fairhead.errors import UnsupportedModel
 from fairhead.models import method_of
 
+_FINAL_NORMS = ("layernorm", "post_layernorm", "norm", "ln_f", "final_layer_norm", "final_norm")
+_PROJECTIONS = ("visual_projection",)
+
 
 @dataclass(frozen=True)
 class Block:
@@ -47,9 +50,6 @@ _BLOCKS = {
     "Gemma3DecoderLayer": _SANDWICH,
     "OPTDecoderLayer": Block(mlp="fc2"),
 }
-
-_FINAL_NORMS = ("layernorm", "post_layernorm", "norm", "ln_f", "final_layer_norm", "final_norm")
-_PROJECTIONS = ("visual_projection",)
 
 
 @dataclass(frozen=True, eq=False)

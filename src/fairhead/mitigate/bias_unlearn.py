@@ -23,6 +23,7 @@ from fairhead.train.step import Parts
 from fairhead.train.tuning import Look
 
 NOTHING_TO_SWAP = "no word of the swap lists"
+Example = tuple[TokenTriplet, bool]
 
 
 @dataclass(frozen=True)
@@ -186,9 +187,6 @@ class BiasUnlearn:
     def measuring(self) -> "NegativeLogLikelihoods":
         """How likely the three sentences are: the loss itself needs the pretrained model."""
         return NegativeLogLikelihoods()
-
-
-Example = tuple[TokenTriplet, bool]
 
 
 class _Loss:

@@ -17,6 +17,9 @@ from fairhead.settings import Count, NotNegative, Positive, Range, Share
 from fairhead.train import Examples, predict
 from fairhead.train.fitting import score_of
 
+# Steps between two looks at the validation set.
+_LOOK_EVERY = 10
+
 
 def find_head(model: nn.Module, examples: Examples) -> nn.Linear:
     """The linear layer whose output is the logits. One row of `examples` is run to find it.
@@ -144,10 +147,6 @@ def _score(scaled: Tensor, labels: Tensor) -> Tensor:
     counts = torch.bincount(labels, minlength=scaled.shape[1])
     by_class = torch.bincount(labels, weights=hits, minlength=scaled.shape[1])[counts > 0] / counts[counts > 0]
     return torch.stack([by_class.min(), hits.mean()])
-
-
-# Steps between two looks at the validation set.
-_LOOK_EVERY = 10
 
 
 @dataclass(frozen=True)

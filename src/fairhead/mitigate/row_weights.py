@@ -18,6 +18,12 @@ from fairhead.stats import ALPHA
 from fairhead.train.kmeans import find_clusters, independent_weights
 from fairhead.train.linear import solve
 
+# Of the regression. What matters is that the weighted rows are like the sample, which a stronger one would not reach;
+# that held-out rows are predicted as well as can be would ask for one.
+_PENALTY = 0.01
+_FOLDS = 4
+_LEAST = 2 * _FOLDS  # rows of a class, in either sample
+
 
 def balance_weights(
     features: Tensor, labels: Tensor, clusters: int | None = None, *, cap: float = 20.0, seed: int = 0
@@ -106,13 +112,6 @@ def label_offsets(labels: Tensor, groups: Tensor, *, even: bool = False) -> Tens
     table = table.clamp(min=0.5)
     given = (table / table.sum(1, keepdim=True)).log()
     return (given if even else given - prior)[groups].float()
-
-
-# Of the regression. What matters is that the weighted rows are like the sample, which a stronger one would not reach;
-# that held-out rows are predicted as well as can be would ask for one.
-_PENALTY = 0.01
-_FOLDS = 4
-_LEAST = 2 * _FOLDS  # rows of a class, in either sample
 
 
 class Matched(NamedTuple):

@@ -24,6 +24,7 @@ from fairhead.train.tuning import Look
 # Tokens of a text that are read: the rest would be padding to all others of its batch.
 MOST_TOKENS = 64
 MOST_WATCHED = 200
+_FEW = 16
 
 
 class Neutral(NamedTuple):
@@ -69,9 +70,6 @@ def encode_neutral(texts: Sequence[str], tokenizer: Any, context: int) -> list[t
     lead = start_token(tokenizer).lead
     encoded = [(*lead, *ids)[: min(context, MOST_TOKENS)] for ids in found]
     return [tokens for tokens in encoded if len(tokens) > 1]
-
-
-_FEW = 16
 
 
 class Watched(NamedTuple):

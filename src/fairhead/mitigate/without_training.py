@@ -19,6 +19,9 @@ from fairhead.language.packing import start_token
 from fairhead.language.row_layout import context_length, final_states, quiet, refuse_other_than_causal, stack
 from fairhead.settings import Count, NotNegative, Option, PositiveShare, check_config
 
+_SENTENCE = "The following text discriminates against people because of their {}:\n"
+_LENGTHS = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "sliding_window", "window_size")
+
 
 @dataclass(frozen=True)
 class SentenceDebias:
@@ -124,10 +127,6 @@ def _pooled(model: Any, sentences: Sequence[Sequence[int]]) -> Tensor:
     batch = stack(sentences, device)
     states = final_states(model, {"input_ids": batch.ids, "attention_mask": batch.mask})
     return (states.float() * batch.mask[..., None]).sum(1) / batch.mask.sum(1, keepdim=True)
-
-
-_SENTENCE = "The following text discriminates against people because of their {}:\n"
-_LENGTHS = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "sliding_window", "window_size")
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ from fairhead.mitigate.two_networks import PairOutput, second_head
 from fairhead.settings import Count, NotNegative, Positive
 from fairhead.train.kmeans import independent_weights
 
+Array = NDArray[np.float64]
+
 
 @dataclass(frozen=True)
 class GroupDRO:
@@ -280,9 +282,6 @@ def query_gap(queries: Tensor, labels: Tensor, groups: Tensor) -> Tensor:
     class_mean = same_class @ queries / same_class.sum(1, keepdim=True)
     gap = (cell_mean - class_mean).square().sum(1)
     return (gap / same_cell.sum(1)).sum() / (1 / same_cell.sum(1)).sum()
-
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

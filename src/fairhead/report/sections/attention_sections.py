@@ -20,6 +20,9 @@ from fairhead.report.wording import count, scale_in_unit
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+_LARGEST = 224  # pixels of a picture in the page
+_TOP, _BOTTOM = 8, 130
+
 
 @dataclass(frozen=True, kw_only=True)
 class GapPoint:
@@ -96,9 +99,6 @@ def _panel(panel: GapPanel) -> Panel:
     return Panel(panel.caption, forest(marks, largest, panel.ideal), marks)
 
 
-_LARGEST = 224  # pixels of a picture in the page
-
-
 @dataclass(frozen=True, kw_only=True)
 class AttentionMap:
     """What the first token of one model looks at in one picture."""
@@ -142,9 +142,6 @@ def picture_address(image: "Image", largest: int = _LARGEST, quality: int = 85) 
     held = BytesIO()
     small.save(held, "JPEG", quality=quality)
     return "data:image/jpeg;base64," + base64.b64encode(held.getvalue()).decode()
-
-
-_TOP, _BOTTOM = 8, 130
 
 
 @dataclass(frozen=True)

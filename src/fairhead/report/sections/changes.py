@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _ROUNDING = 1e-9
 # Outcome -> the look of its mark and its word. Only "not significant" is a hollow dot.
 LOOKS = {"better": "better", "worse": "worse", "changed": "clear", "not significant": "vague"}
+_GLYPHS = {"better": "✓", "worse": "!", "changed": "↷"}
+_LEANING = {"nearer": ("lean-better", "nearer to"), "further": ("lean-worse", "further from")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,10 +264,6 @@ def _difference_panel(differences: Sequence[Difference]) -> Panel:
     share = is_share(differences[0].metric)
     drawn = forest(marks, Scale(100.0 if share else 1.0), ideal=0.0)
     return Panel("Percentage points" if share else "Other scales", drawn, marks)
-
-
-_GLYPHS = {"better": "✓", "worse": "!", "changed": "↷"}
-_LEANING = {"nearer": ("lean-better", "nearer to"), "further": ("lean-worse", "further from")}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,10 @@ STEPS = 5
 _LEFT = 34  # room for the numbers of layers
 _WIDTH = 660.0  # what a map of many heads should fit in
 _SMALLEST, _LARGEST = 13.0, 46.0  # side of a cell
+MOST = 16  # maps that style.css can switch between
+_Poles = Annotated[
+    Sequence[str], Must(lambda x: isinstance(x, list) and len(x) == 2, "is {value!r}; expected two names")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,9 +174,6 @@ def ranked(values: Grid, selected: Collection[tuple[int, int]], most: int = 10) 
     return [head for head in order if head in top]
 
 
-MOST = 16  # maps that style.css can switch between
-
-
 @dataclass(frozen=True, kw_only=True)
 class Headmaps(Section):
     """Maps with their names: each a section of its own, whose title is what it shows."""
@@ -192,11 +193,6 @@ class Headmaps(Section):
         """Buttons, and below them the map that is chosen."""
         group = f"maps-{crc32('/'.join([self.title, *self.names]).encode()):08x}"
         return fill("headmaps.html", group=group, panes=list(zip(self.names, self.maps, strict=True)))
-
-
-_Poles = Annotated[
-    Sequence[str], Must(lambda x: isinstance(x, list) and len(x) == 2, "is {value!r}; expected two names")
-]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,8 @@ from fairhead.report.wording import Scale, count
 if TYPE_CHECKING:
     from rich.console import Console
 
+_PERCENT = Scale(100, 1, "%")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Text(Section):
@@ -85,9 +87,6 @@ class EditFront(PlainTables):
         )
         figure = Markup('<figure class="block">{}<figcaption class="note">{}</figcaption></figure>')
         return figure.format(self.frontier.draw(), caption) + super().draw()
-
-
-_PERCENT = Scale(100, 1, "%")
 
 
 @dataclass(frozen=True, kw_only=True)
