@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from figures import HEADS, Case, as_json, run, scratch
 
-from fairhead.data.sentence_triplets import GOLD_LABELS
+from fairhead.data.sentences import GOLD_LABELS
 
 QUICK = ("--device", "cpu", "--n-boot", 200, "--draws", 20)
 

@@ -6,7 +6,7 @@ import torch
 import transformers as hf
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from fairhead.data.sentence_triplets import StereoSetItem, Triplet
+from fairhead.data.sentences import StereoSetItem, Triplet
 
 _WORDS = (
     "<s> the old nurse baker pilot poet was very kind and rude to blue so people said that he she went home late . "

@@ -6,8 +6,7 @@ import transformers as hf
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 
-from fairhead.data.sentence_pairs import CrowsPair
-from fairhead.data.sentence_triplets import StereoSetItem, Triplet
+from fairhead.data.sentences import CrowsPair, StereoSetItem, Triplet
 from fairhead.language.scorer import Scorer
 from fairhead.locate.pair_rows import pairs_of
 

@@ -19,7 +19,7 @@ from fairhead.data.datasets import Dataset, Inputs, Items, column
 from fairhead.data.files import Skips, Source
 from fairhead.data.images import HeldImages, Images
 from fairhead.data.own_table import Table, opened
-from fairhead.data.sentence_pairs import MORE_LESS
+from fairhead.data.sentences import MORE_LESS
 from fairhead.data.splits import EIGHTY_TEN_TEN, named_parts, split_by_hash, split_within
 from fairhead.errors import InputError
 

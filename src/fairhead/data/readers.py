@@ -130,8 +130,8 @@ READERS: Mapping[str, Reader] = {
         # A user's own data.
         Reader("images", "images", "fairhead.data.own:read_images"),
         Reader("texts", "texts", "fairhead.data.own:read_texts"),
-        Reader("pairs", "pairs", "fairhead.data.sentence_pairs:read_pairs"),
-        Reader("triplets", "triplets", "fairhead.data.sentence_triplets:read_triplets"),
+        Reader("pairs", "pairs", "fairhead.data.sentences:read_pairs"),
+        Reader("triplets", "triplets", "fairhead.data.sentences:read_triplets"),
     )
 }
 

@@ -183,7 +183,7 @@ def run_benchmark(
     """Run one benchmark on a model, as a suite does, and give all that can be said of it.
 
     Example:
-        >>> from fairhead.data.sentence_pairs import CrowsPair
+        >>> from fairhead.data.sentences import CrowsPair
         >>> from fairhead.language.answers import Score, Answers
         >>> class Constant:
         ...     def score(self, requests, **options):

@@ -18,8 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fairhead.data.sentence_pairs import CrowsPair
-from fairhead.data.sentence_triplets import StereoSetItem
+from fairhead.data.sentences import CrowsPair, StereoSetItem
 from fairhead.errors import InputError
 from fairhead.language.benchmark import SECTIONS, Measured
 from fairhead.language.benchmarks import all_benchmarks

@@ -103,7 +103,7 @@ def take_apart(
     Example:
         >>> from tokenizers import Tokenizer, models, pre_tokenizers
         >>> from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
-        >>> from fairhead.data.sentence_pairs import CrowsPair
+        >>> from fairhead.data.sentences import CrowsPair
         >>> from fairhead.locate.pair_rows import pairs_of
         >>> words = Tokenizer(models.WordLevel({w: i for i, w in enumerate("<s> she he cried .".split())}, "<s>"))
         >>> words.pre_tokenizer = pre_tokenizers.Whitespace()

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import huber_loss
 
-from fairhead.data.sentence_triplets import StereoSetItem
+from fairhead.data.sentences import StereoSetItem
 from fairhead.errors import InputError
 from fairhead.language.packing import Path, Row, plain_row
 from fairhead.language.row_layout import Layout, at_vocabulary, quiet, send

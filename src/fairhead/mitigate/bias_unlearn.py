@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, logsigmoid
 
-from fairhead.data.sentence_triplets import StereoSetItem
+from fairhead.data.sentences import StereoSetItem
 from fairhead.errors import InputError
 from fairhead.language.answers import TOO_LONG
 from fairhead.language.lexicons import read_swaps

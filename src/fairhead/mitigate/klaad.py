@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax, normalize, relu
 
-from fairhead.data.sentence_triplets import StereoSetItem
+from fairhead.data.sentences import StereoSetItem
 from fairhead.errors import InputError, check_known
 from fairhead.heads import Reading, tap
 from fairhead.language.row_layout import at_vocabulary

@@ -17,7 +17,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import torch
 from torch import nn
 
-from fairhead.data.sentence_triplets import StereoSetItem, TripletSplit
+from fairhead.data.sentences import StereoSetItem, TripletSplit
 from fairhead.errors import InputError
 from fairhead.language.packing import control_token_warning, starting
 from fairhead.language.row_layout import context_length, refuse_other_than_causal
@@ -104,7 +104,7 @@ class LanguageTrainer:
     Example:
         >>> from tokenizers import Tokenizer, models, pre_tokenizers
         >>> from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
-        >>> from fairhead.data.sentence_triplets import Triplet
+        >>> from fairhead.data.sentences import Triplet
         >>> from fairhead.mitigate.klaad import KLAAD
         >>> vocabulary = {w: i for i, w in enumerate("<s> nurses bakers are kind rude blue".split())}
         >>> words = Tokenizer(models.WordLevel(vocabulary, "<s>"))

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fairhead.data import parse_spec, read_items
-from fairhead.data.sentence_pairs import CrowsPair
-from fairhead.data.sentence_triplets import StereoSetItem, Triplet, TripletSplit, split_by_target
+from fairhead.data.sentences import CrowsPair, StereoSetItem, Triplet, TripletSplit, split_by_target
 from fairhead.data.splits import shuffle_by_hash
 from fairhead.errors import InputError
 from fairhead.language.answers import TOO_LONG
@@ -164,7 +163,7 @@ def encode_triplets(items: Iterable[StereoSetItem], tokenizer: Any, context: int
     Example:
         >>> from tokenizers import Tokenizer, models, pre_tokenizers
         >>> from transformers import PreTrainedTokenizerFast
-        >>> from fairhead.data.sentence_triplets import Triplet
+        >>> from fairhead.data.sentences import Triplet
         >>> words = Tokenizer(models.WordLevel({w: i for i, w in enumerate("<s> nurses are kind rude blue".split())}))
         >>> words.pre_tokenizer = pre_tokenizers.Whitespace()
         >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>")

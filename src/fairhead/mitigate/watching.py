@@ -9,7 +9,7 @@ from torch import nn
 
 from fairhead.data import parse_spec
 from fairhead.data.datasets import TextPair
-from fairhead.data.sentence_triplets import StereoSetItem, split_by_target
+from fairhead.data.sentences import StereoSetItem, split_by_target
 from fairhead.data.splits import shuffle_by_hash
 from fairhead.errors import InputError
 from fairhead.language.benchmarks import benchmark_named, stereoset

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LogitsProcessor
 
-from fairhead.data.sentence_triplets import StereoSetItem
+from fairhead.data.sentences import StereoSetItem
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.language.lexicons import Swaps, read_swaps
 from fairhead.language.packing import start_token

@@ -8,8 +8,7 @@ import torch
 from language_models import FAMILIES, build, tokenizer
 from scipy import stats
 
-from fairhead.data.sentence_pairs import CrowsPair
-from fairhead.data.sentence_triplets import StereoSetItem, Triplet
+from fairhead.data.sentences import CrowsPair, StereoSetItem, Triplet
 from fairhead.errors import InputError
 from fairhead.language.benchmarks.attention_gap import (
     BENCHMARK,

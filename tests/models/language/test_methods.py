@@ -11,7 +11,7 @@ from huggingface_hub import ModelCard
 from language_models import FAMILIES, ITEMS, VOCABULARY, build, tokenizer
 
 from fairhead.cli import main
-from fairhead.data.sentence_triplets import StereoSetItem, Triplet, TripletSplit
+from fairhead.data.sentences import StereoSetItem, Triplet, TripletSplit
 from fairhead.errors import InputError
 from fairhead.language import Request, load_scorer
 from fairhead.language.answers import Prompt, Sampling

@@ -22,7 +22,7 @@ from made_language import (
 from made_language import pairs as made
 from scipy import stats
 
-from fairhead.data.sentence_pairs import CrowsPair
+from fairhead.data.sentences import CrowsPair
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads import tap
 from fairhead.language.benchmarks import crows_pairs, stereoset

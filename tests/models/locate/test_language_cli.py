@@ -10,7 +10,7 @@ from made_language import PLANTED, planted_llama, tokenizer
 from made_language import pairs as made
 
 from fairhead.cli import main
-from fairhead.data.sentence_triplets import GOLD_LABELS
+from fairhead.data.sentences import GOLD_LABELS
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from made_language import (
 )
 from scipy import stats
 
-from fairhead.data.sentence_pairs import CrowsPair
+from fairhead.data.sentences import CrowsPair
 from fairhead.errors import InputError
 from fairhead.locate.head_maps import score_pairs
 from fairhead.locate.locate_settings import LocatePlan

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import GradientCheckpointingLayer
 
 from fairhead.cli import main
-from fairhead.data.sentence_triplets import StereoSetItem, Triplet, TripletSplit
+from fairhead.data.sentences import StereoSetItem, Triplet, TripletSplit
 from fairhead.errors import InputError
 from fairhead.language.memory import training_memory
 from fairhead.language.row_layout import final_states

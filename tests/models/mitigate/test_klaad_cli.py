@@ -11,7 +11,7 @@ from language_models import ITEMS, build, tokenizer
 
 from fairhead.bench.grid_file import grid_path, read_methods
 from fairhead.cli import main
-from fairhead.data.sentence_triplets import GOLD_LABELS
+from fairhead.data.sentences import GOLD_LABELS
 from fairhead.language.suite import TrainingRecord
 from fairhead.mitigate import KLAAD, method
 from fairhead.models import load

@@ -7,7 +7,7 @@ import torch
 import transformers as hf
 from language_models import FAMILIES, ITEMS, build, item, tokenizer
 
-from fairhead.data.sentence_triplets import StereoSetItem, Triplet, TripletSplit
+from fairhead.data.sentences import StereoSetItem, Triplet, TripletSplit
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.language import load_scorer
 from fairhead.language.suite import TrainingRecord, without_training_targets

@@ -6,7 +6,7 @@ import pytest
 import torch
 from language_models import ITEMS, build, tokenizer
 
-from fairhead.data.sentence_triplets import TripletSplit
+from fairhead.data.sentences import TripletSplit
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.mitigate.balance_pairs import BalancePairs
 from fairhead.mitigate.language_trainer import LanguageTrainer

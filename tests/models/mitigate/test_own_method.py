@@ -12,7 +12,7 @@ from made_faces import make_faces
 from torch.nn.functional import cross_entropy
 
 from fairhead.cli import main
-from fairhead.data.sentence_triplets import GOLD_LABELS
+from fairhead.data.sentences import GOLD_LABELS
 from fairhead.mitigate import MethodEntry, method, registry
 
 PAGE = Path(__file__).parents[3] / "CONTRIBUTING.md"

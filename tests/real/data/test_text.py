@@ -9,7 +9,7 @@ import pytest
 
 from fairhead.data import read
 from fairhead.data.hatexplain import read_posts
-from fairhead.data.sentence_triplets import split_by_target
+from fairhead.data.sentences import split_by_target
 
 
 def test_hatexplain(real_data):

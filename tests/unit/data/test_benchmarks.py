@@ -8,7 +8,7 @@ import pytest
 
 from fairhead.data import read
 from fairhead.data.questions import Answer, derive_target
-from fairhead.data.sentence_triplets import StereoSetItem, Triplet, split_by_target
+from fairhead.data.sentences import StereoSetItem, Triplet, split_by_target
 from fairhead.errors import InputError
 
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fairhead.data import Dataset, Images, Items, dataset, read, read_items, read_labelled
-from fairhead.data.sentence_pairs import CrowsPair
-from fairhead.data.sentence_triplets import StereoSetItem
+from fairhead.data.sentences import CrowsPair, StereoSetItem
 from fairhead.errors import InputError
 
 POSTS = [

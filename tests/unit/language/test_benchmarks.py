@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from fairhead.data.questions import Answer, BBQItem
-from fairhead.data.sentence_pairs import CrowsPair
-from fairhead.data.sentence_triplets import StereoSetItem, Triplet
+from fairhead.data.sentences import CrowsPair, StereoSetItem, Triplet
 from fairhead.errors import InputError
 from fairhead.language.answers import TOO_LONG, Answers, Request, Score
 from fairhead.language.benchmarks import bbq, stereoset, winobias

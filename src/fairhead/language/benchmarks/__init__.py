@@ -70,7 +70,7 @@ def benchmark_of(items: Sequence[Any]) -> Benchmark:
     """The benchmark that items are of, by their class.
 
     Example:
-        >>> from fairhead.data.sentence_pairs import CrowsPair
+        >>> from fairhead.data.sentences import CrowsPair
         >>> benchmark_of([CrowsPair("0", "She cried.", "He cried.", "stereo", "gender", ())]).name
         'crows_pairs'
     """

@@ -17,7 +17,7 @@ import numpy as np
 
 from fairhead.data import Items
 from fairhead.data.files import MALFORMED, Skips, Source
-from fairhead.data.sentence_pairs import DIRECTIONS, CrowsPair
+from fairhead.data.sentences import DIRECTIONS, CrowsPair
 from fairhead.errors import InputError
 from fairhead.language.answers import Request, Score, gather
 from fairhead.language.benchmark import Benchmark, Figure, Label, SentencePair, more_often

@@ -14,7 +14,7 @@ import numpy as np
 
 from fairhead.data import Items
 from fairhead.data.files import MALFORMED, Skips, Source, text_field
-from fairhead.data.sentence_triplets import GOLD_LABELS, KINDS, StereoSetItem, Triplet
+from fairhead.data.sentences import GOLD_LABELS, KINDS, StereoSetItem, Triplet
 from fairhead.errors import InputError
 from fairhead.language.answers import Request, Score, gather
 from fairhead.language.benchmark import ASKS, Benchmark, Figure, Label, SentencePair, crossed, more_often
