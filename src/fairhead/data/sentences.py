@@ -43,23 +43,29 @@ CATEGORY = ("category", "bias_type", "gender_id_x")
 
 
 def read_pairs(
-    path: Any,  # the table
+    path: Any,
     *,
-    # Column of the more stereotypical sentence; by default more, stereotype, sent_more or sent_x
     more: str | None = None,
-    # Column of the less stereotypical one; by default less, antistereotype, sent_less or sent_y
     less: str | None = None,
-    category: str | None = None,  # column of the kind of bias; by default category, bias_type or Gender_ID_x
-    # Column with "stereo" or "antistereo", see `CrowsPair`; by default direction or stereo_antistereo. "stereo" where
-    # there is none.
+    category: str | None = None,
     direction: str | None = None,
-    # Only rows of this language, by the column language or lang; by default all, and where the file has several
-    # languages a category is named with its own: "gender (fr)"
     language: str | None = None,
-    id: str | None = None,  # column of distinct ids; by default id. Rows without one are numbered from 1.
-    on_error: str = "raise",  # "raise", or "skip" to leave out rows that lack a sentence or have the same one twice
+    id: str | None = None,
+    on_error: str = "raise",
 ) -> Items[CrowsPair]:
     r"""Read pairs of sentences of your own from a table (CSV, TSV, JSONL, Parquet), or WinoQueer's as published.
+
+    Args:
+        path: the table.
+        more: column of the more stereotypical sentence; by default more, stereotype, sent_more or sent_x.
+        less: column of the less stereotypical one; by default less, antistereotype, sent_less or sent_y.
+        category: column of the kind of bias; by default category, bias_type or Gender_ID_x.
+        direction: column with "stereo" or "antistereo", see `CrowsPair`; by default direction or stereo_antistereo.
+            "stereo" where there is none.
+        language: only rows of this language, by the column language or lang; by default all, and where the file has
+            several languages a category is named with its own: "gender (fr)".
+        id: column of distinct ids; by default id. Rows without one are numbered from 1.
+        on_error: "raise", or "skip" to leave out rows that lack a sentence or have the same one twice.
 
     Example:
         >>> import pathlib, tempfile
@@ -142,22 +148,31 @@ class TripletSplit(NamedTuple):
 
 
 def read_triplets(
-    path: Any,  # the table
+    path: Any,
     *,
-    stereotype: str | None = None,  # column of the stereotypical sentence; by default stereotype
-    anti_stereotype: str | None = None,  # column of its opposite; by default anti_stereotype or antistereotype
-    unrelated: str | None = None,  # column of a sentence that has nothing to do with either; by default unrelated
-    # Column of the sentence before them; by default context. Where it is empty or has a BLANK, the three sentences
-    # stand for themselves.
+    stereotype: str | None = None,
+    anti_stereotype: str | None = None,
+    unrelated: str | None = None,
     context: str | None = None,
-    category: str | None = None,  # column of the kind of bias; by default category or bias_type
-    # Column of the term that the stereotype is about, by default term or target: rows of one term count, and are held
-    # out from training, together. Without it each row is a term of its own.
+    category: str | None = None,
     term: str | None = None,
-    id: str | None = None,  # column of distinct ids; by default id. Rows without one are numbered from 1.
-    on_error: str = "raise",  # "raise", or "skip" to leave out rows that lack a sentence or have the same one twice
+    id: str | None = None,
+    on_error: str = "raise",
 ) -> Items[StereoSetItem]:
     r"""Read sentences in threes of your own from a table (CSV, TSV, JSONL, Parquet).
+
+    Args:
+        path: the table.
+        stereotype: column of the stereotypical sentence; by default stereotype.
+        anti_stereotype: column of its opposite; by default anti_stereotype or antistereotype.
+        unrelated: column of a sentence that has nothing to do with either; by default unrelated.
+        context: column of the sentence before them; by default context. Where it is empty or has a BLANK, the three
+            sentences stand for themselves.
+        category: column of the kind of bias; by default category or bias_type.
+        term: column of the term that the stereotype is about, by default term or target: rows of one term count, and
+            are held out from training, together. Without it each row is a term of its own.
+        id: column of distinct ids; by default id. Rows without one are numbered from 1.
+        on_error: "raise", or "skip" to leave out rows that lack a sentence or have the same one twice.
 
     Example:
         >>> import pathlib, tempfile
