@@ -1,10 +1,14 @@
 """The documentation site: `make docs`."""
 
 import os
+import sys
 import warnings
 from importlib.metadata import version as version_of
 
 import fairhead
+
+sys.path.insert(0, os.path.dirname(__file__))
+from method_pages import write_pages
 
 project = "fairhead"
 author = "The fairhead authors"
@@ -32,4 +36,7 @@ os.environ["PYTHONWARNINGS"] = "ignore"  # in notebooks: of libraries, about the
 
 # Imported when first used, which autodoc does not wait for; a verb that is a package too is shown as the function.
 for _name in fairhead.__all__:
-    vars(fairhead)[_name] = getattr(fairhead, _name)
+    _found = getattr(fairhead, _name)
+    vars(fairhead)[_name] = getattr(_found, "_function", _found)
+
+write_pages()

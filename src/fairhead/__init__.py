@@ -51,6 +51,8 @@ _PUBLIC = {
     "tap": "fairhead.heads",
 }
 
+_PACKAGES = ("audit", "discover", "locate", "mitigate")  # each a `_Verb`
+
 __all__ = [
     "DAM",
     "KLAAD",
@@ -81,6 +83,8 @@ def __getattr__(name: str) -> Any:
             raise
         message = f'fairhead.{name} needs {error.name}, which is not installed: pip install "fairhead[torch]"'
         raise ModuleNotFoundError(message, name=error.name) from None
+    if name in _PACKAGES:  # as importing any part of it would have it: with all that is in it, such as `audit.drift`
+        value = import_module(f"fairhead.{name}")
     globals()[name] = value
     return value
 
@@ -96,9 +100,19 @@ class _Verb(ModuleType):
     that can be called, both readings of the name work in every order of imports.
     """
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    @property
+    def _function(self) -> Any:
         name = self.__name__.rpartition(".")[2]
-        return getattr(import_module(_PUBLIC[name]), name)(*args, **kwargs)
+        return getattr(import_module(_PUBLIC[name]), name)
+
+    @property
+    def __signature__(self) -> Any:
+        from inspect import signature
+
+        return signature(self._function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
 
 
 def make_verb(package: str) -> None:

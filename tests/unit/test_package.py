@@ -44,6 +44,11 @@ def test_import_is_lazy():
     assert python(code) == "[]\n"
 
 
+def test_a_verb_has_what_is_in_its_package_whatever_was_imported_before():
+    code = "import fairhead, inspect; print(fairhead.audit.drift.__name__, inspect.signature(fairhead.audit))"
+    assert python(code).startswith("drift (data: ")
+
+
 def test_audit_needs_no_torch():
     code = "import sys, fairhead; fairhead.audit; fairhead.Records; fairhead.compare; print('torch' in sys.modules)"
     assert python(code) == "False\n"

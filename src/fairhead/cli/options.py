@@ -193,7 +193,7 @@ def attribute_texts(settings: type) -> dict[str, str]:
 
 
 def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    return text[:1].upper() + text[1:] if text[:1].isascii() else text  # λ is not Λ
 
 
 def _built(kind: Any, offered: Sequence[_Offered], given: Mapping[str, Any]) -> Any:
