@@ -5,6 +5,7 @@ A full disk and a folder that cannot be written are one `InputError` and leave n
 
 import csv
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LOCK = ".lock"
+_log = logging.getLogger(__name__)
 PathLike = str | os.PathLike[str]
 
 
@@ -48,6 +50,16 @@ def writing(path: PathLike, hint: str = "") -> Iterator[None]:
         raise InputError(f"{path} cannot be written: {reason}{f'; {hint}' if hint else ''}") from error
 
 
+def refuse_pipe(path: PathLike) -> None:
+    """Refuse a named pipe: whoever opens one waits for a writer, perhaps for ever. Those of a shell have theirs."""
+    try:
+        found = not os.fspath(path).startswith(("/dev/", "/proc/")) and Path(path).is_fifo()
+    except (OSError, ValueError):  # no path at all
+        return
+    if found:
+        raise InputError(f"{path} is a named pipe; a file or a folder is expected")
+
+
 @contextmanager
 def reading(path: PathLike, malformed: str) -> Iterator[None]:
     """Turn a failure to read into one line about the path; `malformed` says what a file that can be read is not.
@@ -59,6 +71,7 @@ def reading(path: PathLike, malformed: str) -> Iterator[None]:
             ...
         fairhead.errors.InputError: table.csv is not a table of numbers (could not convert string to float: 'x')
     """
+    refuse_pipe(path)
     try:
         yield
     except InputError:
@@ -149,10 +162,13 @@ def locked(folder: PathLike, *, hint: str = "", wait: bool = False, name: str = 
     lock = FileLock(folder / name, is_singleton=True)
     with writing(folder, "give another folder"):
         try:
-            lock.acquire(timeout=-1 if wait else 0)
+            lock.acquire(timeout=0)
         except Timeout:
-            told = f"another run is writing to {str(folder)!r}: wait for it, or give another folder"
-            raise InputError(f"{told} {hint}".rstrip()) from None
+            told = f"another run is writing to {str(folder)!r}"
+            if not wait:
+                raise InputError(f"{told}: wait for it, or give another folder {hint}".rstrip()) from None
+            _log.warning("%s: waiting for it", told)
+            lock.acquire()
     try:
         yield folder
     finally:
@@ -299,6 +315,8 @@ def append_lines(path: PathLike, rows: Iterable[Mapping[str, Any]], allow_nan: b
             os.fsync(file.fileno())
         except OSError:
             file.truncate(end)
+            if not end:
+                os.unlink(path)
             raise
 
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from fairhead.errors import InputError
 from fairhead.records import Records
-from fairhead.store import append_lines, locked, made_folder, whole_file, whole_lines
+from fairhead.store import append_lines, locked, made_folder, reading, whole_file, whole_lines
 
 
 class Store:
@@ -65,11 +66,14 @@ class Store:
 
         # All of it as text: a class called "NA" or "1" stays what it is.
         as_text: Any = {"dtype": str, "keep_default_na": False}
-        if self._file(row).exists():
-            frame = pd.read_csv(self._file(row), **as_text)
-        else:
-            with zipfile.ZipFile(self._archive) as archive, archive.open(_member(row)) as file:
+        file = self._file(row) if self._file(row).exists() else self._archive
+        with reading(file, f"does not hold the records of {row['cell']} whole: remove it, and the cell is run again"):
+            if file != self._archive:
                 frame = pd.read_csv(file, **as_text)
+            else:
+                with zipfile.ZipFile(file) as archive, archive.open(_member(row)) as member:
+                    frame = pd.read_csv(member, **as_text)
+            frame[["id", "label", "prediction"]]
         scores = [name for name in frame.columns if name == "score" or name.startswith("score:")]
         fixed = ("id", "label", "prediction", "cluster", "weight")
         table = frame[scores].to_numpy(dtype=np.float64) if scores else None
@@ -99,17 +103,28 @@ class Store:
     def _archived(self) -> frozenset[str]:
         if not self._archive.exists():
             return frozenset()
-        with zipfile.ZipFile(self._archive) as archive:
+        told = "is not a whole archive: remove it, and its cells are run again"
+        with reading(self._archive, told), zipfile.ZipFile(self._archive) as archive:
             return frozenset(archive.namelist())
 
     def _lines(self) -> Iterable[dict[str, Any]]:
-        for line in whole_lines(self._rows):
+        with reading(self._rows, "is not a file of results: remove it"):
+            lines = whole_lines(self._rows)
+        for number, line in enumerate(lines, start=1):
             try:
                 row = json.loads(line)
             except ValueError:  # cut short by a kill
                 continue
             if isinstance(row, dict) and "cell" in row:
+                self.need(row, ("fingerprint", "status"), f", line {number}")
                 yield row
+
+    def need(self, row: Mapping[str, Any], fields: Iterable[str], where: str = "") -> None:
+        """Refuse a row that lacks a field."""
+        for field in fields:
+            if field not in row:
+                cell = f"the result of {row['cell']} lacks {field!r}"
+                raise InputError(f"{self._rows}{where}: {cell}: remove its line, and the cell is run again")
 
 
 def has_result(row: Mapping[str, Any]) -> bool:

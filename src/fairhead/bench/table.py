@@ -23,6 +23,9 @@ from fairhead.report.sections.bench_block import Choice, Cost
 from fairhead.stats import ALPHA, adjust
 
 TABLE_SCHEMA = "fairhead.bench.table/1"
+# What the rows of results.jsonl must have.
+_FIELDS = ("data", "backbone", "method", "seed")
+_OF_DONE = ("classes", "group", "rows", "stages", "cost", "made_with")
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,8 @@ def table_of(grid: Grid, store: Store, command: str = "") -> Table:
     """
     plan = _plan(grid, store)
     rows = plan.rows
+    for row in rows:
+        store.need(row, (*_FIELDS, *(_OF_DONE if row["status"] == "done" else ("error",))))
     if not any(row["status"] == "done" for row in rows):
         errors = [f"{row['cell']}: {row['error']}" for row in rows if row["status"] == "failed"]
         raise InputError(f"no cell of {grid.title!r} is done{'; ' + errors[0] if errors else _why_none(grid, store)}")

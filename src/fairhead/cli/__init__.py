@@ -2,9 +2,9 @@
 
 import io
 import os
+import re
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -26,6 +26,7 @@ from fairhead.cli.mitigate import mitigate_app
 from fairhead.cli.push import EPILOG as PUSH_EPILOG
 from fairhead.cli.push import push_command
 from fairhead.errors import FairheadError
+from fairhead.store import locked, refuse_pipe
 
 _INTERRUPTED = 130
 _COMMANDS = ("ablate", "attention", "audit", "bench", "demo", "discover", "lm", "locate", "mitigate", "push", "view")
@@ -74,6 +75,7 @@ def demo(
     need("demo")
     from fairhead.demo import DemoPlan, run_demo
 
+    context.with_resource(locked(out))
     with progress() as stages:
         found = run_demo(out, DemoPlan(seed=seed), stages.tell, command_line(context))
     for sentence in found.verdict:
@@ -114,6 +116,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # Whoever read our output has had enough (`| head`): not an error worth a word.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except OSError as error:  # a full disk, a closed folder: a traceback would say no more
+        _fail(f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}")
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not re.search("(out of|allocate) memory", str(error)):
+            raise
+        _fail(f"there is too little memory for this: {str(error)[:200] or 'none is left'}")
     except (typer.Abort, KeyboardInterrupt):
         code = _INTERRUPTED
     if code == _INTERRUPTED:  # newer typers return it instead of raising
@@ -123,13 +131,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _refuse_pipes(words: Sequence[str]) -> None:
-    """Refuse a named pipe, `reader:pipe` too: whoever opens one waits for a writer. Those of a shell are open."""
+    """Refuse named pipes, `reader:pipe` too, whoever would open them."""
     for word in words:
         value = word.partition("=")[2] if word.startswith("--") else word
         for path in (value, value.partition(":")[2]):
-            with suppress(OSError):
-                if path and not path.startswith(("/dev/", "/proc/")) and Path(path).is_fifo():
-                    _fail(f"{path} is a named pipe; a file or a folder is expected")
+            refuse_pipe(path)
 
 
 def _fail(message: str) -> NoReturn:

@@ -11,7 +11,7 @@ from fairhead.cli.options import options
 from fairhead.errors import InputError
 from fairhead.locate.locate_settings import AttentionPlan
 from fairhead.settings import Option
-from fairhead.store import made_folder
+from fairhead.store import locked
 
 EPILOG = """
 **What is written**: one self-contained page, `report.html`, and its figures, `attention.json`.
@@ -59,7 +59,7 @@ def attention_command(context: typer.Context, asked: Looking, columns: DataColum
     if against is not None and against.resolve() == model.resolve():
         raise InputError(f"--against is {str(against)!r}, the model itself: give another one, or leave it out")
     _ = plan.dimensions  # a mistake there should not wait for the work
-    made_folder(out)
+    context.with_resource(locked(out))
     from fairhead.locate.read_qk import attention_by_group
 
     models = {_name(folder, model, against): folder for folder in (model, against) if folder is not None}

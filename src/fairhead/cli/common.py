@@ -122,6 +122,8 @@ def command_line(context: typer.Context) -> str:
 def write_json(content: Mapping[str, Any], path: str) -> None:
     """Write JSON to a file, or to standard output for "-"."""
     if path == "-":
+        if sys.stdout is None:
+            raise InputError("standard output is closed: give a file in place of -")
         typer.echo(store.json_text(content, sys.stdout.encoding or "ascii"))
     else:
         store.write_json(path, content)

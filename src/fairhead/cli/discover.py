@@ -85,10 +85,10 @@ def discover_command(context: typer.Context, asked: Asked, columns: DataColumns)
     """Groups that nobody named: clusters of an encoder's features, what they look like, how a model treats them."""
     need()
     reader_options = columns.options(asked.data)
-    from fairhead.store import made_folder
+    from fairhead.store import locked
     from fairhead.verbs import discover
 
-    made_folder(asked.out)
+    context.with_resource(locked(asked.out))
     given = {name: value for name, value in vars(asked).items() if name not in ("data", "encoder", "out")}
     with progress() as shown:
         found = discover(asked.data, asked.encoder, **given, progress=shown.tell, **reader_options)

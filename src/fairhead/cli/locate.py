@@ -18,7 +18,7 @@ from fairhead.cli.options import options
 from fairhead.errors import InputError
 from fairhead.locate.locate_settings import LocatePlan, Source
 from fairhead.settings import Option, Range
-from fairhead.store import made_folder
+from fairhead.store import locked
 
 EPILOG = """
 **Examples**
@@ -164,7 +164,7 @@ def _answered(
     need()
     for folder in (output.out, save):
         if folder is not None:  # a mistake there should not wait for the work
-            made_folder(folder)
+            context.with_resource(locked(folder))
     from fairhead.locate.answer import answer
 
     source = replace(with_columns(source, columns, output.images), seed=plan.seed)

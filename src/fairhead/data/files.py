@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fairhead.errors import InputError
+from fairhead.store import refuse_pipe
 
 ON_ERROR = ("raise", "skip")
 # What taking an item apart raises where it is not as its authors promise.
@@ -180,7 +181,9 @@ class Source:
         try:
             if self.is_archive:
                 return self._open_archive().read(name)
-            return (self.path if self.is_file else self.path / name).read_bytes()
+            place = self.path if self.is_file else self.path / name
+            refuse_pipe(place)
+            return place.read_bytes()
         except (KeyError, FileNotFoundError):
             raise InputError(f"{self.where(name)}: there is no such file") from None
         except (zipfile.BadZipFile, zlib.error, EOFError) as error:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.errors import InputError
-from fairhead.store import made_folder, reading, write_json
+from fairhead.store import made_folder, reading, whole_file, write_json, writing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -219,7 +219,8 @@ def collect(
         made_folder(path)
     maps = decomposer.maps.float().cpu().numpy()
     if path is not None:  # after a pooler all maps are one: it is written once
-        np.save(path / "maps.npy", maps if decomposer.pool is None else maps[:1, :1])
+        with whole_file(path / "maps.npy") as part:
+            np.save(part, maps if decomposer.pool is None else maps[:1, :1])
     arrays: dict[str, Rows] = {}
     done = meta["done"]
     for batch in batches(done):
@@ -244,9 +245,15 @@ def collect(
 def _opened(path: Path | None, name: str, shape: tuple[int, ...], resumed: bool) -> Rows:
     if path is None:
         return np.empty(shape, dtype=np.float32)
-    return np.lib.format.open_memmap(
-        path / f"{name}.npy", mode="r+" if resumed else "w+", dtype=np.float32, shape=shape
-    )
+    file = path / f"{name}.npy"
+    with writing(file):
+        if not resumed:
+            with whole_file(file) as part:
+                made = np.lib.format.open_memmap(part, mode="w+", dtype=np.float32, shape=shape)
+                if hasattr(os, "posix_fallocate"):  # a full disk is an error here, and would kill the process later
+                    with open(part, "r+b") as handle:
+                        os.posix_fallocate(handle.fileno(), 0, made.offset + made.nbytes)
+        return np.lib.format.open_memmap(file, mode="r+", dtype=np.float32, shape=shape)
 
 
 def _meta(path: Path) -> dict[str, Any] | None:

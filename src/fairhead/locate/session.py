@@ -3,6 +3,7 @@
 import copy
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ from fairhead.models.batches import ImageInputs, RowInputs, TextInputs
 from fairhead.models.places import config_of, find
 from fairhead.report.model_card import Card
 from fairhead.report.wording import head_name
+from fairhead.store import locked
 
 Heads = Sequence[tuple[int, int]]
 Progress = Callable[[str, int, int], None]
@@ -348,14 +350,16 @@ def open_session(source: Source, features: str | None = None, progress: Progress
         "token": decomposer.token,
         **({} if decomposer.split == "own" else {"terms": decomposer.split}),
     }
-    found = collect(
-        decomposer,
-        lambda start: inputs.batches(start=start),
-        len(evaluation),
-        folder=features,
-        identity=identity,
-        progress=_stage(progress, "rows"),
-    )
+    # Whoever comes second waits, and then reads what the first has written.
+    with nullcontext() if features is None else locked(features, wait=True):
+        found = collect(
+            decomposer,
+            lambda start: inputs.batches(start=start),
+            len(evaluation),
+            folder=features,
+            identity=identity,
+            progress=_stage(progress, "rows"),
+        )
     prompts = None if chosen.prompts is None else replace(chosen.prompts, templates=templates)
     words = replace(file, templates=templates)
     return Session(source, inputs, decomposer, evaluation, found, classifier, text, prompts, words, chosen.notes)

@@ -11,11 +11,12 @@ from fairhead.data.ready_features import PREFIX, ReadyFeatures
 from fairhead.errors import InputError, UnsupportedModel, did_you_mean
 from fairhead.models.inputs import Pictures, normalising
 from fairhead.models.load import open_model, read_weights
-from fairhead.models.places import Place, config_of, find
+from fairhead.models.places import MOST_LAYERS, Place, config_of, find
 
 # Layers × heads with fresh weights; the widths are those of the DAM paper's code.
 _FRESH = re.compile(r"vit-(\d+)x(\d+)")
 _FRESH_SETTINGS = {"width": 768, "mlp": 768, "image_size": 64, "patch_size": 16}
+_MOST_WEIGHTS = 10**10
 
 # The tower that sees, kept without the other, and the family that it is of.
 _TOWERS_ALONE = {"clip_vision_model": "CLIP", "siglip_vision_model": "Siglip"}
@@ -90,6 +91,12 @@ class Recipe:
                 raise InputError(
                     f"backbone {self.name}: {setting} is {settings[setting]}; expected a multiple of {divisor}, {whose}"
                 )
+        width, tokens = settings["width"], (settings["image_size"] // settings["patch_size"]) ** 2
+        size = int(shape[1]) * width * (4 * width + 2 * settings["mlp"]) + width * (
+            tokens + 3 * settings["patch_size"] ** 2
+        )
+        if size > _MOST_WEIGHTS or int(shape[1]) > MOST_LAYERS:
+            raise InputError(f"backbone {self.name} would have {size:,} weights, too many to train: make it smaller")
 
     def all_settings(self) -> dict[str, Any]:
         """The settings, with the defaults of a fresh model."""

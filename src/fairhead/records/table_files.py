@@ -42,7 +42,7 @@ from fairhead.records.csv_files import (
     ragged,
 )
 from fairhead.records.layout import Layout, bin_names
-from fairhead.store import whole_file
+from fairhead.store import refuse_pipe, whole_file
 
 FORMATS = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 FORMATS |= {".parquet": "parquet", ".pq": "parquet"}
@@ -185,8 +185,11 @@ def file_format(name: str) -> str:
 def _on_disk(path: str | os.PathLike[str]) -> Iterator[tuple[Path, str]]:
     """The file and its name; standard input is copied to a temporary file first, since it is read twice."""
     if str(path) != "-":
+        refuse_pipe(path)
         yield Path(path), str(path)
         return
+    if sys.stdin is None:
+        raise InputError("standard input is closed: give a file in place of -")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "stdin.csv")
         with file.open("wb") as handle:

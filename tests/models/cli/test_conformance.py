@@ -5,7 +5,10 @@ line in `WORKS`, how it is called correctly, and its options for paths a word in
 """
 
 import enum
+import fcntl
+import json
 import os
+import resource
 import shutil
 import signal
 from functools import cache
@@ -232,21 +235,28 @@ def refused(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     signal.signal(signal.SIGALRM, _give_up)
 
-    def run(words, may_work=False):
+    def run(words, may_work=False, room=None):
         before = [tree(root) for root in roots]
-        code = 0
+        code, limits = 0, resource.getrlimit(resource.RLIMIT_FSIZE)
         signal.alarm(60)  # whoever waits for a pipe waits for ever
+        if room is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
         try:
             main(words)
         except SystemExit as stop:
             code = stop.code
         finally:
             signal.alarm(0)
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         told = capsys.readouterr()
         if code == 0 and may_work:
             return ""
         assert code == 2, (code, told)
-        assert [tree(root) for root in roots] == before
+        after = [tree(root) for root in roots]
+        if room is None:
+            assert after == before
+        else:  # what is whole stays, to go on from
+            assert [{path: state for path, state in tree.items() if ".part" in path} for tree in after] == [{}, {}, {}]
         lines = [line for line in told.err.split("\n") if line]
         assert told.err.endswith("\n")
         assert [line.startswith("fairhead: error: ") for line in lines].count(True) == 1, told.err
@@ -338,9 +348,111 @@ def unwritable(option):
     return {**wrong, **({"a file": "file"} if folder else {"a folder": "folder", "full": "/dev/full"})}
 
 
+def folders(option):
+    """Those that a run fills; features and caches are shared, and who comes second waits for them."""
+    return {"in use": "shared"} if named(option) in ("--out", "--save") else {}
+
+
+@pytest.mark.parametrize(("name", "option", "value"), cases(folders))
+def test_a_second_writer_is_told_and_changes_nothing(name, option, value, refused, tmp_path):
+    (tmp_path / value).mkdir()
+    with open(tmp_path / value / ".lock", "w") as first:
+        fcntl.flock(first, fcntl.LOCK_EX)
+        assert "another run is writing to 'shared': wait for it" in refused(call(name, option, value))
+
+
+# Where each command writes; those whose call that works says nothing of it.
+FILES = {
+    "audit": ("--json=x", "--html=x.html"),
+    "locate": ("--out=x", "--json=x", "--features=x"),
+    "ablate": ("--out=x", "--save=x"),
+    **{name: ("--out=x", "--json=x") for name in WORKS if name.startswith("lm ") and name not in ("lm suite",)},
+    "lm compare": ("--json=x", "--html=x.html", "--markdown=x"),
+}
+QUICK = ("audit", "locate --features", "lm stereoset --out", "mitigate klaad")
+FULL = [(name, file) for name in WORKS if name not in ("push", "view") for file in FILES.get(name, ("",))]
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        pytest.param(name, file, id=this, marks=() if this.startswith(QUICK) else pytest.mark.slow)
+        for name, file in FULL
+        for this in [f"{name} {file.partition('=')[0]}".strip()]
+    ],
+)
+@pytest.mark.parametrize("room", [100, pytest.param(5000, marks=pytest.mark.slow)])
+def test_a_full_disk_is_one_line(name, file, room, refused, tmp_path, monkeypatch):
+    """No file may have more bytes than `room`."""
+    if name == "bench":
+        room = 10_000  # its processes share memory through a file
+    monkeypatch.setenv("FAIRHEAD_CACHE", str(tmp_path / "cache"))
+    words = [word.format(**inputs()) for word in WORKS[name]] + [file] * bool(file)
+    first, *more = name.split()
+    told = refused([first, *(word for word in more if word != "METHOD"), *words], room=room, may_work=room > 100)
+    assert not told or "cannot be written" in told or name == "bench"
+
+
 @pytest.mark.parametrize(("name", "option", "value"), cases(unwritable))
 def test_what_cannot_be_written_is_refused(name, option, value, refused, tmp_path):
     (tmp_path / "file").write_text("kept")
     (tmp_path / "folder").mkdir()
     told = refused(call(name, option, value))
     assert value.split("\x1b")[0].split("/")[0] in told
+
+
+def changed_model(source, folder, **settings):
+    """A copy of a model whose configuration asks for something else."""
+    shutil.copytree(source, folder)
+    config = json.loads((folder / "config.json").read_text())
+    towers = [tower for tower in config.values() if isinstance(tower, dict) and "num_hidden_layers" in tower]
+    for part in towers or [config]:
+        part.update(settings)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "settings", "told"),
+    [
+        ("lm crows", "{lm}/one", {"num_hidden_layers": 10**9}, "asks for 1000000000 layers, which no model has"),
+        ("locate", "{heads}/clip", {"num_hidden_layers": 10**9}, "asks for 1000000000 layers, which no model has"),
+        ("lm crows", "{lm}/one", {"num_attention_heads": 10**9}, "config.json cannot be loaded"),
+        ("lm crows", "{lm}/one", {"hidden_size": 10**9}, "cannot be loaded"),
+    ],
+)
+def test_a_configuration_that_no_model_has_is_refused(name, model, settings, told, refused, tmp_path):
+    folder = changed_model(Path(model.format(**inputs())), tmp_path / "model", **settings)
+    assert told in refused(call(name, "--model", str(folder)))
+
+
+def test_more_than_can_be_trained_is_refused_before_any_work(refused):
+    assert "LoRA's rank is 100,000, more than the model's width" in refused(call("mitigate klaad", "--lora", "100000"))
+    for model, option in (
+        ("vit-1000000000x2", "width=16"),
+        ("vit-2x2", "width=1000000000"),
+        ("vit-2x2", "mlp=" + LARGE),
+    ):
+        words = call("mitigate METHOD", "--model", model)
+        assert "weights, too many to train" in refused([*words, f"--model-option={option}"])
+
+
+def test_features_that_are_cut_short_are_refused(refused):
+    words = call("locate", "--features", "kept")
+    main(words)
+    for file in ("features.json", "heads.npy", "maps.npy"):
+        whole = Path("kept", file).read_bytes()
+        for size in (0, len(whole) // 2):
+            Path("kept", file).write_bytes(whole[:size])
+            assert "remove the folder" in refused(words)
+        Path("kept", file).write_bytes(whole)
+
+
+def test_a_pipe_within_a_folder_is_refused(refused, tmp_path):
+    shutil.copytree(inputs()["heads"] / "utkface", tmp_path / "faces")
+    picture = next(path for path in sorted((tmp_path / "faces").rglob("*")) if path.is_file())
+    picture.unlink()
+    os.mkfifo(picture)
+    assert f"{picture.name} is a named pipe" in refused(call("discover", "--data", f"utkface:{tmp_path}/faces"))
+    os.mkfifo(tmp_path / "grid.yaml")
+    assert "is a named pipe" in refused(call("bench", "grid", "grid.yaml"))

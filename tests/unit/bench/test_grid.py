@@ -1,5 +1,6 @@
 """Grids: what is read, and how mistakes in them are answered."""
 
+import gzip
 import json
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
@@ -412,3 +413,32 @@ def test_results_of_several_folders_are_put_together(tmp_path):
     assert set(rows) == {"d/b/erm/0", "d/b/dam/0"}
     assert here.records(rows["d/b/dam/0"]).scores.tolist() == some_records(seed=2).scores.tolist()
     assert here.records(rows["d/b/erm/0"]).scores.tolist() == some_records().scores.tolist()
+
+
+def test_results_that_are_not_whole_are_refused_by_name(tmp_path):
+    store = Store(tmp_path)
+    store.add(a_row(), some_records())
+    (row,), (file,) = store.rows(), (tmp_path / "records").iterdir()
+    whole = file.read_bytes()
+    for content in (whole[: len(whole) // 2], b"", b"no archive", gzip.compress(b"id,label\n1,NA\n")):
+        file.write_bytes(content)
+        with pytest.raises(InputError, match=r"erm~0\.ab\.csv\.gz (does not hold the records|cannot be read)"):
+            store.records(row)
+    file.unlink()
+    with zipfile.ZipFile(tmp_path / "records.zip", "w") as archive:
+        archive.writestr("d/b/erm/0.ab.csv", gzip.decompress(whole))
+    whole = (tmp_path / "records.zip").read_bytes()
+    (tmp_path / "records.zip").write_bytes(whole[:60] + bytes(20) + whole[80:])
+    with pytest.raises(InputError, match=r"records\.zip does not hold the records of d/b/erm/0 whole"):
+        store.records(row)
+    (tmp_path / "records.zip").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputError, match=r"records\.zip is not a whole archive: remove it"):
+        store.rows()
+    (tmp_path / "records.zip").unlink()
+    for field in ("fingerprint", "status"):
+        (tmp_path / "results.jsonl").write_text(json.dumps({k: v for k, v in a_row().items() if k != field}) + "\n")
+        with pytest.raises(InputError, match=f"results.jsonl, line 1: the result of d/b/erm/0 lacks '{field}'"):
+            Store(tmp_path).rows()
+    (tmp_path / "results.jsonl").write_bytes(b"\xff\xfe\n")
+    with pytest.raises(InputError, match="is not a file of results"):
+        store.rows()

@@ -48,6 +48,23 @@ def test_json_is_json_in_every_encoding(answers, encoding):
     assert b"accuracy" in ran(answers, encoding)  # the table, too
 
 
+@pytest.mark.parametrize(
+    ("closed", "words", "code", "told"),
+    [
+        ("<&-", "audit -", 2, "standard input is closed: give a file in place of -"),
+        ("<&-", "audit {answers}", 0, ""),
+        (">&-", "audit {answers} --json -", 2, "standard output is closed: give a file in place of -"),
+        (">&-", "audit {answers}", 0, ""),
+        ("> /dev/full", "audit {answers}", 2, "No space left on device"),
+    ],
+)
+def test_a_closed_or_full_stream_is_one_line(answers, closed, words, code, told):
+    words = [word.format(answers=answers) for word in words.split()]
+    command = ["bash", "-c", f'"$@" {closed}', "bash", sys.executable, "-m", "fairhead", *words, *ARGUMENTS]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (code, f"fairhead: error: {told}\n" if told else "")
+
+
 def test_json_files_and_pages_hold_any_string(answers, tmp_path):
     main(["audit", str(answers), *ARGUMENTS, "--json", str(tmp_path / "a.json"), "--html", str(tmp_path / "page.html")])
     found = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
