@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LOCK = ".lock"
+_PARTS = ".[0-9]*.part.*"  # what `whole_file` writes to
 _log = logging.getLogger(__name__)
 PathLike = str | os.PathLike[str]
 
@@ -170,6 +171,8 @@ def locked(folder: PathLike, *, hint: str = "", wait: bool = False, name: str = 
             _log.warning("%s: waiting for it", told)
             lock.acquire()
     try:
+        for part in (*folder.glob(_PARTS), *folder.glob(f"*/{_PARTS}")) if name == LOCK else ():
+            part.unlink(missing_ok=True)  # of a run that was killed: nobody else writes here now
         yield folder
     finally:
         lock.release()
