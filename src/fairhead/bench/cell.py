@@ -140,7 +140,7 @@ def _prepared(cell: Cell, device: str, cache: Path | None, tell: Tell, checkpoin
     if cell.backbone.train == "last_encoder":
         parts = _frozen(parts, _built(recipe, task.kind, cell.seed).to(device), plan, cache, tell)
     elif head_only and not is_ready(recipe.name):
-        parts = _before_head(parts, _built(recipe, task.kind, 0).to(device), cache, tell)
+        parts = _before_head(parts, recipe.build(task.kind, 0, head_only=True).to(device), cache, tell)
     like = parts.pop("like", None)
     feature_seconds = time.perf_counter() - started
 

@@ -353,7 +353,7 @@ def whole_model(trained: nn.Module, kind: str, cell: Cell, recipe: Recipe, rows:
     trained = trained.cpu()
     if isinstance(trained, LinearHead):
         assert rows is not None
-        whole: nn.Module = recipe.build(kind, 0).eval()
+        whole: nn.Module = recipe.build(kind, 0, head_only=True).eval()
         set_head(find_head(whole, rows), *trained.layer())
         return whole
     if cell.backbone.train != "last_encoder":

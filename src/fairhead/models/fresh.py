@@ -108,8 +108,11 @@ class Recipe:
             return Pictures(self.all_settings()["image_size"])
         return Pictures.of(self.place, self.settings.get("image_size"))
 
-    def build(self, kind: str, seed: int) -> Any:
-        """A model of the kind "image" or "text" with a task head, on the CPU; a seed gives the same weights again."""
+    def build(self, kind: str, seed: int, *, head_only: bool = False) -> Any:
+        """A model of the kind "image" or "text" with a task head, on the CPU; a seed gives the same weights again.
+
+        With `head_only`, only the last layer will be trained, and fresh layers before it hand on what they are given.
+        """
         self.check()
         if is_ready(self.name):
             raise UnsupportedModel(
@@ -121,7 +124,7 @@ class Recipe:
             "label2id": {name: number for number, name in enumerate(self.classes)},
         }
         if self.place is not None:
-            return self._pretrained(self.place, kind, labels)
+            return self._pretrained(self.place, kind, labels, head_only)
         if kind != "image":
             raise UnsupportedModel(
                 f"{self.name} reads pictures and the data are {kind}s: give path:FOLDER of an encoder"
@@ -152,7 +155,7 @@ class Recipe:
         model = open_model(self.name, "encoder", dtype="float32").model
         return normalising(model, self.pictures()) if kind == "image" else model
 
-    def _pretrained(self, place: Place, kind: str, labels: Mapping[str, Any]) -> Any:
+    def _pretrained(self, place: Place, kind: str, labels: Mapping[str, Any], head_only: bool) -> Any:
         import transformers
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -164,7 +167,8 @@ class Recipe:
             name = f"{_TOWERS_ALONE[family]}ForImageClassification"
             both = getattr(transformers, f"{_TOWERS_ALONE[family]}Config")
             settings = {"config": both(vision_config=config.to_dict(), **labels)}
-        model = read_weights(place, getattr(transformers, name), torch.float32, fresh_head=True, **settings)
+        how = {"fresh_head": True, "pass_through": head_only, **settings}
+        model = read_weights(place, getattr(transformers, name), torch.float32, **how)
         # Classifiers of language models look for the last token before the padding; encoders read the first.
         padding = getattr(model.config.get_text_config(), "pad_token_id", None)
         if kind == "text" and family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and padding is None:

@@ -10,7 +10,7 @@ import json
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -225,12 +225,13 @@ def read_weights(
     what: str = "any",
     *,
     fresh_head: bool = False,
+    pass_through: bool = False,
     **settings: Any,
 ) -> Any:
     """A model of the class `kind` with the weights of a folder, the adapter merged and the method attached.
 
     A pooler that an encoder's file lacks is left out. With `fresh_head`, weights outside the encoder may be missing or
-    of another shape, and are random then.
+    of another shape, and are random then; with `pass_through`, square layers among them hand on what they are given.
     """
     with reading(place, "the weights"), quietly():
         kept = carried(place.folder)
@@ -250,6 +251,8 @@ def read_weights(
     lacking = {**dict.fromkeys(found["missing_keys"] - _in_adapter(place), ""), **shapes}
     if what == "encoder" and lacking and all(key.startswith("pooler.") for key in lacking):
         model.pooler, lacking = None, {}
+    if pass_through:
+        _hand_on(model, lacking)
     if fresh_head:
         lacking = {key: shape for key, shape in lacking.items() if _is_of_encoder(model, key)}
     if lacking:  # they would be random numbers, and so would be all that is computed with them
@@ -285,6 +288,20 @@ def not_finite(model: nn.Module) -> list[str]:
         if large and not torch.stack(torch.aminmax(weight)).isfinite().all():
             found.append(name)
     return found
+
+
+def _hand_on(model: nn.Module, fresh: Iterable[str]) -> None:
+    """Let fresh square layers hand on what they are given: RoBERTa and DistilBERT have one before the last layer.
+
+    A last layer that is trained alone would otherwise see random mixtures of the features. The layer is followed by a
+    tanh, ReLU or GELU, all of which are straight in a small neighbourhood of 0.5.
+    """
+    for key in fresh:
+        name, _, kind = key.rpartition(".")
+        layer = model.get_submodule(name) if kind == "weight" else None
+        if isinstance(layer, nn.Linear) and layer.in_features == layer.out_features and layer.bias is not None:
+            nn.init.eye_(layer.weight).data.mul_(1e-3)
+            nn.init.constant_(layer.bias, 0.5)
 
 
 def _named(weights: list[str]) -> str:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+import transformers
 from made_faces import make_faces
 from PIL import Image
 from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil
@@ -14,7 +15,10 @@ from fairhead.bench.grid import Backbone, Cell, Data, Method
 from fairhead.data import read
 from fairhead.data.ready_features import ReadyFeatures
 from fairhead.errors import InputError
+from fairhead.mitigate.last_layer import features_of, find_head
+from fairhead.models.fresh import Recipe
 from fairhead.models.linear_head import FEATURES, LinearHead
+from fairhead.train import Examples
 
 
 @pytest.fixture(scope="module")
@@ -137,3 +141,33 @@ def test_features_that_are_not_numbers_are_told(faces, tmp_path):
     np.savez(tmp_path / "f.npz", features=features, names=rows.ids)
     with pytest.raises(InputError, match=r"column 1 of the .* features is not finite in 1 of"):
         run_cell(a_cell(faces, f"features:{tmp_path}/f.npz"), "cpu", tmp_path)
+
+
+@pytest.mark.parametrize("family", ["Roberta", "DistilBert", "Bert"])
+def test_a_fresh_layer_before_the_head_hands_the_features_on(family, tmp_path):
+    """What a linear head can learn from is what the encoder knows, not random mixtures of it."""
+    config = getattr(transformers, f"{family}Config")(
+        hidden_size=8, dim=8, num_hidden_layers=1, n_layers=1, num_attention_heads=2, n_heads=2, intermediate_size=8,
+        hidden_dim=8, vocab_size=50,
+    )  # fmt: skip
+    torch.manual_seed(1)
+    encoder = getattr(transformers, f"{family}Model")(
+        config, **({"add_pooling_layer": False} if family == "Bert" else {})
+    )
+    encoder.eval().save_pretrained(tmp_path)
+    rows = Examples({"input_ids": torch.randint(3, 50, (60, 5))}, torch.arange(60) % 2)
+    model = Recipe(f"path:{tmp_path}", ("no", "yes")).build("text", 0, head_only=True)
+    features = features_of(model, find_head(model, rows), rows).double()
+    with torch.no_grad():
+        first = encoder(**rows.inputs).last_hidden_state[:, 0].double()
+    known = torch.cat([features, torch.ones(60, 1)], 1)
+    left = first - known @ torch.linalg.lstsq(known, first).solution
+    assert left.square().mean() < 1e-4 * first.var(0).mean()
+
+    # A layer that has been trained stays as it is.
+    trained = getattr(transformers, f"{family}ForSequenceClassification")(config).eval()
+    trained.save_pretrained(tmp_path / "trained")
+    again = Recipe(f"path:{tmp_path / 'trained'}", ("no", "yes")).build("text", 0, head_only=True)
+    assert torch.equal(
+        features_of(again, find_head(again, rows), rows), features_of(trained, find_head(trained, rows), rows)
+    )
