@@ -17,7 +17,9 @@ release = version_of("fairhead")
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "pydata_sphinx_theme"
 html_title = "fairhead"
-html_theme_options = {"show_toc_level": 2, "navigation_with_keys": False}
+html_theme_options = {"show_toc_level": 2, "navigation_with_keys": False, "secondary_sidebar_items": ["page-toc"]}
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 exclude_patterns = ["_build"]
 nb_execution_mode = "force"  # every figure of a tutorial is made while the site is built
 nb_execution_raise_on_error = True
@@ -27,12 +29,14 @@ nb_merge_streams = True
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 autodoc_typehints = "none"
+default_role = "code"
 autodoc_member_order = "bysource"
 napoleon_use_rtype = False
 # Tables that commands write into pages begin at the third level, wherever they stand.
 suppress_warnings = ["myst.header"]
 warnings.filterwarnings("ignore", category=DeprecationWarning)
 os.environ["PYTHONWARNINGS"] = "ignore"  # in notebooks: of libraries, about their own display there
+os.environ["JUPYTER_COLUMNS"] = os.environ["COLUMNS"] = "100"  # what tables in notebooks have room for
 
 # Imported when first used, which autodoc does not wait for; a verb that is a package too is shown as the function.
 for _name in fairhead.__all__:
