@@ -180,7 +180,7 @@ def progress() -> Iterator[Progress]:
     from rich.console import Console
 
     console = Console(stderr=True, quiet=not is_first())
-    if not console.is_terminal and is_first():
+    if not sys.stderr.isatty() and is_first():  # where colours are forced, the console takes a file for a terminal
         yield Progress()
         return
     from rich.progress import Progress as Bars

@@ -199,8 +199,8 @@ def classifier_task(model: nn.Module) -> Task:
         )
     if classifier.in_features != width:
         raise UnsupportedModel(
-            f"the classifier of {type(model).__name__} reads {classifier.in_features} features, not the first token's "
-            f"{width} alone; head evidence needs a classifier on the first token"
+            f"the classifier of {type(model).__name__} reads {classifier.in_features} features that are not those of "
+            "its first token alone; head evidence can be read from ViTForImageClassification and models built like it"
         )
     weight = array_of(classifier.weight)
     bias = np.zeros(len(weight)) if classifier.bias is None else array_of(classifier.bias)
