@@ -25,6 +25,7 @@ from fairhead.settings import NotNegative, Positive, Range
 from fairhead.train import Examples, Fit, Selection
 from fairhead.train.fitting import AVERAGE
 from fairhead.train.kmeans import Clusters, find_clusters, independent_weights, unit
+from fairhead.train.launched import agreed
 from fairhead.train.linear import answers, solve
 
 Candidate = Literal["plain", "balance", "logits", "dro", "match", "both"]
@@ -100,13 +101,13 @@ class Reduce:
             done["plain"] = self._fit(job, "plain")
         encoded = self._encoded(job, done.get("plain", (None,))[0])
         notes: dict[str, Any] = {}
-        matched = self._matched(job, encoded, notes)
+        matched = agreed(self._matched(job, encoded, notes))
         if self.without_label:
             notes["label taken out"] = matched is not None and matched.differ
             if notes["label taken out"]:
                 encoded = _without_label(encoded, _place_of_use(job)[0].labels.cpu())
         with job.timed("clusters"):
-            clusters = find_clusters(encoded.train, self.clusters, job.plan.seed, job.units[0])
+            clusters = agreed(find_clusters(encoded.train, self.clusters, job.plan.seed, job.units[0]))
         notes["clusters"] = _cluster_notes(clusters, job.train.labels)
         names: list[str] = list(self.candidates)
         if matched is not None:
@@ -116,7 +117,7 @@ class Reduce:
         found = _Weights(job.train.labels.cpu(), clusters.clustering.cluster, matched, self.cap)
         matching = [name for name in names if name in ("match", "both")]
         try:
-            elsewhere = self._elsewhere(job, encoded, clusters, found, matching)
+            elsewhere = agreed(self._elsewhere(job, encoded, clusters, found, matching))
         except InputError as error:  # too few rows of a class in a half
             elsewhere, notes["not matched"] = _Elsewhere({}, []), str(error)
             names = [name for name in names if name not in matching] or ["plain"]
@@ -181,7 +182,7 @@ class Reduce:
 
         with job.timed("features"):
             kept = {id(part): get(part).float().cpu() for part in {id(part): part for part in parts}.values()}
-            encoded = Encoded(*(kept[id(part)] for part in parts))
+            encoded = agreed(Encoded(*(kept[id(part)] for part in parts)))
         for name, features in encoded._asdict().items():
             check_features(features, {"train": "training", "use": "place of use's"}.get(name, name))
         return encoded
@@ -273,7 +274,7 @@ class Reduce:
             labels.append(found.labels)
             groups.append(found.clusters)
             units.append(job.units[0])
-        return tried(
+        looked = tried(
             {name: torch.cat(parts).numpy() for name, parts in said.items()},
             torch.cat(labels).numpy(),
             torch.cat(groups).numpy(),
@@ -281,6 +282,7 @@ class Reduce:
             self.price / 100,
             job.plan.seed,
         )
+        return agreed(looked)
 
 
 class _Elsewhere(NamedTuple):

@@ -153,12 +153,22 @@ def in_process(rank, processes, port, folder):
         groups = torch.arange(32) // 2 % 2
         trained = run_with_attributes(method(name), tiny_vit, data, data, groups, groups, plan)
         found["weights"] |= {f"{name}: {key}": tensor for key, tensor in trained.model.state_dict().items()}
+    options = {"candidates": ("balance",), "clusters": 2, "encoder": lambda rows: features_in(rank, len(rows))}
+    trained = run(method("auto", **options), tiny_vit, data, data, plan)
+    found["weights"] |= {f"balance: {key}": tensor for key, tensor in trained.model.state_dict().items()}
     check_gradient_of_a_sum(rank, processes)
     found["twins"] = turned_labels(rank, processes)
     found["tuned"] = tuned(pieces=2 // processes)
     torch.save(found, f"{folder}/{processes}-{rank}.pt")
     if processes > 1:
         torch.distributed.destroy_process_group()
+
+
+def features_in(rank, n):
+    """Two clusters that go along with the label; another two in the second process, as on other hardware."""
+    row = torch.arange(n)
+    cluster = (row % 2 == 1) | (row % 8 == 0) if rank == 0 else row < n // 2
+    return torch.stack([cluster, ~cluster], 1).float() + 0.01 * torch.randn(n, 2)
 
 
 def check_gradient_of_a_sum(rank, processes):
