@@ -107,7 +107,7 @@ def read_arrays(path: PathLike, *names: str) -> "dict[str, NDArray[Any]]":
             if isinstance(found, np.ndarray):
                 raise KeyError
             return {name: found[name] for name in names}
-        except ValueError:  # numpy advises to unpickle
+        except (ValueError, RuntimeError):  # numpy advises to unpickle; a way of packing that is not known
             raise KeyError from None
 
 

@@ -157,7 +157,8 @@ class Source:
                     f"{self.path}: member {info.orig_filename!r} points outside the archive; "
                     "this is not the published file, do not unpack it"
                 )
-            if not info.is_dir() and not any(map(_is_clutter, info.filename.split("/"))):
+            # `is_dir` breaks on a name that is empty.
+            if info.filename and info.filename[-1] != "/" and not any(map(_is_clutter, info.filename.split("/"))):
                 names.append(info.filename)
         return names
 
@@ -167,7 +168,7 @@ class Source:
             if self._archive is None or self._archive_process != os.getpid():
                 try:
                     self._archive = zipfile.ZipFile(self.path)
-                except zipfile.BadZipFile as error:
+                except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
                     raise InputError(f"{self.path}: damaged zip archive ({error}); download it again") from None
                 self._archive_process = os.getpid()
             return self._archive

@@ -28,6 +28,7 @@ _NOT_A_NUMBER = {"", "nan", "<na>"}
 _NO_ANSWER = {"na", "n/a", "#n/a", "none", "null"}
 _BOOLEANS = {"true": True, "false": False}
 _INTEGER = re.compile(r"[+-]?\d+")
+_ZERO_FIRST = re.compile(r"[+-]?0\d+$")
 _FLOAT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
@@ -154,9 +155,8 @@ def tidy_levels(raw: list[Any], text_only: bool = False) -> list[Any]:
     if text_only:
         values = [None if v is None else str(v) for v in values]
         answers = [v for v in values if v is not None and v.lower() not in _NO_ANSWER]
-        # "01" and "1" in one column are names, such as codes of regions: as numbers they would become one.
-        whole = {v.lstrip("+") for v in answers if _INTEGER.fullmatch(v)}
-        names = len({int(v) for v in whole}) < len(whole)
+        # "01" is a name, such as the code of a region: as a number it would lose its zero, and become one with "1".
+        names = any(_ZERO_FIRST.match(v) for v in answers)
         for parse in (as_number, as_boolean):
             if answers and not names and all(parse(v) is not None for v in answers):
                 return [None if v is None else parse(v) for v in values]

@@ -262,13 +262,14 @@ def _parquet(file: Path, name: str) -> Source:
         raise InputError(f"{name}: {NO_PYARROW}") from None
     try:
         columns = pq.read_schema(file).names
-    except pa.ArrowInvalid as error:
+    except pa.ArrowException as error:
         raise InputError(f"{name} is not a Parquet file: {str(error).partition('.')[0]}") from None
 
     def chunks(layout: Layout, as_text: Collection[str]) -> Iterator[Chunk]:
         try:
             with pq.ParquetFile(file) as opened:
                 for batch in opened.iter_batches(batch_size=CHUNK, columns=list(layout.columns)):
+                    batch.validate(full=True)  # text that is not UTF-8 would be found too late
                     # What pandas had as an index is a column here, and whole numbers beside missing ones stay exact.
                     frame = batch.replace_schema_metadata().to_pandas(integer_object_nulls=True)
                     yield {column: frame[column] for column in layout.columns}

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairhead import Records
@@ -228,6 +228,7 @@ def test_provenance_says_how_scores_became_predictions(scores, rule):
     assert records.prediction.values().tolist() == [0, 1]
 
 
+@settings(max_examples=30)
 @given(st.lists(st.from_regex(r"0{0,2}[0-9]{1,3}", fullmatch=True), min_size=12, max_size=40))
 def test_readers_neither_merge_nor_invent_groups(tmp_path_factory, values):
     """ "01" and "1" are two groups: codes of regions and the like are names, and not numbers."""
