@@ -8,6 +8,7 @@ import enum
 import fcntl
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -285,7 +286,10 @@ def test_the_calls_that_the_cases_are_made_of_work(name, tmp_path, monkeypatch):
 
 def test_every_command_is_covered():
     assert set(WORKS) == set(COMMANDS), "how is it called correctly?"
+    rows = re.findall(r"^\| (`.*?) \|", (Path(__file__).parents[3] / "SECURITY.md").read_text(encoding="utf-8"), re.M)
+    told = {verb for row in rows for verb in re.findall(r"`([\w ]+)`", row)}
     for name, command in COMMANDS.items():
+        assert {name, name.split()[0]} & told, f"{name}: SECURITY.md does not say what it reads, writes and runs"
         for option in command.params:
             known = named(option) in READ or named(option) in WRITTEN
             assert known or not is_path(option), f"{name} {named(option)}: is it read or written?"
