@@ -30,8 +30,17 @@ GAPS = {
     "4 groups, gaps": ([400, 300, 200, 100], [0.9, 0.8, 0.85, 0.7]),
     "8 unequal groups, even": (LAW, [0.85] * 8),
     "8 unequal groups, the large ones differ": (LAW, [0.92, 0.78] + [0.85] * 6),
+    "7 groups, three of 10 to 30 rows, even": ([4000, 300, 200, 100, 30, 15, 10], [0.8] * 7),
     "COMPAS, 6 races": (COMPAS, [0.72, 0.523, 0.44, 0.323, 0.556, 0.9]),
 }
+# The same of the mean gap over all pairs of groups.
+PAIRS = {
+    "4 groups, even": ([300] * 4, [0.8] * 4),
+    "4 groups, gaps": ([400, 300, 200, 100], [0.9, 0.8, 0.85, 0.7]),
+    "8 groups, one lower": ([125] * 8, [0.74] + [0.8] * 7),
+}
+# How far scores of positives lie above those of negatives in a group; in the reference group it is 1.5.
+ROC = (1.5, 1.3, 1.2, 0.7)
 # Rates of both models, and the share of rows on which they have the same luck; 600 rows a group.
 CHANGES = {
     "2 groups, the second model even": ([0.8, 0.65], [0.75, 0.75], 0.8),
@@ -105,6 +114,32 @@ def one_change(a: Array, b: Array, same: float, repeats: int) -> str:
     return " | ".join([*(f"{100 * h:.1f}" for h in held / repeats), f"{100 * below / repeats:.1f}"])
 
 
+def mean_of_pairs(rows: Array, rates: Array, repeats: int) -> float:
+    rng = np.random.default_rng(0)
+    truth = float(np.abs(rates[:, None] - rates).sum() / (len(rates) * (len(rates) - 1)))
+    held = 0
+    for _ in range(repeats):
+        n = rng.multinomial(int(rows.sum()), rows / rows.sum())
+        luck = rng.random(int(n.sum())) < np.repeat(rates, n)
+        e = fairhead.audit(records(n, luck), metrics=["EOp_pairwise"], n_boot=500)["EOp_pairwise"]
+        held += (e.low or 0.0) - 1e-9 <= truth <= (e.high or 0.0) + 1e-9
+    return 100 * held / repeats
+
+
+def area_between(effect: float, repeats: int) -> tuple[float, float]:
+    """The true area between two ROC curves of normal scores, and how often the interval holds it; 750 rows a group."""
+    at = norm.ppf((np.arange(20_000) + 0.5) / 20_000)
+    truth = float(np.abs(norm.cdf(1.5 + at) - norm.cdf(effect + at)).mean())
+    rng, held = np.random.default_rng(0), 0
+    for _ in range(repeats):
+        group, label = rng.integers(2, size=1500), rng.integers(2, size=1500)
+        score = 1 / (1 + np.exp(1 - label * np.array([1.5, effect])[group] - rng.normal(size=1500)))
+        scored = Records.from_arrays(label, scores=score, groups={"g": group})
+        e = fairhead.audit(scored, metrics=["ABROCA"], n_boot=500, reference={"g": 0})["ABROCA"]
+        held += (e.low or 0.0) <= truth <= (e.high or 0.0)
+    return truth, 100 * held / repeats
+
+
 def headlines(columns: int, crossed: bool, repeats: int) -> float:
     rng = np.random.default_rng(columns)
     shares = ([0.5, 0.5], [0.5, 0.3, 0.15, 0.05], [0.8, 0.2], [0.3, 0.2, 0.2, 0.15, 0.1, 0.05], [0.6, 0.3, 0.1])
@@ -130,6 +165,13 @@ def main() -> None:
     print("\n| a change of a gap | fairhead covers | bootstrap | p ≤ 0.05 |\n|---|---|---|---|")
     for name, (a, b, same) in CHANGES.items():
         print(f"| {name} | {one_change(np.array(a), np.array(b), same, repeats)} |", flush=True)
+    print("\n| another figure | fairhead covers |\n|---|---|")
+    for name, (rows, rates) in PAIRS.items():
+        share = mean_of_pairs(np.array(rows), np.array(rates), repeats)
+        print(f"| mean gap over pairs, {name} | {share:.1f} |", flush=True)
+    for effect in ROC:
+        truth, share = area_between(effect, repeats)
+        print(f"| area between ROC curves, {truth:.3f} | {share:.1f} |", flush=True)
     print("\n| columns, all even | false headlines |\n|---|---|")
     for columns, crossed in ((1, False), (3, False), (5, False), (3, True)):
         print(

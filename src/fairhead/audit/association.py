@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from fairhead.audit import metrics
 from fairhead.audit.catalogue import Metric
-from fairhead.audit.estimate import Rules, figure_of
+from fairhead.audit.estimate import figure_of
+from fairhead.audit.rate_stack import Rules
 from fairhead.audit.rates import Tables
 from fairhead.report.wording import in_short
 from fairhead.stats import Estimate, intervals

@@ -122,7 +122,7 @@ class Audit(Result):
         return Report(
             title=f"Audit of {Path(name).name}",
             question=f"Are the predictions in {name} even by {listed(_columns(self), 'and')}?",
-            verdict=audit_verdicts(self),
+            verdict=audit_verdicts(self, rates),
             sections=[Audited(title="Groups", name=name, audit=self, rates=rates, first=_first(self))],
             provenance=dict(self.provenance),
         )
@@ -223,12 +223,17 @@ class Comparison(Result):
         show_comparison(console, compared.comparison)
 
 
-def audit_verdicts(audit: Audit) -> list[report.Sentence]:
-    """The clearest gap of each group column that has one, then a sentence on the four-fifths rule for each column."""
+def audit_verdicts(audit: Audit, rates: Sequence[str] = ()) -> list[report.Sentence]:
+    """The clearest gap of each group column that has one, then a sentence on the four-fifths rule for each column.
+
+    Where `rates` are asked for and there is such a gap, a sentence says who stands out from the reference in them.
+    """
     options = audit.provenance.get("audit", {})
     level, headline = options.get("level", 0.95), options.get("headline", HEADLINE)
     gaps = [e for e in audit.estimates if e.metric in headline and e.group_by is not None]
     verdicts = _headlines(gaps, level)
+    if rates and verdicts[0].tone == "bad":
+        verdicts[1:1] = _against_reference(audit, rates)
     for e in map(stable, audit.estimates):
         if e.metric == "impact_ratio" and e.value is not None and e.low is not None and e.high is not None:
             figures = f"{e.value:.2f} ({100 * level:g} % interval {e.low:.2f} to {e.high:.2f})"
@@ -238,6 +243,32 @@ def audit_verdicts(audit: Audit) -> list[report.Sentence]:
             column = f"{e.group_by}, taken alone" if word != alone else e.group_by
             verdicts.append(report.Sentence(f"The four-fifths rule {verb} by {column}: impact ratio {figures}.", tone))
     return verdicts
+
+
+def _against_reference(audit: Audit, rates: Sequence[str]) -> list[report.Sentence]:
+    """The group of the first column with the most rates whose interval does not overlap the reference's."""
+    column, references = _first(audit), audit.provenance.get("audit", {}).get("reference", {})
+    of_groups = {row.group: row.rates for row in audit.by_group if row.group_by == column and row.n >= STABLE_ROWS}
+    reference = of_groups.get(references.get(column), {})
+    found: list[tuple[int, str, list[str]]] = []
+    for group, own in of_groups.items():
+        apart = []
+        for rate in rates:
+            one, other = own.get(rate), reference.get(rate)
+            if (
+                one
+                and other
+                and one.value is not None
+                and other.value is not None
+                and min(one.n, other.n) >= STABLE_ROWS
+            ):
+                scale = scale_of(rate, one.value, one.low, one.high)
+                if (one.low or 0.0) > (other.high or 0.0) or (other.low or 0.0) > (one.high or 0.0):
+                    apart.append(f"{in_words(rate)} {scale.write(one.value)} against {scale.write(other.value)}")
+        found.append((len(apart), group, apart))
+    most = max(found, key=lambda each: each[0], default=(0, "", []))
+    text = f"{most[1]} against {references.get(column)}, the reference: {', '.join(most[2])}."
+    return [report.Sentence(text, "note")] if most[0] else []
 
 
 def stable(estimate: Estimate) -> Estimate:

@@ -42,7 +42,7 @@ def candidate_rates(
     hat: Array,
     se: Array,
     level: float,
-    noise: Callable[[Array], Array] | None = None,
+    errors: Callable[[Array], intervals.Errors] | None = None,
     even: Array | None = None,
     logarithms: bool = False,
 ) -> intervals.Candidates:
@@ -53,7 +53,7 @@ def candidate_rates(
         hat: observed rates (or their logarithms), shape [R, C, G]; with "to_overall" the last group is all rows.
         se: their standard errors.
         level: confidence level.
-        noise: from rates to the standard errors that they would have; None where these do not depend on the rates.
+        errors: from true rates to the errors that they would have; None where these do not depend on the rates.
         even: the rates of an even model.
         logarithms: the metric is a ratio, as `Reduction.gap_of_logarithms` has it.
     """
@@ -90,7 +90,7 @@ def candidate_rates(
     reach = _reach(hat, pools, level, to_overall)
     contrasts = Contrasts.of(pools, to_overall) if exact else None
     return intervals.Candidates(
-        lambda theta: path()(theta), signed, reach, contrasts=contrasts, noise=noise, even=even, se=se
+        lambda theta: path()(theta), signed, reach, contrasts=contrasts, errors=errors, even=even, se=se
     )
 
 

@@ -1,157 +1,26 @@
 """From group rates to one figure with its interval, or the reason why there is none."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.audit.candidate_rates import candidate_rates, tied_lowest
-from fairhead.audit.catalogue import Metric, Multiclass, Reduction
+from fairhead.audit.candidate_rates import candidate_rates, even, tied_lowest
+from fairhead.audit.catalogue import Metric, Reduction
+from fairhead.audit.rate_stack import Rules, Stack
 from fairhead.audit.rates import ROUNDED, Rates
-from fairhead.report.wording import in_short
 from fairhead.stats import Estimate, intervals
 from fairhead.stats.bootstrap import STABLE_ROWS
 
 Array = NDArray[np.float64]
 
-NO_REPLICATE = "every replicate left a cell empty; too few rows for so many groups and classes"
 # Replicates in which a cell was empty are left out; above this share the estimate says so.
 _MENTION_LOST = 0.02
-# Where a bootstrap has at least this share of the rows' own precision, rows are plain rows.
-_PLAIN_ROWS = 0.85
 # Of errors: so small that ratios are straight lines in them.
 _TINY = 1e-6
-
-
-@dataclass(frozen=True)
-class Rules:
-    """The options that every figure of an audit shares."""
-
-    level: float  # confidence level
-    min_cell: int  # rows that a rate needs; with fewer it is undefined
-    multiclass: Multiclass  # how one-vs-rest gaps of several classes become one
-    prevalence: Array  # share of each class, shape [C], for "weighted"
-
-
-@dataclass(frozen=True)
-class Stack:
-    """The rates of a metric, stacked, with unusable cells as NaN."""
-
-    rates: tuple[Rates, ...]  # what is stacked
-    hat: Array  # shape [R, C, G]
-    usable: NDArray[np.bool_]  # which cells take part, shape [R, C, G]
-    rows: NDArray[np.int64]  # shape [R, C, G]
-    independent: NDArray[np.int64]  # rows or clusters, shape [R, C, G]
-    kept: NDArray[np.bool_]  # replicates without an empty cell, shape [B before leaving out]
-    excluded: tuple[str, ...]  # the reason for each cell left out
-
-    @classmethod
-    def of(cls, metric: Metric, rates: Sequence[Rates], groups: Sequence[str], min_cell: int) -> "Stack":
-        """Stack rates and take out the cells with too few rows."""
-        rows, hat, independent, enough = (
-            _stacked(parts)
-            for parts in zip(*((r.rows, r.hat, r.independent, r.enough(min_cell)) for r in rates), strict=True)
-        )
-        usable = enough & ~np.isnan(hat)
-        excluded = [
-            rates[kind].shortage(int(c), int(g), groups[g], min_cell)
-            for kind, c, g in zip(*np.nonzero(~usable), strict=True)
-        ]
-        if excluded and metric.compare not in ("minimum", "mean"):
-            # A rate that only one group has says nothing about a gap: left out, never 0.
-            compared = usable[..., :-1] if metric.compare == "to_overall" else usable
-            usable &= compared.sum(axis=-1, keepdims=True) >= 2
-        if metric.compare == "ratio":
-            # Nor has a rate that is 0 in every group a ratio: a class that is never predicted takes no part.
-            usable &= np.max(hat, axis=-1, keepdims=True, where=usable, initial=0.0) > 0
-        if not usable.all():
-            if len(rates) > 1 and metric.compare not in ("minimum", "mean"):
-                # A figure made of several rates needs them all: a class without one takes no part with the others.
-                usable &= usable.any(axis=-1, keepdims=True).all(axis=0, keepdims=True)
-            hat = np.where(usable, hat, np.nan)
-        kept = np.ones(len(rates[0].star), dtype=bool)
-        if any(r.has_empty for r in rates):
-            kept = np.asarray(~(np.isnan(_replicates([r.star for r in rates])) & usable).any(axis=(1, 2, 3)))
-        return cls(tuple(rates), hat, usable, rows, independent, kept, tuple(dict.fromkeys(excluded)))
-
-    @cached_property
-    def star(self) -> Array:
-        """The replicates that are kept, shape [B, R, C, G]."""
-        star = _replicates([r.star for r in self.rates])
-        if not self.kept.all():
-            star = star[self.kept]
-        return star if self.usable.all() else np.where(self.usable, star, np.nan)
-
-    def wide(self, level: float) -> Array:
-        """How far to stretch the replicates, shape [R, C, G]."""
-        return _stacked([r.wide(level) for r in self.rates])
-
-    def errors(self, level: float) -> Array:
-        """Errors hat − star, stretched for the few rows or clusters there are, shape [B, R, C, G]."""
-        if self.usable.all() and self.kept.all():
-            return _replicates([r.errors(level) for r in self.rates])
-        return (self.hat - self.star) * self.wide(level)
-
-    @cached_property
-    def se(self) -> Array:
-        """Standard errors of the rates, shape [R, C, G]."""
-        if self.kept.all() or not self.kept.any():
-            return _stacked([r.se for r in self.rates])
-        return np.asarray(np.std(self.star, axis=0))
-
-    @cached_property
-    def _effective(self) -> Array:
-        """Rows, or how many of them say as much as weighted or clustered rows do, shape [R, C, G]."""
-        variance, rows = self.hat * (1 - self.hat), np.maximum(self.rows, 1.0)
-        known = (self.se > 0) & (variance > ROUNDED)
-        found = np.divide(variance, self.se**2, out=np.maximum(self.independent, 1.0), where=known)
-        # A bootstrap knows a variance to a few percent. Rows of a cluster may say as much as single rows do.
-        return np.where(found > _PLAIN_ROWS * rows, rows, found)
-
-    def noise(self, rates: Array) -> Array:
-        """Standard errors of the rates if these were the true ones, both [R, C, G]."""
-        kept = np.clip(rates, 0.5 / (self._effective + 1), 1 - 0.5 / (self._effective + 1))
-        return np.asarray(np.sqrt(kept * (1 - kept) / self._effective))
-
-    @cached_property
-    def even(self) -> Array:
-        """The rates that all groups would have in common, shape [R, C, G]."""
-        weight = np.where(np.isnan(self.hat), 0.0, self._effective)
-        mean = np.nansum(self.hat * weight, axis=-1, keepdims=True) / np.maximum(weight.sum(axis=-1, keepdims=True), 1)
-        return np.where(np.isnan(self.hat), np.nan, mean)
-
-    def reduction(self, metric: Metric, rules: Rules) -> Reduction:
-        """The metric as a function of these rates."""
-        n_classes = self.hat.shape[1]
-        weights = rules.prevalence if len(rules.prevalence) == n_classes else np.ones(n_classes)
-        reduction = Reduction(metric, rules.multiclass, weights)
-        if metric.compare in ("signed", "signed_ratio") and n_classes > 1:
-            distance = np.abs(reduction.by_class(self.hat) - (metric.ideal or 0.0))
-            reduction = replace(reduction, followed=int(np.argmax(np.nan_to_num(distance, nan=-1.0))))
-        return reduction
-
-    def why_undefined(self, reduction: Reduction) -> str | None:
-        """The reason why there is no figure, or None."""
-        if not np.isnan(reduction(self.hat)):
-            return None if self.kept.any() else NO_REPLICATE
-        if self.excluded:
-            return in_short(self.excluded)
-        if reduction.metric.compare in ("ratio", "signed_ratio"):
-            return "no row of the groups compared is predicted positive, so a ratio of their rates has no value"
-        return "fewer than two groups can be compared"
-
-
-def _stacked(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    return parts[0][None] if len(parts) == 1 else np.stack(parts)
-
-
-def _replicates(parts: Sequence[Array]) -> Array:
-    """Stack R arrays [B, C, G] to [B, R, C, G]."""
-    # Replicates stay contiguous in memory, as `Content.total` has them: reductions over groups are then quick.
-    return _stacked([part.transpose(1, 2, 0) for part in parts]).transpose(3, 0, 1, 2)
 
 
 def estimate(
@@ -240,13 +109,18 @@ def _interval(reduction: Reduction, parts: Stack, level: float) -> intervals.Int
             # Where cells are left out only the upper end counts, and has the whole error.
             return _lowest(parts, wide, 2 * level - 1 if parts.excluded else level)
         case "spread" | "to_overall":
-            noise = parts.noise if reduction.metric.unit and not reduction.metric.scores else None
-            around = candidate_rates(reduction, parts.hat, parts.se * wide, level, noise, parts.even)
-            found = intervals.gap(parts.hat, parts.errors(level), reduction, around, level)
+            error, se = parts.errors(level), parts.se * wide
+            shares = reduction.metric.unit and not reduction.metric.scores
+            at = partial(parts.errors_at, error, se) if shares else None
+            around = candidate_rates(reduction, parts.hat, se, level, at, parts.even)
+            found = intervals.gap(parts.hat, error, reduction, around, level)
             return _within_unit(found) if reduction.metric.unit else found
         case "pairwise":
-            around = candidate_rates(reduction, parts.hat, parts.se * wide, level)
-            return _within_unit(intervals.gap(parts.hat, parts.errors(level), reduction, around, level))
+            error, around = parts.errors(level), candidate_rates(reduction, parts.hat, parts.se * wide, level)
+            if apart := _one_apart(reduction, parts):
+                both = around.at, apart
+                around = around._replace(shown=lambda theta: np.stack([reduction(at(theta) + error) for at in both]))
+            return _within_unit(intervals.gap(parts.hat, error, reduction, around, level))
         case "ratio" if reduction.multiclass == "max" or parts.hat.shape[1] == 1:
             return _ratio(reduction, parts, level)
         case "ratio":
@@ -263,6 +137,21 @@ def _interval(reduction: Reduction, parts: Stack, level: float) -> intervals.Int
             return found._replace(low=max(found.low, least), high=min(found.high, most))
 
 
+def _one_apart(reduction: Reduction, parts: Stack) -> Callable[[float], Array] | None:
+    """From a mean gap of all pairs to rates that are even but for one group's; None where the others are not even.
+
+    With few large differences and the rest noise, a mean gap shows more than with as much in many small ones.
+    """
+    off = (parts.hat - parts.even) / np.maximum(parts.se, ROUNDED)
+    place = np.unravel_index(np.nanargmax(np.abs(off)), off.shape)
+    others, alone = parts.hat.copy(), 0 * parts.hat
+    others[place], alone[place] = np.nan, np.sign(off[place])
+    rows = zip(others.reshape(-1, others.shape[-1]).tolist(), parts.se.reshape(-1, others.shape[-1]), strict=True)
+    if any(even(rates, se.tolist()) is None for rates, se in rows if np.count_nonzero(~np.isnan(rates)) > 1):
+        return None
+    return lambda theta: alone * (theta / float(reduction(alone)))
+
+
 def _sum_interval(parts: Stack, rates: Rates, level: float) -> intervals.Interval:
     """The interval of one sum of absolute values, or of the gap between several."""
     usable = ~np.isnan(parts.hat[0, 0])
@@ -270,7 +159,7 @@ def _sum_interval(parts: Stack, rates: Rates, level: float) -> intervals.Interva
         rates = rates.of_groups(usable, parts.kept)
     if rates.hat.shape[1] == 1:
         return rates.sum_intervals(level)[0]
-    return intervals.spread_of_sums(rates.errors_of_terms(level), rates.sum_intervals, level)
+    return intervals.spread_of_sums(rates.errors_of_terms(level)[:2], rates.sum_intervals, level)
 
 
 def _lowest(parts: Stack, wide: Array, level: float) -> intervals.Interval:
@@ -296,12 +185,15 @@ def _ratio(reduction: Reduction, parts: Stack, level: float) -> intervals.Interv
     hat = np.log(np.where(parts.hat < ROUNDED, least, parts.hat))
     error = hat - np.log(np.maximum(parts.hat - parts.errors(level), least))
 
-    def noise(logarithms: Array) -> Array:
+    se = np.std(error, axis=0)
+
+    def errors(logarithms: Array) -> intervals.Errors:
         rates = np.clip(np.exp(logarithms), least, 1.0)
-        return parts.noise(rates) / rates
+        there = parts.noise(rates) / rates
+        return intervals.Errors(error * np.divide(there, se, out=np.ones_like(se), where=se > 0), there)
 
     even = np.log(np.maximum(parts.even, least))
-    around = candidate_rates(reduction, hat, np.std(error, axis=0), level, noise, even, logarithms=True)
+    around = candidate_rates(reduction, hat, se, level, errors, even, logarithms=True)
     gap = intervals.gap(hat, error, reduction.gap_of_logarithms, around, level)
     value = float(np.exp(-reduction.gap_of_logarithms(hat)))
     null = None if gap.null is None else float(np.exp(-gap.null))

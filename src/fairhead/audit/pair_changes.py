@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.audit.audit_results import REVERSED
-from fairhead.audit.estimate import Rules
+from fairhead.audit.paired_values import LEAST
+from fairhead.audit.rate_stack import Rules
 from fairhead.audit.rates import Tables
 from fairhead.stats import Difference, Span, intervals
 from fairhead.stats.paired import change_of_size
@@ -23,7 +24,6 @@ Array = NDArray[np.float64]
 
 # Of more groups, each is compared with the reference only.
 ALL_PAIRS = 12
-_LEAST = 1e-12
 
 
 class PairChanges(NamedTuple):
@@ -70,10 +70,10 @@ def pair_changes(
             for sides in ([r.hat for r in drawn], [r.star for r in drawn], [r.star for r in swaps])
         )
         moved = swap_b - swap_a
-        se = np.maximum(np.nanstd(moved, axis=0), _LEAST)
+        se = np.maximum(np.nanstd(moved, axis=0), LEAST)
         observed.append(np.abs(b - a) / se)
         largest = np.maximum(largest, np.nanmax(np.abs(moved) / se, axis=1))
-        p = (1 + np.count_nonzero(~(np.abs(moved) < np.abs(b - a) - _LEAST), axis=0)) / (1 + len(moved))
+        p = (1 + np.count_nonzero(~(np.abs(moved) < np.abs(b - a) - LEAST), axis=0)) / (1 + len(moved))
         star = star_b - star_a
         tails = [(1 - rules.level) / 2, (1 + rules.level) / 2]
         low, high = np.nanquantile(star, tails, axis=0)
@@ -111,6 +111,6 @@ def corrected_pairs(columns: Sequence[PairChanges]) -> tuple[Difference, ...]:
     found = []
     for column in columns:
         for d, observed in zip(column.differences, column.observed.tolist(), strict=True):
-            none = prod(1 - np.count_nonzero(~(c.largest < observed - _LEAST)) / len(c.largest) for c in columns)
+            none = prod(1 - np.count_nonzero(~(c.largest < observed - LEAST)) / len(c.largest) for c in columns)
             found.append(replace(d, p_adjusted=max(d.p or 0.0, float(1 - none))))
     return tuple(found)

@@ -103,7 +103,7 @@ class Rates:
     def of_groups(self, groups: NDArray[np.bool_], replicates: NDArray[np.bool_]) -> "Rates":
         """A rate that is a sum of absolute values, of some groups [G] and with some replicates [B] only."""
         assert self.terms is not None
-        terms = Terms(self.terms.hat[:, groups], self.terms.star[replicates][..., groups])
+        terms = Terms(self.terms.hat[:, groups], self.terms.star[replicates][..., groups], self.terms.curve)
         clusters = None if self.clusters is None else self.clusters[groups]
         star = self.star[replicates][..., groups]
         return Rates(self.hat[:, groups], star, self.rows[:, groups], self.need, clusters, terms)
@@ -111,15 +111,15 @@ class Rates:
     def errors_of_terms(self, level: float) -> "Terms":
         """The terms, with errors hat − star for replicates, stretched for the few rows or clusters there are."""
         assert self.terms is not None
-        hat, star = self.terms
-        return Terms(hat, (hat - star) * self.wide(level)[0])
+        hat, star, curve = self.terms
+        return Terms(hat, (hat - star) * self.wide(level)[0], curve)
 
     def sum_intervals(self, level: float) -> list[intervals.Interval]:
         """The interval of each group's sum of absolute values."""
         if level not in self._sum_intervals:
-            hat, error = self.errors_of_terms(level)
+            hat, error, curve = self.errors_of_terms(level)
             self._sum_intervals[level] = [
-                intervals.absolute_sum(hat[:, g], error[..., g], level) for g in range(hat.shape[1])
+                intervals.absolute_sum(hat[:, g], error[..., g], level, curve) for g in range(hat.shape[1])
             ]
         return self._sum_intervals[level]
 
@@ -136,6 +136,7 @@ class Terms(NamedTuple):
 
     hat: Array
     star: Array
+    curve: bool = False  # they are points of a curve, and neighbours err alike
 
 
 def rows_of_groups(rows: metrics.Margins) -> Counts:

@@ -14,9 +14,10 @@ from fairhead.audit.audit_results import Audit, headline_of
 from fairhead.audit.audited_rows import View, group_columns, one_group, read_rows, reference_groups, with_weight
 from fairhead.audit.catalogue import OWN, Chosen, Metric, Multiclass, choose_metrics
 from fairhead.audit.curves import curves_of
-from fairhead.audit.estimate import Rules, estimate
+from fairhead.audit.estimate import estimate
 from fairhead.audit.own_metrics import with_own
 from fairhead.audit.predicted_numbers import NUMBER_RATES, number_tables
+from fairhead.audit.rate_stack import Rules
 from fairhead.audit.rates import RATES, Kind, Rates, Tables, small_groups
 from fairhead.audit.score_gaps import SCORE_GAPS
 from fairhead.audit.score_rates import ScoreTables

@@ -72,7 +72,7 @@ def _against(hat: Array, star: Array, rows: NDArray[np.int64], need: str, scores
     hat, star = hat - hat[:, one], star - star[..., one]
     both = np.minimum(rows, rows[reference])[None]
     sums, sums_star = (np.abs(terms).sum(axis=-2, keepdims=True) for terms in (hat, star))
-    return Rates(sums, sums_star, both, lambda _: need, scores.clusters, Terms(hat, star))
+    return Rates(sums, sums_star, both, lambda _: need, scores.clusters, Terms(hat, star, curve=True))
 
 
 def _roc(entries: Entries) -> tuple[Array, Array]:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fairhead.audit.audited_rows import View, group_columns
 from fairhead.audit.catalogue import METRICS, Reduction, choose_metrics
-from fairhead.audit.estimate import Rules, Stack
+from fairhead.audit.rate_stack import Rules, Stack
 from fairhead.audit.rates import Tables
 from fairhead.errors import InputError, did_you_mean
 from fairhead.records import Records

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fairhead.audit.audited_rows import View, cross, read_rows, with_weight
 from fairhead.audit.drift import span
-from fairhead.audit.estimate import Rules
+from fairhead.audit.rate_stack import Rules
 from fairhead.audit.run_audit import Draws, Part
 from fairhead.errors import InputError
 from fairhead.records import Column, Records

@@ -1,7 +1,7 @@
 """`fairhead audit`: from a file of predictions to gaps with intervals."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -269,7 +269,9 @@ def audit_command(
     from rich.markup import escape
 
     from fairhead.audit import audit, compare, drift
+    from fairhead.report import write
     from fairhead.report.form import one_of
+    from fairhead.report.legal_forms import eu_ai_act, local_law_144
     from fairhead.report.result import show_page, terminal
 
     other: Records | None
@@ -282,48 +284,42 @@ def audit_command(
         other = None if other_file is None else columns.read(other_file, comparing.id)
         names = path, other_file or ""
     made = {"version": __version__, "seed": statistics.seed, "command": command_line(context)}
+    chosen: dict[str, Any] = {**statistics.arguments(), "reference": columns.reference}
     compared = None
-    if other is None:
-        found = audit(records, **statistics.arguments(), reference=columns.reference)
-    else:
-        chosen: dict[str, Any] = {**statistics.arguments(), "reference": columns.reference}
+    if other is not None:
         if comparing.unpaired:
             # Separate samples have no swaps for Westfall and Young.
             compared = drift(records, other, **chosen, correction="bh" if comparing.correction == "bh" else "holm")
         else:
             compared = compare(records, other, **chosen, correction=comparing.correction)
         compared = replace(compared, provenance={**made, **compared.provenance})
-        found = compared.a
+    found = audit(records, **chosen) if compared is None else compared.a
     found = replace(found, provenance={**made, **found.provenance})
     sliced = []
     if statistics.slices is not None:
         from fairhead.audit.slices import slices_section, worst_slices
 
-        options: dict[str, Any] = {"n_boot": statistics.n_boot, "level": statistics.level}
-        worst = worst_slices(records, statistics.slices, seed=statistics.seed, **options)
-        sliced = [slices_section(worst, statistics.slices, statistics.level)]
+        level, n_boot, seed = statistics.level, statistics.n_boot, statistics.seed
+        worst = worst_slices(records, statistics.slices, seed=seed, n_boot=n_boot, level=level)
+        sliced = [slices_section(worst, statistics.slices, level)]
     for name in output.rate:
         one_of(name, list(found.by_group[0].rates), "--rate")
     if output.json is not None:
         content = found.to_dict() | ({"slices": [asdict(one) for one in worst]} if sliced else {})
         write_json(content if compared is None else {**content, "comparison": compared.to_dict()}, output.json)
-    if output.html is not None:
-        from fairhead.report import write
-
-        page = found.page(path, output.rate) if compared is None else compared.page(names)
-        page = replace(page, sections=[*page.sections, *sliced])
-        write(replace(page, title=f"Audit of {Path(path).name}", provenance=found.provenance), output.html)
-    if output.ll144 is not None or output.eu_ai_act is not None:
-        from fairhead.report import legal_forms, write
-
-        for file, form in ((output.ll144, legal_forms.local_law_144), (output.eu_ai_act, legal_forms.eu_ai_act)):
-            if file is not None:
-                write(form(found), file)
+    alone = found.page(path, output.rate)
+    page = alone if compared is None else compared.page(names)
+    page = replace(page, sections=[*page.sections, *sliced])
+    page = replace(page, title=f"Audit of {Path(path).name}", provenance=found.provenance)
+    pages = (output.html, lambda _: page), (output.ll144, local_law_144), (output.eu_ai_act, eu_ai_act)
+    for file, form in pages:
+        if file is not None:
+            write(form(found), file)
     if output.json != "-":
         console = terminal()
         what = _what(records, path, found.provenance["audit"]["n"])
         console.print(f"[bold]{escape(what)}[/]", highlight=False)
-        show_page(found.page(path, output.rate), console)
+        show_page(alone, console)
         for section in sliced:
             console.print()
             section.show(console)
@@ -334,17 +330,16 @@ def audit_command(
 
 def _check_parts(columns: Columns, other: str | None) -> None:
     """A column has one part to play: a gap between groups that are the label, say, means nothing."""
-    parts = [
-        *(("--label", name) for name in columns.label),
-        ("--target", columns.target),
-        *(("--prediction", name) for name in columns.prediction),
-        *(("--score", name) for name in columns.score),
-    ]
-    parts += [("--group", name) for name in dict.fromkeys(columns.group)] + [("--compare-prediction", other)]
+    parts: dict[str, Iterable[str | None]] = {
+        "--label": columns.label,
+        "--target": [columns.target],
+        "--prediction": columns.prediction,
+        "--score": columns.score,
+        "--group": dict.fromkeys(columns.group),
+        "--compare-prediction": [other],
+    }
     seen: dict[str, str] = {}
-    for option, column in parts:
-        if column is None:
-            continue
+    for option, column in ((option, column) for option, names in parts.items() for column in names if column):
         if column in seen:
             raise InputError(f"column {column!r} is given as {seen[column]} and as {option}; one of them is expected")
         seen[column] = option
@@ -354,10 +349,8 @@ def _check_parts(columns: Columns, other: str | None) -> None:
 
 def _threshold(given: str | None) -> float | str | None:
     """A number, or "median"."""
-    if given is None or given == "median":
-        return given
     try:
-        return float(given)
+        return given if given is None or given == "median" else float(given)
     except ValueError:
         raise InputError(f"--threshold is {given!r}; a score or the word median is expected") from None
 

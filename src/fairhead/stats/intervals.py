@@ -90,6 +90,13 @@ def quantiles(values: Array, shares: Sequence[float], complete: bool = False) ->
     return np.array(found)
 
 
+class Errors(NamedTuple):
+    """Errors of rates, [B, ...], and their standard errors, [...]."""
+
+    drawn: Array
+    se: Array
+
+
 class Candidates(NamedTuple):
     """What the true rates behind a gap may be."""
 
@@ -97,13 +104,14 @@ class Candidates(NamedTuple):
     # From errors of the rates, shape [B, ...], to those of the signed gap between the groups that make it
     signed: Callable[[Array], Array] | None = None
     reach: float = 1.0  # the half-width above, times the noise of these groups
-    # From θ to the gaps that these rates and the errors make, shape [B], where there is a quicker way
+    # From θ to the gaps that these rates and the errors make, shape [B], where there is a quicker way; or [k, B] for
+    # k sets of rates with that gap, of which a test has to refuse each
     shown: Callable[[float], Array] | None = None
     contrasts: Contrasts | None = None  # the differences that the gap is the largest of, where they are not alike
-    # From true rates to the standard errors that rates of as many rows would have, both with the shape of `hat`; None
-    # where these do not depend on the rates
-    noise: Callable[[Array], Array] | None = None
-    even: Array | None = None  # the rates of an even model, for `noise`
+    # From true rates, with the shape of `hat`, to the errors that rates of as many rows would have; None where these do
+    # not depend on the rates
+    errors: "Callable[[Array], Errors] | None" = None
+    even: Array | None = None  # the rates of an even model, for `errors`
     se: Array | None = None  # standard errors of the errors, where they are known
 
 
@@ -145,8 +153,13 @@ def gap(
     else:
         # Studentised: the largest of all differences, each in its own standard error.
         each = np.std(error, axis=0) if candidates.se is None else candidates.se
+
+        def errors_at(rates: Array | None) -> Errors:
+            there = None if candidates is None else candidates.errors
+            return Errors(error, each) if there is None or rates is None else there(rates)
+
         differences = contrasts.differences(hat)
-        errors = _errors_at(candidates.even, error, each, candidates)
+        errors = errors_at(candidates.even)
         scale = contrasts.se(errors.se)
         even = EvenTest(float(np.max(differences / scale)), contrasts.largest(errors.drawn, scale))
         largest = float(quantiles(even.draws, [level])[0])
@@ -164,13 +177,16 @@ def gap(
         else:
             rates = hat * (theta / observed) if candidates is None else candidates.at(theta)
             if candidates is not None and contrasts is not None:
-                errors = _errors_at(rates, error, each, candidates)
+                errors = errors_at(rates)
                 scale = contrasts.se(errors.se)
                 least = theta + float(np.max((differences - theta) / scale)) * scale
                 above = contrasts.share_above(rates + errors.drawn, least)
                 return above + (float(np.mean(reduce(rates + error) < theta - width)) if theta > width else 0.0)
             shown = reduce(rates + error)
-        return (np.count_nonzero(shown >= observed) + np.count_nonzero(shown < theta - width)) / len(shown)
+        return max(
+            (np.count_nonzero(some >= observed) + np.count_nonzero(some < theta - width)) / len(some)
+            for some in np.atleast_2d(shown)
+        )
 
     low = 0.0
     if np.count_nonzero(even.draws >= even.observed) <= alpha * len(null):
@@ -178,28 +194,15 @@ def gap(
     return Interval(low, observed + max(width, 0.0), se, mean, "inversion", critical, even, surest)
 
 
-class _Errors(NamedTuple):
-    """Errors of rates, [B, ...], and their standard errors."""
-
-    drawn: Array
-    se: Array
-
-
-def _errors_at(rates: Array | None, error: Array, se: Array, candidates: Candidates) -> _Errors:
-    """Errors as they are where these are the true rates."""
-    if candidates.noise is None or rates is None:
-        return _Errors(error, se)
-    there = candidates.noise(rates)
-    return _Errors(error * np.divide(there, se, out=np.ones_like(se), where=se > 0), there)
-
-
-def absolute_sum(hat: Array, error: Array, level: float = 0.95) -> Interval:
+def absolute_sum(hat: Array, error: Array, level: float = 0.95, curve: bool = False) -> Interval:
     """Interval of Σ|term|, such as a calibration error: folded like a gap, and with an interval like one.
 
     Args:
         hat: observed terms, shape [K].
         error: their errors, shape [B, K]; replicates with NaN are left out, and if none is left the ends are NaN.
         level: confidence level.
+        curve: terms are points of a curve, and neighbours err alike. Where such a curve crosses 0 by chance, errors
+            before and after seem to cancel out; so the upper end is as far away as if all terms had one sign.
 
     Example:
         >>> noise = np.random.default_rng(0).normal(0, 0.01, (2001, 15))
@@ -229,7 +232,11 @@ def absolute_sum(hat: Array, error: Array, level: float = 0.95) -> Interval:
         signed=lambda _: folded(_FAR) - _FAR * observed,
         shown=lambda theta: folded(theta / observed),
     )
-    return gap(hat, error, lambda terms: np.abs(terms).sum(axis=-1), candidates, level)
+    found = gap(hat, error, lambda terms: np.abs(terms).sum(axis=-1), candidates, level)
+    if not curve:
+        return found
+    one_sign = (-1 if hat.sum() < 0 else 1) * error.sum(axis=-1)
+    return found._replace(high=max(found.high, observed - float(quantiles(one_sign, [(1 - level) / 2])[0])))
 
 
 def spread_of_sums(terms: tuple[Array, Array], own: Callable[[float], list[Interval]], level: float = 0.95) -> Interval:

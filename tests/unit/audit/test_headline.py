@@ -64,6 +64,20 @@ def test_the_headline_is_not_the_noisiest_cell():
     assert "not counted: Native has 11 rows with label 1, and 2 more." in headline.text
 
 
+def test_rates_that_are_asked_for_are_set_against_the_reference():
+    """As ProPublica put it: a false positive rate of 45 % against 23 %. What is as likely to be chance is left out."""
+    race = np.repeat(["Black", "Other", "White"], [2000, 20, 2000])
+    label = np.arange(4020) % 2
+    rank = np.concatenate([np.arange(m) // 2 / (m / 2) for m in (2000, 20, 2000)])
+    said = rank < np.where(label == 1, 0.7, np.select([race == "Black", race == "White"], [0.45, 0.23], 0.9))
+    audited = fairhead.audit(Records.from_arrays(label, said.astype(int), groups={"race": race}), reference="White")
+    expected = "Black against White, the reference: false positive rate 45.0 % against 23.0 %."
+    assert audit_verdicts(audited, ["FPR", "TPR"])[1].text.replace("\u202f", " ") == expected
+    assert not any("the reference" in s.text for s in audit_verdicts(audited))
+    even = Records.from_arrays(label, (rank < 0.5).astype(int), groups={"race": race})
+    assert not any("the reference" in s.text for s in audit_verdicts(fairhead.audit(even), ["FPR", "TPR"]))
+
+
 def test_the_headline_is_ranked_by_what_is_certain():
     rng = np.random.default_rng(0)
     large, small = np.arange(4000) % 2, (np.arange(4000) % 50 == 0).astype(int)
