@@ -8,7 +8,8 @@ much faster TextSpan is on moments than on rows, and whether the texts are the s
 sets for 144 heads from stored features. Weights are random: none of this depends on them.
 
 With a model and labelled pictures it prints what the effects of all heads cost instead, exact (a pass a head) and
-estimated (attribution patching), and how well the two agree: that depends on the weights.
+estimated (attribution patching), and how well the two agree: that depends on the weights. `--estimates` leaves out the
+exact ones. `--clock cpu` counts the process's own work, on a machine that has other work to do.
 """
 
 import argparse
@@ -193,12 +194,17 @@ def effects_of_heads(arguments: argparse.Namespace) -> None:
     def estimate() -> None:
         estimated[:] = [question.estimate(at, "mean")]
 
-    seconds = interleaved_medians({"plain": plain, "apart": apart, "estimate": estimate}, arguments.repeats)
+    clock = time.process_time if arguments.clock == "cpu" else time.perf_counter
+    seconds = interleaved_medians(
+        {"plain": plain, "apart": apart, "estimate": estimate}, arguments.repeats, clock=clock
+    )
     print(
         f"{len(at)} images, batch {arguments.batch}: plain pass {seconds['plain']:.1f} s, all heads apart "
         f"{seconds['plain'] / seconds['apart']:.2f} of its throughput, effects of {question.parts[0].size} heads "
-        f"estimated in {seconds['estimate'] / seconds['plain']:.2f} of its time"
+        f"estimated in {seconds['estimate'] / seconds['plain']:.2f} of its time (wanted: at most 3)"
     )
+    if arguments.estimates:
+        return
     started = time.perf_counter()
     rows = question.rows.take(at)
     exact = single_head_effects(question.forward(at, "mean"), question.shape, rows)
@@ -224,6 +230,8 @@ def main() -> None:
     parser.add_argument("--task", default="Smiling")
     parser.add_argument("--limit", type=int, default=96)
     parser.add_argument("--effects", type=int, help="rows for the effects, of those that heads are chosen on")
+    parser.add_argument("--estimates", action="store_true", help="no exact effects")
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="of the effects of heads")
     parser.add_argument("--peak", choices=("plain", "apart"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.peak:
