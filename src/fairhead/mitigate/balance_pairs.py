@@ -88,7 +88,8 @@ class BalancePairs(_WithNeutralText):
     """The settings.
 
     Attributes:
-        neutral: text whose distribution is kept: a text file, BOLD's folder, or texts such as multinli:PATH.
+        neutral: text whose distribution is kept: a text file, BOLD's folder, or texts such as multinli:PATH. Give texts
+            as long as those that the model is used on: what happens to longer ones is not seen.
         mean_over: what the mean that is taken off every pair is over: its batch, its category, all pairs; "each" pulls
             every pair to 0 by itself.
         level_weight: of the second part; the first has weight 1.
