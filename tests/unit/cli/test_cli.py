@@ -455,3 +455,20 @@ def test_reader_that_has_had_enough(preds):
     done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=preds.parent)
     assert done.stdout == "{\n"
     assert done.stderr == ""
+
+
+def test_a_column_may_be_asked_for_twice(preds, capsys):
+    assert run("audit", preds, *ARGUMENTS, "--cluster", "race", "--n-boot", 100) == 0
+    assert run("audit", preds, *ARGUMENTS, "--id", "race", "--n-boot", 100) in (0, 2)
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--json", "--html"])
+def test_what_is_read_is_not_written_over(preds, capsys, option):
+    before = preds.read_bytes()
+    assert "is the file that is read" in refused(capsys, "audit", preds, *ARGUMENTS, option, preds)
+    assert preds.read_bytes() == before
+
+
+def test_a_search_has_as_many_configurations_as_the_help_says(preds, capsys):
+    assert "--search is 3; expected a whole number of at least 10" in refused(capsys, "bench", "utkface", "--search", 3)
