@@ -21,7 +21,7 @@ test: .venv/.dev
 	$(PYTEST) tests/models tests/real -m "not slow" --doctest-modules $(WITH_TORCH)
 	$(PYTEST) tests/golden -m "not slow"
 
-# How often intervals cover the truth, and other simulations: half an hour.
+# How often intervals cover the truth, commands that are killed, damaged files: some two hours.
 test-slow: .venv/.dev
 	$(PYTEST) tests/unit -m slow
 	$(PYTEST) tests/models tests/real -m slow
@@ -47,6 +47,7 @@ dist: .venv/.python
 # The demo from the wheel, on every Python here from 3.11 to 3.14, and with the newest minors of transformers.
 matrix: dist
 	.ci/matrix dist/*.whl
+	.ci/lowest dist/*.whl
 
 # Ratios against Fairlearn, pandas, scikit-learn, plain forward passes and plain training; a quarter of an hour, and a
 # quiet machine.
