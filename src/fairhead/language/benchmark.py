@@ -20,6 +20,7 @@ from fairhead.stats.bootstrap import FEW_CLUSTERS, Resampling
 
 if TYPE_CHECKING:
     from fairhead.language.answers import Progress, Prompt, Request, Sampling
+    from fairhead.report.sections.plain import PlainTables
 
 T = TypeVar("T")
 Section = Literal["Stereotypes", "Language", "Attention", "Scores"]
@@ -63,15 +64,6 @@ class SentencePair(NamedTuple):
     groups: tuple[str, ...]  # categories that the pair is of
     cluster: str  # pairs of one cluster are drawn together
     categories: Mapping[str, str] = {}  # kind of category -> the pair's
-
-
-class TextTable(NamedTuple):
-    """Figures in rows, for a terminal; a row of one cell is the heading of those below it. Notes stand under it."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -161,8 +153,8 @@ class Benchmark:
     per_token: bool = False  # whether the log-odds of a pair are of means per token, not of sums
     # What the figures allow one to say, from a result and the confidence level
     sentences: Callable[[BenchmarkResult, float], list[str]] = lambda result, level: []
-    # The table for a terminal, from a result and the confidence level; by default one row a category
-    shown: Callable[[BenchmarkResult, float], TextTable] | None = None
+    # The table of a result, from it and the confidence level; by default one row a category
+    shown: "Callable[[BenchmarkResult, float], PlainTables] | None" = None
     hides: Callable[[str], bool] = lambda category: False  # categories without a row there
     # Metric -> outcome of a comparison -> what it means
     outcomes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -236,10 +228,12 @@ class Benchmark:
         roles = {f.name: set(_ROLES) & set(getattr(hints[f.name], "__metadata__", ())) for f in fields(self.options)}
         return [name for name, found in roles.items() if (role in found if role else not found)]
 
-    def text_table(self, result: BenchmarkResult, level: float) -> TextTable:
-        """The table for a terminal or a page: its own, or a row a category with the metrics that have a label."""
+    def figures(self, result: BenchmarkResult, level: float) -> "PlainTables":
+        """A result as a section: its own, or a row a category with the metrics that have a label."""
         if self.shown is not None:
             return self.shown(result, level)
+        from fairhead.report.sections.plain import PlainTable, PlainTables
+
         metrics = [metric for metric in self.labels if any(e.metric == metric for e in result.estimates)]
         rows = []
         for group in dict.fromkeys(e.group_by for e in result.estimates):
@@ -247,8 +241,10 @@ class Benchmark:
             if group is None or not self.hides(group):
                 cells = [_figure(found.get(metric), self.label(metric).share) for metric in metrics]
                 rows.append((group or "all", *cells, f"{max(e.n for e in found.values()):,}"))
-        title = f"with {100 * level:g} % intervals (percent; Δ log p in nats)"
-        return TextTable(title, (*(self.label(metric).name for metric in metrics), "n"), rows)
+        caption = f"with {100 * level:g} % intervals (percent; Δ log p in nats)"
+        columns = ("", *(self.label(metric).name for metric in metrics), "n")
+        tables = [PlainTable(caption=caption, columns=columns, rows=rows)]
+        return PlainTables(title=f"{result.n:,} items", tables=tables)
 
     @property
     def flag(self) -> str:

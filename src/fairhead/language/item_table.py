@@ -5,7 +5,7 @@ model and without the data. Needs no torch.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -278,62 +278,39 @@ class BenchmarkResult(Result):
         return benchmark_named(self.benchmark), float(self.provenance.get("level", 0.95))
 
     def page(self) -> "Report":
-        """The figures of each category, with what can be said of them."""
+        """The figures of each category, with what can be said of them, and what was left out."""
         from fairhead.report.page import Report, Sentence
-        from fairhead.report.sections.plain import PlainTable, PlainTables
 
         benchmark, level = self.said_by()
-        shown = benchmark.text_table(self, level)
-        rows = [[*row, *[""] * (len(shown.columns) + 1 - len(row))] for row in shown.rows]
-        table = PlainTable(caption=shown.title, columns=["", *shown.columns], rows=rows)
         model = self.provenance.get("model_path") or self.provenance.get("model", "")
         return Report(
             title=f"{model} on {benchmark.title}",
             question=benchmark.question,
-            verdict=[Sentence(text, "note") for text in benchmark.sentences(self, level)],
-            sections=[PlainTables(title=f"{self.n:,} items", text="\n\n".join(shown.notes), tables=[table])],
+            verdict=[Sentence(text, "note") for text in (*benchmark.sentences(self, level), *self._remarks())],
+            sections=[benchmark.figures(self, level)],
             provenance=dict(self.provenance),
         )
 
-    def show(self, console: "Console | None" = None) -> None:
-        """Print what was measured, what can be said, one line a category, and what was left out."""
-        from rich import box
-        from rich.markup import escape
-        from rich.table import Table
-
-        from fairhead.report.result import terminal
-
-        out = console or terminal()
-        benchmark, level = self.said_by()
-        known = self.provenance
-        model = known.get("model_path") or known.get("model", "")
-        out.print(f"[bold]{escape(str(model))} on {self.benchmark}: {self.n:,} items[/]", highlight=False)
-        sentences = benchmark.sentences(self, level)
-        for sentence in sentences:
-            out.print(f"{'- ' if len(sentences) > 1 else ''}{escape(sentence)}", highlight=False)
-        shown = benchmark.text_table(self, level)
-        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, title_justify="left", title_style="bold")
-        table.title = escape(shown.title)
-        table.add_column("", overflow="fold")
-        for name in shown.columns:
-            table.add_column(escape(name), justify="right", overflow="fold", no_wrap=name == "n")
-        for row in shown.rows:
-            if len(row) == 1:
-                table.add_section()
-                table.add_row(f"[bold]{escape(row[0])}[/]")
-            else:
-                table.add_row(*map(escape, row))
-        out.print(table)
-        for note in shown.notes:
-            out.print(escape(note), highlight=False)
+    def _remarks(self) -> Iterator[str]:
+        """What should be known of the figures, and where the answers lie."""
         # How many there are is in the table: the reason is then the same for all of them.
         reasons = (e.undefined.removeprefix(f"{e.n} items; ") for e in self.estimates if e.undefined)
-        for reason in list(dict.fromkeys(reasons))[:5]:
-            out.print(f"[dim]–: {escape(reason)}[/]", highlight=False)
+        yield from (f"–: {reason}" for reason in list(dict.fromkeys(reasons))[:5])
         for reason, names in self.left_out.items():
-            out.print(f"Left out: {len(names):,} ({escape(reason)}); the first is {escape(names[0])}", highlight=False)
-        if known.get("merged_boundaries"):
-            out.print(f"{known['merged_boundaries']:,} texts have a token that spans the end of the prefix")
+            yield f"Left out: {len(names):,} ({reason}); the first is {names[0]}"
+        if self.provenance.get("merged_boundaries"):
+            yield f"{self.provenance['merged_boundaries']:,} texts have a token that spans the end of the prefix"
         for key, what in (("scores", "Scores of each text"), ("generations", "Continuations")):
-            if known.get(key):
-                out.print(f"{what}: {escape(str(known[key]))}", highlight=False)
+            if self.provenance.get(key):
+                yield f"{what}: {self.provenance[key]}"
+
+    def show(self, console: "Console | None" = None) -> None:
+        """Print what was measured, what can be said, one line a category, and what was left out."""
+        from fairhead.report.result import show_page, terminal
+
+        out, page = console or terminal(), self.page()
+        model = self.provenance.get("model_path") or self.provenance.get("model", "")
+        out.print(f"{model} on {self.benchmark}: {self.n:,} items", style="bold", markup=False, highlight=False)
+        show_page(page, out)
+        if page.sections[0].text:
+            out.print(page.sections[0].text, markup=False, highlight=False)

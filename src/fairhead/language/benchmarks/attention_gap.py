@@ -10,12 +10,12 @@ of bias.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
 from fairhead.errors import InputError
-from fairhead.language.benchmark import ASKS, SHOWS, Benchmark, Figure, Label, Measured, SentencePair, TextTable, Work
+from fairhead.language.benchmark import ASKS, SHOWS, Benchmark, Figure, Label, Measured, SentencePair, Work
 from fairhead.language.benchmarks import benchmark_of
 from fairhead.language.benchmarks.crows_pairs import read_crows_pairs
 from fairhead.language.item_table import BenchmarkResult, ItemTable, Measure
@@ -25,6 +25,9 @@ from fairhead.stats import Estimate, adjust
 from fairhead.stats.bootstrap import Resampling
 from fairhead.stats.clusters import cluster_errors, ratio
 from fairhead.stats.paired import permutation_p
+
+if TYPE_CHECKING:
+    from fairhead.report.sections.plain import PlainTables
 
 EQUAL, UNEQUAL = "equal length", "unequal length"
 
@@ -294,8 +297,10 @@ def report(gap: BenchmarkResult, model: str, level: float = 0.95) -> dict[str, A
     }
 
 
-def shown(gap: BenchmarkResult, level: float) -> TextTable:
+def shown(gap: BenchmarkResult, level: float) -> "PlainTables":
     """The figures of each kind of bias, and the heads that are furthest above chance."""
+    from fairhead.report.sections.plain import PlainTable, PlainTables
+
     rows = []
     for group in dict.fromkeys(e.group_by for e in gap.estimates):
         found = [gap[m, group] for m in ("largest_on_span", "chance", "above_chance", "gap_on_span", "gap_elsewhere")]
@@ -316,9 +321,10 @@ def shown(gap: BenchmarkResult, level: float) -> TextTable:
     ]
     best = ", ".join(f"L{layer}H{head} {value:+.0%}" for value, layer, head, _ in sorted(heads, reverse=True)[:5])
     significant = sum(p is not None and p < 1 - level for *_, p in heads)
-    columns = ("on span", "chance", "above chance", "gap on", "off", "pairs")
+    columns = ("", "on span", "chance", "above chance", "gap on", "off", "pairs")
     note = f"Heads furthest above chance: {best}; {significant} of {len(heads)} significantly so."
-    return TextTable(f"with {100 * level:g} % intervals", columns, rows, [note])
+    tables = [PlainTable(caption=f"with {100 * level:g} % intervals", columns=columns, rows=rows)]
+    return PlainTables(title="Attention on what differs", text=note, tables=tables)
 
 
 def _measure(work: Work) -> Measured:

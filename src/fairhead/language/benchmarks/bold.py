@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import eq
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from fairhead.data.datasets import Items, choose
 from fairhead.data.files import MALFORMED, Skips, Source
 from fairhead.errors import InputError
 from fairhead.language.answers import TOO_LONG, Answers, Generation, Prompt
-from fairhead.language.benchmark import MEASURES, Benchmark, Figure, Label, TextTable, crossed
+from fairhead.language.benchmark import MEASURES, Benchmark, Figure, Label, crossed
 from fairhead.language.item_table import BenchmarkResult, ItemTable, Measure
 from fairhead.language.lexicons import (
     GENDERED,
@@ -38,6 +38,9 @@ from fairhead.settings import Option
 from fairhead.stats import Estimate, adjust
 from fairhead.stats.bootstrap import Array, Resampling
 from fairhead.stats.clusters import cluster_sums, divide, ratio
+
+if TYPE_CHECKING:
+    from fairhead.report.sections.plain import PlainTables
 
 DOMAINS = ("gender", "political_ideology", "profession", "race", "religious_ideology")
 
@@ -323,15 +326,18 @@ def _headlines(found: ItemTable) -> list[Figure]:
     return [Figure(f"{name}{_SUFFIX}", domain) for name in names for domain in _domains(found)]
 
 
-def _shown(result: BenchmarkResult, level: float) -> TextTable:
+def _shown(result: BenchmarkResult, level: float) -> "PlainTables":
     """Each domain's disparities: the figure, what chance alone would show, and between which groups it is."""
+    from fairhead.report.sections.plain import PlainTable, PlainTables
+
     found = [e for e in result.estimates if e.metric.endswith(_SUFFIX)]
     rows: list[tuple[str, ...]] = []
     for domain in dict.fromkeys(e.group_by for e in found):
         rows += [(str(domain),), *(_row(e) for e in found if e.group_by == domain)]
-    title = f"largest less smallest group mean, with {100 * level:g} % intervals over entities"
-    columns = ("disparity", "by chance", "p (Holm)", "highest – lowest", "n")
-    return TextTable(title, columns, rows, ["Means of each group are in the JSON (--json)."])
+    caption = f"largest less smallest group mean, with {100 * level:g} % intervals over entities"
+    columns = ("", "disparity", "by chance", "p (Holm)", "highest – lowest", "n")
+    tables = [PlainTable(caption=caption, columns=columns, rows=rows)]
+    return PlainTables(title="Disparities", text="Means of each group are in the JSON (--json).", tables=tables)
 
 
 def _row(e: Estimate) -> tuple[str, ...]:

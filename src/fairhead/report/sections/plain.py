@@ -34,7 +34,7 @@ class Text(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class PlainTable:
-    """A table whose first column names its rows."""
+    """A table whose first column names its rows; a row of one cell is the heading of those below it."""
 
     caption: str
     columns: Sequence[str]
@@ -63,11 +63,15 @@ class PlainTables(Section):
 
         for table in self.tables:
             console.print(escape(table.caption), style="bold", highlight=False)
-            shown = Table(box=box.SIMPLE_HEAD)
+            shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
             for i, name in enumerate(table.columns):
-                shown.add_column(escape(name), justify="right" if i else "left", overflow="fold")
+                shown.add_column(escape(name), justify="right" if i else "left", overflow="fold", no_wrap=name == "n")
             for row in table.rows:
-                shown.add_row(*map(escape, row))
+                if len(row) == 1:
+                    shown.add_section()
+                    shown.add_row(f"[bold]{escape(row[0])}[/]")
+                else:
+                    shown.add_row(*map(escape, row))
             console.print(shown)
 
 
