@@ -7,16 +7,14 @@ a trained model was trained on is kept beside its weights, so that nobody scores
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from fairhead.data.sentences import CrowsPair, StereoSetItem
 from fairhead.errors import InputError
@@ -258,14 +256,11 @@ class Suite(Result):
             )
         for name, reason in self.skipped.items():
             console.print(f"  {name}: skipped, {escape(reason)}", highlight=False)
-        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-        for heading in ("", "", "interval"):
-            table.add_column(heading, justify="right" if heading or len(table.columns) else "left")
-        for section, rows in groupby(self.headlines(), key=lambda row: str(row["section"])):
-            table.add_row(f"[bold]{section}[/]")
-            for row in rows:
-                table.add_row(f"  {escape(row['figure'])}", *_written(row))
-        console.print(table)
+        rows: list[Sequence[str]] = []
+        for section, found in groupby(self.headlines(), key=lambda row: str(row["section"])):
+            rows += [(section,), *((row["figure"], *_written(row)) for row in found)]
+        table = PlainTable(caption="Headlines", columns=("", "", "interval"), rows=rows)
+        PlainTables(title="", tables=[table]).show(console)
         console.print(
             f"Compare with another run: fairhead lm compare {escape(str(self.folder))} OTHER", highlight=False
         )

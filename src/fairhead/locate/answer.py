@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from fairhead import __version__
 from fairhead.data import Images
@@ -28,7 +26,7 @@ from fairhead.locate.two_models import compare_models
 from fairhead.report.model_card import Card
 from fairhead.report.page import Report, write
 from fairhead.report.result import Result
-from fairhead.report.sections.plain import PlainTables
+from fairhead.report.sections.plain import PlainTable, PlainTables
 from fairhead.report.terminal import TONES
 from fairhead.report.wording import head_name, p_value
 from fairhead.store import write_json
@@ -341,38 +339,34 @@ def _finite(value: Any) -> Any:
 
 def show_located(console: Console, found: Located, notes: Sequence[str]) -> None:
     """Verdict, chosen heads, effects of editing them."""
-    for line in verdict(found):
-        console.print(f"- [{TONES[line['tone']]}]{escape(line['text'])}[/]", highlight=False)
+    for sentence in verdict(found):
+        console.print(f"- [{TONES[sentence['tone']]}]{escape(sentence['text'])}[/]", highlight=False)
     for note in (*notes, *found.notes):
         console.print(f"- [dim]{escape(note)}[/]", highlight=False)
-    if found.beside is not None:
-        PlainTables(title="", tables=[found.beside.table()]).show(console)
-    if not found.ranked:
-        return
-    console.print()
-    table = Table(title="Chosen heads, on the reporting half", box=box.SIMPLE_HEAD, title_justify="left")
-    table.add_column("head")
-    for fact in found.words.facts(found, found.ranked[0]):
-        table.add_column(fact["name"], justify="right")
-    for head in found.ranked:
-        sure = "" if head in found.confirmed else " (not confirmed)"
-        facts = (f"{fact['figure']} ({fact['note']})" for fact in found.words.facts(found, head))
-        table.add_row(f"{head_name(*head)}{sure}", *facts)
-    console.print(table)
-    console.print(_effects(found))
-    for section in _tables(found):
+    tables = [] if found.beside is None else [found.beside.table()]
+    tables += [_chosen(found), _effects(found)] if found.ranked else []
+    for section in (PlainTables(title="", tables=tables), *(_tables(found) if found.ranked else ())):
         section.show(console)
-    for text in found.words.lines():
+    for text in found.words.lines() if found.ranked else ():
         console.print(text, highlight=False)
 
 
-def _effects(found: Located) -> Table:
+def _chosen(found: Located) -> PlainTable:
+    """The figures of each chosen head."""
+    rows = []
+    for head in found.ranked:
+        sure = "" if head in found.confirmed else " (not confirmed)"
+        facts = found.words.facts(found, head)
+        rows.append([f"{head_name(*head)}{sure}", *(f"{fact['figure']} ({fact['note']})" for fact in facts)])
+    return PlainTable(
+        caption="Chosen heads, on the reporting half", columns=["head", *(fact["name"] for fact in facts)], rows=rows
+    )
+
+
+def _effects(found: Located) -> PlainTable:
     """The main figures before and after each edit, beside their controls; the JSON has all of them."""
-    table = Table(title="Effects of editing them", box=box.SIMPLE_HEAD, title_justify="left")
-    words = found.words
+    words, rows = found.words, []
     by_norm = any(edit.norm_matched for edit in found.studies)
-    for title in ("edit", words.figure, "before", "after", "change", "p layer", *(["p norm"] if by_norm else [])):
-        table.add_column(title, justify="left" if title in ("edit", words.figure) else "right")
     for edit in found.studies:
         by_layer, norm = ({a.change.metric: a for a in sets} for sets in (edit.ablations, edit.norm_matched))
         changes = [change for change in map(edit.change, words.in_table) if change is not None]
@@ -381,16 +375,18 @@ def _effects(found: Located) -> Table:
             # Controls test whether a gap is lowered; a fall of accuracy is the cost, not the aim.
             tests = (by_layer, norm) if by_norm else (by_layer,)
             tested = (sets.get(change.metric) if change.metric in words.gaps else None for sets in tests)
-            table.add_row(
-                "" if i else f"{edit.kind}, {edit.way}",
-                {"cramers_v": "V"}.get(change.metric, change.metric.replace("_", " ")),
-                f"{change.a:.3f}",
-                f"{change.b:.3f}",
-                f"{change.value:+.3f}{low}",
-                *("" if ablation is None else p_value(ablation.p_controls) for ablation in tested),
+            rows.append(
+                [
+                    "" if i else f"{edit.kind}, {edit.way}",
+                    {"cramers_v": "V"}.get(change.metric, change.metric.replace("_", " ")),
+                    f"{change.a:.3f}",
+                    f"{change.b:.3f}",
+                    f"{change.value:+.3f}{low}",
+                    *("" if ablation is None else p_value(ablation.p_controls) for ablation in tested),
+                ]
             )
-    table.caption = words.caption
-    return table
+    columns = ["edit", words.figure, "before", "after", "change", "p layer", *(["p norm"] if by_norm else [])]
+    return PlainTable(caption=f"Effects of editing them; {words.caption}", columns=columns, rows=rows)
 
 
 def half_sha256(ids: Sequence[Any] | NDArray[Any] | None, choosing: Mask) -> str | None:
