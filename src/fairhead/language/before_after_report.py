@@ -13,7 +13,7 @@ from fairhead import __version__
 from fairhead.language.before_after import BeforeAfter, Run
 from fairhead.language.benchmark import Label
 from fairhead.language.benchmarks import benchmark_named
-from fairhead.report import Report
+from fairhead.report import Report, Sentence
 from fairhead.report.sections.changes import written
 from fairhead.report.wording import THIN_SPACE, count, p_value
 from fairhead.stats import Difference
@@ -73,9 +73,9 @@ def report_of(found: BeforeAfter, command: str | None = None) -> dict[str, Any]:
     }
 
 
-def verdict(found: BeforeAfter) -> list[dict[str, str]]:
+def verdict(found: BeforeAfter) -> list[Sentence]:
     """What the figures allow one to say, a few sentences a run."""
-    lines: list[dict[str, str]] = []
+    lines: list[Sentence] = []
     for run in found.runs:
         judged = [c for c in run.headlines if _section(c) != "Attention"]
         by_outcome = {w: [c for c in judged if c.outcome == w] for w in ("better", "worse", "changed")}
@@ -87,31 +87,31 @@ def verdict(found: BeforeAfter) -> list[dict[str, str]]:
                     text = f"{run.name} has changed significantly, but its distance from even has not, in {listed}."
                 else:
                     text = f"{run.name} is {word} in {listed}."
-                lines.append(_line(tone, text))
+                lines.append(Sentence(text, tone))
         apart = sum(c.outcome == "not significant" for c in judged)
         if apart:
             which = f"in the other {apart} figures" if told else f"in any of {apart} figures"
-            lines.append(_line("unclear", f"{run.name} does not differ significantly from {found.base} {which}."))
+            lines.append(Sentence(f"{run.name} does not differ significantly from {found.base} {which}.", "unclear"))
         lines += _categories(run) + _attention(run)
         if run.unpaired:
             named_ones = ", ".join(f"{benchmark_named(name).title} {count(n)}" for name, n in run.unpaired.items())
-            lines.append(_line("note", f"{run.name}: items that only one run has take no part ({named_ones})."))
+            lines.append(Sentence(f"{run.name}: items that only one run has take no part ({named_ones}).", "note"))
     blind = [c for run in found.runs for c in run.headlines if c.value is not None and c.mde is None and c.note]
     for text in dict.fromkeys(f"{_where(found, c)}: {c.note}." for c in blind):
-        lines.append(_line("note", text))
+        lines.append(Sentence(text, "note"))
     for name, made in found.provenance.get("runs", {}).items():
         no_numbers = ", ".join(key for key in made["skipped"] if ":" in key)
         if no_numbers:
             text = f"{name}: not compared, because its value of a sample is no number: {no_numbers}."
-            lines.append(_line("note", text))
+            lines.append(Sentence(text, "note"))
     precisions = {str(made.get("dtype")) for made in found.provenance.get("runs", {}).values()}
     if len(precisions) > 1:
         text = f"The runs differ in precision ({', '.join(sorted(precisions))}): small changes may be its doing."
-        lines.append(_line("bad", text))
+        lines.append(Sentence(text, "bad"))
     return lines
 
 
-def _categories(run: Run) -> list[dict[str, str]]:
+def _categories(run: Run) -> list[Sentence]:
     """What became of the categories: those that were not aimed at always, the others where something can be said."""
     lines = []
     for aimed, words in (
@@ -128,25 +128,25 @@ def _categories(run: Run) -> list[dict[str, str]]:
             f"{run.name}, {words.format(len(chosen))}, {len(worse)} got significantly worse{listed[0]} and "
             f"{len(better)} better{listed[1]}; further from even than before, significant or not: {further}."
         )
-        lines.append(_line("bad" if worse else "note", text))
+        lines.append(Sentence(text, "bad" if worse else "note"))
     return lines
 
 
-def _attention(run: Run) -> list[dict[str, str]]:
+def _attention(run: Run) -> list[Sentence]:
     lines = []
     if run.collapsed:
         layers = "; ".join(f"layer {c.layer}, entropy {c.before:.2f} → {c.after:.2f}, {c.what}" for c in run.collapsed)
         depth = len(run.entropy or [])
         text = f"{run.name}: attention has collapsed in {len(run.collapsed)} of {depth} layers ({layers})."
-        lines.append(_line("bad", text))
+        lines.append(Sentence(text, "bad"))
     of_heads = (c for c in run.headlines if benchmark_named(c.benchmark).by_head is not None)
     entropy = next((c for c in of_heads if c.value is not None), None)
     if entropy is not None and not run.collapsed:
-        lines.append(_line("note", f"{run.name}: no layer's attention has collapsed; {said(entropy)}."))
+        lines.append(Sentence(f"{run.name}: no layer's attention has collapsed; {said(entropy)}.", "note"))
     for change in run.headlines:
         words = benchmark_named(change.benchmark).outcomes.get(change.metric, {})
         if change.outcome in words:
-            lines.append(_line("note", f"{run.name}: {said(change)}: {words[change.outcome]}."))
+            lines.append(Sentence(f"{run.name}: {said(change)}: {words[change.outcome]}.", "note"))
     return lines
 
 
@@ -297,15 +297,11 @@ def _entropy_maps(found: BeforeAfter) -> list[dict[str, Any]]:
     return sections
 
 
-def _line(tone: str, text: str) -> dict[str, str]:
-    return {"tone": tone, "text": text}
-
-
 def show_changes(console: Console, found: BeforeAfter) -> None:
     """Print the verdict, and the headlines of every run in a table."""
     marks = {"good": "[green]✓[/]", "bad": "[red]![/]", "unclear": "[yellow]?[/]", "note": "[blue]i[/]"}
     for sentence in verdict(found):
-        console.print(f"{marks[sentence['tone']]} {escape(sentence['text'])}", highlight=False)
+        console.print(f"{marks[sentence.tone]} {escape(sentence.text)}", highlight=False)
     for run in found.runs:
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, title_justify="left", title_style="bold")
         table.title = escape(f"{run.name} against {found.base}")
@@ -338,7 +334,7 @@ def show_changes(console: Console, found: BeforeAfter) -> None:
 def markdown_of(found: BeforeAfter) -> str:
     """The figures as Markdown: verdict, headlines, the matrix."""
     level = f"{100 * found.provenance.get('level', 0.95):g} %"
-    lines = [f"- {sentence['text']}" for sentence in verdict(found)]
+    lines = [f"- {sentence.text}" for sentence in verdict(found)]
     lines += ["", "### Figures", ""]
     lines.append(f"| | run | before | after | change ({level} interval) | detectable | p, Holm | outcome |")
     lines.append("|---|---|--:|--:|--:|--:|--:|---|")

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fairhead.errors import InputError
 from fairhead.locate.edits import parsed
 from fairhead.locate.head_maps import Head, HeadMap
+from fairhead.report.page import Sentence
 from fairhead.report.wording import head_name
 from fairhead.stats import ALPHA, Difference
 from fairhead.stats.outcome import p_text
@@ -176,31 +177,24 @@ def edit_words(words: "Words", study: "Study", start: bool = False) -> str:
     return text[:1].upper() + text[1:] if start else text
 
 
-class Outcome(NamedTuple):
-    """What an edit did to a gap: a sentence (empty, or with a blank before it) and its tone, whatever else it cost."""
-
-    sentence: str
-    tone: str
-
-
-def outcome(change: Difference, ablation: Ablation | None) -> Outcome:
+def outcome(change: Difference, ablation: Ablation | None) -> Sentence:
     """Judge the effect on a gap whose ideal is 0, by its interval, its corrected p and the controls, if any."""
     if change.a is None or change.b is None or change.low is None or change.high is None:
-        return Outcome("", "unclear")
+        return Sentence("", "unclear")
     if not change.significant:
-        return Outcome(f" Not significant ({p_text(change.p_adjusted)}).", "unclear")
+        return Sentence(f" Not significant ({p_text(change.p_adjusted)}).", "unclear")
     if abs(change.b) > abs(change.a):
         side = ", on the other side" if change.a * change.b < 0 else ""
-        return Outcome(f" The gap is wider than before{side}.", "bad")
+        return Sentence(f" The gap is wider than before{side}.", "bad")
     if change.low > 0:  # nearer to 0 from below: controls are asked who lowers the figure
-        return Outcome("", "note")
+        return Sentence("", "note")
     if ablation is None:
-        return Outcome(" It was not compared with random heads.", "note")
+        return Sentence(" It was not compared with random heads.", "note")
     if ablation.p_controls <= ALPHA:
-        return Outcome("", "good")
+        return Sentence("", "good")
     if ablation.percentile == 0:
-        return Outcome(" No control does as much, but there are too few of them to rule out chance.", "note")
-    return Outcome(" So the effect is not special to the chosen heads.", "unclear")
+        return Sentence(" No control does as much, but there are too few of them to rule out chance.", "note")
+    return Sentence(" So the effect is not special to the chosen heads.", "unclear")
 
 
 def beats(gap: Difference, accuracy: Difference) -> tuple[bool, str]:
@@ -298,8 +292,3 @@ def signed(value: float, digits: int = 3) -> str:
     """
     text = f"{value:+.{digits}f}"
     return text.replace("-", "−") if float(text) else text[1:]
-
-
-def line(tone: str, text: str) -> dict[str, str]:
-    """A sentence of a verdict."""
-    return {"text": text, "tone": tone}

@@ -24,7 +24,7 @@ from fairhead.locate.session import Opened, open_question
 from fairhead.locate.studies import Curves, Mask, Study, restudied, study
 from fairhead.locate.two_models import compare_models
 from fairhead.report.model_card import Card
-from fairhead.report.page import Report, write
+from fairhead.report.page import Report, Sentence, write
 from fairhead.report.result import Result
 from fairhead.report.sections.plain import PlainTable, PlainTables
 from fairhead.report.terminal import TONES
@@ -130,7 +130,7 @@ class LocatedHeads(Result):
         return Card(
             title=f"{called} with {len(self.heads)} edited heads",
             done=f"Edited heads of {called}: {heads}. {edit}. {located.words.done(located)}",
-            findings=[sentence["text"] for sentence in verdict(located)],
+            findings=[sentence.text for sentence in verdict(located)],
             data=str(self.provenance["data"]),
             base=str(self.provenance["model"]),
             before=called,
@@ -256,7 +256,7 @@ def report_of(
     }
 
 
-def verdict(located: Located) -> list[dict[str, str]]:
+def verdict(located: Located) -> list[Sentence]:
     """Sentences with their tone, each decided by intervals and controls."""
     effects = (located.words.effect(study) for study in _shown(located))
     beside = [] if located.beside is None else [located.beside.verdict()]
@@ -270,7 +270,7 @@ def _beside(located: Located) -> list[dict[str, Any]]:
         return []
     named = {"Difference": found.difference, found.other: found.theirs, "This model": found.ours}
     maps = [{"kind": "headmap", "title": name, **m.to_dict()} for name, m in named.items()]
-    text = found.verdict()["text"]
+    text = found.verdict().text
     return [
         {"kind": "headmaps", "title": f"Beside {found.other}", "text": text, "names": list(named), "maps": maps},
         {"kind": "tables", "title": "Where the models differ", "tables": [asdict(found.table())]},
@@ -340,7 +340,7 @@ def _finite(value: Any) -> Any:
 def show_located(console: Console, found: Located, notes: Sequence[str]) -> None:
     """Verdict, chosen heads, effects of editing them."""
     for sentence in verdict(found):
-        console.print(f"- [{TONES[sentence['tone']]}]{escape(sentence['text'])}[/]", highlight=False)
+        console.print(f"- [{TONES[sentence.tone]}]{escape(sentence.text)}[/]", highlight=False)
     for note in (*notes, *found.notes):
         console.print(f"- [dim]{escape(note)}[/]", highlight=False)
     tables = [] if found.beside is None else [found.beside.table()]

@@ -14,7 +14,6 @@ from fairhead.locate.ablation import (
     edit_words,
     headline,
     interval,
-    line,
     mapped,
     other_cards,
     outcome,
@@ -25,6 +24,7 @@ from fairhead.locate.directions import Concept, Task
 from fairhead.locate.engine import Extremes
 from fairhead.locate.head_maps import Head, HeadMap, Measure, Separation
 from fairhead.locate.textspan import HeadTexts
+from fairhead.report.page import Sentence
 from fairhead.report.sections.attention_sections import picture_address
 from fairhead.report.sections.headmap import MOST
 from fairhead.report.sections.plain import PlainTable
@@ -98,7 +98,7 @@ class GapWords:
             "happens to the gaps when those heads are changed? All attributes are perceived ones."
         )
 
-    def opening(self, located: "Located") -> dict[str, str]:
+    def opening(self, located: "Located") -> Sentence:
         """Which heads, their part in the gap, and the best of them along the concept."""
         if not located.ranked:
             what = (
@@ -106,14 +106,14 @@ class GapWords:
                 if located.effect_map is None
                 else "No head, taken out alone in a true forward pass, lowers the gap significantly"
             )
-            return line("unclear", f"{what} in the half that heads are chosen on.")
+            return Sentence(f"{what} in the half that heads are chosen on.", "unclear")
         auc = self.separation.auc
         best = max(located.ranked, key=lambda head: abs(auc.value[head] - 0.5))
-        return line(
-            "note" if located.confirmed else "unclear",
+        return Sentence(
             f"{headline(located)} {self._part(located)} Along {self.concept.name}, {head_name(*best)} separates the "
             f"groups best of them, with an AUC of {auc.value[best]:.2f} ({auc.low[best]:.2f} to {auc.high[best]:.2f}; "
             "0.5 is not at all).",
+            "note" if located.confirmed else "unclear",
         )
 
     def _part(self, located: "Located") -> str:
@@ -132,11 +132,11 @@ class GapWords:
             f"whole is not significant ({whole})."
         )
 
-    def effect(self, study: "Study") -> dict[str, str]:
+    def effect(self, study: "Study") -> Sentence:
         """What an edit did to the first metric that has a value, and to accuracy."""
         change = next((found for found in map(study.change, self.shown) if found is not None), None)
         if change is None:
-            return line("unclear", f"The effect of {edit_words(self, study)} is undefined: too few rows.")
+            return Sentence(f"The effect of {edit_words(self, study)} is undefined: too few rows.", "unclear")
         name = {"cramers_v": "Cramér's V of prediction and group"}.get(change.metric, change.metric)
         text = (
             f"{edit_words(self, study, start=True)} changes {name} from {change.a:.3f} to {change.b:.3f} "
@@ -154,9 +154,9 @@ class GapWords:
             text += f" Accuracy changes by {points}."
         cost = accuracy is not None and accuracy.high is not None and accuracy.high < 0
         found = outcome(change, ablation)
-        return line("note" if cost and found.tone == "good" else found.tone, text + found.sentence)
+        return Sentence(text + found.text, "note" if cost and found.tone == "good" else found.tone)
 
-    def baseline(self, studies: "Sequence[Study]") -> list[dict[str, str]]:
+    def baseline(self, studies: "Sequence[Study]") -> list[Sentence]:
         """Whether the reported edit of heads beats erasure at the output."""
         found = [(study, pair) for study in studies if (pair := self._beside(study)) is not None]
         if not found:
@@ -166,7 +166,7 @@ class GapWords:
         text = "The edit of heads beside erasure without heads. " + "; ".join(told) + "."
         if lost:
             text += f" Heads do not beat {' or '.join(lost)}."
-        return [line("unclear" if lost else "note", text)]
+        return [Sentence(text, "unclear" if lost else "note")]
 
     def baseline_table(self, studies: "Sequence[Study]") -> PlainTable | None:
         """The baselines with what differs between them and the reported edit of heads, paired."""

@@ -18,7 +18,6 @@ from fairhead.locate.ablation import (
     edit_words,
     headline,
     interval,
-    line,
     mapped,
     other_cards,
     outcome,
@@ -32,6 +31,7 @@ from fairhead.locate.log_odds import PairTerms, encoded_texts, whole
 from fairhead.locate.pair_rows import TextPairs, halves_of_pairs
 from fairhead.locate.passes import has_tf32, text_passes
 from fairhead.locate.studies import Edited
+from fairhead.report.page import Sentence
 from fairhead.report.wording import head_name, p_value
 from fairhead.stats import adjust
 
@@ -104,7 +104,7 @@ class PairWords:
             "are changed?"
         )
 
-    def opening(self, located: "Located") -> dict[str, str]:
+    def opening(self, located: "Located") -> Sentence:
         """The log-odds, which heads, and their part."""
         first, second = self.pairs.poles
         whole = located.head_map
@@ -115,14 +115,14 @@ class PairWords:
         )
         if not located.ranked:
             text = f"{opening}. No head carries a significant part of that after correction."
-            return line("unclear", text)
+            return Sentence(text, "unclear")
         ranking = located.effect_map or whole
         part = sum(ranking.gap[head] for head in located.ranked)
         what = "their direct part is" if located.effect_map is None else "what is lost without each alone adds up to"
         tone, half = "note" if located.confirmed else "unclear", "other" if located.chosen_here else "reporting"
-        return line(tone, f"{headline(located)} {opening}. In the {half} half {what} {signed(part)} nats.")
+        return Sentence(f"{headline(located)} {opening}. In the {half} half {what} {signed(part)} nats.", tone)
 
-    def effect(self, study: "Study") -> dict[str, str]:
+    def effect(self, study: "Study") -> Sentence:
         """What an edit did to the log-odds, and to the texts' likelihood."""
         change, damage = study.change("log_odds"), study.change("nll")
         assert change is not None
@@ -140,9 +140,9 @@ class PairWords:
             text += f" The texts become {how} likely: {signed(-damage.value)} nats a token ({interval(damage, -1)})."
         found = outcome(change, ablation)
         modest = found.tone == "good" and (cost or study.way == "direct")
-        return line("note" if modest else found.tone, text + found.sentence)
+        return Sentence(text + found.text, "note" if modest else found.tone)
 
-    def baseline(self, studies: "Sequence[Study]") -> list[dict[str, str]]:
+    def baseline(self, studies: "Sequence[Study]") -> list[Sentence]:
         """Log-odds have no edit of the whole output."""
         return []
 

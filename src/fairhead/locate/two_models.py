@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 
 from fairhead.errors import InputError
-from fairhead.locate.ablation import line, names_of, signed
+from fairhead.locate.ablation import names_of, signed
 from fairhead.locate.engine import Question
 from fairhead.locate.head_maps import Head, HeadMap
 from fairhead.locate.pair_rows import TextPairs
+from fairhead.report.page import Sentence
 from fairhead.report.sections.plain import PlainTable
 from fairhead.report.wording import head_name, p_value
 from fairhead.stats import ALPHA
@@ -30,17 +31,17 @@ class TwoModels:
         heads = [Head(*head) for head in np.argwhere(self.difference.p_adjusted <= ALPHA).tolist()]
         return sorted(heads, key=lambda head: -abs(self.difference.gap[head]))
 
-    def verdict(self) -> dict[str, str]:
+    def verdict(self) -> Sentence:
         """How the gap differs, and in which heads."""
         d, first = self.difference, self.changed
         most = f": {names_of(first[:6])}{', ...' if len(first) > 6 else ''}" if first else ""
         smaller = abs(self.theirs.total) < abs(self.ours.total)
         tone = "unclear" if not d.has_total else "good" if smaller else "bad"
-        return line(
-            tone,
+        return Sentence(
             f"In {self.other} the gap is {signed(self.theirs.total)} {d.unit}, in this model {signed(self.ours.total)} "
             f"(difference {signed(d.total)}, 95 % interval {signed(d.total_low)} to {signed(d.total_high)}). The "
             f"direct part of {len(first) or 'no'} of {d.gap.size} heads differs significantly{most}.",
+            tone,
         )
 
     def table(self) -> PlainTable:

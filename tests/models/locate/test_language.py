@@ -241,7 +241,7 @@ def test_a_null_model_has_no_head_chosen() -> None:
     pairs = text_pairs(n=80, swapped=True)
     found = ask(model, pairs, take_apart(model, pairs))
     assert found.ranked == ()
-    assert "No head carries a significant part" in verdict(found)[0]["text"]
+    assert "No head carries a significant part" in verdict(found)[0].text
     render(report_of(found, {}))
 
 

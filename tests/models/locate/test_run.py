@@ -26,7 +26,7 @@ from fairhead.locate.rows import Evaluation, halves_of
 from fairhead.locate.studies import study
 from fairhead.locate.textspan import Pool
 from fairhead.locate.two_models import compare_models
-from fairhead.report import render
+from fairhead.report import Sentence, render
 from fairhead.stats import Difference
 
 RELAYED = Head(0, 2)
@@ -125,7 +125,7 @@ def test_a_head_that_acts_through_later_layers_is_found_by_its_effect_alone() ->
     directly = locate(question, replace(by_effect, rank="gap", forward=False))
     assert RELAYED not in directly.ranked
     assert found.confirmed == (RELAYED,)
-    assert verdict(found)[0]["text"].startswith("1 of 1 chosen heads confirmed on the other half. (L0H2, of 12 heads")
+    assert verdict(found)[0].text.startswith("1 of 1 chosen heads confirmed on the other half. (L0H2, of 12 heads")
     page = render(report_of(found, {}))
     assert "loses without each head" in page
     content = json.loads(json.dumps(to_dict(found, {}), allow_nan=False))
@@ -159,7 +159,7 @@ def test_heads_are_ranked_by_their_effect_on_one_half_and_reported_on_the_other(
     assert again.effect_map.gap[here] == pytest.approx(0, abs=1e-9)
     assert again.effect_map.gap[there] == pytest.approx(3)
     assert again.confirmed == ()
-    assert verdict(again)[0]["text"].startswith("None of 1 chosen heads confirmed on the other half.")
+    assert verdict(again)[0].text.startswith("None of 1 chosen heads confirmed on the other half.")
 
 
 def test_heads_cannot_be_ranked_by_their_effect_without_passes(found) -> None:
@@ -238,7 +238,7 @@ def test_a_part_that_rounds_to_nothing_has_no_sign(found) -> None:
     assert located.head_map.has_total
     nothing = -1e-6 * np.sign(located.head_map.total) * np.ones_like(located.head_map.gap)
     small = replace(located, head_map=replace(located.head_map, gap=nothing, share=-1e-6 * np.ones_like(nothing)))
-    assert "they make up 0 % of the gap" in verdict(small)[0]["text"]
+    assert "they make up 0 % of the gap" in verdict(small)[0].text
     fact = small.words.heads(small, None)[0]["heads"][0]["facts"][0]
     assert fact["figure"] == "0.00"
     assert fact["note"].endswith("; 0 % of the gap")
@@ -264,7 +264,7 @@ def test_the_report_and_the_json(found) -> None:
     page = render(report_of(located, {"seed": 0}))
     assert f"L{PLANTED[0]}H{PLANTED[1]}" in page
     assert "Dose and response" in page
-    assert verdict(located)[1]["tone"] in ("good", "note")
+    assert verdict(located)[1].tone in ("good", "note")
 
 
 @pytest.mark.parametrize(
@@ -284,14 +284,14 @@ def test_a_verdict_follows_from_interval_p_and_controls(ends, p, controls, words
     change = Difference("DP", "shade", a, b, b - a, low, high, n=500, p=p, p_adjusted=p)
     found = outcome(change, Ablation((PLANTED,), change, controls=(0.0,) * controls, exhaustive=False))
     assert found.tone == tone
-    assert words in found.sentence
-    assert bool(words) == bool(found.sentence)
+    assert words in found.text
+    assert bool(words) == bool(found.text)
 
 
 def test_an_effect_that_random_heads_have_too_is_not_special() -> None:
     change = Difference("DP", "shade", 0.3, 0.1, -0.2, -0.25, -0.15, n=500, p=0.001, p_adjusted=0.001)
     found = outcome(change, Ablation((PLANTED,), change, controls=(-0.3, 0.0), exhaustive=True))
-    assert found == (" So the effect is not special to the chosen heads.", "unclear")
+    assert found == Sentence(" So the effect is not special to the chosen heads.", "unclear")
 
 
 def test_where_there_is_nothing_nothing_is_chosen() -> None:
@@ -315,7 +315,7 @@ def test_where_there_is_nothing_nothing_is_chosen() -> None:
     located = locate(GapQuestion(features, evaluation, task, concept), PLAN)
     assert located.ranked == ()
     assert located.studies == ()
-    assert verdict(located)[0]["tone"] == "unclear"
+    assert verdict(located)[0].tone == "unclear"
     assert "No head" in render(report_of(located, {}))
 
 
@@ -488,7 +488,7 @@ def test_two_models_differ_in_the_head_that_one_of_them_lost(found) -> None:
     moved = (without.parts - plain.parts)[rows][:, *PLANTED]
     own = score_heads(moved[:, None, None], moved, evaluation.groups[rows], evaluation.labels[rows])
     assert two.difference.low[PLANTED] == pytest.approx(own.low[0, 0])
-    assert two.verdict()["tone"] == "good"
+    assert two.verdict().tone == "good"
     nothing = compare_models(plain, plain, "itself")
     assert nothing.changed == []
     assert two.to_dict()["changed"][0] == list(PLANTED)

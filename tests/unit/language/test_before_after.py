@@ -121,7 +121,7 @@ def test_axes_and_targets(found, folders, tmp_path):
 
 
 def test_the_verdict_names_what_it_can(found):
-    text = " ".join(sentence["text"] for sentence in verdict(found))
+    text = " ".join(sentence.text for sentence in verdict(found))
     assert "klaad is worse in Held-out text perplexity" in text
     assert "+20.0" in text
     assert "even is better in CrowS-Pairs ss" in text
@@ -134,7 +134,7 @@ def test_the_verdict_names_categories_that_got_worse_aimed_at_or_not(found):
     worse = replace(worse, nearer=Span(0.1, 0.05, 0.15))
     both = (worse, replace(worse, group_by="age"))
     run = replace(found.runs[0], targeted=("gender",), headlines=(), by_category=both, entropy=None, unpaired={})
-    aimed, spill = (line["text"] for line in verdict(replace(found, runs=(run,))) if "categories" in line["text"])
+    aimed, spill = (line.text for line in verdict(replace(found, runs=(run,))) if "categories" in line.text)
     assert "of 1 categories that were aimed at, 1 got significantly worse (CrowS-Pairs gender ss" in aimed
     assert "spill-over: of 1 categories that were not aimed at, 1 got significantly worse (CrowS-Pairs age ss" in spill
 

@@ -27,6 +27,7 @@ from fairhead.stats.clusters import cluster_errors, ratio
 from fairhead.stats.paired import permutation_p
 
 if TYPE_CHECKING:
+    from fairhead.report.page import Sentence
     from fairhead.report.sections.plain import PlainTables
 
 EQUAL, UNEQUAL = "equal length", "unequal length"
@@ -209,11 +210,13 @@ _CAREFUL = (
 )
 
 
-def verdict(gap: BenchmarkResult) -> list[dict[str, str]]:
+def verdict(gap: BenchmarkResult) -> "list[Sentence]":
     """What was found, in sentences with a tone."""
+    from fairhead.report.page import Sentence
+
     share, chance, above = (gap[name] for name in ("largest_on_span", "chance", "above_chance"))
     if share.value is None or chance.value is None:
-        return [{"text": f"Nothing can be said: {share.undefined}.", "tone": "unclear"}]
+        return [Sentence(f"Nothing can be said: {share.undefined}.", "unclear")]
     test = gap.more["tests"]["above_chance"]
     known = above.low is not None and above.low > 0
     found = (
@@ -224,10 +227,10 @@ def verdict(gap: BenchmarkResult) -> list[dict[str, str]]:
     student = "" if test["t"] is None or test["p"] is None else f"t = {test['t']:.2f}, p {_p(test['p'])}; "
     on, off = gap["gap_on_span"], gap["gap_elsewhere"]
     return [
-        {"text": found, "tone": "note" if known else "unclear"},
-        {"text": f"One-sided tests: {student}{moved}.", "tone": "note" if known else "unclear"},
-        {"text": f"The mean gap is {_figure(on)} on those words and {_figure(off)} elsewhere.", "tone": "note"},
-        {"text": _CAREFUL, "tone": "note"},
+        Sentence(found, "note" if known else "unclear"),
+        Sentence(f"One-sided tests: {student}{moved}.", "note" if known else "unclear"),
+        Sentence(f"The mean gap is {_figure(on)} on those words and {_figure(off)} elsewhere.", "note"),
+        Sentence(_CAREFUL, "note"),
     ]
 
 
@@ -376,7 +379,7 @@ BENCHMARK = Benchmark(
             "not significant": "the change of the attention gap is not significant",
         }
     },
-    sentences=lambda result, level: [sentence["text"] for sentence in verdict(result)],
+    sentences=lambda result, level: [sentence.text for sentence in verdict(result)],
     shown=shown,
     report=report,
     explains="""The gap of a token is how far apart the attention that it gets is in the two sentences of a pair,
