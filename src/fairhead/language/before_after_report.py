@@ -14,13 +14,13 @@ from fairhead.language.before_after import BeforeAfter, Run
 from fairhead.language.benchmark import Label
 from fairhead.language.benchmarks import benchmark_named
 from fairhead.report import Report, Sentence
+from fairhead.report.sections.bench_block import markdown_table
 from fairhead.report.sections.changes import written
 from fairhead.report.wording import THIN_SPACE, count, p_value
 from fairhead.stats import Difference
 
 _GLYPHS = {"better": "[green]✓[/]", "worse": "[red]![/]", "changed": "[blue]~[/]", "not significant": "[dim]?[/]"}
 NBSP = "\u00a0"
-BAR = "\\|"
 _SECTIONS = {
     "Stereotypes": (
         "Better and worse are about the distance to an even model. StereoSet is scored on terms that no model was "
@@ -334,48 +334,45 @@ def show_changes(console: Console, found: BeforeAfter) -> None:
 def markdown_of(found: BeforeAfter) -> str:
     """The figures as Markdown: verdict, headlines, the matrix."""
     level = f"{100 * found.provenance.get('level', 0.95):g} %"
-    lines = [f"- {sentence.text}" for sentence in verdict(found)]
-    lines += ["", "### Figures", ""]
-    lines.append(f"| | run | before | after | change ({level} interval) | detectable | p, Holm | outcome |")
-    lines.append("|---|---|--:|--:|--:|--:|--:|---|")
+    change = f"change ({level} interval)"
+    head = ["", "run", "before", "after", change, "detectable", "p, Holm", "outcome"]
     order = dict.fromkeys((c.benchmark, c.metric, c.group_by) for run in found.runs for c in run.headlines)
-    for key in order:
-        for run in found.runs:
-            lines += [_row(found, run, c) for c in run.headlines if (c.benchmark, c.metric, c.group_by) == key]
+    rows = [
+        _row(found, run, c)
+        for key in order
+        for run in found.runs
+        for c in run.headlines
+        if (c.benchmark, c.metric, c.group_by) == key
+    ]
+    parts = ["\n".join(f"- {sentence.text}" for sentence in verdict(found))]
+    parts += ["### Figures", markdown_table(head, rows, figures=range(2, 7))]
     matrix = spillover(found)
     if matrix["rows"]:
-        lines += ["", "### Spill-over", "", _cells("benchmark", "category", *matrix["columns"])]
-        lines.append(f"|---|---|{'--:|' * len(matrix['columns'])}")
-        for row in matrix["rows"]:
-            cells = [_matrix_cell(cell) for cell in row["cells"]]
-            lines.append(_cells(row["benchmark"], row["category"], *cells))
-        lines += ["", "**bold**: significant; ◎: an axis that was trained on; ↓ nearer to even, ↑ further from it."]
+        head = ["benchmark", "category", *matrix["columns"]]
+        rows = [[row["benchmark"], row["category"], *map(_matrix_cell, row["cells"])] for row in matrix["rows"]]
+        parts += ["### Spill-over", markdown_table(head, rows, figures=range(2, len(head)))]
+        parts.append("**bold**: significant; ◎: an axis that was trained on; ↓ nearer to even, ↑ further from it.")
     seen = [(run, c) for run in found.runs for c in run.seen]
     if seen:
-        lines += ["", "### On the terms trained on (circular)", "", "| | run | before | after | change | p |"]
-        lines.append("|---|---|--:|--:|--:|--:|")
+        head, rows = ["", "run", "before", "after", "change", "p"], []
         for run, c in seen:
             made = written(as_figures(c))
             moved = f"{made.difference} ({made.interval})"
-            lines.append(_cells(named(c), run.name, made.before, made.after, moved, p_value(c.p)))
-    return "\n".join(lines) + "\n"
+            rows.append([named(c), run.name, made.before, made.after, moved, p_value(c.p)])
+        parts += ["### On the terms trained on (circular)", markdown_table(head, rows, figures=range(2, 6))]
+    return "\n\n".join(parts) + "\n"
 
 
-def _row(found: BeforeAfter, run: Run, change: Difference) -> str:
+def _row(found: BeforeAfter, run: Run, change: Difference) -> list[str]:
     what = " ".join(filter(None, (_where(found, change), *_which(change))))
     if change.value is None:
-        return _cells(what, run.name, "", "", "", "", "", f"undefined: {change.undefined}")
+        return [what, run.name, "", "", "", "", "", f"undefined: {change.undefined}"]
     made = written(as_figures(change))
     outcome = change.outcome if change.outcome == "not significant" else f"**{change.outcome}**"
     outcome += f" ({change.note})" if change.note else ""
     moved = f"{made.difference} ({made.interval})"
     figures = (made.before, made.after, moved, made.detectable, p_value(change.p_adjusted))
-    return _cells(what, run.name, *figures, outcome)
-
-
-def _cells(*texts: str) -> str:
-    """A row of a Markdown table; bars within a cell would end it."""
-    return f"| {' | '.join(text.replace('|', BAR) for text in texts)} |"
+    return [what, run.name, *figures, outcome]
 
 
 def _matrix_cell(cell: Mapping[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """Methods on one data set with one backbone: figures, differences from the baseline, the search, and the frontier."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -177,9 +177,9 @@ class BenchBlock(Section):
         return _Table(caption, head, [_row(line, _choice(line.search)) for line in self.methods if line.search])
 
 
-def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], figures: Collection[int] = ()) -> str:
+    """A table in Markdown; columns of `figures` are set to the right, and bars within a cell do not end it."""
+    lines = [head, ["--:" if i in figures else "---" for i in range(len(head))], *rows]
     return "\n".join(f"| {' | '.join(text.replace('|', BAR) for text in line)} |" for line in lines)
 
 
