@@ -29,6 +29,7 @@ from fairhead.report.sections import Section
 from fairhead.report.sections.audited import Audited
 from fairhead.report.sections.changes import Compared
 from fairhead.report.sections.plain import PlainTable, PlainTables, Text
+from fairhead.stats.outcome import p_text
 from fairhead.store import whole_folder, write_json
 from fairhead.train import Examples, TrainingDiverged
 from fairhead.train.features import put_back
@@ -76,7 +77,7 @@ def choice_verdict(notes: Mapping[str, Any], uses_groups: bool = False) -> list[
         rest = "" if match["differ"] else ", so nothing was matched"
         said.append(
             f"The training rows and those from the place of use {differ} within classes (area under the ROC curve "
-            f"{match['separation']:.2f}, {_p(match['p'])}){rest}."
+            f"{match['separation']:.2f}, {p_text(match['p'])}){rest}."
         )
     for one in notes.get("matched too dear", ()):
         said.append(
@@ -154,10 +155,6 @@ def _told_by_clusters(clusters: Mapping[str, Any]) -> float:
 
 def _points(share: float) -> str:
     return f"{100 * share:.1f}"
-
-
-def _p(p: float) -> str:
-    return "p < 0.001" if p < 0.001 else f"p = {p:.2f}"
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from fairhead.settings import Option, WholeNumber
 from fairhead.stats import Estimate, adjust
 from fairhead.stats.bootstrap import Resampling
 from fairhead.stats.clusters import cluster_errors, ratio
+from fairhead.stats.outcome import p_text
 from fairhead.stats.paired import permutation_p
 
 if TYPE_CHECKING:
@@ -223,8 +224,8 @@ def verdict(gap: BenchmarkResult) -> "list[Sentence]":
         f"In layer {gap.more['layer']} attention differs most on the words that differ in {share.value:.1%} of {gap.n} "
         f"pairs; by chance it would in {chance.value:.1%}."
     ).replace("%", " %")
-    moved = f"against spans moved elsewhere in each sentence p {_p(test['p_permutation'])}"
-    student = "" if test["t"] is None or test["p"] is None else f"t = {test['t']:.2f}, p {_p(test['p'])}; "
+    moved = f"against spans moved elsewhere in each sentence {p_text(test['p_permutation'])}"
+    student = "" if test["t"] is None or test["p"] is None else f"t = {test['t']:.2f}, {p_text(test['p'])}; "
     on, off = gap["gap_on_span"], gap["gap_elsewhere"]
     return [
         Sentence(found, "note" if known else "unclear"),
@@ -232,10 +233,6 @@ def verdict(gap: BenchmarkResult) -> "list[Sentence]":
         Sentence(f"The mean gap is {_figure(on)} on those words and {_figure(off)} elsewhere.", "note"),
         Sentence(_CAREFUL, "note"),
     ]
-
-
-def _p(p: float) -> str:
-    return f"= {p:.2g}" if p >= 1e-300 else "< 1e-300"
 
 
 def _figure(estimate: Estimate) -> str:
