@@ -72,11 +72,9 @@ def run_trial(
     tell: Tell | None = None,
     sharers: Callable[[], int] | None = None,
 ) -> tuple[dict[str, Any], Records | None]:
-    """Train one configuration of a search, and look at validation rows only; arguments as of `run_cell`.
+    """Its row and its answers for the validation rows, which a search looks at alone; arguments as of `run_cell`.
 
-    Returns:
-        Its row, and the answers for the validation rows. A loss that is not finite is a result as well: the row says
-        so, with what it cost.
+    A loss that is not finite is a result as well: the row says so, with what it cost.
     """
     ready = _prepared(cell, device, cache, tell or (lambda stage, done, total, note: None))
     trained, diverged = None, None

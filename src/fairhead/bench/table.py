@@ -66,13 +66,7 @@ class Table:
 
 
 def table_of(grid: Grid, store: Store, command: str = "") -> Table:
-    """Make the table of all cells of a grid that are done.
-
-    Args:
-        grid: what was asked for; rows of other settings are left out.
-        store: what there is.
-        command: what makes these results, for provenance.
-    """
+    """The table of all cells of a grid that are done; rows of other settings are left out."""
     plan = _plan(grid, store)
     rows = plan.rows
     for row in rows:

@@ -231,14 +231,8 @@ def auxiliary_models_of(
 ) -> Callable[[str], AuxiliaryModel]:
     """What gives a cell's method other models by their names, with the cell's own rows made ready for them.
 
-    Those that its options name are read here, so that decoding their pictures is not counted as training.
-
-    Args:
-        cell: whose method names them.
-        task: the cell's own rows, which serve where a model takes the same pictures or tokens.
-        device: where features are computed.
-        cache: folder for decoded pictures.
-        progress: called with (done, total) while pictures are decoded.
+    Those that its options name are read here, so that decoding their pictures is not counted as training. The rows of
+    `task` serve where a model takes the same pictures or tokens.
     """
     own = _inputs_of(Recipe(cell.backbone.model, task.classes, cell.backbone.settings), task.kind)
 

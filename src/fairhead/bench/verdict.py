@@ -64,10 +64,7 @@ class Line:
 def verdict(lines: Sequence[Line], baseline: str, commonest: float | None = None) -> str:
     """A few sentences on one block: how large the gap is, which methods change it significantly, and at what price.
 
-    Args:
-        lines: all methods.
-        baseline: the one that the others are held against.
-        commonest: share of the test rows that have the commonest class: the accuracy of an answer without a model.
+    `commonest` is the share of the test rows that have the commonest class: the accuracy of an answer without a model.
     """
     plain = next((line for line in lines if line.method == baseline and line.figures), None)
     if plain is None:

@@ -249,11 +249,7 @@ def _shortened(one: Any) -> str:
 def describe(data: Dataset, grouping: Grouping, records: Records | None, asked: Mapping[str, Any]) -> Discovered:
     """The result: the clusters and, where there are records of a model, the audit of it by cluster.
 
-    Args:
-        data: that the clusters are of.
-        grouping: the clusters.
-        records: of some rows of the data.
-        asked: data, encoder, model, seed and other options, for provenance.
+    What was `asked` (data, encoder, model, seed and other options) goes into the provenance.
     """
     left_out = ("model", "part") if records is None else ()
     plain = {name: _plain(value) for name, value in asked.items() if name not in left_out}

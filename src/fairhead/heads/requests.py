@@ -74,10 +74,7 @@ def check_range(tokens: CheckedTokens, batch: int, length: int) -> None:
 def take(x: Tensor, tokens: CheckedTokens, axis: int = 1) -> Tensor:
     """Rows of x [B, T, ...] at the chosen tokens: [B, ...] for an int, [N, ...] for a mask, else [B, t, ...].
 
-    Args:
-        x: examples on the first axis.
-        tokens: which.
-        axis: the one of the tokens. A mask puts its rows first, whatever the axis.
+    Tokens lie on `axis`. A mask puts its rows first, whatever the axis.
     """
     if tokens is None:
         return x

@@ -30,26 +30,17 @@ _PLACE = "_fairhead_tap"  # the attribute of a tapped module that holds its Requ
 
 
 def attention_weights(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
+    module: nn.Module,  # that made the call
+    query: Tensor,  # [B, H, Q, d]
+    key: Tensor,  # [B, H_kv, K, d], where H is a multiple of H_kv (grouped queries)
+    # Bool (True: may look) or additive float, broadcastable to [B, H, Q, K], or flex attention's own kind; None is
+    # "causal" to sdpa and "everything" to the others
     mask: Tensor | BlockMask | None,
-    rows: CheckedTokens,
-    implementation: str | None,
-    **arguments: Any,
+    rows: CheckedTokens,  # query positions
+    implementation: str | None,  # of attention, that the call was made for
+    **arguments: Any,  # the rest of the registry call: scaling, softcap, position_bias, is_causal, ...
 ) -> Tensor:
-    """Softmax weights before dropout: [B, H, Q, K], or [B, H, K] where `rows` is an int.
-
-    Args:
-        module: the attention module that made the call.
-        query: [B, H, Q, d].
-        key: [B, H_kv, K, d], where H is a multiple of H_kv (grouped queries).
-        mask: bool (True: may look) or additive float, broadcastable to [B, H, Q, K], or flex attention's own kind;
-            None is "causal" to sdpa and "everything" to the others.
-        rows: query positions.
-        implementation: the attention implementation that the call was made for.
-        **arguments: the rest of the registry call: scaling, softcap, position_bias, is_causal, ...
-    """
+    """Softmax weights before dropout: [B, H, Q, K], or [B, H, K] where `rows` is an int."""
     if implementation not in _KNOWN:
         raise UnsupportedModel(
             f"attention weights cannot be read under attn_implementation={implementation!r}; "

@@ -146,11 +146,8 @@ def find_sites(model: nn.Module) -> list[Site]:
 def output_weight(site: Site, device: torch.device | None = None) -> Tensor:
     """W_O of a layer, one block a head: shape [model width, heads, head_dim].
 
-    It is what the projection does now: LoRA, parametrisations and quantisation are included.
-
-    Args:
-        site: the layer.
-        device: where to send inputs of a projection whose weights are elsewhere (offloaded by accelerate).
+    It is what the projection does now: LoRA, parametrisations and quantisation are included. Inputs of a projection
+    whose weights are elsewhere (offloaded by accelerate) are sent to `device`.
     """
     projection: Any = site.projection
     if type(projection) is nn.Linear and not projection.weight.is_meta:  # a subclass may do more than multiply

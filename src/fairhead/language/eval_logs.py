@@ -64,13 +64,10 @@ class LoggedRun(Suite):
 
 
 def read_run(path: Path, cluster: str | None = None, category: str | None = None) -> Suite:
-    """A run to compare: a folder of `fairhead lm suite`, or the logs of another harness.
+    """A run to compare: a folder of `fairhead lm suite`, or the logs of another harness, a folder or one file.
 
-    Args:
-        path: a folder, or one file.
-        cluster: the field of a document (of inspect_ai: of a sample's metadata) whose equal values are drawn together,
-            such as the template that questions were made from.
-        category: the field whose values are compared one by one.
+    Of logs, `cluster` is the field of a document (of inspect_ai: of a sample's metadata) whose equal values are drawn
+    together, such as a template, and `category` the field whose values are compared one by one.
     """
     if (path / FILE).is_file():
         if cluster or category:

@@ -64,12 +64,10 @@ class Encoded(NamedTuple):
 
 
 def start_token(tokenizer: Any, start: str | None = None) -> StartToken:
-    """The token that texts start with.
+    """The token that texts start with: "bos", "eos" (end of text), "none", or a token of the tokeniser.
 
-    Args:
-        tokenizer: a Hugging Face tokeniser.
-        start: "bos", "eos" (end of text), "none", or a token of the tokeniser; "default" is BOS, or end of text where
-            there is none, as GPT-2 was trained; None is what `starting` has chosen, or else "default".
+    "default" is BOS, or end of text where there is none, as GPT-2 was trained; None is what `starting` has chosen, or
+    else "default".
     """
     chosen: str = start or getattr(tokenizer, _CHOSEN, None) or "default"
     if chosen == "none":

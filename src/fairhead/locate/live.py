@@ -36,11 +36,7 @@ _LARGEST = 100_000  # bytes of a request
 class Live:
     """A question that is held open: heads in, figures of the reporting half out.
 
-    Args:
-        opened: the question, with forward passes.
-        plan: replicates and level of what is proved.
-        folder: where edited models are saved.
-        chosen: the heads that `locate` chose, marked on the map.
+    Edited models are saved to `folder`; the heads that `locate` has `chosen` are marked on the map.
     """
 
     def __init__(self, opened: Opened, plan: LocatePlan, folder: Path, chosen: Sequence[tuple[int, int]] = ()) -> None:

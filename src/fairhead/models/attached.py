@@ -125,9 +125,6 @@ def _with_own_names(model: Any, state: dict[str, Tensor], prefix: str, *more: An
 
     transformers writes the weights of some families (ViT, DINOv2) under other names. A Trainer that resumes, or loads
     its best model, reads them as they are, and goes on with random weights for what it does not find.
-
-    Raises:
-        InputError: the checkpoint lacks weights all the same.
     """
     own: dict[str, Tensor] = {} if prefix or _NOTE_KEY not in state else model.state_dict()
     lacking = own.keys() - state.keys()
@@ -223,11 +220,7 @@ class Carried(NamedTuple):
 
 
 def carried(folder: Path) -> Carried | None:
-    """The method that the weights of a folder carry, or None.
-
-    Raises:
-        InputError: it is not known, or only half there.
-    """
+    """The method that the weights of a folder carry, or None."""
     from safetensors import safe_open
 
     weights: dict[str, Tensor] = {}

@@ -22,14 +22,9 @@ _MOST_TOKENS = 512
 
 
 class RowInputs(ABC):
-    """A model in evaluation mode, and rows in the form that it reads.
+    """A model in evaluation mode, and rows in the form that it reads; `items` are the rows, not decoded.
 
-    Args:
-        model: as `fairhead.load` takes it.
-        items: the rows, not decoded.
-        batch_size: rows at a time.
-        device: "auto", "cpu", "cuda", ...
-        beside: the tokenizer or image processor of a live model that was not loaded from a folder.
+    `beside` is the tokenizer or image processor of a live model that was not loaded from a folder.
     """
 
     kind: ClassVar[Kind]

@@ -30,9 +30,6 @@ def local_law_144(audit: AuditFigures | Any) -> Report:
     impact ratio is the category's selection rate over the highest one. Categories with less than 2 % of the rows are
     left out of impact ratios, with their number and rate. Where the tool gives scores, let the predictions be "above
     the median" (`--threshold median`): selection rates are scoring rates then.
-
-    Args:
-        audit: an audit with two group columns or more and their intersections.
     """
     columns = list(dict.fromkeys(row.group_by for row in audit.by_group))
     if not any(CROSS in name for name in columns):
@@ -112,11 +109,7 @@ def _category(row: GroupRow, total: int, ratio: float | None, counted: bool) -> 
 
 
 def eu_ai_act(audit: AuditFigures | Any) -> Report:
-    """A fact sheet by the headings of Article 10 and Annex IV of the EU AI Act (Regulation (EU) 2024/1689).
-
-    Args:
-        audit: an audit.
-    """
+    """A fact sheet by the headings of Article 10 and Annex IV of the EU AI Act (Regulation (EU) 2024/1689)."""
     single = [name for name in dict.fromkeys(row.group_by for row in audit.by_group) if CROSS not in name]
     return Report(
         title="Fact sheet: data governance and technical documentation",

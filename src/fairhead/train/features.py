@@ -203,11 +203,7 @@ def encode(
 ) -> Tensor:
     """One vector a row by a model without a task head, [n, D] on the CPU: computed once, then mapped from disk.
 
-    Args:
-        model: runs in evaluation mode, without gradients, on the device it is on.
-        examples: inputs as the model takes them.
-        folder: the cache; by default `$FAIRHEAD_CACHE` or `~/.cache/fairhead`.
-        progress: called with (done, total) while features are computed.
+    The model runs in evaluation mode on the device it is on; `folder` and `progress` are those of `frozen_features`.
     """
     device = next(model.parameters()).device
 

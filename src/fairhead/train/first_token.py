@@ -25,12 +25,8 @@ _NORM = "norm"
 def first_token_only(model: nn.Module, run: Callable[[], Tensor]) -> bool:
     """Let a model with one attention layer compute its first token alone, if its logits stay what they are.
 
-    Args:
-        model: whose only attention layer is its last; changed in place.
-        run: gives the logits of an input of several rows that differ, and of several tokens.
-
-    Returns:
-        Whether the model was changed. `all_tokens` changes it back.
+    `run` gives the logits of an input of several rows that differ, and of several tokens. Returned is whether the model
+    was changed; `all_tokens` changes it back.
     """
     sites = find_sites(model)
     if len(sites) != 1:

@@ -52,12 +52,7 @@ def find_gpu(device: str = "cuda") -> Gpu | None:
 
 
 class NvmlGpu:
-    """A GPU through NVML.
-
-    Args:
-        uuid: its unique name, "GPU-...".
-        nvml: the module `pynvml`, or one like it.
-    """
+    """A GPU through NVML, by its unique name "GPU-..."; `nvml` is the module `pynvml`, or one like it."""
 
     def __init__(self, uuid: str, nvml: Any = None) -> None:
         self._nvml = nvml or import_module("pynvml")
@@ -102,12 +97,7 @@ def _scaled(value: float | None, factor: float) -> float | None:
 
 
 class SmiGpu:
-    """A GPU through one nvidia-smi that goes on printing; it has no energy counter and no memory by process.
-
-    Args:
-        uuid: its unique name, "GPU-...".
-        command: of nvidia-smi.
-    """
+    """A GPU through one nvidia-smi that goes on printing; it has no energy counter and no memory by process."""
 
     _FIELDS = "power.draw,utilization.gpu,memory.used,power.limit,name"
 

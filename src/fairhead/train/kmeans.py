@@ -74,16 +74,9 @@ def _sums(points: Tensor, cluster: Tensor, k: int) -> Tensor:
 
 
 def silhouette(points: Tensor, cluster: Tensor, at_most: int = 2000, seed: int = 0) -> float:
-    """Mean over points of (b − a) / max(a, b): a is the mean distance to the own cluster, b to the next one.
+    """Mean over points [n, D] of (b − a) / max(a, b): a is the mean distance to the own cluster, b to the next one.
 
-    Args:
-        points: [n, D].
-        cluster: [n].
-        at_most: points beyond this many are sampled.
-        seed: of that sample.
-
-    Returns:
-        Between −1 and 1; −1 where there is but one cluster.
+    It lies between −1 and 1, and is −1 where there is but one cluster. Of more points than `at_most` some are drawn.
     """
     if len(points) > at_most:
         chosen = torch.randperm(len(points), generator=torch.Generator().manual_seed(seed))[:at_most]
