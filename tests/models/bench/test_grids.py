@@ -26,7 +26,7 @@ def test_the_paper_s_tables_are_there():
 def test_a_grid_names_what_exists(file):
     grid = read_grid(file, [], WHERE)
     assert grid.baseline in [m.name for m in grid.methods]
-    assert len(grid.seeds) >= 5
+    assert len(grid.seeds) >= (3 if file.stem == "dam-verdict" else 5)  # that one repeats a paper's three
     for cell in grid.cells():
         method_of(cell)
         reader_named(cell.data.read.partition(":")[0])
