@@ -72,7 +72,7 @@ def check_round_trip(found, folder):
         assert list(map(str, again.id.tolist())) == list(map(str, found.id.tolist()))
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(tables, st.sampled_from(",;\t|"), st.sampled_from(["\n", "\r\n"]), st.booleans())
 def test_a_csv_file_is_read_as_it_is_written_or_refused(tmp_path_factory, rows, separator, end, quoted):
     folder = tmp_path_factory.mktemp("csv")
@@ -89,7 +89,7 @@ def test_a_csv_file_is_read_as_it_is_written_or_refused(tmp_path_factory, rows, 
     check_round_trip(found, folder)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(st.lists(st.tuples(values, values, values), min_size=1, max_size=8), st.sampled_from(["jsonl", "parquet"]))
 def test_typed_rows_are_read_as_they_are_written_or_refused(tmp_path_factory, rows, kind):
     folder = tmp_path_factory.mktemp("typed")
@@ -110,7 +110,7 @@ def test_typed_rows_are_read_as_they_are_written_or_refused(tmp_path_factory, ro
     check_round_trip(found, folder)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.lists(st.sampled_from(["0", "1", "a", "b"]), min_size=1, max_size=6), min_size=1, max_size=6))
 def test_a_row_with_another_number_of_fields_is_refused(tmp_path_factory, rows):
     file = tmp_path_factory.mktemp("ragged") / "rows.csv"
@@ -172,7 +172,7 @@ def test_damaged_files_for_minutes(kind, tmp_path):
     assert refused
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.dictionaries(st.from_regex(r"[a-z]{1,6}(/[a-z]{1,6})?\.jsonl", fullmatch=True), st.binary(max_size=60)))
 def test_an_archive_has_the_files_that_were_put_into_it(tmp_path_factory, files):
     archive = tmp_path_factory.mktemp("zip") / "data.zip"

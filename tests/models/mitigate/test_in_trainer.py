@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 import torch
+import torch.distributed
 import torch.multiprocessing
 import transformers as hf
 from classifiers import FAMILIES, batch, build
@@ -100,11 +101,25 @@ def without_a_trainer(rank, processes):
     return {**found, "projection": model.dam.project[0].weight.grad, "loss": loss.detach()}
 
 
-def uneven(rank):
+def uneven(rank, device="cpu"):
     """As many rows as a last batch happens to have."""
-    rows = torch.full((2 + rank, 3), 1.0 + rank, requires_grad=True)
+    rows = torch.full((2 + rank, 3), 1.0 + rank, requires_grad=True, device=device)
     (gathered(rows) ** 2).sum().backward()
-    return {"rows": gathered(rows.detach()), "gradient": rows.grad}
+    return {"rows": gathered(rows.detach()).cpu(), "gradient": rows.grad.cpu()}
+
+
+def check_uneven(halves):
+    """Two rows of ones and three of twos; each is in the losses of both."""
+    for rank, half in enumerate(halves):
+        assert half["rows"][:, 0].tolist() == [1.0, 1.0, 2.0, 2.0, 2.0]
+        assert half["gradient"].tolist() == [[4.0 * (1 + rank)] * 3] * (2 + rank)
+
+
+def one_of_two_gpus(rank, folder, port):
+    torch.cuda.set_device(rank)
+    torch.distributed.init_process_group("nccl", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    torch.save(uneven(rank, f"cuda:{rank}"), folder / f"{rank}.pt")
+    torch.distributed.destroy_process_group()
 
 
 def one_of_two(rank, families, folder, port):
@@ -123,13 +138,13 @@ def one_of_two(rank, families, folder, port):
     os._exit(0)  # now and then gloo's threads never end, and the process would wait for them
 
 
-def on_two_processes(families, folder):
+def on_two_processes(work, *arguments):
     """What each of two processes has found."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    torch.multiprocessing.spawn(one_of_two, (families, folder, port), nprocs=2)
-    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+    torch.multiprocessing.spawn(work, (*arguments, port), nprocs=2)
+    return [torch.load(arguments[-1] / f"{rank}.pt") for rank in range(2)]
 
 
 def same_step(families, found, folder):
@@ -150,23 +165,25 @@ def same_step(families, found, folder):
 
 def test_a_step_is_the_same_however_it_is_split(tmp_path):
     """Over batches and processes, with a Trainer and without; all on two processes at once, as those start slowly."""
-    first, second = on_two_processes(SOME, tmp_path)
+    first, second = on_two_processes(one_of_two, SOME, tmp_path)
     same_step(SOME, dict(first), tmp_path)
     one, halves = without_a_trainer(0, 1), [first["without a trainer"], second["without a trainer"]]
     for half in halves:
         for name in ("mean", "deviation", "gradient", "projection"):
             torch.testing.assert_close(half[name], one[name], rtol=1e-4, atol=1e-6)
     torch.testing.assert_close((halves[0]["loss"] + halves[1]["loss"]) / 2, one["loss"])
-    for rank, half in enumerate((first["uneven"], second["uneven"])):
-        # Two rows of ones and three of twos; each is in the losses of both.
-        assert half["rows"][:, 0].tolist() == [1.0, 1.0, 2.0, 2.0, 2.0]
-        assert half["gradient"].tolist() == [[4.0 * (1 + rank)] * 3] * (2 + rank)
+    check_uneven([first["uneven"], second["uneven"]])
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_uneven_batches_of_two_gpus_are_gathered(tmp_path):
+    check_uneven(on_two_processes(one_of_two_gpus, tmp_path))
 
 
 @pytest.mark.slow
 def test_a_step_of_every_family_is_the_same_however_it_is_split(tmp_path):
     families = tuple(FAMILIES)
-    same_step(families, on_two_processes(families, tmp_path)[0], tmp_path)
+    same_step(families, on_two_processes(one_of_two, families, tmp_path)[0], tmp_path)
 
 
 def test_rows_are_drawn_by_weight_and_anew_in_each_epoch(tmp_path):
