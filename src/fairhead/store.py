@@ -172,10 +172,22 @@ def locked(folder: PathLike, *, hint: str = "", wait: bool = False, name: str = 
             lock.acquire()
     try:
         for part in (*folder.glob(_PARTS), *folder.glob(f"*/{_PARTS}")) if name == LOCK else ():
-            part.unlink(missing_ok=True)  # of a run that was killed: nobody else writes here now
+            # A folder below with a lock of its own is another run's, which clears it away itself.
+            if not _runs(int(part.name.split(".")[1])) and (part.parent == folder or not (part.parent / name).exists()):
+                part.unlink(missing_ok=True)
         yield folder
     finally:
         lock.release()
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # of another user
+        return True
+    return True
 
 
 @contextmanager

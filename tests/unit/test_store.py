@@ -262,3 +262,18 @@ def test_a_link_stays_one(tmp_path):
     assert (tmp_path / "link.txt").is_symlink()
     assert (tmp_path / "there" / "file.txt").read_text() == "all of it"
     assert names(tmp_path / "there") == ["file.txt"]
+
+
+def test_a_lock_clears_away_what_killed_runs_left_and_nothing_else(tmp_path):
+    """A run in a folder below, or one that takes no lock, may be writing at the same time."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    for folder in (tmp_path, tmp_path / "model", tmp_path / "run"):
+        folder.mkdir(exist_ok=True)
+        for process in (gone.pid, os.getpid()):
+            (folder / f".{process}.part.a.json").touch()
+    (tmp_path / "run" / ".lock").touch()
+    with locked(tmp_path):
+        kept = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob(".*.part.*")}
+    live = f".{os.getpid()}.part.a.json"
+    assert kept == {live, f"model/{live}", f"run/{live}", f"run/.{gone.pid}.part.a.json"}

@@ -121,7 +121,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and not re.search("(out of|allocate) memory", str(error)):
             raise
-        _fail(f"there is too little memory for this: {str(error)[:200] or 'none is left'}")
+        _fail(
+            f"there is too little memory for this: {str(error)[:200] or 'none is left'}. Where the command has them, "
+            "a smaller --batch-size or --limit needs less"
+        )
     except (typer.Abort, KeyboardInterrupt):
         code = _INTERRUPTED
     if code == _INTERRUPTED:  # newer typers return it instead of raising

@@ -180,7 +180,8 @@ def progress() -> Iterator[Progress]:
     from rich.console import Console
 
     console = Console(stderr=True, quiet=not is_first())
-    if not sys.stderr.isatty() and is_first():  # where colours are forced, the console takes a file for a terminal
+    seen = sys.stderr is not None and sys.stderr.isatty()  # the console takes a file for one where colours are forced
+    if not seen and is_first():
         yield Progress()
         return
     from rich.progress import Progress as Bars

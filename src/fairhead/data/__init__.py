@@ -1,7 +1,8 @@
 """Data: readers of published data sets, in the formats their authors publish.
 
 `read("utkface", path)` returns a `Dataset` (labelled images and texts) or `Items` (the pairs, triplets, questions of a
-language benchmark). Each reader is one file of this folder, where its options are explained; `readers.py` lists them.
+language benchmark). `readers.py` lists the readers; their options are explained where they are: of labelled data here,
+of a benchmark in its file in `language/benchmarks/`.
 """
 
 from fairhead.data.datasets import Attributes, Dataset, Examples, Items, TextPair

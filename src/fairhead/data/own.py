@@ -1,8 +1,7 @@
 """A user's own pictures and texts: a table whose columns are named, a folder a class, or objects (`dataset`).
 
 Tables are CSV, TSV, JSONL or Parquet; in Python also pandas DataFrames, `datasets.Dataset`s and lists. Cells are
-stripped, and rows without an id are numbered from 1. Pairs and triplets of sentences are read in `crows_pairs.py` and
-`stereoset.py`.
+stripped, and rows without an id are numbered from 1. Pairs and triplets of sentences are read in `sentences.py`.
 """
 
 import os

@@ -66,7 +66,9 @@ def read_rows(
     """Rows of one part of a data set, drawn at random where there are more than `limit`."""
     dataset = read_labelled(spec, **(options or {}))
     columns = list(dataset.attributes.columns)
-    name = columns[0] if column is None and columns else str(column)
+    if not columns:
+        raise InputError(f"{spec} has no group column: name one with --group")
+    name = columns[0] if column is None else column
     check_known(name, columns, f"{spec} has no group column {name!r}; there are")
     examples = dataset.examples(part)
     if limit is not None and limit < len(examples):

@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -350,8 +351,9 @@ def open_session(source: Source, features: str | None = None, progress: Progress
         "token": decomposer.token,
         **({} if decomposer.split == "own" else {"terms": decomposer.split}),
     }
-    # Whoever comes second waits, and then reads what the first has written.
-    with nullcontext() if features is None else locked(features, wait=True):
+    # Whoever comes second waits, and then reads what the first has written; a folder that is read-only has all of it.
+    read_only = features is not None and Path(features).is_dir() and not os.access(features, os.W_OK)
+    with nullcontext() if features is None or read_only else locked(features, wait=True):
         found = collect(
             decomposer,
             lambda start: inputs.batches(start=start),

@@ -265,6 +265,8 @@ class LanguageTrainer:
         Args:
             folder: where to; `fairhead lm ... --model FOLDER` takes it from there.
             adapter: also keep LoRA's own matrices, in the subfolder "adapter".
+
+        A model with LoRA is then in 32 bit and in the machine's memory, whatever it was trained on.
         """
         if self.record is None:
             raise InputError("nothing has been trained yet: call train first")

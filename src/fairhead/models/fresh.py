@@ -95,7 +95,9 @@ class Recipe:
         size = int(shape[1]) * width * (4 * width + 2 * settings["mlp"]) + width * (
             tokens + 3 * settings["patch_size"] ** 2
         )
-        if size > _MOST_WEIGHTS or int(shape[1]) > MOST_LAYERS:
+        if int(shape[1]) > MOST_LAYERS:
+            raise InputError(f"backbone {self.name} would have {int(shape[1]):,} layers: at most {MOST_LAYERS:,}")
+        if size > _MOST_WEIGHTS:
             raise InputError(f"backbone {self.name} would have {size:,} weights, too many to train: make it smaller")
 
     def all_settings(self) -> dict[str, Any]:

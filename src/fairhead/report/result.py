@@ -94,7 +94,6 @@ class Result:
 
 def show_page(page: "Report", console: "Console | None" = None) -> None:
     """Print a report: the verdict in the colours of its tones, then what each section shows in a terminal."""
-    from fairhead.report.result import terminal
     from fairhead.report.terminal import show_verdict
 
     console = console or terminal()

@@ -18,7 +18,7 @@ from transformers import GradientCheckpointingLayer
 
 from fairhead.errors import InputError
 from fairhead.train.checkpoint import Checkpoint
-from fairhead.train.launched import joined
+from fairhead.train.launched import agreed, joined
 from fairhead.train.loop import Loop, TrainingDiverged
 from fairhead.train.plan import LanguagePlan
 from fairhead.train.step import Parts, Step, optimizer_of
@@ -171,8 +171,8 @@ class _Stopping:
     """
 
     def __init__(self, look: Callable[[], Look], plan: LanguagePlan) -> None:
-        self.look, self._checks = look, plan.checks
-        self._before = look()
+        self.look, self._checks = lambda: agreed(look()), plan.checks
+        self._before = self.look()
         self._most = (1 + plan.perplexity_rise) * self._before.perplexity
 
     def due(self, done: int, steps: int) -> bool:
