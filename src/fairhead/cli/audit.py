@@ -66,7 +66,7 @@ class Columns:
 
     Attributes:
         label: true classes; several times, with as many --prediction, where a row may have several labels.
-        target: instead of --label, true numbers; --prediction is then that of predicted numbers.
+        target: instead of --label, true numbers; --prediction then names the column of predicted numbers.
         group: groups; give it several times. Of --groups-from, all columns where none is named.
         prediction: predicted classes.
         score: score of the positive class, a probability unless there is a --threshold; or a column for each class, in

@@ -68,7 +68,7 @@ class DataColumns(SentenceColumns):
         data_option: another option of the reader: input=COLUMN of paths or texts, on_error=skip, ...
         label: column of the classes.
         split: column of the parts (train, val, test); drawn at random where there is none.
-        person: column of the person or document, none of which is to be in two parts.
+        person: column of the person or document, whose rows stay in one part (train, validation or test).
         groups_from: CSV file of further group columns by id, such as the groups.csv of `fairhead discover`.
     """
 

@@ -38,9 +38,8 @@ class Source:
             leace.
         orthogonal: take the class directions out of the concept.
         calibrate: predict each zero-shot class as often as it occurs in the choosing half.
-        terms: what becomes of biases and of the mean that the last norm takes out: own takes the mean out of each head
-            by itself and leaves biases apart; prs splits both equally over the heads, as the published decomposition of
-            CLIP does.
+        terms: how biases and the centring of the last layer norm are attributed: own centres each head and keeps biases
+            apart; prs splits both equally over the heads, as the published decomposition of CLIP does.
         evidence: class whose evidence is looked at; by default that of the largest gap.
         tokens: where forward passes edit heads: at all tokens, as a saved model does, or at the first alone.
         batch_size: rows at a time.
