@@ -461,3 +461,12 @@ def test_a_pipe_within_a_folder_is_refused(refused, tmp_path):
     assert f"{picture.name} is a named pipe" in refused(call("discover", "--data", f"utkface:{tmp_path}/faces"))
     os.mkfifo(tmp_path / "grid.yaml")
     assert "is a named pipe" in refused(call("bench", "grid", "grid.yaml"))
+
+
+def test_what_was_generated_of_few_prompts_is_kept_and_its_figures_are_undefined(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    only = ["--only=bold", "--limit=1", "--out=out", "--device=cpu", "--n-boot=100"]
+    main(["lm", "suite", f"--model={inputs()['lm']}/one", f"--data={inputs()['lm']}/data", *only])
+    main(["lm", "bold", *(word.format(**inputs()) for word in LM), f"--data={inputs()['lm']}/data/bold", "--limit=2"])
+    assert json.loads(Path("out/bold.json").read_text(), parse_constant=pytest.fail)["benchmark"] == "bold"
+    assert list(Path("out/journals").glob("bold-*.jsonl"))
