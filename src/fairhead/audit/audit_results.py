@@ -291,7 +291,9 @@ def _headlines(gaps: list[Estimate], level: float) -> list[report.Sentence]:
     names = listed(dict.fromkeys(in_words(e.metric, short=True) for e in gaps), "or")
     ranked = clearest(gaps)
     if not ranked:
-        return [report.Sentence(f"No gap in {names} is defined: {stable(gaps[0]).undefined}.", "unclear")]
+        shown_below = any(e.value is not None for e in gaps)  # but with cells of few rows
+        said = f"Too few rows for a verdict on gaps in {names}" if shown_below else f"No gap in {names} is defined"
+        return [report.Sentence(f"{said}: {stable(gaps[0]).undefined}.", "unclear")]
     shown: dict[str | None, Estimate] = {}
     # A crossing has the gaps of its columns and more; these come first.
     for e in sorted(ranked, key=_is_crossed):

@@ -244,7 +244,7 @@ def _named(text: str | None, path: str | None) -> _Named:
     if not isinstance(selected, list) or not all(map(_is_head, selected)):
         raise InputError(f"{path} is not a head map of fairhead locate: it has no list “selected” of [layer, head]")
     if not selected:
-        raise InputError(f"no head was chosen in {path}, so there is none to edit")
+        raise InputError(f"no head was chosen in {path}, so there is none to edit: name heads with --heads L11H1,L10H5")
     return _Named(tuple((layer, head) for layer, head in selected), content.get("choosing_sha256"))
 
 

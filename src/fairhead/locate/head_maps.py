@@ -114,9 +114,10 @@ def check_cells(groups: NDArray[np.integer], labels: NDArray[np.integer], names:
     counts = np.bincount(cell, minlength=2 * len(levels))
     if (counts < 2).any():
         where = int(np.argmin(counts))
+        group, few = names[1 - where % 2], "1 row" if counts[where] == 1 else f"{counts[where]} rows"
         raise InputError(
-            f"{names[1 - where % 2]} has {counts[where]} rows with label {levels[where // 2]}; at least 2 are needed "
-            "to compare the groups within a label: use more rows"
+            f"the group {group!r} has {few} with label {levels[where // 2]}; at least 2 are needed to compare the groups "
+            "within a label: use more rows"
         )
     return Cells(cell, counts)
 
