@@ -30,6 +30,7 @@ values = st.one_of(words, st.integers(-(2**70), 2**70), st.floats(allow_nan=Fals
 
 
 BINARY = (("0", "1"), ("False", "True"))
+TRUTH = {"false": 0, "true": 1}
 
 
 def says(cell, value):
@@ -38,8 +39,9 @@ def says(cell, value):
         cell = cell.strip()
     if str(cell) == str(value) or (str(value) in ("True", "False") and str(cell).lower() == str(value).lower()):
         return True
+    one, other = (TRUTH.get(str(x).lower(), x) for x in (cell, value))  # beside 0 and 1, TRUE is 1
     try:
-        return not re.match(r"[+-]?0\d", str(cell)) and float(cell) == float(value)
+        return not re.match(r"[+-]?0\d", str(cell)) and float(one) == float(other)
     except (ValueError, OverflowError):
         return False
 

@@ -116,7 +116,7 @@ def check_cells(groups: NDArray[np.integer], labels: NDArray[np.integer], names:
         where = int(np.argmin(counts))
         group, few = names[1 - where % 2], "1 row" if counts[where] == 1 else f"{counts[where]} rows"
         raise InputError(
-            f"the group {group!r} has {few} with label {levels[where // 2]}; at least 2 are needed to compare the groups "
+            f"the group {group!r} has {few} with label {levels[where // 2]}; at least 2 are needed to compare groups "
             "within a label: use more rows"
         )
     return Cells(cell, counts)
