@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# No wall time in a test: a busy machine is no failure. The same examples each time: new ones are looked for by fuzzing, in
-# the slow tier, or with --hypothesis-seed.
+# No wall time in a test: a busy machine is no failure. The same examples each time: new ones are looked for by fuzzing,
+# in the slow tier, and where there is no derandomize.
 settings.register_profile("patient", deadline=None, derandomize=True)
 settings.load_profile("patient")
 

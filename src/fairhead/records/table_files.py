@@ -320,8 +320,13 @@ def _write_jsonl(records: Records, part: Path, suffix: str) -> None:
 
 
 def _write_parquet(records: Records, part: Path, suffix: str) -> None:
+    frame = records.to_frame()
     try:
-        records.to_frame().to_parquet(part, engine="pyarrow", index=False)
+        try:
+            frame.to_parquet(part, engine="pyarrow", index=False)
+        except OverflowError:  # whole numbers of more than 64 bits: as text
+            frame = frame.astype(dict.fromkeys(frame.select_dtypes("object"), str))
+            frame.to_parquet(part, engine="pyarrow", index=False)
     except ImportError:
         raise InputError(NO_PYARROW) from None
 
