@@ -10,7 +10,7 @@ import zipfile
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from mutations import CORPUS, SECONDS, fuzz, mutated, reads_or_refuses
 
@@ -76,6 +76,7 @@ def check_round_trip(found, folder):
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(tables, st.sampled_from(",;\t|"), st.sampled_from(["\n", "\r\n"]), st.booleans())
+@example(rows=[("0", "TRUE", "0")], separator=",", end="\n", quoted=False)
 def test_a_csv_file_is_read_as_it_is_written_or_refused(tmp_path_factory, rows, separator, end, quoted):
     folder = tmp_path_factory.mktemp("csv")
     file = folder / ("rows.tsv" if separator == "\t" else "rows.csv")
@@ -93,6 +94,7 @@ def test_a_csv_file_is_read_as_it_is_written_or_refused(tmp_path_factory, rows, 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(st.lists(st.tuples(values, values, values), min_size=1, max_size=8), st.sampled_from(["jsonl", "parquet"]))
+@example(rows=[(0, 0, 2.0**63)], kind="jsonl")
 def test_typed_rows_are_read_as_they_are_written_or_refused(tmp_path_factory, rows, kind):
     folder = tmp_path_factory.mktemp("typed")
     objects = [dict(zip(COLUMNS, (f"r{number}", *row), strict=True)) for number, row in enumerate(rows)]

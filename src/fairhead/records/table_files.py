@@ -325,7 +325,8 @@ def _write_parquet(records: Records, part: Path, suffix: str) -> None:
         try:
             frame.to_parquet(part, engine="pyarrow", index=False)
         except OverflowError:  # whole numbers of more than 64 bits: as text
-            frame = frame.astype(dict.fromkeys(frame.select_dtypes("object"), str))
+            large = [name for name in frame if frame[name].dtype == object]
+            frame = frame.astype(dict.fromkeys(large, str))
             frame.to_parquet(part, engine="pyarrow", index=False)
     except ImportError:
         raise InputError(NO_PYARROW) from None
