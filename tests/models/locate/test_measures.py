@@ -101,7 +101,7 @@ def test_a_silent_head_has_no_separation() -> None:
 
 def test_what_cannot_be_compared_is_refused() -> None:
     parts, groups, labels = made()
-    with pytest.raises(InputError, match="male has 0 rows"):
+    with pytest.raises(InputError, match="'male' has 0 rows"):
         separation(parts, np.ones_like(groups), labels, names=("female", "male"))
     with pytest.raises(InputError, match="one cluster"):
         separation(parts, groups, labels, clusters=np.zeros(len(groups), dtype=int))
