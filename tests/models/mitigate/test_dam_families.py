@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 import transformers as hf
-from classifiers import FAMILIES, TEXT_BASES, batch, build
+from classifiers import FAMILIES, TEXT_BASES, batch, build, without_dropout
 from families import VIT
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -19,14 +19,6 @@ from fairhead.mitigate.dam_parts import RunningStandardise
 from fairhead.mitigate.registry import names
 
 EVERY = pytest.mark.parametrize("family", FAMILIES)
-
-
-def without_dropout(model):
-    for module in model.modules():
-        for name in ("p", "attention_dropout", "dropout"):
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, 0.0)
-    return model
 
 
 @EVERY

@@ -10,7 +10,7 @@ import torch
 import torch.distributed
 import torch.multiprocessing
 import transformers as hf
-from classifiers import FAMILIES, batch, build
+from classifiers import FAMILIES, batch, build, without_dropout
 from safetensors.torch import load_file, save_file
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import SequentialSampler
@@ -53,14 +53,6 @@ def weights_of(method):
 def trainer_of(model, rows, folder, **options):
     quiet = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "logging_strategy": "no"}
     return hf.Trainer(model, hf.TrainingArguments(str(folder), **{**quiet, **options}), train_dataset=rows)
-
-
-def without_dropout(model):
-    for module in model.modules():
-        for name in ("p", "attention_dropout", "dropout"):
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, 0.0)
-    return model
 
 
 def gradients(family, method, processes, batches, folder):
