@@ -4,7 +4,7 @@ Of a pair, Δ = log p(stereotype) − log p(anti-stereotype), of whole sentences
 stereotype; that one sentence is likelier than another has many reasons. So the mean is taken off every pair alike, and
 each pair keeps its own difference from it. The loss of a batch has three parts:
 
-1. shift: the Huber loss of Δ − (Δ before training − the mean of those);
+1. shift: the Huber loss of Δ − (Δ before training − the mean of those, `strength` times);
 2. level: the Huber loss of how far the mean log-probability of a pair's two sentences has moved;
 3. keep: KL(before ‖ now) of next-token distributions, per token, on unrelated sentences and on neutral text.
 
@@ -92,6 +92,8 @@ class BalancePairs(_WithNeutralText):
             as long as those that the model is used on: what happens to longer ones is not seen.
         mean_over: what the mean that is taken off every pair is over: its batch, its category, all pairs; "each" pulls
             every pair to 0 by itself.
+        strength: how many times that mean is taken off. Terms that are not trained on follow only part of the way:
+            above 1, trained terms pass even so that others come nearer to it.
         level_weight: of the second part; the first has weight 1.
         keep_weight: of the third part.
         width: where the Huber loss turns from a square into a line, in nats.
@@ -100,6 +102,7 @@ class BalancePairs(_WithNeutralText):
     """
 
     mean_over: Literal["batch", "category", "all", "each"] = "batch"
+    strength: Positive = 1.0
     level_weight: NotNegative = 0.5
     keep_weight: NotNegative = 10.0
     width: Positive = 2.0
@@ -209,7 +212,7 @@ class BalancePairs(_WithNeutralText):
         """The loss of B pairs from log-probabilities now [2, B], those before and the mean gap [B, 3], and KL [T]."""
         gap, gap_before = now[0] - now[1], before[:, 0] - before[:, 1]
         mean = gap_before.mean() if self.mean_over == "batch" else before[:, 2]
-        shift = huber_loss(gap, gap_before - mean, delta=self.width)
+        shift = huber_loss(gap, gap_before - self.strength * mean, delta=self.width)
         level = huber_loss(now.mean(0), before[:, :2].mean(1), delta=self.width)
         keep = divergence.mean()
         total = shift + self.level_weight * level + self.keep_weight * keep

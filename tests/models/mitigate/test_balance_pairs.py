@@ -84,7 +84,9 @@ def plainly(items, texts, before, now, config):
             for i in items
         ],
     }[config.mean_over]
-    shift = sum(huber(g - (b - m), config.width) for g, b, m in zip(*gaps, taken, strict=True)) / len(items)
+    shift = sum(huber(g - (b - config.strength * m), config.width) for g, b, m in zip(*gaps, taken, strict=True)) / len(
+        items
+    )
     level = sum(huber(a - b, config.width) for a, b in zip(*levels, strict=True)) / len(items)
     kl = []
     for text in [*(i.texts.unrelated for i in items), *texts]:
@@ -103,7 +105,7 @@ def of_two_categories():
 @pytest.mark.parametrize("family", list(FAMILIES))
 @pytest.mark.parametrize("mean_over", ["batch", "category", "each"])
 def test_the_loss_is_what_it_says(family, mean_over, neutral):
-    config = BalancePairs(neutral, mean_over, level_weight=0.7, keep_weight=3.0, width=0.5)
+    config = BalancePairs(neutral, mean_over, strength=1.5, level_weight=0.7, keep_weight=3.0, width=0.5)
     items, before, now = of_two_categories(), build(family), perturbed(family)
     prepared = config.prepare(items, tokenizer(), 32)
     texts = [tokenizer().decode(example.sentences[3][1:]) for example in prepared.examples]
