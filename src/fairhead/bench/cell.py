@@ -151,6 +151,7 @@ def _prepared(cell: Cell, device: str, cache: Path | None, tell: Tell, checkpoin
         "selection": cell.method.selection or cell.selection,
         "on_epoch": on_epoch,
         "auxiliary": auxiliary,
+        "pretrained": None if recipe.place is None else recipe.name,
         "checkpoints": checkpoints,
         "identity": {"cell": effective(cell)},
         "like": like,

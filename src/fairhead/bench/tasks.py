@@ -271,9 +271,10 @@ def _inputs_of(recipe: Recipe, kind: str) -> int | str | Place | None:
 
 
 def _recipe(cell: Cell, name: str, classes: tuple[str, ...]) -> Recipe:
-    """A fresh model has the settings (width, image size) of the cell's own fresh one; a pretrained one has its own."""
+    """The cell's own model, or another fresh one, has the settings (width, image size) of the cell's own."""
     name = expanded(name, f"the model of {cell.method.name}")
-    settings: Mapping[str, Any] = cell.backbone.settings if is_fresh(name) and is_fresh(cell.backbone.model) else {}
+    alike = name == cell.backbone.model or (is_fresh(name) and is_fresh(cell.backbone.model))
+    settings: Mapping[str, Any] = cell.backbone.settings if alike else {}
     return Recipe(name, classes, settings)
 
 

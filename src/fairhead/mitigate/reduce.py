@@ -59,8 +59,8 @@ class Reduce:
         price: what the chosen one may cost in accuracy, in points, against the first candidate.
         clusters: how many; None for the number that is most stable over halves of the rows.
         encoder: whose features are clustered and matched: the name of a pretrained model, or a function that gives
-            [n, D] for examples. None takes the features that a linear head is trained on; of a network, what goes into
-            the last layer of the plainly trained one.
+            [n, D] for examples. None takes the features that a linear head is trained on; of a pretrained network,
+            those before training; of one with fresh weights, what goes into the last layer of the plainly trained one.
         epoch: how balanced and matched networks keep an epoch: by "price", the rule that candidates are chosen by
             (without plain training to count the price from, by the cell); by the worst (class, cluster) "cell" of the
             validation rows; by "accuracy"; or the "average" of the last third of them.
@@ -96,10 +96,13 @@ class Reduce:
     def train(self, job: Job) -> nn.Module:
         """One training a candidate; features and clusters come first."""
         done: dict[str, tuple[nn.Module, Fit]] = {}
-        own = self.encoder is None and FEATURES not in job.train.inputs
+        encoder = self.encoder
+        if encoder is None and FEATURES not in job.train.inputs:
+            encoder = job.pretrained
+        own = encoder is None and FEATURES not in job.train.inputs
         if "plain" in self.candidates or own:
             done["plain"] = self._fit(job, "plain")
-        encoded = self._encoded(job, done.get("plain", (None,))[0])
+        encoded = _encoded(job, encoder, done.get("plain", (None,))[0])
         notes: dict[str, Any] = {}
         matched = agreed(self._matched(job, encoded, notes))
         if self.without_label:
@@ -163,29 +166,6 @@ class Reduce:
             model = (ERM() if self.under == "erm" else method(self.under)).train(inner)
         assert inner.last_fit is not None
         return model, inner.last_fit
-
-    def _encoded(self, job: Job, plain: nn.Module | None) -> Encoded:
-        parts = [job.train, job.validation, job.like or job.validation]
-        if callable(self.encoder):
-            get = self.encoder
-        elif self.encoder is not None:
-            other = job.auxiliary_model(self.encoder)
-            parts, get = [other.train, other.validation, other.like or other.validation], other.features
-        elif FEATURES in job.train.inputs:
-            get = _as_they_are
-        else:
-            assert plain is not None
-            head = find_head(plain, job.train)
-
-            def get(examples: Examples) -> Tensor:
-                return features_of(plain, head, examples, job.plan.precision)
-
-        with job.timed("features"):
-            kept = {id(part): get(part).float().cpu() for part in {id(part): part for part in parts}.values()}
-            encoded = agreed(Encoded(*(kept[id(part)] for part in parts)))
-        for name, features in encoded._asdict().items():
-            check_features(features, {"train": "training", "use": "place of use's"}.get(name, name))
-        return encoded
 
     def _matched(self, job: Job, encoded: Encoded, notes: dict[str, Any]) -> Matched | None:
         """Weights towards the place of use: also where nobody asked, as the test says which rows to choose by.
@@ -290,6 +270,31 @@ class _Elsewhere(NamedTuple):
 
     said: Mapping[str, Tensor]
     looked: list[Tried]
+
+
+def _encoded(job: Job, encoder: str | Callable[[Examples], Tensor] | None, plain: nn.Module | None) -> Encoded:
+    """The features that are clustered and matched."""
+    parts = [job.train, job.validation, job.like or job.validation]
+    if callable(encoder):
+        get = encoder
+    elif encoder is not None:
+        other = job.auxiliary_model(encoder)
+        parts, get = [other.train, other.validation, other.like or other.validation], other.features
+    elif FEATURES in job.train.inputs:
+        get = _as_they_are
+    else:
+        assert plain is not None
+        head = find_head(plain, job.train)
+
+        def get(examples: Examples) -> Tensor:
+            return features_of(plain, head, examples, job.plan.precision)
+
+    with job.timed("features"):
+        kept = {id(part): get(part).float().cpu() for part in {id(part): part for part in parts}.values()}
+        encoded = agreed(Encoded(*(kept[id(part)] for part in parts)))
+    for name, features in encoded._asdict().items():
+        check_features(features, {"train": "training", "use": "place of use's"}.get(name, name))
+    return encoded
 
 
 def _place_of_use(job: Job) -> tuple[Examples, Tensor | None]:

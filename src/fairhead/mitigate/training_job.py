@@ -82,6 +82,9 @@ class Job:
     stages: list[Stage] = field(default_factory=list)  # what has run so far
     last_fit: Fit | None = None  # the latest training
     auxiliary: Callable[[str], AuxiliaryModel] | None = None  # gives another model by name, such as a larger teacher
+    pretrained: str | None = (
+        None  # the model that `build_model` begins with, by its name in `auxiliary`; None: no weights
+    )
     checkpoints: Path | None = None  # of each stage; a job that was killed goes on from what it finds there
     identity: Mapping[str, Any] = field(default_factory=dict)  # what checkpoints must agree with, beside plan and data
     like: Examples | None = None  # rows from the place of use; None where the validation rows are all there is

@@ -256,6 +256,19 @@ def test_an_image_tower_without_its_other_half_is_a_backbone(faces, clip, train,
     torch.testing.assert_close(load(tmp_path / "model")(pictures).logits, whole(pictures).logits, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("train", ["all", "last_encoder"])
+def test_balance_of_a_pretrained_network_clusters_its_features_before_training(faces, clip, train, tmp_path):
+    backbone = Backbone("clip", f"path:{clip}", train)
+    models = []
+    for more in ({"encoder": f"path:{clip}"}, {}):
+        cell = replace(a_cell(faces, "balance", clusters=2, candidates=["balance"], **more), backbone=backbone)
+        models.append(run_cell(cell, "cpu", tmp_path).trained)
+    named, default = models
+    assert [stage[0] for stage in default.stages] == [stage[0] for stage in named.stages]  # no plain training first
+    assert default.notes["clusters"] == named.notes["clusters"]
+    assert all(map(torch.equal, named.model.state_dict().values(), default.model.state_dict().values()))
+
+
 def test_a_language_model_that_cannot_pad_is_named(tmp_path):
     shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     LlamaForCausalLM(LlamaConfig(**shape, vocab_size=9)).save_pretrained(tmp_path)
