@@ -160,8 +160,8 @@ class Suite(Result):
         return read_items(self._path(name))
 
     def kept(self, name: str, made_with: Mapping[str, Any]) -> ItemTable | None:
-        """The items of a benchmark, if they were made with just this."""
-        if not self._path(name).exists():
+        """The items of a benchmark, if they were made with just this, by a run that noted what else it found."""
+        if name not in self.done or not self._path(name).exists():
             return None
         stored = self.stored(name)
         return stored.table if stored.settings == json.loads(json.dumps(dict(made_with))) else None

@@ -140,6 +140,12 @@ def test_a_killed_run_goes_on_from_its_journals(runs, base, data, tmp_path):
         run(base, data, folder)
         assert (folder / f"{name}.items.jsonl").read_text() == whole
         assert sorted(journal.read_text().splitlines()) == sorted(line.rstrip("\n") for line in lines)
+    # Killed when the items of a benchmark were on disk, and suite.json did not know of it yet.
+    suite = Suite.read(folder)
+    facts = suite.done.pop("crows_pairs")["facts"]
+    suite.write()
+    run(base, data, folder)
+    assert Suite.read(folder).facts("crows_pairs") == facts
 
 
 def test_another_model_is_refused(runs, flat, data, capsys):
