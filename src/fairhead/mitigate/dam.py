@@ -183,6 +183,10 @@ class DAMParts(nn.Module):
             with self.side_stream.work():
                 extra = self.alignment(self.weights[layer], self.values[layer], labels)
             output = _with_added_loss(output, self.config.alignment_weight * extra)
+        elif model.training:
+            logits = output[0] if isinstance(output, tuple) else getattr(output, "logits", None)
+            if isinstance(logits, Tensor) and logits.requires_grad:
+                logits.register_hook(_refuse_training_without_labels)
         self.weights.clear()  # all three hold the graph of this batch, which nobody needs any more
         self.values.clear()
         self.side_stream.clear()
@@ -261,3 +265,11 @@ def _with_added_loss(output: Any, extra: Tensor) -> Any:
         )
     output.loss = output.loss + extra
     return output
+
+
+def _refuse_training_without_labels(gradient: Tensor) -> None:
+    raise InputError(
+        "DAM adds its alignment to the model's own loss, and there is none without labels: call the model with "
+        "labels=... (a Trainer with label_smoothing_factor or compute_loss_func does not), or set "
+        "DAM(alignment_weight=0)"
+    )

@@ -3,6 +3,7 @@
 import os
 import socket
 import warnings
+from contextlib import nullcontext
 from functools import cache
 
 import pytest
@@ -220,3 +221,15 @@ def test_a_checkpoint_is_loaded_whole_or_refused(family, tmp_path):
     save_file(kept, file, metadata={"format": "pt"})
     with pytest.raises(InputError, match=r"the checkpoint lacks 1 weights that this \w+ needs, such as \w+\..*layer"):
         trainer(4).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+
+
+@pytest.mark.parametrize("how", ["label_smoothing_factor", "compute_loss_func"])
+def test_a_trainer_that_keeps_labels_from_the_model_is_told_that_dam_needs_them(how, tmp_path):
+    """Its own loss takes the place of the model's, to which DAM adds its term."""
+    options = {"max_steps": 1, **({how: 0.1} if how == "label_smoothing_factor" else {})}
+    for dam, refused in ((DAM(), True), (DAM(alignment_weight=0), False)):
+        trainer = trainer_of(attach(build("ViT"), dam), rows_of("ViT"), tmp_path, **options)
+        if how == "compute_loss_func":
+            trainer.compute_loss_func = lambda output, labels, **more: output.logits.square().mean()
+        with pytest.raises(InputError, match=rf"{how}.*alignment_weight=0") if refused else nullcontext():
+            trainer.train()
