@@ -181,9 +181,12 @@ class Source:
         """The bytes of one file."""
         try:
             if self.is_archive:
-                return self._open_archive().read(name)
+                archive = self._open_archive()
+                self._refuse_size(name, archive.getinfo(name).file_size)
+                return archive.read(name)
             place = self.path if self.is_file else self.path / name
             refuse_pipe(place)
+            self._refuse_size(name, place.stat().st_size)
             return place.read_bytes()
         except (KeyError, FileNotFoundError):
             raise InputError(f"{self.where(name)}: there is no such file") from None
@@ -195,6 +198,11 @@ class Source:
             ) from None
         except OSError as error:
             raise InputError(f"{self.where(name)}: cannot be read: {error.strerror or error}") from None
+
+    def _refuse_size(self, name: str, size: int) -> None:
+        """A file is read whole, and its text and what is parsed of it take their room beside it."""
+        if size > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4:
+            raise InputError(f"{self.where(name)}: has {size / 1e9:,.1f} GB, more than this machine can read at once")
 
     def matching(self, *patterns: str) -> list[str]:
         """Names whose last part matches one of the patterns; a single file matches every pattern."""

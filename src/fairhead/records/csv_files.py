@@ -32,6 +32,9 @@ Chunk = Mapping[str, Any]
 # Rows read at a time: enough to be fast, few enough to keep memory small.
 CHUNK = 1 << 18
 
+# Bytes. A longer line is no row of a table: read on, it would fill the memory.
+LONGEST_LINE = 64_000_000
+
 # Bytes that one thread parses at a time.
 BLOCK = 1 << 20
 MAX_THREADS = 4
@@ -63,15 +66,42 @@ class Source:
     with_care: Callable[[Layout, Collection[str]], Iterator[Chunk]] | None = None
 
 
-def open_binary(file: Path) -> Any:
-    """The file as bytes, unpacked."""
-    packing = PACKED.get(file.suffix.lower())
-    return file.open("rb") if packing is None else import_module(packing).open(file, "rb")
+class _Lines(io.RawIOBase):
+    """Bytes whose lines come to an end."""
+
+    def __init__(self, file: Path, name: str) -> None:
+        packing = PACKED.get(file.suffix.lower())
+        self._handle: Any = file.open("rb", buffering=0) if packing is None else import_module(packing).open(file, "rb")
+        self._name, self._length = name, 0  # of the line that is under way
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = int(self._handle.readinto(buffer))
+        self._length += count
+        if (end := bytes(buffer[:count]).rfind(b"\n")) >= 0:
+            self._length = count - end - 1
+        if self._length > LONGEST_LINE:
+            raise InputError(
+                f"{self._name}: a line of more than {LONGEST_LINE / 1e6:g} million bytes is no row of a table; is a "
+                "line end missing?"
+            )
+        return count
+
+    def close(self) -> None:
+        self._handle.close()
+        super().close()
+
+
+def open_binary(file: Path, name: str) -> io.BufferedReader:
+    """The file as bytes, unpacked; a line without end is refused."""
+    return io.BufferedReader(_Lines(file, name), BLOCK)
 
 
 def check_text(file: Path, name: str) -> bytes:
     """The first bytes of a text file; an empty or a binary one is refused."""
-    with open_binary(file) as handle:
+    with open_binary(file, name) as handle:
         head = handle.read(1 << 16)
     if not head.strip():
         raise InputError(f"{name} is empty; a header and at least one row are expected")
@@ -103,7 +133,7 @@ def csv_source(file: Path, name: str, separator: str | None = None) -> Source:
     def chunks(layout: Layout, as_text: Collection[str], plain: bool) -> Iterator[Chunk]:
         place = {wanted: header.columns.index(wanted) for wanted in layout.columns}
         options = partial(_options, header, layout, place, as_text)
-        found = _parallel(file, name, header, layout, place, options) if plain else _serial(file, options())
+        found = _parallel(file, name, header, layout, place, options) if plain else _serial(file, name, options())
         for columns in found:
             yield {wanted: columns[j] for wanted, j in place.items()}
 
@@ -119,7 +149,7 @@ def csv_source(file: Path, name: str, separator: str | None = None) -> Source:
 def _read_header(file: Path, name: str, head: bytes, separator: str | None) -> _Header:
     first_line = head.lstrip().partition(b"\n")[0]
     sign = separator or max(",;\t|", key=lambda sign: first_line.count(sign.encode()))
-    with io.TextIOWrapper(open_binary(file), encoding="utf-8-sig", newline="") as text:
+    with io.TextIOWrapper(open_binary(file, name), encoding="utf-8-sig", newline="") as text:
         lines = list(islice((row for row in csv.reader(text, delimiter=sign) if row), 100))
     if len(lines) < 2:
         raise InputError(f"{name} has a header but no rows; at least one row is expected")
@@ -147,9 +177,9 @@ def _options(header: _Header, layout: Layout, place: dict[str, int], as_text: Co
     }
 
 
-def _serial(file: Path, options: dict[str, Any]) -> Iterator[_Columns]:
+def _serial(file: Path, name: str, options: dict[str, Any]) -> Iterator[_Columns]:
     """All columns, since pandas minds lines that are too long only if it is not told to skip some."""
-    with pd.read_csv(file, header=0, chunksize=CHUNK // 4, **options) as reader:
+    with open_binary(file, name) as handle, pd.read_csv(handle, header=0, chunksize=CHUNK // 4, **options) as reader:
         yield from reader
 
 
@@ -179,7 +209,7 @@ def _parallel(
     threads = min(MAX_THREADS, os.cpu_count() or 1)
     with ThreadPoolExecutor(threads) as pool:
         waiting: deque[Future[_Columns]] = deque()
-        for block in _blocks(file):
+        for block in _blocks(file, name):
             waiting.append(pool.submit(parse, block))
             # No more blocks in memory than keep the threads busy.
             if len(waiting) > threads:
@@ -195,12 +225,13 @@ class _Block(NamedTuple):
     offset: int
 
 
-def _blocks(file: Path) -> Iterator[_Block]:
+def _blocks(file: Path, name: str) -> Iterator[_Block]:
     """The lines after the header."""
-    with file.open("rb") as handle:
-        while not handle.readline().strip():
-            pass
-        offset = handle.tell()
+    with open_binary(file, name) as handle:
+        offset, line = 0, b""
+        while not line.strip():
+            line = handle.readline()
+            offset += len(line)
         while text := handle.read(BLOCK) + handle.readline():
             if not text.isspace():
                 yield _Block(text if text.endswith(b"\n") else text + b"\n", offset)

@@ -233,7 +233,7 @@ def _jsonl(file: Path, name: str) -> Source:
     check_text(file, name)
 
     def objects() -> Iterator[dict[str, Any]]:
-        with open_binary(file) as handle:
+        with open_binary(file, name) as handle:
             for number, line in enumerate(handle, start=1):
                 if not line.strip():
                     continue

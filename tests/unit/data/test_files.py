@@ -1,6 +1,7 @@
 """Folders, archives and single files read alike; what is broken is refused by name."""
 
 import multiprocessing
+import os
 import pickle
 import random
 import zipfile
@@ -177,6 +178,18 @@ def test_forked_processes_do_not_disturb_each_other(tmp_path):
     for child in children:
         child.join()
     assert [child.exitcode for child in children] == [0, 0]
+
+
+def test_a_file_that_memory_cannot_hold_is_refused_before_it_is_read(folder, monkeypatch):
+    with zipfile.ZipFile(folder / "whole.zip", "w", zipfile.ZIP_DEFLATED) as z:
+        z.writestr("dev.json", b"[" * 3_000_000)
+    (folder / "sparse.json").touch()
+    os.truncate(folder / "sparse.json", 1 << 40)
+    with pytest.raises(InputError, match=r"sparse\.json: has 1,099\.5 GB, more than this machine can read at once"):
+        Source(folder).read("sparse.json")
+    monkeypatch.setattr(os, "sysconf", lambda name: 3000)
+    with pytest.raises(InputError, match=r"whole\.zip: dev\.json: has 0\.0 GB, more than"):
+        Source(folder / "whole.zip").read("dev.json")
 
 
 def test_links_are_followed_once(folder, tmp_path):

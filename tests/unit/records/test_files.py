@@ -317,6 +317,20 @@ def test_bad_files_are_refused(tmp_path, name, text, message):
         read_text(tmp_path, text, name)
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz", ".jsonl"])
+@pytest.mark.parametrize("quote", ["", '"'])
+@pytest.mark.parametrize("before", [0, 300])  # lines; the first hundred are looked at before all others
+def test_a_line_without_end_is_refused_before_it_is_in_memory(tmp_path, monkeypatch, suffix, quote, before):
+    monkeypatch.setattr(csv_files, "LONGEST_LINE", 100_000)
+    row = '{"y": 1, "p": 1, "g": "%s"}' if "json" in suffix else f"1,1,{quote}%s{quote}"
+    lines = [*["y,p,g"][: "json" not in suffix], *[row % "ab"[i % 2] for i in range(before)], row % ("a" * 3_000_000)]
+    file = tmp_path / f"rows{suffix}"
+    with gzip.open(file, "wt") if suffix.endswith("gz") else file.open("w") as text:
+        text.write("\n".join(lines))
+    with pytest.raises(InputError, match=r"rows\S+: a line of more than 0\.1 million bytes"):
+        Records.read(file, label="y", prediction="p", groups=["g"])
+
+
 def test_line_numbers_count_from_the_top_of_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr(csv_files, "BLOCK", 50)
     with pytest.raises(InputError, match="line 1,002 has 4 fields"):
