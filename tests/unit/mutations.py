@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fairhead.errors import FairheadError
 
-SECONDS = float(os.environ.get("FAIRHEAD_FUZZ_SECONDS", 600))  # of all formats together, in the slow tier
+SECONDS = float(os.environ.get("FAIRHEAD_FUZZ_SECONDS", 600))  # of all eleven formats together, in the slow tier
 CORPUS = Path(__file__).parent / "corpus"  # a folder a format: files to start from, and those that once broke a reader
 WORDS = [b"\0", b"\xff", b'"', b"\n", b"\r", b",", b"{", b"}", b"[" * 300, b"\xef\xbb\xbf", b"\xed\xa0\x80", b"1e999"]
 WORDS += [b"-1", b"9" * 400, b"NaN", b"null", b"\x1b[31m", b"\\ud800", b"../", b"PK\x05\x06", b"\xff" * 8, b"true"]
