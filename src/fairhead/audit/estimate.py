@@ -106,8 +106,7 @@ def _interval(reduction: Reduction, parts: Stack, level: float) -> intervals.Int
     wide = parts.wide(level)
     match reduction.metric.compare:
         case "minimum":
-            # Where cells are left out only the upper end counts, and has the whole error.
-            return _lowest(parts, wide, 2 * level - 1 if parts.excluded else level)
+            return _lowest(parts, wide, level)
         case "spread" | "to_overall":
             error, se = parts.errors(level), parts.se * wide
             shares = reduction.metric.unit and not reduction.metric.scores
@@ -172,7 +171,8 @@ def _lowest(parts: Stack, wide: Array, level: float) -> intervals.Interval:
     hat = np.arcsin(np.sqrt(parts.hat[kept]))
     error = (hat - np.arcsin(np.sqrt(parts.star[:, kept]))) * wide[kept]
     error[::2] *= -1
-    found = intervals.minimum(hat, error, tied_lowest, level)
+    # Any cell that is left out may be lower.
+    found = intervals.minimum(hat, error, tied_lowest, level, at_most=bool(parts.excluded))
     low, high = (float(np.sin(min(max(angle, 0.0), np.pi / 2)) ** 2) for angle in (found.low, found.high))
     worst = int(np.argmin(hat))
     return found._replace(low=low, high=high, se=float(parts.se[kept][worst] * wide[kept][worst]))

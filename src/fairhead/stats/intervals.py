@@ -276,7 +276,9 @@ def spread_of_sums(terms: tuple[Array, Array], own: Callable[[float], list[Inter
     return Interval(low, high, se, float(np.nanmean(by_chance)), "inversion")
 
 
-def minimum(hat: Array, error: Array, tied: Tied | None = None, level: float = 0.95) -> Interval:
+def minimum(
+    hat: Array, error: Array, tied: Tied | None = None, level: float = 0.95, at_most: bool = False
+) -> Interval:
     """Interval of the lowest of several rates, such as worst-group accuracy, by inverting a test like that of `gap`.
 
     The lowest of nearly equal rates is too low on average. So a lowest rate of θ is refused where it would show one as
@@ -289,15 +291,17 @@ def minimum(hat: Array, error: Array, tied: Tied | None = None, level: float = 0
         error: their errors, shape [B, K].
         tied: from rates and standard errors to rates with those near the lowest brought together; None leaves them.
         level: confidence level.
+        at_most: only the upper end counts, and has the whole error; the lower end is then without a promise.
     """
     worst, observed, alpha = int(np.argmin(hat)), float(np.min(hat)), 1 - level
     each = np.std(error, axis=0)
     se = float(each[worst])
     if se == 0:
         return Interval(observed, observed, 0.0, None, "inversion")
-    lowest, highest = quantiles(error[:, worst], [alpha / 2, 1 - alpha / 2]).tolist()
+    tail = alpha if at_most else alpha / 2
+    lowest, highest = quantiles(error[:, worst], [tail, 1 - tail]).tolist()
     low = float(np.min(hat - each * (highest / se)))
-    width = observed - low
+    width = np.inf if at_most else observed - low
     together = hat if tied is None else np.array(tied(hat.tolist(), np.maximum(each, _NO_NOISE * se).tolist()))
 
     def p_value(theta: float) -> float:

@@ -132,6 +132,18 @@ def test_a_worst_group_among_cells_left_out_is_a_bound():
     assert held / seen > 0.9
 
 
+@pytest.mark.slow
+def test_the_upper_end_of_at_most_covers_where_the_cells_that_are_left_tie():
+    """All cells are as accurate. With both ends' errors shared between them, 91 %."""
+    rng, held = np.random.default_rng(1), 0
+    for _ in range(2000):
+        y, minority = rng.integers(2, size=200), (rng.random(200) < 0.05).astype(int)
+        records = Records.from_arrays(y, np.where(rng.random(200) < 0.8, y, 1 - y), groups={"g": minority})
+        found = fairhead.audit(records, metrics=["worst_group_accuracy"], n_boot=500)["worst_group_accuracy"]
+        held += found.low <= 0.8 <= found.high
+    assert 0.93 <= held / 2000 <= 0.97
+
+
 def test_the_headline_names_the_groups_that_are_certain_to_differ():
     """C, of 40 rows, has the highest rate by chance; that A is above B is what is known."""
     sizes, rates = {"A": 2000, "B": 2000, "C": 40}, {"A": 0.7, "B": 0.5, "C": 0.72}
