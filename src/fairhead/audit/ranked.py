@@ -1,7 +1,8 @@
 """Scores in ascending order: exact figures of each group, and the bins that stand for its rows in a bootstrap.
 
 A figure of scores depends on how many rows of which label have which score. So each group is a short table of distinct
-scores with the rows above each label, and a shorter one of bins. Scores of few decimals are counted without sorting.
+scores with the rows above each label, and a shorter one of bins. Scores of few decimals are counted without sorting,
+and those of many rows in fine cells, where that cannot move an AUC by more than a small part of its standard error.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,9 @@ Codes = NDArray[np.integer]
 
 CALIBRATION_BINS = 15
 _DECIMALS = (2, 3, 4, 5)
-_SWAPS = 8  # of neighbours, after sorting by 32 bits; where there are more, scores lie in clumps
+_CELLS = 1 << 14  # between the lowest and the highest score; those two have cells of their own, where many may lie
+# By how much an AUC may be off because all scores of a cell count as equal, times the root of the rows of a class.
+_OFF = 0.03
 
 
 class Entries(NamedTuple):
@@ -29,11 +32,12 @@ class Entries(NamedTuple):
     rows: NDArray[Any]  # the same, unweighted
 
 
-class _Decimals(NamedTuple):
+class _Codes(NamedTuple):
     """Scores as whole numbers, shape [n], and what those stand for."""
 
     codes: Codes
     values: Array
+    exact: bool  # or the mean of a cell
 
 
 @dataclass(frozen=True)
@@ -45,16 +49,30 @@ class Ranked:
     weight: Array | None  # shape [n], or None
 
     @cached_property
-    def _decimals(self) -> _Decimals | None:
-        """The scores as k / 10^d, where that is what they all are."""
+    def _counted_as(self) -> _Codes | None:
+        """The scores as k / 10^d, where that is what they all are; else as cells, where there are rows enough."""
         n = len(self.score)
         for scale in (10**d for d in _DECIMALS if 4 * 10**d <= n):
             some = self.score[:: max(1, n // 1000)]
             if (np.rint(some * scale) / scale == some).all():
                 codes = list(over_chunks(partial(self._codes, scale), n))
                 if all(part is not None for part in codes):
-                    return _Decimals(np.concatenate(codes), np.arange(scale + 1) / scale)
-        return None
+                    return _Codes(np.concatenate(codes), np.arange(scale + 1) / scale, exact=True)
+        if n < 4 * _CELLS:
+            return None
+        low, high = float(self.score.min()), float(self.score.max())
+        if not 0 < high - low < np.inf:
+            return None
+        cells = np.concatenate(list(over_chunks(partial(self._cells, low, high), n)))
+        rows, total = (np.bincount(cells, weight, _CELLS + 2) for weight in (None, self.score))
+        # The mean of a cell lies between those of its neighbours, but for rounding.
+        return _Codes(cells, np.maximum.accumulate(np.where(rows > 0, total / np.maximum(rows, 1), low)), exact=False)
+
+    def _cells(self, low: float, high: float, rows: slice) -> Codes:
+        """The cell of each of some scores: 0 for the lowest score alone, the last for the highest."""
+        score = self.score[rows]
+        inside = np.minimum(np.ceil((score - low) * (_CELLS / (high - low))), _CELLS)
+        return (inside + (score == high)).astype(np.int32)
 
     def _codes(self, scale: int, rows: slice) -> Codes | None:
         """Scores of some rows as whole numbers, where they are k / scale, from 0 to 1."""
@@ -72,13 +90,13 @@ class Ranked:
     @cached_property
     def _ascending(self) -> "tuple[NDArray[np.intp], Ranked]":
         """The rows by ascending score: their numbers, and themselves."""
-        order = ascending_order(self.score)
+        order = np.argsort(self.score)
         weight = None if self.weight is None else self.weight[order]
         return order, Ranked(self.hit[order], self.score[order], weight)
 
     def entries(self, group: Codes, n_groups: int) -> list[Entries]:
         """The distinct scores of each group; `group` has the shape [n]."""
-        found = self._decimals
+        found = self._counted_as
         if found is not None and 2 * n_groups * len(found.values) <= 4 * len(self.score):
             if n_groups == 1 and self._counted:  # all rows: those of any column's groups
                 some = self._counted[0]
@@ -92,10 +110,10 @@ class Ranked:
             rows = mass = count_rows(columns, shape)
             if self.weight is not None:
                 mass = np.bincount(cell_numbers(columns, shape), self.weight, rows.size).reshape(shape)
-            self._counted.append(
-                [Entries(found.values, m.astype(np.float64), r) for m, r in zip(mass, rows, strict=True)]
-            )
-            return self._counted[-1]
+            counted = [Entries(found.values, m.astype(np.float64), r) for m, r in zip(mass, rows, strict=True)]
+            if found.exact or all(_fine_enough(entries) for entries in counted):
+                self._counted.append(counted)
+                return counted
         order, ascending = self._ascending
         if n_groups == 1:
             return [ascending._merged(slice(None))]
@@ -119,31 +137,15 @@ class Ranked:
         return Entries(score[starts], np.add.reduceat(both, starts, axis=-1) if len(starts) else both, count)
 
 
-def ascending_order(score: Array) -> NDArray[np.intp]:
-    """The numbers of scores [n] in ascending order, as `np.argsort` has them, in half the time.
+def _fine_enough(entries: Entries) -> bool:
+    """Whether an AUC would hardly change if the scores within each cell, but for the first and the last, were sorted.
 
-    They are sorted by 32 bits of where they lie between the lowest and the highest, 16 bits at a time (radix), and the
-    few whose 32 bits are equal change places after that.
-
-    Example:
-        >>> ascending_order(np.array([0.3, 0.1, 0.2])).tolist()
-        [1, 2, 0]
+    At most, all pairs within a cell are in one order: a win or a loss, and not half of one.
     """
-    low, high = (float(end) for end in (score.min(initial=np.inf), score.max(initial=-np.inf)))
-    if not 0 < high - low < np.inf:
-        return np.argsort(score)
-    halves = ((score - low) * (0xFFFFFFFF / (high - low))).astype("<u4").view("<u2").reshape(-1, 2)
-    order = np.argsort(halves[:, 0].copy(), kind="stable")
-    order = order[np.argsort(halves[order, 1], kind="stable")]
-    found = score[order]
-    for _ in range(_SWAPS):
-        above = np.flatnonzero(found[1:] < found[:-1])
-        if not len(above):
-            return order
-        above = above[np.diff(above, prepend=-2) > 1]
-        for values in (order, found):
-            values[above], values[above + 1] = values[above + 1], values[above]
-    return np.argsort(score)
+    down, up = entries.mass.sum(axis=1)
+    within = float(np.vdot(entries.mass[0, 1:-1], entries.mass[1, 1:-1]))
+    few = min(entries.rows.sum(axis=1))
+    return bool(within / 2 * np.sqrt(few) <= _OFF * down * up)
 
 
 class Binned(NamedTuple):

@@ -151,7 +151,7 @@ def _numbers(text: Bytes, fields: Fields, missing: frozenset[bytes]) -> NDArray[
         longer = whole.astype(np.longdouble) / np.longdouble(10**scale)
         numbers = longer.astype(np.float64)
         # Halfway between two floats after one rounding: which of them is nearer only the digits themselves tell.
-        plain &= np.abs(longer - numbers) != np.spacing(numbers) / 2
+        plain &= 2 * np.abs(longer - numbers) != np.spacing(numbers)
     if scale == _MOST_DIGITS:
         numbers += ones
     odd = np.flatnonzero(~plain)

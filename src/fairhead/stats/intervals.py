@@ -276,9 +276,7 @@ def spread_of_sums(terms: tuple[Array, Array], own: Callable[[float], list[Inter
     return Interval(low, high, se, float(np.nanmean(by_chance)), "inversion")
 
 
-def minimum(
-    hat: Array, error: Array, tied: Tied | None = None, level: float = 0.95, at_most: bool = False
-) -> Interval:
+def minimum(hat: Array, error: Array, tied: Tied | None = None, level: float = 0.95, at_most: bool = False) -> Interval:
     """Interval of the lowest of several rates, such as worst-group accuracy, by inverting a test like that of `gap`.
 
     The lowest of nearly equal rates is too low on average. So a lowest rate of θ is refused where it would show one as

@@ -53,7 +53,8 @@ def test_columns_of_single_letters_keep_their_values(letters):
 
 def test_every_float_is_rounded_as_python_rounds_it():
     rng = np.random.default_rng(0)
-    every = np.concatenate([rng.random(20_000), rng.random(20_000) ** 2, rng.random(20_000).round(6), [0.0, 1.0]])
+    every = np.concatenate([rng.random(20_000), rng.random(20_000) ** 2, rng.random(20_000).round(6)])
+    every = np.append(every, np.arange(8000) % 2)  # scores are often 0 or 1; zeros were left to pandas, with all others
     text = "".join(f"{value!r},x\n" for value in every.tolist())
     found = split_lines(text.encode(), b",", 2, [1], [0], MISSING)
     np.testing.assert_array_equal(found[0], every)
