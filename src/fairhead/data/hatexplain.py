@@ -136,14 +136,14 @@ def read_hatexplain(
     posts = read_posts(path, on_error=on_error)
     communities = sorted({c for p in posts for c in frozenset().union(*p.targets)})
     groups = choose("community", groups, communities)
-    skipped: dict[str, list[str]] = {}
+    skips = Skips()
     kept, labels = [], []
     for post in posts:
         label = post.label
         if label is None:
-            skipped.setdefault("undecided: no label has a majority", []).append(post.id)
+            skips.drop("undecided: no label has a majority", post.id)
         elif post.split is None:
-            skipped.setdefault("not in the official split", []).append(post.id)
+            skips.drop("not in the official split", post.id)
         else:
             kept.append(post)
             labels.append(label if target == "label" or label == "normal" else "toxic")
@@ -156,6 +156,6 @@ def read_hatexplain(
         Column(np.array([classes.index(label) for label in labels], dtype=np.int64), classes),
         [str(p.split) for p in kept],
         {g: yes_no(g, [g in m for m in majority]) for g in groups},
-        skipped={**posts.skipped, **{reason: tuple(ids) for reason, ids in skipped.items()}},
+        skipped={**posts.skipped, **skips.found()},
         provenance={**posts.provenance, "target": target, "groups": groups},
     )

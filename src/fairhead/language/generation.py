@@ -26,7 +26,7 @@ from fairhead.language.answers import (
     refuse_duplicates,
 )
 from fairhead.language.lexicons import Gauge
-from fairhead.language.packing import as_chat
+from fairhead.language.packing import as_chat, token_ids
 from fairhead.language.row_layout import quiet
 from fairhead.language.scorer import Scorer
 from fairhead.models.batches import TextInputs
@@ -86,7 +86,7 @@ def _encode(scorer: Scorer, prompts: Sequence[Prompt]) -> list[list[int]]:
         return []
     texts = [prompt.text.rstrip() for prompt in prompts]
     texts = as_chat(scorer.tokenizer, texts) if scorer.chat else texts
-    encoded: list[list[int]] = scorer.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+    encoded = token_ids(scorer.tokenizer, texts)
     for prompt, ids in zip(prompts, encoded, strict=True):
         if not ids:
             raise InputError(f"prompt {prompt.id!r} has no token; a text is expected")

@@ -129,10 +129,10 @@ def encode(
 ) -> list[Encoded]:
     """Tokens of each request, with the start token where the convention has it."""
     parts = [_move_spaces(request) for request in requests]
-    wholes = _ids(tokenizer, [prefix + continuation for prefix, continuation in parts])
+    wholes = token_ids(tokenizer, [prefix + continuation for prefix, continuation in parts])
     # Many continuations share a prefix: each is encoded once.
     distinct = list(dict.fromkeys(prefix for prefix, _ in parts if prefix))
-    prefixes = {"": [], **dict(zip(distinct, _ids(tokenizer, distinct), strict=True))}
+    prefixes = {"": [], **dict(zip(distinct, token_ids(tokenizer, distinct), strict=True))}
     encoded = []
     for request, (prefix, continuation), whole in zip(requests, parts, wholes, strict=True):
         if not continuation or not whole:
@@ -159,12 +159,13 @@ def _move_spaces(request: Request) -> tuple[str, str]:
     return prefix, request.prefix[len(prefix) :] + request.continuation
 
 
-def _ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+def token_ids(tokenizer: Any, texts: Sequence[str], lead: Sequence[int] = ()) -> list[list[int]]:
+    """Tokens of each text, after those of `lead`; the tokeniser adds none of its own."""
     if not texts:
         return []
-    # verbose: the length is checked against the model's context by the scorer, which names the item.
-    ids: list[list[int]] = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
-    return ids
+    # verbose: lengths are checked against the model's context elsewhere, where the item is named.
+    ids = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
+    return [[*lead, *of_text] for of_text in ids]
 
 
 class Alignment(NamedTuple):

@@ -7,11 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fairhead.data.files import Skips
 from fairhead.errors import InputError
 from fairhead.heads import tap
 from fairhead.language.answers import TOO_LONG, Progress
 from fairhead.language.benchmark import SentencePair
-from fairhead.language.packing import Slots, slots
+from fairhead.language.packing import Slots, slots, token_ids
 from fairhead.language.pair_gaps import NO_SPAN, Array, PairGaps, TokenGaps
 from fairhead.language.row_layout import quiet, stack
 from fairhead.language.scorer import Scorer
@@ -114,25 +115,24 @@ def _comparable(
     scorer: Scorer, pairs: Sequence[SentencePair], start_token: bool
 ) -> tuple[dict[int, _Encoded], Mapping[str, tuple[str, ...]]]:
     texts = [text for pair in pairs for text in (pair.first, pair.second)]
-    ids = scorer.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else []
-    lead = [*scorer.start_token.lead]
-    skip = 0 if start_token else len(lead)
+    ids = token_ids(scorer.tokenizer, texts, scorer.start_token.lead)
+    skip = 0 if start_token else len(scorer.start_token.lead)
     found: dict[int, _Encoded] = {}
-    left_out: dict[str, list[str]] = {}
+    left_out = Skips()
     for i, pair in enumerate(pairs):
-        first, second = lead + ids[2 * i], lead + ids[2 * i + 1]
+        first, second = ids[2 * i], ids[2 * i + 1]
         places = slots(first, second)
         shared = Slots(places.first[skip:], places.second[skip:], places.changed[skip:])
         if max(len(first), len(second)) > scorer.context:
-            left_out.setdefault(TOO_LONG, []).append(pair.id)
+            left_out.drop(TOO_LONG, pair.id)
         elif not any(shared.changed) or all(shared.changed):
-            left_out.setdefault(NO_SPAN, []).append(pair.id)
+            left_out.drop(NO_SPAN, pair.id)
         else:
             found[i] = _Encoded(first, second, shared)
     if not found:
-        reasons = ", ".join(f"{len(names)} {reason}" for reason, names in left_out.items()) or "none was given"
+        reasons = ", ".join(f"{len(names)} {reason}" for reason, names in left_out.found().items()) or "none was given"
         raise InputError(f"there is no pair of sentences to compare: {reasons}")
-    return found, {reason: tuple(names) for reason, names in left_out.items()}
+    return found, left_out.found()
 
 
 def _column_gaps(weights: Tensor, encoded: Sequence[_Encoded], average: Average) -> _Gaps:

@@ -28,6 +28,7 @@ from fairhead.language.packing import (
     pack,
     plain_row,
     start_token,
+    token_ids,
 )
 from fairhead.language.row_layout import (
     Layout,
@@ -175,7 +176,7 @@ def encode_triplets(items: Iterable[StereoSetItem], tokenizer: Any, context: int
     listed = list(items)
     lead = start_token(tokenizer).lead
     texts = [text for item in listed for text in item.texts]
-    found: list[list[int]] = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else []
+    found = token_ids(tokenizer, texts)
     kept, too_long = [], []
     for i, item in enumerate(listed):
         three = found[3 * i : 3 * i + 3]

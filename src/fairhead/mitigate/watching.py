@@ -16,7 +16,7 @@ from fairhead.language.benchmarks import benchmark_named, stereoset
 from fairhead.language.benchmarks.perplexity import Document, read_documents
 from fairhead.language.benchmarks.perplexity import table as perplexity_table
 from fairhead.language.item_table import ItemTable
-from fairhead.language.packing import start_token
+from fairhead.language.packing import start_token, token_ids
 from fairhead.language.scorer import Scorer
 from fairhead.train.plan import LanguagePlan
 from fairhead.train.tuning import Look
@@ -64,12 +64,8 @@ def read_neutral(source: str | None) -> Neutral:
 
 def encode_neutral(texts: Sequence[str], tokenizer: Any, context: int) -> list[tuple[int, ...]]:
     """Tokens of texts, the start token first, of long ones the beginning; texts of one token are left out."""
-    if not texts:
-        return []
-    found: list[list[int]] = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
-    lead = start_token(tokenizer).lead
-    encoded = [(*lead, *ids)[: min(context, MOST_TOKENS)] for ids in found]
-    return [tokens for tokens in encoded if len(tokens) > 1]
+    found = token_ids(tokenizer, texts, start_token(tokenizer).lead)
+    return [tuple(ids[: min(context, MOST_TOKENS)]) for ids in found if len(ids) > 1]
 
 
 class Watched(NamedTuple):

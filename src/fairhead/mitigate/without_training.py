@@ -15,7 +15,7 @@ from transformers import LogitsProcessor
 from fairhead.data.sentences import StereoSetItem
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.language.lexicons import Swaps, read_swaps
-from fairhead.language.packing import start_token
+from fairhead.language.packing import start_token, token_ids
 from fairhead.language.row_layout import context_length, final_states, quiet, refuse_other_than_causal, stack
 from fairhead.settings import Count, NotNegative, Option, PositiveShare, check_config
 
@@ -77,8 +77,7 @@ def directions(
     texts = [text for pair in pairs for text in pair]
     if len(pairs) <= components:
         raise InputError(f"{len(pairs)} sentences have a word to swap; more than {components} are needed")
-    lead = start_token(tokenizer).lead
-    encoded = [[*lead, *ids] for ids in tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]]
+    encoded = token_ids(tokenizer, texts, start_token(tokenizer).lead)
     limit = context_length(model)
     fits = [k for k in range(len(pairs)) if max(len(encoded[2 * k]), len(encoded[2 * k + 1])) <= limit]
     fits.sort(key=lambda k: len(encoded[2 * k]))
@@ -164,7 +163,7 @@ class SelfDebias:
         """The model with this at its output; texts are expected to begin with the start token."""
         refuse_other_than_causal(model)
         texts = [self.sentence.format(name) for name in self.bias_types]
-        prefixes = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+        prefixes = token_ids(tokenizer, texts)
         (start,) = start_token(tokenizer, "default").lead
         return SelfDebiased(model, prefixes, start, self.decay, self.floor)
 

@@ -18,6 +18,7 @@ from fairhead.language.answers import Progress
 from fairhead.language.benchmark import Benchmark, Figure, Label, Measured, Work
 from fairhead.language.benchmarks.perplexity import Document, read_documents
 from fairhead.language.item_table import ItemTable, Measure
+from fairhead.language.packing import token_ids
 from fairhead.stats.bootstrap import Array
 from fairhead.stats.clusters import ratio
 
@@ -47,8 +48,8 @@ def table(
     width = min(window, scorer.context)
     if width < 3:
         raise InputError(f"a window of {width} tokens: at least 3 are expected")
-    encoded = scorer.tokenizer([d.text for d in documents], add_special_tokens=False, verbose=False)["input_ids"]
-    tokens = [[*scorer.start_token.lead, *ids][:width] for ids in encoded]
+    encoded = token_ids(scorer.tokenizer, [document.text for document in documents], scorer.start_token.lead)
+    tokens = [ids[:width] for ids in encoded]
     long = {i: [ids] for i, ids in enumerate(tokens) if len(ids) > 2}
     if not long:
         raise InputError("there is no text of at least two tokens to read attention on")

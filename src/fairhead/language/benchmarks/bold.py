@@ -177,14 +177,14 @@ def table(items: Iterable[BoldPrompt], generations: Mapping[str, Generation], ga
     """A row for each continuation that is not empty: each measure, and whether the text has a value of it."""
     too_long = set(generations.too_long) if isinstance(generations, Answers) else set()
     kept: list[BoldPrompt] = []
-    left_out: dict[str, list[str]] = {}
+    left_out = Skips()
     for item in items:
         if not item.prompt.strip():
-            left_out.setdefault(NO_PROMPT, []).append(item.id)
+            left_out.drop(NO_PROMPT, item.id)
         elif item.id not in generations:
-            left_out.setdefault(TOO_LONG if item.id in too_long else NOT_GENERATED, []).append(item.id)
+            left_out.drop(TOO_LONG if item.id in too_long else NOT_GENERATED, item.id)
         elif generations[item.id].empty:
-            left_out.setdefault(EMPTY, []).append(item.id)
+            left_out.drop(EMPTY, item.id)
         else:
             kept.append(item)
     names = [name for gauge in gauges for name in gauge.names]
@@ -204,7 +204,7 @@ def table(items: Iterable[BoldPrompt], generations: Mapping[str, Generation], ga
         groups,
         columns,
         order,
-        {reason: tuple(ids) for reason, ids in left_out.items()},
+        left_out.found(),
     )
 
 

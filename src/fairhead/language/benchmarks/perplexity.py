@@ -18,7 +18,7 @@ from fairhead.language.answers import Journal, Progress, Request, Score, journal
 from fairhead.language.benchmark import ASKS, Benchmark, Figure, Label, Measured, Work
 from fairhead.language.benchmarks.bold import BoldPrompt, read_bold
 from fairhead.language.item_table import ItemTable, Measure
-from fairhead.language.packing import TokenSequence
+from fairhead.language.packing import TokenSequence, token_ids
 from fairhead.settings import Option
 from fairhead.stats.bootstrap import Array
 from fairhead.stats.clusters import divide
@@ -106,7 +106,7 @@ def table(
         raise InputError("there is no text; at least one document is expected")
     lead = scorer.start_token.lead
     unscored = 1 - len(lead)  # without a start token, the first of a document; windows then overlap by a token
-    tokens = scorer.tokenizer([d.text for d in documents], add_special_tokens=False, verbose=False)["input_ids"]
+    tokens = token_ids(scorer.tokenizer, [document.text for document in documents])
     requests: list[Request] = []
     windows: list[TokenSequence] = []
     for document, ids in zip(documents, tokens, strict=True):
