@@ -17,8 +17,8 @@ from fairhead.audit.audit_results import audit_verdicts, comparison_verdicts
 from fairhead.bench.cell import Tell, run_cell
 from fairhead.bench.grid import Cell, Method
 from fairhead.bench.runner import check
+from fairhead.mitigate.auto_balance_match import STRENGTHS
 from fairhead.mitigate.last_layer import find_head, set_head
-from fairhead.mitigate.reduce import STRENGTHS
 from fairhead.models import attach, load, method_of, save
 from fairhead.models.fresh import Recipe, is_ready
 from fairhead.models.inputs import tokenizer_of

@@ -32,9 +32,9 @@ from fairhead.errors import InputError
 from fairhead.language.packing import Path, Row, plain_row
 from fairhead.language.row_layout import Layout, at_vocabulary, quiet, send
 from fairhead.language.scorer import Planned, ReadyBatch, log_sum_exp
-from fairhead.mitigate.bias_unlearn import NegativeLogLikelihoods
 from fairhead.mitigate.klaad import KLAAD
 from fairhead.mitigate.language_trainer import Prepared
+from fairhead.mitigate.sentence_losses import NegativeLogLikelihoods
 from fairhead.mitigate.triplets import Example as KlaadExample
 from fairhead.mitigate.triplets import encode_triplets, layouts_of, tree_of
 from fairhead.mitigate.watching import encode_neutral, read_neutral

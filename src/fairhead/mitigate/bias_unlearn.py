@@ -1,103 +1,26 @@
-"""Fine-tuning on stereotypes and anti-stereotypes: counterfactual data augmentation, and unlearning."""
+"""BiasUnlearn: stereotypes are made less likely, what the model knew otherwise is kept."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, logsigmoid
+from torch.nn.functional import logsigmoid
 
 from fairhead.data.sentences import StereoSetItem
 from fairhead.errors import InputError
-from fairhead.language.answers import TOO_LONG
-from fairhead.language.lexicons import read_swaps
-from fairhead.language.packing import start_token
-from fairhead.language.row_layout import Sentences, stack
+from fairhead.language.row_layout import Sentences
 from fairhead.mitigate.language_trainer import Prepared
+from fairhead.mitigate.sentence_losses import NegativeLogLikelihoods, logits_of, token_losses
 from fairhead.mitigate.triplets import TokenTriplet, encode_triplets, stack_triplets
-from fairhead.settings import NotNegative, Option, Positive, Share, check_config
+from fairhead.settings import NotNegative, Positive, Share, check_config
 from fairhead.train.step import Parts
 from fairhead.train.tuning import Look
 
-NOTHING_TO_SWAP = "no word of the swap lists"
 Example = tuple[TokenTriplet, bool]
-
-
-@dataclass(frozen=True)
-class CDA:
-    """Counterfactual data augmentation (Zhao et al. 2018, Webster et al. 2020).
-
-    The stereotypes and anti-stereotypes of the training items are the text; each sentence with a word of the swap lists
-    is read as it is and with those words swapped, so that neither form has the other's company more often. Sentences
-    without such a word would be plain fine-tuning and are left out unless asked for.
-
-    Attributes:
-        swaps: word lists: a folder of WinoBias or gn_glove, or a file of pairs.
-        one_sided: train on swapped sentences only, not on the originals.
-        all_sentences: also train on sentences without a word to swap.
-    """
-
-    swaps: Annotated[str, Option(metavar="PATH")]
-    one_sided: bool = False
-    all_sentences: bool = False
-    plan: ClassVar[Mapping[str, Any]] = {"batch_size": 16}
-
-    def check(self) -> None:
-        """Refuse word lists that cannot be read, before a model is loaded."""
-        read_swaps(self.swaps)
-
-    def prepare(self, items: Iterable[StereoSetItem], tokenizer: Any, context: int) -> "Prepared[tuple[int, ...]]":
-        """One example a sentence, the start token first."""
-        swaps, lead = read_swaps(self.swaps), start_token(tokenizer).lead
-        examples: list[tuple[int, ...]] = []
-        left_out: dict[str, list[str]] = {}
-        for item in items:
-            texts: list[str] = []
-            for text in (item.texts.stereotype, item.texts.anti_stereotype):
-                other = swaps.swapped(text)
-                if other != text:
-                    texts += [other] if self.one_sided else [text, other]
-                elif self.all_sentences:
-                    texts.append(text)
-            found = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else []
-            if not all(found):
-                raise InputError(f"item {item.id!r}: a sentence of it has no token; a text is expected")
-            kept = [(*lead, *ids) for ids in found if len(ids) + len(lead) <= context]
-            if not kept:
-                left_out.setdefault(TOO_LONG if found else NOTHING_TO_SWAP, []).append(item.id)
-            examples += kept
-        return Prepared(examples, [len(one) for one in examples], {k: tuple(v) for k, v in left_out.items()})
-
-    @contextmanager
-    def session(self, model: nn.Module) -> "Iterator[Callable[[Sequence[Sequence[int]]], Parts]]":
-        """Cross-entropy of sentences."""
-        device = next(model.parameters()).device
-
-        def loss(examples: Sequence[Sequence[int]]) -> Parts:
-            batch = stack(examples, device)
-            per_token = token_losses(_logits(model, batch), batch)
-            return {"loss": per_token.sum() / batch.mask[:, 1:].sum()}
-
-        yield loss
-
-    def measuring(self) -> "CDA":
-        """Itself: its loss has one part."""
-        return self
-
-
-def token_losses(logits: Tensor, batch: Sentences) -> Tensor:
-    """Negative log-probability of each token after the first, 0 for padding: [N, T, V] → [N, T − 1].
-
-    Example:
-        >>> batch = stack([[0, 1, 1], [0, 1]])
-        >>> token_losses(torch.zeros(2, 3, 4), batch).sum(1).tolist()  # log 4 a token
-        [2.7725887298583984, 1.3862943649291992]
-    """
-    flat = cross_entropy(logits[:, :-1].flatten(0, 1).float(), batch.ids[:, 1:].flatten(), reduction="none")
-    return flat.view(batch.ids.shape[0], -1) * batch.mask[:, 1:]
 
 
 @dataclass(frozen=True)
@@ -154,7 +77,7 @@ class BiasUnlearn:
         return max(found, key=lambda name: abs(scores[name] - 0.5))
 
     def prepare(self, items: Iterable[StereoSetItem], tokenizer: Any, context: int) -> "Prepared[Example]":
-        """One example an item."""
+        """One example per item."""
         triplets, left_out = encode_triplets(items, tokenizer, context)
         share = self.anti_in_forget
         mixed = [int((i + 1) * share) > int(i * share) for i in range(len(triplets))]
@@ -208,51 +131,10 @@ class _Loss:
         if self.swapped:
             triplets = [t._replace(stereotype=t.anti_stereotype, anti_stereotype=t.stereotype) for t in triplets]
         batch = stack_triplets(triplets, device)
-        logits = _logits(self._model, batch)
+        logits = logits_of(self._model, batch)
         with torch.no_grad(), self._off():
-            before = _logits(self._reference, batch)
+            before = logits_of(self._reference, batch)
         return self._method.parts(logits, before, batch, torch.tensor([mix for _, mix in examples], device=device))
-
-
-@dataclass(frozen=True)
-class NegativeLogLikelihoods:
-    """Negative log-likelihood a token of each kind of sentence, and how much likelier stereotypes are ("gap").
-
-    The gap is the mean of log p(stereotype) − log p(anti-stereotype) of whole sentences, in nats.
-    """
-
-    def prepare(self, items: Iterable[StereoSetItem], tokenizer: Any, context: int) -> "Prepared[TokenTriplet]":
-        """One example an item."""
-        triplets, left_out = encode_triplets(items, tokenizer, context)
-        return Prepared(triplets, [max(map(len, triplet[1:])) for triplet in triplets], left_out)
-
-    @contextmanager
-    def session(self, model: nn.Module) -> "Iterator[Callable[[Sequence[TokenTriplet]], Parts]]":
-        """The three means of a batch; "loss" is that of the two coherent kinds."""
-        device = next(model.parameters()).device
-
-        def measure(triplets: Sequence[TokenTriplet]) -> Parts:
-            found, sums = [], []
-            for column in zip(*(triplet[1:] for triplet in triplets), strict=True):
-                batch = stack(column, device)
-                losses = token_losses(_logits(model, batch), batch)
-                found.append(losses.sum() / batch.mask[:, 1:].sum())
-                sums.append(losses.sum(-1))
-            stereotype, anti, unrelated = found
-            mean, gap = (stereotype + anti) / 2, (sums[1] - sums[0]).mean()
-            parts = {"stereotype": stereotype, "anti_stereotype": anti, "unrelated": unrelated, "gap": gap}
-            return {"loss": mean, **parts}
-
-        yield measure
-
-    def measuring(self) -> "NegativeLogLikelihoods":
-        """Itself."""
-        return self
-
-
-def _logits(model: Any, batch: Sentences) -> Tensor:
-    found: Tensor = model(input_ids=batch.ids, attention_mask=batch.mask, use_cache=False).logits
-    return found
 
 
 def _divergence(before: Tensor, now: Tensor, mask: Tensor) -> Tensor:

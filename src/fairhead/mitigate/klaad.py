@@ -192,10 +192,6 @@ class BothAlignments:
         kept = {name: value for name, value in parts.items() if not name.endswith(" share")}
         return {name: value / shares.get(name, 1.0) for name, value in kept.items() if shares.get(name, 1.0)}
 
-    def measuring(self) -> "BothAlignments":
-        """Itself."""
-        return self
-
 
 _InBothWays = tuple[Example, Example]
 

@@ -68,21 +68,19 @@ class LanguageMethod(Protocol):
 
         A method that needs to know what the model says of its examples before training has a function
         `refer(model, prepared)`, which adds it; one whose loss keeps a text has `watched_texts()`, others like it; one
-        that trains on one category has `choose(items, score)`, which names it.
+        that trains on one category has `choose(items, score)`, which names it; one whose loss does not tell all that
+        should be measured before and after has `measuring()`, the method to measure with.
         """
 
     def session(self, model: nn.Module) -> AbstractContextManager[Callable[[Sequence[Any]], Parts]]:
         """The loss of a batch of examples ("loss", and its parts by name), usable inside a `with` block."""
-
-    def measuring(self) -> "LanguageMethod":
-        """The settings to measure with: every part of the loss, whether it is trained on or not."""
 
 
 def plan_of(method: Any, **changes: Any) -> LanguagePlan:
     """The plan of a method, or of its class: `LanguagePlan`, where the method does not say otherwise, with changes.
 
     Example:
-        >>> from fairhead.mitigate.bias_unlearn import CDA
+        >>> from fairhead.mitigate.cda import CDA
         >>> plan_of(CDA, epochs=2).batch_size
         16
     """
@@ -241,7 +239,7 @@ class LanguageTrainer:
     def evaluate(self, items: Iterable[StereoSetItem], on_step: OnStep | None = None) -> dict[str, float]:
         """Every part of the loss, averaged over items; empty where there are none. `on_step` as in `train`."""
         assert self.plan is not None
-        method = self.method.measuring()
+        method = getattr(self.method, "measuring", lambda: self.method)()
         prepared = method.prepare(items, self._texts, context_length(self.model))
         totals: dict[str, float] = {}
         self.model.eval()

@@ -151,16 +151,21 @@ METHODS: Mapping[str, MethodEntry] = {
         _here("afr", "last_layer:AFR", "last layer retrained with reweighted rows (Qiu et al., 2023)"),
         _here("xrm", "two_networks:XRM", "environments from twin networks (Pezeshki et al., 2024)"),
         _here("spare", "first_model:SPARE", "clusters of early outputs shown evenly (Yang et al., 2024)"),
-        _here("auto", "reduce:Reduce", "of four candidates, the one that differs least between clusters", told=2),
+        _here(
+            "auto",
+            "auto_balance_match:Reduce",
+            "of four candidates, the one that differs least between clusters",
+            told=2,
+        ),
         _here(
             "balance",
-            "reduce:Reduce",
+            "auto_balance_match:Reduce",
             "label made independent of clusters in frozen features, where that pays",
             options={"candidates": ("plain", "balance", "logits")},
         ),
         _here(
             "match",
-            "reduce:Reduce",
+            "auto_balance_match:Reduce",
             "rows weighted towards the place of use, within each class",
             options={"candidates": ("match",)},
             told=2,
@@ -183,7 +188,7 @@ METHODS: Mapping[str, MethodEntry] = {
             "balance_pairs:BalanceControl",
             "cross-entropy alone on the sentences of balance_pairs, to compare it with",
         ),
-        _language("cda", "bias_unlearn:CDA", "sentences and their counterfactuals (Zhao et al., 2018)"),
+        _language("cda", "cda:CDA", "sentences and their counterfactuals (Zhao et al., 2018)"),
         _language("bias_unlearn", "bias_unlearn:BiasUnlearn", "stereotypes forgotten, the rest kept"),
         _language(
             "sentence_debias",

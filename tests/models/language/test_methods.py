@@ -22,7 +22,8 @@ from fairhead.language.generation import generate
 from fairhead.language.lexicons import read_swaps
 from fairhead.language.read_attention import read_gaps
 from fairhead.language.scorer import Scorer
-from fairhead.mitigate.bias_unlearn import CDA, BiasUnlearn
+from fairhead.mitigate.bias_unlearn import BiasUnlearn
+from fairhead.mitigate.cda import CDA
 from fairhead.mitigate.language_trainer import LanguageTrainer
 from fairhead.mitigate.registry import names
 from fairhead.mitigate.triplets import TokenTriplet, stack_triplets

@@ -9,8 +9,8 @@ from sklearn.metrics import adjusted_rand_score
 
 from fairhead.errors import InputError
 from fairhead.mitigate import load, method, run, save
+from fairhead.mitigate.auto_balance_match import Reduce
 from fairhead.mitigate.choosing import between_clusters, chosen, tried
-from fairhead.mitigate.reduce import Reduce
 from fairhead.mitigate.row_weights import match_weights
 from fairhead.models.linear_head import FEATURES, LinearHead
 from fairhead.train import Examples, TrainingPlan
