@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from fairhead.errors import InputError
 from fairhead.mitigate.choosing import Tried, chosen, joined_units, least_spread, tried, worst_large_cell
 from fairhead.mitigate.last_layer import features_of, find_head
-from fairhead.mitigate.losses import GroupLoss, balanced, cell_numbers
+from fairhead.mitigate.losses import cell_numbers
 from fairhead.mitigate.priors import LogUniform, Prior
 from fairhead.mitigate.registry import method
 from fairhead.mitigate.row_weights import Matched, label_offsets, match_weights
-from fairhead.mitigate.training_job import ADDED_LATER, ERM, Job
+from fairhead.mitigate.training_job import ADDED_LATER, Job
 from fairhead.models.linear_head import FEATURES, LinearHead, check_features
 from fairhead.settings import NotNegative, Positive, Range
 from fairhead.train import Examples, Fit, Selection
@@ -159,11 +159,9 @@ class Reduce:
             inner.weights, inner.offsets = found.of(name)
         if name == "dro":
             assert found is not None
-            cells = cell_numbers(found.labels, found.clusters)
-            model = inner.build_model()
-            inner.fit("training", model, loss=GroupLoss(cells), sampler=balanced(cells, job.generator()))
+            model = inner.group_dro("training", cell_numbers(found.labels, found.clusters))
         else:
-            model = (ERM() if self.under == "erm" else method(self.under)).train(inner)
+            model = method(self.under).train(inner)
         assert inner.last_fit is not None
         return model, inner.last_fit
 

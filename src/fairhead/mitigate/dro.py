@@ -39,9 +39,7 @@ class DRO:
 
     def train(self, job: Job) -> nn.Module:
         """One stage with the robust loss."""
-        model = job.build_model()
-        job.fit("training", model, loss=self.loss)
-        return model
+        return job.train_fresh("training", loss=self.loss)
 
     def loss(self, output: Any, labels: Tensor, rows: Tensor) -> Tensor:
         """The robust loss of a batch."""

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import SubsetRandomSampler
 
 from fairhead.errors import InputError
-from fairhead.mitigate.losses import GroupLoss, balanced, cell_numbers
+from fairhead.mitigate.losses import balanced, cell_numbers
 from fairhead.mitigate.priors import Choice, LogUniform, Prior, ShareOfEpochs
 from fairhead.mitigate.training_job import Job
 from fairhead.settings import Count, NotNegative, Positive, Range, Share
@@ -37,16 +37,14 @@ class JTT:
 
     def train(self, job: Job) -> nn.Module:
         """Two stages. The second has more steps: that is the method's cost."""
-        first = job.build_model()
-        job.fit("first model", first, plan=replace(job.plan, epochs=self.first_epochs), selection=LAST_EPOCH)
+        plan = replace(job.plan, epochs=self.first_epochs)
+        first = job.train_fresh("first model", plan=plan, selection=LAST_EPOCH)
         with job.timed("errors of the first model"):
             wrong = job.predict(first, job.train).argmax(-1) != job.train.labels.cpu()
         del first
-        model = job.build_model()
         # A sampler of row numbers, some of them many times; the sequence type is torch's own.
         rows = upsampled(wrong, self.upweight).tolist()
-        job.fit("second model", model, sampler=SubsetRandomSampler(rows, generator=job.generator()))
-        return model
+        return job.train_fresh("second model", sampler=SubsetRandomSampler(rows, generator=job.generator()))
 
 
 def upsampled(wrong: Tensor, times: int) -> Tensor:
@@ -77,9 +75,8 @@ class SPARE:
 
     def train(self, job: Job) -> nn.Module:
         """A short first stage; the same model goes on with even clusters."""
-        model = job.build_model()
         early = replace(job.plan, epochs=self.early_epochs, schedule="constant")
-        job.fit("early training", model, plan=early, selection=LAST_EPOCH)
+        model = job.train_fresh("early training", plan=early, selection=LAST_EPOCH)
         with job.timed("clusters"):
             outputs = job.predict(model, job.train)
             cells = clusters_by_class(outputs, job.train.labels.cpu(), self.most, job.plan.seed)
@@ -117,17 +114,14 @@ class EIIL:
 
     def train(self, job: Job) -> nn.Module:
         """Two stages, with the environments between them."""
-        first = job.build_model()
-        job.fit("reference model", first, plan=replace(job.plan, epochs=self.first_epochs), selection=LAST_EPOCH)
+        plan = replace(job.plan, epochs=self.first_epochs)
+        first = job.train_fresh("reference model", plan=plan, selection=LAST_EPOCH)
         with job.timed("environments"):
             labels = job.train.labels.cpu()
             found = environments(job.predict(first, job.train).clamp(min=1e-12).log(), labels)
             cells = cell_numbers(labels, found)
         del first
-        model = job.build_model()
-        sampler = balanced(cells, job.generator()) if self.balance else None
-        job.fit("group DRO over environments", model, loss=GroupLoss(cells, self.step_size), sampler=sampler)
-        return model
+        return job.group_dro("group DRO over environments", cells, self.step_size, balance=self.balance)
 
 
 def environments(logits: Tensor, labels: Tensor) -> Tensor:
@@ -188,9 +182,7 @@ class KD:
         with job.timed("soft labels"):
             soft = job.predict(teacher, train)
         del teacher
-        student = job.build_model()
-        job.fit("student", student, loss=_DistillationLoss(soft, self.share, self.temperature))
-        return student
+        return job.train_fresh("student", loss=_DistillationLoss(soft, self.share, self.temperature))
 
 
 class _DistillationLoss:

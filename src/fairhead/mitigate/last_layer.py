@@ -102,8 +102,7 @@ class ClassScaling:
 
     def train(self, job: Job) -> nn.Module:
         """Plain training and a sweep."""
-        model = job.build_model()
-        job.fit("training", model)
+        model = job.train_fresh("training")
         with job.timed("sweep of the factors"):
             probabilities = job.predict(model, job.validation)
             tried = torch.logspace(-1, 1, self.steps, base=self.largest)
@@ -182,8 +181,7 @@ class AFR:
         order = torch.randperm(len(job.train), generator=job.generator())
         kept = order[round(self.held_out * len(order)) :]
         held = job.train.take(order[: round(self.held_out * len(order))])
-        model = job.build_model()
-        job.fit("training", model, train=job.train.take(kept))
+        model = job.train_fresh("training", train=job.train.take(kept))
         with job.timed("last layer"):
             head = find_head(model, held)
             features = features_of(model, head, held, job.plan.precision).to(head.weight.device)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import Sampler, WeightedRandomSampler
 
 from fairhead.errors import InputError
-from fairhead.mitigate.losses import Adjusted
+from fairhead.mitigate.losses import Adjusted, GroupLoss, balanced
 from fairhead.models.linear_head import LinearHead
 from fairhead.settings import check_config
 from fairhead.train import Epoch, Examples, Fit, Loss, Selection, TrainingPlan, fit, predict
@@ -124,32 +124,50 @@ class Job:
         """
         stage = self.stage_name or stage
         whole = train is None
+        rows, plan = self.validation if validation is None else validation, plan or self.plan
         if isinstance(model, LinearHead) and loss is None and sampler is None and whole:
-            given = self.validation if validation is None else validation
-            done = fit_linear(model, self.train, given, plan or self.plan, self.weights, self.offsets)
-            self.stages.append(Stage(stage, done.seconds, done.steps))
-            self.last_fit = done
-            return done
-        if self.weights is not None and sampler is None and whole:
-            sampler = WeightedRandomSampler(self.weights.tolist(), len(self.weights), generator=self.generator())
-        if self.offsets is not None and whole:
-            loss = Adjusted(self.offsets, loss)
-        folder = None if self.checkpoints is None else self.checkpoints / f"stage-{len(self.stages) + 1}"
-        done = fit(
-            model,
-            self.train if train is None else train,
-            self.validation if validation is None else validation,
-            plan or self.plan,
-            self.on_epoch,
-            selection=self.selection if selection is None else selection,
-            loss=loss,
-            sampler=sampler,
-            checkpoints=folder,
-            identity={**self.identity, "stage": stage},
-        )
+            done = fit_linear(model, self.train, rows, plan, self.weights, self.offsets)
+        else:
+            if self.weights is not None and sampler is None and whole:
+                sampler = WeightedRandomSampler(self.weights.tolist(), len(self.weights), generator=self.generator())
+            if self.offsets is not None and whole:
+                loss = Adjusted(self.offsets, loss)
+            done = fit(
+                model,
+                self.train if train is None else train,
+                rows,
+                plan,
+                self.on_epoch,
+                selection=self.selection if selection is None else selection,
+                loss=loss,
+                sampler=sampler,
+                checkpoints=None if self.checkpoints is None else self.checkpoints / f"stage-{len(self.stages) + 1}",
+                identity={**self.identity, "stage": stage},
+            )
         self.stages.append(Stage(stage, done.seconds, done.steps))
         self.last_fit = done
         return done
+
+    def train_fresh(self, stage: str, **how: Any) -> nn.Module:
+        """A fresh model, trained as `fit` does."""
+        model = self.build_model()
+        self.fit(stage, model, **how)
+        return model
+
+    def group_dro(
+        self,
+        stage: str,
+        cells: Tensor,  # of the training rows, numbered from 0, [n]
+        step_size: float = 0.01,  # and `adjustment`: of `GroupLoss`
+        adjustment: float = 0.0,
+        balance: bool = True,  # draw every cell equally often
+        selection: Selection | None = None,
+    ) -> nn.Module:
+        """A fresh model, trained by GroupDRO over cells that a method has found, or (in `references`) was given."""
+        sampler = balanced(cells, self.generator()) if balance else None
+        return self.train_fresh(
+            stage, loss=GroupLoss(cells, step_size, adjustment), sampler=sampler, selection=selection
+        )
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
@@ -173,9 +191,7 @@ class ERM:
 
     def train(self, job: Job) -> nn.Module:
         """One stage: the loop as it is."""
-        model = job.build_model()
-        job.fit("training", model)
-        return model
+        return job.train_fresh("training")
 
 
 def run(

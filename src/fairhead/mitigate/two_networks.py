@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fairhead.errors import InputError
 from fairhead.mitigate.last_layer import find_head
-from fairhead.mitigate.losses import GroupLoss, balanced, cell_numbers, gathered, row_losses
+from fairhead.mitigate.losses import cell_numbers, gathered, row_losses
 from fairhead.mitigate.priors import Choice, LogUniform, Prior, Uniform
 from fairhead.mitigate.training_job import ADDED_LATER, Job
 from fairhead.settings import Count, NotNegative, PositiveShare, Share, WholeNumber
@@ -271,16 +271,8 @@ class XRM:
                 for examples in (job.train, job.validation)
             )
         del twins
-        model = job.build_model()
-        own = worst_of_cells(job.validation.labels, validation_cells)
-        job.fit(
-            "group DRO over environments",
-            model,
-            loss=GroupLoss(cells, self.step_size),
-            sampler=balanced(cells, job.generator()) if self.balance else None,
-            selection=own if self.select_by_environments else None,
-        )
-        return model
+        own = worst_of_cells(job.validation.labels, validation_cells) if self.select_by_environments else None
+        return job.group_dro("group DRO over environments", cells, self.step_size, balance=self.balance, selection=own)
 
 
 def _mistaken(job: Job, twins: Pair, examples: Examples) -> Tensor:

@@ -18,7 +18,6 @@ from fairhead.mitigate import method, run
 from fairhead.mitigate.dro import chi2_weights, cvar_weights
 from fairhead.mitigate.first_model import _DistillationLoss, environments, scale_gradients
 from fairhead.mitigate.losses import Adjusted, GroupLoss, balanced
-from fairhead.mitigate.references import with_groups
 from fairhead.mitigate.row_weights import label_offsets
 from fairhead.mitigate.two_networks import FailureLoss, PairOutput, TwinLoss, _AdversarialLoss
 from fairhead.train import Examples, TrainingPlan
@@ -281,21 +280,18 @@ def test_what_the_group_alone_says_of_the_label_is_not_learnt():
     assert by_offsets.tolist() == pytest.approx([math.log(7 / 3)] * 2, abs=1e-3)
 
 
-def test_rows_are_drawn_until_label_and_group_are_independent(monkeypatch):
+def test_rows_are_drawn_until_label_and_group_are_independent():
     labels, groups = a_table_of_classes_and_groups()
     labels, groups = labels[:800], groups[:800]
     seen = {}
 
     class Noting:
         groups_train, train = groups, SimpleNamespace(labels=labels)
-        build_model = staticmethod(lambda: None)
-        generator = staticmethod(lambda: torch.Generator().manual_seed(0))
 
-        def fit(self, stage, model):
+        def train_fresh(self, stage):
             seen["weights"] = self.weights
 
-    monkeypatch.setattr(with_groups, "with_attributes", lambda job, method: job)
-    method("group_balanced").train(Noting())
+    method("group_balanced").train_with(Noting())
     drawn = torch.multinomial(seen["weights"], 50 * 800, replacement=True, generator=torch.Generator().manual_seed(0))
     table = np.zeros((2, 2))
     np.add.at(table, (labels[drawn].numpy(), groups[drawn].numpy()), 1)

@@ -3,9 +3,10 @@
 They are fenced off: `fairhead.mitigate.run` refuses them, and each is marked `uses_groups`.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -25,11 +26,20 @@ class JobWithAttributes(Job):
     groups_validation: Tensor  # [rows of validation]
 
 
-def with_attributes(job: Job, method: Any) -> JobWithAttributes:
-    """The job, if it has groups."""
-    if not isinstance(job, JobWithAttributes):
-        raise InputError(f"{type(method).__name__} needs the groups: use fairhead.mitigate.references")
-    return job
+class Reference(ABC):
+    """A method that trains with the groups."""
+
+    uses_groups: ClassVar[bool] = True
+
+    def train(self, job: Job) -> nn.Module:
+        """As any method does, with a job that has groups."""
+        if not isinstance(job, JobWithAttributes):
+            raise InputError(f"{type(self).__name__} needs the groups: use fairhead.mitigate.references")
+        return self.train_with(job)
+
+    @abstractmethod
+    def train_with(self, job: JobWithAttributes) -> nn.Module:
+        """Train through `job.fit` and return the model."""
 
 
 def run_with_attributes(

@@ -16,8 +16,7 @@ from fairhead.heads import Tap
 from fairhead.mitigate.last_layer import find_head
 from fairhead.mitigate.losses import row_losses
 from fairhead.mitigate.priors import LogUniform, Prior
-from fairhead.mitigate.references import JobWithAttributes, with_attributes
-from fairhead.mitigate.training_job import Job
+from fairhead.mitigate.references import JobWithAttributes, Reference
 from fairhead.settings import Count, NotNegative, WholeNumber
 from fairhead.train import Examples
 
@@ -27,7 +26,7 @@ _ATTACK_BATCH = 256
 
 
 @dataclass(frozen=True)
-class DSA:
+class DSA(Reference):
     """Learn from every picture and from its double, whose most telling patches for the group are adversarial noise.
 
     Three stages. A model of the *group* is trained; in each training picture the patches that it attends to most are
@@ -45,8 +44,6 @@ class DSA:
         group_epochs: of the model of the group; None for as many as the plan has.
     """
 
-    uses_groups: ClassVar[bool] = True
-
     weight: NotNegative = 1.0
     patches: Count = 1
     layer: WholeNumber = 3
@@ -56,9 +53,8 @@ class DSA:
 
     priors: ClassVar[Mapping[str, Prior]] = {"weight": LogUniform(-1, 1)}
 
-    def train(self, job: Job) -> nn.Module:
+    def train_with(self, job: JobWithAttributes) -> nn.Module:
         """Two models, and the attack on the first."""
-        job = with_attributes(job, self)
         _check_pictures(job.train)
         group_model = self._model_of_groups(job)
         with job.timed("attack"):

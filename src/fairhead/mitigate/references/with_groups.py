@@ -13,11 +13,11 @@ from torch.nn.functional import normalize
 from fairhead.errors import InputError
 from fairhead.heads import Tap
 from fairhead.mitigate.last_layer import features_of, find_head, set_head
-from fairhead.mitigate.losses import GroupLoss, balanced, cell_numbers, gathered, row_losses
+from fairhead.mitigate.losses import cell_numbers, gathered, row_losses
 from fairhead.mitigate.priors import ListOf, LogUniform, Prior
-from fairhead.mitigate.references import with_attributes
+from fairhead.mitigate.references import JobWithAttributes, Reference
 from fairhead.mitigate.row_weights import label_offsets
-from fairhead.mitigate.training_job import ERM, Job
+from fairhead.mitigate.training_job import ERM
 from fairhead.mitigate.two_networks import PairOutput, second_head
 from fairhead.settings import Count, NotNegative, Positive
 from fairhead.train.kmeans import independent_weights
@@ -26,7 +26,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class GroupDRO:
+class GroupDRO(Reference):
     """GroupDRO with the true groups (Sagawa et al., 2020): the worst (class, group) cell drives training.
 
     Attributes:
@@ -35,45 +35,36 @@ class GroupDRO:
         balance: draw every cell equally often.
     """
 
-    uses_groups: ClassVar[bool] = True
-
     step_size: NotNegative = 0.01
     adjustment: NotNegative = 0.0
     balance: bool = True
 
     priors: ClassVar[Mapping[str, Prior]] = {"step_size": LogUniform(-3, -1)}
 
-    def train(self, job: Job) -> nn.Module:
+    def train_with(self, job: JobWithAttributes) -> nn.Module:
         """One stage."""
-        job = with_attributes(job, self)
         cells = cell_numbers(job.train.labels, job.groups_train)
-        model = job.build_model()
-        loss = GroupLoss(cells, self.step_size, self.adjustment)
-        job.fit("training", model, loss=loss, sampler=balanced(cells, job.generator()) if self.balance else None)
-        return model
+        return job.group_dro("training", cells, self.step_size, self.adjustment, self.balance)
 
 
 @dataclass(frozen=True)
-class GroupBalanced:
+class GroupBalanced(Reference):
     """Rows count in proportion to P(y) P(a) / P(y, a): label and group are independent then.
 
     Attributes:
         cap: the largest weight, in means; a cell of a row or two would decide everything otherwise.
     """
 
-    uses_groups: ClassVar[bool] = True
-
     cap: Positive = 20.0
 
-    def train(self, job: Job) -> nn.Module:
+    def train_with(self, job: JobWithAttributes) -> nn.Module:
         """One stage."""
-        job = with_attributes(job, self)
         job.weights = independent_weights(job.train.labels.cpu(), job.groups_train, cap=self.cap)
         return ERM().train(job)
 
 
 @dataclass(frozen=True)
-class BiasBalance:
+class BiasBalance(Reference):
     """CE(f + log p(y | a)) while training, f alone at test (Hong & Yang, 2021).
 
     What the group says of the label is given, so that f need not learn it; no row is shown more often than others.
@@ -82,19 +73,16 @@ class BiasBalance:
         even: as published: f answers as if the classes were even, too. Else their shares stay as they are.
     """
 
-    uses_groups: ClassVar[bool] = True
-
     even: bool = True
 
-    def train(self, job: Job) -> nn.Module:
+    def train_with(self, job: JobWithAttributes) -> nn.Module:
         """One stage."""
-        job = with_attributes(job, self)
         job.offsets = label_offsets(job.train.labels.cpu(), job.groups_train, even=self.even)
         return ERM().train(job)
 
 
 @dataclass(frozen=True)
-class FSCL:
+class FSCL(Reference):
     """Fair supervised contrastive loss (Park et al., 2022): the group cannot help to tell rows apart.
 
     The published method trains the encoder with the contrastive loss first and a linear head afterwards; here both
@@ -107,8 +95,6 @@ class FSCL:
         width: of the projection that the contrastive loss compares.
     """
 
-    uses_groups: ClassVar[bool] = True
-
     weight: NotNegative = 1.0
     temperature: Positive = 0.1
     even_groups: bool = True
@@ -116,9 +102,8 @@ class FSCL:
 
     priors: ClassVar[Mapping[str, Prior]] = {"weight": LogUniform(-1, 1), "temperature": LogUniform(-1.2, -0.5)}
 
-    def train(self, job: Job) -> nn.Module:
+    def train_with(self, job: JobWithAttributes) -> nn.Module:
         """One stage with both losses."""
-        job = with_attributes(job, self)
 
         def projection(head: nn.Linear) -> nn.Module:
             width = head.in_features
@@ -173,7 +158,7 @@ def fair_contrastive(z: Tensor, labels: Tensor, groups: Tensor, temperature: flo
 
 
 @dataclass(frozen=True)
-class TADeT:
+class TADeT(Reference):
     """Targeted alignment of the first token's queries (Sudhakar et al., 2023), with an adversary.
 
     The loss is cross-entropy, an adversary's that reads the group off the last features, and a term of the queries.
@@ -187,17 +172,14 @@ class TADeT:
         alignment: weight of the query term.
     """
 
-    uses_groups: ClassVar[bool] = True
-
     layer: int = -1
     adversary: NotNegative = 1.0
     alignment: NotNegative = 1.0
 
     priors: ClassVar[Mapping[str, Prior]] = {"adversary": LogUniform(-1, 1), "alignment": LogUniform(-1, 1)}
 
-    def train(self, job: Job) -> nn.Module:
+    def train_with(self, job: JobWithAttributes) -> nn.Module:
         """One stage."""
-        job = with_attributes(job, self)
         model = job.build_model()
         head = find_head(model, job.train)
         n_groups = int(job.groups_train.max()) + 1
@@ -285,7 +267,7 @@ def query_gap(queries: Tensor, labels: Tensor, groups: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class DFR:
+class DFR(Reference):
     """Deep feature reweighting (Kirichenko et al., 2023): a last layer fitted on even (class, group) cells.
 
     Plain training, then an L1 logistic regression on the features of the validation rows, whose groups alone are used.
@@ -295,18 +277,14 @@ class DFR:
         subsets: the last layer is the average over this many random even subsets.
     """
 
-    uses_groups: ClassVar[bool] = True
-
     strengths: tuple[Positive, ...] = (1.0, 0.7, 0.3, 0.1, 0.07, 0.03, 0.01)
     subsets: Count = 20
 
     priors: ClassVar[Mapping[str, Prior]] = {"strengths": ListOf(LogUniform(-2, 0.5))}
 
-    def train(self, job: Job) -> nn.Module:
+    def train_with(self, job: JobWithAttributes) -> nn.Module:
         """Plain training, then the last layer."""
-        job = with_attributes(job, self)
-        model = job.build_model()
-        job.fit("training", model)
+        model = job.train_fresh("training")
         with job.timed("last layer"):
             head = find_head(model, job.validation)
             features = features_of(model, head, job.validation, job.plan.precision).double().numpy()
