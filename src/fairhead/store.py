@@ -31,15 +31,7 @@ PathLike = str | os.PathLike[str]
 
 @contextmanager
 def writing(path: PathLike, hint: str = "") -> Iterator[None]:
-    """Turn a failure to write into one line about the path; `hint` says what else could be done.
-
-    Example:
-        >>> with writing("table.csv"):
-        ...     raise OSError(28, "No space left on device")
-        Traceback (most recent call last):
-            ...
-        fairhead.errors.InputError: table.csv cannot be written: No space left on device
-    """
+    """Turn a failure to write into one line about the path; `hint` says what else could be done."""
     from safetensors import SafetensorError
 
     try:
@@ -90,13 +82,6 @@ def read_arrays(path: PathLike, *names: str) -> "dict[str, NDArray[Any]]":
 
     Raises:
         InputError: the file cannot be read, or lacks one.
-
-    Example:
-        >>> import numpy as np
-        >>> path = Path(tempfile.mkdtemp(), "a.npz")
-        >>> np.savez(path, a=np.arange(3))
-        >>> read_arrays(path, "a")["a"].tolist()
-        [0, 1, 2]
     """
     import numpy as np
 
@@ -152,10 +137,6 @@ def locked(folder: PathLike, *, hint: str = "", wait: bool = False, name: str = 
 
     Raises:
         InputError: another run is writing there now, or the folder cannot be written.
-
-    Example:
-        >>> with locked(tempfile.mkdtemp()) as folder:
-        ...     write_json(folder / "run.json", {"seed": 0})
     """
     from filelock import FileLock, Timeout
 
@@ -195,13 +176,6 @@ def whole_file(path: PathLike) -> Iterator[Path]:
     """A path to write to; when that is done it becomes the file `path`, which is whole or what it was before.
 
     A link stays one: the file that it points to is written. What is no file, such as /dev/stdout, gets the bytes.
-
-    Example:
-        >>> path = Path(tempfile.mkdtemp(), "a.txt")
-        >>> with whole_file(path) as part:
-        ...     _ = part.write_text("all of it")
-        >>> path.read_text()
-        'all of it'
     """
     path = Path(path)
     device = path.parent == Path("/dev") or (path.exists() and not path.is_file() and not path.is_dir())
@@ -307,17 +281,10 @@ def _sync(file: Path) -> None:
 
 
 def append_lines(path: PathLike, rows: Iterable[Mapping[str, Any]], allow_nan: bool = False) -> None:
-    r"""Add JSON lines to a file; they are on disk when this returns. A last line that a kill cut short is dropped.
+    """Add JSON lines to a file; they are on disk when this returns. A last line that a kill cut short is dropped.
 
     Raises:
         InputError: the file cannot be written; it then has the lines that it had.
-
-    Example:
-        >>> path = Path(tempfile.mkdtemp(), "rows.jsonl")
-        >>> _ = path.write_text('{"a": 1}\n{"a"')
-        >>> append_lines(path, [{"a": 2}])
-        >>> whole_lines(path)
-        ['{"a": 1}', '{"a": 2}']
     """
     lines = [json.dumps(row, ensure_ascii=False, allow_nan=allow_nan, default=str) for row in rows]
     content = "".join(f"{line}\n" for line in lines).encode(errors="surrogatepass")

@@ -41,15 +41,7 @@ def method_of(cell: Cell) -> Any:
 
 
 def effective(cell: Cell) -> dict[str, Any]:
-    """`cell.settings()` with the defaults of the reader, the model, the method and the plan, JSON-ready.
-
-    Example:
-        >>> from fairhead.bench.grid import Backbone, Data, Method
-        >>> cell = Cell(Data("d", "utkface:x"), Backbone("b", "vit-2x2"), Method("jtt", "jtt"), 0, {"epochs": 1})
-        >>> full = effective(cell)
-        >>> full["method"]["options"], full["plan"]["epochs"], full["plan"]["batch_size"]
-        ({'first_epochs': 1, 'upweight': 50}, 1, 64)
-    """
+    """`cell.settings()` with the defaults of the reader, the model, the method and the plan, JSON-ready."""
     found = cell.settings()
     config, backbone = method_of(cell), found["backbone"]
     options = {setting.name: getattr(config, setting.name) for setting in fields(config) if _counts(setting, config)}
@@ -75,19 +67,7 @@ def _counts(setting: Field[Any], config: Any) -> bool:
 
 
 def fingerprint(cell: Cell) -> str:
-    """A short hash of `effective`.
-
-    Example:
-        >>> from fairhead.bench.grid import Backbone, Data, Method
-        >>> jtt = lambda **options: Method("jtt", "jtt", options)
-        >>> cells = [
-        ...     Cell(Data("d", "utkface:x"), Backbone("b", "vit-2x2"), method, 0, {})
-        ...     for method in (jtt(), jtt(upweight=50), jtt(upweight=20))
-        ... ]
-        >>> first, second, third = map(fingerprint, cells)
-        >>> first == second, second == third
-        (True, False)
-    """
+    """A short hash of `effective`."""
     text = json.dumps(effective(cell), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -158,13 +158,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Cell:
-    """One run: everything that decides its result. A trial of a search has a number and answers for validation rows.
-
-    Example:
-        >>> cell = Cell(Data("d", "utkface:x"), Backbone("b", "vit-2x2"), Method("erm", "erm"), 0, {"epochs": 1})
-        >>> cell.name
-        'd/b/erm/0'
-    """
+    """One run: everything that decides its result. A trial of a search has a number and answers for validation rows."""
 
     data: Data
     backbone: Backbone

@@ -60,7 +60,7 @@ def grid_path(grid: str) -> Path:
 
 
 def read_grid(path: Path | str, changes: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> Grid:
-    r"""Read a grid from a YAML file.
+    """Read a grid from a YAML file.
 
     Args:
         path: the file.
@@ -68,15 +68,6 @@ def read_grid(path: Path | str, changes: Sequence[str] = (), environment: Mappin
             `seeds`, `methods`, `data`, `backbones` (names in the file, separated by commas), `search` (a number of
             configurations) and its keys (`search.seeds=1000,1001`), or another top-level key.
         environment: where `${NAME}` in the file is looked up; the process's own by default.
-
-    Example:
-        >>> import tempfile
-        >>> file = Path(tempfile.mkdtemp(), "grid.yaml")
-        >>> text = "title: T\ndata: ['utkface:${D}/u.zip']\nbackbones: [vit-8x8]\nmethods: [erm, dam]\nseeds: [0, 1]\n"
-        >>> _ = file.write_text(text)
-        >>> grid = read_grid(file, ["epochs=1", "seeds=1"], {"D": "data"})
-        >>> [cell.name for cell in grid.cells()], grid.cells()[0].plan
-        (['utkface/vit-8x8/erm/1', 'utkface/vit-8x8/dam/1'], {'epochs': 1})
     """
     asked = _asked(changes)
     plain = {key: value for key, value in asked.items() if key in _PLAIN}
@@ -115,12 +106,7 @@ def read_grid(path: Path | str, changes: Sequence[str] = (), environment: Mappin
 
 
 def read_methods(path: Path | str) -> tuple[Method, ...]:
-    """The methods of a grid of language models.
-
-    Example:
-        >>> [method.name for method in read_methods(grid_path("klaad-ablations"))][:2]
-        ['klaad', 'ce-only']
-    """
+    """The methods of a grid of language models."""
     methods = _grid(_content(path), str(path)).methods
     for method in methods:
         if method_named(method.method).kind != "language":

@@ -19,17 +19,7 @@ from fairhead.store import append_lines, locked, made_folder, reading, whole_fil
 
 
 class Store:
-    """The results of a grid in one folder.
-
-    Example:
-        >>> import tempfile
-        >>> store = Store(tempfile.mkdtemp())
-        >>> records = Records.from_arrays(["n", "y"], ["n", "n"], groups={"sex": ["f", "m"]}, id=["1", "2"])
-        >>> store.add({"cell": "d/b/erm/0", "fingerprint": "ab", "status": "done", "classes": ["n", "y"]}, records)
-        >>> row = Store(store.folder).rows()[0]
-        >>> row["cell"], store.records(row).prediction.values().tolist()
-        ('d/b/erm/0', ['n', 'n'])
-    """
+    """The results of a grid in one folder."""
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = made_folder(folder)

@@ -35,16 +35,7 @@ class Place(NamedTuple):
 
 
 def trial_cells(grid: Grid) -> tuple[Cell, ...]:
-    """Every trial of a grid's search; none where it has no search.
-
-    Example:
-        >>> grid = Grid("T", (Data("d", "utkface:x"),), (Backbone("b", "vit-2x2"),), (Method("jtt", "jtt"),), (0,),
-        ...             search=Search(configs=2))
-        >>> [cell.name for cell in trial_cells(grid)]
-        ['d/b/jtt/trial 0/1000', 'd/b/jtt/trial 1/1000', 'd/b/jtt/trial 2/1000']
-        >>> sorted(trial_cells(grid)[1].method.options)
-        ['first_epochs', 'upweight']
-    """
+    """Every trial of a grid's search; none where it has no search."""
     if grid.search is None:
         return ()
     return tuple(

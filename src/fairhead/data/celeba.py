@@ -28,7 +28,7 @@ def read_celeba(
     seed: int = 0,
     on_error: str = "raise",
 ) -> Dataset:
-    r"""Read CelebA: `list_attr_celeba.txt`, `list_eval_partition.txt`, `identity_CelebA.txt` and the aligned images.
+    """Read CelebA: `list_attr_celeba.txt`, `list_eval_partition.txt`, `identity_CelebA.txt` and the aligned images.
 
     The lists may lie beside `img_align_celeba/` or in the `Anno/` and `Eval/` folders of the download; the images may
     be unpacked or in `img_align_celeba.zip`. All of it may be one zip archive.
@@ -45,18 +45,6 @@ def read_celeba(
 
     Returns:
         The data set; where identities are known they are its cluster column.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> from PIL import Image
-        >>> folder = pathlib.Path(tempfile.mkdtemp())
-        >>> (folder / "img_align_celeba").mkdir()
-        >>> Image.new("RGB", (4, 4)).save(folder / "img_align_celeba/000001.jpg")
-        >>> _ = (folder / "list_attr_celeba.txt").write_text("1\nAttractive Male\n000001.jpg  1 -1\n")
-        >>> _ = (folder / "list_eval_partition.txt").write_text("000001.jpg 2\n")
-        >>> data = read_celeba(folder, split="official")
-        >>> data.examples("test").labels.tolist(), data.groups()["Male"].levels
-        ([1], ('Male', 'not Male'))
     """
     choose("split", [split], ("auto", "official", "identity"))
     source, skips = Source(path), Skips(on_error)

@@ -194,13 +194,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Items(Sequence[T], Generic[T]):
-    """The items of a language benchmark.
-
-    Example:
-        >>> items = Items("toy", ("a", "b"))
-        >>> len(items), items[1]
-        (2, 'b')
-    """
+    """The items of a language benchmark."""
 
     name: str  # "stereoset", "bbq", ...
     items: tuple[T, ...]  # one dataclass an item

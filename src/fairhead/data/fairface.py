@@ -25,7 +25,7 @@ def read_fairface(
     seed: int = 0,
     on_error: str = "raise",
 ) -> Dataset:
-    r"""Read FairFace: `fairface_label_train.csv` and/or `fairface_label_val.csv` with the folders `train/` and `val/`.
+    """Read FairFace: `fairface_label_train.csv` and/or `fairface_label_val.csv` with the folders `train/` and `val/`.
 
     Args:
         path: folder or zip archive; in a folder the images may still be in the authors' zip beside the labels.
@@ -35,18 +35,6 @@ def read_fairface(
         fractions: part -> share of a random split.
         seed: of a random split.
         on_error: "raise", or "skip" to decode every image once and leave out what is missing or broken.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> from PIL import Image
-        >>> folder = pathlib.Path(tempfile.mkdtemp())
-        >>> (folder / "val").mkdir()
-        >>> Image.new("RGB", (4, 4)).save(folder / "val/1.jpg")
-        >>> rows = "file,age,gender,race,service_test\nval/1.jpg,3-9,Male,East Asian,False\n"
-        >>> _ = (folder / "fairface_label_val.csv").write_text(rows)
-        >>> data = read_fairface(folder)
-        >>> data.classes, data.sizes, data.groups()["race"].levels
-        (('Male',), {'val': 1}, ('East Asian',))
     """
     choose("split", [split], ("official", "random"))
     choose("target", [target], COLUMNS)

@@ -118,19 +118,6 @@ def read_hatexplain(
         target: "toxic" (toxic = hatespeech or offensive, against normal) or "label" (all three).
         groups: communities, such as "Women", "African", "Islam"; a post belongs to one where most annotators name it.
         on_error: "raise", or "skip" to leave out posts that lack a field.
-
-    Example:
-        >>> import json, pathlib, tempfile
-        >>> folder = pathlib.Path(tempfile.mkdtemp())
-        >>> annotators = [{"label": label, "target": ["Women"]} for label in ("normal", "offensive", "offensive")]
-        >>> post = {"annotators": annotators, "rationales": [], "post_tokens": ["a", "post"]}
-        >>> _ = (folder / "dataset.json").write_text(json.dumps({"1_gab": post}))
-        >>> _ = (folder / "post_id_divisions.json").write_text(json.dumps({"train": ["1_gab"]}))
-        >>> post, data = read_posts(folder)[0], read_hatexplain(folder)
-        >>> post.text, post.label, post.majority_targets
-        ('a post', 'offensive', frozenset({'Women'}))
-        >>> data.classes, data.examples("train").labels.tolist(), data.groups()["Women"].levels
-        (('normal', 'toxic'), [1], ('Women', 'not Women'))
     """
     choose("target", [target], ("toxic", "label"))
     posts = read_posts(path, on_error=on_error)

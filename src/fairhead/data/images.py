@@ -27,15 +27,6 @@ class Images(Sequence[Image.Image]):
     """A sequence of RGB images; nothing is decoded, and nothing but names is held, until an image is asked for.
 
     Safe to share between threads, to pickle and to fork.
-
-    Example:
-        >>> import tempfile, pathlib
-        >>> from PIL import Image
-        >>> folder = pathlib.Path(tempfile.mkdtemp())
-        >>> Image.new("RGB", (8, 8), "red").save(folder / "a.png")
-        >>> images = Images(Source(folder), ["a.png"])
-        >>> images[0].size, images.as_array(size=4).shape
-        ((8, 8), (1, 4, 4, 3))
     """
 
     def __init__(self, source: Source, names: Sequence[str]) -> None:

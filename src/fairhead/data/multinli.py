@@ -22,12 +22,7 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def has_negation(hypothesis: str) -> bool:
-    """Whether a text has one of the words nobody, no, never, nothing, without punctuation and in any case.
-
-    Example:
-        >>> has_negation("No, he left."), has_negation("He did not know nobody's name.")
-        (True, False)
-    """
+    """Whether a text has one of the words nobody, no, never, nothing, without punctuation and in any case."""
     return not NEGATION_WORDS.isdisjoint(hypothesis.translate(_NO_PUNCTUATION).lower().split())
 
 
@@ -54,15 +49,6 @@ def read_multinli(
     Returns:
         Three classes, in the order contradiction, entailment, neutral; one group column "negation". Pairs with the same
         premise are a cluster.
-
-    Example:
-        >>> import json, pathlib, tempfile
-        >>> pair = {"gold_label": "contradiction", "sentence1": "He left.", "sentence2": "Nobody left.", "pairID": "7c"}
-        >>> file = pathlib.Path(tempfile.mkdtemp(), "multinli_1.0_train.jsonl")
-        >>> _ = file.write_text(json.dumps(pair))
-        >>> data = read_multinli(file)
-        >>> data.all.inputs[0].hypothesis, data.groups()["negation"].levels, data.sizes
-        ('Nobody left.', ('negation', 'not negation'), {'train': 1})
     """
     choose("split", [split], ("official", "random"))
     source, skips = Source(path), Skips(on_error)

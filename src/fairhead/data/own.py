@@ -166,18 +166,10 @@ def read_texts(
     seed: int = 0,
     on_error: str = "raise",
 ) -> Dataset:
-    r"""Read labelled texts of your own from a table.
+    """Read labelled texts of your own from a table.
 
     Args are those of `read_images`, but that `input` is the column of the texts, by default text, post, comment or
     sentence, and `person` that of the author or the document.
-
-    Example:
-        >>> import tempfile
-        >>> file = Path(tempfile.mkdtemp(), "posts.csv")
-        >>> _ = file.write_text("post,toxic,about\nA post.,no,women\nAnother.,yes,men\n")
-        >>> data = read_texts(file, label="toxic", groups="about")
-        >>> data.all.inputs, data.classes
-        (('A post.', 'Another.'), ('no', 'yes'))
     """
     how = _How(label, groups, split, id, person, fractions, seed, Skips(on_error))
     with opened(path) as table:

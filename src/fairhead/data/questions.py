@@ -77,21 +77,7 @@ def read_bbq(
     drop_without_target: bool = True,  # leave out items whose target is not known, and count them; False keeps them
     on_error: str = "raise",  # "raise", or "skip" to leave out lines that are broken
 ) -> Items[BBQItem]:
-    """Read BBQ: one .jsonl file a category.
-
-    Example:
-        >>> import json, pathlib, tempfile
-        >>> row = {"example_id": 0, "question_index": "1", "question_polarity": "nonneg", "context_condition": "ambig"}
-        >>> row |= {"category": "Age", "context": "Two people met.", "question": "Who was quick?", "label": 2}
-        >>> row |= {"ans0": "The old man", "ans1": "The boy", "ans2": "Not known"}
-        >>> row["answer_info"] = {"ans0": ["man", "old"], "ans1": ["boy", "nonOld"], "ans2": ["Not known", "unknown"]}
-        >>> row["additional_metadata"] = {"stereotyped_groups": ["old"]}
-        >>> file = pathlib.Path(tempfile.mkdtemp(), "Age.jsonl")
-        >>> _ = file.write_text(json.dumps(row))
-        >>> item = read_bbq(file)[0]
-        >>> item.answers[item.target].text
-        'The boy'
-    """
+    """Read BBQ: one .jsonl file a category."""
     source, skips = Source(path), Skips(on_error)
     files = _category_files(source)
     if not files:

@@ -137,12 +137,7 @@ READERS: Mapping[str, Reader] = {
 
 
 def reader_named(name: str) -> Reader:
-    """The reader of this name; case and hyphens do not matter.
-
-    Example:
-        >>> reader_named("CrowS-Pairs").name, reader_named("crows").kind
-        ('crows_pairs', 'pairs')
-    """
+    """The reader of this name; case and hyphens do not matter."""
     plain = name.strip().lower().replace("-", "_")
     for reader in READERS.values():
         if plain in (reader.name, *reader.aliases):

@@ -159,7 +159,7 @@ def read_triplets(
     id: str | None = None,
     on_error: str = "raise",
 ) -> Items[StereoSetItem]:
-    r"""Read sentences in threes of your own from a table (CSV, TSV, JSONL, Parquet).
+    """Read sentences in threes of your own from a table (CSV, TSV, JSONL, Parquet).
 
     Args:
         path: the table.
@@ -173,13 +173,6 @@ def read_triplets(
             are held out from training, together. Without it each row is a term of its own.
         id: column of distinct ids; by default id. Rows without one are numbered from 1.
         on_error: "raise", or "skip" to leave out rows that lack a sentence or have the same one twice.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> file = pathlib.Path(tempfile.mkdtemp(), "own.tsv")
-        >>> _ = file.write_text("stereotype\tanti-stereotype\tunrelated\nShe cooks.\tHe cooks.\tIt rains.\n")
-        >>> read_triplets(file)[0].texts.unrelated
-        'It rains.'
     """
     skips = Skips(on_error)
     with opened(path) as table:
@@ -204,13 +197,6 @@ def split_by_target(items: Iterable[StereoSetItem], held_out: float = 0.1, seed:
     """Split items so that no target term is trained on and looked at as well.
 
     A model must never be scored on StereoSet terms that it was trained on.
-
-    Example:
-        >>> nothing = Triplet("", "", "")
-        >>> items = [StereoSetItem(str(i), "intrasentence", f"t{i % 20}", "race", "", nothing) for i in range(200)]
-        >>> split = split_by_target(items)
-        >>> len(split.held_out), {i.target for i in split.train} & {i.target for i in split.held_out}
-        (20, set())
     """
     everything = tuple(items)
     # "Ethiopia" and "ethiopia" are one term.

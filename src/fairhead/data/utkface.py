@@ -67,17 +67,6 @@ def read_utkface(
         fractions: part -> share.
         seed: of the split and of the thinning.
         on_error: "raise", or "skip" to decode every image once and leave out what is broken.
-
-    Example:
-        >>> import tempfile, pathlib
-        >>> from PIL import Image
-        >>> folder = pathlib.Path(tempfile.mkdtemp())
-        >>> for i in range(10):
-        ...     face = Image.new("RGB", (4, 4), (20 * i, 0, 0))
-        ...     face.save(folder / f"{20 + i}_{i % 2}_{i % 5}_2017{i:04}.jpg.chip.jpg")
-        >>> data = read_utkface(folder)
-        >>> data.classes, data.sizes["train"], data.groups()["white"].levels
-        (('female', 'male'), 8, ('White', 'not White'))
     """
     choose("target", [target], ("gender", "race", "age"))
     groups = choose("group", groups, ("white", "race", "age", "gender"))

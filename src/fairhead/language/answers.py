@@ -154,12 +154,6 @@ class Sampling:
         top_p: only the likeliest tokens whose probabilities add up to p.
         seed: each prompt has a source of chance of its own, made of this and its id.
         batch_size: prompts read together. It is a setting: another one may round another way.
-
-    Example:
-        >>> Sampling(top_p=0)
-        Traceback (most recent call last):
-            ...
-        fairhead.errors.InputError: Sampling: top_p is 0; expected a number above 0, up to 1
     """
 
     panel: ClassVar[str] = "How continuations are drawn"
@@ -180,7 +174,7 @@ class Sampling:
 
 @dataclass
 class Journal(LineJournal):
-    r"""A JSONL file to which scores are added as they are made, and from which a killed run goes on.
+    """A JSONL file to which scores are added as they are made, and from which a killed run goes on.
 
     `settings` are whatever a score depends on besides its texts: a file of other settings is refused.
     """

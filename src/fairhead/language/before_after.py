@@ -117,22 +117,7 @@ def compare_suites(
     cluster: str | None = None,  # of logs: the field whose equal values are drawn together
     category: str | None = None,  # of logs: the field whose values are compared one by one
 ) -> BeforeAfter:
-    """Compare the first of several suites with each of the others.
-
-    Example:
-        >>> import tempfile
-        >>> folders = [Path(tempfile.mkdtemp(), name) for name in ("base", "even")]
-        >>> for folder, gap in zip(folders, (1.0, 0.0), strict=True):
-        ...     folder.mkdir()
-        ...     names, zeros, ones = [str(i) for i in range(40)], [0.0] * 40, [1.0] * 40
-        ...     columns = {"more logprob": [gap] * 40, "less logprob": zeros, "more tokens": ones, "less tokens": ones}
-        ...     table = ItemTable.of("crows_pairs", names, names, [["stereo", "age"]] * 40, columns)
-        ...     table.write(folder / "crows_pairs.items.jsonl", {})
-        ...     Suite(folder, "model", {}, None, {}).write()
-        >>> change = compare_suites(folders).runs[0].headlines[0]
-        >>> change.metric, change.a, change.b, change.outcome
-        ('ss', 1.0, 0.5, 'better')
-    """
+    """Compare the first of several suites with each of the others."""
     if len(folders) < 2:
         raise InputError(f"{len(folders)} folder: the one before and at least one after are expected")
     called = tuple(names) if names else _names(folders)

@@ -42,19 +42,7 @@ def generate(
     journal: GenerationJournal | None = None,
     progress: Progress | None = None,  # called after each batch
 ) -> Answers[Generation]:
-    """Continue prompts.
-
-    Example:
-        >>> from tokenizers import Tokenizer, models, pre_tokenizers
-        >>> from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
-        >>> words = Tokenizer(models.WordLevel({w: i for i, w in enumerate("<s> the cat sat ran away".split())}, "<s>"))
-        >>> words.pre_tokenizer = pre_tokenizers.Whitespace()
-        >>> config = GPT2Config(vocab_size=6, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=None)
-        >>> scorer = Scorer(GPT2LMHeadModel(config), PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>"))
-        >>> found = generate(scorer, [Prompt("a", "the cat"), Prompt("b", "the")], Sampling(max_new_tokens=5))
-        >>> found["a"].n_tokens
-        5
-    """
+    """Continue prompts."""
     how = sampling or Sampling()
     refuse_duplicates(prompts, "prompts")
     tokens = _encode(scorer, prompts)

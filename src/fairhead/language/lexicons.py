@@ -140,7 +140,7 @@ def _read(path: Path, delimiter: str, columns: Mapping[str, str], low: float, hi
 
 
 def read_gender_vectors(path: str | os.PathLike[str], words: Iterable[str]) -> Lexicon:
-    r"""How much each word leans towards "she" (1) or "he" (−1): its cosine with she − he, from word vectors.
+    """How much each word leans towards "she" (1) or "he" (−1): its cosine with she − he, from word vectors.
 
     The file has a word and its numbers a line (GloVe, FastText .vec, word2vec), plain or .gz; all but `words` is passed
     over.
@@ -255,7 +255,7 @@ def _is_object(rest: str) -> bool:
 
 
 def read_swaps(path: str | os.PathLike[str]) -> Swaps:
-    r"""Read word lists as published: WinoBias' (tab-separated pairs) or gn_glove's (two files, line by line).
+    """Read word lists as published: WinoBias' (tab-separated pairs) or gn_glove's (two files, line by line).
 
     The path is a file of pairs, or a folder with the lists of either.
     """

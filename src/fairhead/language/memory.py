@@ -70,15 +70,6 @@ def training_memory(
     With LoRA that is so for its matrices alone, and with bf16 the others take 2 bytes. For the gradient a layer holds
     12·D + 4·F numbers a token, in 2 bytes with bf16; with checkpointing each keeps its input alone, and one at a time
     the rest. The logits are there three times: as they are, in 32 bit, and as their gradient.
-
-    Example:
-        >>> from transformers import LlamaConfig
-        >>> sizes = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}
-        >>> llama = LlamaConfig(vocab_size=128256, hidden_size=4096, intermediate_size=14336, **sizes)  # 8B
-        >>> print(training_memory(llama, lora=16, bf16=True, checkpointing=True))
-        19.8 GB (weights 16.1, training 0.1, layers 1.0, logits 2.6)
-        >>> print(training_memory(llama, checkpointing=True))
-        165.7 GB (weights 32.1, training 128.5, layers 1.9, logits 3.2)
     """
     text = text_config(config)
     width, depth = text.hidden_size, text.num_hidden_layers

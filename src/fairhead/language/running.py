@@ -180,20 +180,7 @@ def run_benchmark(
     provenance: Mapping[str, Any] | None = None,  # anything else worth keeping
     **options: Any,
 ) -> BenchmarkResult:
-    """Run one benchmark on a model, as a suite does, and give all that can be said of it.
-
-    Example:
-        >>> from fairhead.data.sentences import CrowsPair
-        >>> from fairhead.language.answers import Score, Answers
-        >>> class Constant:
-        ...     def score(self, requests, **options):
-        ...         return Answers({request.id: Score(request.id, -1.0, 1) for request in requests})
-        ...     def settings(self):
-        ...         return {"model": "constant"}
-        >>> pairs = [CrowsPair(str(i), "She cried.", "He cried.", "stereo", "gender", ()) for i in range(20)]
-        >>> run_benchmark("crows_pairs", Constant(), pairs)["ss"].value
-        0.5
-    """
+    """Run one benchmark on a model, as a suite does, and give all that can be said of it."""
     benchmark = name if isinstance(name, Benchmark) else benchmark_named(name)
     how = resampling or Resampling(n_boot=benchmark.n_boot)
     chosen = benchmark.chosen(**options)

@@ -94,21 +94,7 @@ class Planned(NamedTuple):
 
 @dataclass
 class Scorer:
-    """Scores texts under a causal language model.
-
-    Example:
-        >>> from tokenizers import Tokenizer, models, pre_tokenizers
-        >>> from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
-        >>> words = Tokenizer(models.WordLevel({w: i for i, w in enumerate("<s> the cat sat ran away".split())}, "<s>"))
-        >>> words.pre_tokenizer = pre_tokenizers.Whitespace()
-        >>> config = GPT2Config(vocab_size=6, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
-        >>> model = GPT2LMHeadModel(config)
-        >>> scorer = Scorer(model, PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>"))
-        >>> requests = [Request("a", "the cat", " sat"), Request("b", "the cat", " ran away")]
-        >>> scores = scorer.score(requests)
-        >>> scores["b"].n_tokens
-        2
-    """
+    """Scores texts under a causal language model."""
 
     model: nn.Module  # any Hugging Face causal language model
     tokenizer: Any  # its tokeniser
@@ -363,14 +349,7 @@ def load_scorer(
     load_in: LoadIn | None = None,  # "8bit" or "4bit", by bitsandbytes on a GPU
     tokenizer: Any = None,  # of a live model; otherwise that of the folder
 ) -> Scorer:
-    """Load a causal language model and its tokenizer for scoring, with the method that it carries.
-
-    Example:
-        >>> load_scorer("no/such/folder")
-        Traceback (most recent call last):
-            ...
-        fairhead.errors.InputError: no/such/folder: a folder with a model (config.json) is expected; it is not there
-    """
+    """Load a causal language model and its tokenizer for scoring, with the method that it carries."""
     placing: dict[str, Any] = {"device_map": device_map, "load_in": load_in}
     loaded = open_model(model, "causal", device=device, dtype=dtype, tokenizer=tokenizer, **placing)
     own_start = start not in (None, "default") or convention != "fairhead" or chat

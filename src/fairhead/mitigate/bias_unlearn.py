@@ -46,11 +46,6 @@ class BiasUnlearn:
         anti_in_forget: share of the triplets, evenly spread, whose anti-stereotype is to be forgotten too.
         category: train on the category whose stereotype score is farthest from even, or on all of them.
         swap: let stereotypes and anti-stereotypes change places while the last check saw a score below even.
-
-    Example:
-        >>> BiasUnlearn(beta=0)
-        Traceback (most recent call last):
-        fairhead.errors.InputError: BiasUnlearn: beta is 0; expected a number above 0
     """
 
     forget_weight: NotNegative = 0.5

@@ -47,12 +47,6 @@ def between_clusters(answers: Codes, labels: Codes, clusters: Codes) -> float:
     """The noise-corrected variance, between clusters, of P(answer | label, cluster); a mean over labels and answers.
 
     Cells count by their rows; what binomial noise alone would give is subtracted, so that the result can be negative.
-
-    Example:
-        >>> labels, clusters = np.repeat(0, 400), np.repeat([0, 1], 200)
-        >>> answers = np.r_[np.zeros(200, int), np.tile([0, 1], 100)]
-        >>> round(between_clusters(answers, labels, clusters), 3)   # (0.5 − 0)² / 4, less the noise
-        0.062
     """
     found = []
     count, classes = int(clusters.max()) + 1, int(max(answers.max(), labels.max())) + 1
@@ -98,13 +92,7 @@ def tried(
 
 
 def chosen(candidates: list[Tried]) -> Tried:
-    """The affordable candidate with the smallest total of spread and cost; the first of equals.
-
-    Example:
-        >>> plain, balance = Tried("plain", 0.8, 0.1, 0, 0, True), Tried("balance", 0.79, 0.02, 0.01, 0, True)
-        >>> chosen([plain, balance]).name
-        'balance'
-    """
+    """The affordable candidate with the smallest total of spread and cost; the first of equals."""
     return min((one for one in candidates if one.affordable), key=lambda one: one.total)
 
 

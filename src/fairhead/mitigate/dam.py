@@ -213,12 +213,6 @@ def most_attended(
     """Values [B, H, T, d] of the tokens with the largest weights [B, H, T], the largest first: [B, count, H · d].
 
     `DAM` says what may be picked. Padding (mask [B, T] is 0) is not: zeros stand in where there are too few tokens.
-
-    Example:
-        >>> weights = torch.tensor([[[0.6, 0.1, 0.3]]])
-        >>> values = torch.arange(3.0).reshape(1, 1, 3, 1)
-        >>> most_attended(weights, values, count=2).flatten().tolist()
-        [2.0, 1.0]
     """
     skip = 0 if first_token == "in" else 1
     if count > (candidates := weights.shape[-1] - skip):
@@ -236,14 +230,7 @@ def most_attended(
 
 
 def supervised_contrastive(z: Tensor, labels: Tensor, temperature: float = 0.07) -> Tensor:
-    """Khosla et al.'s loss ("out" form) of unit vectors [B, width], over the rows that have another of their class.
-
-    Example:
-        >>> z = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-        >>> loss = supervised_contrastive(z, torch.tensor([0, 0, 1]), temperature=1.0)
-        >>> round(loss.item(), 4)   # log(1 + 1/e); the third row has no positive
-        0.3133
-    """
+    """Khosla et al.'s loss ("out" form) of unit vectors [B, width], over the rows that have another of their class."""
     positive = (labels[:, None] == labels[None, :]).fill_diagonal_(False)
     positives = positive.sum(1, keepdim=True)
     share = positive / positives.clamp(min=1)  # of the row's positives, each alike

@@ -51,12 +51,7 @@ class DRO:
 
 
 def cvar_weights(losses: Tensor, alpha: float) -> Tensor:
-    """The weights, summing to 1, that make Σ wᵢ ℓᵢ the mean over the worst `alpha` of the rows [B].
-
-    Example:
-        >>> cvar_weights(torch.tensor([1.0, 4.0, 2.0, 3.0]), alpha=0.375).tolist()   # one row and a half
-        [0.0, 0.6666666865348816, 0.0, 0.3333333432674408]
-    """
+    """The weights, summing to 1, that make Σ wᵢ ℓᵢ the mean over the worst `alpha` of the rows [B]."""
     share = alpha * len(losses)
     rank = losses.argsort(descending=True).argsort().to(losses.dtype)
     return (share - rank).clamp(0, 1) / share
@@ -68,10 +63,6 @@ def chi2_weights(losses: Tensor, alpha: float) -> Tensor:
     With C² = 2 (1/alpha − 1)² + 1 the dual is min over η of C · sqrt(mean(max(ℓ − η, 0)²)) + η. Between two
     neighbouring losses it has a stationary point in closed form, so all of them are tried at once: no search, nothing
     that a GPU would have to wait for.
-
-    Example:
-        >>> chi2_weights(torch.tensor([0.0, 1.0]), alpha=1.0).tolist()   # a ball of radius 0
-        [0.5, 0.5]
     """
     n, scale = len(losses), math.sqrt(2 * (1 / alpha - 1) ** 2 + 1)
     if scale == 1:

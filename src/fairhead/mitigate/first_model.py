@@ -131,10 +131,6 @@ def environments(logits: Tensor, labels: Tensor) -> Tensor:
     derivative of row i's loss by a common factor of its logits. It is convex in Σ s g, so its maximum is at an end of
     that range: all rows with g > 0 on one side. Gradient ascent, as published, takes thousands of steps to the
     same place.
-
-    Example:
-        >>> environments(torch.tensor([[2.0, 0.0], [2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 1, 1])).tolist()
-        [0, 1, 0]
     """
     return (scale_gradients(logits, labels) > 0).long()
 

@@ -275,12 +275,7 @@ def _divergence(log_p: Tensor, log_q: Tensor, valid: Tensor) -> Tensor:
 
 
 def pool(hidden: Tensor, mask: Tensor, pooling: Literal["mean", "last"] = "mean") -> Tensor:
-    """One unit vector a sentence: [N, T, D] → [N, D].
-
-    Example:
-        >>> pool(torch.tensor([[[3.0, 0.0], [5.0, 8.0], [9.0, 9.0]]]), torch.tensor([[1, 1, 0]]))
-        tensor([[0.7071, 0.7071]])
-    """
+    """One unit vector a sentence: [N, T, D] → [N, D]."""
     if pooling == "last":
         number = torch.arange(hidden.shape[1], device=hidden.device)
         last = (mask * (number + 1)).argmax(1)
@@ -289,12 +284,6 @@ def pool(hidden: Tensor, mask: Tensor, pooling: Literal["mean", "last"] = "mean"
 
 
 def triplet_loss(stereotype: Tensor, anti: Tensor, unrelated: Tensor, margin: float) -> Tensor:
-    """max(0, ‖s − a‖² − ‖s − u‖² + margin) of unit vectors [B, D], averaged.
-
-    Example:
-        >>> one, other = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
-        >>> triplet_loss(one, other, one, margin=0.3)
-        tensor(2.3000)
-    """
+    """max(0, ‖s − a‖² − ‖s − u‖² + margin) of unit vectors [B, D], averaged."""
     near, far = (stereotype - anti).square().sum(-1), (stereotype - unrelated).square().sum(-1)
     return relu(near - far + margin).mean()

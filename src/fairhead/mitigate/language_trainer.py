@@ -98,22 +98,6 @@ class LanguageTrainer:
         plan: how to train; that of the method by default.
         name: the method's, for the record; its class's by default.
         base: where the model came from, for the record.
-
-    Example:
-        >>> from tokenizers import Tokenizer, models, pre_tokenizers
-        >>> from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
-        >>> from fairhead.data.sentences import Triplet
-        >>> from fairhead.mitigate.klaad import KLAAD
-        >>> vocabulary = {w: i for i, w in enumerate("<s> nurses bakers are kind rude blue".split())}
-        >>> words = Tokenizer(models.WordLevel(vocabulary, "<s>"))
-        >>> words.pre_tokenizer = pre_tokenizers.Whitespace()
-        >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>")
-        >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=7, n_embd=8, n_layer=2, n_head=2))
-        >>> texts = [Triplet(f"{w} are kind", f"{w} are rude", f"{w} are blue") for w in ("nurses", "bakers")]
-        >>> train, held_out = (StereoSetItem(t[0], "intrasentence", t[0], "", "", t) for t in texts)
-        >>> trainer = LanguageTrainer(model, tokenizer, KLAAD())
-        >>> sorted(trainer.train(TripletSplit((train,), (held_out,))).history[0])
-        ['ce', 'kl', 'loss', 'triplet']
     """
 
     model: Any

@@ -22,17 +22,7 @@ _LOOK_EVERY = 10
 
 
 def find_head(model: nn.Module, examples: Examples) -> nn.Linear:
-    """The linear layer whose output is the logits. One row of `examples` is run to find it.
-
-    Example:
-        >>> from transformers import RobertaConfig, RobertaForSequenceClassification
-        >>> from fairhead.train import Examples
-        >>> small = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=9)
-        >>> model = RobertaForSequenceClassification(RobertaConfig(**small, num_labels=3))
-        >>> examples = Examples({"input_ids": torch.tensor([[0, 5, 2]])}, torch.tensor([1]))
-        >>> find_head(model, examples) is model.classifier.out_proj
-        True
-    """
+    """The linear layer whose output is the logits. One row of `examples` is run to find it."""
     calls: list[tuple[nn.Linear, Tensor]] = []
 
     def note(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
@@ -118,12 +108,6 @@ def best_factors(probabilities: Tensor, labels: Tensor, tried: Tensor, rounds: i
 
     Of probabilities [n, C], one class at a time is swept over the factors that are `tried` [S], the others kept; the
     first class of two stays at 1, as only ratios matter.
-
-    Example:
-        >>> p = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
-        >>> s = best_factors(p, torch.tensor([0, 0, 1, 1]), torch.tensor([0.5, 1.0, 2.0, 3.0]))
-        >>> (p * s).argmax(-1).tolist()
-        [0, 0, 1, 1]
     """
     classes = probabilities.shape[1]
     factors = torch.ones(classes)
@@ -219,12 +203,7 @@ class AFR:
 
 
 def afr_weights(p_label: Tensor, labels: Tensor, gamma: float) -> Tensor:
-    """β_y · exp(−γ p_y), summing to 1, where β_y is one over the size of the row's class; [m].
-
-    Example:
-        >>> afr_weights(torch.tensor([1.0, 1.0, 1.0]), torch.tensor([0, 0, 1]), gamma=5.0).tolist()
-        [0.25, 0.25, 0.5]
-    """
+    """β_y · exp(−γ p_y), summing to 1, where β_y is one over the size of the row's class; [m]."""
     sizes = torch.bincount(labels)
     weights = (-gamma * p_label).exp() / sizes[labels]
     return weights / weights.sum()

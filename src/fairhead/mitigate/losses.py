@@ -25,13 +25,6 @@ class GroupLoss:
     """GroupDRO's loss (Sagawa et al., 2020): Σ q_g L_g, where q_g grows exponentially with the loss of its group.
 
     The groups are those that a method has found, or (in `references`) was given.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> loss = GroupLoss(torch.tensor([0, 0, 1]), step_size=0.0)      # q stays at ½ each
-        >>> out = SimpleNamespace(logits=torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.0, 100.0]]))
-        >>> round(loss(out, torch.tensor([0, 0, 1]), torch.tensor([0, 1, 2])).exp().item() ** 2, 4)
-        2.0
     """
 
     def __init__(self, groups: Tensor, step_size: float = 0.01, adjustment: float = 0.0) -> None:
@@ -64,15 +57,7 @@ class GroupLoss:
 
 
 class Adjusted:
-    """A loss of f + offset, where each training row has offsets of its own: what they say, f need not learn.
-
-    Example:
-        >>> from transformers.modeling_outputs import ImageClassifierOutput
-        >>> loss = Adjusted(torch.tensor([[0.75, 0.25]]).log())    # three in four are of class 0
-        >>> out = ImageClassifierOutput(logits=torch.zeros(1, 2))
-        >>> round(loss(out, torch.tensor([1]), torch.tensor([0])).exp().item(), 4)
-        4.0
-    """
+    """A loss of f + offset, where each training row has offsets of its own: what they say, f need not learn."""
 
     def __init__(self, offsets: Tensor, loss: Callable[[Any, Tensor, Tensor], Tensor] | None = None) -> None:
         """`offsets` [n, C]; the mean cross-entropy where no loss is given."""
@@ -96,12 +81,7 @@ def balanced(cells: Tensor, generator: torch.Generator, power: float = 1.0) -> W
 
 
 def cell_numbers(labels: Tensor, parts: Tensor) -> Tensor:
-    """One number for each (class, part) pair that occurs, from 0 and without holes, [n] on the CPU.
-
-    Example:
-        >>> cell_numbers(torch.tensor([0, 0, 1]), torch.tensor([5, 7, 5])).tolist()
-        [0, 1, 2]
-    """
+    """One number for each (class, part) pair that occurs, from 0 and without holes, [n] on the CPU."""
     labels, parts = labels.cpu().long(), parts.cpu().long()
     return (labels * (parts.max() + 1) + parts).unique(return_inverse=True)[1]
 

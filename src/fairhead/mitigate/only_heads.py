@@ -20,12 +20,7 @@ Heads = tuple[tuple[int, int], ...]  # (layer, head), from 0
 
 
 def read_heads(text: str) -> Heads:
-    """Heads from their names (L11H1,L10H5), or those that `fairhead locate` chose (headmap.json).
-
-    Example:
-        >>> read_heads("L1H2, L0H3")
-        ((1, 2), (0, 3))
-    """
+    """Heads from their names (L11H1,L10H5), or those that `fairhead locate` chose (headmap.json)."""
     if text.endswith(".json"):
         try:
             content = json.loads(Path(text).read_text(encoding="utf-8"))
@@ -39,12 +34,7 @@ def read_heads(text: str) -> Heads:
 
 
 def random_heads(heads: Sequence[tuple[int, int]], per_layer: Sequence[int], seed: int) -> Heads:
-    """As many other heads of the same layers, at random; of a layer that has too few others, some are the same.
-
-    Example:
-        >>> random_heads([(0, 1), (1, 0)], [2, 2], seed=0)
-        ((0, 0), (1, 1))
-    """
+    """As many other heads of the same layers, at random; of a layer that has too few others, some are the same."""
     rng, found = np.random.default_rng(seed), []
     for layer in sorted({layer for layer, _ in heads}):
         own = [head for of, head in heads if of == layer]

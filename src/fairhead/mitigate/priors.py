@@ -42,12 +42,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class LogUniform:
-    """10 to a power that is drawn evenly between two.
-
-    Example:
-        >>> 1e-4 <= LogUniform(-4, -2).draw(random.Random(0), 1) <= 1e-2
-        True
-    """
+    """10 to a power that is drawn evenly between two."""
 
     low: float
     high: float
@@ -64,12 +59,7 @@ class LogUniform:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of a few values, evenly.
-
-    Example:
-        >>> Choice((0.3, 0.7, 1.0)).draw(random.Random(0), 1) in (0.3, 0.7, 1.0)
-        True
-    """
+    """One of a few values, evenly."""
 
     values: tuple[Any, ...]
 
@@ -83,12 +73,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class ShareOfEpochs:
-    """A whole number of epochs, an evenly drawn share of the plan's, at least one.
-
-    Example:
-        >>> 2 <= ShareOfEpochs(0.2, 0.8).draw(random.Random(0), 10) <= 8
-        True
-    """
+    """A whole number of epochs, an evenly drawn share of the plan's, at least one."""
 
     low: float
     high: float
@@ -103,12 +88,7 @@ class ShareOfEpochs:
 
 @dataclass(frozen=True)
 class ListOf:
-    """A list with one drawn value, for options that hold several.
-
-    Example:
-        >>> len(ListOf(LogUniform(-2, 0.5)).draw(random.Random(0), 1))
-        1
-    """
+    """A list with one drawn value, for options that hold several."""
 
     prior: LogUniform
 

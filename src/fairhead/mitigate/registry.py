@@ -205,12 +205,7 @@ METHODS: Mapping[str, MethodEntry] = {
 
 
 def names(kind: Kind | None = None, uses_groups: bool | None = None) -> list[str]:
-    """The names in `METHODS`, of one kind, and with or without references.
-
-    Example:
-        >>> names("classifier", uses_groups=True)
-        ['group_balanced', 'bias_balance', 'group_dro', 'dfr', 'fscl', 'tadet', 'dsa']
-    """
+    """The names in `METHODS`, of one kind, and with or without references."""
     found = METHODS.values()
     return [e.name for e in found if kind in (None, e.kind) and uses_groups in (None, e.uses_groups)]
 

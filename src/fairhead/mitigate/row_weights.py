@@ -100,11 +100,6 @@ def label_offsets(labels: Tensor, groups: Tensor, *, even: bool = False) -> Tens
     Added to the logits in training (Hong and Yang, 2021): f alone, at test, then has nothing to say about what the
     group says of the label. The shares of the classes stay with f, unless `even`: log p(y | g) as it is. A class that a
     group lacks counts as half a row.
-
-    Example:
-        >>> import torch
-        >>> label_offsets(torch.tensor([0, 1, 0, 1]), torch.tensor([0, 0, 1, 1])).abs().max().item()
-        0.0
     """
     table = torch.zeros(int(groups.max()) + 1, int(labels.max()) + 1, dtype=torch.float64)
     table.index_put_((groups, labels), torch.ones(len(labels), dtype=torch.float64), accumulate=True)

@@ -191,17 +191,7 @@ def encode_triplets(items: Iterable[StereoSetItem], tokenizer: Any, context: int
 
 
 def stack_triplets(triplets: Sequence[TokenTriplet], device: torch.device | str = "cpu") -> Sentences:
-    """One batch of 3B rows: all stereotypes, then all anti-stereotypes, then all unrelated sentences.
-
-    Example:
-        >>> stack_triplets([TokenTriplet("1", (0, 1), (0, 2), (0, 3)), TokenTriplet("2", (0, 4), (0, 5), (0, 6))]).ids
-        tensor([[0, 1],
-                [0, 4],
-                [0, 2],
-                [0, 5],
-                [0, 3],
-                [0, 6]])
-    """
+    """One batch of 3B rows: all stereotypes, then all anti-stereotypes, then all unrelated sentences."""
     columns = zip(*(triplet[1:] for triplet in triplets), strict=True)
     return stack([tokens for column in columns for tokens in column], device)
 

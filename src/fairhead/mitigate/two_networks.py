@@ -34,17 +34,7 @@ class PairOutput(NamedTuple):
 
 
 class Pair(nn.Module):
-    """The first network is the one that predicts; the second runs while training only.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> class Net(torch.nn.Linear):
-        ...     def forward(self, x):
-        ...         return SimpleNamespace(logits=super().forward(x))
-        >>> pair = Pair(Net(3, 2), Net(3, 2))
-        >>> pair(x=torch.zeros(4, 3)).second.shape, pair.eval()(x=torch.zeros(4, 3)).second
-        (torch.Size([4, 2]), None)
-    """
+    """The first network is the one that predicts; the second runs while training only."""
 
     def __init__(self, first: nn.Module, second: nn.Module) -> None:
         super().__init__()
@@ -127,15 +117,7 @@ class LfF:
 
 
 class FailureLoss:
-    """The sum of both networks' losses. Running losses are kept for every row of the training set, on the device.
-
-    Example:
-        >>> loss = FailureLoss(torch.tensor([0, 1]))
-        >>> out = PairOutput(torch.zeros(2, 2), torch.zeros(2, 2))
-        >>> value = loss(out, torch.tensor([0, 1]), torch.tensor([0, 1]))
-        >>> round(value.item() / torch.tensor(2.0).log().item(), 4)   # ½ of CE, and q · 0.5^q of CE
-        0.9309
-    """
+    """The sum of both networks' losses. Running losses are kept for every row of the training set, on the device."""
 
     def __init__(self, labels: Tensor, q: float = 0.7, memory: float = 0.7) -> None:
         """`labels` of the training set, [n]."""

@@ -35,16 +35,9 @@ class Neutral(NamedTuple):
 
 
 def read_neutral(source: str | None) -> Neutral:
-    r"""Texts from a text file (its paragraphs), BOLD's folder (its Wikipedia texts), or texts as reader:path.
+    """Texts from a text file (its paragraphs), BOLD's folder (its Wikipedia texts), or texts as reader:path.
 
     Of texts in pairs, as those of MultiNLI, the first are taken.
-
-    Example:
-        >>> import tempfile
-        >>> file = Path(tempfile.mkdtemp(), "text.txt")
-        >>> _ = file.write_text("\n\n".join(f"Text {i % 20}." for i in range(40)))
-        >>> len(read_neutral(str(file)).trained), len(read_neutral(str(file)).watched)
-        (18, 2)
     """
     if source is None:
         return Neutral()

@@ -98,13 +98,6 @@ def project_out(model: Any, axes: Tensor) -> None:
     """Fold the projection into the output layer, in place: W becomes W (1 − VᵀV). Axes are [k, D], orthonormal.
 
     An output layer that is the input embedding (tied) becomes a matrix of its own.
-
-    Example:
-        >>> from transformers import GPT2Config, GPT2LMHeadModel
-        >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=5, n_embd=4, n_layer=1, n_head=1)).eval()
-        >>> project_out(model, torch.tensor([[1.0, 0.0, 0.0, 0.0]]))
-        >>> model.lm_head.weight[:, 0].abs().max().item(), model.config.tie_word_embeddings
-        (0.0, False)
     """
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear):
@@ -130,7 +123,7 @@ def _pooled(model: Any, sentences: Sequence[Sequence[int]]) -> Tensor:
 
 @dataclass(frozen=True)
 class SelfDebias:
-    r"""Self-debiasing at decoding (Schick et al. 2021): the model itself says which words a biased text would have.
+    """Self-debiasing at decoding (Schick et al. 2021): the model itself says which words a biased text would have.
 
     Every text is read twice: as it is, and after a sentence such as "The following text discriminates against people
     because of their gender". A word that the second reading finds likelier than the first by Δ is made less likely, by
@@ -142,10 +135,6 @@ class SelfDebias:
         decay: λ, how fast a word's probability falls.
         floor: ε, the least that its probability is multiplied with.
         sentence: the sentence before the text, with {} for the bias type.
-
-    Example:
-        >>> SelfDebias(("gender",)).sentence.format("gender")
-        'The following text discriminates against people because of their gender:\n'
     """
 
     bias_types: Annotated[tuple[str, ...], Option("--bias-type")] = ("gender", "race", "religion")

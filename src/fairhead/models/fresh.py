@@ -34,15 +34,7 @@ def is_fresh(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A model that can be built again and again.
-
-    Example:
-        >>> recipe = Recipe("vit-2x4", ("no", "yes"), {"width": 16, "mlp": 16, "image_size": 8, "patch_size": 4})
-        >>> type(recipe.build("image", seed=0)).__name__
-        'ViTForImageClassification'
-        >>> recipe.pictures().size
-        8
-    """
+    """A model that can be built again and again."""
 
     name: str  # "vit-8x8", or a pretrained model as `fairhead.load` takes it ("path:FOLDER" says that it is a folder)
     classes: tuple[str, ...]  # names of the classes

@@ -81,17 +81,7 @@ class Pictures:
 
 
 def normalising(model: nn.Module, pictures: Pictures) -> nn.Module:
-    """Let a model take pictures as bytes [B, 3, H, W]; they are normalised on its own device, a quarter of the memory.
-
-    Example:
-        >>> seen = []
-        >>> class Look(nn.Module):
-        ...     def forward(self, pixel_values):
-        ...         seen.append(pixel_values.flatten().tolist())
-        >>> _ = normalising(Look(), Pictures(1))(pixel_values=torch.tensor([[[[0]], [[255]], [[51]]]]).byte())
-        >>> [round(x, 3) for x in seen[0]]
-        [-1.0, 1.0, -0.6]
-    """
+    """Let a model take pictures as bytes [B, 3, H, W], a quarter of the memory, and normalise them on its device."""
     model.register_forward_pre_hook(_normaliser(pictures), with_kwargs=True)
     return model
 

@@ -30,11 +30,6 @@ class LinearHead(PreTrainedModel):
 
     Mean and scale of the features are kept with the weights, so that a penalty treats all features alike; `layer` folds
     them into one linear layer, for a network that ends in it.
-
-    Example:
-        >>> head = LinearHead.of(torch.randn(8, 3), ("no", "yes"))
-        >>> head(features=torch.randn(5, 3)).logits.shape
-        torch.Size([5, 2])
     """
 
     config_class = LinearHeadConfig

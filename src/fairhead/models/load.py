@@ -376,10 +376,6 @@ def device_named(name: str) -> torch.device:
 
     Raises:
         InputError: there is no such device.
-
-    Example:
-        >>> device_named("cpu")
-        device(type='cpu')
     """
     if name == "auto":
         own = f":{os.environ['LOCAL_RANK']}" if "LOCAL_RANK" in os.environ else ""  # of several processes, one a GPU

@@ -34,14 +34,7 @@ def cache_folder(folder: Path | str | None = None) -> Path:
 
 
 def key_of(*parts: Any) -> str:
-    """A short name for what an array was made from: JSON values, and arrays by their bytes.
-
-    Example:
-        >>> key_of("vit", np.arange(3)) == key_of("vit", np.arange(3))
-        True
-        >>> key_of("vit", np.arange(3)) == key_of("vit", np.arange(3.0))
-        False
-    """
+    """A short name for what an array was made from: JSON values, and arrays by their bytes."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         if isinstance(part, np.ndarray):
@@ -67,16 +60,6 @@ def cached_array(
 
     Returns:
         The array. Writing to it changes this process's copy only, never the file.
-
-    Example:
-        >>> import tempfile
-        >>> def fill(array):
-        ...     array[:] = [1, 2, 3]
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     first = cached_array(folder, "numbers", (3,), "int64", fill).tolist()
-        ...     again = cached_array(folder, "numbers", (3,), "int64", lambda array: None).tolist()
-        >>> first == again == [1, 2, 3]
-        True
     """
     manifest = {"schema": _SCHEMA, "shape": list(shape), "dtype": dtype}
     entry = Path(folder, key)

@@ -25,12 +25,6 @@ class CompiledLayers(AbstractContextManager["CompiledLayers"]):
 
     Attributes:
         as_they_are: why they are not compiled; None where they are.
-
-    Example:
-        >>> from torch import nn
-        >>> model = nn.Sequential(nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]))
-        >>> len(repeated_layers(model))
-        2
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
@@ -81,14 +75,7 @@ def patch_embeddings(model: nn.Module) -> list[nn.Conv2d]:
 
 
 def patches(convolution: nn.Conv2d, pictures: Tensor) -> Tensor:
-    """What such a convolution gives for pictures [B, C, H, W], as one matrix product: [B, D, rows, columns].
-
-    Example:
-        >>> cut = torch.nn.Conv2d(3, 5, kernel_size=4, stride=4)
-        >>> pictures = torch.randn(2, 3, 8, 12)
-        >>> torch.allclose(patches(cut, pictures), cut(pictures), atol=1e-6)
-        True
-    """
+    """What such a convolution gives for pictures [B, C, H, W], as one matrix product: [B, D, rows, columns]."""
     height, width = convolution.kernel_size
     rows, columns = pictures.shape[-2] // height, pictures.shape[-1] // width
     windows = pictures[..., : rows * height, : columns * width].unflatten(-1, (columns, width))

@@ -17,12 +17,6 @@ class Examples(Dataset):
     """Inputs and labels of n examples, held in memory.
 
     A map-style torch data set whose batches are gathered by one indexing operation.
-
-    Example:
-        >>> from fairhead.train import Examples
-        >>> examples = Examples({"pixel_values": torch.zeros(4, 1, 8, 8)}, torch.tensor([0, 1, 0, 1]))
-        >>> len(examples), sorted(examples.__getitems__([0, 2]))
-        (4, ['labels', 'pixel_values'])
     """
 
     # The model's arguments by name, each a tensor of shape [n, ...] ("pixel_values", "input_ids", ...)

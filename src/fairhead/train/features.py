@@ -66,18 +66,6 @@ def last_encoder(model: nn.Module) -> nn.Module:
 
     Returns:
         A model of the same class with one layer, without gradients in its embeddings.
-
-    Example:
-        >>> import tempfile, torch
-        >>> from transformers import ViTConfig, ViTForImageClassification
-        >>> from fairhead.train import Examples
-        >>> shape = dict(image_size=4, patch_size=2, num_channels=1, hidden_size=8, intermediate_size=8)
-        >>> model = ViTForImageClassification(ViTConfig(num_hidden_layers=3, num_attention_heads=2, **shape)).eval()
-        >>> images = torch.randn(2, 1, 4, 4)
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     features = frozen_features(model, Examples({"pixel_values": images}, torch.tensor([0, 1])), folder)
-        ...     torch.allclose(last_encoder(model)(**features.inputs).logits, model(images).logits, atol=1e-6)
-        True
     """
     refuse_method(model, "last-encoder training")
     # Layers that would be thrown away are not copied first.
@@ -126,17 +114,7 @@ def _pass_on(*args: Any, inputs_embeds: Tensor | None = None, **ignored: Any) ->
 
 
 def put_back(model: nn.Module, rest: nn.Module) -> nn.Module:
-    """Give the whole model, in place, what `rest` (from `last_encoder`) has learnt; a method attached stays out.
-
-    Example:
-        >>> from transformers import ViTConfig, ViTForImageClassification
-        >>> shape = dict(image_size=4, patch_size=2, num_channels=1, hidden_size=8, intermediate_size=8)
-        >>> model = ViTForImageClassification(ViTConfig(num_hidden_layers=3, num_attention_heads=2, **shape))
-        >>> rest = last_encoder(model)
-        >>> _ = rest.classifier.bias.data.fill_(0.5)
-        >>> put_back(model, rest).classifier.bias.tolist()
-        [0.5, 0.5]
-    """
+    """Give the whole model, in place, what `rest` (from `last_encoder`) has learnt; a method attached stays out."""
     encoder = _encoder(model)
     layers = getattr(encoder.holder, encoder.name)
     (path,) = (name for name, module in model.named_modules() if module is layers)
@@ -255,13 +233,6 @@ def pooled(output: Any, mask: Tensor | None) -> Tensor:
     Args:
         output: of a model without a task head.
         mask: 1 where a token of a text is real, [B, T]; None for pictures.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> tokens = torch.tensor([[[1.0], [3.0], [9.0]]])
-        >>> output = SimpleNamespace(last_hidden_state=tokens)
-        >>> pooled(output, torch.tensor([[1, 1, 0]])).item(), pooled(output, None).item()
-        (2.0, 1.0)
     """
     if mask is not None:
         weight = mask[..., None].to(output.last_hidden_state.dtype)

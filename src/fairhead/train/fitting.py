@@ -82,15 +82,6 @@ def fit(
 
     Returns:
         The history and the chosen epoch.
-
-    Example:
-        >>> from transformers import ViTConfig, ViTForImageClassification
-        >>> from fairhead.train import Examples, TrainingPlan, fit
-        >>> shape = dict(image_size=4, patch_size=2, num_channels=1, hidden_size=8, intermediate_size=8)
-        >>> model = ViTForImageClassification(ViTConfig(num_hidden_layers=1, num_attention_heads=2, **shape))
-        >>> data = Examples({"pixel_values": torch.randn(8, 1, 4, 4)}, torch.arange(8) % 2)
-        >>> len(fit(model, data, data, TrainingPlan(epochs=2, batch_size=4)).history)
-        2
     """
     plan = plan or TrainingPlan()
     check_selection(selection)
@@ -211,17 +202,7 @@ def _digest(examples: Examples) -> str:
 def predict(
     model: nn.Module, examples: Examples, batch_size: int = 512, precision: Literal["no", "bf16"] = "no"
 ) -> Tensor:
-    """Class probabilities, shape [n, C] on the CPU; the model is left in evaluation mode.
-
-    Example:
-        >>> from transformers import ViTConfig, ViTForImageClassification
-        >>> from fairhead.train import Examples, predict
-        >>> shape = dict(image_size=4, patch_size=2, num_channels=1, hidden_size=8, intermediate_size=8)
-        >>> model = ViTForImageClassification(ViTConfig(num_hidden_layers=1, num_attention_heads=2, **shape))
-        >>> data = Examples({"pixel_values": torch.randn(5, 1, 4, 4)}, torch.arange(5) % 2)
-        >>> predict(model, data).shape
-        torch.Size([5, 2])
-    """
+    """Class probabilities, shape [n, C] on the CPU; the model is left in evaluation mode."""
     return Predicting(model, batch_size, precision)(examples)
 
 
@@ -281,10 +262,6 @@ def worst_accuracy(predicted: Tensor, labels: Tensor, cells: Tensor) -> float:
         predicted: classes, [n].
         labels: classes, [n].
         cells: what to divide the rows by, [n]: the labels themselves, or (label, cluster) numbers.
-
-    Example:
-        >>> worst_accuracy(torch.tensor([1, 1, 1]), torch.tensor([1, 1, 0]), cells=torch.tensor([0, 5, 5]))
-        0.5
     """
     _, cell = cells.unique(return_inverse=True)
     hits = torch.bincount(cell, weights=(predicted == labels).double())

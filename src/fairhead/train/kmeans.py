@@ -36,10 +36,6 @@ def kmeans(points: Tensor, k: int, seed: int = 0, restarts: int = 4, rounds: int
         seed: of the starts.
         restarts: how many starts.
         rounds: at most, each.
-
-    Example:
-        >>> kmeans(torch.tensor([[0.0], [0.1], [9.0], [9.1]]), 2).cluster.diff().abs().tolist()
-        [0, 1, 0]
     """
     points = points.float()
     generator = torch.Generator().manual_seed(seed)
@@ -159,22 +155,12 @@ def stabilities(
 
 
 def most_stable(found: Sequence[Stability]) -> int:
-    """The number of clusters with the highest stability.
-
-    Example:
-        >>> most_stable([Stability(2, (0.9, 0.96)), Stability(4, (0.4, 0.5))])
-        2
-    """
+    """The number of clusters with the highest stability."""
     return max(found, key=lambda stability: stability.mean).clusters
 
 
 def adjusted_rand(one: Tensor, other: Tensor) -> float:
-    """The adjusted Rand index of two clusterings of the same rows, [n] each (Hubert and Arabie, 1985).
-
-    Example:
-        >>> adjusted_rand(torch.tensor([0, 0, 1, 1]), torch.tensor([1, 1, 0, 0]))
-        1.0
-    """
+    """The adjusted Rand index of two clusterings of the same rows, [n] each (Hubert and Arabie, 1985)."""
     table = torch.zeros(int(one.max()) + 1, int(other.max()) + 1, dtype=torch.float64)
     table.index_put_((one.cpu(), other.cpu()), torch.ones(len(one), dtype=torch.float64), accumulate=True)
 
@@ -237,10 +223,6 @@ def independent_weights(labels: Tensor, clusters: Tensor, weights: Tensor | None
         clusters: [n].
         weights: the rows' own, [n], which the shares are counted by and the result is multiplied with.
         cap: the largest weight, in means; a cell of a row or two would decide everything otherwise.
-
-    Example:
-        >>> independent_weights(torch.tensor([0, 0, 1, 0, 1, 1]), torch.tensor([0, 0, 0, 1, 1, 1])).tolist()
-        [0.75, 0.75, 1.5, 1.5, 0.75, 0.75]
     """
     own = torch.ones(len(labels), dtype=torch.float64) if weights is None else weights.double()
     numbers = (labels, clusters, labels * (int(clusters.max()) + 1) + clusters)

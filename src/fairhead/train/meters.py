@@ -63,12 +63,6 @@ class Meter:
         gpu: where GPU figures come from; found by itself (NVML, else nvidia-smi) where none is given.
         utilisation_watts: the fixed power of DAM's formula; by default the GPU's own power limit. (The paper: 350.)
         sharers: how many runs use the device at this moment; each is charged an equal share of its energy.
-
-    Example:
-        >>> with Meter() as meter:
-        ...     total = sum(range(1000))
-        >>> meter.reading.seconds > 0, meter.reading.energy_wh is None
-        (True, True)
     """
 
     def __init__(
@@ -155,16 +149,6 @@ class Energy:
 
     Args:
         utilisation_watts: of DAM's formula; None leaves that figure out.
-
-    Example:
-        >>> energy = Energy(utilisation_watts=100.0)
-        >>> for second in (0.0, 30.0, 60.0):
-        ...     energy.add(second, Sample(watts=60.0, joules=1000 + 60 * second, busy=0.5), sharers=1)
-        >>> figures = energy.figures()
-        >>> figures["energy_counter_wh"], figures["energy_power_wh"]   # 60 W for a minute
-        (1.0, 1.0)
-        >>> round(figures["energy_utilisation_wh"], 4)                 # 0.5 × 100 W for a minute
-        0.8333
     """
 
     def __init__(self, utilisation_watts: float | None = None) -> None:

@@ -126,14 +126,7 @@ class ClassifierLoss:
 
 
 class Step(Generic[B]):
-    """Forward, loss, backward, clipping and optimizer on one batch.
-
-    Example:
-        >>> weight = nn.Parameter(torch.ones(2))
-        >>> step = Step(lambda batch: (weight * torch.tensor(batch)).square().mean(), torch.optim.SGD([weight], 0.1))
-        >>> bool(step([1.0, 2.0]) > step([1.0, 2.0]))
-        True
-    """
+    """Forward, loss, backward, clipping and optimizer on one batch."""
 
     def __init__(
         self,

@@ -72,14 +72,6 @@ def tune(
 
     The model is in evaluation mode while it is trained, too: dropout would make two readings of one sentence differ.
     Of several processes (`accelerate launch`) each reads its part of a batch, as one process does with `accumulate`.
-
-    Example:
-        >>> model = nn.Linear(1, 1)
-        >>> def loss(batch):
-        ...     return {"loss": (model(torch.tensor(batch)) - 1.0).square().mean()}
-        >>> plan = LanguagePlan(learning_rate=0.1, epochs=8)
-        >>> tune(model, [[1.0]] * 64, [1] * 64, loss, plan).history[-1]["loss"] < 0.1
-        True
     """
     plan = plan or LanguagePlan()
     if not examples:
@@ -226,11 +218,6 @@ def shuffled_batches(lengths: Sequence[int], batch_size: int, seed: int, epoch: 
         batch_size: examples a batch; the last may be smaller.
         seed: of the order.
         epoch: another epoch is another order.
-
-    Example:
-        >>> batches = shuffled_batches([5, 9, 5, 9], batch_size=2, seed=0)
-        >>> sorted(sorted(batch) for batch in batches)
-        [[0, 2], [1, 3]]
     """
     rng = np.random.default_rng([seed, epoch])
     order = rng.permutation(len(lengths))

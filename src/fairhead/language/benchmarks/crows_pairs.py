@@ -31,7 +31,7 @@ _COLUMNS = ("sent_more", "sent_less", "stereo_antistereo", "bias_type", "annotat
 
 
 def read_crows_pairs(path: str | os.PathLike[str], *, on_error: str = "raise") -> Items[CrowsPair]:
-    r"""Read `crows_pairs_anonymized.csv` (1 508 pairs).
+    """Read `crows_pairs_anonymized.csv` (1 508 pairs).
 
     Args:
         path: the file, or a folder or zip archive that holds it.

@@ -48,15 +48,6 @@ def read_stereoset(path: str | os.PathLike[str], *, on_error: str = "raise") -> 
     Args:
         path: the file, or a folder or zip archive that holds `dev.json`.
         on_error: "raise", or "skip" to leave out items without exactly one sentence of each gold label.
-
-    Example:
-        >>> import json, pathlib, tempfile
-        >>> sentences = [{"sentence": f"It is {g}.", "gold_label": g} for g in GOLD_LABELS]
-        >>> item = {"id": "1", "target": "t", "bias_type": "race", "context": "It is BLANK.", "sentences": sentences}
-        >>> file = pathlib.Path(tempfile.mkdtemp(), "dev.json")
-        >>> _ = file.write_text(json.dumps({"data": {"intrasentence": [item]}}))
-        >>> read_stereoset(file)[0].texts.unrelated
-        'It is unrelated.'
     """
     source, skips = Source(path), Skips(on_error)
     name = source.find("dev.json", "StereoSet")

@@ -52,14 +52,6 @@ def read_winobias(path: str | os.PathLike[str], *, on_error: str = "raise") -> I
     Args:
         path: a folder or zip archive, or one of the files.
         on_error: "raise", or "skip" to leave out lines without an occupation and a pronoun in brackets.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> file = pathlib.Path(tempfile.mkdtemp(), "anti_stereotyped_type1.txt.dev")
-        >>> _ = file.write_text("1 [The mechanic] gave the clerk a present because [she] won the lottery.")
-        >>> sentence = read_winobias(file)[0]
-        >>> sentence.occupation.text, sentence.pronouns
-        ('The mechanic', (Mention(text='she', start=46, end=49),))
     """
     source, skips = Source(path), Skips(on_error)
     files = [(name, match) for name in source.names if (match := _FILE.fullmatch(base_name(name)))]

@@ -225,13 +225,7 @@ def _check_pictures(examples: Examples) -> None:
 
 
 def telling_patches(weights: Tensor, k: int) -> Tensor:
-    """The k patches that get most of the weights [B, H, T, T] of a layer, [B, k]; the first token is no patch.
-
-    Example:
-        >>> weights = torch.tensor([[[[0.8, 0.0, 0.2], [0.1, 0.2, 0.7], [0.0, 0.5, 0.5]]]])
-        >>> telling_patches(weights, 1).tolist()                  # 0.7 for the first patch, 1.4 for the second
-        [[1]]
-    """
+    """The k patches that get most of the weights [B, H, T, T] of a layer, [B, k]; the first token is no patch."""
     received = weights.mean((1, 2))[:, 1:]
     if k > received.shape[1]:
         raise InputError(f"DSA is to replace {k} patches; pictures have {received.shape[1]}")
@@ -239,12 +233,7 @@ def telling_patches(weights: Tensor, k: int) -> Tensor:
 
 
 def pasted(pixels: Tensor, patches: Tensor, places: Tensor) -> Tensor:
-    """Pictures [B, channels, H, W] with patches [B, k, channels, P, P] at `places` [B, k], counted row by row.
-
-    Example:
-        >>> pasted(torch.zeros(1, 1, 2, 4), torch.ones(1, 1, 1, 2, 2), torch.tensor([[1]])).tolist()
-        [[[[0.0, 0.0, 1.0, 1.0], [0.0, 0.0, 1.0, 1.0]]]]
-    """
+    """Pictures [B, channels, H, W] with patches [B, k, channels, P, P] at `places` [B, k], counted row by row."""
     batch, channels, height, width = pixels.shape
     size = patches.shape[-1]
     rows, columns = height // size, width // size
@@ -257,12 +246,7 @@ def pasted(pixels: Tensor, patches: Tensor, places: Tensor) -> Tensor:
 
 
 def without_conflict(side: Tensor, main: Tensor) -> Tensor:
-    """`side` [B, ...] without what points against `main` [B, ...], row by row (PCGrad).
-
-    Example:
-        >>> without_conflict(torch.tensor([[-1.0, 1.0], [1.0, 1.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.0]])).tolist()
-        [[0.0, 1.0], [1.0, 1.0]]
-    """
+    """`side` [B, ...] without what points against `main` [B, ...], row by row (PCGrad)."""
     flat_side, flat_main = side.flatten(1), main.flatten(1)
     along = (flat_side * flat_main).sum(1, keepdim=True)
     share = along.clamp(max=0) / flat_main.square().sum(1, keepdim=True).clamp(min=1e-30)
@@ -270,12 +254,6 @@ def without_conflict(side: Tensor, main: Tensor) -> Tensor:
 
 
 def attention_divergence(one: Tensor, other: Tensor, temperature: float = _TEMPERATURE) -> Tensor:
-    """½ KL(one ‖ other) between rows of attention [B, H, T, T], softened and renormalised, on average over rows.
-
-    Example:
-        >>> rows = torch.tensor([[[[0.5, 0.5]]]]), torch.tensor([[[[0.8, 0.2]]]])
-        >>> round(attention_divergence(*rows, temperature=1.0).item(), 4)     # ½ (½ log 5/8 + ½ log 5/2)
-        0.1116
-    """
+    """½ KL(one ‖ other) between rows of attention [B, H, T, T], softened and renormalised, on average over rows."""
     log_one, log_other = ((x.float().clamp(min=1e-12).log() / temperature).log_softmax(-1) for x in (one, other))
     return 0.5 * (log_one.exp() * (log_one - log_other)).sum(-1).mean()

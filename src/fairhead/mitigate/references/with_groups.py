@@ -130,12 +130,6 @@ def fair_contrastive(z: Tensor, labels: Tensor, groups: Tensor, temperature: flo
     """SupCon of unit vectors [B, width]; negatives are of another class and of the anchor's own group.
 
     `even_groups` averages within each (class, group) cell of positives first, and over anchors' cells last.
-
-    Example:
-        >>> z = torch.eye(3)[[0, 0, 1]]
-        >>> args = torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0]), 1.0, False
-        >>> round(fair_contrastive(z, *args).item(), 4)   # row 0 alone has both: −(1 − 0)
-        -1.0
     """
     itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
     same_class, same_group = labels[:, None] == labels, groups[:, None] == groups
@@ -251,13 +245,7 @@ def reversed_gradient(x: Tensor, strength: Tensor | float) -> Tensor:
 
 
 def query_gap(queries: Tensor, labels: Tensor, groups: Tensor) -> Tensor:
-    """Mean over the (class, group) cells of a batch of ‖cell mean − class mean‖²; queries [B, D].
-
-    Example:
-        >>> q = torch.tensor([[0.0], [2.0], [5.0]])
-        >>> query_gap(q, torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0])).item()   # 1, 1 and 0
-        0.6666666865348816
-    """
+    """Mean over the (class, group) cells of a batch of ‖cell mean − class mean‖²; queries [B, D]."""
     same_class = (labels[:, None] == labels).float()
     same_cell = same_class * (groups[:, None] == groups).float()
     cell_mean = same_cell @ queries / same_cell.sum(1, keepdim=True)
@@ -325,12 +313,7 @@ class DFR(Reference):
 
 
 def even_rows(cells: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
-    """As many random rows of every cell as the smallest has.
-
-    Example:
-        >>> even_rows(np.array([0, 0, 0, 1]), np.random.default_rng(0)).size
-        2
-    """
+    """As many random rows of every cell as the smallest has."""
     sizes = np.bincount(cells)
     if (sizes == 0).any():
         raise InputError(
