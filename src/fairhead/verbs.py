@@ -98,7 +98,7 @@ def score(
     """What a causal language model prefers, by a benchmark: "crows", "stereoset", "bbq", "winobias", ...
 
     Args:
-        model: a folder, a name of the hub, or a live model (then with its `tokenizer`).
+        model: a folder, a name of the hub, or a live model.
         benchmark: its name.
         data: its published files, "reader:path", or pairs or triplets of your own (`fairhead.dataset`).
         limit: only so many items, drawn at random.
@@ -110,7 +110,7 @@ def score(
         chat: put prompts into the chat template of the tokenizer; what is scored is the answer.
         device_map: how layers are spread over several GPUs: "auto", "balanced" or "sequential".
         load_in: "8bit" or "4bit", by bitsandbytes on a GPU.
-        tokenizer: of a live model.
+        tokenizer: of a live model that was not loaded from a folder.
         n_boot: bootstrap replicates; None for what the benchmark usually takes.
         seed: of all that is drawn.
         level: confidence level.
@@ -120,7 +120,7 @@ def score(
         >>> score("SmolLM2-135M", "crows", "pairs:own.csv")["ss"].value  # doctest: +SKIP
         0.61
     """
-    from fairhead.language import Scorer, load_scorer
+    from fairhead.language import load_scorer
     from fairhead.language.benchmarks import benchmark_named
     from fairhead.language.running import read_data, run_benchmark
     from fairhead.stats.bootstrap import Resampling
@@ -131,15 +131,9 @@ def score(
         data = dataset(data)
     source = hold(data) if isinstance(data, Items) else data
     items = read_data(chosen, source, chosen.chosen(**options), limit, seed)
-    live = not isinstance(model, str | Path)
-    if live and tokenizer is None:
-        raise InputError("a live language model needs its tokenizer: give tokenizer=...")
-    if live:
-        scorer = Scorer(model.eval(), tokenizer, start=start, chat=chat)
-    else:
-        placing: dict[str, Any] = {"device": device, "dtype": dtype, "device_map": device_map, "load_in": load_in}
-        scorer = load_scorer(model, start=start, chat=chat, **placing)
-    name = type(model).__name__ if live else str(model)
+    placing: dict[str, Any] = {"device": device, "dtype": dtype, "device_map": device_map, "load_in": load_in}
+    scorer = load_scorer(model, start=start, chat=chat, tokenizer=tokenizer, **placing)
+    name = str(model) if isinstance(model, str | Path) else type(model).__name__
     folder = None if out is None else Path(out)
     return run_benchmark(chosen, scorer, items, out=folder, limit=limit, resampling=how, model=name, **options)
 

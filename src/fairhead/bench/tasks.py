@@ -29,6 +29,7 @@ from fairhead.records import Records
 from fairhead.train import Examples
 from fairhead.train.cache import cache_folder, cached_array, key_of
 from fairhead.train.features import encode
+from fairhead.train.linear import ready_features
 
 Progress = Callable[[int, int], None]
 # Options of readers that choose among the same pictures: those are then decoded once for all of them.
@@ -290,8 +291,3 @@ class _Frozen:
     def __call__(self, examples: Examples) -> Tensor:
         """[n, D]."""
         return encode(self.recipe.build_trunk(self.kind).to(self.device), examples, self.cache)
-
-
-def ready_features(examples: Examples) -> Tensor:
-    """Features that came as such, [n, D]."""
-    return examples.inputs[FEATURES]

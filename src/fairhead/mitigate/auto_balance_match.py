@@ -24,9 +24,9 @@ from fairhead.models.linear_head import FEATURES, LinearHead, check_features
 from fairhead.settings import NotNegative, Positive, Range
 from fairhead.train import Examples, Fit, Selection
 from fairhead.train.fitting import AVERAGE
-from fairhead.train.kmeans import Clusters, find_clusters, independent_weights, unit
+from fairhead.train.kmeans import Clusters, find_clusters, independent_weights, unit, unit_numbers
 from fairhead.train.launched import agreed
-from fairhead.train.linear import answers, solve
+from fairhead.train.linear import answers, ready_features, solve
 
 Candidate = Literal["plain", "balance", "logits", "dro", "match", "both"]
 # Methods that train once, on rows as they are drawn.
@@ -201,7 +201,7 @@ class Reduce:
         labels = rows.labels.cpu()
         if not names:
             return _Elsewhere({}, [])
-        unit = torch.arange(len(labels)) if units is None else units.unique(return_inverse=True)[1]
+        unit = unit_numbers(units, len(labels))
         half = torch.randperm(int(unit.max()) + 1, generator=job.generator())[unit] % 2 == 0
         penalty = job.plan.weight_decay if FEATURES in job.train.inputs else _PENALTY
         said = {name: torch.zeros_like(labels) for name in ("plain", *names)}
@@ -279,7 +279,7 @@ def _encoded(job: Job, encoder: str | Callable[[Examples], Tensor] | None, plain
         other = job.auxiliary_model(encoder)
         parts, get = [other.train, other.validation, other.like or other.validation], other.features
     elif FEATURES in job.train.inputs:
-        get = _as_they_are
+        get = ready_features
     else:
         assert plain is not None
         head = find_head(plain, job.train)
@@ -334,7 +334,7 @@ def _cross_fitted(job: Job, name: str, model: nn.Module, found: _Weights) -> Ten
     """The answers for all training rows, each by a head that was fitted to the other folds, [n]."""
     assert isinstance(model, LinearHead)
     features, labels = job.train.inputs[FEATURES], found.labels
-    units = torch.arange(len(labels)) if job.units[0] is None else job.units[0].unique(return_inverse=True)[1]
+    units = unit_numbers(job.units[0], len(labels))
     fold = torch.randint(0, _FOLDS, (int(units.max()) + 1,), generator=job.generator())[units]
     said = torch.zeros_like(labels)
     head = copy.deepcopy(model)
@@ -354,10 +354,6 @@ def _without_label(encoded: Encoded, labels: Tensor) -> Encoded:
     means = torch.stack([use[labels == label].mean(0) for label in labels.unique()])
     span = torch.linalg.qr((means[1:] - means[0]).T).Q  # [D, classes - 1]
     return Encoded(*(unit(part) - unit(part) @ span @ span.T for part in encoded))
-
-
-def _as_they_are(examples: Examples) -> Tensor:
-    return examples.inputs[FEATURES]
 
 
 def _cluster_notes(clusters: Clusters, labels: Tensor) -> dict[str, Any]:

@@ -28,6 +28,7 @@ class RowInputs(ABC):
     """
 
     kind: ClassVar[Kind]
+    made_ready_by: ClassVar[str]  # its "processor" or "tokenizer"
 
     def __init__(
         self, model: Model, items: Any, batch_size: int = 32, device: str = "auto", beside: Any = None
@@ -37,9 +38,9 @@ class RowInputs(ABC):
         self.items, self.batch_size = items, batch_size
 
     @property
-    @abstractmethod
     def beside(self) -> Any:
         """What is saved with the model: its image processor or tokenizer."""
+        return getattr(self.loaded, self.made_ready_by)
 
     @abstractmethod
     def batches(self, rows: NDArray[np.integer] | None = None, start: int = 0) -> Iterator[Mapping[str, Tensor]]:
@@ -53,12 +54,7 @@ class RowInputs(ABC):
 class ImageInputs(RowInputs):
     """Images, of which the next batches are decoded in threads meanwhile."""
 
-    kind = "image"
-
-    @property
-    def beside(self) -> Any:
-        """The image processor."""
-        return self.loaded.processor
+    kind, made_ready_by = "image", "processor"
 
     def batches(self, rows: NDArray[np.integer] | None = None, start: int = 0) -> Iterator[Mapping[str, Tensor]]:
         """Pixels."""
@@ -85,12 +81,7 @@ class ImageInputs(RowInputs):
 class TextInputs(RowInputs):
     """Texts, cut where the model's context ends."""
 
-    kind = "text"
-
-    @property
-    def beside(self) -> Any:
-        """The tokenizer."""
-        return self.loaded.tokenizer
+    kind, made_ready_by = "text", "tokenizer"
 
     def batches(self, rows: NDArray[np.integer] | None = None, start: int = 0) -> Iterator[Mapping[str, Tensor]]:
         """Tokens, padded to the longest text of a batch; a model that knows its positions apart has one length."""

@@ -75,17 +75,11 @@ def load(model: Model, *, device: str = "cpu", dtype: DType = "stored", download
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model in evaluation mode, with what makes its inputs ready.
+    """A model in evaluation mode, with what makes its inputs ready."""
 
-    Attributes:
-        model: with the method that it carries.
-        place: its files; None for a live model that knows of none.
-        given: its tokenizer and processor, where they do not come from there.
-    """
-
-    model: Any
-    place: Place | None
-    given: Mapping[str, Any]
+    model: Any  # with the method that it carries
+    place: Place | None  # its files; None for a live model that knows of none
+    given: Mapping[str, Any]  # its tokenizer and processor, where they do not come from there
 
     @property
     def device(self) -> torch.device:
@@ -119,31 +113,19 @@ class LoadedModel:
 
 def open_model(
     model: Model,
-    kind: Kind = "any",
+    kind: Kind = "any",  # what is expected of it
     *,
     device: str = "cpu",
     dtype: DType = "stored",
     download: bool = False,
-    tokenizer: Any = None,
+    tokenizer: Any = None,  # of a live model; otherwise that of the folder, as is the processor
     processor: Any = None,
-    device_map: str | None = None,
-    load_in: LoadIn | None = None,
+    device_map: str | None = None,  # how accelerate spreads layers over several GPUs: auto, balanced or sequential
+    load_in: LoadIn | None = None,  # round the weights of linear layers to so many bits, by bitsandbytes on a GPU
 ) -> LoadedModel:
     """What `load` gives, with its files, tokenizer and image processor: for whoever runs it on data.
 
-    Args:
-        model: as `load` takes it.
-        kind: what is expected of it.
-        device: as `load` takes it; a live model stays where it is.
-        dtype: as `load` takes it; a live model keeps its own.
-        download: as `load` takes it.
-        tokenizer: of a live model; otherwise that of the folder.
-        processor: of a live model; otherwise that of the folder.
-        device_map: how accelerate spreads the layers over several GPUs: "auto", "balanced" or "sequential".
-        load_in: round the weights of linear layers to 8 or 4 bits with bitsandbytes, on a GPU.
-
-    Raises:
-        UnsupportedModel: it is of another kind; or an InputError, as `load` does.
+    A live model stays where it is and as it is. One that is of another kind is an `UnsupportedModel`.
     """
     given = {"tokenizer": tokenizer, "processor": processor}
     if isinstance(model, nn.Module):

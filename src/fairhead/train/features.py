@@ -7,7 +7,7 @@ and is never out of date. Both together compute what the whole model computes.
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -145,8 +145,10 @@ def frozen_features(
     encoder = _encoder(model)
     layers = getattr(encoder.holder, encoder.name)
     device = next(model.parameters()).device
-    first = _reaching(model, layers[-1], examples.take(torch.arange(1)), device, precision)
-    shape = (len(examples), *first.shape[1:])
+
+    def of(rows: Tensor) -> Tensor:
+        return _reaching(model, layers[-1], examples.take(rows), device, precision)
+
     frozen = {name: tensor for name, tensor in model.state_dict().items() if _is_frozen(name, tensor, model, layers)}
     # What hooks make of the inputs first, such as normalised pictures, by the first row; to a few digits, as devices
     # differ in the last ones.
@@ -156,20 +158,11 @@ def frozen_features(
         precision,
         _settings(model),
         np.round(embedded.double().cpu().numpy(), 3),
-        *(part for name in sorted(frozen) for part in (name, _bytes_of(frozen[name]))),
-        *(part for name, tensor in sorted(examples.inputs.items()) for part in (name, _bytes_of(tensor))),
+        *_contents(frozen),
+        *_contents(examples.inputs),
     )
-
-    def fill(array: Any) -> None:
-        for start in range(0, len(examples), batch_size):
-            rows = torch.arange(start, min(start + batch_size, len(examples)))
-            found = _reaching(model, layers[-1], examples.take(rows), device, precision)
-            array[start : start + len(rows)] = found.float().cpu().numpy()
-            if progress is not None:
-                progress(start + len(rows), len(examples))
-
     about = {"model": type(model).__name__, "layers": len(layers), "rows": len(examples), "precision": precision}
-    features = torch.from_numpy(cached_array(cache_folder(folder), key, shape, "float32", fill, about))
+    features = _kept(key, of, of(torch.arange(1)), len(examples), batch_size, about, folder, progress)
     inputs = {"pixel_values" if "pixel_values" in examples.inputs else "inputs_embeds": features}
     if "attention_mask" in examples.inputs:
         inputs["attention_mask"] = examples.inputs["attention_mask"]
@@ -213,18 +206,31 @@ def kept_features(
         weights_digest(model),
         _settings(model),
         np.round(first.double().numpy(), 2),
-        *(part for name, tensor in sorted(examples.inputs.items()) for part in (name, _bytes_of(tensor))),
+        *_contents(examples.inputs),
     )
+    about = {"model": type(model).__name__, "what": what, "rows": len(examples)}
+    return _kept(key, of, first, len(examples), 128, about, folder, progress)
+
+
+def _kept(
+    key: str,
+    of: Callable[[Tensor], Tensor],  # gives the features of some rows
+    first: Tensor,  # those of the first, [1, ...]
+    n: int,
+    batch_size: int,
+    about: dict[str, Any],
+    folder: Path | str | None,
+    progress: Progress | None,
+) -> Tensor:
+    """The features of n rows in 32 bits, [n, ...]: computed once, then mapped from disk."""
 
     def fill(array: Any) -> None:
-        for rows in torch.arange(len(examples)).split(128):
-            array[rows[0] : rows[-1] + 1] = of(rows).numpy()
+        for rows in torch.arange(n).split(batch_size):
+            array[rows[0] : rows[-1] + 1] = of(rows).float().cpu().numpy()
             if progress is not None:
-                progress(int(rows[-1]) + 1, len(examples))
+                progress(int(rows[-1]) + 1, n)
 
-    about = {"model": type(model).__name__, "what": what, "rows": len(examples)}
-    shape = (len(examples), first.shape[1])
-    return torch.from_numpy(cached_array(cache_folder(folder), key, shape, "float32", fill, about))
+    return torch.from_numpy(cached_array(cache_folder(folder), key, (n, *first.shape[1:]), "float32", fill, about))
 
 
 def pooled(output: Any, mask: Tensor | None) -> Tensor:
@@ -298,6 +304,8 @@ def _settings(model: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if not name.startswith(apart)}
 
 
-def _bytes_of(tensor: Tensor) -> Any:
-    tensor = tensor.detach().cpu().contiguous()
-    return (tensor.view(torch.uint8) if tensor.dim() else tensor.reshape(1).view(torch.uint8)).numpy()
+def _contents(tensors: Mapping[str, Tensor]) -> Iterator[Any]:
+    """Names, shapes and bytes, for a key."""
+    for name, tensor in sorted(tensors.items()):
+        yield f"{name} {tuple(tensor.shape)}"
+        yield tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
 
 _MIB = 2**20
 _PATIENCE = 5.0  # seconds that nvidia-smi is given to answer, and to end
@@ -24,22 +24,7 @@ class Sample:
     process_mib: float | None = None  # memory in use by this process
 
 
-class Gpu(Protocol):
-    """A GPU that can be looked at."""
-
-    name: str
-
-    def sample(self, pid: int) -> Sample:
-        """Look at it now."""
-
-    def power_limit(self) -> float | None:
-        """Watts that it may draw."""
-
-    def close(self) -> None:
-        """Stop looking."""
-
-
-def find_gpu(device: str = "cuda") -> Gpu | None:
+def find_gpu(device: str = "cuda") -> "Gpu | None":
     """The GPU behind a torch device, or None where neither NVML nor nvidia-smi knows it."""
     import torch
 
@@ -146,6 +131,9 @@ class SmiGpu:
                 self._latest = fields
                 self._answered.set()
         self._answered.set()  # nothing more will come
+
+
+Gpu = NvmlGpu | SmiGpu
 
 
 def _number(text: str) -> float | None:

@@ -133,7 +133,7 @@ def stabilities(
             f"{min(counts)}"
         )
     generator = torch.Generator().manual_seed(seed)
-    units = torch.arange(len(points)) if units is None else units.unique(return_inverse=True)[1]
+    units = unit_numbers(units, len(points))
     drawn = []
     for _ in range(repeats):
         place = torch.randperm(int(units.max()) + 1, generator=generator)
@@ -152,6 +152,11 @@ def stabilities(
             agreement.append(adjusted_rand(one.of(shown), other.of(shown)))
         found.append(Stability(count, tuple(agreement)))
     return found
+
+
+def unit_numbers(units: Tensor | None, n: int) -> Tensor:
+    """Units numbered from 0 without holes, [n]; each row is one of its own where none are given."""
+    return torch.arange(n) if units is None else units.unique(return_inverse=True)[1]
 
 
 def most_stable(found: Sequence[Stability]) -> int:

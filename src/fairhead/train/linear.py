@@ -15,6 +15,11 @@ from fairhead.train.plan import TrainingPlan
 _ROUNDS, _TOLERANCE = 200, 1e-5
 
 
+def ready_features(examples: Examples) -> Tensor:
+    """Features that came as such, [n, D]."""
+    return examples.inputs[FEATURES]
+
+
 def fit_linear(
     head: LinearHead,
     train: Examples,

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import compress, islice
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -37,24 +37,8 @@ _LOSS = "the loss"
 _CHANGING_MASKS = threading.RLock()
 
 
-class Recorder(Protocol):
-    """Records what a function does with tensors, and does it again."""
-
-    def warm_up(self, function: Callable[[], Tensor]) -> Tensor:
-        """Run as usual, where it will be recorded."""
-
-    def waits(self, function: Callable[[], Tensor]) -> tuple[Tensor, str | None]:
-        """Run as usual, and say where Python waited for a value, if it did."""
-
-    def record(self, function: Callable[[], Tensor]) -> Tensor:
-        """Record without running; the tensor is where `replay` will leave its result."""
-
-    def replay(self) -> None:
-        """Run what was recorded."""
-
-
 class CudaRecorder:
-    """Records as a CUDA graph, on a stream of its own."""
+    """Records what a function does with tensors as a CUDA graph, on a stream of its own, and does it again."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
@@ -72,7 +56,7 @@ class CudaRecorder:
         return value
 
     def waits(self, function: Callable[[], Tensor]) -> tuple[Tensor, str | None]:
-        """Run with CUDA's own watch for synchronisation: a recording that meets one breaks beyond repair."""
+        """Run as usual, and say where Python waited for a value, if it did: a recording that meets one breaks."""
         before = torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
@@ -86,7 +70,7 @@ class CudaRecorder:
         return value, place and f"it waits for a value of the device ({place})"
 
     def record(self, function: Callable[[], Tensor]) -> Tensor:
-        """Record; other threads may use the device meanwhile."""
+        """Record without running; `replay` leaves its result in the tensor. Other threads may use the device."""
         with torch.cuda.device(self._stream.device):
             stream, chance = torch.cuda.current_stream(), self._chance.clone_state()
             try:
@@ -221,7 +205,7 @@ class Recorded:
     def __init__(
         self,
         function: Callable[[Batch], Tensor],
-        recorder: Recorder | None,
+        recorder: CudaRecorder | None,
         model: nn.Module | None = None,
         loss: object = None,
     ) -> None:
@@ -276,7 +260,7 @@ class Recorded:
             self._result = self._state = None
             self._replayed = False
 
-    def _recorded(self, recorder: Recorder, call: Callable[[], Tensor]) -> Tensor | None:
+    def _recorded(self, recorder: CudaRecorder, call: Callable[[], Tensor]) -> Tensor | None:
         state = _State(self._model, self._loss)
         try:
             result = recorder.record(call)
@@ -292,7 +276,7 @@ class Recorded:
         return None
 
 
-def recorder_for(device: torch.device) -> Recorder | None:
+def recorder_for(device: torch.device) -> CudaRecorder | None:
     """What records on this device, or None where nothing does."""
     return CudaRecorder(device) if device.type == "cuda" else None
 

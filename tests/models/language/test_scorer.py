@@ -1,6 +1,5 @@
 """The scoring engine against one-by-one scoring with the model's own forward pass, in float64 where it adds up."""
 
-import doctest
 import json
 import math
 
@@ -279,10 +278,6 @@ def test_other_weights_are_other_settings(tokenizer, tmp_path):
         Journal(tmp_path / "scores.jsonl", other),
     ):
         pass
-
-
-def test_examples_in_the_docstrings():
-    assert doctest.testmod(scorer_module).failed == 0
 
 
 def test_a_batch_that_is_too_large_for_the_device_is_read_in_halves(tokenizer, monkeypatch, caplog):

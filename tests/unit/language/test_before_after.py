@@ -1,7 +1,5 @@
 """Before and after, from folders alone: what is compared, what is said, and the report of it."""
 
-import doctest
-import importlib
 import json
 import re
 from dataclasses import replace
@@ -244,16 +242,3 @@ def test_every_row_of_a_markdown_table_has_as_many_cells(found):
     for block in markdown_of(found).split("\n\n"):
         rows = [line.replace(r"\|", "") for line in block.splitlines() if line.startswith("|")]
         assert len({row.count("|") for row in rows}) <= 1
-
-
-MODULES = (
-    "stats.paired",
-    "language.before_after",
-)
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_examples_in_the_docstrings(module):
-    outcome = doctest.testmod(importlib.import_module(f"fairhead.{module}"))
-    assert outcome.attempted
-    assert outcome.failed == 0

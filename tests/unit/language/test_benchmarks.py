@@ -1,6 +1,5 @@
 """Benchmarks on fake models whose scores follow in closed form."""
 
-import doctest
 import importlib
 from pathlib import Path
 
@@ -368,29 +367,6 @@ def test_results_are_json_and_found_by_name():
     assert {e["metric"] for e in content["estimates"]} == per_token | {f"{name}_sum" for name in per_token}
     with pytest.raises(KeyError, match="there is no estimate"):
         result["ss", "nowhere"]
-
-
-EXAMPLES = (
-    "benchmarks.attention_entropy",
-    "benchmarks.bbq",
-    "eval_logs",
-    "packing",
-    "benchmarks.perplexity",
-    "running",
-    "benchmark",
-    "benchmarks",
-    "answers",
-    "benchmarks.stereoset",
-    "item_table",
-    "benchmarks.winobias",
-)
-
-
-@pytest.mark.parametrize("module", [f"fairhead.language.{name}" for name in EXAMPLES])
-def test_examples_in_the_docstrings(module):
-    outcome = doctest.testmod(importlib.import_module(module))
-    assert outcome.attempted
-    assert outcome.failed == 0
 
 
 def test_every_file_of_the_folder_that_needs_torch_says_so():
