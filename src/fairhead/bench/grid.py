@@ -55,7 +55,7 @@ class Data:
         parts: names of the reader's parts, in the order train, validation, test.
         max_length: tokens that texts are cut and padded to.
         limit: at most so many rows in each part, drawn at random by the seed.
-        like: a sample from the place of use: a file that the same reader reads.
+        like: a deployment sample: a file that the same reader reads.
         plan: where it differs from the grid's.
         written: `read` as the grid has it, with variables: results are known by it, wherever the data lie.
     """
@@ -204,7 +204,7 @@ class RunSettings:
         limit: at most so many rows in each part.
         max_length: tokens that texts are cut and padded to.
         train: all of the model, its last encoder layer on frozen features, or a linear head alone (seconds).
-        like: a sample from the place of use, for match and auto: a file that the reader of the data reads.
+        like: a deployment sample, for match and auto: a file that the reader of the data reads.
         model_options: of a fresh model: width, mlp, image_size, patch_size.
         selection: what the epoch is chosen by, on validation rows; worst_group needs --reference-group, and is flagged.
         reference_group: for the references, and for --selection worst_group: the group column they look at.

@@ -76,7 +76,7 @@ def choice_verdict(notes: Mapping[str, Any], uses_groups: bool = False) -> list[
         differ = "differ" if match["differ"] else "are not shown to differ"
         rest = "" if match["differ"] else ", so nothing was matched"
         said.append(
-            f"The training rows and those from the place of use {differ} within classes (area under the ROC curve "
+            f"The training rows and those of the deployment sample {differ} within classes (area under the ROC curve "
             f"{match['separation']:.2f}, {p_text(match['p'])}){rest}."
         )
     for one in notes.get("matched too dear", ()):
@@ -139,7 +139,7 @@ def choice_section(notes: Mapping[str, Any], classes: Sequence[str]) -> list[Sec
     if "match" in notes and notes["match"]["differ"]:
         share = 100 * notes["match"]["effective"]
         size = [("effective sample size", f"{share:.0f} % of the training rows")]
-        tables.append(PlainTable(caption="Weights towards the place of use", columns=("", "match"), rows=size))
+        tables.append(PlainTable(caption="Weights towards the deployment sample", columns=("", "match"), rows=size))
     return [PlainTables(title="What was tried, and what was kept", tables=tables)]
 
 
@@ -206,7 +206,7 @@ class Mitigated(Result):
         return found if self.comparison is None else {**found, "comparison": self.comparison.to_dict()}
 
     def rows(self) -> Sequence[Mapping[str, Any]]:
-        """One row a figure: of the comparison where there is one, else of the audit."""
+        """One row per figure: of the comparison where there is one, else of the audit."""
         return (self.comparison or self.audit).rows()
 
     def page(self, command: str = "") -> Report:

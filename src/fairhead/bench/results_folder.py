@@ -1,4 +1,4 @@
-"""The results of a grid on disk: one line a cell in results.jsonl, its records in a file of its own. Imports no torch.
+"""The results of a grid on disk: one line per cell in results.jsonl, and one file of records. Imports no torch.
 
 A line is added when its records are safe, so that whatever kills the run, all that is listed is there; the cells in
 flight are run again. Folders of earlier versions have all records in one records.zip, which is still read.

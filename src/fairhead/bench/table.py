@@ -36,7 +36,7 @@ class Block:
     backbone: str  # name of the model
     group: str  # the column that gaps are about
     n: int  # test rows, averaged over seeds
-    lines: tuple[Line, ...]  # one a method
+    lines: tuple[Line, ...]  # one per method
     frontier: Frontier | None  # of fairness and accuracy; None where a figure is undefined
     verdict: str  # what the block shows, in a few sentences
     findings: tuple[str, ...]  # one sentence for each metric

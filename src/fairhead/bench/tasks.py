@@ -50,7 +50,7 @@ class Task:
     test_ids: NDArray[np.str_]  # of the test rows, [n]
     _dataset: Dataset
     _ids: dict[str, NDArray[np.str_]]
-    like: Examples | None = None  # inputs and labels of a sample from the place of use, where one was given
+    like: Examples | None = None  # inputs and labels of a deployment sample, where one was given
     like_units: Tensor | None = None  # who or what its rows are of, [n]; None where each stands for itself
 
     @property
@@ -112,7 +112,7 @@ def read_task(
 def _like(
     data: Data, dataset: Dataset, recipe: Recipe, inputs: Callable[[Published], dict[str, Tensor]]
 ) -> tuple[Examples | None, Tensor | None]:
-    """All rows of the sample from the place of use, and their units; groups are not read."""
+    """All rows of the deployment sample, and their units; groups are not read."""
     if data.like is None:
         return None, None
     reader = data.read.partition(":")[0]
@@ -121,7 +121,7 @@ def _like(
     sample = _dataset(replace(data, read=spec, options=options, split_by_seed=False), None)
     if set(sample.classes) != set(dataset.classes):
         raise InputError(
-            f"{data.like}: the sample from the place of use has the classes {', '.join(sample.classes)} and "
+            f"{data.like}: the deployment sample has the classes {', '.join(sample.classes)} and "
             f"the data {', '.join(dataset.classes)}; they must be the same"
         )
     # Not by ids, where they could be those of other rows: tables without an id column number their rows.

@@ -33,7 +33,7 @@ Inputs = Images | tuple[str, ...] | tuple[TextPair, ...]
 class Examples:
     """What training sees: inputs and labels, and no group."""
 
-    ids: NDArray[np.str_]  # one distinct string a row, shape [n]; says nothing about groups
+    ids: NDArray[np.str_]  # one distinct string per row, shape [n]; says nothing about groups
     inputs: Inputs  # n images (decoded when asked for), texts or text pairs
     labels: NDArray[np.int64]  # integers into `classes`, shape [n]
     classes: tuple[str, ...]  # names of the classes, sorted; for a binary task the last one is the positive class
@@ -197,7 +197,7 @@ class Items(Sequence[T], Generic[T]):
     """The items of a language benchmark."""
 
     name: str  # "stereoset", "bbq", ...
-    items: tuple[T, ...]  # one dataclass an item
+    items: tuple[T, ...]  # one dataclass per item
     skipped: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # what was left out: reason -> names
     provenance: Mapping[str, Any] = field(default_factory=dict)  # where the items came from and which options made them
 

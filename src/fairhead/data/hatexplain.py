@@ -24,7 +24,7 @@ class Post:
     Attributes:
         id: as published, such as "24198545_gab".
         tokens: the words.
-        labels: one an annotator: "hatespeech", "offensive" or "normal".
+        labels: one per annotator: "hatespeech", "offensive" or "normal".
         targets: the communities each annotator named; none where the annotator said "None".
         rationales: 0 or 1 a token, one list for each annotator who gave one. One published list is shorter than its
             post.

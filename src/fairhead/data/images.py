@@ -19,7 +19,7 @@ from fairhead.data.files import Skips, Source, base_name
 from fairhead.errors import InputError
 
 Progress = Callable[[int, int], None]
-# Enough images a task to make the thread pool's own cost vanish, few enough for a smooth progress bar.
+# Enough images per task to make the thread pool's own cost vanish, few enough for a smooth progress bar.
 _CHUNK = 128
 
 
@@ -78,7 +78,7 @@ class Images(Sequence[Image.Image]):
         size: int | None = 64,
         indices: ArrayLike | None = None,  # positions to decode, in this order; None decodes all
         progress: Progress | None = None,  # called with (done, total) as the work goes on
-        workers: int | None = None,  # threads; None takes one a core
+        workers: int | None = None,  # threads; None takes one per core
     ) -> NDArray[np.uint8]:
         """Decode into one array [n, H, W, 3], resized to size × size without cropping.
 

@@ -1,4 +1,4 @@
-"""A user's own pictures and texts: a table whose columns are named, a folder a class, or objects (`dataset`).
+"""A user's own pictures and texts: a table whose columns are named, a folder per class, or objects (`dataset`).
 
 Tables are CSV, TSV, JSONL or Parquet; in Python also pandas DataFrames, `datasets.Dataset`s and lists. Cells are
 stripped, and rows without an id are numbered from 1. Pairs and triplets of sentences are read in `sentences.py`.
@@ -56,7 +56,7 @@ def read_images(
     seed: int = 0,
     on_error: str = "raise",
 ) -> Dataset:
-    r"""Read pictures of your own: a table of paths and labels, or a folder (or zip archive) with a folder a class.
+    r"""Read pictures of your own: a table of paths and labels, or a folder (or zip archive) with a folder per class.
 
     Args:
         path: the table, or the folder or archive that holds one; paths in it are relative to its folder. Without a
@@ -131,10 +131,10 @@ def _pictures(table: Table, input: str | None, how: _How, source: Source, root: 
 
 
 def _class_folders(source: Source, input: str | None, how: _How) -> Dataset:
-    """Pictures in a folder a class, perhaps below a folder a part."""
+    """Pictures in a folder per class, perhaps below a folder per part."""
     names = [name for name in source.names if name.lower().endswith(_PICTURES)]
     if not names or (source.is_file and not source.is_archive):
-        raise source.missing("a table (such as labels.csv) or a folder of pictures a class", "images")
+        raise source.missing("a table (such as labels.csv) or a folder of pictures per class", "images")
     for option, value in {**how._asdict(), "input": input}.items():
         if option in ("label", "groups", "id", "person", "input") and value:
             raise InputError(

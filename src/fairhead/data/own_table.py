@@ -141,7 +141,7 @@ def opened(source: Any) -> Iterator[Table]:
             yield Table(file.name, tuple(file.columns), lambda names: values_of(file, names), file.provenance)
         return
     parts = list(source.values()) if isinstance(source, Mapping) else []
-    if parts and all(hasattr(part, "column_names") for part in parts):  # datasets.DatasetDict: one a part
+    if parts and all(hasattr(part, "column_names") for part in parts):  # datasets.DatasetDict: one per part
         columns = {name: [v for part in parts for v in _column(part, name)] for name in parts[0].column_names}
         source = columns | {"split": [name for name, part in source.items() for _ in range(len(part))]}
     named = getattr(source, "column_names", getattr(source, "columns", source if isinstance(source, Mapping) else None))

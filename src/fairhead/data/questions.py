@@ -77,11 +77,11 @@ def read_bbq(
     drop_without_target: bool = True,  # leave out items whose target is not known, and count them; False keeps them
     on_error: str = "raise",  # "raise", or "skip" to leave out lines that are broken
 ) -> Items[BBQItem]:
-    """Read BBQ: one .jsonl file a category."""
+    """Read BBQ: one .jsonl file per category."""
     source, skips = Source(path), Skips(on_error)
     files = _category_files(source)
     if not files:
-        raise source.missing("one .jsonl file a category, such as Age.jsonl", "BBQ")
+        raise source.missing("one .jsonl file per category, such as Age.jsonl", "BBQ")
     published = _published_targets(source, metadata)
     items = []
     for category in choose("category", tuple(files) if categories is None else categories, tuple(files)):

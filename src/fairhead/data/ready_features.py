@@ -66,7 +66,7 @@ def _read(files: tuple[str, ...], _changed: tuple[int, ...]) -> tuple[NDArray[np
         if features[-1].ndim != 2 or len(features[-1]) != len(names[-1]):
             raise InputError(
                 f"{file}: features has the shape {list(features[-1].shape)} and there are {len(names[-1])} names; "
-                "expected one row a name"
+                "expected one row per name"
             )
     widths = {part.shape[1] for part in features}
     if len(widths) > 1:

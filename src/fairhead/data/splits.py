@@ -30,7 +30,7 @@ def split_by_hash(
     """Assign rows to parts at random; rows with the same key (the same person, the same term) stay together.
 
     Args:
-        keys: one key a row, n in all; with distinct keys the parts have exactly the sizes asked for.
+        keys: one key per row, n in all; with distinct keys the parts have exactly the sizes asked for.
         fractions: part -> share of the rows; the shares sum to 1.
         seed: another seed is another split.
 

@@ -148,7 +148,7 @@ class Sampling:
     """How continuations are drawn. Same settings, same continuations.
 
     Attributes:
-        max_new_tokens: at most so many tokens a continuation.
+        max_new_tokens: at most so many tokens per continuation.
         temperature: logits are divided by it; 0 takes the likeliest token each time.
         top_k: only the k likeliest tokens; 0 sets no bound.
         top_p: only the likeliest tokens whose probabilities add up to p.

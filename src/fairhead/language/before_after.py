@@ -85,7 +85,7 @@ class BeforeAfter(Result):
         return content
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row a run and headline figure, with its outcome."""
+        """One row per run and headline figure, with its outcome."""
         hidden = ("a", "b", "detail")
         return [
             {"run": run.name, "before": one.a, "after": one.b, "outcome": one.outcome}

@@ -74,7 +74,7 @@ def report_of(found: BeforeAfter, command: str | None = None) -> dict[str, Any]:
 
 
 def verdict(found: BeforeAfter) -> list[Sentence]:
-    """What the figures allow one to say, a few sentences a run."""
+    """What the figures allow one to say, a few sentences per run."""
     lines: list[Sentence] = []
     for run in found.runs:
         judged = [c for c in run.headlines if _section(c) != "Attention"]

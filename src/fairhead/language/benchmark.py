@@ -82,7 +82,7 @@ class Work:
 class Measured(NamedTuple):
     """The answers of a model."""
 
-    table: ItemTable  # one row an item
+    table: ItemTable  # one row per item
     facts: Mapping[str, Any] = {}  # for the provenance: how many texts, the file of their scores, ...
     reading: Any = None  # whatever else was read, for the benchmark's `finish`
 
@@ -153,7 +153,7 @@ class Benchmark:
     per_token: bool = False  # whether the log-odds of a pair are of means per token, not of sums
     # What the figures allow one to say, from a result and the confidence level
     sentences: Callable[[BenchmarkResult, float], list[str]] = lambda result, level: []
-    # The table of a result, from it and the confidence level; by default one row a category
+    # The table of a result, from it and the confidence level; by default one row per category
     shown: "Callable[[BenchmarkResult, float], PlainTables] | None" = None
     hides: Callable[[str], bool] = lambda category: False  # categories without a row there
     # Metric -> outcome of a comparison -> what it means
@@ -229,7 +229,7 @@ class Benchmark:
         return [name for name, found in roles.items() if (role in found if role else not found)]
 
     def figures(self, result: BenchmarkResult, level: float) -> "PlainTables":
-        """A result as a section: its own, or a row a category with the metrics that have a label."""
+        """A result as a section: its own, or a row per category with the metrics that have a label."""
         if self.shown is not None:
             return self.shown(result, level)
         from fairhead.report.sections.plain import PlainTable, PlainTables

@@ -1,7 +1,7 @@
 """Logs of other harnesses as runs that can be compared: lm-evaluation-harness and inspect_ai. Needs no torch.
 
-lm-evaluation-harness writes one file a task with `--log_samples`, a line a document; inspect_ai one JSON a task, with
-the scores of every sample. Either becomes a table of items a task, one column a metric, whose figure is the mean.
+lm-evaluation-harness writes one file per task with `--log_samples`, a line per document; inspect_ai one JSON per task,
+with the scores of every sample. Each task becomes a table of items, one column per metric, whose figure is the mean.
 """
 
 import hashlib
@@ -132,7 +132,7 @@ def _model_beside(file: Path) -> str | None:
 
 
 def _of_lm_eval(lines: Iterable[Mapping[str, Any]]) -> list[Sample]:
-    """One sample a document; where there are several filters of the answers there is a line for each."""
+    """One sample per document; where there are several filters of the answers there is a line for each."""
     found: dict[str, Sample] = {}
     for line in lines:
         name = f"{line['doc_id']}/{line['doc_hash'][:8]}"
@@ -151,7 +151,7 @@ def _of_lm_eval(lines: Iterable[Mapping[str, Any]]) -> list[Sample]:
 
 
 def _of_inspect(samples: Iterable[Mapping[str, Any]]) -> list[Sample]:
-    """One sample an epoch; epochs of one sample are one cluster."""
+    """One sample per epoch; epochs of one sample are one cluster."""
     found = []
     for sample in samples:
         asked = json.dumps([sample["input"], sample["target"]], sort_keys=True)

@@ -126,7 +126,7 @@ def _chances(name: str, how: Sampling) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 class _Draw(LogitsProcessor):
-    """Draws one token a row, the first at which the cumulated probability passes the row's number, and hides the rest.
+    """Draws one token per row, the first at which the cumulated probability passes the row's number; hides the rest.
 
     The likeliest tokens come first, so that rounding between devices moves a draw as rarely as can be.
     """

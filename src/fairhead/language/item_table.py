@@ -1,4 +1,4 @@
-"""What every figure of a benchmark is made of: one row an item, and measures that are functions of sums over rows.
+"""What every figure of a benchmark is made of: one row per item, and measures that are functions of sums over rows.
 
 The table is kept beside the scores, so that figures can be made again, and runs compared item by item, without the
 model and without the data. Needs no torch.
@@ -46,7 +46,7 @@ class ItemTable:
     clusters: tuple[str, ...]  # items of one cluster (template, term, occupation, document) are drawn together, [n]
     groups: tuple[tuple[str, ...], ...]  # the categories that each item is of, [n]
     fields: tuple[str, ...]  # names of the columns
-    values: Array  # one row an item, [n, fields]
+    values: Array  # one row per item, [n, fields]
     order: tuple[str, ...] = ()  # the categories in the order in which they are reported
     left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # ids of items without a row, by reason
 
@@ -106,7 +106,7 @@ class ItemTable:
         return members
 
     def write(self, path: Path, settings: Mapping[str, Any]) -> None:
-        """Write JSONL: what the rows are and what made them, then a line an item. The file appears whole or not."""
+        """Write JSONL: what the rows are and what made them, then a line per item. The file appears whole or not."""
         header = {
             "schema": SCHEMA,
             "benchmark": self.benchmark,
@@ -267,7 +267,7 @@ class BenchmarkResult(Result):
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row a figure."""
+        """One row per figure."""
         left_out = ("detail", "groups")
         return [{k: v for k, v in vars(e).items() if k not in left_out} for e in self.estimates]
 
@@ -305,7 +305,7 @@ class BenchmarkResult(Result):
                 yield f"{what}: {self.provenance[key]}"
 
     def show(self, console: "Console | None" = None) -> None:
-        """Print what was measured, what can be said, one line a category, and what was left out."""
+        """Print what was measured, what can be said, one line per category, and what was left out."""
         from fairhead.report.result import show_page, terminal
 
         out, page = console or terminal(), self.page()

@@ -142,14 +142,13 @@ def _read(path: Path, delimiter: str, columns: Mapping[str, str], low: float, hi
 def read_gender_vectors(path: str | os.PathLike[str], words: Iterable[str]) -> Lexicon:
     """How much each word leans towards "she" (1) or "he" (−1): its cosine with she − he, from word vectors.
 
-    The file has a word and its numbers a line (GloVe, FastText .vec, word2vec), plain or .gz; all but `words` is passed
-    over.
+    The file has a word and its numbers per line (GloVe, FastText .vec, word2vec), plain or .gz; only `words` are kept.
     """
     wanted = {*words, "she", "he"}
     vectors: dict[str, Array] = {}
     source = Path(path)
     opened: Any = gzip.open if source.suffix == ".gz" else open
-    malformed = "is not a file of word vectors: a word and its numbers a line are expected"
+    malformed = "is not a file of word vectors: a word and its numbers per line are expected"
     with reading(path, malformed), opened(source, "rt", encoding="utf-8", errors="replace") as file:
         for line in file:
             word, _, rest = line.rstrip().partition(" ")

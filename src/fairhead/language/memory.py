@@ -8,7 +8,7 @@ import torch
 from fairhead.language.row_layout import text_config
 from fairhead.language.scorer import BATCH_TOKENS, LOGITS_MOST
 
-_FLOAT, _HALF = 4, 2  # bytes a number
+_FLOAT, _HALF = 4, 2  # bytes per number
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def _mlp(text: Any) -> int:
 
 
 def scoring_memory(config: Any, batch_tokens: int = BATCH_TOKENS["cuda"], bits: int = 16) -> Memory:
-    """Of scoring in bfloat16 on a GPU, weights in 16, 8 or 4 bits: one layer at a time holds 2·D + 3·F numbers a token.
+    """Of scoring in bfloat16 on a GPU, weights in 16, 8 or 4 bits: a layer at a time holds 2·D + 3·F numbers per token.
 
     D is the width, F that of the MLP. The logits of a batch have at most 2^30 entries.
 
@@ -68,7 +68,7 @@ def training_memory(
 
     All weights are trained in 32 bit: 4 bytes each, and 16 more for the gradient, two moments and the last good copy.
     With LoRA that is so for its matrices alone, and with bf16 the others take 2 bytes. For the gradient a layer holds
-    12·D + 4·F numbers a token, in 2 bytes with bf16; with checkpointing each keeps its input alone, and one at a time
+    12·D + 4·F numbers per token, in 2 bytes with bf16; with checkpointing each keeps its input alone, and one at a time
     the rest. The logits are there three times: as they are, in 32 bit, and as their gradient.
     """
     text = text_config(config)

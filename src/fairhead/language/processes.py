@@ -1,4 +1,4 @@
-"""Scoring by several processes, one a GPU: `accelerate launch -m fairhead lm ...`, or torchrun.
+"""Scoring by several processes, one per GPU: `accelerate launch -m fairhead lm ...`, or torchrun.
 
 The first process runs the command as it would alone. Texts that it wants scored are divided among all of them, each
 with a copy of the model; the others do nothing else. What a process has scored it writes at once into a journal of its

@@ -95,8 +95,7 @@ def read_gaps(
     """How far apart attention to each token is in the two sentences of a pair, in every layer and head.
 
     The gap of a token is |A_first − A_second| in its column of the attention map, with averages over the queries that
-    both sentences have (and, for a layer, over heads). Every layer is read, in one pass a batch; of the maps only gaps
-    are kept.
+    both sentences have (and, for a layer, over heads). Every layer is read, in one pass per batch; only gaps are kept.
     """
     found, left_out = _comparable(scorer, pairs, start_token)
     gaps: dict[int, list[_Gaps]] = {}

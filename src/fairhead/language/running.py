@@ -91,20 +91,13 @@ def gather_items(
 ) -> SuiteItems:
     """Read the items of every benchmark that is there, before any model is loaded.
 
-    `data` is a folder with one folder, archive or file a benchmark. Benchmarks named in `only` must be there; others
+    `data` is a folder with one folder, archive or file per benchmark. Benchmarks named in `only` must be there; others
     are skipped with a reason. `limit` bounds the items of each, drawn at random. Perplexity and attention entropy read
     `documents` of a text file, by default of the Wikipedia texts that come with BOLD. Options go to whichever has them.
-
-    Example:
-        >>> gather_items(Path("nowhere"))
-        Traceback (most recent call last):
-            ...
-        fairhead.errors.InputError: nowhere is not a folder; a folder with one folder a benchmark (stereoset, bbq, …) \
-is expected
     """
     if not data.is_dir():
         raise InputError(
-            f"{data} is not a folder; a folder with one folder a benchmark (stereoset, bbq, …) is expected"
+            f"{data} is not a folder; a folder with one folder per benchmark (stereoset, bbq, …) is expected"
         )
     chosen = {"only": tuple(only), "limit": limit, "seed": seed, "text": text, "documents": documents, **options}
     found = SuiteItems({}, {}, {}, chosen)

@@ -59,7 +59,7 @@ class TrainingRecord:
     training_targets: tuple[str, ...] = ()
     held_out_targets: tuple[str, ...] = ()  # terms that were not
     base: str | None = None  # the model that training began with
-    history: tuple[Mapping[str, Any], ...] = ()  # a line a logged step
+    history: tuple[Mapping[str, Any], ...] = ()  # a line per logged step
     results: Mapping[str, Any] = field(default_factory=dict)  # anything that was measured at the end
 
     def write(self, folder: str | os.PathLike[str]) -> None:
@@ -190,7 +190,7 @@ class Suite(Result):
         return {"schema": SCHEMA, **self._content(), "figures": self._figures()}
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row a figure of every benchmark."""
+        """One row per figure of every benchmark."""
         hidden = ("detail", "groups")
         return [
             {"benchmark": name, **{key: value for key, value in one.items() if key not in hidden}}
@@ -199,7 +199,7 @@ class Suite(Result):
         ]
 
     def headlines(self) -> list[dict[str, Any]]:
-        """One row a figure that a comparison would give a verdict on: of stereotypes first, then of language."""
+        """One row per figure that a comparison would give a verdict on: of stereotypes first, then of language."""
         figures, found = self._figures(), []
         for benchmark in all_benchmarks():
             known = {(one["metric"], one["group_by"]): one for one in figures.get(benchmark.name, ())}

@@ -1,4 +1,4 @@
-"""Methods that reduce a gap, a file a family. None of them ever sees a group; those that do are in `references`.
+"""Methods that reduce a gap, a file per family. None of them ever sees a group; those that do are in `references`.
 
 Names are imported when first used, so that the registry can be read without torch.
 """

@@ -1,7 +1,7 @@
 """Balance, match and their choice: methods of this library's own that need no group and no name of one.
 
 `fairhead.train.kmeans` finds the clusters, `row_weights` has the weights that make them independent of the label and
-those towards the place of use, `choosing` the rule.
+those towards a deployment sample, `choosing` the rule.
 """
 
 import copy
@@ -38,7 +38,7 @@ _PENALTY = 0.1  # of linear heads that stand in for a network
 
 
 class Encoded(NamedTuple):
-    """Frozen features of the training rows, the validation rows, and the sample from the place of use: [n, D] each."""
+    """Frozen features of the training rows, the validation rows and the deployment sample: [n, D] each."""
 
     train: Tensor
     validation: Tensor
@@ -54,8 +54,8 @@ class Reduce:
 
     Attributes:
         candidates: "plain" training; "balance": rows weighted by P(y)P(c)/P(y, c); "logits": CE(f + log p(y|c)/p(y)), f
-            alone at test; "dro": GroupDRO over (y, c); "match": rows weighted towards the place of use, within each
-            class; "both": balance under the weights of match. A single one is trained without a choice.
+            alone at test; "dro": GroupDRO over (y, c); "match": rows weighted towards the deployment sample, within
+            each class; "both": balance under the weights of match. A single one is trained without a choice.
         price: what the chosen one may cost in accuracy, in points, against the first candidate.
         clusters: how many; None for the number that is most stable over halves of the rows.
         encoder: whose features are clustered and matched: the name of a pretrained model, or a function that gives
@@ -66,7 +66,7 @@ class Reduce:
             validation rows; by "accuracy"; or the "average" of the last third of them.
         cap: the largest weight of a row, in means.
         without_label: take out of the features, before they are clustered, what tells the classes apart in the sample
-            from the place of use. Only for a sample in which the label does not go along with the groups: done where
+            from deployment. Only for a sample in which the label does not go along with the groups: done where
             the sample is shown to differ from the training rows, else left alone.
         under: the method that the weights are used under, such as "dam".
     """
@@ -94,7 +94,7 @@ class Reduce:
             )
 
     def train(self, job: Job) -> nn.Module:
-        """One training a candidate; features and clusters come first."""
+        """One training per candidate; features and clusters come first."""
         done: dict[str, tuple[nn.Module, Fit]] = {}
         encoder = self.encoder
         if encoder is None and FEATURES not in job.train.inputs:
@@ -166,7 +166,7 @@ class Reduce:
         return model, inner.last_fit
 
     def _matched(self, job: Job, encoded: Encoded, notes: dict[str, Any]) -> Matched | None:
-        """Weights towards the place of use: also where nobody asked, as the test says which rows to choose by.
+        """Weights towards the deployment sample: also where nobody asked, as the test says which rows to choose by.
 
         None where the sample is too small and there are other candidates; the notes say so.
         """
@@ -193,7 +193,7 @@ class Reduce:
     def _elsewhere(
         self, job: Job, encoded: Encoded, clusters: Clusters, found: "_Weights", names: list[str]
     ) -> "_Elsewhere":
-        """What weights towards one half of the sample from the place of use do on its other half, by linear heads.
+        """What weights towards one half of the deployment sample do on its other half, by linear heads.
 
         On the rows that weights were made for, a head looks better than it is: rows like these were weighted up.
         """
@@ -235,8 +235,8 @@ class Reduce:
     ) -> list[Tried]:
         """Each candidate on rows that it was not trained on, nor, of a linear head, matched to.
 
-        Those are from the place of use: the sample, or the validation rows. Where these are not shown to differ from
-        the training rows, a linear head is looked at on all training rows as well, cross-fitted: ten times as many.
+        Those are the deployment sample, or the validation rows where there is none. Where these are not shown to differ
+        from the training rows, a linear head is looked at on all training rows as well, cross-fitted.
         """
         rows, unit = _place_of_use(job)
         labels, units = [rows.labels.cpu()], [unit]
@@ -264,7 +264,7 @@ class Reduce:
 
 
 class _Elsewhere(NamedTuple):
-    """Answers [m] for the sample from the place of use, of heads matched to its other half, and what they cost."""
+    """Answers [m] for the deployment sample, of heads matched to its other half, and what they cost."""
 
     said: Mapping[str, Tensor]
     looked: list[Tried]
@@ -291,7 +291,7 @@ def _encoded(job: Job, encoder: str | Callable[[Examples], Tensor] | None, plain
         kept = {id(part): get(part).float().cpu() for part in {id(part): part for part in parts}.values()}
         encoded = agreed(Encoded(*(kept[id(part)] for part in parts)))
     for name, features in encoded._asdict().items():
-        check_features(features, {"train": "training", "use": "place of use's"}.get(name, name))
+        check_features(features, {"train": "training", "use": "deployment sample's"}.get(name, name))
     return encoded
 
 

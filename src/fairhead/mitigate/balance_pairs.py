@@ -8,7 +8,7 @@ each pair keeps its own difference from it. The loss of a batch has three parts:
 2. level: the Huber loss of how far the mean log-probability of a pair's two sentences has moved;
 3. keep: KL(before ‖ now) of next-token distributions, per token, on unrelated sentences and on neutral text.
 
-What the model said before training is computed once (`refer`): two numbers a pair, and the final hidden states of the
+What the model said before training is computed once (`refer`): two numbers per pair, and the final hidden states of the
 sentences whose distributions are kept, which the output layer as it was turns into distributions again. No second model
 is held or run.
 
@@ -128,7 +128,7 @@ class BalancePairs(_WithNeutralText):
         return KLAAD(ce_weight=0, kl_weight=self.kl_weight, triplet_weight=self.triplet_weight)
 
     def prepare(self, items: Iterable[StereoSetItem], tokenizer: Any, context: int) -> Prepared[Example]:
-        """One example an item; neutral texts are dealt out in an order that depends on them alone."""
+        """One example per item; neutral texts are dealt out in an order that depends on them alone."""
         listed = list(items)
         triplets, left_out = encode_triplets(listed, tokenizer, context)
         category = {item.id: item.bias_type for item in listed}

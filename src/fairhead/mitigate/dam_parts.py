@@ -107,7 +107,7 @@ class RunningStandardise(nn.Module):
         if mask.shape != (x.shape[0], x.shape[2]):
             raise InputError(
                 f"the attention mask has shape {list(mask.shape)} but the batch has {x.shape[0]} rows of "
-                f"{x.shape[2]} tokens: give one entry a token"
+                f"{x.shape[2]} tokens: give one entry per token"
             )
         counted = mask[:, None, :, None].to(x.dtype)
         count = summed(counted.sum(self.axes, keepdim=True))

@@ -275,7 +275,7 @@ def _divergence(log_p: Tensor, log_q: Tensor, valid: Tensor) -> Tensor:
 
 
 def pool(hidden: Tensor, mask: Tensor, pooling: Literal["mean", "last"] = "mean") -> Tensor:
-    """One unit vector a sentence: [N, T, D] → [N, D]."""
+    """One unit vector per sentence: [N, T, D] → [N, D]."""
     if pooling == "last":
         number = torch.arange(hidden.shape[1], device=hidden.device)
         last = (mask * (number + 1)).argmax(1)

@@ -34,7 +34,7 @@ class MitigatedLanguage(Result):
         return {"schema": "fairhead.language_grid/1", "runs": runs}
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row a run and part of the loss, on the items whose terms were held out."""
+        """One row per run and part of the loss, on the items whose terms were held out."""
         return [
             {"run": name or record.method, "part": part, "before": before, "after": held["after"][part]}
             for name, record in self.records.items()

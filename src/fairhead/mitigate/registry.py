@@ -19,7 +19,7 @@ Kind = Literal["classifier", "language"]
 LADDER = (
     "inputs and labels",
     "a public frozen encoder",
-    "a sample of inputs from the place of use, or class names",
+    "a deployment sample of inputs, or class names",
     "the attribute's name",
     "attribute labels on other data",
     "attribute labels here",
@@ -166,7 +166,7 @@ METHODS: Mapping[str, MethodEntry] = {
         _here(
             "match",
             "auto_balance_match:Reduce",
-            "rows weighted towards the place of use, within each class",
+            "rows weighted towards a deployment sample, within each class",
             options={"candidates": ("match",)},
             told=2,
         ),

@@ -1,6 +1,6 @@
 """Weights and offsets of training rows, without any group.
 
-Balance makes clusters independent of the label; match weights rows towards a sample from the place of use.
+Balance makes clusters independent of the label; match weights rows towards a deployment sample.
 """
 
 import math
@@ -114,8 +114,8 @@ class Matched(NamedTuple):
 
     weights: Tensor  # P(use | x, y) / P(training | x, y), mean 1 within each class, [n]
     effective: float  # (Σ w)² / Σ w², as a share of the rows
-    # How often a held-out row from the place of use looks more like one than a training row does (the mean area under
-    # the ROC curve): 0.5 where the samples are alike
+    # How often a held-out row of the deployment sample looks more like one than a training row does (the mean area
+    # under the ROC curve): 0.5 where the samples are alike
     separation: float
     p: float  # of a test that they are alike
 
@@ -135,14 +135,14 @@ def match_weights(
     cap: float = 20.0,
     seed: int = 0,
 ) -> Matched:
-    """Logistic regression of "place of use or training" within each class, cross-fitted.
+    """Logistic regression of "deployment or training" within each class, cross-fitted.
 
     Rows of one unit (a person, a document) stay in one fold: a person that is recognised would pass for a difference.
 
     Args:
         train: features of the training rows, [n, D].
         labels: [n].
-        use: features of the sample from the place of use, [m, D].
+        use: features of the deployment sample, [m, D].
         use_labels: [m].
         units: who or what each training row is of, [n]; each row on its own by default.
         use_units: the same for the sample, [m].
@@ -158,7 +158,7 @@ def match_weights(
     for label in labels.unique().tolist():
         rows, others = (labels == label).nonzero()[:, 0], (use_labels == label).nonzero()[:, 0]
         if not len(others):
-            raise InputError(f"the sample from the place of use has 0 rows of class {label}: give one with all classes")
+            raise InputError(f"the deployment sample has 0 rows of class {label}: give one with all classes")
         if min(len(rows), len(others)) < _LEAST:
             continue  # too few to say anything: their weights stay 1
         own, theirs = _codes(units, rows), _codes(use_units, others)
@@ -178,7 +178,7 @@ def match_weights(
             areas.append(area)
             scores.append(z)
     if not scores:
-        raise InputError(f"the sample from the place of use has fewer than {_LEAST} rows of every class: give more")
+        raise InputError(f"the deployment sample has fewer than {_LEAST} rows of every class: give more")
     # Each two folds enter twice, one held out and then the other: their scores agree, and the variance is up to double.
     p = float(norm.sf(sum(scores) / math.sqrt(2 * len(scores))))
     effective = (weights.sum().square() / weights.square().sum() / len(weights)).item()
@@ -186,15 +186,15 @@ def match_weights(
 
 
 class _Side(NamedTuple):
-    """One class: training rows and rows from the place of use, one below the other."""
+    """One class: training rows and rows of the deployment sample, one below the other."""
 
     points: Tensor  # features of both, [a + b, D]
-    here: Tensor  # 0 for a training row, 1 for one from the place of use, [a + b]
+    here: Tensor  # 0 for a training row, 1 for one of the deployment sample, [a + b]
     unit: Tensor  # who or what a row is of, [a + b]
     fold: Tensor  # the same for all rows of a unit, [a + b]
 
     def log_odds(self) -> Tensor:
-        """Of the place of use, for each row by a regression on the other folds, [a + b]."""
+        """Of deployment, for each row by a regression on the other folds, [a + b]."""
         found = torch.zeros(len(self.here), dtype=torch.float64)
         for held in range(_FOLDS):
             head, fitting = LinearHead.of(self.points, ("training", "use")), self.fold != held

@@ -59,7 +59,7 @@ class AuxiliaryModel(NamedTuple):
     features: Callable[[Examples], Tensor]  # gives [n, D] for examples, by the model as it was pretrained, frozen
     train: Examples
     validation: Examples
-    like: Examples | None = None  # rows from the place of use, where there are any
+    like: Examples | None = None  # the deployment sample, where there is one
 
 
 class Method(Protocol):
@@ -87,7 +87,7 @@ class Job:
     )
     checkpoints: Path | None = None  # of each stage; a job that was killed goes on from what it finds there
     identity: Mapping[str, Any] = field(default_factory=dict)  # what checkpoints must agree with, beside plan and data
-    like: Examples | None = None  # rows from the place of use; None where the validation rows are all there is
+    like: Examples | None = None  # the deployment sample; None where the validation rows are all there is
     # Who or what the training and the validation rows are of (persons, documents), [n] each, numbered from 0; None
     # where each row stands for itself. Rows of one unit are never on both sides of a cross-fit.
     units: tuple[Tensor | None, Tensor | None] = (None, None)

@@ -1,7 +1,7 @@
 """Sentences in threes (stereotype, anti-stereotype, unrelated), from StereoSet to the batches a model is trained on.
 
 For KLAAD's loss a triplet's three sentences are laid into one tree, as in the scoring engine, so that what they begin
-with is computed once: about two thirds of the tokens are left. Models that cannot read trees get a row a sentence.
+with is computed once: about two thirds of the tokens are left. Models that cannot read trees get a row per sentence.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

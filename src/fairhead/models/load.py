@@ -360,7 +360,7 @@ def device_named(name: str) -> torch.device:
         InputError: there is no such device.
     """
     if name == "auto":
-        own = f":{os.environ['LOCAL_RANK']}" if "LOCAL_RANK" in os.environ else ""  # of several processes, one a GPU
+        own = f":{os.environ['LOCAL_RANK']}" if "LOCAL_RANK" in os.environ else ""  # of several processes, one per GPU
         return torch.device(f"cuda{own}" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)

@@ -32,7 +32,7 @@ class Examples(Dataset):
             if len(tensor) != len(self.labels):
                 raise InputError(
                     f"input {name!r} has {len(tensor)} rows but there are {len(self.labels)} labels: "
-                    "give one row an example"
+                    "give one row per example"
                 )
 
     def __len__(self) -> int:

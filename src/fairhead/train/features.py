@@ -172,7 +172,7 @@ def frozen_features(
 def encode(
     model: nn.Module, examples: Examples, folder: Path | str | None = None, progress: Progress | None = None
 ) -> Tensor:
-    """One vector a row by a model without a task head, [n, D] on the CPU: computed once, then mapped from disk.
+    """One vector per row by a model without a task head, [n, D] on the CPU: computed once, then mapped from disk.
 
     The model runs in evaluation mode on the device it is on; `folder` and `progress` are those of `frozen_features`.
     """
@@ -234,7 +234,7 @@ def _kept(
 
 
 def pooled(output: Any, mask: Tensor | None) -> Tensor:
-    """One vector a row, [B, D]: CLIP's embedding, the mean over a text's tokens, or a picture's first token.
+    """One vector per row, [B, D]: CLIP's embedding, the mean over a text's tokens, or a picture's first token.
 
     Args:
         output: of a model without a task head.

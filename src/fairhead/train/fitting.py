@@ -50,7 +50,7 @@ class Epoch(NamedTuple):
 class Fit:
     """What a run of training did. The model itself holds the weights of `best`."""
 
-    history: tuple[Epoch, ...]  # one line an epoch
+    history: tuple[Epoch, ...]  # one line per epoch
     best: Epoch  # the epoch that was kept
     seconds: float  # wall time, that before a checkpoint included
     steps: int  # of the optimizer
@@ -139,7 +139,7 @@ def fit(
     def after_epoch(losses: Tensor) -> None:
         if replays and device.type == "cuda" and step.as_it_is is not None:
             say_once(f"training steps are not replayed: {step.as_it_is}; they take several times longer")
-        # Looked at once an epoch: asking for the value at every step would stall an accelerator.
+        # Looked at once per epoch: asking for the value at every step would stall an accelerator.
         losses = losses.float()
         if several:  # each saw its share of the batches; all stop where one has to
             torch.distributed.all_reduce(losses)

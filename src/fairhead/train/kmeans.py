@@ -105,7 +105,7 @@ def _spread_out(points: Tensor, k: int, generator: torch.Generator) -> Tensor:
 
 
 class Stability(NamedTuple):
-    """How well clusters of one half of the rows agree with those of the other: adjusted Rand indices, one a repeat."""
+    """How well clusters of one half of the rows agree with those of the other: an adjusted Rand index per repeat."""
 
     clusters: int
     agreement: tuple[float, ...]

@@ -1,4 +1,4 @@
-"""Training by several processes, one a GPU, that `accelerate launch` or torchrun has started."""
+"""Training by several processes, one per GPU, that `accelerate launch` or torchrun has started."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext

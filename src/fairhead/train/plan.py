@@ -24,7 +24,7 @@ class Plan:
 
     Attributes:
         epochs: passes over the training set.
-        batch_size: examples a step.
+        batch_size: examples per step.
         learning_rate: AdamW's, at its highest.
         weight_decay: AdamW's.
         schedule: "cosine" or "linear" down to zero, or "constant"; all after a linear warm-up.

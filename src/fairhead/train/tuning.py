@@ -215,7 +215,7 @@ def shuffled_batches(lengths: Sequence[int], batch_size: int, seed: int, epoch: 
 
     Args:
         lengths: tokens of each example; those of a batch are alike.
-        batch_size: examples a batch; the last may be smaller.
+        batch_size: examples per batch; the last may be smaller.
         seed: of the order.
         epoch: another epoch is another order.
     """

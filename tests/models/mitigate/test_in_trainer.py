@@ -41,7 +41,7 @@ def rows_of(family, count=48):
 
 @cache
 def weights_of(method):
-    """Far from even: rows of one half and class are rare, and are not in the sample from the place of use."""
+    """Far from even: rows of one half and class are rare, and are not in the deployment sample."""
     chance = torch.Generator().manual_seed(0)
     labels = torch.arange(48) % 3
     half = (torch.rand(48, generator=chance) < torch.tensor([0.8, 0.5, 0.2])[labels]).long()

@@ -38,7 +38,7 @@ def table(
 ) -> ItemTable:
     """The mean entropy of each head on each document: fields "L0H0", "L0H1", …, and "rows", over which means are taken.
 
-    One forward pass a batch; of the maps only their entropies are kept. So many tokens (`window`) are read of each
+    One forward pass per batch; of the maps only their entropies are kept. So many tokens (`window`) are read of each
     document, the start token included; documents of fewer than two tokens are left out.
     """
     import torch

@@ -60,7 +60,7 @@ def sentence_pairs(items: Sequence[Any]) -> list[SentencePair]:
 
 
 def table(gaps: PairGaps, layer: int = -1) -> ItemTable:
-    """One row a pair, with the gaps of one layer averaged over heads; by default the last, as in the paper."""
+    """One row per pair, with the gaps of one layer averaged over heads; by default the last, as in the paper."""
     hit, on, off = (values[:, _number(gaps, layer)] for values in gaps.of_layers())
     lengths = [EQUAL if tokens.equal_length else UNEQUAL for tokens in gaps.tokens]
     groups = [(*pair.groups, length) for pair, length in zip(gaps.pairs, lengths, strict=True)]

@@ -56,7 +56,7 @@ _DEFAULT = Options()
 
 
 def requests(items: Iterable[BBQItem], options: Options = _DEFAULT) -> list[Request]:
-    """What to ask a scorer: three answers a question, the unknown one in all its wordings where the prompt is qa."""
+    """What to ask a scorer: three answers per question, the unknown one in all its wordings where the prompt is qa."""
     template = PROMPTS[options.prompt]
     return [
         Request(name, template.format(context=item.context, question=item.question), f" {text}")

@@ -85,7 +85,7 @@ class Options:
 
 
 def requests(pairs: Iterable[CrowsPair], options: Any = None) -> list[Request]:
-    """What to ask a scorer: two whole sentences a pair."""
+    """What to ask a scorer: two whole sentences per pair."""
     return [
         Request(name, "", text) for pair in pairs for name, text in zip(_ids(pair), (pair.more, pair.less), strict=True)
     ]

@@ -78,7 +78,7 @@ def _item(kind: str, entry: dict[str, Any]) -> StereoSetItem:
 
 
 def requests(items: Iterable[StereoSetItem], options: Options = _DEFAULT) -> list[Request]:
-    """What to ask a scorer: three texts an item."""
+    """What to ask a scorer: three texts per item."""
     found = []
     for item in items:
         after_context = item.kind == "intersentence" and options.inter == "sentence"
