@@ -78,11 +78,7 @@ def reading(path: PathLike, malformed: str) -> Iterator[None]:
 
 
 def read_arrays(path: PathLike, *names: str) -> "dict[str, NDArray[Any]]":
-    """Arrays of an .npz file, none of them pickled.
-
-    Raises:
-        InputError: the file cannot be read, or lacks one.
-    """
+    """Arrays of an .npz file, none of them pickled."""
     import numpy as np
 
     # Opened here: of a file that is cut short, numpy would leave it open.
@@ -127,16 +123,9 @@ def made_folder(path: PathLike, hint: str = "give another folder") -> Path:
 def locked(folder: PathLike, *, hint: str = "", wait: bool = False, name: str = LOCK) -> Iterator[Path]:
     """Keep other runs from writing to a folder, which is made where it is not there.
 
-    The system lets go when the process ends, however it ends. The same thread may lock a folder again.
-
-    Args:
-        folder: what to write to.
-        hint: what else could be done while another run is at it.
-        wait: for the other run to end, instead of an error.
-        name: of the file that is locked. It stays: removing it would let two others lock files of the same name.
-
-    Raises:
-        InputError: another run is writing there now, or the folder cannot be written.
+    The system lets go when the process ends, however it ends. The same thread may lock a folder again. Where another
+    run is writing there, that is an error, with a `hint` of what else could be done; or `wait` for it to end. The file
+    called `name` stays: removing it would let two others lock files of the same name.
     """
     from filelock import FileLock, Timeout
 
@@ -283,8 +272,7 @@ def _sync(file: Path) -> None:
 def append_lines(path: PathLike, rows: Iterable[Mapping[str, Any]], allow_nan: bool = False) -> None:
     """Add JSON lines to a file; they are on disk when this returns. A last line that a kill cut short is dropped.
 
-    Raises:
-        InputError: the file cannot be written; it then has the lines that it had.
+    A file that cannot be written has the lines that it had.
     """
     lines = [json.dumps(row, ensure_ascii=False, allow_nan=allow_nan, default=str) for row in rows]
     content = "".join(f"{line}\n" for line in lines).encode(errors="surrogatepass")

@@ -80,11 +80,7 @@ class Images(Sequence[Image.Image]):
         progress: Progress | None = None,  # called with (done, total) as the work goes on
         workers: int | None = None,  # threads; None takes one per core
     ) -> NDArray[np.uint8]:
-        """Decode into one array [n, H, W, 3], resized to size × size without cropping.
-
-        Returns:
-            uint8 of shape [n, H, W, 3].
-        """
+        """Decode into one array of bytes [n, H, W, 3], resized to size × size without cropping."""
         names = self._names if indices is None else self.take(indices)._names
         if not names:
             return np.empty((0, size or 0, size or 0, 3), dtype=np.uint8)

@@ -27,22 +27,14 @@ class ReadyFeatures:
 
     @classmethod
     def read(cls, where: str) -> "ReadyFeatures":
-        """Read one file, or all that a pattern (`clip_*.npz`) names.
-
-        Raises:
-            InputError: there is no such file, it has other arrays, or two rows have one name.
-        """
+        """Read one file, or all that a pattern (`clip_*.npz`) names."""
         files = tuple(sorted(glob(where.removeprefix(PREFIX))))
         if not files:
             raise InputError(f"{where}: there is no such file of features (.npz with the arrays features and names)")
         return cls(where, *_read(files, tuple(Path(file).stat().st_mtime_ns for file in files)))
 
     def of(self, part: Examples) -> NDArray[np.float32]:
-        """The vectors of these rows, [m, D]: pictures by their paths, texts by their ids.
-
-        Raises:
-            InputError: some have none.
-        """
+        """The vectors of these rows, [m, D]: pictures by their paths, texts by their ids."""
         rows = part.inputs.positions(self.position) if isinstance(part.inputs, Images) else [-1]
         if min(rows, default=-1) < 0:
             rows = [self.position.get(name, -1) for name in part.ids.tolist()]

@@ -118,25 +118,17 @@ class LanguageTrainer:
 
     def train(
         self,
-        data: TripletData | TripletSplit | None = None,
-        folder: str | os.PathLike[str] | None = None,
-        on_step: OnStep | None = None,
-        on_held_out: OnStep | None = None,
+        data: TripletData | TripletSplit | None = None,  # None for a method that reads none
+        folder: str | os.PathLike[str] | None = None,  # of checkpoints; a run that was stopped goes on there
+        on_step: OnStep | None = None,  # called with the steps done, all steps, and the parts of the loss
+        on_held_out: OnStep | None = None,  # called with the held-out items measured, and all of them
     ) -> Tuned:
         """Train on the training part; measure every part of the loss on the held-out part, before and after.
 
         The record also says how hard each part pulls at the start: the norms of their gradients in the first batch.
 
-        Args:
-            data: what to read, or items that are split already; None for a method that reads none.
-            folder: where checkpoints lie; a run that was stopped goes on there.
-            on_step: called with the steps done, all steps, and the parts of the loss.
-            on_held_out: called with the held-out items measured, before training and after it, and all of them.
-
-        Raises:
-            InputError: nothing to train on; a checkpoint of another run.
-            TrainingDiverged: a loss was not finite, or the model no longer predicts text; it is back at its last good
-                weights.
+        Where a loss is not finite, or the model no longer predicts text, it is back at its last good weights, and
+        `TrainingDiverged` is raised.
         """
         split = data.read() if isinstance(data, TripletData) else data
         tuned = Tuned((), 0, 0.0)

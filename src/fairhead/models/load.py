@@ -354,11 +354,7 @@ def weights_digest(model: nn.Module) -> str:
 
 
 def device_named(name: str) -> torch.device:
-    """A device that can be used: "cpu", "cuda", "cuda:1", ...; "auto" takes a GPU where there is one.
-
-    Raises:
-        InputError: there is no such device.
-    """
+    """A device that can be used: "cpu", "cuda", "cuda:1", ...; "auto" takes a GPU where there is one."""
     if name == "auto":
         own = f":{os.environ['LOCAL_RANK']}" if "LOCAL_RANK" in os.environ else ""  # of several processes, one per GPU
         return torch.device(f"cuda{own}" if torch.cuda.is_available() else "cpu")

@@ -57,9 +57,7 @@ def cached_array(
     """The array called `key`, mapped into memory; made by `fill` where it is not there or not whole.
 
     Several processes may ask for the same array at once: one makes it, the others wait.
-
-    Returns:
-        The array. Writing to it changes this process's copy only, never the file.
+    Writing to the array changes this process's copy only, never the file.
     """
     manifest = {"schema": _SCHEMA, "shape": list(shape), "dtype": dtype}
     entry = Path(folder, key)

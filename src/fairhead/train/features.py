@@ -60,12 +60,6 @@ def last_encoder(model: nn.Module) -> nn.Module:
     A copy: the model given stays as it is. Features go in under the name that `frozen_features` gives them. Where the
     task head reads the first token alone, the copy computes that token alone: the logits are the same, the hidden
     states of other tokens are not (see `fairhead.train.first_token`).
-
-    Args:
-        model: an image or text classifier.
-
-    Returns:
-        A model of the same class with one layer, without gradients in its embeddings.
     """
     refuse_method(model, "last-encoder training")
     # Layers that would be thrown away are not copied first.
@@ -236,9 +230,7 @@ def _kept(
 def pooled(output: Any, mask: Tensor | None) -> Tensor:
     """One vector per row, [B, D]: CLIP's embedding, the mean over a text's tokens, or a picture's first token.
 
-    Args:
-        output: of a model without a task head.
-        mask: 1 where a token of a text is real, [B, T]; None for pictures.
+    `output` is that of a model without a task head; `mask` [B, T] is 1 where a token of a text is real.
     """
     if mask is not None:
         weight = mask[..., None].to(output.last_hidden_state.dtype)

@@ -256,13 +256,7 @@ def accuracy(predicted: Tensor, labels: Tensor) -> float:
 
 
 def worst_accuracy(predicted: Tensor, labels: Tensor, cells: Tensor) -> float:
-    """The lowest accuracy among the cells that rows fall in; cells nobody falls in do not count.
-
-    Args:
-        predicted: classes, [n].
-        labels: classes, [n].
-        cells: what to divide the rows by, [n]: the labels themselves, or (label, cluster) numbers.
-    """
+    """The lowest accuracy among the cells that rows fall in: their labels, or (label, cluster) numbers, [n]."""
     _, cell = cells.unique(return_inverse=True)
     hits = torch.bincount(cell, weights=(predicted == labels).double())
     return (hits / torch.bincount(cell)).min().item()

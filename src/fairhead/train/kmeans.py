@@ -28,14 +28,9 @@ class Clustering(NamedTuple):
 
 
 def kmeans(points: Tensor, k: int, seed: int = 0, restarts: int = 4, rounds: int = 100) -> Clustering:
-    """Lloyd's algorithm from k-means++ starts; the best of several.
+    """Lloyd's algorithm on points [n, D] from k-means++ starts, the best of several.
 
-    Args:
-        points: [n, D].
-        k: clusters; no more than there are distinct points are used.
-        seed: of the starts.
-        restarts: how many starts.
-        rounds: at most, each.
+    There are no more clusters than distinct points.
     """
     points = points.float()
     generator = torch.Generator().manual_seed(seed)
@@ -223,11 +218,8 @@ def unit(features: Tensor) -> Tensor:
 def independent_weights(labels: Tensor, clusters: Tensor, weights: Tensor | None = None, cap: float = 20.0) -> Tensor:
     """P(y) P(c) / P(y, c) of each row, [n], mean 1: under these weights label and cluster are independent.
 
-    Args:
-        labels: [n].
-        clusters: [n].
-        weights: the rows' own, [n], which the shares are counted by and the result is multiplied with.
-        cap: the largest weight, in means; a cell of a row or two would decide everything otherwise.
+    `weights` are the rows' own, which shares are counted by and the result is multiplied with. `cap` is the largest
+    weight, in means: a cell of a row or two would decide everything otherwise.
     """
     own = torch.ones(len(labels), dtype=torch.float64) if weights is None else weights.double()
     numbers = (labels, clusters, labels * (int(clusters.max()) + 1) + clusters)

@@ -211,13 +211,9 @@ class LengthBatches(Generic[E]):
 
 
 def shuffled_batches(lengths: Sequence[int], batch_size: int, seed: int, epoch: int = 0) -> list[list[int]]:
-    """The batches of an epoch, as numbers of examples: in random order, with little padding, each example once.
+    """The batches of an epoch, as numbers of examples: in random order, each example once.
 
-    Args:
-        lengths: tokens of each example; those of a batch are alike.
-        batch_size: examples per batch; the last may be smaller.
-        seed: of the order.
-        epoch: another epoch is another order.
+    The examples of a batch have about as many tokens (`lengths`), so that there is little padding.
     """
     rng = np.random.default_rng([seed, epoch])
     order = rng.permutation(len(lengths))
@@ -281,9 +277,7 @@ def merged(model: Any) -> Any:
 def gradient_norms(model: nn.Module, parts: Parts) -> dict[str, float]:
     """How hard each part of a loss pulls: the norm of its gradient with the weight that it has in the loss.
 
-    Args:
-        model: what is trained.
-        parts: of one batch; those that the loss does not depend on are left out.
+    Parts that the loss does not depend on are left out.
 
     Example:
         >>> model = nn.Linear(1, 1, bias=False)

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from fairhead.train import meters
-from fairhead.train.gpu_power import NvmlGpu, Sample, SmiGpu
-from fairhead.train.meters import Energy, Meter
+from fairhead.train.meters import Energy, Meter, NvmlGpu, Sample, SmiGpu
 
 MIB = 2**20
 clock = SimpleNamespace(now=0.0)
