@@ -1,12 +1,13 @@
 """Tiny random causal language models of the families that KLAAD serves, and triplets that they can read."""
 
 import copy
+import json
 
 import torch
 import transformers as hf
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from fairhead.data.sentences import StereoSetItem, Triplet
+from fairhead.data.sentences import GOLD_LABELS, StereoSetItem, Triplet
 
 _WORDS = (
     "<s> the old nurse baker pilot poet was very kind and rude to blue so people said that he she went home late . "
@@ -68,9 +69,20 @@ def build(family, implementation=None, scale=4.0, wide=False):
 
 
 def tokenizer():
-    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, "<s>"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return hf.PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", eos_token="<s>")
+    return word_tokenizer(WORDS, pre_tokenizers.WhitespaceSplit(), eos_token="<s>")
+
+
+def word_tokenizer(known, split=None, **special):
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(known)}, "<s>"))
+    words.pre_tokenizer = split or pre_tokenizers.Whitespace()
+    return hf.PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", **special)
+
+
+def saved(folder, family="llama"):
+    """A model and its tokenizer in a folder, as a user has them."""
+    build(family).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
 
 
 def item(target, stereotype, anti, unrelated, template="the {} was {} and went home ."):
@@ -84,3 +96,20 @@ ITEMS = (
     item("pilot", "careful", "careful with money to people", "so"),
     item("poet", "cold", "kind", "stone", template="people said that the {} was {} ."),
 )
+
+
+def write_stereoset(file):
+    """The items as StereoSet is published."""
+    entries = [
+        {
+            "id": one.id,
+            "target": one.target,
+            "bias_type": "profession",
+            "context": one.context,
+            "sentences": [
+                {"sentence": text, "gold_label": label} for text, label in zip(one.texts, GOLD_LABELS, strict=True)
+            ],
+        }
+        for one in ITEMS
+    ]
+    file.write_text(json.dumps({"data": {"intrasentence": entries}}))

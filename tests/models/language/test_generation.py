@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
-from language_models import FAMILIES, WORDS, build, tokenizer
+from language_models import FAMILIES, WORDS, build, saved, tokenizer
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from fairhead.cli import main
@@ -123,10 +123,7 @@ def test_what_cannot_be_continued_is_named():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("tiny")
-    build("llama").save_pretrained(path)
-    tokenizer().save_pretrained(path)
-    return path
+    return saved(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
+from language_models import word_tokenizer
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 import fairhead
 from fairhead.cli import main
@@ -32,9 +32,7 @@ CONTEXT = 16
 def folder(tmp_path_factory):
     """A tiny random Llama with a word-level tokeniser, saved as a user would have it."""
     path = tmp_path_factory.mktemp("tiny")
-    words = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, "<s>"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    hf.PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>").save_pretrained(path)
+    word_tokenizer(WORDS).save_pretrained(path)
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = hf.LlamaConfig(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from huggingface_hub import ModelCard
-from language_models import FAMILIES, ITEMS, VOCABULARY, build, tokenizer
+from language_models import FAMILIES, ITEMS, VOCABULARY, build, saved, tokenizer
 
 from fairhead.cli import main
 from fairhead.data.sentences import StereoSetItem, Triplet, TripletSplit
@@ -306,10 +306,7 @@ def test_self_debiasing_without_decay_changes_nothing():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("tiny")
-    build("llama").save_pretrained(path)
-    tokenizer().save_pretrained(path)
-    return path
+    return saved(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from language_models import build, tokenizer
+from language_models import build, saved, tokenizer
 
 from fairhead.cli import main
 from fairhead.language import benchmarks
@@ -20,10 +20,7 @@ TAILS = ("was kind", "was rude", "went home", "was late")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("tiny")
-    build("llama").save_pretrained(path)
-    tokenizer().save_pretrained(path)
-    return path
+    return saved(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture

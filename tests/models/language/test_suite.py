@@ -6,8 +6,8 @@ import shutil
 import pytest
 import torch
 import transformers as hf
+from language_models import word_tokenizer
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from fairhead.cli import main
 from fairhead.language.suite import Suite, TrainingRecord
@@ -19,9 +19,7 @@ WORDS = ["<s>", "he", "she", "was", "kind", "cruel", "cried", "the", "nurse", "d
 def base(tmp_path_factory):
     """A tiny random Llama with a word-level tokeniser, saved as a user would have it."""
     path = tmp_path_factory.mktemp("base")
-    words = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, "<s>"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    hf.PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>").save_pretrained(path)
+    word_tokenizer(WORDS).save_pretrained(path)
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = hf.LlamaConfig(**sizes, vocab_size=len(WORDS), max_position_embeddings=64, bos_token_id=0, eos_token_id=0)

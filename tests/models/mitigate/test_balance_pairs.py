@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 import transformers as hf
-from language_models import FAMILIES, ITEMS, build, tokenizer
+from language_models import FAMILIES, ITEMS, build, saved, tokenizer
 from safetensors.torch import load_file
 from torch import nn
 from transformers import GradientCheckpointingLayer
@@ -270,8 +270,7 @@ def test_neutral_text_is_read_from_texts_and_files(neutral, tmp_path):
 
 
 def test_own_pairs_are_balanced_by_the_command(tmp_path, neutral, capsys):
-    build("llama").save_pretrained(tmp_path / "model")
-    tokenizer().save_pretrained(tmp_path / "model")
+    saved(tmp_path / "model")
     rows = [
         f"the {w} {v} was kind .,the {w} {v} was rude .,age"
         for w in ("nurse", "baker", "poet")
@@ -388,8 +387,7 @@ def test_parts_of_klaad_are_added_to_the_loss():
 
 
 def test_a_grid_gives_its_control_the_options_and_the_plan_of_the_method(neutral, tmp_path):
-    build("llama").save_pretrained(tmp_path / "model")
-    tokenizer().save_pretrained(tmp_path / "model")
+    saved(tmp_path / "model")
     lines = [f"{t.sentences.stereotype},{t.sentences.anti_stereotype}" for t in ITEMS]
     (tmp_path / "pairs.csv").write_text("more,less\n" + "\n".join(lines))
     grid = tmp_path / "grid.yaml"

@@ -7,11 +7,10 @@ import shutil
 import pytest
 import torch
 import transformers as hf
-from language_models import ITEMS, build, tokenizer
+from language_models import ITEMS, saved, write_stereoset
 
 from fairhead.bench.grid_file import grid_path, read_methods
 from fairhead.cli import main
-from fairhead.data.sentences import GOLD_LABELS
 from fairhead.language.suite import TrainingRecord
 from fairhead.mitigate import KLAAD, method
 from fairhead.models import load
@@ -19,28 +18,13 @@ from fairhead.models import load
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    build("llama").save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
-    return folder
+    return saved(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
-    entries = [
-        {
-            "id": one.id,
-            "target": one.target,
-            "bias_type": "profession",
-            "context": one.context,
-            "sentences": [
-                {"sentence": text, "gold_label": label} for text, label in zip(one.texts, GOLD_LABELS, strict=True)
-            ],
-        }
-        for one in ITEMS
-    ]
-    (folder / "dev.json").write_text(json.dumps({"data": {"intrasentence": entries}}))
+    write_stereoset(folder / "dev.json")
     rows = [f'{i},"{one.texts[0]}","{one.texts[1]}",stereo,gender,[]' for i, one in enumerate(ITEMS * 4)]
     header = ",sent_more,sent_less,stereo_antistereo,bias_type,annotations"
     (folder / "crows_pairs_anonymized.csv").write_text("\n".join([header, *rows]))

@@ -7,12 +7,11 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
-from language_models import ITEMS, build, tokenizer
+from language_models import saved, write_stereoset
 from made_faces import make_faces
 from torch.nn.functional import cross_entropy
 
 from fairhead.cli import main
-from fairhead.data.sentences import GOLD_LABELS
 from fairhead.mitigate import MethodEntry, method, registry
 
 PAGE = Path(__file__).parents[3] / "CONTRIBUTING.md"
@@ -70,21 +69,8 @@ def test_the_focal_loss_of_the_page_is_what_it_says(added):
 
 
 def test_the_language_method_of_the_page_is_trained_by_its_own_command(added, tmp_path, capsys):
-    build("llama").save_pretrained(tmp_path / "model")
-    tokenizer().save_pretrained(tmp_path / "model")
-    entries = [
-        {
-            "id": one.id,
-            "target": one.target,
-            "bias_type": "profession",
-            "context": one.context,
-            "sentences": [
-                {"sentence": text, "gold_label": label} for text, label in zip(one.sentences, GOLD_LABELS, strict=True)
-            ],
-        }
-        for one in ITEMS
-    ]
-    (tmp_path / "dev.json").write_text(json.dumps({"data": {"intrasentence": entries}}))
+    saved(tmp_path / "model")
+    write_stereoset(tmp_path / "dev.json")
     given = ["--model", str(tmp_path / "model"), "--data", f"stereoset:{tmp_path / 'dev.json'}", "--device", "cpu"]
     main(["mitigate", "anti_only", *given, "--out", str(tmp_path / "out"), "--weight", "2", "--held-out", "0"])
     record = json.loads((tmp_path / "out" / "fairhead-training.json").read_text())

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers as hf
 from families import TEXT, TOWERS, VIT
-from language_models import build, tokenizer
+from language_models import build, saved, tokenizer
 from safetensors.torch import load_file, save_file
 
 import fairhead
@@ -109,10 +109,7 @@ def test_texts_are_padded_to_the_positions_that_dam_knows():
 
 @pytest.fixture(scope="module")
 def language(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("language")
-    build("llama").save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
-    return folder
+    return saved(tmp_path_factory.mktemp("language"))
 
 
 def test_load_gives_a_self_debiased_model_back(language, tmp_path):
