@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fairhead.data import Dataset, Items, dataset, hold
+from fairhead.data import Dataset, Items, dataset, hold, parse_spec
 from fairhead.errors import InputError, check_known
 from fairhead.records import Records
 from fairhead.settings import check_settings
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from fairhead.language.item_table import BenchmarkResult
     from fairhead.locate.answer import LocatedHeads
     from fairhead.mitigate.language_result import MitigatedLanguage
-
-_LABEL = "label"
 
 
 def predict(
@@ -48,9 +46,6 @@ def predict(
         device: "cpu", "cuda", ...; "auto" takes a GPU where there is one.
         beside: the tokenizer or image processor of a live model that was not loaded from a folder.
         options: of `fairhead.dataset`, where `data` are not a data set yet: label, groups, ...
-
-    Raises:
-        InputError: the model's classes are not those of the data.
 
     Example:
         >>> records = predict("run/model", "images:labels.csv", label="smiling", groups=["sex"])  # doctest: +SKIP
@@ -273,7 +268,7 @@ def locate(
         model,
         held if isinstance(held, str) else hold(held),
         by,
-        label or (_LABEL if isinstance(held, Dataset) else None),
+        label or ("label" if isinstance(held, Dataset) else None),
         beside=beside,
         **{name: value for name, value in options.items() if name in of_source},
     )
@@ -345,7 +340,7 @@ def mitigate(
         held = _labelled(data, {"label": label, "groups": tuple(groups)})
         spec, given = hold(held), {}
     with in_folder(model, beside) as folder:
-        reader_options = _reader_options(spec, given)
+        reader_options = parse_spec(spec).reader.named(given)
         first = groups[0] if groups else None
         cell = how.cell(folder, spec, Method(name, name, settings), reader_options, first, plan, seed)
         return run(cell, _kept(out), against, str(device_named(how.device)), how.cache, progress)
@@ -376,9 +371,9 @@ def _change_language(
     if reads and data is not None:
         held = data if isinstance(data, str | Items) else dataset(data, groups=tuple(groups))
         spec = held if isinstance(held, str) else hold(held)
-        reader_options = _reader_options(spec, {"groups": tuple(groups)}) if isinstance(data, str) and groups else {}
+        of_reader = {"groups": tuple(groups)} if isinstance(data, str) else {}
         of_triplets = {field: options[option] for option, field in of_data.items() if option in options}
-        triplets = TripletData(spec, **of_triplets, options=reader_options)
+        triplets = TripletData(spec, **of_triplets, options=parse_spec(spec).reader.named(of_reader))
     changes = {option: value for option, value in options.items() if option in of_plan}
     run = LanguageRun(name, settings, plan_of(kind, **changes) if trains else None)
     device = str(options.get("device", "auto"))
@@ -389,12 +384,6 @@ def _change_language(
 
 def _kept(out: str | Path | None) -> Path:
     return Path(tempfile.mkdtemp(prefix="fairhead-") if out is None else out)
-
-
-def _reader_options(spec: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    from fairhead.data import parse_spec
-
-    return parse_spec(spec).reader.named(options)
 
 
 def _labelled(data: Any, options: Mapping[str, Any]) -> Dataset:
