@@ -30,7 +30,7 @@ class PairOutput(NamedTuple):
     """
 
     logits: Tensor
-    second: Tensor | None
+    second: Any
 
 
 class Pair(nn.Module):

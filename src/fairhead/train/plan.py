@@ -63,15 +63,7 @@ class Plan:
         return cls(**values)
 
     def rate(self, step: int, steps: int) -> float:
-        """The share of `learning_rate` that step `step` (from 0) of `steps` uses.
-
-        Example:
-            >>> plan = TrainingPlan(warmup=0.1)
-            >>> plan.rate(0, 100), plan.rate(9, 100), round(plan.rate(100, 100), 6)
-            (0.1, 1.0, 0.0)
-            >>> [round(LanguagePlan(warmup=0.1).rate(step, 100), 2) for step in (0, 9, 55, 99)]
-            [0.1, 1.0, 0.5, 0.01]
-        """
+        """The share of `learning_rate` that step `step` (from 0) of `steps` uses."""
         warm = round(self.warmup * steps)
         if self.schedule == "linear":
             return (step + 1) / warm if step < warm else (steps - step) / max(1, steps - warm)

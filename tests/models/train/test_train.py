@@ -10,7 +10,7 @@ from transformers import ViTConfig, ViTForImageClassification
 from transformers.modeling_outputs import ImageClassifierOutput
 
 from fairhead.errors import InputError
-from fairhead.train import Examples, TrainingDiverged, TrainingPlan, fit, predict
+from fairhead.train import Examples, LanguagePlan, TrainingDiverged, TrainingPlan, fit, predict
 
 
 def tiny_vit(seed=0):
@@ -107,6 +107,8 @@ def test_the_schedule_warms_up_and_comes_down_as_a_cosine():
     assert rates[55] == pytest.approx(0.5 * (1 + math.cos(math.pi * 45 / 90)))
     assert rates[100] == pytest.approx(0, abs=1e-12)
     assert TrainingPlan(schedule="constant", warmup=0.1).rate(80, 100) == 1.0
+    linear = LanguagePlan(warmup=0.1)
+    assert [linear.rate(step, 100) for step in (0, 9, 55, 99)] == pytest.approx([0.1, 1.0, 0.5, 1 / 90])
 
 
 def test_a_nan_loss_stops_names_the_step_and_brings_back_the_last_good_weights():

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from fairhead.errors import InputError
-from fairhead.heads import Tap
+from fairhead.heads import Reading, Tap
 from fairhead.mitigate.last_layer import features_of, find_head, set_head
 from fairhead.mitigate.losses import cell_numbers, gathered, row_losses
 from fairhead.mitigate.priors import ListOf, LogUniform, Prior
@@ -174,67 +174,49 @@ class TADeT(Reference):
 
     def train_with(self, job: JobWithAttributes) -> nn.Module:
         """One stage."""
-        model = job.build_model()
-        head = find_head(model, job.train)
-        n_groups = int(job.groups_train.max()) + 1
+        groups, width = job.groups_train, int(job.groups_train.max()) + 1
         steps = job.plan.epochs * (len(job.train) // job.plan.batch_size)
-        with Tap(model, layers=self.layer) as tap:
-            watched = _Watched(model, head, tap, n_groups, self.adversary, steps)
-            try:
-                job.fit("training", watched, loss=_AlignedLoss(self, job.groups_train))
-            finally:
-                watched.handle.remove()
-        return model
+        with second_head(job, lambda head: _Adversary(head.in_features, width, self.adversary, steps)) as both:
+            assert isinstance(both.second, _Adversary)
+            with Tap(both.first, layers=self.layer) as tap:
+                both.second.queries = tap.read("q", tokens=0)
+                job.fit("training", both, loss=_AlignedLoss(self, groups))
+        return both.first
 
 
-class _WatchedOutput(NamedTuple):
-    """A tuple: parallel training takes outputs apart and puts them together, and loses what was added to others."""
+class _Adversary(nn.Module):
+    """Guesses the group from what goes into the head, and hands on the first token's queries."""
 
-    logits: Tensor
-    guesses: Tensor  # of the group, by the adversary
-    queries: Tensor
+    queries: Reading
 
-
-class _Watched(nn.Module):
-    """A model with an adversary on what goes into its head, and its first token's queries in view."""
-
-    def __init__(
-        self, model: nn.Module, head: nn.Linear, tap: Tap, n_groups: int, adversary_weight: float, steps: int
-    ) -> None:
+    def __init__(self, width: int, n_groups: int, weight: float, steps: int) -> None:
         super().__init__()
-        self.model = model
-        self.adversary_weight, self.steps = adversary_weight, steps
+        self.weight, self.steps = weight, steps
         self.step: Tensor
         self.register_buffer("step", torch.zeros(()))  # a tensor: a recorded and replayed step must count as well
-        width = head.in_features
-        self.adversary = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, n_groups))
-        self.queries = tap.read("q", tokens=0)
-        self.seen: list[Tensor] = []
-        self.handle = head.register_forward_pre_hook(lambda module, args: self.seen.append(args[0]))
+        self.guess = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, n_groups))
 
-    def forward(self, **inputs: Any) -> _WatchedOutput:
-        logits = self.model(**inputs).logits
-        features, queries = self.seen[-1], self.queries[self.queries.layers[0]]
-        self.seen.clear()
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        queries = self.queries[self.queries.layers[0]]
         self.queries.clear()
         # The adversary's say grows from 0 to 1 over the run, as in the reference.
         strength = 2 / (1 + (-10 * self.step / max(1, self.steps)).exp()) - 1
-        if self.training:
-            self.step += 1
-        read = reversed_gradient(features, self.adversary_weight * strength)
-        return _WatchedOutput(logits, self.adversary(read.float()), queries)
+        self.step += 1
+        return self.guess(reversed_gradient(features, self.weight * strength)), queries
 
 
 class _AlignedLoss:
     def __init__(self, config: TADeT, groups: Tensor) -> None:
         self.config, self.groups = config, groups
 
-    def __call__(self, output: _WatchedOutput, labels: Tensor, rows: Tensor) -> Tensor:
+    def __call__(self, output: PairOutput, labels: Tensor, rows: Tensor) -> Tensor:
+        assert output.second is not None
         self.groups = self.groups.to(rows.device)
-        groups, queries = self.groups[rows], output.queries.flatten(1).float()
+        guesses, queries = output.second
+        groups, queries = self.groups[rows], queries.flatten(1).float()
         return (
             row_losses(output.logits, labels).mean()
-            + row_losses(output.guesses, groups).mean()
+            + row_losses(guesses, groups).mean()
             + self.config.alignment * query_gap(*(gathered(part) for part in (queries, labels, groups)))
         )
 
