@@ -35,20 +35,23 @@ def curves_of(group_by: str, groups: tuple[str, ...], scores: ScoreTables, proba
         ends = intervals.quantiles(star, [(1 - level) / 2, (1 + level) / 2])
     found = []
     for g, (name, entries) in enumerate(zip(groups, table.entries, strict=True)):
-        points = []
-        for k in range(rows.shape[1]):
-            if probabilities and rows[g, k] >= _ROWS_OF_A_POINT:
-                score, share_of, low, high = (float(x) for x in (mean[g][k], share[g, k], *ends[:, g, k]))
-                points.append(CalibrationPoint(score, share_of, low, high, int(rows[g, k])))
+        columns = (part.tolist() for part in (mean[g], share[g], *ends[:, g], rows[g]))
+        points = [CalibrationPoint(*of) for of in zip(*columns, strict=True) if of[-1] >= _ROWS_OF_A_POINT]
         up_to, places = np.cumsum(entries.mass, axis=1), np.searchsorted(entries.value, thresholds, side="left")
         total = up_to[:, -1] if up_to.shape[1] else np.zeros(2)
         below = np.concatenate([np.zeros((2, 1)), up_to], axis=1)[:, places]
         false, true = total[:, None] - below
         curve = GroupCurve(
-            name, int(rows[g].sum()), float(total[1]), float(total[0]), _plain(true), _plain(false), tuple(points)
+            name,
+            int(rows[g].sum()),
+            float(total[1]),
+            float(total[0]),
+            tuple(true.tolist()),
+            tuple(false.tolist()),
+            tuple(points) if probabilities else (),
         )
         found.append(curve)
-    return Curves(group_by, _plain(thresholds), tuple(found))
+    return Curves(group_by, tuple(thresholds.tolist()), tuple(found))
 
 
 def _shares(counts: Array) -> Array:
@@ -71,7 +74,3 @@ def _thresholds(table: ScoreTable) -> Array:
     values = np.unique(np.concatenate(some))
     kept = np.linspace(0, len(values) - 1, min(len(values), _MOST_THRESHOLDS)).round().astype(int)
     return values[kept]
-
-
-def _plain(values: Array) -> tuple[float, ...]:
-    return tuple(float(x) for x in values)

@@ -157,8 +157,8 @@ def _sum_interval(parts: Stack, rates: Rates, level: float) -> intervals.Interva
     if not (usable.all() and parts.kept.all()):
         rates = rates.of_groups(usable, parts.kept)
     if rates.hat.shape[1] == 1:
-        return rates.sum_intervals(level)[0]
-    return intervals.spread_of_sums(rates.errors_of_terms(level)[:2], rates.sum_intervals, level)
+        return rates.sum_interval(0, level)
+    return intervals.spread_of_sums(rates.errors_of_terms(level)[:2], rates.sum_interval, level)
 
 
 def _lowest(parts: Stack, wide: Array, level: float) -> intervals.Interval:

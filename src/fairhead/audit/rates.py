@@ -111,20 +111,24 @@ class Rates:
     def errors_of_terms(self, level: float) -> "Terms":
         """The terms, with errors hat − star for replicates, stretched for the few rows or clusters there are."""
         assert self.terms is not None
-        hat, star, curve = self.terms
-        return Terms(hat, (hat - star) * self.wide(level)[0], curve)
+        if level not in self._error_terms:
+            hat, star, curve = self.terms
+            self._error_terms[level] = Terms(hat, (hat - star) * self.wide(level)[0], curve)
+        return self._error_terms[level]
 
-    def sum_intervals(self, level: float) -> list[intervals.Interval]:
-        """The interval of each group's sum of absolute values."""
-        if level not in self._sum_intervals:
+    def sum_interval(self, g: int, level: float) -> intervals.Interval:
+        """The interval of a group's sum of absolute values."""
+        if (g, level) not in self._sum_intervals:
             hat, error, curve = self.errors_of_terms(level)
-            self._sum_intervals[level] = [
-                intervals.absolute_sum(hat[:, g], error[..., g], level, curve) for g in range(hat.shape[1])
-            ]
-        return self._sum_intervals[level]
+            self._sum_intervals[g, level] = intervals.absolute_sum(hat[:, g], error[..., g], level, curve)
+        return self._sum_intervals[g, level]
 
     @cached_property
-    def _sum_intervals(self) -> dict[float, list[intervals.Interval]]:
+    def _error_terms(self) -> dict[float, "Terms"]:
+        return {}
+
+    @cached_property
+    def _sum_intervals(self) -> dict[tuple[int, float], intervals.Interval]:
         return {}
 
 

@@ -332,7 +332,7 @@ def rates_ends(rates: Mapping[str, Rates], level: float) -> dict[str, NDArray[np
     stars: dict[str, NDArray[np.float64]] = {}  # [G, B]
     for name, rate in rates.items():
         if rate.terms is not None:
-            ends[name] = np.array([interval[:2] for interval in rate.sum_intervals(level)]).T
+            ends[name] = np.array([rate.sum_interval(g, level)[:2] for g in range(rate.hat.shape[1])]).T
             continue
         star = np.moveaxis(rate.star[:, 0], 0, -1)
         if rate.clusters is not None:  # which may be few, however many rows

@@ -239,7 +239,7 @@ def absolute_sum(hat: Array, error: Array, level: float = 0.95, curve: bool = Fa
     return found._replace(high=max(found.high, observed - float(quantiles(one_sign, [(1 - level) / 2])[0])))
 
 
-def spread_of_sums(terms: tuple[Array, Array], own: Callable[[float], list[Interval]], level: float = 0.95) -> Interval:
+def spread_of_sums(terms: tuple[Array, Array], own: Callable[[int, float], Interval], level: float = 0.95) -> Interval:
     """Interval of the largest minus the smallest Σ|term| over groups.
 
     Noise makes these sums larger, most of all in small groups, so the gap between them can be too large as well as too
@@ -248,13 +248,13 @@ def spread_of_sums(terms: tuple[Array, Array], own: Callable[[float], list[Inter
 
     Args:
         terms: observed, shape [K, G], and their errors, shape [B, K, G].
-        own: each group's own interval, as `absolute_sum` makes it, at a level.
+        own: from a group and a level to its interval, as `absolute_sum` makes it.
         level: confidence level.
 
     Example:
         >>> noise = np.random.default_rng(0).normal(0, [0.01, 0.05], (2001, 15, 2))
         >>> terms = (noise[0], noise[1:])
-        >>> own = lambda level: [absolute_sum(noise[0][:, g], noise[1:, :, g], level) for g in range(2)]
+        >>> own = lambda g, level: absolute_sum(noise[0][:, g], noise[1:, :, g], level)
         >>> spread_of_sums(terms, own).low
         0.0
     """
@@ -262,14 +262,18 @@ def spread_of_sums(terms: tuple[Array, Array], own: Callable[[float], list[Inter
     n_groups = hat.shape[1]
     sums = np.abs(hat).sum(axis=0)
     pairs = n_groups * (n_groups - 1) // 2
-    every, strict = own(level), own(level if pairs == 1 else 1 - (1 - level) / pairs)
+    every, strict = [own(g, level) for g in range(n_groups)], level if pairs == 1 else 1 - (1 - level) / pairs
 
-    def differences(ends: list[Interval]) -> list[Span]:
-        sides = [Span(float(value), end.low, end.high) for value, end in zip(sums, ends, strict=True)]
-        return [difference(a, b, 0.0, 0.0) for a, b in permutations(sides, 2)]
+    def apart(a: int, b: int, ends: Sequence[Interval]) -> Span:
+        one, other = (Span(float(sums[g]), end.low, end.high) for g, end in zip((a, b), ends, strict=True))
+        return difference(one, other, 0.0, 0.0)
 
-    low = max(0.0, *(d.low for d in differences(strict)))
-    high = max(d.high for d in differences(every))
+    found = [(apart(a, b, (every[a], every[b])), a, b) for a, b in permutations(range(n_groups), 2)]
+    low, high = 0.0, max(span.high for span, _, _ in found)
+    for span, a, b in sorted(found, key=lambda pair: -pair[0].low):
+        if span.low <= low:  # a stricter one is no higher
+            break
+        low = max(low, apart(a, b, (own(a, strict), own(b, strict))).low)
     se = float(np.hypot(every[int(sums.argmax())].se, every[int(sums.argmin())].se))
     noise = np.abs(error).sum(axis=-2)
     by_chance = np.fmax.reduce(noise, axis=-1) - np.fmin.reduce(noise, axis=-1)
