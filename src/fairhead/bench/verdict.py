@@ -7,7 +7,7 @@ from typing import Any
 from fairhead.audit.seeds import SeedDifference, SeedFigure
 from fairhead.mitigate.registry import LADDER
 from fairhead.report.sections.bench_block import Choice, Cost
-from fairhead.report.wording import MINUS, in_short
+from fairhead.report.wording import in_short, signed
 from fairhead.stats.outcome import p_text
 
 # The gap that the verdict is about: the first of these that has a value.
@@ -191,7 +191,7 @@ def _change(line: Line, metric: str) -> float:
 
 
 def _points(value: float) -> str:
-    return f"{100 * value:+.1f}".replace("-", MINUS)
+    return signed(100 * value, 1)
 
 
 def _percent(line: Line, metric: str) -> str:

@@ -33,6 +33,7 @@ from fairhead.report import Report, Sentence, write
 from fairhead.report.sections.audited import Audited
 from fairhead.report.sections.changes import Compared
 from fairhead.report.sections.plain import PlainTable, PlainTables, Text
+from fairhead.report.wording import number, signed
 from fairhead.stats.outcome import p_text
 from fairhead.store import made_folder
 
@@ -387,7 +388,7 @@ def _difference(comparison: Comparison, metric: str) -> Difference:
 
 
 def _points(fraction: float, sign: bool = False) -> str:
-    return f"{100 * fraction:{'+' if sign else ''}.1f}".replace("-", "−")
+    return (signed if sign else number)(100 * fraction, 1)
 
 
 def _hash(digits: Dataset) -> str:

@@ -21,7 +21,7 @@ from fairhead.report.sections import Section
 from fairhead.report.sections.attention_sections import picture_address
 from fairhead.report.sections.audited import Audited
 from fairhead.report.sections.plain import ClusterCard, ClusterCards, PlainTable, PlainTables
-from fairhead.report.wording import count, points, said
+from fairhead.report.wording import count, number, points, said
 from fairhead.stats.bootstrap import MIN_ROWS, STABLE_ROWS
 from fairhead.store import made_folder, whole_file, write_json
 
@@ -234,7 +234,7 @@ def _agrees(a: Agreement) -> Sentence:
 
 
 def _index(value: float) -> str:
-    return f"{round(value, 2) + 0.0:.2f}"  # and never −0.00
+    return number(value, 2)
 
 
 def _indices(values: Sequence[float]) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 
 from fairhead.errors import FairheadError, InputError, check_known
 from fairhead.language.item_table import BenchmarkResult, ItemTable, Measure
+from fairhead.report.wording import number
 from fairhead.settings import check_settings
 from fairhead.stats import Estimate
 from fairhead.stats.bootstrap import FEW_CLUSTERS, Resampling
@@ -276,7 +277,7 @@ def sample(items: Sequence[T], limit: int, seed: int, unit: Callable[[T], str] |
 def percent(estimate: Estimate, level: float, unit: str = " %") -> str:
     """A share that is defined, with its interval."""
     value, low, high = (100 * (x or 0.0) for x in (estimate.value, estimate.low, estimate.high))
-    return f"{value:.1f}{unit} ({100 * level:g} % interval {low:.1f} to {high:.1f})"
+    return f"{number(value, 1)}{unit} ({100 * level:g} % interval {number(low, 1)} to {number(high, 1)})"
 
 
 def more_often(metric: str, words: str) -> Callable[[BenchmarkResult, float], list[str]]:

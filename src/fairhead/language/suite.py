@@ -24,6 +24,7 @@ from fairhead.language.item_table import BenchmarkResult, ItemTable, StoredItems
 from fairhead.report import Report, Result, Sentence
 from fairhead.report.result import terminal
 from fairhead.report.sections.plain import PlainTable, PlainTables
+from fairhead.report.wording import plain_value
 from fairhead.store import made_folder, reading, write_json
 
 SCHEMA = "fairhead.suite/1"
@@ -224,7 +225,9 @@ class Suite(Result):
         everything = []
         for row in self.rows():
             if row["group_by"] is None:
-                figures = ("–" if row[key] is None else f"{row[key]:.4g}" for key in ("value", "low", "high"))
+                figures = (
+                    "–" if row[key] is None else plain_value(float(row[key])) for key in ("value", "low", "high")
+                )
                 everything.append([row["benchmark"], row["metric"], *figures, f"{row['n']:,}"])
         columns = ["benchmark", "figure", "value", "low", "high", "n"]
         table = PlainTable(caption="Figures over all items, with their intervals", columns=columns, rows=everything)

@@ -14,7 +14,7 @@ from fairhead.errors import InputError
 from fairhead.locate.edits import parsed
 from fairhead.locate.head_maps import Head, HeadMap
 from fairhead.report.page import Sentence
-from fairhead.report.wording import head_name
+from fairhead.report.wording import head_name, signed
 from fairhead.stats import ALPHA, Difference
 from fairhead.stats.outcome import p_text
 
@@ -281,14 +281,3 @@ def written(change: Difference | None, factor: float = 1, with_p: bool = False) 
         return "–"
     value, low, high = (signed(factor * x, 3 if factor == 1 else 1) for x in (change.value, change.low, change.high))
     return f"{value} ({low} to {high}{f'; {p_text(change.p_adjusted)}' if with_p else ''})"
-
-
-def signed(value: float, digits: int = 3) -> str:
-    """A figure with its sign; 0 has none.
-
-    Example:
-        >>> signed(-0.0004), signed(-0.5, 1)
-        ('0.000', '−0.5')
-    """
-    text = f"{value:+.{digits}f}"
-    return text.replace("-", "−") if float(text) else text[1:]

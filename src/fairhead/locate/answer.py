@@ -28,7 +28,7 @@ from fairhead.report.page import Report, Sentence, write
 from fairhead.report.result import Result
 from fairhead.report.sections.plain import PlainTable, PlainTables
 from fairhead.report.terminal import TONES
-from fairhead.report.wording import head_name, p_value
+from fairhead.report.wording import head_name, number, p_value, signed
 from fairhead.store import write_json
 
 SCHEMA = "fairhead.headmap/1"
@@ -371,7 +371,9 @@ def _effects(found: Located) -> PlainTable:
         by_layer, norm = ({a.change.metric: a for a in sets} for sets in (edit.ablations, edit.norm_matched))
         changes = [change for change in map(edit.change, words.in_table) if change is not None]
         for i, change in enumerate(changes):
-            low = "" if change.low is None or change.high is None else f" ({change.low:+.3f} to {change.high:+.3f})"
+            low = (
+                "" if change.low is None or change.high is None else f" ({signed(change.low)} to {signed(change.high)})"
+            )
             # Controls test whether a gap is lowered; a fall of accuracy is the cost, not the aim.
             tests = (by_layer, norm) if by_norm else (by_layer,)
             tested = (sets.get(change.metric) if change.metric in words.gaps else None for sets in tests)
@@ -379,9 +381,9 @@ def _effects(found: Located) -> PlainTable:
                 [
                     "" if i else f"{edit.kind}, {edit.way}",
                     {"cramers_v": "V"}.get(change.metric, change.metric.replace("_", " ")),
-                    f"{change.a:.3f}",
-                    f"{change.b:.3f}",
-                    f"{change.value:+.3f}{low}",
+                    number(change.a),
+                    number(change.b),
+                    f"{signed(change.value)}{low}",
                     *("" if ablation is None else p_value(ablation.p_controls) for ablation in tested),
                 ]
             )

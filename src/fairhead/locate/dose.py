@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fairhead.locate.ablation import signed, written
+from fairhead.locate.ablation import written
 from fairhead.locate.head_maps import Head
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.studies import Changes
 from fairhead.report.frontier import Frontier, Point
 from fairhead.report.sections.plain import EditFront, PlainTable, PlainTables
-from fairhead.report.wording import metric_name
+from fairhead.report.wording import metric_name, signed
 from fairhead.stats import Difference
 
 if TYPE_CHECKING:

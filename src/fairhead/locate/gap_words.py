@@ -17,7 +17,6 @@ from fairhead.locate.ablation import (
     mapped,
     other_cards,
     outcome,
-    signed,
     written,
 )
 from fairhead.locate.directions import Concept, Task
@@ -28,7 +27,7 @@ from fairhead.report.page import Sentence
 from fairhead.report.sections.attention_sections import picture_address
 from fairhead.report.sections.headmap import MOST
 from fairhead.report.sections.plain import PlainTable
-from fairhead.report.wording import head_name, metric_name, p_value
+from fairhead.report.wording import head_name, metric_name, p_value, signed
 from fairhead.stats import Difference
 from fairhead.stats.outcome import p_text
 

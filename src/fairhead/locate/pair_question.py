@@ -21,7 +21,6 @@ from fairhead.locate.ablation import (
     mapped,
     other_cards,
     outcome,
-    signed,
 )
 from fairhead.locate.edits import TEXT_KINDS, TextEdits
 from fairhead.locate.engine import Extremes, Question
@@ -32,7 +31,7 @@ from fairhead.locate.pair_rows import TextPairs, halves_of_pairs
 from fairhead.locate.passes import has_tf32, text_passes
 from fairhead.locate.studies import Edited
 from fairhead.report.page import Sentence
-from fairhead.report.wording import head_name, p_value
+from fairhead.report.wording import head_name, p_value, signed
 from fairhead.stats import adjust
 
 if TYPE_CHECKING:
@@ -152,7 +151,7 @@ class PairWords:
     def done(self, located: "Located") -> str:
         """How it was found."""
         n = int(located.choosing.sum()), int((~located.choosing).sum())
-        sums = "; ".join(f"{name} {value:+.3f}" for name, value in self.sums.items())
+        sums = "; ".join(f"{name} {signed(value)}" for name, value in self.sums.items())
         origin = f"chosen on {n[0]} pairs" if located.chosen_here else "named"
         return (
             "The log-odds of each pair were taken apart into a sum of terms, one a head, with each position's own "
@@ -180,8 +179,8 @@ class PairWords:
         """A card a head, parts by category, and the pairs at their ends."""
         cards = [{"head": list(head), "facts": self.facts(located, head)} for head in located.ranked]
         lines = [
-            f"{part.value} ({part.n} pairs, log-odds {part.log_odds:+.2f}): part of the chosen heads {part.part:+.3f} "
-            f"({part.low:+.3f} to {part.high:+.3f}, adjusted p {p_value(part.p_adjusted)})"
+            f"{part.value} ({part.n} pairs, log-odds {signed(part.log_odds, 2)}): part of the chosen heads "
+            f"{signed(part.part)} ({signed(part.low)} to {signed(part.high)}, adjusted p {p_value(part.p_adjusted)})"
             for part in self.by_category
         ]
         lines += [
@@ -204,9 +203,9 @@ class PairWords:
         """The figures of a head, for its card and for the table in the terminal."""
         facts = []
         for name, found in _maps(located).items():
-            ends = f"{found.low[head]:+.3f} to {found.high[head]:+.3f}"
+            ends = f"{signed(found.low[head])} to {signed(found.high[head])}"
             note = f"{ends}, adjusted p {p_value(float(found.p_adjusted[head]))}"
-            facts.append({"name": name, "figure": f"{found.gap[head]:+.3f}", "note": note})
+            facts.append({"name": name, "figure": signed(found.gap[head]), "note": note})
         return facts
 
     def to_dict(self, located: "Located") -> dict[str, Any]:

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 
 from fairhead.errors import InputError
-from fairhead.locate.ablation import names_of, signed
+from fairhead.locate.ablation import names_of
 from fairhead.locate.engine import Question
 from fairhead.locate.head_maps import Head, HeadMap
 from fairhead.locate.pair_rows import TextPairs
 from fairhead.report.page import Sentence
 from fairhead.report.sections.plain import PlainTable
-from fairhead.report.wording import head_name, p_value
+from fairhead.report.wording import head_name, p_value, signed
 from fairhead.stats import ALPHA
 
 

@@ -9,11 +9,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from fairhead.report.wording import (
+    THIN_SPACE,
     between,
     change_between,
     is_share,
     left_out,
     main_rates,
+    number,
     p_value,
     said,
     said_of_difference,
@@ -160,11 +162,9 @@ def _metric_name(metric: str) -> str:
 
 
 def _number(metric: str, value: float | None) -> str:
-    if value is None:
-        return "–"
-    if is_share(metric):
-        return f"{100 * value:.1f}"
-    return f"{value:.3f}" if abs(value) < 10 else f"{value:,.{1 if abs(value) < 1000 else 0}f}"
+    if value is None or is_share(metric):
+        return number(None if value is None else 100 * value, 1)
+    return number(value, 3 if abs(value) < 10 else 1 if abs(value) < 1000 else 0).replace(THIN_SPACE, ",")
 
 
 def _with_interval(metric: str, value: float | None, low: float | None, high: float | None, unit: str = "") -> str:

@@ -193,6 +193,26 @@ class Scale(NamedTuple):
         return f"{self.number(low, signed)} to {self.write(high, signed)}"
 
 
+def number(value: float | None, digits: int = 3) -> str:
+    """A plain figure, or a dash; every sign that people read comes from here.
+
+    Example:
+        >>> number(-0.0004), number(-8.14, 1), number(None)
+        ('0.000', '−8.1', '–')
+    """
+    return "–" if value is None else Scale(1.0, digits).number(value)
+
+
+def signed(value: float | None, digits: int = 3) -> str:
+    """A figure with its sign; 0 has none.
+
+    Example:
+        >>> signed(0.5, 1), signed(-0.5, 1), signed(-0.0004)
+        ('+0.5', '−0.5', '0.000')
+    """
+    return "–" if value is None else Scale(1.0, digits).number(value, signed=True)
+
+
 def scale_of(
     metric: str, value: float | None, low: float | None = None, high: float | None = None, difference: bool = False
 ) -> Scale:

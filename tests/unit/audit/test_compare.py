@@ -1,6 +1,7 @@
 """Paired comparison: swap test against SciPy, corrections, and joining on id."""
 
 import itertools
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -43,6 +44,18 @@ def test_value_is_the_difference_of_two_audits():
         assert d.low <= d.value <= d.high
         assert 0 < d.p <= d.p_adjusted <= 1
         assert d.mde > 0
+
+
+def test_a_minus_is_the_same_sign_wherever_people_read_it(capsys, tmp_path):
+    """Tables of the terminal had a hyphen where sentences and the page had a minus."""
+    found = fairhead.compare(*pair(), metrics=["DP", "accuracy"], n_boot=200, n_perm=200)
+    assert min(d.low for d in found.differences) < 0
+    found.show()
+    found.report(tmp_path / "page.html")
+    page = re.sub(r"<(script|style).*?</\1>|<[^>]*>", " ", (tmp_path / "page.html").read_text(), flags=re.DOTALL)
+    for text in (capsys.readouterr().out, page):
+        assert re.search(r"\N{MINUS SIGN}\d", text)
+        assert not re.search(r"(?<![\w.-])-\d", text)
 
 
 def test_p_is_scipys_permutation_test():

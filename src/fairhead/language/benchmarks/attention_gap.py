@@ -20,6 +20,7 @@ from fairhead.language.benchmarks import benchmark_of
 from fairhead.language.benchmarks.crows_pairs import read_crows_pairs
 from fairhead.language.item_table import BenchmarkResult, ItemTable, Measure
 from fairhead.language.pair_gaps import Array, PairGaps, largest_on
+from fairhead.report.wording import number, signed
 from fairhead.settings import Option, WholeNumber
 from fairhead.stats import Estimate, adjust
 from fairhead.stats.bootstrap import Resampling
@@ -225,7 +226,7 @@ def verdict(gap: BenchmarkResult) -> "list[Sentence]":
         f"pairs; by chance it would in {chance.value:.1%}."
     ).replace("%", " %")
     moved = f"against spans moved elsewhere in each sentence {p_text(test['p_permutation'])}"
-    student = "" if test["t"] is None or test["p"] is None else f"t = {test['t']:.2f}, {p_text(test['p'])}; "
+    student = "" if test["t"] is None or test["p"] is None else f"t = {number(test['t'], 2)}, {p_text(test['p'])}; "
     on, off = gap["gap_on_span"], gap["gap_elsewhere"]
     return [
         Sentence(found, "note" if known else "unclear"),
@@ -236,8 +237,8 @@ def verdict(gap: BenchmarkResult) -> "list[Sentence]":
 
 
 def _figure(estimate: Estimate) -> str:
-    interval = "" if estimate.low is None else f" ({estimate.low:.5f} to {estimate.high:.5f})"
-    return f"{estimate.value:.5f}{interval}"
+    interval = "" if estimate.low is None else f" ({number(estimate.low, 5)} to {number(estimate.high, 5)})"
+    return f"{number(estimate.value, 5)}{interval}"
 
 
 def report(gap: BenchmarkResult, model: str, level: float = 0.95) -> dict[str, Any]:
@@ -319,7 +320,9 @@ def shown(gap: BenchmarkResult, level: float) -> "PlainTables":
         for head, value in enumerate(row)
         if value is not None
     ]
-    best = ", ".join(f"L{layer}H{head} {value:+.0%}" for value, layer, head, _ in sorted(heads, reverse=True)[:5])
+    best = ", ".join(
+        f"L{layer}H{head} {signed(100 * value, 0)} %" for value, layer, head, _ in sorted(heads, reverse=True)[:5]
+    )
     significant = sum(p is not None and p < 1 - level for *_, p in heads)
     columns = ("", "on span", "chance", "above chance", "gap on", "off", "pairs")
     note = f"Heads furthest above chance: {best}; {significant} of {len(heads)} significantly so."
