@@ -3,8 +3,6 @@
 `view` shows the heads of a run of `fairhead locate` live in a browser on this machine.
 """
 
-import json
-import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -132,8 +130,8 @@ def ablate_command(
     context: typer.Context, source: Source, columns: DataColumns, edit: Edit, plan: LocatePlan, output: Output
 ) -> None:
     """Edit heads, run the model again, and hold what changes against random heads."""
-    free = edit.kind == "gain" and edit.heads is None and edit.chosen is None
-    named = _Named(None, None) if free else _named(edit.heads, edit.chosen)
+    need()
+    heads, chosen_on = _named(edit)
     if edit.save is not None and source.tokens == "first":
         raise InputError("--save writes weights, which act on every token: leave out --tokens first")
     if edit.kind == "resample":
@@ -146,7 +144,7 @@ def ablate_command(
             )
     kind = edit.kind if edit.strength == 1 or edit.kind == "resample" else f"{edit.kind}@{edit.strength:g}"
     plan = replace(plan, kinds=(kind,), forward=True)
-    _answered(context, source, columns, plan, output, named.heads, named.chosen_on, edit.save)
+    _answered(context, source, columns, plan, output, heads, chosen_on, edit.save)
 
 
 def _answered(
@@ -217,39 +215,22 @@ def _one(value: str | None, flag: str, other: str | None, other_flag: str) -> st
     return other if value is None else value
 
 
-class _Named(NamedTuple):
-    """Heads to edit, and a hash of the rows that they were chosen on where that is known."""
+def _named(edit: Edit) -> tuple[Any, str | None]:
+    """The heads to edit, and a hash of the rows that they were chosen on where that is known."""
+    from fairhead.heads.named_heads import heads_named, read_head_map
 
-    heads: tuple[tuple[int, int], ...] | None
-    chosen_on: str | None
-
-
-def _named(text: str | None, path: str | None) -> _Named:
-    if (text is None) == (path is None):
+    if edit.kind == "gain" and edit.heads is None and edit.chosen is None:
+        return None, None
+    if (edit.heads is None) == (edit.chosen is None):
         raise InputError("the heads to edit are named by --heads L11H1,L10H5 or by --from headmap.json, one of them")
-    if text is not None:
-        found = [re.fullmatch(r"\s*[Ll](\d+)[Hh](\d+)\s*", part) for part in text.split(",")]
-        if not all(found):
-            raise InputError(f"{text!r} does not name heads; write them as L11H4,L10H5 (layer and head from 0)")
-        # A head that is named twice is edited once.
-        return _Named(tuple(dict.fromkeys((int(match[1]), int(match[2])) for match in found if match)), None)
-    assert path is not None
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path} is not a head map of fairhead locate: {error.strerror or error}") from None
-    except ValueError as error:
-        raise InputError(f"{path} is not a head map of fairhead locate, nor other JSON: {error}") from None
-    selected = content.get("selected") if isinstance(content, dict) else None
-    if not isinstance(selected, list) or not all(map(_is_head, selected)):
-        raise InputError(f"{path} is not a head map of fairhead locate: it has no list “selected” of [layer, head]")
-    if not selected:
-        raise InputError(f"no head was chosen in {path}, so there is none to edit: name heads with --heads L11H1,L10H5")
-    return _Named(tuple((layer, head) for layer, head in selected), content.get("choosing_sha256"))
-
-
-def _is_head(found: object) -> bool:
-    return isinstance(found, list) and len(found) == 2 and all(type(number) is int and number >= 0 for number in found)
+    if edit.heads is not None:
+        return heads_named(edit.heads), None
+    found = read_head_map(str(edit.chosen))
+    if not found["selected"]:
+        raise InputError(
+            f"no head was chosen in {edit.chosen}, so there is none to edit: name heads with --heads L11H1,L10H5"
+        )
+    return found["selected"], found.get("choosing_sha256")
 
 
 def view_command(
@@ -258,8 +239,8 @@ def view_command(
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
 ) -> None:
     """Edit heads on a map in a browser, see what changes, prove it, and save the model."""
-    asked = _asked(run)
     need()
+    asked = _asked(run)
     from fairhead.locate.live import Live, serve
     from fairhead.locate.session import open_question
 
@@ -288,19 +269,15 @@ class _Asked(NamedTuple):
 
 
 def _asked(run: Path) -> _Asked:
+    from fairhead.heads.named_heads import read_head_map
+
     path = run / "headmap.json"
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_head_map(path)
         arguments = shlex.split(content["provenance"]["command"])
-        chosen = tuple((int(layer), int(head)) for layer, head in content["selected"])
-    except OSError as error:
-        raise InputError(
-            f"{run} is not a run of fairhead locate ({path.name}: {error.strerror or error}); give its --out folder"
-        ) from None
-    except (ValueError, KeyError, TypeError):
-        raise InputError(
-            f"{path} is not a head map that the command fairhead locate wrote; give its --out folder"
-        ) from None
+    except (InputError, ValueError, KeyError, TypeError, AttributeError) as error:
+        why = f" ({error})" if isinstance(error, InputError) else ": its head map does not say its command"
+        raise InputError(f"{run} is not a run of fairhead locate{why}; give its --out folder") from None
     if arguments[:2] != ["fairhead", "locate"]:
         raise InputError(
             f"{path} was made by {shlex.join(arguments[:2])!r}; view needs a run of fairhead locate, with all that it "
@@ -310,9 +287,8 @@ def _asked(run: Path) -> _Asked:
 
     @options("locate")
     def take(source: Source, columns: DataColumns, plan: LocatePlan, output: Output) -> None:
-        found.append(
-            _Asked(replace(with_columns(source, columns, output.images), seed=plan.seed), plan, output.features, chosen)
-        )
+        source = replace(with_columns(source, columns, output.images), seed=plan.seed)
+        found.append(_Asked(source, plan, output.features, content["selected"]))
 
     app = typer.Typer()
     app.command()(take)

@@ -15,6 +15,7 @@ from rich.markup import escape
 from fairhead import __version__
 from fairhead.data import Images
 from fairhead.errors import InputError, UnsupportedModel
+from fairhead.heads.named_heads import check_heads
 from fairhead.locate.ablation import WAYS, Controls, edit_words
 from fairhead.locate.engine import Located, Words
 from fairhead.locate.engine import locate as find_heads
@@ -160,7 +161,7 @@ def answer(
     """Ask a question and answer it."""
     opened = open_question(source, plan, features, progress, heads)
     heads = heads if opened.heads is None else opened.heads
-    check_heads(heads or (), opened.question.shape)
+    check_heads(heads or (), [opened.question.shape[1]] * opened.question.shape[0])
     found = find_heads(opened.question, plan, heads)
     if source.against is not None:
         positive = None if isinstance(found.rows, TextPairs) else found.rows.classes[found.rows.positive]
@@ -174,22 +175,6 @@ def answer(
     kind = (plan.kinds or opened.question.kinds)[0]
     made = {"version": __version__, **(provenance or {}), **opened.provenance}
     return LocatedHeads(found, opened, plan, kind, made)
-
-
-def check_heads(heads: Sequence[tuple[int, int]], shape: tuple[int, int]) -> None:
-    """Refuse heads that a model does not have.
-
-    Example:
-        >>> check_heads([(1, 2), (7, 0)], (2, 4))
-        Traceback (most recent call last):
-            ...
-        fairhead.errors.InputError: there is no head L7H0: the model has 2 layers of 4 heads, counted from 0
-    """
-    for layer, head in heads:
-        if layer >= shape[0] or head >= shape[1]:
-            raise InputError(
-                f"there is no head L{layer}H{head}: the model has {shape[0]} layers of {shape[1]} heads, counted from 0"
-            )
 
 
 def to_dict(located: Located, provenance: Mapping[str, Any], notes: Sequence[str] = ()) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from fairhead.errors import FairheadError, InputError
+from fairhead.heads.named_heads import check_heads, is_head
 from fairhead.locate.ablation import layer_matched
 from fairhead.locate.edits import parsed
 from fairhead.locate.head_maps import Head
@@ -133,14 +134,11 @@ class Live:
         """Heads that there are, each once; an edit that is known."""
         if not isinstance(kind, str) or parsed(kind)[0] not in self.kinds:
             raise InputError(f"the edit is {str(kind)[:40]!r}; here it is {', '.join(self.kinds)}")
-        layers, width = self.question.shape
-        found = []
         for head in heads:
-            if len(head) != 2 or not all(type(x) is int for x in head):
+            if not is_head(head):
                 raise InputError(f"{str(head)[:40]} is no head; expected [layer, head]")
-            if not (0 <= head[0] < layers and 0 <= head[1] < width):
-                raise InputError(f"there is no head {head_name(*head)}: the model has {layers} layers of {width} heads")
-            found.append(Head(*head))
+        found = [Head(*head) for head in heads]
+        check_heads(found, [self.question.shape[1]] * self.question.shape[0])
         return tuple(dict.fromkeys(found))
 
 

@@ -1,10 +1,7 @@
 """Training in some attention heads only: their rows of q, k and v, and their columns of the output projection."""
 
-import json
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,24 +10,14 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from fairhead.errors import InputError, UnsupportedModel
+from fairhead.heads.named_heads import Heads, check_heads, heads_named, read_head_map
 from fairhead.heads.sites import Site, find_sites
 from fairhead.train.plan import LanguagePlan
-
-Heads = tuple[tuple[int, int], ...]  # (layer, head), from 0
 
 
 def read_heads(text: str) -> Heads:
     """Heads from their names (L11H1,L10H5), or those that `fairhead locate` chose (headmap.json)."""
-    if text.endswith(".json"):
-        try:
-            content = json.loads(Path(text).read_text(encoding="utf-8"))
-            return tuple((int(layer), int(head)) for layer, head in content["selected"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{text} is not a head map of fairhead locate: {error}") from None
-    found = [re.fullmatch(r"\s*[Ll](\d+)[Hh](\d+)\s*", part) for part in text.split(",")]
-    if not all(found):
-        raise InputError(f"{text!r} does not name heads; write them as L11H4,L10H5, or give a headmap.json")
-    return tuple(dict.fromkeys((int(match[1]), int(match[2])) for match in found if match))
+    return read_head_map(text)["selected"] if text.endswith(".json") else heads_named(text)
 
 
 def random_heads(heads: Sequence[tuple[int, int]], per_layer: Sequence[int], seed: int) -> Heads:
@@ -57,9 +44,7 @@ def only_heads(model: nn.Module, plan: LanguagePlan) -> Iterator[Heads]:
         raise InputError("heads are trained in the model's own weights, without decay: leave lora and weight_decay out")
     sites = find_sites(model)
     heads = read_heads(plan.only_heads)
-    for layer, head in heads:
-        if layer >= len(sites) or head >= sites[layer].n_heads:
-            raise InputError(f"there is no head L{layer}H{head}: the model has {len(sites)} layers, counted from 0")
+    check_heads(heads, [site.n_heads for site in sites])
     if not heads:
         raise InputError(f"{plan.only_heads} names no head, so there is nothing to train")
     if plan.random_heads:
