@@ -98,7 +98,7 @@ class BeforeAfter(Result):
         """The report: verdict, headlines, spill-over, attention."""
         from fairhead.language.before_after_report import report_of
 
-        return Report.from_dict(report_of(self, command))
+        return report_of(self, command)
 
     def show(self, console: "Console | None" = None) -> None:
         """Print the verdict, and the headlines of every run in a table."""

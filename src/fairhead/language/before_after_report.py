@@ -1,8 +1,7 @@
 """Before and after in words: the verdict, the sections of a report, and the same as Markdown for docs."""
 
 import platform
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console
@@ -14,8 +13,19 @@ from fairhead.language.before_after import BeforeAfter, Run
 from fairhead.language.benchmark import Label
 from fairhead.language.benchmarks import benchmark_named
 from fairhead.report import Report, Sentence
+from fairhead.report.sections import Section
 from fairhead.report.sections.bench_block import markdown_table
-from fairhead.report.sections.changes import written
+from fairhead.report.sections.changes import (
+    Category,
+    CategoryChange,
+    Change,
+    ChangePanel,
+    Changes,
+    NamedChange,
+    Spillover,
+    WrittenChange,
+)
+from fairhead.report.sections.headmap import Headmap
 from fairhead.report.wording import THIN_SPACE, count, p_value
 from fairhead.stats import Difference
 
@@ -39,18 +49,22 @@ _SECTIONS = {
 }
 
 
-def report_of(found: BeforeAfter, command: str | None = None) -> dict[str, Any]:
-    """The report as `fairhead.report` takes it."""
+def report_of(found: BeforeAfter, command: str | None = None) -> Report:
+    """The report."""
     runs = ", ".join(run.name for run in found.runs)
-    sections: list[dict[str, Any]] = []
+    sections: list[Section] = []
+    level = found.provenance.get("level", 0.95)
     for heading, text in _SECTIONS.items():
         panels = _panels(found, [[c for c in run.headlines if _section(c) == heading] for run in found.runs])
         if panels:
-            sections.append(_changes(found, heading, text, panels, _definitions(found, heading)))
+            told = _definitions(found, heading)
+            sections.append(
+                Changes(title=heading, text=text, base=found.base, level=level, panels=panels, definitions=told)
+            )
             if heading == "Attention":
                 sections += _entropy_maps(found)
     matrix = spillover(found)
-    if matrix["rows"]:
+    if matrix.rows:
         sections.insert(min(1, len(sections)), matrix)
     seen = _panels(found, [run.seen for run in found.runs])
     if seen:
@@ -58,19 +72,16 @@ def report_of(found: BeforeAfter, command: str | None = None) -> dict[str, Any]:
             "StereoSet on the terms that were trained on. This shows that training took hold; it says nothing about "
             "other terms, and no p-value here is corrected."
         )
-        sections.append(_changes(found, "On the terms trained on", text, seen, {}))
+        sections.append(Changes(title="On the terms trained on", text=text, base=found.base, level=level, panels=seen))
     origin = {"fairhead": __version__, "python": platform.python_version(), "command": command}
-    return {
-        "schema": Report.schema,
-        "title": f"Before and after: {found.base} and {runs}",
-        "question": (
-            f"What did {runs} change against {found.base}: stereotypes that were aimed at, categories that were not, "
-            "the model's language, and its attention? Every figure is paired: both models answered the same items."
-        ),
-        "verdict": verdict(found),
-        "sections": sections,
-        "provenance": {k: v for k, v in {**origin, **found.provenance}.items() if v is not None},
-    }
+    return Report(
+        title=f"Before and after: {found.base} and {runs}",
+        question=f"What did {runs} change against {found.base}: stereotypes that were aimed at, categories that were "
+        "not, the model's language, and its attention? Every figure is paired: both models answered the same items.",
+        verdict=verdict(found),
+        sections=sections,
+        provenance={k: v for k, v in {**origin, **found.provenance}.items() if v is not None},
+    )
 
 
 def verdict(found: BeforeAfter) -> list[Sentence]:
@@ -152,7 +163,7 @@ def _attention(run: Run) -> list[Sentence]:
 
 def said(change: Difference, found: BeforeAfter | None = None) -> str:
     """A change in a few words; with the comparison that it is of, also which terms of StereoSet it is about."""
-    made = written(as_figures(change))
+    made = _written(change)
     where = named(change) if found is None else " ".join(filter(None, (_where(found, change), *_which(change))))
     return f"{where} {made.before} → {made.after} ({made.difference}, {made.interval})"
 
@@ -166,22 +177,12 @@ def _which(change: Difference) -> tuple[str | None, str]:
     return change.group_by, _label(change).name
 
 
-def as_figures(change: Difference) -> dict[str, Any]:
-    """A change as sections of a report have it."""
-    return {
-        "before": change.a,
-        "after": change.b,
-        "value": change.value,
-        "low": change.low,
-        "high": change.high,
-        "mde": change.mde,
-        "p": change.p,
-        "p_adjusted": change.p_adjusted,
-        "n": change.n,
-        "unit": "ratio" if change.relative else "share" if _label(change).share else "number",
-        "outcome": change.outcome,
-        "undefined": change.undefined,
-    }
+def _unit(change: Difference) -> str:
+    return "ratio" if change.relative else "share" if _label(change).share else "number"
+
+
+def _written(change: Difference) -> WrittenChange:
+    return Change.of(change, _unit(change)).written()
 
 
 def targeted(run: Run, change: Difference) -> bool:
@@ -189,28 +190,25 @@ def targeted(run: Run, change: Difference) -> bool:
     return benchmark_named(change.benchmark).axis(change.group_by) in run.targeted
 
 
-def spillover(found: BeforeAfter) -> dict[str, Any]:
-    """The matrix of categories and runs, as a section."""
-    rows: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+def spillover(found: BeforeAfter) -> Spillover:
+    """The matrix of categories and runs."""
+    rows: dict[tuple[str, str, str], list[CategoryChange]] = {}
     for run in found.runs:
         for change in run.by_category:
-            cell = {**as_figures(change), "targeted": targeted(run, change), "direction": change.direction}
-            rows.setdefault(_place(change), []).append(cell)
+            more = {"targeted": targeted(run, change), "direction": change.direction}
+            rows.setdefault(_place(change), []).append(CategoryChange.of(change, _unit(change), **more))
     complete = {place: cells for place, cells in rows.items() if len(cells) == len(found.runs)}
-    return {
-        "kind": "spillover",
-        "title": "Spill-over: every category",
-        "text": (
-            "How far each category moved, aimed at or not. Methods that reduce one bias often stir others: look at the "
-            "whole. Percentage points of ss, bias score and the like; differences of group means for BOLD. "
-            "p-values are corrected over all cells."
-        ),
-        "columns": [run.name for run in found.runs],
-        "rows": [
-            {"benchmark": f"{place[0]} {place[2]}", "category": place[1], "cells": cells}
+    return Spillover(
+        title="Spill-over: every category",
+        text="How far each category moved, aimed at or not. Methods that reduce one bias often stir others: look at "
+        "the whole. Percentage points of ss, bias score and the like; differences of group means for BOLD. p-values "
+        "are corrected over all cells.",
+        columns=[run.name for run in found.runs],
+        rows=[
+            Category(benchmark=f"{place[0]} {place[2]}", category=place[1], cells=cells)
             for place, cells in complete.items()
         ],
-    }
+    )
 
 
 def _place(change: Difference) -> tuple[str, str, str]:
@@ -225,32 +223,24 @@ def _section(change: Difference) -> str:
     return benchmark_named(change.benchmark).section_of(change.metric)
 
 
-def _changes(
-    found: BeforeAfter, heading: str, text: str, panels: Sequence[Mapping[str, Any]], definitions: Mapping[str, str]
-) -> dict[str, Any]:
-    level = found.provenance.get("level", 0.95)
-    made = {"kind": "changes", "title": heading, "text": text, "base": found.base, "level": level}
-    return {**made, "panels": list(panels), "definitions": dict(definitions)}
-
-
-def _panels(found: BeforeAfter, of_runs: Sequence[Sequence[Difference]]) -> list[dict[str, Any]]:
+def _panels(found: BeforeAfter, of_runs: Sequence[Sequence[Difference]]) -> list[ChangePanel]:
     """With one run a panel is a benchmark, with several it is a figure; either way its rows share an axis."""
     several = len(found.runs) > 1
-    panels: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    panels: dict[tuple[str, ...], list[NamedChange]] = {}
     for run, changes in zip(found.runs, of_runs, strict=True):
         for change in changes:
-            figures = as_figures(change)
-            of_what = _where(found, change)
+            of_what, unit = _where(found, change), _unit(change)
             metric = " ".join(part for part in (_label(change).name, change.group_by) if part)
-            caption = (f"{of_what}: {metric}",) if several else (of_what, figures["unit"])
-            row = {
-                **figures,
-                "name": run.name if several else metric,
-                "note": ", ".join(filter(None, [f"n{NBSP}={NBSP}{count(change.n)}", change.note])),
-                "better": "" if several else _better(change),
-            }
+            caption = (f"{of_what}: {metric}",) if several else (of_what, unit)
+            row = NamedChange.of(
+                change,
+                unit,
+                name=run.name if several else metric,
+                note=", ".join(filter(None, [f"n{NBSP}={NBSP}{count(change.n)}", change.note])),
+                better="" if several else _better(change),
+            )
             panels.setdefault(caption, []).append(row)
-    return [{"caption": caption[0], "changes": rows} for caption, rows in panels.items()]
+    return [ChangePanel(caption=caption[0], changes=rows) for caption, rows in panels.items()]
 
 
 def _definitions(found: BeforeAfter, section: str) -> dict[str, str]:
@@ -274,8 +264,8 @@ def _better(change: Difference) -> str:
     return f"{change.better_way} is better"
 
 
-def _entropy_maps(found: BeforeAfter) -> list[dict[str, Any]]:
-    sections = []
+def _entropy_maps(found: BeforeAfter) -> list[Section]:
+    sections: list[Section] = []
     for run in found.runs:
         before, after = found.base_entropy, run.entropy
         if before is None or after is None or [len(r) for r in before] != [len(r) for r in after]:
@@ -284,15 +274,14 @@ def _entropy_maps(found: BeforeAfter) -> list[dict[str, Any]]:
             continue
         moved = [[b - a for a, b in zip(*rows, strict=True)] for rows in zip(before, after, strict=True)]
         sections.append(
-            {
-                "kind": "headmap",
-                "title": f"Attention entropy of each head: {run.name} minus {found.base}",
-                "text": "Positive is flatter attention than before, negative is sharper.",
-                "measure": "change of normalised entropy",
-                "unit": "",
-                "values": moved,
-                "selected": [],
-            }
+            Headmap(
+                title=f"Attention entropy of each head: {run.name} minus {found.base}",
+                text="Positive is flatter attention than before, negative is sharper.",
+                measure="change of normalised entropy",
+                unit="",
+                values=moved,
+                selected=[],
+            )
         )
     return sections
 
@@ -312,7 +301,7 @@ def show_changes(console: Console, found: BeforeAfter) -> None:
         table.add_column("would be seen", justify="right")
         for change in run.headlines:
             if change.undefined is None:
-                made = written(as_figures(change))
+                made = _written(change)
                 both, moved = f"{made.before} → {made.after}", f"{made.difference} ({made.interval})"
                 table.add_row(_GLYPHS[change.outcome], escape(named(change)), both, moved, made.detectable)
         console.print()
@@ -347,16 +336,16 @@ def markdown_of(found: BeforeAfter) -> str:
     parts = ["\n".join(f"- {sentence.text}" for sentence in verdict(found))]
     parts += ["### Figures", markdown_table(head, rows, figures=range(2, 7))]
     matrix = spillover(found)
-    if matrix["rows"]:
-        head = ["benchmark", "category", *matrix["columns"]]
-        rows = [[row["benchmark"], row["category"], *map(_matrix_cell, row["cells"])] for row in matrix["rows"]]
+    if matrix.rows:
+        head = ["benchmark", "category", *matrix.columns]
+        rows = [[row.benchmark, row.category, *map(_matrix_cell, row.cells)] for row in matrix.rows]
         parts += ["### Spill-over", markdown_table(head, rows, figures=range(2, len(head)))]
         parts.append("**bold**: significant; ◎: an axis that was trained on; ↓ nearer to even, ↑ further from it.")
     seen = [(run, c) for run in found.runs for c in run.seen]
     if seen:
         head, rows = ["", "run", "before", "after", "change", "p"], []
         for run, c in seen:
-            made = written(as_figures(c))
+            made = _written(c)
             moved = f"{made.difference} ({made.interval})"
             rows.append([named(c), run.name, made.before, made.after, moved, p_value(c.p)])
         parts += ["### On the terms trained on (circular)", markdown_table(head, rows, figures=range(2, 6))]
@@ -367,7 +356,7 @@ def _row(found: BeforeAfter, run: Run, change: Difference) -> list[str]:
     what = " ".join(filter(None, (_where(found, change), *_which(change))))
     if change.value is None:
         return [what, run.name, "", "", "", "", "", f"undefined: {change.undefined}"]
-    made = written(as_figures(change))
+    made = _written(change)
     outcome = change.outcome if change.outcome == "not significant" else f"**{change.outcome}**"
     outcome += f" ({change.note})" if change.note else ""
     moved = f"{made.difference} ({made.interval})"
@@ -375,10 +364,10 @@ def _row(found: BeforeAfter, run: Run, change: Difference) -> list[str]:
     return [what, run.name, *figures, outcome]
 
 
-def _matrix_cell(cell: Mapping[str, Any]) -> str:
-    if cell["value"] is None:
+def _matrix_cell(cell: CategoryChange) -> str:
+    if cell.value is None:
         return "–"
-    arrow = {"nearer": "↓", "further": "↑"}.get(cell["direction"] or "", "")
-    text = f"{written(cell).difference} {arrow}".strip()
-    text = f"**{text}**" if cell["outcome"] in ("better", "worse", "changed") else text
-    return f"{text} ◎" if cell["targeted"] else text
+    arrow = {"nearer": "↓", "further": "↑"}.get(cell.direction or "", "")
+    text = f"{cell.written().difference} {arrow}".strip()
+    text = f"**{text}**" if cell.outcome in ("better", "worse", "changed") else text
+    return f"{text} ◎" if cell.targeted else text

@@ -150,7 +150,7 @@ def test_the_report_is_a_page_and_its_strings_are_escaped(found, tmp_path_factor
         page = Page(render(report_of(made, "fairhead lm compare a b")))
         assert not re.search(r"\bnan\b|\bNone\b|\d\.\d{8,}", page.visible())
         assert "script" not in {tag for tag, _ in page.elements}
-        assert {"changes", "spillover", "headmap"} == {s["kind"] for s in report_of(made)["sections"]}
+        assert {"changes", "spillover", "headmap"} == {s.kind for s in report_of(made).sections}
     assert name in page.visible()
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import expm1
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from markupsafe import Markup
 
@@ -22,7 +22,6 @@ from fairhead.report.wording import (
     metric_name,
     p_value,
     said_of_difference,
-    scale_of,
 )
 from fairhead.stats import OUTCOMES, Difference, Outcome
 
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _ROUNDING = 1e-9
+_COLUMNS = ("Smallest detectable", "p and adjusted p", "Outcome")
 # Outcome -> the look of its mark and its word. Only "not significant" is a hollow dot.
 LOOKS = {"better": "better", "worse": "worse", "changed": "clear", "not significant": "vague"}
 _GLYPHS = {"better": "✓", "worse": "!", "changed": "↷"}
@@ -53,20 +53,62 @@ class Change:
     outcome: Outcome
     undefined: str | None = None
 
+    @classmethod
+    def of(cls, found: Difference, unit: Any, **more: Any) -> Self:
+        """A paired difference, with `more` that this kind of change has."""
+        same = ("value", "low", "high", "p", "p_adjusted", "mde", "n", "outcome", "undefined")
+        return cls(before=found.a, after=found.b, unit=unit, **{key: getattr(found, key) for key in same}, **more)
+
     def check(self, where: str) -> None:
         """Undefined means that there is no value, and nothing else does."""
         if (self.outcome == "undefined") != (self.value is None):
             found = f"{where}.outcome is {self.outcome!r}"
             raise InputError(f"{found}; expected 'undefined' where there is no value and only there")
 
+    def shown(self, key: str) -> float | None:
+        """One of its figures; a ratio's, which is a logarithm, as a part of the first figure."""
+        value = getattr(self, key)
+        return expm1(value) if value is not None and self.unit == "ratio" else value
+
+    def written(self) -> "WrittenChange":
+        """Shares in percent, ratios in percent of the first, with the digits that the interval deserves."""
+        value, low, high, mde = map(self.shown, ("value", "low", "high", "mde"))
+        factor = 1.0 if self.unit == "number" else 100.0
+        # An interval of rounding errors is none: it would ask for digits that say nothing.
+        spread = None if low is None or high is None or high - low < _ROUNDING else (high - low) / 2 * factor
+        digits = decimals(None if value is None else value * factor, spread=spread)
+        moved = both = Scale(factor, digits, "%" if self.unit == "ratio" else "")
+        if self.unit == "share":
+            both = Scale(100.0, max(1, min(2, digits)), "%")
+        elif self.unit == "ratio" or not self.value:  # where nothing moved, the difference has no digits to lend
+            both = Scale(1.0, decimals(self.before, self.after))
+        return WrittenChange(
+            "" if self.before is None else both.write(self.before),
+            "" if self.after is None else both.write(self.after),
+            "" if value is None else moved.write(value, signed=True),
+            moved.interval(low, high, signed=True),
+            "" if mde is None else moved.write(mde),
+        )
+
+
+class WrittenChange(NamedTuple):
+    """A change in words and figures; empty strings where something is undefined."""
+
+    before: str
+    after: str
+    difference: str
+    interval: str
+    detectable: str
+
 
 @dataclass(frozen=True, kw_only=True)
 class NamedChange(Change):
-    """A row: its name, a note below it, and which way is better."""
+    """A row: its name, a note below it, which way is better, and what is said where that is not the outcome."""
 
     name: str
     note: str = ""
     better: str = ""
+    said: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +117,34 @@ class ChangePanel:
 
     caption: str
     changes: Sequence[NamedChange]
+
+    def drawn(self) -> Panel | None:
+        """Those that have a value, as a forest."""
+        marks = []
+        changes = [change for change in self.changes if change.value is not None]
+        for change in changes:
+            made, word = change.written(), change.outcome
+            cells = (
+                Cell(f"{made.before} → {made.after}"),
+                Cell(made.difference, made.interval),
+                Cell(made.detectable),
+                Cell(p_value(change.p), p_value(change.p_adjusted)),
+                Cell(change.said or word, change.better, LOOKS[word]),
+            )
+            value, low, high, mde = map(change.shown, ("value", "low", "high", "mde"))
+            assert value is not None
+            ticks, words = () if mde is None else (-mde, mde), f"{change.name}: {made.difference}, {word}"
+            marks.append(Mark(value, low, high, ticks, LOOKS[word], words, change.name, change.note, cells))
+        if not marks:
+            return None
+        unit = changes[0].unit
+        scale = Scale(1.0 if unit == "number" else 100.0, unit="%" if unit == "ratio" else "")
+        return Panel(self.caption, forest(marks, scale, ideal=0.0), marks)
+
+
+def _outcomes(words: Sequence[str]) -> str:
+    """How many there are of each."""
+    return ", ".join(f"{count(words.count(word))} {word}" for word in OUTCOMES if word in words)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,92 +161,31 @@ class Changes(Section):
 
     def draw(self) -> Markup:
         """The changes, panel by panel."""
-        columns = (
-            "Before → after",
-            f"Change and {level({'level': self.level})} interval",
-            "Smallest detectable",
-            "p and adjusted p",
-            "Outcome",
-        )
-        words = [change.outcome for panel in self.panels for change in panel.changes if change.value is not None]
-        panels = ((panel.caption, [c for c in panel.changes if c.value is not None]) for panel in self.panels)
-        return fill(
-            "changes.html",
-            section=self,
-            columns=columns,
-            panels=[_panel(caption, changes) for caption, changes in panels if changes],
-            undefined=undefined((panel.caption, c.name, c) for panel in self.panels for c in panel.changes),
-            summary=", ".join(f"{count(words.count(word))} {word}" for word in OUTCOMES if word in words),
-        )
+        subject = Markup("Against <bdi>{}</bdi>, on the same items").format(self.base)
+        alone = "smallest detectable, were it the only figure"
+        words = {"both": "Before → after", "change": "Change", "noun": "change", "detectable": alone}
+        return draw_changes(self.panels, level({"level": self.level}), subject, words, self.definitions)
 
 
-def _panel(caption: str, changes: Sequence[NamedChange]) -> Panel:
-    marks = []
-    for change in changes:
-        made, unit, word = written(vars(change)), change.unit, change.outcome
-        cells = (
-            Cell(f"{made.before} → {made.after}"),
-            Cell(made.difference, made.interval),
-            Cell(made.detectable),
-            Cell(p_value(change.p), p_value(change.p_adjusted)),
-            Cell(word, change.better, LOOKS[word]),
-        )
-        value, low, high, mde = (_shown(x, unit) for x in (change.value, change.low, change.high, change.mde))
-        assert value is not None
-        ticks = () if mde is None else (-mde, mde)
-        words = f"{change.name}: {made.difference}, {word}"
-        marks.append(Mark(value, low, high, ticks, LOOKS[word], words, change.name, change.note, cells))
-    unit = changes[0].unit
-    drawn = forest(marks, Scale(1.0 if unit == "number" else 100.0, unit="%" if unit == "ratio" else ""), ideal=0.0)
-    return Panel(caption, drawn, marks)
-
-
-class WrittenChange(NamedTuple):
-    """A change in words and figures; empty strings where something is undefined."""
-
-    before: str
-    after: str
-    difference: str
-    interval: str
-    detectable: str
-
-
-def written(change: Mapping[str, Any]) -> WrittenChange:
-    """Write a change (shares in percent, ratios in percent of the first) with the digits that its interval deserves."""
-    unit = change["unit"]
-    moved, both = _difference_scale(change), _level_scale(change)
-    value, low, high, mde = (_shown(change[key], unit) for key in ("value", "low", "high", "mde"))
-    return WrittenChange(
-        "" if change["before"] is None else both.write(change["before"]),
-        "" if change["after"] is None else both.write(change["after"]),
-        "" if value is None else moved.write(value, signed=True),
-        moved.interval(low, high, signed=True),
-        "" if mde is None else moved.write(mde),
+def draw_changes(
+    given: Sequence[ChangePanel],
+    at: str,  # level of the intervals
+    subject: Markup,
+    words: Mapping[str, str],  # what the columns and the legend say
+    definitions: Mapping[str, str] | None = None,
+) -> Markup:
+    """Panels of changes with their legend."""
+    changes = [(panel.caption, change.name, change) for panel in given for change in panel.changes]
+    return fill(
+        "changes.html",
+        columns=(words["both"], f"{words['change']} and {at} interval", *_COLUMNS),
+        panels=[panel for panel in (panel.drawn() for panel in given) if panel is not None],
+        undefined=undefined(changes),
+        summary=_outcomes([change.outcome for _, _, change in changes if change.value is not None]),
+        subject=subject,
+        words=words,
+        definitions=definitions or {},
     )
-
-
-def _shown(value: float | None, unit: str) -> float | None:
-    """Ratios come as logarithms and are shown as a part of the first figure."""
-    return expm1(value) if value is not None and unit == "ratio" else value
-
-
-def _difference_scale(change: Mapping[str, Any]) -> Scale:
-    unit = change["unit"]
-    value, low, high = (_shown(change[key], unit) for key in ("value", "low", "high"))
-    factor = 1.0 if unit == "number" else 100.0
-    # An interval of rounding errors is none: it would ask for digits that say nothing.
-    spread = None if low is None or high is None or high - low < _ROUNDING else (high - low) / 2 * factor
-    digits = decimals(None if value is None else value * factor, spread=spread)
-    return Scale(factor, digits, "%" if unit == "ratio" else "")
-
-
-def _level_scale(change: Mapping[str, Any]) -> Scale:
-    if change["unit"] == "share":
-        return Scale(100.0, max(1, min(2, _difference_scale(change).digits)), "%")
-    # Where nothing moved, the difference has no digits to lend.
-    if change["unit"] == "ratio" or not change["value"]:
-        return Scale(1.0, decimals(change["before"], change["after"]))
-    return _difference_scale(change)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,28 +212,16 @@ class Compared(Section):
     comparison: Annotated[Any, ComparisonFigures]  # the comparison, or its JSON form
 
     def draw(self) -> Markup:
-        """The differences b − a with the direction that is better for each."""
-        columns = (
-            f"{self.a_name} → {self.b_name}",
-            f"Difference and {level(self.comparison.provenance)} interval",
-            "Smallest detectable",
-            "p and adjusted p",
-            "Outcome",
-        )
-        differences: Sequence[Difference] = self.comparison.differences
-        missing = undefined((by(d.group_by), metric_name(d.metric), d) for d in differences)
-        return fill("comparison.html", section=self, columns=columns, undefined=missing)
-
-    def panels(self) -> tuple[Panel, ...]:
-        """The differences that are defined, shares apart from the rest."""
-        defined = [d for d in self.comparison.differences if d.value is not None]
-        kinds = [[d for d in defined if is_share(d.metric) == share] for share in (True, False)]
-        return tuple(_difference_panel(chosen) for chosen in kinds if chosen)
-
-    def summary(self) -> str:
-        """How many differences have which outcome."""
-        words: list[str] = [d.outcome for d in self.comparison.differences if d.value is not None]
-        return ", ".join(f"{count(words.count(word))} {word}" for word in LOOKS if word in words)
+        """The differences b − a with the direction that is better for each, shares apart from the rest."""
+        panels = []
+        for caption, unit in (("Percentage points", "share"), ("Other scales", "number")):
+            some = [d for d in self.comparison.differences if is_share(d.metric) == (unit == "share")]
+            panels.append(ChangePanel(caption=caption, changes=[_named(d, unit) for d in some]))
+        rows = "on the same rows" if self.comparison.provenance.get("paired", True) else "different rows"
+        subject = Markup("<bdi>{}</bdi> minus <bdi>{}</bdi>, {}").format(self.b_name, self.a_name, rows)
+        words = {"both": f"{self.a_name} → {self.b_name}", "change": "Difference", "noun": "difference"}
+        words["detectable"] = "smallest detectable"
+        return draw_changes(panels, level(self.comparison.provenance), subject, words)
 
     def show(self, console: "Console") -> None:
         """Which is which, and its tables."""
@@ -242,28 +239,16 @@ class Compared(Section):
         return self.comparison.provenance
 
 
-def _difference_panel(differences: Sequence[Difference]) -> Panel:
-    marks = []
-    for d in differences:
-        assert d.value is not None
-        points = scale_of(d.metric, d.value, d.low, d.high, difference=True)
-        # The caption of the panel says the unit once.
-        bare, absolute = Scale(points.factor, points.digits), Scale(points.factor, points.digits, points.unit and "%")
-        value, interval = bare.write(d.value, signed=True), bare.interval(d.low, d.high, signed=True)
-        word, direction, said = d.outcome, d.better_way, said_of_difference(d)
-        cells = (
-            Cell("" if d.a is None or d.b is None else f"{bare.write(d.a)} → {absolute.write(d.b)}"),
-            Cell(value, interval),
-            Cell("" if d.mde is None else bare.write(d.mde)),
-            Cell(p_value(d.p), p_value(d.p_adjusted)),
-            Cell(said if said == GROUPS_MOVED else word, direction and f"{direction} is better", LOOKS[word]),
-        )
-        name, of = metric_name(d.metric), by(d.group_by)
-        ticks, words = () if d.mde is None else (-d.mde, d.mde), f"{name}, {of}: {value}, {word}"
-        marks.append(Mark(d.value, d.low, d.high, ticks, LOOKS[word], words, name, of, cells))
-    share = is_share(differences[0].metric)
-    drawn = forest(marks, Scale(100.0 if share else 1.0), ideal=0.0)
-    return Panel("Percentage points" if share else "Other scales", drawn, marks)
+def _named(d: Difference, unit: str) -> NamedChange:
+    said = said_of_difference(d)
+    return NamedChange.of(
+        d,
+        unit,
+        name=metric_name(d.metric),
+        note=by(d.group_by),
+        better=d.better_way and f"{d.better_way} is better",
+        said=said if said == GROUPS_MOVED else "",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,7 +309,7 @@ class Spillover(Section):
 def _drawn(row: Category, cell: CategoryChange) -> _Drawn:
     if cell.value is None:
         return _Drawn("–", "", "none", f"undefined: {cell.undefined}", cell.targeted)
-    made, word = written(vars(cell)), cell.outcome
+    made, word = cell.written(), cell.outcome
     leaning, where = _LEANING.get(cell.direction or "", ("", "as far as before from"))
     look = word if word in ("better", "worse") else "clear" if word == "changed" else leaning
     tip = (
@@ -339,8 +324,7 @@ def _summary(name: str, cells: Sequence[CategoryChange]) -> str:
     for targeted, words in ((True, "targeted"), (False, "untargeted")):
         chosen = [c for c in cells if c.targeted == targeted and c.value is not None]
         if chosen:
-            outcomes = [c.outcome for c in chosen]
-            told = ", ".join(f"{outcomes.count(w)} {w}" for w in OUTCOMES if w in outcomes)
+            told = _outcomes([c.outcome for c in chosen])
             further = sum(c.direction == "further" for c in chosen)
             of = "of" if not parts else "Of"
             parts.append(f"{of} {len(chosen)} {words} categories {told}; {further} lie further from even than before")
