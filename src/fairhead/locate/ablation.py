@@ -14,6 +14,7 @@ from fairhead.errors import InputError
 from fairhead.locate.edits import parsed
 from fairhead.locate.head_maps import Head, HeadMap
 from fairhead.report.page import Sentence
+from fairhead.report.sections import Section
 from fairhead.report.wording import head_name, signed
 from fairhead.stats import ALPHA, Difference
 from fairhead.stats.outcome import p_text
@@ -246,13 +247,13 @@ def headline(located: "Located") -> str:
     )
 
 
-def mapped(located: "Located", found: HeadMap | Mapping[str, Any], title: str, text: str = "") -> dict[str, Any]:
-    """A map as a section of the page, with the chosen heads marked, and those of them that are confirmed."""
-    content = found.to_dict() if isinstance(found, HeadMap) else dict(found)
+def mapped(located: "Located", found: HeadMap | Mapping[str, Any], title: str, text: str = "") -> Section:
+    """A map for the page, with the chosen heads marked, and those of them that are confirmed."""
+    content = found.to_dict() if isinstance(found, HeadMap) else found
     cards = [*located.ranked, *other_cards(located)] if located.ranked else []
     marks = {"selected": sorted(located.ranked), "confirmed": sorted(located.confirmed), "cards": cards}
     lists = {name: [list(head) for head in heads] for name, heads in marks.items()}
-    return {"kind": "headmap", "title": title, "text": text, **content, **lists}
+    return Section.from_json({"kind": "headmap", "title": title, "text": text, **content, **lists}, title)
 
 
 def other_cards(located: "Located") -> list[Head]:

@@ -3,7 +3,7 @@
 import hashlib
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from fairhead import __version__
 from fairhead.data import Images
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads.named_heads import check_heads
-from fairhead.locate.ablation import WAYS, Controls, edit_words
+from fairhead.locate.ablation import WAYS, Controls, edit_words, other_cards
 from fairhead.locate.engine import Located, Words
 from fairhead.locate.engine import locate as find_heads
 from fairhead.locate.locate_settings import LocatePlan, Source
@@ -26,10 +26,14 @@ from fairhead.locate.studies import Curves, Mask, Study, restudied, study
 from fairhead.locate.two_models import compare_models
 from fairhead.report.model_card import Card
 from fairhead.report.page import Report, Sentence, write
-from fairhead.report.result import Result
-from fairhead.report.sections.plain import PlainTable, PlainTables
+from fairhead.report.result import Result, terminal
+from fairhead.report.sections import Section
+from fairhead.report.sections.ablated import Curve, Step, Steps
+from fairhead.report.sections.changes import Compared
+from fairhead.report.sections.headmap import HeadCard, Headmaps, TopHeads
+from fairhead.report.sections.plain import PlainTable, PlainTables, Text
 from fairhead.report.terminal import TONES
-from fairhead.report.wording import head_name, number, p_value, signed
+from fairhead.report.wording import head_name, metric_name, number, p_value, signed
 from fairhead.store import write_json
 
 SCHEMA = "fairhead.headmap/1"
@@ -58,7 +62,7 @@ class LocatedHeads(Result):
     def page(self, images: bool = True) -> Report:
         """The report, with or without the images at the ends of each head."""
         shown = self.opened.images if images else None
-        return Report.from_dict(report_of(self.located, self.provenance, images=shown, notes=self.opened.notes))
+        return report_of(self.located, self.provenance, images=shown, notes=self.opened.notes)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form of the head map."""
@@ -85,9 +89,14 @@ class LocatedHeads(Result):
 
     def show(self, console: Console | None = None) -> None:
         """Print the verdict, the chosen heads and what editing them does."""
-        from fairhead.report.result import terminal
-
-        show_located(console or terminal(), self.located, self.opened.notes)
+        console, page = console or terminal(), self.page(images=False)
+        for sentence in page.verdict:
+            console.print(f"- [{TONES[sentence.tone]}]{escape(sentence.text)}[/]", highlight=False)
+        for note in (*self.opened.notes, *self.located.notes):
+            console.print(f"- [dim]{escape(note)}[/]", highlight=False)
+        for section in page.sections:
+            if isinstance(section, TopHeads | PlainTables):  # the others say the same at more length
+                section.show(console)
 
     def save(self, folder: str | Path) -> Path:
         """Write the model with the chosen heads edited, as an ordinary folder that transformers loads too."""
@@ -220,25 +229,30 @@ def _study(study: Study, main: Sequence[str]) -> dict[str, Any]:
 
 def report_of(
     located: Located, provenance: Mapping[str, Any], *, images: Images | None = None, notes: Sequence[str] = ()
-) -> dict[str, Any]:
-    """The report as `fairhead.report` takes it; with `images`, those at the ends of each head's axis are shown."""
-    words = located.words
-    done = "\n\n".join([words.done(located), *notes, *located.notes, *words.limits])
-    sections = [{"kind": "text", "title": "What was done", "text": done}, *words.maps(located), *_beside(located)]
+) -> Report:
+    """The report; with `images`, those at the ends of each head's axis are shown."""
+    words, maps = located.words, located.words.maps(located)
+    sections: list[Section] = [
+        Text(title="What was done", text="\n\n".join([words.done(located), *notes, *located.notes, *words.limits])),
+        Headmaps(title="Maps of the heads", names=list(maps), maps=list(maps.values())),
+        *([] if located.beside is None else located.beside.sections()),
+    ]
     if located.ranked:
-        sections += words.heads(located, images)
+        effects = PlainTables(title="What editing them changes", tables=[_effects(located)])
+        sections += [_cards(located, images), *words.sections(located), effects]
         for shown in _shown(located):
             sections += _study_sections(words, shown)
-        sections += [{"kind": shown.kind, **asdict(shown)} for shown in _tables(located)]
-        sections += [_curve_section(located.curves[way], way) for way in words.dose_ways if way in located.curves]
-    return {
-        "schema": Report.schema,
-        "title": words.title,
-        "question": words.question(located),
-        "verdict": verdict(located),
-        "sections": sections,
-        "provenance": {"fairhead": __version__, "python": platform.python_version(), **provenance},
-    }
+        beside = words.baseline_table(located.studies)
+        sections += [] if beside is None else [PlainTables(title="Baselines: erasure without heads", tables=[beside])]
+        sections += [] if located.doses is None else [located.doses.section()]
+        sections += [_curve_section(found, way) for way, found in located.curves.items()]
+    return Report(
+        title=words.title,
+        question=words.question(located),
+        verdict=verdict(located),
+        sections=sections,
+        provenance={"fairhead": __version__, "python": platform.python_version(), **provenance},
+    )
 
 
 def verdict(located: Located) -> list[Sentence]:
@@ -248,69 +262,51 @@ def verdict(located: Located) -> list[Sentence]:
     return [located.words.opening(located), *beside, *effects, *located.words.baseline(located.studies)]
 
 
-def _beside(located: Located) -> list[dict[str, Any]]:
-    """The maps of two models."""
-    found = located.beside
-    if found is None:
-        return []
-    named = {"Difference": found.difference, found.other: found.theirs, "This model": found.ours}
-    maps = [{"kind": "headmap", "title": name, **m.to_dict()} for name, m in named.items()]
-    text = found.verdict().text
-    return [
-        {"kind": "headmaps", "title": f"Beside {found.other}", "text": text, "names": list(named), "maps": maps},
-        {"kind": "tables", "title": "Where the models differ", "tables": [asdict(found.table())]},
-    ]
-
-
-def _tables(located: Located) -> list[PlainTables]:
-    """What the reported edit is held against, and the cheapest edit, for the page and for the terminal."""
-    beside, doses = located.words.baseline_table(located.studies), located.doses
-    found = [] if beside is None else [PlainTables(title="Baselines: erasure without heads", tables=[beside])]
-    return found if doses is None else [*found, doses.section()]
+def _cards(located: Located, images: Images | None) -> TopHeads:
+    """A card for each head."""
+    words, cards = located.words, []
+    for ends in located.extremes:
+        note = "" if ends.head in located.confirmed else "not confirmed"
+        facts = words.facts(located, ends.head)
+        cards.append(HeadCard(head=ends.head, facts=facts, note=note, **words.ends(located, ends, images)))
+    return TopHeads(
+        title="Chosen heads",
+        text="Texts in bold name the attribute." if any(card.texts for card in cards) else "",
+        poles=located.rows.poles,
+        heads=cards,
+        others=[HeadCard(head=head, facts=words.facts(located, head)) for head in other_cards(located)],
+    )
 
 
 def _shown(located: Located) -> list[Study]:
     return [study for study in located.studies if study is located.studies[0] or study.way == "forward"]
 
 
-def _study_sections(words: Words, study: Study) -> list[dict[str, Any]]:
+def _study_sections(words: Words, study: Study) -> list[Section]:
     title = edit_words(words, study, start=True)
-    sections: list[dict[str, Any]] = [
-        {"kind": "ablation", "title": f"{title}: {words.figure_name(a.change.metric)}", **a.to_dict()}
-        for a in study.ablations
-        if a.change.metric in words.shown
+    sections: list[Section] = [
+        Section.from_json({"kind": "ablation", "title": f"{title}: {metric_name(metric)}", **a.to_dict()}, metric)
+        for metric, a in ((a.change.metric, a) for a in study.ablations)
+        if metric in words.shown
     ]
     if study.changes.comparison is not None:
-        sections.append(
-            {
-                "kind": "comparison",
-                "title": f"{title}: every metric",
-                "a_name": "the model as it is",
-                "b_name": "with the heads changed",
-                "comparison": study.changes.comparison.to_dict(),
-            }
-        )
+        names = {"a_name": "the model as it is", "b_name": "with the heads changed"}
+        told = f"{title}: every metric"
+        sections.append(Compared(title=told, comparison=study.changes.comparison, **names))
     return sections
 
 
-def _curve_section(found: Curves, way: str) -> dict[str, Any]:
+def _curve_section(found: Curves, way: str) -> Curve:
     """The dose–response curve of a report."""
     panels = []
     for metric in found.metrics:
-        points = [
-            {
-                "name": "no head" if not p.heads else f"+ {head_name(*p.heads[-1])}",
-                "value": None if np.isnan(p.figures[metric]) else p.figures[metric],
-            }
-            for p in found.added
-        ]
-        panels.append({"metric": metric, "points": points})
-    return {
-        "kind": "curve",
-        "title": f"Dose and response ({WAYS[way][1]})",
-        "text": "Heads are changed one after the other, in the order of their rank.",
-        "panels": panels,
-    }
+        points = []
+        for p in found.added:
+            name = f"+ {head_name(*p.heads[-1])}" if p.heads else "no head"
+            points.append(Step(name=name, value=None if np.isnan(p.figures[metric]) else p.figures[metric]))
+        panels.append(Steps(metric=metric, points=points))
+    text = "Heads are changed one after the other, in the order of their rank."
+    return Curve(title=f"Dose and response ({WAYS[way][1]})", text=text, panels=panels)
 
 
 def _finite(value: Any) -> Any:
@@ -320,32 +316,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return None if isinstance(value, float) and np.isnan(value) else value
-
-
-def show_located(console: Console, found: Located, notes: Sequence[str]) -> None:
-    """Verdict, chosen heads, effects of editing them."""
-    for sentence in verdict(found):
-        console.print(f"- [{TONES[sentence.tone]}]{escape(sentence.text)}[/]", highlight=False)
-    for note in (*notes, *found.notes):
-        console.print(f"- [dim]{escape(note)}[/]", highlight=False)
-    tables = [] if found.beside is None else [found.beside.table()]
-    tables += [_chosen(found), _effects(found)] if found.ranked else []
-    for section in (PlainTables(title="", tables=tables), *(_tables(found) if found.ranked else ())):
-        section.show(console)
-    for text in found.words.lines() if found.ranked else ():
-        console.print(text, highlight=False)
-
-
-def _chosen(found: Located) -> PlainTable:
-    """The figures of each chosen head."""
-    rows = []
-    for head in found.ranked:
-        sure = "" if head in found.confirmed else " (not confirmed)"
-        facts = found.words.facts(found, head)
-        rows.append([f"{head_name(*head)}{sure}", *(f"{fact['figure']} ({fact['note']})" for fact in facts)])
-    return PlainTable(
-        caption="Chosen heads, on the reporting half", columns=["head", *(fact["name"] for fact in facts)], rows=rows
-    )
 
 
 def _effects(found: Located) -> PlainTable:

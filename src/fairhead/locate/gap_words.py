@@ -1,11 +1,10 @@
 """A located gap between groups in words: what else was measured of the heads, and the sentences of the report."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from rich.markup import escape
 
 from fairhead.data import Images
 from fairhead.locate.ablation import (
@@ -15,7 +14,6 @@ from fairhead.locate.ablation import (
     headline,
     interval,
     mapped,
-    other_cards,
     outcome,
     written,
 )
@@ -24,8 +22,10 @@ from fairhead.locate.engine import Extremes
 from fairhead.locate.head_maps import Head, HeadMap, Measure, Separation
 from fairhead.locate.textspan import HeadTexts
 from fairhead.report.page import Sentence
+from fairhead.report.sections import Section
+from fairhead.report.sections.ablated import Fact
 from fairhead.report.sections.attention_sections import picture_address
-from fairhead.report.sections.headmap import MOST
+from fairhead.report.sections.headmap import MOST, SpanText
 from fairhead.report.sections.plain import PlainTable
 from fairhead.report.wording import head_name, metric_name, p_value, signed
 from fairhead.stats import Difference
@@ -59,7 +59,6 @@ class GapWords:
     shown: ClassVar[tuple[str, ...]] = ("cramers_v", "DP", "EOd")
     in_table: ClassVar[tuple[str, ...]] = ("evidence_gap", *shown, "accuracy")
     gaps: ClassVar[tuple[str, ...]] = ("evidence_gap", *shown)
-    dose_ways: ClassVar[tuple[str, ...]] = ("direct", "forward")
     figure: ClassVar[str] = "metric"
     limits: ClassVar[tuple[str, ...]] = ()
     caption: ClassVar[str] = "p: of random heads lowering it as much, matched by layer or by how much they write"
@@ -82,10 +81,6 @@ class GapWords:
     def title(self) -> str:
         """Of the report."""
         return f"Heads that carry {self.concept.name}" + (f" in the task “{self.target}”" if self.target else "")
-
-    def figure_name(self, metric: str) -> str:
-        """A metric in a title."""
-        return metric_name(metric)
 
     def question(self, located: "Located") -> str:
         """What is asked."""
@@ -209,7 +204,7 @@ class GapWords:
             text += f" TextSpan and {ends}."
         return text
 
-    def maps(self, located: "Located") -> list[dict[str, Any]]:
+    def maps(self, located: "Located") -> dict[str, Section]:
         """The gap, what it loses without each head, and the separation of the groups."""
         first, second = self.concept.poles
         whole = located.head_map.total
@@ -248,24 +243,10 @@ class GapWords:
         for name, found in self.by_class.items():
             title = f"Each head's part in the gap of the evidence for “{name}”"
             maps[f"Direct part, “{name}”"] = mapped(located, found, title)
-        names = list(maps)[:MOST]
-        return [{"kind": "headmaps", "title": "Maps of the heads", "names": names, "maps": [maps[n] for n in names]}]
+        return dict(list(maps.items())[:MOST])
 
-    def heads(self, located: "Located", images: Images | None) -> list[dict[str, Any]]:
-        """A card a head: figures, texts, and the images at its ends."""
-        return [
-            {
-                "kind": "top_heads",
-                "title": "The chosen heads",
-                "text": "Texts in bold name the attribute." if self.spans else "",
-                "poles": list(self.concept.poles),
-                "heads": [self._card(located, ends, images) for ends in located.extremes],
-                "others": [{"head": list(h), "facts": self.facts(located, h)} for h in other_cards(located)],
-            }
-        ]
-
-    def facts(self, located: "Located", head: Head) -> list[dict[str, str]]:
-        """The figures of a head, for its card and for the table in the terminal."""
+    def facts(self, located: "Located", head: Head) -> list[Fact]:
+        """The figures of a head."""
         maps = [("Direct part, logits", located.head_map)]
         if located.effect_map is not None:
             estimated = located.exact is not None and head not in located.exact
@@ -273,7 +254,7 @@ class GapWords:
         found = [_fact(name, m.gap[head], m.low[head], m.high[head]) for name, m in maps]
         if located.head_map.has_total:
             share = f"{round(100 * located.head_map.share[head])} %"
-            found[0]["note"] += f"; {share} of the gap"
+            found[0] = replace(found[0], note=f"{found[0].note}; {share} of the gap")
         d, auc = self.separation.d, self.separation.auc
         for name, x in (("Cohen's d", d), ("AUC", auc), ("Coupling with the evidence", self.coupling)):
             found.append(_fact(name, x.value[head], x.low[head], x.high[head]))
@@ -281,29 +262,21 @@ class GapWords:
         if span is not None:
             matched = "" if span.p_matched is None else f"; against neutral prompts {p_value(span.p_matched)}"
             note = f"of its variance, p {p_value(span.p_adjusted)} adjusted{matched}"
-            found.append(
-                {"name": "Texts of the attribute", "figure": f"{100 * span.attribute_share:.1f} %", "note": note}
-            )
+            found.append(Fact("Texts of the attribute", f"{100 * span.attribute_share:.1f} %", note))
         return found
 
-    def _card(self, located: "Located", ends: Extremes, images: Images | None) -> dict[str, Any]:
-        card: dict[str, Any] = {"head": list(ends.head), "facts": self.facts(located, ends.head)}
+    def ends(self, located: "Located", ends: Extremes, images: Images | None) -> dict[str, Any]:
+        """What else its card has: the texts of a chosen head, and the images at its ends."""
         span = next((s for s in self.spans if s.head == ends.head), None)
-        if span is not None:
-            card["texts"] = span.to_dict()["texts"]
+        more: dict[str, Any] = {} if span is None else {"texts": [SpanText(**one) for one in span.to_dict()["texts"]]}
         if images is not None:
             for end, rows in (("most", ends.most), ("least", ends.least)):
-                card[end] = [picture_address(images[row], 96, quality=80) for row in rows]
-        return card
+                more[end] = [picture_address(images[row], 96, quality=80) for row in rows]
+        return more
 
-    def lines(self) -> list[str]:
-        """The texts of each head, those of the attribute in bold."""
-        found = []
-        for span in self.spans:
-            named = zip(span.texts, span.is_attribute, strict=True)
-            words = ", ".join(f"[bold]{escape(text)}[/]" if marked else escape(text) for text, marked in named)
-            found.append(f"{head_name(*span.head)}: {words}")
-        return found
+    def sections(self, located: "Located") -> list[Section]:
+        """What the page tells below the cards: nothing more."""
+        return []
 
     def to_dict(self, located: "Located") -> dict[str, Any]:
         """Concept, task, and what was measured along the concept."""
@@ -327,6 +300,6 @@ class GapWords:
         }
 
 
-def _fact(name: str, value: float, low: float, high: float) -> dict[str, str]:
+def _fact(name: str, value: float, low: float, high: float) -> Fact:
     figure, *between = (signed(x, 2).removeprefix("+") for x in (value, low, high))
-    return {"name": name, "figure": figure, "note": " to ".join(between)}
+    return Fact(name, figure, " to ".join(between))

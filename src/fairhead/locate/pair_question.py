@@ -19,7 +19,6 @@ from fairhead.locate.ablation import (
     headline,
     interval,
     mapped,
-    other_cards,
     outcome,
 )
 from fairhead.locate.edits import TEXT_KINDS, TextEdits
@@ -31,6 +30,9 @@ from fairhead.locate.pair_rows import TextPairs, halves_of_pairs
 from fairhead.locate.passes import has_tf32, text_passes
 from fairhead.locate.studies import Edited
 from fairhead.report.page import Sentence
+from fairhead.report.sections import Section
+from fairhead.report.sections.ablated import Fact
+from fairhead.report.sections.plain import Text
 from fairhead.report.wording import head_name, p_value, signed
 from fairhead.stats import adjust
 
@@ -69,7 +71,6 @@ class PairWords:
     shown: ClassVar[tuple[str, ...]] = ("log_odds", "log_odds_size", "ss", "nll", "lms")
     in_table: ClassVar[tuple[str, ...]] = shown
     gaps: ClassVar[tuple[str, ...]] = ("log_odds", "log_odds_size", "ss")
-    dose_ways: ClassVar[tuple[str, ...]] = ("forward",)
     figure: ClassVar[str] = "figure"
     caption: ClassVar[str] = "p layer: of random heads of the same layers lowering it as much"
     edits: ClassVar[Mapping[str, str]] = {
@@ -159,25 +160,20 @@ class PairWords:
             f"learned on the other {n[0]}. Mean log-odds by term, in nats: {sums}."
         )
 
-    def figure_name(self, metric: str) -> str:
-        """A figure in a title."""
-        return metric
-
-    def lines(self) -> list[str]:
-        """What the terminal shows under the tables: nothing more."""
-        return []
-
-    def maps(self, located: "Located") -> list[dict[str, Any]]:
+    def maps(self, located: "Located") -> dict[str, Section]:
         """The direct parts, and what is lost without each head."""
         maps = {"Direct part": mapped(located, located.head_map, "Each head's direct part in the log-odds")}
         if located.effect_map is not None:
             title = "What is lost of the log-odds without each head"
             maps["Effect"] = mapped(located, located.effect_map, title)
-        return [{"kind": "headmaps", "title": "Maps of the heads", "names": list(maps), "maps": list(maps.values())}]
+        return maps
 
-    def heads(self, located: "Located", images: Images | None) -> list[dict[str, Any]]:
-        """A card a head, parts by category, and the pairs at their ends."""
-        cards = [{"head": list(head), "facts": self.facts(located, head)} for head in located.ranked]
+    def ends(self, located: "Located", ends: Extremes, images: Images | None) -> dict[str, Any]:
+        """What else the card of a chosen head has: nothing."""
+        return {}
+
+    def sections(self, located: "Located") -> list[Section]:
+        """Parts by category, and the pairs at the ends of heads."""
         lines = [
             f"{part.value} ({part.n} pairs, log-odds {signed(part.log_odds, 2)}): part of the chosen heads "
             f"{signed(part.part)} ({signed(part.low)} to {signed(part.high)}, adjusted p {p_value(part.p_adjusted)})"
@@ -188,24 +184,16 @@ class PairWords:
             for e in located.extremes
             for pole, rows in zip(self.pairs.poles, (e.most, e.least), strict=True)
         ]
-        return [
-            {
-                "kind": "top_heads",
-                "title": "The chosen heads",
-                "poles": list(self.pairs.poles),
-                "heads": cards,
-                "others": [{"head": list(head), "facts": self.facts(located, head)} for head in other_cards(located)],
-            },
-            {"kind": "text", "title": "By category, and at the ends", "text": "\n\n".join(lines)},
-        ]
+        return [Text(title="By category, and at the ends", text="\n\n".join(lines))]
 
-    def facts(self, located: "Located", head: Head) -> list[dict[str, str]]:
-        """The figures of a head, for its card and for the table in the terminal."""
+    def facts(self, located: "Located", head: Head) -> list[Fact]:
+        """The figures of a head."""
         facts = []
-        for name, found in _maps(located).items():
+        maps = {"Direct part, nats": located.head_map, "Lost without it, nats": located.effect_map}
+        for name, found in ((name, found) for name, found in maps.items() if found is not None):
             ends = f"{signed(found.low[head])} to {signed(found.high[head])}"
             note = f"{ends}, adjusted p {p_value(float(found.p_adjusted[head]))}"
-            facts.append({"name": name, "figure": signed(found.gap[head]), "note": note})
+            facts.append(Fact(name, signed(found.gap[head]), note))
         return facts
 
     def to_dict(self, located: "Located") -> dict[str, Any]:
@@ -228,11 +216,6 @@ class PairWords:
     def _texts(self, row: int) -> str:
         two = self.pairs.texts[row * self.pairs.per_pair : row * self.pairs.per_pair + 2]
         return " | ".join(f"{text.prefix}{text.continuation}".strip() for text in two)
-
-
-def _maps(located: "Located") -> dict[str, HeadMap]:
-    maps = {"Direct part, nats": located.head_map}
-    return maps if located.effect_map is None else {**maps, "Lost without it, nats": located.effect_map}
 
 
 class PairQuestion(Question):

@@ -11,7 +11,9 @@ from fairhead.locate.engine import Question
 from fairhead.locate.head_maps import Head, HeadMap
 from fairhead.locate.pair_rows import TextPairs
 from fairhead.report.page import Sentence
-from fairhead.report.sections.plain import PlainTable
+from fairhead.report.sections import Section
+from fairhead.report.sections.headmap import Headmaps
+from fairhead.report.sections.plain import PlainTable, PlainTables
 from fairhead.report.wording import head_name, p_value, signed
 from fairhead.stats import ALPHA
 
@@ -44,18 +46,23 @@ class TwoModels:
             tone,
         )
 
-    def table(self) -> PlainTable:
-        """The heads that differ most, for the page and for the terminal."""
-        order = np.argsort(-np.abs(self.difference.gap), axis=None, kind="stable")[:10]
-        rows = []
-        for index in order:
-            at = Head(*(int(i) for i in np.unravel_index(index, self.difference.gap.shape)))
-            d = self.difference
+    def sections(self) -> list[Section]:
+        """The three maps, and the heads that differ most."""
+        named = {"Difference": self.difference, self.other: self.theirs, "This model": self.ours}
+        maps = [Section.from_json({"kind": "headmap", "title": n, **m.to_dict()}, n) for n, m in named.items()]
+        d, rows = self.difference, []
+        for index in np.argsort(-np.abs(d.gap), axis=None, kind="stable")[:10]:
+            at = Head(*(int(i) for i in np.unravel_index(index, d.gap.shape)))
             ends = f"{signed(d.low[at])} to {signed(d.high[at])}"
             figures = (signed(x.gap[at]) for x in (self.ours, self.theirs, d))
             rows.append([head_name(*at), *figures, ends, p_value(float(d.p_adjusted[at]))])
         columns = ["head", "this model", self.other, "difference", "interval", "p adjusted"]
-        return PlainTable(caption=f"Heads whose direct part differs most, in {d.unit}", columns=columns, rows=rows)
+        table = PlainTable(caption=f"Heads whose direct part differs most, in {d.unit}", columns=columns, rows=rows)
+        title = f"Beside {self.other}"
+        return [
+            Headmaps(title=title, text=self.verdict().text, names=list(named), maps=maps),
+            PlainTables(title="Where the models differ", tables=[table]),
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""

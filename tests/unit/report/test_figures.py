@@ -200,11 +200,10 @@ def test_a_comparison_counts_its_outcomes() -> None:
     a, b = (audit(["a", "b"], "g", gap, rng) for gap in (0.3, 0.1))
     compared = comparison(a, b)
     section = made(kind="comparison", comparison=compared, a_name="A", b_name="B")
-    words = [row.cells[-1].text for panel in section.panels() for row in panel.rows]
+    words = [change.outcome for panel in section.panels() for change in panel.changes if change.value is not None]
     assert len(words) == sum(d.value is not None for d in compared.differences)
-    assert section.summary() == ", ".join(
-        f"{words.count(w)} {w}" for w in ("better", "worse", "changed", "not significant") if w in words
-    )
+    counted = ", ".join(f"{words.count(w)} {w}" for w in ("better", "worse", "changed", "not significant") if w in words)
+    assert f"on the same rows: {counted}<" in section.draw()
 
 
 def test_a_map_names_each_head_and_its_figures() -> None:

@@ -212,16 +212,21 @@ class Compared(Section):
     comparison: Annotated[Any, ComparisonFigures]  # the comparison, or its JSON form
 
     def draw(self) -> Markup:
-        """The differences b − a with the direction that is better for each, shares apart from the rest."""
-        panels = []
-        for caption, unit in (("Percentage points", "share"), ("Other scales", "number")):
-            some = [d for d in self.comparison.differences if is_share(d.metric) == (unit == "share")]
-            panels.append(ChangePanel(caption=caption, changes=[_named(d, unit) for d in some]))
+        """The differences b − a with the direction that is better for each."""
         rows = "on the same rows" if self.comparison.provenance.get("paired", True) else "different rows"
         subject = Markup("<bdi>{}</bdi> minus <bdi>{}</bdi>, {}").format(self.b_name, self.a_name, rows)
         words = {"both": f"{self.a_name} → {self.b_name}", "change": "Difference", "noun": "difference"}
         words["detectable"] = "smallest detectable"
-        return draw_changes(panels, level(self.comparison.provenance), subject, words)
+        return draw_changes(self.panels(), level(self.comparison.provenance), subject, words)
+
+    def panels(self) -> list[ChangePanel]:
+        """Shares, and differences on other scales."""
+        found: Sequence[Difference] = self.comparison.differences
+        shares, others = ([d for d in found if is_share(d.metric) == share] for share in (True, False))
+        return [
+            ChangePanel(caption="Percentage points", changes=[_named(d, "share") for d in shares]),
+            ChangePanel(caption="Other scales", changes=[_named(d, "number") for d in others]),
+        ]
 
     def show(self, console: "Console") -> None:
         """Which is which, and its tables."""

@@ -6,18 +6,23 @@ reader chooses one, without scripts; an old browser shows them all.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 from zlib import crc32
 
 from markupsafe import Markup
+from rich.markup import escape
 
 from fairhead.errors import InputError
 from fairhead.report.form import Grid, Head, Must, PictureAddress
 from fairhead.report.markup import fill, part
 from fairhead.report.sections import Section
 from fairhead.report.sections.ablated import Fact
+from fairhead.report.sections.plain import PlainTable
 from fairhead.report.wording import Scale, count, head_name, p_value, scale_in_unit
 from fairhead.stats import ALPHA
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 # Steps of colour on either side of 0; the classes neg5 … neg1, zero, pos1 … pos5 are coloured in style.css.
 STEPS = 5
@@ -210,6 +215,7 @@ class HeadCard:
 
     head: Head
     facts: Sequence[Fact]
+    note: str = ""  # beside its name
     texts: Sequence[SpanText] = ()
     most: Sequence[PictureAddress] = ()
     least: Sequence[PictureAddress] = ()
@@ -231,3 +237,16 @@ class TopHeads(Section):
         both = [(card, False) for card in self.heads] + [(card, True) for card in self.others]
         cards = [(card, ((first, card.most), (second, card.least)), other) for card, other in both]
         return fill("top_heads.html", cards=cards, head_name=head_name, percent=Scale(100, 1, "%").write)
+
+    def show(self, console: "Console") -> None:
+        """The figures of each head in a table, and the texts of each, those of the attribute in bold."""
+        rows = []
+        for card in self.heads:
+            name = f"{head_name(*card.head)}{f' ({card.note})' if card.note else ''}"
+            rows.append([name, *(f"{fact.figure} ({fact.note})" for fact in card.facts)])
+        columns = ["head", *(fact.name for card in self.heads[:1] for fact in card.facts)]
+        PlainTable(caption=f"{self.title}, on the reporting half", columns=columns, rows=rows).show(console)
+        for card in self.heads:
+            if card.texts:
+                texts = (f"[bold]{escape(one.text)}[/]" if one.attribute else escape(one.text) for one in card.texts)
+                console.print(f"{head_name(*card.head)}: {', '.join(texts)}", highlight=False)

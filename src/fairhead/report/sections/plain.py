@@ -41,6 +41,26 @@ class PlainTable:
     rows: Sequence[Sequence[str]]
     words: bool = False  # whether its cells hold sentences rather than figures
 
+    def show(self, console: "Console") -> None:
+        """The table in a terminal."""
+        from rich import box
+        from rich.markup import escape
+        from rich.table import Table
+
+        if self.caption:
+            console.print(escape(self.caption), style="bold", highlight=False)
+        shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        for i, name in enumerate(self.columns):
+            right = "right" if i and not self.words else "left"
+            shown.add_column(escape(name), justify=right, overflow="fold", no_wrap=name == "n")  # type: ignore[arg-type]
+        for row in self.rows:
+            if len(row) == 1:
+                shown.add_section()
+                shown.add_row(f"[bold]{escape(row[0])}[/]")
+            else:
+                shown.add_row(*map(escape, row))
+        console.print(shown)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlainTables(Section):
@@ -57,22 +77,8 @@ class PlainTables(Section):
 
     def show(self, console: "Console") -> None:
         """One below the other."""
-        from rich import box
-        from rich.markup import escape
-        from rich.table import Table
-
         for table in self.tables:
-            console.print(escape(table.caption), style="bold", highlight=False)
-            shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-            for i, name in enumerate(table.columns):
-                shown.add_column(escape(name), justify="right" if i else "left", overflow="fold", no_wrap=name == "n")
-            for row in table.rows:
-                if len(row) == 1:
-                    shown.add_section()
-                    shown.add_row(f"[bold]{escape(row[0])}[/]")
-                else:
-                    shown.add_row(*map(escape, row))
-            console.print(shown)
+            table.show(console)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,22 +127,15 @@ class ClusterCards(Section):
         return fill("cluster_cards.html", clusters=self.clusters, count=count, percent=_PERCENT.write)
 
     def show(self, console: "Console") -> None:
-        """A table with one row a cluster."""
-        from rich import box
-        from rich.markup import escape
-        from rich.table import Table
-
-        shown = Table(box=box.SIMPLE_HEAD)
-        for name, justify in (("cluster", "left"), ("rows", "right"), ("share", "right"), ("classes", "left")):
-            shown.add_column(name, justify=justify)  # type: ignore[arg-type]
-        rows = [(one.name, f"{one.n:,}", f"{100 * one.share:.1f} %", one.label_rates) for one in self.clusters]
-        for name, cells in (
-            ("named groups", ["; ".join(one.mostly) for one in self.clusters]),
-            ("words", [", ".join(one.words) for one in self.clusters]),
-        ):
-            if any(cells):
-                shown.add_column(name, overflow="fold")
-                rows = [(*row, cell) for row, cell in zip(rows, cells, strict=True)]  # type: ignore[misc]
-        for row in rows:
-            shown.add_row(*map(escape, row))
-        console.print(shown)
+        """A table with one row a cluster; columns that would be empty are left out."""
+        columns = {
+            "cluster": [one.name for one in self.clusters],
+            "rows": [f"{one.n:,}" for one in self.clusters],
+            "share": [f"{100 * one.share:.1f} %" for one in self.clusters],
+            "classes": [one.label_rates for one in self.clusters],
+            "named groups": ["; ".join(one.mostly) for one in self.clusters],
+            "words": [", ".join(one.words) for one in self.clusters],
+        }
+        kept = {name: cells for name, cells in columns.items() if any(cells)}
+        rows = list(zip(*kept.values(), strict=True))
+        PlainTable(caption="", columns=list(kept), rows=rows, words=True).show(console)
