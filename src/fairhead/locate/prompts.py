@@ -7,6 +7,8 @@ is. A text side is anything that turns texts into vectors of the output represen
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,71 +69,6 @@ def check_templates(templates: Sequence[str]) -> None:
         raise InputError("there is no template; at least '{}' is needed")
 
 
-CONCEPTS = {
-    "gender": Prompts(
-        "gender",
-        (
-            Pole("female", ("woman", "female person", "lady", "girl", "mother"), ("Female", "female", "not Male")),
-            Pole("male", ("man", "male person", "gentleman", "boy", "father"), ("Male", "male")),
-        ),
-        ("person", "human being", "individual", "citizen", "parent"),
-    ),
-    "age": Prompts(
-        "age",
-        (
-            Pole(
-                "older",
-                ("old person", "elderly person", "senior citizen", "grandparent"),
-                ("50-59", "60-69", "more than 70", "not Young"),
-            ),
-            Pole(
-                "younger", ("young person", "youthful person", "young adult", "teenager"), ("10-19", "20-29", "Young")
-            ),
-        ),
-        ("person", "human being", "individual", "citizen"),
-    ),
-}
-
-# Classes of the data sets' own columns: (data set, target) -> class -> words.
-CLASSES: Mapping[tuple[str, str], Mapping[str, tuple[str, ...]]] = {
-    ("fairface", "gender"): {"Female": ("woman", "female person"), "Male": ("man", "male person")},
-    ("fairface", "race"): {
-        "Black": ("Black person",),
-        "East Asian": ("East Asian person",),
-        "Indian": ("Indian person",),
-        "Latino_Hispanic": ("Latino person", "Hispanic person"),
-        "Middle Eastern": ("Middle Eastern person",),
-        "Southeast Asian": ("Southeast Asian person",),
-        "White": ("White person",),
-    },
-    ("fairface", "age"): {
-        "0-2": ("baby", "infant"),
-        "3-9": ("child", "kid"),
-        "10-19": ("teenager", "adolescent"),
-        "20-29": ("person in their twenties", "young adult"),
-        "30-39": ("person in their thirties",),
-        "40-49": ("person in their forties", "middle-aged person"),
-        "50-59": ("person in their fifties",),
-        "60-69": ("person in their sixties", "senior"),
-        "more than 70": ("very old person", "elderly person"),
-    },
-    ("celeba", "Attractive"): {"no": ("plain person", "ordinary face"), "yes": ("attractive person", "beautiful face")},
-    ("celeba", "Smiling"): {"no": ("serious person", "serious face"), "yes": ("smiling person", "smiling face")},
-    ("celeba", "Young"): {"no": ("old person", "old face"), "yes": ("young person", "young face")},
-    ("celeba", "Eyeglasses"): {"no": ("face", "person"), "yes": ("face with glasses", "person with eyeglasses")},
-    ("celeba", "Wearing_Hat"): {"no": ("bare head", "person"), "yes": ("head with a hat", "person wearing a hat")},
-}
-
-# Columns that hold a concept: (data set, concept) -> column.
-COLUMNS: Mapping[tuple[str, str], str] = {
-    ("fairface", "gender"): "gender",
-    ("fairface", "age"): "age",
-    ("celeba", "gender"): "Male",
-    ("celeba", "age"): "Young",
-    ("utkface", "gender"): "gender",
-}
-
-
 @dataclass(frozen=True)
 class PromptFile:
     """What a YAML file of prompts says; each part may be missing."""
@@ -141,26 +78,48 @@ class PromptFile:
     templates: tuple[str, ...] | None = None
 
 
-def concept_prompts(name: str) -> Prompts:
-    """A concept that ships with fairhead, by its name."""
-    if name not in CONCEPTS:
-        raise InputError(
-            f"there are no prompts for the concept {name!r}; there are some for {', '.join(CONCEPTS)}."
-            f"{did_you_mean(name, list(CONCEPTS))} Others come from a YAML file (--prompts)"
-        )
-    return CONCEPTS[name]
+@dataclass(frozen=True)
+class KnownPrompts:
+    """The words that ship with fairhead (known_prompts.yaml)."""
+
+    concepts: Mapping[str, Prompts]
+    columns: Mapping[str, Mapping[str, str]]  # data set -> concept -> the column that holds it under another name
+    classes: Mapping[str, Mapping[str, Mapping[str, tuple[str, ...]]]]  # data set -> column -> class -> words
+
+    def column(self, data: str, concept: str) -> str:
+        """The column of a data set that holds a concept."""
+        return self.columns.get(data, {}).get(concept, concept)
+
+    def concept(self, name: str) -> Prompts:
+        """A concept, by its name."""
+        if name not in self.concepts:
+            raise InputError(
+                f"there are no prompts for the concept {name!r}; there are some for {', '.join(self.concepts)}."
+                f"{did_you_mean(name, list(self.concepts))} Others come from a YAML file (--prompts)"
+            )
+        return self.concepts[name]
+
+    def words(self, data: str, target: str) -> Mapping[str, tuple[str, ...]]:
+        """The classes of a data set's column, in words."""
+        of_data = self.classes.get(data, {})
+        if target not in of_data:
+            raise InputError(
+                f"there are no prompts for the classes of {target!r} of {data}; there are some for "
+                f"{', '.join(of_data) or 'none of its columns'}. Others come from a YAML file (--prompts)"
+            )
+        return of_data[target]
 
 
-def class_words(data: str, target: str) -> Mapping[str, tuple[str, ...]]:
-    """The classes of a data set's column, in words."""
-    found = CLASSES.get((data, target))
-    if found is None:
-        known = ", ".join(target for name, target in CLASSES if name == data) or "none of its columns"
-        raise InputError(
-            f"there are no prompts for the classes of {target!r} of {data}; there are some for {known}. Others come "
-            "from a YAML file (--prompts)"
-        )
-    return found
+@cache
+def known_prompts() -> KnownPrompts:
+    """What known_prompts.yaml says."""
+    found = yaml_value(files("fairhead.locate").joinpath("known_prompts.yaml").read_text("utf-8"))
+    concepts = {one["name"]: _concept(one, None, "known_prompts.yaml") for one in found["concepts"]}
+    classes = {
+        data: {column: {str(name): tuple(words) for name, words in of.items()} for column, of in columns.items()}
+        for data, columns in found["classes"].items()
+    }
+    return KnownPrompts(concepts, found["columns"], classes)
 
 
 def read_prompts(path: str | os.PathLike[str]) -> PromptFile:

@@ -15,7 +15,7 @@ from fairhead.locate.directions import evidence_of
 from fairhead.locate.head_features import Array
 from fairhead.locate.head_maps import HeadMap, score_heads
 from fairhead.locate.locate_settings import LocatePlan, Source
-from fairhead.locate.prompts import COLUMNS, CONCEPTS, Pole, Prompts
+from fairhead.locate.prompts import Pole, Prompts, known_prompts
 from fairhead.locate.studies import Changes, Mask
 from fairhead.records import Column, Records
 from fairhead.stats import Difference, adjust
@@ -222,7 +222,7 @@ def labelled_rows(source: Source, prompts: Prompts | None = None, held_out: bool
     """
     reader, path = parse_spec(source.data, "images", "texts")
     concept, task = str(source.concept), source.task
-    column = COLUMNS.get((reader.name, concept), concept)
+    column = known_prompts().column(reader.name, concept)
     if column == task:
         raise InputError(
             f"concept and task are both {column!r}: within a class of it there is one group, so there is no gap to find"
@@ -236,7 +236,7 @@ def labelled_rows(source: Source, prompts: Prompts | None = None, held_out: bool
         what = (column, levels[0]) if len(levels) < 2 else (task, data.classes[0])
         raise InputError(f"all rows have the {what[0]} {what[1]!r}; at least two groups and two classes are needed")
     if prompts is None and reader.kind == "images":
-        known = CONCEPTS.get(concept)
+        known = known_prompts().concepts.get(concept)
         fits = known is not None and all(set(end.levels) & set(levels) for end in known.poles)
         prompts = known if fits else None
     poles = prompts.poles if prompts is not None else tuple(Pole(level, (), (level,)) for level in levels[:2])

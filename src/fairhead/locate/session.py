@@ -43,8 +43,7 @@ from fairhead.locate.prompts import (
     PromptFile,
     Prompts,
     TextSide,
-    class_words,
-    concept_prompts,
+    known_prompts,
     read_prompts,
     read_text_table,
 )
@@ -233,7 +232,7 @@ class Session:
         if self.text is None:
             return task_from_images(self.features.output[choosing], self.evaluation.labels[choosing], classes)
         assert self.source.task is not None
-        words = self.words.classes or class_words(parse_spec(self.source.data).reader.name, self.source.task)
+        words = self.words.classes or known_prompts().words(parse_spec(self.source.data).reader.name, self.source.task)
         missing = [c for c in classes if c not in words]
         if missing:
             raise InputError(
@@ -275,7 +274,7 @@ class Session:
         if method == "prompts":
             if self.text is None:
                 raise InputError("there is no text side to read prompts: give one, or learn the concept from images")
-            concept = concept_from_texts(self.prompts or concept_prompts(str(self.source.concept)), self.text)
+            concept = concept_from_texts(self.prompts or known_prompts().concept(str(self.source.concept)), self.text)
         else:
             choosing = choosing & self.evaluation.of_poles
             chosen = self.evaluation.take(choosing)

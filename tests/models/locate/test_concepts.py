@@ -20,13 +20,11 @@ from fairhead.locate.directions import (
     task_from_texts,
 )
 from fairhead.locate.prompts import (
-    CONCEPTS,
     AdaptedText,
     ClipText,
     Pole,
     Prompts,
-    class_words,
-    concept_prompts,
+    known_prompts,
     read_prompts,
     read_text_table,
 )
@@ -85,13 +83,13 @@ def test_poles_must_be_balanced_and_templates_have_a_place() -> None:
     with pytest.raises(InputError, match="same prompts"):
         concept_from_texts(same, lambda texts: np.ones((len(texts), 4)))
     with pytest.raises(InputError, match="Did you mean 'gender'"):
-        concept_prompts("gendre")
+        known_prompts().concept("gendre")
     with pytest.raises(InputError, match="there are some for gender, race, age"):
-        class_words("fairface", "service_test")
+        known_prompts().words("fairface", "service_test")
 
 
 def test_every_shipped_concept_is_balanced_with_as_many_neutral_words() -> None:
-    for prompts in CONCEPTS.values():
+    for prompts in known_prompts().concepts.values():
         assert len(prompts.neutral) == len(prompts.poles[0].words) == len(prompts.poles[1].words)
         assert not set(prompts.poles[0].levels) & set(prompts.poles[1].levels)
 

@@ -202,7 +202,9 @@ def test_a_comparison_counts_its_outcomes() -> None:
     section = made(kind="comparison", comparison=compared, a_name="A", b_name="B")
     words = [change.outcome for panel in section.panels() for change in panel.changes if change.value is not None]
     assert len(words) == sum(d.value is not None for d in compared.differences)
-    counted = ", ".join(f"{words.count(w)} {w}" for w in ("better", "worse", "changed", "not significant") if w in words)
+    counted = ", ".join(
+        f"{words.count(w)} {w}" for w in ("better", "worse", "changed", "not significant") if w in words
+    )
     assert f"on the same rows: {counted}<" in section.draw()
 
 
