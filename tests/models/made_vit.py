@@ -74,9 +74,10 @@ def planted_vit(at=PLANTED, strength=3.0, seed=0):
     return model
 
 
-def saved_vit(folder):
+def saved_vit(folder, classes=("no", "yes")):
     torch.manual_seed(0)
-    config = hf.ViTConfig(**VIT, id2label={0: "no", 1: "yes"}, label2id={"no": 0, "yes": 1})
+    names = dict(enumerate(classes))
+    config = hf.ViTConfig(**VIT, id2label=names, label2id={name: number for number, name in names.items()})
     model = hf.ViTForImageClassification(config).eval()
     with torch.no_grad():
         for weight in model.parameters():

@@ -15,7 +15,6 @@ from rich.markup import escape
 from fairhead import __version__
 from fairhead.data import Images
 from fairhead.errors import InputError, UnsupportedModel
-from fairhead.heads.named_heads import check_heads
 from fairhead.locate.ablation import WAYS, Controls, edit_words, other_cards
 from fairhead.locate.engine import Located, Words
 from fairhead.locate.engine import locate as find_heads
@@ -24,6 +23,7 @@ from fairhead.locate.pair_rows import TextPairs
 from fairhead.locate.session import Opened, open_question
 from fairhead.locate.studies import Curves, Mask, Study, restudied, study
 from fairhead.locate.two_models import compare_models
+from fairhead.models.places import config_of, find
 from fairhead.report.model_card import Card
 from fairhead.report.page import Report, Sentence, write
 from fairhead.report.result import Result, terminal
@@ -168,9 +168,10 @@ def answer(
     provenance: Mapping[str, Any] | None = None,  # anything else worth keeping, such as the command
 ) -> LocatedHeads:
     """Ask a question and answer it."""
+    if source.against is not None:  # a mistake there should not wait for the work
+        config_of(find(source.against))
     opened = open_question(source, plan, features, progress, heads)
     heads = heads if opened.heads is None else opened.heads
-    check_heads(heads or (), [opened.question.shape[1]] * opened.question.shape[0])
     found = find_heads(opened.question, plan, heads)
     if source.against is not None:
         positive = None if isinstance(found.rows, TextPairs) else found.rows.classes[found.rows.positive]
@@ -320,21 +321,19 @@ def _finite(value: Any) -> Any:
 
 def _effects(found: Located) -> PlainTable:
     """The main figures before and after each edit, beside their controls; the JSON has all of them."""
-    words, rows = found.words, []
+    words = found.words
+    rows: list[list[str]] = []
     by_norm = any(edit.norm_matched for edit in found.studies)
     for edit in found.studies:
         by_layer, norm = ({a.change.metric: a for a in sets} for sets in (edit.ablations, edit.norm_matched))
-        changes = [change for change in map(edit.change, words.in_table) if change is not None]
-        for i, change in enumerate(changes):
-            low = (
-                "" if change.low is None or change.high is None else f" ({signed(change.low)} to {signed(change.high)})"
-            )
+        rows.append([f"{edit.kind}, {edit.way}"])
+        for change in (change for change in map(edit.change, words.in_table) if change is not None):
+            low = "" if change.low is None else f" ({signed(change.low)} to {signed(change.high)})"
             # Controls test whether a gap is lowered; a fall of accuracy is the cost, not the aim.
             tests = (by_layer, norm) if by_norm else (by_layer,)
             tested = (sets.get(change.metric) if change.metric in words.gaps else None for sets in tests)
             rows.append(
                 [
-                    "" if i else f"{edit.kind}, {edit.way}",
                     {"cramers_v": "V"}.get(change.metric, change.metric.replace("_", " ")),
                     number(change.a),
                     number(change.b),
@@ -342,7 +341,7 @@ def _effects(found: Located) -> PlainTable:
                     *("" if ablation is None else p_value(ablation.p_controls) for ablation in tested),
                 ]
             )
-    columns = ["edit", words.figure, "before", "after", "change", "p layer", *(["p norm"] if by_norm else [])]
+    columns = [words.figure, "before", "after", "change", "p layer", *(["p norm"] if by_norm else [])]
     return PlainTable(caption=f"Effects of editing them; {words.caption}", columns=columns, rows=rows)
 
 

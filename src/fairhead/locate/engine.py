@@ -233,6 +233,7 @@ def locate(
     shown = question.scores(effect_map or head_map, ~choosing & comparable, plan)
     confirmed = shown.confirm(ranked, chosen)
     proof = prove(question, ranked, plan)
+    notes += proof.notes
     if plan.forward and (ranked or by_effect):
         notes += question.forward_notes(proof.passes)
     return Located(

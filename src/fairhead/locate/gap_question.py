@@ -19,11 +19,12 @@ from fairhead.locate.head_features import Array, Features, HeadMoments, Pooled
 from fairhead.locate.head_maps import Head, HeadMap, Measure, Separation, check_cells, coupling, separation
 from fairhead.locate.locate_settings import LocatePlan, Rank
 from fairhead.locate.passes import RowPasses
-from fairhead.locate.rows import MIN_CELL, Evaluation, check_halves, halves_of
+from fairhead.locate.rows import Evaluation, comparable_rows, halves_of
 from fairhead.locate.studies import Edited, Mask, Study
 from fairhead.locate.textspan import HeadTexts, Pool, text_spans
 from fairhead.records import Records
 
+NO_TEXTS = "the rank sum needs texts, those of the attribute among them: add --texts, and a text side"
 _EXTREMES = 4
 _CLASSES = 12  # classes that have a map each, at most
 
@@ -94,7 +95,7 @@ class GapQuestion(Question):
         self.features, self.task, self.concept, self.pool, self.passes = features, task, concept, pool, passes
         self.refit = refit
         self.choosing = halves_of(evaluation, seed) if choosing is None else choosing
-        self.comparable, notes = _comparable(evaluation, self.choosing)
+        self.comparable, notes = comparable_rows(evaluation, self.choosing)
         seen = evaluation.take(self.choosing)
         number = _positive(positive, seen, task.logits(features.output[self.choosing]))
         self.parts, self.other_parts = task.parts(features, number), task.other_parts(features, number)
@@ -173,9 +174,7 @@ class GapQuestion(Question):
         The moments behind it know no groups. Without neutral texts p is that of as many random texts of the pool.
         """
         if self.pool is None or not self.pool.attribute.any():
-            raise InputError(
-                "the rank sum needs texts, those of the attribute among them: add --texts, and a text side"
-            )
+            raise InputError(NO_TEXTS)
         how: dict[str, Any] = {"m": plan.m, "permutations": plan.permutations, "seed": plan.seed}
         spans = text_spans(self.moments, self.features.maps, self.pool, None, **how)
         p = [span.p if span.p_matched is None else span.p_matched for span in spans]
@@ -314,23 +313,6 @@ class GapQuestion(Question):
                 by_class[classes[number]] = part.score(*of, plan.level)
         positive = classes[self.rows.positive]
         return GapWords(self.concept, self.task, positive, self.rows.target, apart, coupled, spans, by_class)
-
-
-def _comparable(evaluation: Evaluation, choosing: Mask) -> tuple[Mask, list[str]]:
-    """Rows whose label both groups have in both halves, [n] bool, and a sentence about those left out."""
-    check_halves(evaluation, choosing)
-    cell = 2 * evaluation.labels + np.maximum(evaluation.groups, 0)
-    size, two = 2 * len(evaluation.classes), evaluation.of_poles
-    counts = np.stack([np.bincount(cell[half & two], minlength=size) for half in (choosing, ~choosing)])
-    enough = counts.reshape(2, -1, 2).min((0, 2)) >= MIN_CELL  # [classes]
-    if not enough.any():
-        raise InputError(
-            f"no class has {MIN_CELL} {evaluation.noun} of both {' and '.join(evaluation.poles)} in both "
-            f"halves, so the groups cannot be compared within a class: use more {evaluation.noun}"
-        )
-    left = [name for name, kept in zip(evaluation.classes, enough, strict=True) if not kept]
-    notes = [f"Too few {evaluation.noun} to compare groups within: {', '.join(left)}."] if left else []
-    return enough[evaluation.labels] & two, notes
 
 
 def _positive(wanted: str | None, evaluation: Evaluation, logits: Array) -> int:

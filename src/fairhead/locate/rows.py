@@ -196,6 +196,23 @@ def check_halves(evaluation: Evaluation, choosing: Mask) -> None:
                 )
 
 
+def comparable_rows(evaluation: Evaluation, choosing: Mask) -> tuple[Mask, list[str]]:
+    """Rows whose label both groups have in both halves, [n] bool, and a sentence about those left out."""
+    check_halves(evaluation, choosing)
+    cell = 2 * evaluation.labels + np.maximum(evaluation.groups, 0)
+    size, two = 2 * len(evaluation.classes), evaluation.of_poles
+    counts = np.stack([np.bincount(cell[half & two], minlength=size) for half in (choosing, ~choosing)])
+    enough = counts.reshape(2, -1, 2).min((0, 2)) >= MIN_CELL  # [classes]
+    if not enough.any():
+        raise InputError(
+            f"no class has {MIN_CELL} {evaluation.noun} of both {' and '.join(evaluation.poles)} in both "
+            f"halves, so the groups cannot be compared within a class: use more {evaluation.noun}"
+        )
+    left = [name for name, kept in zip(evaluation.classes, enough, strict=True) if not kept]
+    notes = [f"Too few {evaluation.noun} to compare groups within: {', '.join(left)}."] if left else []
+    return enough[evaluation.labels] & two, notes
+
+
 def shared_labels(evaluation: Evaluation) -> NDArray[np.intp]:
     """Labels of rows of either pole for a comparison within them; one for all where some label has a single group."""
     cells = np.bincount(2 * evaluation.labels + evaluation.groups, minlength=2 * len(evaluation.classes))

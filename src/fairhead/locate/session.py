@@ -13,6 +13,8 @@ import numpy as np
 
 from fairhead.data import Images, parse_spec
 from fairhead.errors import InputError, UnsupportedModel
+from fairhead.heads import find_sites
+from fairhead.heads.named_heads import check_heads
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.directions import (
     Concept,
@@ -28,7 +30,7 @@ from fairhead.locate.directions import (
 from fairhead.locate.edits import HeadEdits
 from fairhead.locate.engine import Question
 from fairhead.locate.gains import learn_gains
-from fairhead.locate.gap_question import GapQuestion
+from fairhead.locate.gap_question import NO_TEXTS, GapQuestion
 from fairhead.locate.gap_words import STAND_IN
 from fairhead.locate.head_features import Array, Features, collect
 from fairhead.locate.locate_settings import LocatePlan, Source
@@ -47,7 +49,7 @@ from fairhead.locate.prompts import (
     read_prompts,
     read_text_table,
 )
-from fairhead.locate.rows import Evaluation, halves_of, labelled_rows, shared_labels
+from fairhead.locate.rows import Evaluation, comparable_rows, halves_of, labelled_rows, shared_labels
 from fairhead.locate.streams import stream_of
 from fairhead.locate.studies import Mask
 from fairhead.locate.textspan import Pool
@@ -89,9 +91,11 @@ def open_question(
     Where the plan asks for gains, they are learned here, of the `heads` that were named or of those that they choose.
     """
     if source.kind == "pairs":
-        return _open_pairs(source, plan, features, progress)
+        return _open_pairs(source, plan, features, progress, heads)
     GapQuestion.check(plan)
-    session = open_session(source, features, progress)
+    if plan.rank == "ranksum" and source.texts is None:
+        raise InputError(NO_TEXTS)
+    session = open_session(source, features, progress, heads)
     choosing = halves_of(session.evaluation, source.seed)
     task = session.task(choosing)
     if session.evaluation.others:
@@ -170,7 +174,9 @@ def _card(source: Source, heads: Heads, kind: str) -> Card:
     )
 
 
-def _open_pairs(source: Source, plan: LocatePlan, features: str | None, progress: Progress | None) -> Opened:
+def _open_pairs(
+    source: Source, plan: LocatePlan, features: str | None, progress: Progress | None, heads: Heads | None
+) -> Opened:
     from fairhead.language import load_scorer
 
     PairQuestion.check(plan)
@@ -179,6 +185,7 @@ def _open_pairs(source: Source, plan: LocatePlan, features: str | None, progress
     scorer = load_scorer(
         source.model, device=source.device, dtype="float32", start=source.start, tokenizer=source.beside
     )
+    check_heads(heads or (), [site.n_heads for site in find_sites(scorer.model)])
     told = _stage(progress, "pairs")
     terms = take_apart(scorer, pairs, folder=features, progress=lambda done, total: told(done, total))
     question = PairQuestion(scorer, pairs, terms, tf32=source.tf32, seed=source.seed, progress=progress)
@@ -308,13 +315,15 @@ class Session:
 
     def edits_everywhere(self, choosing: Mask) -> HeadEdits:
         """What is put in a head's place at every token, learned on the choosing half: a pass over its rows."""
-        rows = np.flatnonzero(choosing & self.evaluation.of_poles)
+        rows = np.flatnonzero(choosing & comparable_rows(self.evaluation, choosing)[0])
         part = self.evaluation.take(rows)
         batches = self.inputs.batches(rows)
-        return HeadEdits.learn_everywhere(self.decomposer, batches, part.groups, shared_labels(part), part.poles)
+        return HeadEdits.learn_everywhere(self.decomposer, batches, part.groups, part.labels, part.poles)
 
 
-def open_session(source: Source, features: str | None = None, progress: Progress | None = None) -> Session:
+def open_session(
+    source: Source, features: str | None = None, progress: Progress | None = None, heads: Heads | None = None
+) -> Session:
     """Read labelled rows, load the model, and run it over them; the arguments are those of `open_question`."""
     is_text, reader = source.kind == "texts", parse_spec(source.data).reader
     name, own = reader.name, "label" in reader.options  # which may be found by its name
@@ -328,7 +337,9 @@ def open_session(source: Source, features: str | None = None, progress: Progress
     held_out = is_text or (name == "images" and _is_classifier(source.model))
     chosen = labelled_rows(source, file.concept, held_out)
     evaluation = chosen.evaluation
-    halves_of(evaluation, source.seed)
+    choosing = halves_of(evaluation, source.seed)
+    if not evaluation.others:  # of several groups, the model says between which two heads are compared
+        comparable_rows(evaluation, choosing)
     kind = TextInputs if is_text else ImageInputs
     inputs: RowInputs = kind(source.model, chosen.items, source.batch_size, source.device, source.beside)
     classifier = _own_task(inputs, evaluation.classes)
@@ -336,6 +347,7 @@ def open_session(source: Source, features: str | None = None, progress: Progress
     # The stand-in was fitted on bare words.
     templates = file.templates or (("{}",) if isinstance(text, AdaptedText) else TEMPLATES)
     decomposer = Decomposer(inputs.model, unit=False if is_text else None, split=source.terms)
+    check_heads(heads or (), [decomposer.n_heads] * decomposer.n_layers)
     if isinstance(text, AdaptedText) and text.width != decomposer.width:
         raise InputError(
             f"the text adapter {source.text_adapter} gives vectors of {text.width} dimensions, the model's output has "

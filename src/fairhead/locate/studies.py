@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.audit.audit_results import Comparison
+from fairhead.errors import InputError
 from fairhead.locate.ablation import Ablation, Controls, layer_matched, norm_matched
 from fairhead.locate.head_features import Array
 from fairhead.locate.head_maps import Head, HeadMap
@@ -243,6 +244,7 @@ class Proof:
     studies: list[Study] = field(default_factory=list)  # direct effects, one a kind, baselines, forward passes
     curves: dict[str, Curves] = field(default_factory=dict)  # dose–response curves of the first study of either way
     passes: Edited | None = None  # the first forward passes
+    notes: list[str] = field(default_factory=list)  # what should be known, in sentences
 
 
 def prove(question: "Question", ranked: tuple[Head, ...], plan: LocatePlan) -> Proof:
@@ -253,8 +255,12 @@ def prove(question: "Question", ranked: tuple[Head, ...], plan: LocatePlan) -> P
     kinds = plan.kinds or question.kinds
     rows = question.rows.take(question.reported)
     how = {"draws": plan.draws, "seed": plan.seed}
-    controls = layer_matched(ranked, question.shape[1], **how)
-    by_norm = None if question.norms is None else norm_matched(ranked, question.norms, **how)
+    controls, by_norm = Controls((), exhaustive=False), None
+    try:
+        controls = layer_matched(ranked, question.shape[1], **how)
+        by_norm = None if question.norms is None else norm_matched(ranked, question.norms, **how)
+    except InputError as error:  # as where all heads of a layer were named
+        found.notes.append(f"Not compared with random heads: {error}.")
     for kind in kinds:
         edited = question.direct(kind, plan.seed)
         if edited is not None:

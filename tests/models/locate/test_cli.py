@@ -192,7 +192,6 @@ def test_age_leaves_out_those_between_its_poles(clip, faces, capsys) -> None:
         (["locate", "--texts", "missing.npz"], "missing.npz cannot be read: No such file"),
         (["ablate"], "one of them"),
         (["ablate", "--heads", "11.4"], "write them as L11H4"),
-        (["ablate", "--heads", "L9H0"], "the model has 2 layers of 4 heads"),
         (["locate", "--task", "gender"], "concept and task are both 'gender'"),
         (["locate", "--device", "cuda:99"], "the device is cuda:99, and PyTorch sees no GPU"),
         (["locate", "--texts", __file__], "is not an .npz file with the arrays texts, vectors"),
@@ -212,6 +211,30 @@ def test_mistakes_get_one_line(clip, faces, capsys, arguments, message) -> None:
     lines = capsys.readouterr().err.strip().splitlines()
     assert message in lines[-1]
     assert lines[-1].startswith("fairhead: error:")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["ablate", "--heads", "L9H0"], "the model has 2 layers of 4 heads"),
+        (["locate", "--rank", "ranksum"], "the rank sum needs texts"),
+        (["locate", "--against", "nowhere"], "nowhere: a folder with a model (config.json) is expected"),
+        (["locate", "--limit", "14"], "no class has 10 images of both female and male in both halves"),
+    ],
+)
+def test_mistakes_are_found_before_the_model_runs(clip, faces, capsys, monkeypatch, arguments, message) -> None:
+    monkeypatch.setattr("fairhead.locate.session.collect", None)
+    with pytest.raises(SystemExit):
+        main([arguments[0], "--model", str(clip), *common(faces), *arguments[1:]])
+    assert message in capsys.readouterr().err
+
+
+def test_a_whole_layer_can_be_edited_without_controls(clip, faces, capsys) -> None:
+    quick = ["--n-boot", "100", "--draws", "3", "--json", "-"]
+    main(["ablate", "--model", str(clip), *common(faces), "--heads", "L1H0,L1H1,L1H2,L1H3", "--kind", "zero", *quick])
+    content = json.loads(capsys.readouterr().out)
+    assert any(note.startswith("Not compared with random heads: 4 of the 4 heads") for note in content["notes"])
+    assert {change["metric"] for change in content["effects"][-1]["changes"]} >= {"DP", "accuracy"}
 
 
 @pytest.mark.parametrize("selected", [None, [[1.5, 0]], [[-1, 0]], [[0]], 3])

@@ -28,8 +28,10 @@ def pictures(tmp_path_factory):
     for i in range(160):
         pixels = rng.normal(90 + 80 * (i % 2), 40, size=(8, 8, 3)).clip(0, 255).astype(np.uint8)
         Image.fromarray(pixels).save(folder / f"{i}.png")
-        rows.append([f"{i}.png", ("no", "yes")[rng.integers(2)], "fm"[i % 2], ("train", "test")[i % 4 > 0]])
-    return written(folder / "labels.csv", ["file", "smiling", "sex", "split"], rows)
+        smiling = ("no", "yes")[rng.integers(2)]
+        mood = "rare" if i in (5, 18, 41, 82, 99) else smiling
+        rows.append([f"{i}.png", smiling, mood, "fm"[i % 2], ("train", "test")[i % 4 > 0]])
+    return written(folder / "labels.csv", ["file", "smiling", "mood", "sex", "split"], rows)
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +57,18 @@ def test_own_pictures_are_compared_by_their_column(pictures, tmp_path) -> None:
     assert content["concept"]["origin"] == "labelled images (leace)"
     assert content["notes"][0].endswith("images of the training part were left out: the model may know them.")
     assert 120 <= sum(content["n"].values()) < 130, "the test part, and the validation rows drawn from the other"
+
+
+def test_a_class_of_few_rows_takes_no_part_in_edits(pictures, tmp_path) -> None:
+    """Once it was in the edits that act on every token: a cell of one row ended the run after its passes."""
+    saved_vit(tmp_path / "m", ("no", "rare", "yes"))
+    options = ["--data", f"images:{pictures}", "--group", "sex", "--label", "mood"]
+    content = located(tmp_path / "m", tmp_path, *options)
+    assert "Too few images to compare groups within: rare." in content["notes"]
+    assert content["single_heads"] is not None, "ranked by effect"
+    edit = ["--heads", "L0H0", "--save", str(tmp_path / "edited")]
+    main(["ablate", "--model", str(tmp_path / "m"), *options, *QUICK, *edit])
+    assert (tmp_path / "edited" / "config.json").exists()
 
 
 def test_own_posts_are_compared_by_their_column(posts, tmp_path) -> None:

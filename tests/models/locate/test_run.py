@@ -239,9 +239,9 @@ def test_a_part_that_rounds_to_nothing_has_no_sign(found) -> None:
     nothing = -1e-6 * np.sign(located.head_map.total) * np.ones_like(located.head_map.gap)
     small = replace(located, head_map=replace(located.head_map, gap=nothing, share=-1e-6 * np.ones_like(nothing)))
     assert "they make up 0 % of the gap" in verdict(small)[0].text
-    fact = small.words.heads(small, None)[0]["heads"][0]["facts"][0]
-    assert fact["figure"] == "0.00"
-    assert fact["note"].endswith("; 0 % of the gap")
+    fact = small.words.facts(small, small.ranked[0])[0]
+    assert fact.figure == "0.00"
+    assert fact.note.endswith("; 0 % of the gap")
 
 
 def test_the_gap_of_all_terms_is_the_gap_of_the_model(found) -> None:
