@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.locate.head_features import Array, Features, shrunk
+from fairhead.locate.head_maps import check_cells
 from fairhead.locate.prompts import Prompts, TextSide
 from fairhead.train.kmeans import find_clusters, independent_weights
 
@@ -348,12 +349,13 @@ def concept_from_images(
     "logistic" (a probe with a ridge), or "leace" (what linear erasure takes out: the difference, whitened).
     """
     x = np.asarray(output, dtype=np.float64)
-    difference, within, n_cells = _within(x, groups, labels, poles)
+    cells = check_cells(groups, labels, poles, least=1)
+    difference, within = cells.weight @ x, cells.centred(x)
     detail: dict[str, Any] = {"n": len(x)}
     if method == "means":
         vector: Array = difference
     elif method == "leace":
-        covariance, amount = shrunk(within.T @ within / len(x), len(x) - n_cells)
+        covariance, amount = shrunk(within.T @ within / len(x), len(x) - len(cells.counts))
         vector = np.asarray(np.linalg.solve(covariance, difference), dtype=np.float64)
         detail["shrinkage"] = amount
     elif method == "logistic":
@@ -368,24 +370,3 @@ def concept_from_images(
     if length == 0:
         raise InputError(f"the two groups ({', '.join(poles)}) have the same outputs, so there is no direction")
     return Concept(name, poles, vector / length, f"labelled {noun} ({method})", detail)
-
-
-def _within(
-    x: Array, groups: NDArray[np.integer], labels: NDArray[np.integer], poles: tuple[str, str]
-) -> tuple[Array, Array, int]:
-    """Mean difference of the groups given the label [d'], rows less their cell's mean [n, d'], cells."""
-    levels = np.unique(labels)
-    within = np.empty_like(x)
-    differences = []
-    for label in levels:
-        means = []
-        for group in (1, 0):
-            rows = (labels == label) & (groups == group)
-            if not rows.any():
-                raise InputError(
-                    f"no image of {poles[1 - group]} has label {label}; both groups are needed within every label"
-                )
-            means.append(x[rows].mean(0))
-            within[rows] = x[rows] - means[-1]
-        differences.append(means[0] - means[1])
-    return np.mean(differences, axis=0), within, 2 * len(levels)

@@ -105,19 +105,21 @@ class Cells(NamedTuple):
         return np.asarray(np.sqrt((centred**2).sum(0) / (len(centred) - len(self.counts))))
 
 
-def check_cells(groups: NDArray[np.integer], labels: NDArray[np.integer], names: tuple[str, str]) -> Cells:
-    """Number the cells; both groups must have rows of every label."""
+def check_cells(
+    groups: NDArray[np.integer], labels: NDArray[np.integer], names: tuple[str, str], least: int = 2
+) -> Cells:
+    """Number the cells; both groups must have rows of every label, at least so many."""
     if not np.isin(groups, (0, 1)).all():
         raise InputError(f"expected two groups, coded 0 and 1; found {np.unique(groups).tolist()}")
     levels, label = np.unique(labels, return_inverse=True)
     cell = 2 * label + groups
     counts = np.bincount(cell, minlength=2 * len(levels))
-    if (counts < 2).any():
+    if (counts < least).any():
         where = int(np.argmin(counts))
         group, few = names[1 - where % 2], "1 row" if counts[where] == 1 else f"{counts[where]} rows"
         raise InputError(
-            f"the group {group!r} has {few} with label {levels[where // 2]}; at least 2 are needed to compare groups "
-            "within a label: use more rows"
+            f"the group {group!r} has {few} with label {levels[where // 2]}; at least {least} are needed to compare "
+            "groups within a label: use more rows"
         )
     return Cells(cell, counts)
 

@@ -88,6 +88,7 @@ def _environment() -> jinja2.Environment:
     environment.filters["paragraphs"] = lambda text: [part for part in text.split("\n\n") if part.strip()]
     environment.filters["plain"] = wording.plain_value
     environment.filters["short"] = short
+    environment.filters["numbers"] = lambda values: " ".join(f"{value:.6g}" for value in values)
     # Ids within a section, `id="block-1"`, become those of the page; quotation marks from data are escaped.
     environment.filters["anchored"] = lambda drawn, i: Markup(
         str(drawn).replace(' id="block-', f' id="section-{i}-block-')

@@ -1,10 +1,8 @@
 """Curves of scores by group, as an audit has them and as a page draws them: ROC, calibration, other thresholds."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
-
-from fairhead.report.wording import count
 
 # Lines that can be told apart in one drawing.
 _MOST_LINES = 6
@@ -42,13 +40,10 @@ class Curves:
     thresholds: tuple[float, ...]  # ascending; a row is predicted positive from its threshold on
     groups: tuple[GroupCurve, ...]  # one curve each
 
-
-class Line(NamedTuple):
-    """One group in a drawing, on a square of 100 × 100 with the origin at the upper left."""
-
-    group: str
-    points: str  # as SVG has them
-    number: int
+    def start(self, used: float | None) -> int:
+        """The number of the threshold nearest to the one that was used, or of the middle one."""
+        steps = self.thresholds
+        return len(steps) // 2 if used is None else min(range(len(steps)), key=lambda i: (abs(steps[i] - used), i))
 
 
 class Drawing(NamedTuple):
@@ -57,28 +52,8 @@ class Drawing(NamedTuple):
     title: str
     across: str  # what the horizontal axis is
     up: str  # what the vertical axis is
-    lines: tuple[Line, ...]
+    lines: Mapping[str, str]  # group -> points as SVG has them, on 100 × 100 with the origin at the upper left
     left_out: int
-
-
-class SweepRow(NamedTuple):
-    """One group at every threshold, for the slider of the page."""
-
-    group: str
-    n: str
-    positives: float
-    negatives: float
-    true: str
-    false: str
-
-
-class Sweep(NamedTuple):
-    """The groups of one column at every threshold."""
-
-    thresholds: str
-    start: int  # the number of the threshold that was used, or of the middle one
-    least: int  # rows that a rate needs
-    rows: tuple[SweepRow, ...]
 
 
 def draw_roc(curves: Curves, least: int) -> Drawing:
@@ -98,25 +73,9 @@ def draw_calibration(curves: Curves) -> Drawing:
     return _drawing("Calibration", "Mean score", "Share that is positive", lines, curves)
 
 
-def sweep(curves: Curves, used: float | None, least: int) -> Sweep:
-    """What the page's slider needs; `used` is the threshold of the predictions, `least` the rows that a rate needs."""
-    steps = list(curves.thresholds)
-    start = len(steps) // 2 if used is None else min(range(len(steps)), key=lambda i: (abs(steps[i] - used), i))
-    rows = [
-        SweepRow(g.group, count(g.n), g.positives, g.negatives, _listed(g.true_positives), _listed(g.false_positives))
-        for g in curves.groups
-    ]
-    return Sweep(_listed(steps), start, least, tuple(rows))
-
-
-def _listed(values: Sequence[float]) -> str:
-    return " ".join(f"{value:.6g}" for value in values)
-
-
 def _drawing(title: str, across: str, up: str, lines: dict[str, list[tuple[float, float]]], curves: Curves) -> Drawing:
     drawn = [group for group in sorted(curves.groups, key=lambda g: -g.n) if len(lines.get(group.group, ())) > 1]
-    made = [
-        Line(g.group, " ".join(f"{100 * x:.2f},{100 - 100 * y:.2f}" for x, y in lines[g.group]), number)
-        for number, g in enumerate(drawn[:_MOST_LINES])
-    ]
-    return Drawing(title, across, up, tuple(made), len(curves.groups) - len(made))
+    made = {
+        g.group: " ".join(f"{100 * x:.2f},{100 - 100 * y:.2f}" for x, y in lines[g.group]) for g in drawn[:_MOST_LINES]
+    }
+    return Drawing(title, across, up, made, len(curves.groups) - len(made))

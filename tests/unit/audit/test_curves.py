@@ -31,8 +31,8 @@ def test_each_threshold_gives_the_table_of_scikit_learn(decimals):
             assert (curve.false_positives[k], curve.true_positives[k]) == (false, true)
     if decimals == 1:  # every score is a threshold: the whole ROC curve
         across, up, _ = roc_curve(label[group == 0], score[group == 0], drop_intermediate=False)
-        line = next(line for line in draw_roc(found, 10).lines if line.group == "0")
-        points = np.array([point.split(",") for point in line.points.split()], dtype=float)
+        points = draw_roc(found, 10).lines["0"]
+        points = np.array([point.split(",") for point in points.split()], dtype=float)
         theirs = np.column_stack([100 * across, 100 - 100 * up])
         assert all(np.abs(points - corner).max(axis=1).min() < 0.01 for corner in theirs)
 

@@ -10,7 +10,7 @@ from fairhead.report.forest import Cell, Mark, Panel, Undefined, forest, level, 
 from fairhead.report.form import one_of
 from fairhead.report.group_tables import FOREST_COLUMNS, HeatMap, Table, group_forest, group_heat_map
 from fairhead.report.markup import fill
-from fairhead.report.score_curves import Curves, Drawing, Sweep, draw_calibration, draw_roc, sweep
+from fairhead.report.score_curves import Curves, Drawing, draw_calibration, draw_roc
 from fairhead.report.sections import Section
 from fairhead.report.wording import (
     CROSS,
@@ -67,7 +67,15 @@ class Audited(Section):
     def draw(self) -> Markup:
         """Overall figures in a line, then one block for each group column."""
         overall, *blocks = self.blocks()
-        return fill("audit.html", name=self.name, overall=overall, blocks=blocks, count=count)
+        return fill(
+            "audit.html",
+            name=self.name,
+            overall=overall,
+            blocks=blocks,
+            used=_threshold(self.audit.provenance),
+            least=self.audit.provenance.get("audit", {}).get("min_cell", 10),
+            count=count,
+        )
 
     def contents(self) -> Sequence[str]:
         """One entry a group column."""
@@ -113,7 +121,7 @@ class Audited(Section):
                     reference,
                     group_forest(groups, rates, reference) if groups else None,
                     group_heat_map(groups, reference) if groups else None,
-                    None if curves is None else sweep(curves, _threshold(audit.provenance), least),
+                    curves,
                     () if curves is None else (draw_roc(curves, least), draw_calibration(curves)),
                     undefined(
                         (row.group, metric_name(name), rate) for row in groups for name, rate in row.rates.items()
@@ -135,7 +143,7 @@ class Block(NamedTuple):
     reference: str | None  # the group that the others are seen against
     groups: Table | None  # the main rates of each group, drawn
     heat: HeatMap | None  # all rates of each group
-    sweep: Sweep | None  # each group at other thresholds
+    curves: Curves | None  # each group at other thresholds
     drawings: tuple[Drawing, ...]  # curves of groups
     undefined_rates: tuple[Undefined, ...]
 
