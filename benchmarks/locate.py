@@ -28,7 +28,7 @@ from fairhead.locate.ablation import layer_matched
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.directions import Task, concept_from_images
 from fairhead.locate.edits import HeadEdits
-from fairhead.locate.gap_question import DirectEffect, GapQuestion
+from fairhead.locate.gap_question import GapQuestion, direct_effect
 from fairhead.locate.head_features import Features, HeadMoments
 from fairhead.locate.head_maps import coupling, score_heads, separation, top_heads
 from fairhead.locate.locate_settings import LocatePlan, Source
@@ -162,7 +162,7 @@ def scores_and_controls(rows: int) -> None:
     coupling(parts[..., 1], parts[..., 0], labels)
     scored = time.perf_counter()
     chosen = top_heads(np.abs(apart.d.value), np.zeros((LAYERS, HEADS)), 4, per_layer=3)  # four, whatever their p
-    effect = DirectEffect.of(features, task, HeadEdits.learn(features, groups, labels))
+    effect = direct_effect(features, task, HeadEdits.learn(features, groups, labels))
     controls = layer_matched(chosen, HEADS, draws=200)
     evaluation.figures(effect([(), chosen, *controls.sets]))
     done = time.perf_counter()

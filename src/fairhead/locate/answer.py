@@ -208,7 +208,7 @@ def to_dict(located: Located, provenance: Mapping[str, Any], notes: Sequence[str
         **located.words.to_dict(located),
         "notes": [*notes, *located.notes, *located.words.limits],
     }
-    plain: dict[str, Any] = _finite(content)
+    plain: dict[str, Any] = finite(content)
     return plain
 
 
@@ -310,13 +310,13 @@ def _curve_section(found: Curves, way: str) -> Curve:
     return Curve(title=f"Dose and response ({WAYS[way][1]})", text=text, panels=panels)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """None for NaN, which is not JSON: a figure that has no value, such as V where all predictions are the same."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and np.isnan(value) else value
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
 def _effects(found: Located) -> PlainTable:

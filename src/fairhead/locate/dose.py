@@ -6,7 +6,7 @@ and reported on the other half with intervals, beside those that no other edit b
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -84,9 +84,9 @@ class Doses:
             name = f"{dose.kind}, {_many(dose)}{' (chosen)' if dose is self.chosen else ''}"
             rows.append([name, "–" if gap is None else f"{gap.b:.3f}", written(gap), written(accuracy, 100)])
             x, y = _ends(accuracy), _ends(gap)
-            if x is not None and y is not None:
-                plain = Point("as it is", x.before, x.before, x.before, y.before, y.before, y.before)
-                points.append(Point(name, x.after, x.low, x.high, y.after, y.low, y.high))
+            if x and y:
+                plain = Point("as it is", x[0], x[0], x[0], y[0], y[0], y[0])
+                points.append(Point(name, x[1], x[2], x[3], y[1], y[2], y[3]))
         columns = ["edit", metric_name(self.metric), "change", "change of accuracy, points"]
         tables = [PlainTable(caption=self.sentence, columns=columns, rows=rows)]
         title = "The cheapest edit that reaches the wanted gap"
@@ -121,19 +121,11 @@ def _many(dose: Dose) -> str:
     return f"{len(dose.heads)} head{'' if len(dose.heads) == 1 else 's'}"
 
 
-class _Ends(NamedTuple):
-    """A figure of an edit, with the interval of the paired change put where the figure was before."""
-
-    before: float
-    after: float
-    low: float
-    high: float
-
-
-def _ends(change: Difference | None) -> _Ends | None:
+def _ends(change: Difference | None) -> tuple[float, ...]:
+    """A figure before and after, and the interval of its change put where it was before; () where undefined."""
     if change is None or change.a is None or change.b is None or change.low is None or change.high is None:
-        return None
-    return _Ends(change.a, change.b, max(0.0, change.a + change.low), change.a + change.high)
+        return ()
+    return change.a, change.b, max(0.0, change.a + change.low), change.a + change.high
 
 
 def find_dose(

@@ -19,7 +19,7 @@ from fairhead.errors import InputError
 from fairhead.locate.dose import Doses, find_dose
 from fairhead.locate.edits import HeadEdits, check_kind
 from fairhead.locate.head_features import Array
-from fairhead.locate.head_maps import Head, HeadMap, top_heads
+from fairhead.locate.head_maps import Head, HeadMap, mask_of, top_heads
 from fairhead.locate.locate_settings import RANKS, LocatePlan, Rank
 from fairhead.locate.studies import Curves, Edited, Mask, Rows, Study, effects, prove
 from fairhead.records import Records
@@ -219,7 +219,7 @@ def locate(
             direct, exact = effects(question, choosing & comparable, plan, kind)
         chosen = question.scores(direct, choosing & comparable, plan)
         if exact is not None:  # an estimate chooses no head
-            chosen = chosen._replace(p=np.where(_among(exact, question.shape), chosen.p, 1.0))
+            chosen = chosen._replace(p=np.where(mask_of(exact, question.shape), chosen.p, 1.0))
         p = np.array(adjust(chosen.p.ravel().tolist(), question.correction), dtype=np.float64).reshape(question.shape)
         per_layer = plan.per_layer or max(1, question.shape[1] // 4)
         ranked = top_heads(chosen.rank, p, plan.count, plan.alpha, per_layer)
@@ -255,9 +255,3 @@ def locate(
         confirmed=confirmed,
         chosen_here=heads is None,
     )
-
-
-def _among(heads: Sequence[Head], shape: tuple[int, int]) -> Mask:
-    found = np.zeros(shape, dtype=bool)
-    found[tuple(np.array(heads).T)] = True
-    return found

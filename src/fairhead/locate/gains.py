@@ -19,7 +19,7 @@ from fairhead.errors import InputError
 from fairhead.locate.directions import balanced_weights
 from fairhead.locate.gap_question import GapQuestion
 from fairhead.locate.head_features import Array
-from fairhead.locate.head_maps import Head
+from fairhead.locate.head_maps import Head, largest_first, mask_of
 
 _RIDGE = 1e-3  # pull of the gains towards 1, of the mean loss
 _STEPS = 300  # of the solver, at each strength of the pull
@@ -56,10 +56,10 @@ def learn_gains(
     classes = [1] if len(task.classes) == 2 else list(range(len(task.classes)))
     slopes = [partial(task.slope, positive=c) for c in classes]
     best = trial = np.ones(question.shape)
-    free = None if heads is None else _mask(heads, question.shape)
+    free = None if heads is None else mask_of(heads, question.shape)
     first = least = float("inf")
     for number in range(rounds + 1):
-        now = [Head(*head) for head in np.argwhere(trial != 1).tolist()]
+        now = _moved(trial)
         there = replace(passes, everywhere=passes.everywhere.with_gains(trial))
         # The last round only says where the gains arrived.
         found = there.estimate(at, question.edits, "mean", slopes if number < rounds else [], now)
@@ -78,8 +78,12 @@ def learn_gains(
             moves, free = _solve(logits, lost, labels, weights, most, free)
             trial = best * (1 - moves)
     values = np.where(np.abs(best - 1) < 1e-6, 1.0, best)
-    order = sorted((Head(*head) for head in np.argwhere(values != 1).tolist()), key=lambda h: -abs(values[h] - 1))
-    return Gains(values, tuple(order), clusters, first, least)
+    return Gains(values, tuple(_moved(values)), clusters, first, least)
+
+
+def _moved(values: Array) -> list[Head]:
+    """Heads whose gain is not 1, the farthest from it first."""
+    return [head for head in largest_first(np.abs(values - 1)) if values[head] != 1]
 
 
 def _solve(
@@ -131,10 +135,3 @@ def _solve(
 
 def _loss(logits: Array, labels: NDArray[np.integer]) -> Array:
     return np.asarray(-np.take_along_axis(log_softmax(logits, axis=1), labels[:, None], 1)[:, 0])
-
-
-def _mask(heads: Sequence[tuple[int, int]], shape: tuple[int, int]) -> NDArray[np.bool_]:
-    found = np.zeros(shape, dtype=bool)
-    for layer, head in heads:
-        found[layer, head] = True
-    return found

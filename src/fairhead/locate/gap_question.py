@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -29,38 +29,19 @@ _EXTREMES = 4
 _CLASSES = 12  # classes that have a map each, at most
 
 
-@dataclass(frozen=True)
-class DirectEffect:
-    """Logits, and what each head's edit would change in them if nothing else changed."""
-
-    before: Array  # [n, C]
-    change: Array  # [L, H, n, C]: one head after the other, as sets of heads are added up
-
-    @classmethod
-    def of(cls, features: Features, task: Task, edits: HeadEdits, kind: str = "mean", seed: int = 0) -> "DirectEffect":
-        """The direct effect of one kind of edit on every head."""
-        check_kind(kind)
-        before = task.logits(features.output)
-        layers, heads = features.shape
-        order = np.random.default_rng(seed).permutation(len(features))
-        change = np.empty((layers, heads, len(features), len(task.classes)))
-        for layer in range(layers):
-            scale = np.asarray(features.scale[:, layer], dtype=np.float64)[:, None, None]
-            own = np.asarray(features.heads[:, layer], dtype=np.float64) / scale
-            moved = (edits.outputs(kind, own, layer, order) - own) * scale  # [n, H, d]
-            change[layer] = task.push(features, layer, moved).swapaxes(0, 1)
-        return cls(before, change)
-
-    def __call__(self, sets: Sequence[Sequence[tuple[int, int]]]) -> list[Array]:
-        """Logits with each set of heads edited, [n, C]."""
-        return [self.without(heads) for heads in sets]
-
-    def without(self, heads: Sequence[tuple[int, int]]) -> Array:
-        """Logits with some heads edited, [n, C]."""
-        logits = self.before.copy()
-        for layer, head in heads:
-            logits += self.change[layer, head]
-        return logits
+def direct_effect(features: Features, task: Task, edits: HeadEdits, kind: str = "mean", seed: int = 0) -> Edited:
+    """Logits [n, C] with sets of heads edited by one kind of edit, if nothing else changed."""
+    check_kind(kind)
+    before, (layers, heads) = task.logits(features.output), features.shape
+    order = np.random.default_rng(seed).permutation(len(features))
+    # [L, H, n, C]: one head after the other, as sets of heads are added up
+    change = np.empty((layers, heads, len(features), len(task.classes)))
+    for layer in range(layers):
+        scale = np.asarray(features.scale[:, layer], dtype=np.float64)[:, None, None]
+        own = np.asarray(features.heads[:, layer], dtype=np.float64) / scale
+        moved = (edits.outputs(kind, own, layer, order) - own) * scale  # [n, H, d]
+        change[layer] = task.push(features, layer, moved).swapaxes(0, 1)
+    return lambda sets: [sum((change[tuple(head)] for head in some), before) for some in sets]
 
 
 class GapQuestion(Question):
@@ -197,7 +178,7 @@ class GapQuestion(Question):
 
     def direct(self, kind: str, seed: int) -> Edited:
         """Logits of the reporting half, from stored features."""
-        return DirectEffect.of(self.features.take(~self.choosing), self.task, self.edits, kind, seed)
+        return direct_effect(self.features.take(~self.choosing), self.task, self.edits, kind, seed)
 
     def forward(self, rows: NDArray[np.intp], kind: str) -> Edited:
         """Logits of some rows, by the model itself."""

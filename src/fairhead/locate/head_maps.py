@@ -4,6 +4,7 @@ A gap is a weighted sum over rows; its error is that of the sum over independent
 (one picture in two shades) may depend on each other in any way.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -218,6 +219,20 @@ def _head_map(
     )
 
 
+def largest_first(rank: FloatMap) -> list[Head]:
+    """All heads by their rank [layers, heads], the largest first."""
+    order = np.argsort(-rank, axis=None, kind="stable")
+    return [Head(int(layer), int(head)) for layer, head in zip(*np.unravel_index(order, rank.shape), strict=True)]
+
+
+def mask_of(heads: Sequence[tuple[int, int]], shape: tuple[int, int]) -> NDArray[np.bool_]:
+    """Which heads these are, [layers, heads]."""
+    found = np.zeros(shape, dtype=bool)
+    for head in heads:
+        found[tuple(head)] = True
+    return found
+
+
 def top_heads(
     rank: FloatMap, p_adjusted: FloatMap, count: int, alpha: float = ALPHA, per_layer: int | None = None
 ) -> tuple[Head, ...]:
@@ -226,8 +241,7 @@ def top_heads(
     There are `count` at most, and so many of one layer.
     """
     chosen: list[Head] = []
-    for index in np.argsort(-rank, axis=None, kind="stable"):
-        head = Head(*(int(i) for i in np.unravel_index(index, rank.shape)))
+    for head in largest_first(rank):
         if len(chosen) == count or rank[head] <= 0:
             break
         in_layer = sum(other.layer == head.layer for other in chosen)

@@ -19,6 +19,7 @@ import numpy as np
 from fairhead.errors import FairheadError, InputError
 from fairhead.heads.named_heads import check_heads, is_head
 from fairhead.locate.ablation import layer_matched
+from fairhead.locate.answer import finite
 from fairhead.locate.edits import parsed
 from fairhead.locate.head_maps import Head
 from fairhead.locate.locate_settings import LocatePlan
@@ -55,8 +56,8 @@ class Live:
         found = question.direct_map(~question.choosing & question.comparable, self.plan.level)
         return {
             "measure": found.to_dict()["measure"],
-            "values": [[_number(x) for x in row] for row in found.gap],
-            "share": [[_number(x) for x in row] for row in found.share],
+            "values": found.gap.tolist(),
+            "share": found.share.tolist(),
             "significant": (found.p_adjusted <= 0.05).tolist(),
             "chosen": [list(head) for head in self.chosen],
             "rows": len(self.rows),
@@ -77,11 +78,9 @@ class Live:
             {
                 "metric": metric,
                 "name": metric_name(metric),
-                "before": _number(values[0]),
-                "after": _number(values[1]),
-                "controls": [_number(x) for x in np.nanquantile(values[2:], (0.05, 0.95))]
-                if _any(values[2:])
-                else None,
+                "before": float(values[0]),
+                "after": float(values[1]),
+                "controls": None if np.isnan(values[2:]).all() else np.nanquantile(values[2:], (0.05, 0.95)).tolist(),
             }
             for metric, values in found.items()
             if metric in self.shown
@@ -147,18 +146,9 @@ def _proved(change: Difference) -> dict[str, Any]:
     return {
         "metric": change.metric,
         "name": metric_name(change.metric),
-        **{key: _number(value) for key, value in numbers.items()},
+        **numbers,
         "significant": change.p_adjusted is not None and change.p_adjusted <= 0.05,
     }
-
-
-def _any(values: Any) -> bool:
-    return len(values) > 0 and not bool(np.isnan(values).all())
-
-
-def _number(value: Any) -> float | None:
-    """As JSON has it: NaN is null there."""
-    return None if value is None or not np.isfinite(value) else float(value)
 
 
 def serve(live: Live, title: str, port: int = 0) -> "LiveServer":
@@ -199,7 +189,7 @@ class _Handler(BaseHTTPRequestHandler):
         """The page itself."""
         if self._name() == "":
             nonce = secrets.token_urlsafe(16)
-            content = {"map": self.server.live.map, "kinds": self.server.live.kinds}
+            content = finite({"map": self.server.live.map, "kinds": self.server.live.kinds})
             page = fill("live.html", title=self.server.title, content=content, nonce=nonce)
             self._send(HTTPStatus.OK, str(page), "text/html; charset=utf-8", nonce)
 
@@ -216,7 +206,7 @@ class _Handler(BaseHTTPRequestHandler):
         except (FairheadError, ValueError, TypeError, OSError) as error:
             self._refuse(HTTPStatus.BAD_REQUEST, " ".join(str(error).split()))
         else:
-            self._send(HTTPStatus.OK, json.dumps(found), "application/json")
+            self._send(HTTPStatus.OK, json.dumps(finite(found)), "application/json")
 
     def _answer(self, name: str) -> Any:
         length = int(self.headers.get("Content-Length", "0"))

@@ -12,7 +12,7 @@ from fairhead.audit.audit_results import Comparison
 from fairhead.errors import InputError
 from fairhead.locate.ablation import Ablation, Controls, layer_matched, norm_matched
 from fairhead.locate.head_features import Array
-from fairhead.locate.head_maps import Head, HeadMap
+from fairhead.locate.head_maps import Head, HeadMap, largest_first
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.stats import Difference
 
@@ -232,8 +232,7 @@ def effects(
     if exact is None:
         # Of either sign: where a head saturates what comes after it, the slope there says little about the effect.
         first = of.score(estimate, estimate.sum((1, 2)), plan.level)
-        order = np.argsort(-np.abs(first.gap), axis=None, kind="stable")[:most]
-        exact = tuple(Head(*(int(i) for i in np.unravel_index(index, question.shape))) for index in order)
+        exact = tuple(largest_first(np.abs(first.gap))[:most])
     return single_head_effects(passes, question.shape, of, heads=exact, estimate=estimate, **how), exact
 
 

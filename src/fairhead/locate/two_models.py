@@ -8,7 +8,7 @@ import numpy as np
 from fairhead.errors import InputError
 from fairhead.locate.ablation import names_of
 from fairhead.locate.engine import Question
-from fairhead.locate.head_maps import Head, HeadMap
+from fairhead.locate.head_maps import Head, HeadMap, largest_first
 from fairhead.locate.pair_rows import TextPairs
 from fairhead.report.page import Sentence
 from fairhead.report.sections import Section
@@ -30,8 +30,7 @@ class TwoModels:
     @property
     def changed(self) -> list[Head]:
         """Heads whose part differs significantly, the largest difference first."""
-        heads = [Head(*head) for head in np.argwhere(self.difference.p_adjusted <= ALPHA).tolist()]
-        return sorted(heads, key=lambda head: -abs(self.difference.gap[head]))
+        return [h for h in largest_first(np.abs(self.difference.gap)) if self.difference.p_adjusted[h] <= ALPHA]
 
     def verdict(self) -> Sentence:
         """How the gap differs, and in which heads."""
@@ -51,8 +50,7 @@ class TwoModels:
         named = {"Difference": self.difference, self.other: self.theirs, "This model": self.ours}
         maps = [Section.from_json({"kind": "headmap", "title": n, **m.to_dict()}, n) for n, m in named.items()]
         d, rows = self.difference, []
-        for index in np.argsort(-np.abs(d.gap), axis=None, kind="stable")[:10]:
-            at = Head(*(int(i) for i in np.unravel_index(index, d.gap.shape)))
+        for at in largest_first(np.abs(d.gap))[:10]:
             ends = f"{signed(d.low[at])} to {signed(d.high[at])}"
             figures = (signed(x.gap[at]) for x in (self.ours, self.theirs, d))
             rows.append([head_name(*at), *figures, ends, p_value(float(d.p_adjusted[at]))])

@@ -19,7 +19,7 @@ from fairhead.locate.ablation import layer_matched, norm_matched
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.directions import Task
 from fairhead.locate.edits import HeadEdits, erasing
-from fairhead.locate.gap_question import DirectEffect
+from fairhead.locate.gap_question import direct_effect
 from fairhead.locate.head_features import HeadMoments, collect
 from fairhead.locate.head_maps import Head
 from fairhead.locate.locate_settings import LocatePlan
@@ -131,7 +131,7 @@ def test_direct_effect_of_the_last_layer_without_its_mlp_is_the_forward_pass_up_
     decomposer = Decomposer(model)
     features = collect(decomposer, batches_of(images), 80)
     edits = HeadEdits.learn(features, *groups)
-    direct = DirectEffect.of(features, task, edits, kind).without([(1, 0), (1, 3)])
+    direct = direct_effect(features, task, edits, kind)([[(1, 0), (1, 3)]])[0]
     (forward,) = forward_passes(decomposer, batches_of(images), task, edits, kind)([[(1, 0), (1, 3)]])
     assert np.abs(direct - task.logits(features.output)).max() > 0.01
     np.testing.assert_allclose(direct[:, 0] / direct[:, 1], forward[:, 0] / forward[:, 1], rtol=1e-3)
@@ -140,7 +140,7 @@ def test_direct_effect_of_the_last_layer_without_its_mlp_is_the_forward_pass_up_
 def test_no_heads_leave_everything_as_it_is(clip, images, learned, task) -> None:
     features, edits = learned
     logits = task.logits(features.output)
-    np.testing.assert_allclose(DirectEffect.of(features, task, edits).without([]), logits)
+    np.testing.assert_allclose(direct_effect(features, task, edits)([()])[0], logits)
     (forward,) = forward_passes(Decomposer(clip), batches_of(images), task, edits)([[]])
     np.testing.assert_allclose(forward, logits, atol=1e-4)
 
@@ -273,7 +273,7 @@ def test_changes_are_paired_and_split_by_cell() -> None:
 
 def test_curves_add_and_leave_out(learned, groups, task) -> None:
     features, edits = learned
-    effect = DirectEffect.of(features, task, edits)
+    effect = direct_effect(features, task, edits)
     group, label = groups
     evaluation = Evaluation(label, task.classes, group, ("f", "m"), "sex")
     heads = [Head(1, 0), Head(0, 1), Head(1, 3)]
@@ -281,7 +281,7 @@ def test_curves_add_and_leave_out(learned, groups, task) -> None:
     assert [len(p.heads) for p in found.added] == [0, 1, 2, 3]
     assert [p.heads for p in found.alone] == [(h,) for h in heads]
     assert found.left_out[0].heads == (Head(0, 1), Head(1, 3))
-    last = table_metrics(evaluation.counts(effect.without(heads))[None], ["accuracy"])["accuracy"][0]
+    last = table_metrics(evaluation.counts(effect([heads])[0])[None], ["accuracy"])["accuracy"][0]
     assert found.added[-1].figures["accuracy"] == last
     assert found.to_dict()["added"][1]["heads"] == [[1, 0]]
 
