@@ -273,8 +273,8 @@ def interval(change: Difference, factor: float = 1, digits: int = 3) -> str:
     """The ends of a change, times a factor."""
     if change.low is None or change.high is None:
         return "no interval"
-    low, high = (signed(end, digits) for end in sorted((factor * change.low, factor * change.high)))
-    return f"95 % interval {low} to {high}"
+    ends = sorted((factor * change.low, factor * change.high))
+    return f"95 % interval {' to '.join(signed(end, digits) for end in ends)}"
 
 
 def written(change: Difference | None, factor: float = 1, with_p: bool = False) -> str:

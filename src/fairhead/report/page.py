@@ -77,13 +77,7 @@ class Report:
 
 
 def render(report: Report | Mapping[str, Any]) -> str:
-    """Return a report as one HTML page that needs no network and no other file.
-
-    Args:
-        report: a `Report`, or its JSON form.
-
-    Returns:
-        The page. Every string of the report is escaped.
+    """A `Report`, or its JSON form, as one HTML page that needs no network and no other file; strings are escaped.
 
     Raises:
         InputError: the report is not of the form `fairhead.report/1`; the message names the place.
@@ -97,14 +91,7 @@ def render(report: Report | Mapping[str, Any]) -> str:
 def write(report: Report | Mapping[str, Any], path: str | os.PathLike[str]) -> None:
     """Write a report to `path` (ending in .html) and the same figures beside it as JSON, with the same stem.
 
-    Each file appears complete or not at all.
-
-    Args:
-        report: as for `render`.
-        path: where the page goes; folders that are missing are made.
-
-    Raises:
-        InputError: the report is not of the form expected, or the path cannot be written.
+    Each file appears complete or not at all; folders that are missing are made.
 
     Example:
         >>> import tempfile

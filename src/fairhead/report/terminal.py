@@ -9,12 +9,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from fairhead.report.wording import (
+    LIBRARIES,
     THIN_SPACE,
     between,
     change_between,
     is_share,
     left_out,
     main_rates,
+    metric_name,
     number,
     p_value,
     said,
@@ -28,14 +30,6 @@ if TYPE_CHECKING:
     from fairhead.report.sections.changes import ComparisonFigures
 
 TONES = {"good": "green", "bad": "bold red", "unclear": "yellow", "note": "none"}
-_METRIC_NAMES = {
-    "impact_ratio": "impact ratio",
-    "worst_group_accuracy": "worst-group accuracy",
-    "cramers_v": "Cramér's V",
-    "cramers_v_corrected": "Cramér's V, corrected",
-    "cramers_v_excess": "Cramér's V, excess",
-}
-_LIBRARIES = {"fairlearn": "Fairlearn", "aif360": "AIF360"}
 _RATE_NAMES = {"selection_rate": "selected", "base_rate": "base rate", "mean_error": "mean error"}
 # Columns that a rate takes with its interval on the same line or on a second one; those of the group and its n.
 _RATE_WIDTH = 19
@@ -157,8 +151,8 @@ def figure(estimate: Estimate, unit: str = "") -> str:
 
 def _metric_name(metric: str) -> str:
     library, _, rest = metric.rpartition(".")
-    words = _METRIC_NAMES.get(rest, rest.replace("_", " "))
-    return escape(f"{words} ({_LIBRARIES.get(library, library)})" if library else words)
+    words = metric_name(rest) if rest.startswith("cramers") else rest.replace("_group_", "-group ").replace("_", " ")
+    return escape(f"{words} ({LIBRARIES.get(library, library)})" if library else words)
 
 
 def _number(metric: str, value: float | None) -> str:

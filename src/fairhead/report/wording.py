@@ -54,27 +54,12 @@ _IN_WORDS = {
     "EOp": "equal opportunity (true positive rate)",
     "EOd": "equalized odds (true and false positive rates)",
 }
-_LIBRARIES = {"fairlearn": "Fairlearn", "aif360": "AIF360", "own": "own"}
+LIBRARIES = {"fairlearn": "Fairlearn", "aif360": "AIF360", "own": "own"}
 # Words in the names of metrics on a scale of their own, which nobody reads as a share of people.
-_NOT_A_SHARE = frozenset(
-    [
-        "ratio",
-        "impact",
-        "cramers",
-        "auc",
-        "brier",
-        "log",
-        "nll",
-        "evidence",
-        "own",
-        "distance",
-        "abroca",
-        "mae",
-        "rmse",
-        "r",
-        "error",
-    ]
-)
+_NOT_A_SHARE = {
+    *("ratio", "impact", "cramers", "auc", "brier", "log", "nll", "evidence", "own"),
+    *("distance", "abroca", "mae", "rmse", "r", "error"),
+}
 
 
 def metric_name(metric: str) -> str:
@@ -82,8 +67,8 @@ def metric_name(metric: str) -> str:
     if metric in _NAMES:
         return _NAMES[metric]
     library, _, rest = metric.partition(".")
-    if library in _LIBRARIES and rest:
-        return f"{metric_name(rest)} ({_LIBRARIES[library]})"
+    if library in LIBRARIES and rest:
+        return f"{metric_name(rest)} ({LIBRARIES[library]})"
     words = " ".join(metric.replace("_", " ").split())
     return words[:1].upper() + words[1:]
 
@@ -116,17 +101,8 @@ def listed(items: Iterable[str], word: str) -> str:
 
 # By how much they are wanted: where there is little room, the first ones are shown.
 _RATES = (
-    "selection_rate",
-    "TPR",
-    "FPR",
-    "accuracy",
-    "precision",
-    "base_rate",
-    "AUC",
-    "MAE",
-    "mean_error",
-    "RMSE",
-    "R2",
+    *("selection_rate", "TPR", "FPR", "accuracy", "precision", "base_rate"),
+    *("AUC", "MAE", "mean_error", "RMSE", "R2"),
 )
 
 
