@@ -142,7 +142,7 @@ def ablate_command(
                 f"--kind resample needs other rows in every batch; --batch-size is {source.batch_size}, at least 3 is "
                 "expected"
             )
-    kind = edit.kind if edit.strength == 1 or edit.kind == "resample" else f"{edit.kind}@{edit.strength:g}"
+    kind = edit.kind if edit.strength == 1 else f"{edit.kind}@{edit.strength:g}"
     plan = replace(plan, kinds=(kind,), forward=True)
     _answered(context, source, columns, plan, output, heads, chosen_on, edit.save)
 

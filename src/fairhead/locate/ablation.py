@@ -239,12 +239,13 @@ def headline(located: "Located") -> str:
     chosen, sure, noun = located.ranked, located.confirmed, located.rows.noun
     which = "" if len(sure) in (0, len(chosen)) else f": {names_of(sure)}"
     count = f"{len(sure) if sure else 'None'} of {len(chosen)}"
+    were, are = ("was", "is") if len(chosen) == 1 else ("were", "are")
     if not located.chosen_here:
-        were, are = ("was", "is") if len(chosen) == 1 else ("were", "are")
-        return f"{names_of(chosen)} {were} named. {count} named heads {are} significant on the reporting half{which}."
+        how = "named" if located.gains is None else "given a gain"
+        return f"{names_of(chosen)} {were} {how}. {count} {are} significant on the reporting half{which}."
     return (
         f"{count} chosen heads confirmed on the other half{which}. ({names_of(chosen)}, of "
-        f"{located.head_map.gap.size} heads, were chosen on one half of the {noun}.)"
+        f"{located.head_map.gap.size} heads, {were} chosen on one half of the {noun}.)"
     )
 
 

@@ -230,6 +230,19 @@ def text_classifier_task(model: nn.Module) -> PooledTask:
     return PooledTask(names, "the model's own classifier", *layers, activation)
 
 
+def own_task(model: nn.Module, is_text: bool, classes: tuple[str, ...]) -> Task | None:
+    """The model's own classifier, if it has one; its classes must be those of the data."""
+    if not is_text and getattr(model, "classifier", None) is None:
+        return None
+    found = text_classifier_task(model) if is_text else classifier_task(model)
+    if set(found.classes) != set(classes):
+        raise InputError(
+            f"the model's classes are {', '.join(found.classes)} and those of the data {', '.join(classes)}; "
+            "they must have the same names"
+        )
+    return found
+
+
 def array_of(tensor: Tensor) -> Array:
     """A tensor as an array of doubles."""
     return np.asarray(tensor.detach().double().cpu().numpy())

@@ -125,7 +125,8 @@ class HeadEdits:
         name, strength = parsed(kind)
         middle = self.means[layer]
         eye = np.eye(middle.shape[-1])
-        matrix = self.matrices[name][layer] if name in self.matrices else np.zeros((len(middle), *eye.shape))
+        still = name in ("mean", "zero")
+        matrix = np.zeros((len(middle), *eye.shape)) if still else self.matrices[name][layer]
         return 0 * middle if name == "zero" else middle, eye + strength * (matrix - eye)
 
     def outputs(self, kind: str, x: NDArray[np.floating], layer: int, order: NDArray[np.intp]) -> NDArray[np.floating]:
@@ -235,11 +236,16 @@ def parsed(kind: str) -> tuple[str, float]:
         >>> parsed("project@0.25"), parsed("mean")
         (('project', 0.25), ('mean', 1.0))
     """
-    name, _, strength = kind.partition("@")
+    name, _, text = kind.partition("@")
     try:
-        return name, float(strength or 1)
+        strength = float(text or 1)
     except ValueError:
-        raise InputError(f"kind is {kind!r}; a strength behind @ is a number, such as {name}@0.5") from None
+        strength = float("nan")
+    if not 0 <= strength <= 1:
+        raise InputError(f"kind is {kind!r}; a strength behind @ is a number from 0 to 1, such as {name}@0.5")
+    if name == "resample" and strength != 1:
+        raise InputError(f"kind is {kind!r}: another row's output has no strength; use resample")
+    return name, strength
 
 
 def check_kind(kind: str, kinds: Sequence[str] = KINDS) -> None:

@@ -250,7 +250,7 @@ class GapQuestion(Question):
 
     def baselines(self, kinds: Sequence[str]) -> tuple[str, ...]:
         """Both erasures; of gains also the balanced last layer."""
-        return ("project", "splince", *(["balance"] if "gain" in kinds else []))
+        return ("project", "splince", *(["balance"] if self.gains is not None else []))
 
     def forward_notes(self, edited: Edited | None) -> list[str]:
         """Where heads were edited, and what TF32 changed."""

@@ -116,13 +116,14 @@ class GapWords:
         whole = f"{signed(gap.total)} logits, 95 % interval {signed(gap.total_low)} to {signed(gap.total_high)}"
         other = "the other half" if located.chosen_here else "the reporting half"
         part = sum(float(gap.gap[head]) for head in located.ranked)
+        make, add = ("it makes", "it adds") if len(located.ranked) == 1 else ("they make", "they add")
         if gap.has_total:
             return (
-                f"In {other} they make up {round(100 * part / gap.total)} % of the gap in the evidence for "
+                f"In {other} {make} up {round(100 * part / gap.total)} % of the gap in the evidence for "
                 f"{self.evidence} ({whole})."
             )
         return (
-            f"In {other} they add {signed(part)} logits to the gap in the evidence for {self.evidence}, which as a "
+            f"In {other} {add} {signed(part)} logits to the gap in the evidence for {self.evidence}, which as a "
             f"whole is not significant ({whole})."
         )
 

@@ -21,7 +21,7 @@ from fairhead.locate.ablation import (
     mapped,
     outcome,
 )
-from fairhead.locate.edits import TEXT_KINDS, TextEdits
+from fairhead.locate.edits import TEXT_KINDS, TextEdits, parsed
 from fairhead.locate.engine import Extremes, Question
 from fairhead.locate.head_maps import Head, HeadMap
 from fairhead.locate.locate_settings import LocatePlan
@@ -264,11 +264,12 @@ class PairQuestion(Question):
 
     def direct(self, kind: str, seed: int) -> Edited | None:
         """Of silent heads, or of heads stuck at their mean; resampling would need every token's own output."""
-        if kind == "resample":
+        name, strength = parsed(kind)
+        if name == "resample":
             return None
         kept, rows = self.terms.take(self.reported), self.rows.take(self.reported)
-        stuck = self.edits.means if kind == "mean" else None
-        return lambda sets: [rows.sums(kept.without(heads, stuck)) for heads in sets]
+        stuck, plain = self.edits.means if name == "mean" else None, kept.log_odds
+        return lambda sets: [rows.sums(plain + strength * (kept.without(s, stuck) - plain)) for s in sets]
 
     def forward(self, rows: NDArray[np.intp], kind: str) -> Edited:
         """All texts of some pairs, by the model itself."""

@@ -276,6 +276,22 @@ class AdaptedText:
         return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
 
 
+def text_side(adapter: str | None, encoder: str | None, loaded: Any) -> TextSide | None:
+    """The stand-in that was given, or the text tower of a loaded model; None where there is neither."""
+    if (adapter is None) != (encoder is None):
+        raise InputError(
+            "a text adapter and the encoder it belongs to are given together (--text-adapter, --text-encoder)"
+        )
+    if adapter is not None and encoder is not None:
+        return AdaptedText.load(adapter, encoder)
+    if not hasattr(loaded.model, "get_text_features"):
+        return None
+    try:
+        return ClipText(loaded.model, loaded.tokenizer)
+    except InputError as error:
+        raise UnsupportedModel(f"the text tower has no tokenizer beside it: {error}") from None
+
+
 def check_texts(texts: Sequence[str], tokenizer: Any = None) -> None:
     """Refuse no texts at all, and texts in which the tokenizer finds nothing."""
     if not len(texts):

@@ -20,14 +20,13 @@ from fairhead.locate.directions import (
     Concept,
     Task,
     array_of,
-    classifier_task,
     concept_from_images,
     concept_from_texts,
+    own_task,
     task_from_images,
     task_from_texts,
-    text_classifier_task,
 )
-from fairhead.locate.edits import HeadEdits
+from fairhead.locate.edits import HeadEdits, parsed
 from fairhead.locate.engine import Question
 from fairhead.locate.gains import learn_gains
 from fairhead.locate.gap_question import NO_TEXTS, GapQuestion
@@ -41,13 +40,13 @@ from fairhead.locate.passes import RowPasses
 from fairhead.locate.prompts import (
     TEMPLATES,
     AdaptedText,
-    ClipText,
     PromptFile,
     Prompts,
     TextSide,
     known_prompts,
     read_prompts,
     read_text_table,
+    text_side,
 )
 from fairhead.locate.rows import Evaluation, comparable_rows, halves_of, labelled_rows, shared_labels
 from fairhead.locate.streams import stream_of
@@ -128,7 +127,7 @@ def open_question(
     )
 
     chosen = None
-    if "gain" in (plan.kinds or ()):
+    if any(parsed(kind)[0] == "gain" for kind in plan.kinds or ()):
         gains = learn_gains(question, plan.count, heads, plan.per_layer, seed=plan.seed)
         question, chosen = question.with_gains(gains.values), gains.heads
         passes = question.passes
@@ -266,6 +265,7 @@ class Session:
         rows = self.evaluation
         poles = rows.take(choosing).farthest(task.logits(self.features.output[choosing]))
         rows = rows.between(*poles)
+        _check_rows(rows, choosing, self.notes)
         note = (
             f"{rows.group_by} has {len(rows.names)} groups. Maps of heads and erasure are between {rows.poles[0]} and "
             f"{rows.poles[1]}, whose predictions differ most in the choosing half; metrics are over all of them."
@@ -328,8 +328,8 @@ def open_session(
     is_text, reader = source.kind == "texts", parse_spec(source.data).reader
     name, own = reader.name, "label" in reader.options  # which may be found by its name
     if source.concept is None or (source.task is None and not own):
-        missing = "--concept (or --group)" if source.concept is None else "--task (or --label)"
-        raise InputError(f"{missing} is missing: {name} needs it; pairs of texts (crows, stereoset) do not")
+        missing = "groups: --group (by= in Python)" if source.concept is None else "classes: --label"
+        raise InputError(f"{name} needs the column of the {missing}; pairs of texts (crows, stereoset) do not")
     if is_text and (source.prompts or source.text_adapter or source.texts):
         raise InputError(f"prompts and text sides are for images; the concept of {name} is learned from its own rows")
     file = read_prompts(source.prompts) if source.prompts else PromptFile()
@@ -339,11 +339,11 @@ def open_session(
     evaluation = chosen.evaluation
     choosing = halves_of(evaluation, source.seed)
     if not evaluation.others:  # of several groups, the model says between which two heads are compared
-        comparable_rows(evaluation, choosing)
+        _check_rows(evaluation, choosing, chosen.notes)
     kind = TextInputs if is_text else ImageInputs
     inputs: RowInputs = kind(source.model, chosen.items, source.batch_size, source.device, source.beside)
-    classifier = _own_task(inputs, evaluation.classes)
-    text = None if is_text else _text_side(source, inputs)
+    classifier = own_task(inputs.model, is_text, evaluation.classes)
+    text = None if is_text else text_side(source.text_adapter, source.text_encoder, inputs.loaded)
     # The stand-in was fitted on bare words.
     templates = file.templates or (("{}",) if isinstance(text, AdaptedText) else TEMPLATES)
     decomposer = Decomposer(inputs.model, unit=False if is_text else None, split=source.terms)
@@ -378,18 +378,12 @@ def open_session(
     return Session(source, inputs, decomposer, evaluation, found, classifier, text, prompts, words, chosen.notes)
 
 
-def _own_task(inputs: RowInputs, classes: tuple[str, ...]) -> Task | None:
-    """The model's own classifier, if it has one; its classes must be those of the data."""
-    is_text, model = isinstance(inputs, TextInputs), inputs.model
-    if not is_text and getattr(model, "classifier", None) is None:
-        return None
-    found = text_classifier_task(model) if is_text else classifier_task(model)
-    if set(found.classes) != set(classes):
-        raise InputError(
-            f"the model's classes are {', '.join(found.classes)} and those of the data {', '.join(classes)}; "
-            "they must have the same names"
-        )
-    return found
+def _check_rows(rows: Evaluation, choosing: Mask, notes: Sequence[str]) -> None:
+    """Refuse rows that are too few to compare groups; say what was left out of them."""
+    try:
+        comparable_rows(rows, choosing)
+    except InputError as error:
+        raise InputError(". ".join([str(error), *notes]).removesuffix(".")) from None
 
 
 def _is_classifier(model: Any) -> bool:
@@ -397,18 +391,3 @@ def _is_classifier(model: Any) -> bool:
     live = not isinstance(model, str)
     names = [type(model).__name__] if live else config_of(find(model)).architectures or ()
     return any(str(name).endswith("ForImageClassification") for name in names)
-
-
-def _text_side(source: Source, inputs: RowInputs) -> TextSide | None:
-    if (source.text_adapter is None) != (source.text_encoder is None):
-        raise InputError(
-            "a text adapter and the encoder it belongs to are given together (--text-adapter, --text-encoder)"
-        )
-    if source.text_adapter is not None and source.text_encoder is not None:
-        return AdaptedText.load(source.text_adapter, source.text_encoder)
-    if hasattr(inputs.model, "get_text_features"):
-        try:
-            return ClipText(inputs.model, inputs.loaded.tokenizer)
-        except InputError as error:
-            raise UnsupportedModel(f"the text tower has no tokenizer beside it: {error}") from None
-    return None

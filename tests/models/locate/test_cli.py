@@ -414,6 +414,12 @@ def test_gains_are_learned_saved_and_compared_with_the_balanced_last_layer(clip,
         ("gain", "direct"), ("project", "together"), ("project", "output"), ("splince", "together"),
         ("splince", "output"), ("balance", "output"), ("gain", "forward"),
     ]  # fmt: skip
+    main(["ablate", "--model", str(clip), *common(faces), *edit[:-2], "--strength", "0.5", "--json", "-"])
+    half = json.loads(capsys.readouterr().out)
+    assert half["gains"] == content["gains"]
+    assert half["effects"][-1]["kind"] == "gain@0.5", (
+        "once another edit was made in its place: the mean at this strength"
+    )
     page = (tmp_path / "report.html").read_text()
     assert "Gains of the heads" in page
     assert "fitting the last layer with clusters balanced" in page

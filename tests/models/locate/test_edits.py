@@ -18,7 +18,7 @@ from fairhead.errors import InputError, UnsupportedModel
 from fairhead.locate.ablation import layer_matched, norm_matched
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.directions import Task
-from fairhead.locate.edits import HeadEdits, erasing
+from fairhead.locate.edits import HeadEdits, check_kind, erasing
 from fairhead.locate.gap_question import direct_effect
 from fairhead.locate.head_features import HeadMoments, collect
 from fairhead.locate.head_maps import Head
@@ -343,3 +343,9 @@ def test_all_controls_are_taken_unless_they_are_many(draws, expected) -> None:
     controls = layer_matched(selected, 16, draws=draws)
     assert len(set(controls.sets)) == len(controls.sets) == expected
     assert controls.exhaustive == (expected == 495)
+
+
+@pytest.mark.parametrize("kind", ["mean@1.5", "mean@-1", "mean@nan", "project@half", "resample@0.5"])
+def test_a_strength_is_a_number_from_0_to_1(kind) -> None:
+    with pytest.raises(InputError, match=f"kind is '{kind}'"):
+        check_kind(kind)

@@ -204,6 +204,16 @@ def test_the_planted_head_is_found_first_and_its_ablation_closes_the_gap(located
     assert located.studies[-1].way == "forward"
 
 
+def test_half_of_an_edit_goes_half_of_the_way(planted) -> None:
+    model, pairs, terms = planted
+    question = PairQuestion(model, pairs, terms)
+    for kind in ("mean", "zero"):
+        (plain, whole), (_, half) = (question.direct(k, 0)([(), (PLANTED,)]) for k in (kind, f"{kind}@0.5"))
+        before, after, between = (question.rows.evidence(read) for read in (plain, whole, half))
+        np.testing.assert_allclose(between, (before + after) / 2)
+    assert question.direct("mean", 0)([(PLANTED,)])[0].sum() != question.direct("zero", 0)([(PLANTED,)])[0].sum()
+
+
 def test_single_heads_by_forward_pass_find_it_too(planted) -> None:
     model, pairs, terms = planted
     found = ask(model, pairs, terms, rank="effect", forward=True, kinds=("mean",), count=1)
