@@ -182,8 +182,10 @@ def outcome(change: Difference, ablation: Ablation | None) -> Sentence:
     """Judge the effect on a gap whose ideal is 0, by its interval, its corrected p and the controls, if any."""
     if change.a is None or change.b is None or change.low is None or change.high is None:
         return Sentence("", "unclear")
-    if not change.significant:
-        return Sentence(f" Not significant ({p_text(change.p_adjusted)}).", "unclear")
+    if not change.significant:  # p is about who is where, the interval about the size of the gap
+        moved = change.p_adjusted is not None and change.p_adjusted <= ALPHA
+        why = "the interval of the change holds 0" if moved else p_text(change.p_adjusted)
+        return Sentence(f" Not significant ({why}).", "unclear")
     if abs(change.b) > abs(change.a):
         side = ", on the other side" if change.a * change.b < 0 else ""
         return Sentence(f" The gap is wider than before{side}.", "bad")

@@ -272,8 +272,8 @@ def test_the_report_and_the_json(found) -> None:
     [
         ((0.30, 0.10, -0.25, -0.15), 0.001, 50, "", "good"),
         ((0.30, 0.10, -0.25, -0.15), 0.001, 2, "too few of them to rule out chance", "note"),
-        ((0.30, 0.10, -0.25, 0.05), 0.001, 50, "Not significant", "unclear"),
-        ((0.30, 0.10, -0.25, -0.15), 0.2, 50, "Not significant", "unclear"),
+        ((0.30, 0.10, -0.25, 0.05), 0.001, 50, "Not significant (the interval of the change holds 0)", "unclear"),
+        ((0.30, 0.10, -0.25, -0.15), 0.2, 50, "Not significant (p = 0.20)", "unclear"),
         ((0.05, 0.16, 0.05, 0.17), 0.004, 50, "wider than before.", "bad"),
         ((0.30, -0.40, -0.90, -0.50), 0.001, 50, "wider than before, on the other side", "bad"),
         ((0.35, 0.36, -0.02, 0.04), 0.6, 50, "Not significant", "unclear"),
