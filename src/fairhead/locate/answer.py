@@ -269,7 +269,7 @@ def _cards(located: Located, images: Images | None) -> TopHeads:
     for ends in located.extremes:
         note = "" if ends.head in located.confirmed else "not confirmed"
         facts = words.facts(located, ends.head)
-        cards.append(HeadCard(head=ends.head, facts=facts, note=note, **words.ends(located, ends, images)))
+        cards.append(HeadCard(head=ends.head, facts=facts, note=note, **words.ends(ends, images)))
     return TopHeads(
         title="Chosen heads",
         text="Texts in bold name the attribute." if any(card.texts for card in cards) else "",

@@ -266,7 +266,7 @@ class GapWords:
             found.append(Fact("Texts of the attribute", f"{100 * span.attribute_share:.1f} %", note))
         return found
 
-    def ends(self, located: "Located", ends: Extremes, images: Images | None) -> dict[str, Any]:
+    def ends(self, ends: Extremes, images: Images | None) -> dict[str, Any]:
         """What else its card has: the texts of a chosen head, and the images at its ends."""
         span = next((s for s in self.spans if s.head == ends.head), None)
         more: dict[str, Any] = {} if span is None else {"texts": [SpanText(**one) for one in span.to_dict()["texts"]]}

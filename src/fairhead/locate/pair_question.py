@@ -168,7 +168,7 @@ class PairWords:
             maps["Effect"] = mapped(located, located.effect_map, title)
         return maps
 
-    def ends(self, located: "Located", ends: Extremes, images: Images | None) -> dict[str, Any]:
+    def ends(self, ends: Extremes, images: Images | None) -> dict[str, Any]:
         """What else the card of a chosen head has: nothing."""
         return {}
 
