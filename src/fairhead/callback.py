@@ -1,6 +1,7 @@
 """Audits within somebody's own training script: a callback of the Hugging Face `Trainer`."""
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,7 +23,8 @@ class AuditCallback(TrainerCallback):
 
     The figures join the metrics of the evaluation: `eval_EOd_sex`, `eval_EOd_sex_low` and `eval_EOd_sex_high`. So every
     tracker that the Trainer has gets them (TensorBoard, trackio, wandb, mlflow, ...), and `metric_for_best_model` may
-    name one. Training sees no group: they are looked up when an evaluation has ended. No row is predicted twice.
+    name one. A gap that is undefined is NaN, which is never the best; why it is undefined is said once. Training sees
+    no group: they are looked up when an evaluation has ended. No row is predicted twice.
 
     Attributes:
         audits: one for each evaluation so far, as (prefix of its figures' names, step, audit).
@@ -95,8 +97,8 @@ class AuditCallback(TrainerCallback):
             name = "_".join([metric_key_prefix, figure.metric, *([figure.group_by] if figure.group_by else [])])
             if figure.value is None:
                 self._tell_once(name, figure.undefined)
-                continue
-            output.metrics.update({name: figure.value, f"{name}_low": figure.low, f"{name}_high": figure.high})
+            ends = {name: figure.value, f"{name}_low": figure.low, f"{name}_high": figure.high}
+            output.metrics.update({key: math.nan if value is None else value for key, value in ends.items()})
         return output
 
     def _records(self, output: Any, groups: Mapping[str, Any]) -> Records:
@@ -145,7 +147,7 @@ class AuditCallback(TrainerCallback):
     def _tell_once(self, name: str, why: str | None) -> None:
         if name not in self._told:
             self._told.add(name)
-            _log.warning("%s is undefined and is not logged: %s", name, why)
+            _log.warning("%s is undefined and logged as NaN: %s", name, why)
 
 
 def _column(data: Any, name: str) -> Any:

@@ -83,8 +83,18 @@ def test_each_of_several_evaluation_sets_has_its_own_groups(tmp_path, caplog):
     assert {"eval_one_accuracy", "eval_one_DP_sex", "eval_two_DP_sex_high"} <= found.keys()
     assert "eval_DP_sex" in trainer.evaluate(rows(90, 3))  # and so have data that come later
     few = rows(40, 4)[:12]
-    assert "eval_DP_sex" not in trainer.evaluate(few)
-    assert "eval_DP_sex is undefined and is not logged" in caplog.text
+    found = [trainer.evaluate(few) for _ in range(2)]
+    assert all(np.isnan(found[1][name]) for name in ("eval_DP_sex", "eval_DP_sex_low", "eval_DP_sex_high"))
+    assert caplog.text.count("eval_DP_sex is undefined and logged as NaN") == 1
+
+
+def test_an_undefined_gap_does_not_end_training_and_is_never_the_best(tmp_path):
+    trainer, _ = made_trainer(tmp_path, rows(12), metric_for_best_model="eval_EOd_sex", greater_is_better=False)
+    fairhead.AuditCallback(trainer, groups="sex", n_boot=200)
+    trainer.train()
+    assert trainer.state.global_step == 2
+    trainer._determine_best_metric({"eval_EOd_sex": 0.5}, None)
+    assert trainer.state.best_metric == 0.5
 
 
 def test_groups_may_be_given_as_values(tmp_path):
