@@ -84,9 +84,8 @@ def plainly(items, texts, before, now, config):
             for i in items
         ],
     }[config.mean_over]
-    shift = sum(huber(g - (b - config.strength * m), config.width) for g, b, m in zip(*gaps, taken, strict=True)) / len(
-        items
-    )
+    times = 1 if config.mean_over == "each" else config.strength
+    shift = sum(huber(g - (b - times * m), config.width) for g, b, m in zip(*gaps, taken, strict=True)) / len(items)
     level = sum(huber(a - b, config.width) for a, b in zip(*levels, strict=True)) / len(items)
     kl = []
     for text in [*(i.texts.unrelated for i in items), *texts]:
@@ -170,7 +169,8 @@ def test_the_control_is_cross_entropy_on_the_same_sentences_in_the_same_batches(
 def test_training_shifts_the_mean_and_keeps_the_spread(lora, neutral):
     model = build("llama", scale=2.0)
     rate = 2e-3 if lora is None else 2e-2
-    trainer = LanguageTrainer(model, tokenizer(), BalancePairs(neutral), LanguagePlan(40, 4, rate, lora=lora))
+    plan = LanguagePlan(40, 4, rate, lora=lora)
+    trainer = LanguageTrainer(model, tokenizer(), BalancePairs(neutral, strength=1), plan)
     before = trainer.evaluate(ITEMS)
     spread = _gaps(model)
     history = trainer.train(TripletSplit(ITEMS, ())).history
