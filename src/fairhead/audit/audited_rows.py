@@ -296,6 +296,7 @@ def join(a: Records, b: Records) -> Joined:
         only_in_a, only_in_b = len(a) - len(in_a), len(b) - len(in_b)
         in_order = np.argsort(in_a)
         a, b = a.take(in_a[in_order]), b.take(in_b[in_order])
+    _check_tasks(a, b)
     classes = _all_classes(a, b)
     a, b = _with_classes(a, classes), _with_classes(b, classes)
     _refuse_differences(a, "label", a.label.codes != b.label.codes)
@@ -311,6 +312,19 @@ def join(a: Records, b: Records) -> Joined:
     if a.weight is not None and b.weight is not None:
         _refuse_differences(a, "weight", ~np.isclose(a.weight, b.weight, rtol=1e-6, atol=0.0))
     return Joined(a, replace(b, groups=a.groups, cluster=a.cluster, weight=a.weight), only_in_a, only_in_b)
+
+
+def _check_tasks(a: Records, b: Records) -> None:
+    """Numbers are compared with numbers, and several labels a row with the same labels; the true ones are the same."""
+    tasks = [
+        "numbers" if r.numbers is not None else f"labels {list(r.labels)}" if r.labels else "classes" for r in (a, b)
+    ]
+    if tasks[0] != tasks[1]:
+        raise InputError(f"a predicts {tasks[0]} and b {tasks[1]}; both must predict the same")
+    if a.numbers is not None and b.numbers is not None:
+        _refuse_differences(a, "target", ~np.isclose(a.numbers[:, 0], b.numbers[:, 0], rtol=1e-9, atol=0.0))
+    for name, (label, _) in a.labels.items():
+        _refuse_differences(a, f"label {name!r}", _differ(label, b.labels[name][0]))
 
 
 def _refuse_differences(a: Records, what: str, differ: NDArray[np.bool_]) -> None:

@@ -1,8 +1,7 @@
 """`compare`: two sets of predictions on the same rows, pairwise; both are resampled, and swapped, together."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -14,14 +13,16 @@ from fairhead.audit.catalogue import Chosen, Metric, Multiclass, choose_metrics
 from fairhead.audit.own_metrics import with_own
 from fairhead.audit.pair_changes import PairChanges, corrected_pairs, pair_changes
 from fairhead.audit.paired_values import LEAST, paired_ends, paired_values
+from fairhead.audit.predicted_numbers import NumberSample
 from fairhead.audit.rate_stack import Rules
 from fairhead.audit.rates import Tables, small_groups
 from fairhead.audit.run_audit import Draws, audit
 from fairhead.audit.score_rates import BinnedPair, pair_scores
+from fairhead.audit.several_labels import label_sample, label_tables
 from fairhead.errors import InputError
 from fairhead.records import Column, Records
 from fairhead.stats import Correction, Difference, adjust, intervals
-from fairhead.stats.bootstrap import MIN_ROWS, Sample
+from fairhead.stats.bootstrap import MIN_ROWS
 from fairhead.stats.clusters import cell_numbers, clusters_in, tabulate
 from fairhead.stats.max_t import westfall_young
 from fairhead.stats.paired import permutation_p
@@ -110,12 +111,9 @@ def compare(
     n_rows = len(joined.a)
     joined = joined._replace(a=with_weight(joined.a), b=with_weight(joined.b))
     first, second = View.of(joined.a, positive), View.of(joined.b, positive)
-    if any(view.numbers is not None or view.labels for view in (first, second)):
-        raise InputError(
-            "numbers, or several labels a row, are audited one set at a time; comparisons need one label a row"
-        )
     binary_scores = all(view.scores is not None and view.scores.ndim == 1 for view in (first, second))
-    chosen = choose_metrics(metrics, min(first.score_rates, second.score_rates, key=len))
+    score_rates = min(first.score_rates, second.score_rates, key=len)
+    chosen = choose_metrics(metrics, score_rates, first.numbers is not None, bool(first.labels))
     # Base rates are the data's: they are the same on both sides.
     chosen = [m for m in chosen if (binary_scores or not m.scores) and m.rates != ("base_rate",)]
     with_scores = any(m.scores for m in chosen)
@@ -134,7 +132,8 @@ def compare(
             if metric.overall == (name is None)
         ]
         if name is not None:
-            names = {rate: None for m in chosen if m.name in headline for rate in m.rates if rate in draws.kinds}
+            known = pair.bootstrap[0].kinds
+            names = {rate: None for m in chosen if m.name in headline for rate in m.rates if rate in known}
             of_rates = [pair_changes(pair.bootstrap, pair.swapped, rate, rules, references[name]) for rate in names]
             pairs.append(PairChanges.joined(name, of_rates))
     differences = corrected(tested, correction)
@@ -166,24 +165,31 @@ class Pair:
     @classmethod
     def of(cls, first: View, second: View, column: Column, draws: Draws, n_perm: int, with_scores: bool) -> "Pair":
         """Draw both."""
-        n_classes = len(first.classes)
-        shape = (len(column.levels), n_classes, n_classes)
-        keys = [cell_numbers([column.codes, first.label, view.prediction], shape) for view in (first, second)]
-        n_perm = max(500, min(n_perm, _MOST_SWAPPED // prod(shape)))
-        sample: Sample = tabulate(keys, [shape, shape], first.weight, first.cluster)
-        groups = tuple(str(level) for level in column.levels)
-        clusters = clusters_in(column.codes, shape[0], first.cluster)
-        observed, rows, seed = sample.observed(), sample.contents[0].rows, draws.seed
-        small = small_groups(rows.sum(axis=(-1, -2)), draws.min_group)
+        seed, groups, n_classes = draws.seed, tuple(str(level) for level in column.levels), len(first.classes)
+        clusters = clusters_in(column.codes, len(groups), first.cluster)
+        if first.numbers is not None and second.numbers is not None:
+            both = [first.numbers, second.numbers]
+            rows = NumberSample(both, column.codes, groups, first.weight, first.cluster)
+            ready = seed, clusters, draws.min_group
+            return cls(_two(rows.bootstrap(draws.n_boot, *ready)), _two(rows.swapped(n_perm, *ready)))
+        if first.labels:
+            sample = label_sample([first, second], column.codes, len(groups))
+        else:
+            shape = (len(groups), n_classes, n_classes)
+            keys = [cell_numbers([column.codes, first.label, view.prediction], shape) for view in (first, second)]
+            sample = tabulate(keys, [shape, shape], first.weight, first.cluster)
 
         def tables(stars: list[Array]) -> tuple[Tables, Tables]:
-            one, other = (
+            if first.labels:
+                return _two(label_tables(sample, stars, first.classes, groups, clusters, draws.min_group, settled=True))
+            small = small_groups(sample.contents[0].rows.sum(axis=(-1, -2)), draws.min_group)
+            return _two(
                 Tables(groups, first.classes, hat, star, content.rows, True, clusters, small, draws.kinds)
-                for hat, star, content in zip(observed, stars, sample.contents, strict=True)
+                for hat, star, content in zip(sample.observed(), stars, sample.contents, strict=True)
             )
-            return one, other
 
         drawn = tables(sample.bootstrap(draws.n_boot, np.random.default_rng(seed)))
+        n_perm = max(500, min(n_perm, _MOST_SWAPPED // sample.contents[0].rows.size))
         swapped = tables(sample.swapped(n_perm, np.random.default_rng(seed)))
         if not with_scores or first.ranked is None or second.ranked is None:
             return cls(drawn, swapped)
@@ -196,7 +202,7 @@ class Pair:
         pair, swaps = self.bootstrap, self.swapped
         scores, score_swaps = self.score_bootstrap, self.score_swapped
         drawn = paired_values(metric, pair, scores, rules, reference)
-        n = int(self.bootstrap[0].rows.sum())
+        n = int(self.bootstrap[0].sizes.sum())
         if isinstance(drawn, str):
             none = Difference(metric.name, name, None, None, None, None, None, n, None, None, drawn, None, metric.ideal)
             return Tested(none, None, (name, metric.scores))
@@ -225,6 +231,11 @@ class Pair:
             note=_JUDGED if "at_most" in audits[0][metric.name, name].detail else None,
         )
         return Tested(found, test, (name, metric.scores))
+
+
+def _two(tables: Iterable[Tables]) -> tuple[Tables, Tables]:
+    first, second = tables
+    return first, second
 
 
 class Tested(NamedTuple):

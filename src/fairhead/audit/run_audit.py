@@ -16,12 +16,12 @@ from fairhead.audit.catalogue import OWN, Chosen, Metric, Multiclass, choose_met
 from fairhead.audit.curves import curves_of
 from fairhead.audit.estimate import estimate
 from fairhead.audit.own_metrics import with_own
-from fairhead.audit.predicted_numbers import NUMBER_RATES, number_tables
+from fairhead.audit.predicted_numbers import NUMBER_RATES, NumberSample
 from fairhead.audit.rate_stack import Rules
 from fairhead.audit.rates import RATES, Kind, Rates, Tables, small_groups
 from fairhead.audit.score_gaps import SCORE_GAPS
 from fairhead.audit.score_rates import ScoreTables
-from fairhead.audit.several_labels import label_tables
+from fairhead.audit.several_labels import label_sample, label_tables
 from fairhead.errors import InputError
 from fairhead.records import Column, Records, keep_freed_memory
 from fairhead.report.score_curves import Curves
@@ -162,13 +162,14 @@ class Part:
         view, n_classes = self.view, len(self.view.classes)
         clusters = clusters_in(self.column.codes, len(self.column.levels), view.cluster)
         groups = tuple(str(level) for level in self.column.levels)
+        draws = self.draws
         if view.numbers is not None:
-            draws, own = self.draws, (view.weight, view.cluster)
-            made = number_tables(view.numbers, self.column.codes, groups, *own, draws.n_boot, draws.seed, clusters)
-            return replace(made, small=small_groups(made.sizes, draws.min_group))
+            drawn = NumberSample([view.numbers], self.column.codes, groups, view.weight, view.cluster)
+            return drawn.bootstrap(draws.n_boot, draws.seed, clusters, draws.min_group)[0]
         if view.labels:
-            labelled = label_tables(view, self.column.codes, groups, self.draws.n_boot, self.draws.seed, clusters)
-            return replace(labelled, small=small_groups(labelled.sizes, self.draws.min_group))
+            sample = label_sample([view], self.column.codes, len(groups))
+            stars = sample.bootstrap(draws.n_boot, np.random.default_rng(draws.seed))
+            return label_tables(sample, stars, view.classes, groups, clusters, draws.min_group)[0]
         if self.finer is not None:
             return replace(self.finer.tables.all_rows, clusters=clusters)
         shape = (len(self.column.levels), n_classes, n_classes)

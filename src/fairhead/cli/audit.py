@@ -264,6 +264,8 @@ def audit_command(
         raise InputError("Missing option '--label'; name a column of true classes, or --target, one of true numbers")
     if len(columns.prediction) > max(1, len(columns.label)):
         raise InputError(f"--prediction names {', '.join(columns.prediction)}; one, or one a --label, is expected")
+    if other_column is not None and (columns.target is not None or len(columns.label) > 1):
+        raise InputError("--compare-prediction is for one --label; put the other predictions in a file, for --compare")
     _check_parts(columns, other_column)
     output.check(path, other_file, columns.groups_from)
     from rich.markup import escape

@@ -332,8 +332,14 @@ def change_between(pair: Difference) -> str:
         'TPR by sex, f 20.0 points below m in A and 17.0 points above in B (change +37.0, +30.0 to +44.0)'
     """
     one, other = pair.groups
-    sides = [f"{points(abs(side or 0.0))} {'above' if (side or 0.0) >= 0 else 'below'}" for side in (pair.a, pair.b)]
-    change, *ends = (Scale(100.0, 1).number(x or 0.0, signed=True) for x in (pair.value, pair.low, pair.high))
+    scale = (
+        Scale(100.0, 1, "points") if is_share(pair.metric) else scale_of(pair.metric, pair.value, pair.low, pair.high)
+    )
+    far = (scale.write(abs(side or 0.0)).replace(THIN_SPACE, " ") for side in (pair.a, pair.b))
+    sides = [
+        f"{size} {'above' if (side or 0.0) >= 0 else 'below'}" for size, side in zip(far, (pair.a, pair.b), strict=True)
+    ]
+    change, *ends = (scale.number(x or 0.0, signed=True) for x in (pair.value, pair.low, pair.high))
     rate = f"{pair.metric.replace('_', ' ')} by {pair.group_by}"
     return f"{rate}, {one} {sides[0]} {other} in A and {sides[1]} in B (change {change}, {' to '.join(ends)})"
 

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from fairlearn.metrics import MetricFrame
+from scipy.stats import permutation_test
 from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
 
 import fairhead
@@ -105,5 +106,44 @@ def test_what_does_not_go_together_is_refused():
         fairhead.audit(fairhead.Records.from_arrays([0, 1], [1, 0], groups={"g": [0, 1]}), metrics=["MAE_gap"])
     with pytest.raises(InputError, match="needs a column of predicted numbers"):
         fairhead.audit(made(), target="income", groups="race")
-    with pytest.raises(InputError, match="one set at a time"):
-        fairhead.compare(made(), made(), **COLUMNS)
+    with pytest.raises(InputError, match="another target in b than in a"):
+        fairhead.compare(made(), made(seed=1), **COLUMNS)
+    classes = fairhead.Records.from_arrays([0, 1] * 750, [1, 0] * 750, groups={"race": [0, 1] * 750})
+    with pytest.raises(InputError, match="a predicts numbers and b classes"):
+        fairhead.compare(fairhead.Records.from_frame(made(), **COLUMNS), classes)
+
+
+def better(frame, factor):
+    """The same rows, with errors of group c times a factor."""
+    near = np.where(frame.race == "c", factor, 1.0)
+    return frame.assign(said=frame.income + (frame.said - frame.income) * near)
+
+
+def test_two_sets_of_predicted_numbers_are_compared():
+    frame = made()
+    found = fairhead.compare(frame, better(frame, 0.5), **COLUMNS, n_boot=1000, n_perm=2000)
+    by_name = {d.metric: d for d in found.differences}
+    gap = by_name["MAE_gap"]
+    assert gap.value == pytest.approx(found.b["MAE_gap"].value - found.a["MAE_gap"].value)
+    assert gap.outcome == "better"
+    assert gap.low < gap.value < gap.high < 0
+    moved = next(d for d in found.pairs if d.metric == "MAE" and d.groups == ("c", "a"))
+    assert moved.p_adjusted < 0.01
+    same = fairhead.compare(frame, frame, **COLUMNS, n_boot=200, n_perm=200)
+    assert all(d.value == 0 and d.p == 1 for d in same.differences)
+
+
+@pytest.mark.parametrize("way", ["rows", "normal", "clusters"])
+def test_p_of_a_smaller_error_is_scipys(monkeypatch, way):
+    frame = made(600).assign(one=range(600))
+    other = frame.assign(said=frame.income + (frame.said - frame.income) * np.tile([0.6, 1.34], 300))
+    if way == "normal":
+        monkeypatch.setattr(predicted_numbers, "_MANY", 10)
+    more = {"cluster": "one"} if way == "clusters" else {}
+    found = fairhead.compare(frame, other, **COLUMNS, **more, metrics=["MAE"], n_boot=200, n_perm=20_000)
+    sizes = [np.abs(table.said - table.income).to_numpy() for table in (frame, other)]
+    theirs = permutation_test(
+        sizes, lambda a, b, axis: (b - a).mean(axis=axis), permutation_type="samples", n_resamples=20_000, rng=0
+    )
+    assert 0.01 < theirs.pvalue < 0.9
+    assert found.differences[0].p == pytest.approx(theirs.pvalue, abs=0.02)

@@ -92,5 +92,25 @@ def test_what_does_not_fit_is_refused():
         fairhead.audit(frame.assign(insult=7), **COLUMNS)
     with pytest.raises(InputError, match="'cramers_v' is for one label"):
         fairhead.audit(frame, **COLUMNS, metrics=["cramers_v"])
-    with pytest.raises(InputError, match="one set at a time"):
-        fairhead.compare(frame, frame, **COLUMNS)
+    with pytest.raises(InputError, match="another label 'insult' in b than in a"):
+        fairhead.compare(frame, frame.assign(insult=1 - frame.insult), **COLUMNS)
+
+
+@pytest.mark.parametrize("more", [{}, {"weight": "w"}, {"cluster": "person"}])
+def test_two_sets_of_several_labels_are_compared(more):
+    """Of each label as a comparison of that label alone has it."""
+    frame, rng = made(), np.random.default_rng(1)
+    right = (frame.race == "b") & (rng.random(len(frame)) < 0.5)
+    other = frame.assign(insult_said=np.where(right, frame.insult, frame.insult_said))
+    found = fairhead.compare(frame, other, **COLUMNS, **more, metrics=["EOp"], n_boot=1000, n_perm=2000)
+    gap = found.differences[0]
+    assert gap.value == pytest.approx(found.b["EOp"].value - found.a["EOp"].value)
+    assert gap.outcome == "better"
+    one = {"label": "insult", "prediction": "insult_said", "groups": "race"}
+    alone = fairhead.compare(frame, other, **one, **more, metrics=["EOp"], n_boot=1000, n_perm=2000)
+    mine, theirs = next(d for d in found.pairs if d.metric == "TPR[insult]"), alone.pairs[0]
+    assert (mine.a, mine.b, mine.n) == pytest.approx((theirs.a, theirs.b, theirs.n))
+    assert mine.groups == theirs.groups
+    assert mine.low == pytest.approx(theirs.low, abs=0.015)
+    assert mine.high == pytest.approx(theirs.high, abs=0.015)
+    assert next(d for d in found.pairs if d.metric == "TPR[toxic]").value == 0

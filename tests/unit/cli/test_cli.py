@@ -294,7 +294,7 @@ def test_intervals_are_not_broken_within_a_number(preds, capsys, monkeypatch):
     for line in out.splitlines():
         end = re.search(r"([-–.\d]+)\)", line)
         if end and "(" not in line[: end.end()]:
-            assert re.fullmatch(r"-?\d+\.\d+", end[1]), line
+            assert re.fullmatch(r"−?\d+\.\d+", end[1]), line
 
 
 def test_standard_input(preds):
