@@ -4,7 +4,7 @@ Their bootstrap draws counts too. Scores are put into the 15 bins of equal mass 
 replicate draws how many rows of each (group, label, bin) there are. For the calibration error nothing is lost by it.
 The spread of a binned AUC or Brier score is off by a percent or so, more where all positives are few and in the highest
 bins, and is stretched to what it is without bins by the ratio of their variances in closed form (DeLong's for AUC). The
-observed figures are exact.
+observed figures are exact, or, of many rows, as good as exact: `ranked` says when.
 """
 
 from dataclasses import dataclass, replace
