@@ -27,7 +27,7 @@ from fairhead.models.linear_head import FEATURES
 from fairhead.models.places import Place
 from fairhead.records import Records
 from fairhead.train import Examples
-from fairhead.train.cache import cache_folder, cached_array, key_of
+from fairhead.train.cache import decoded_pictures
 from fairhead.train.features import encode
 from fairhead.train.linear import ready_features
 
@@ -180,25 +180,23 @@ def _pictures(
     data: Data, recipe: Recipe, cache: Path | None, progress: Progress | None
 ) -> Callable[[Published], dict[str, Tensor]]:
     size = recipe.pictures().size
+
+    def alone(part: Published) -> dict[str, Tensor]:
+        return {"pixel_values": _channels_first(_images(part).as_array(size))}
+
     if data.limit is not None:  # a few pictures: quicker decoded than looked up
-        return lambda part: {"pixel_values": _channels_first(_images(part).as_array(size))}
+        return alone
     options = {name: value for name, value in data.options.items() if name not in _CHOOSING}
     if "groups_from" in data.options:  # its columns are not the reader's
         options.pop("groups", None)
     every = _dataset(Data(data.name, data.read, options), None).all
-    key = key_of("channels first", _images(every).stamp, size, every.ids.tolist())
-
-    def fill(array: NDArray[Any]) -> None:
-        array[:] = _images(every).as_array(size, progress=progress).transpose(0, 3, 1, 2)
-
-    shape = (len(every), 3, size, size)
-    decoded = cached_array(cache_folder(cache), key, shape, "uint8", fill, {"data": data.read, "rows": len(every)})
+    decoded = decoded_pictures(_images(every), size, cache, progress)
     row_of = {name: row for row, name in enumerate(every.ids.tolist())}
 
     def inputs(part: Published) -> dict[str, Tensor]:
         rows = [row_of.get(name, -1) for name in part.ids.tolist()]
         if min(rows) < 0:
-            return {"pixel_values": _channels_first(_images(part).as_array(size))}
+            return alone(part)
         return {"pixel_values": torch.from_numpy(np.asarray(decoded[rows]))}
 
     return inputs

@@ -4,13 +4,15 @@ Readers ask a `Source` for files by name and never learn which of the three it i
 """
 
 import fnmatch
+import hashlib
 import json
 import os
 import re
 import threading
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -266,6 +268,19 @@ class Source:
                 skips.error("not complete JSON", f"{name}:{number}", f"{where}: is not complete JSON: {problem}")
             else:
                 yield Line(number, row)
+
+
+def stamp_of(files: Iterable[str | os.PathLike[str]], *names: str) -> str:
+    """Changes when one of the files does, by its size and its time; `names` are what else it is to depend on."""
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{os.fspath(file)}\0".encode(errors="surrogateescape"))
+        with suppress(OSError):
+            status = os.stat(file)
+            digest.update(f"{status.st_size}\0{status.st_mtime_ns}\0".encode())
+    for name in names:
+        digest.update(f"{name}\0".encode(errors="surrogateescape"))
+    return digest.hexdigest()
 
 
 def base_name(name: str) -> str:

@@ -1,21 +1,17 @@
 """Images that are decoded when they are asked for, from a folder or straight out of a zip archive."""
 
 import copy
-import hashlib
 import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image, UnidentifiedImageError
 
-from fairhead.data.files import Skips, Source, base_name
+from fairhead.data.files import Skips, Source, base_name, stamp_of
 from fairhead.errors import InputError
 
 Progress = Callable[[int, int], None]
@@ -49,7 +45,6 @@ class Images(Sequence[Image.Image]):
     def take(self, indices: ArrayLike) -> "Images":
         """The images at these positions, still not decoded."""
         taken = copy.copy(self)
-        taken.__dict__.pop("stamp", None)
         taken._names = tuple(self._names[i] for i in np.asarray(indices, dtype=np.intp))
         return taken
 
@@ -61,16 +56,13 @@ class Images(Sequence[Image.Image]):
         unique = by_file if len(by_file) == len(position) else {}
         return [unique.get(base_name(str(name)), -1) for name in self._names]
 
-    @cached_property
+    @property
     def stamp(self) -> str | None:
         """Changes when a file changes: by it decoded pictures are known again. None where that is not known."""
-        digest = hashlib.sha256()
         root = self._source.path
-        for file in [root] if self._source.is_file else (root / name for name in self._names):
-            with suppress(OSError):
-                status = Path(file).stat()
-                digest.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\0".encode(errors="surrogateescape"))
-        return digest.hexdigest()
+        if self._source.is_file:
+            return stamp_of([root], *self._names)
+        return stamp_of(root / name for name in self._names)
 
     def as_array(
         self,

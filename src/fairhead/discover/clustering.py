@@ -6,6 +6,7 @@ Features are one vector a row: by a pretrained encoder as it is, or from a file 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,6 @@ from scipy.stats.contingency import association
 from torch import Tensor
 
 from fairhead.data import Dataset, Images
-from fairhead.data import Examples as Published
 from fairhead.data.ready_features import ReadyFeatures
 from fairhead.errors import InputError
 from fairhead.models.fresh import Recipe, is_ready
@@ -27,14 +27,13 @@ from fairhead.models.load import device_named, open_model
 from fairhead.records import Column
 from fairhead.store import read_arrays, reading
 from fairhead.train import Examples
-from fairhead.train.cache import cache_folder, cached_array, key_of
+from fairhead.train.cache import decoded_pictures
 from fairhead.train.features import encode
 from fairhead.train.kmeans import COUNTS, adjusted_rand, find_clusters, kmeans, stabilities, unit
 
 # Called with (stage, done, all).
 Tell = Callable[[str, int, int], None]
 
-_CHUNK = 512  # pictures that are decoded at a time
 TYPICAL = {"pictures": 8, "texts": 5}
 _WORDS = 8
 _LEAST_COUNT = 5  # texts of a cluster that a word must be in
@@ -67,7 +66,8 @@ def features_of(
 
 
 def _encoded(encoder: str, data: Dataset, max_length: int, device: str, cache: str | Path | None, tell: Tell) -> Tensor:
-    recipe, pictures = Recipe(encoder, data.classes), isinstance(data.all.inputs, Images)
+    recipe, rows = Recipe(encoder, data.classes), data.all.inputs
+    pictures = isinstance(rows, Images)
     recipe.check()
     if recipe.place is None:
         raise InputError(f"{encoder} has fresh weights, and their features say nothing: give a pretrained encoder")
@@ -77,34 +77,15 @@ def _encoded(encoder: str, data: Dataset, max_length: int, device: str, cache: s
         reads, have = ("pictures", "texts") if reads_pictures else ("texts", "pictures")
         such = "CLIP, DINOv2, ViT" if pictures else "BERT, MiniLM, RoBERTa"
         raise InputError(f"{encoder} reads {reads} and the data are {have}: give an encoder of {have} ({such})")
-    if pictures:
+    if isinstance(rows, Images):
         model = normalising(model, recipe.pictures())
-        inputs = {"pixel_values": torch.from_numpy(_pixels(data.all, recipe.pictures().size, cache, tell))}
+        size, told = recipe.pictures().size, partial(tell, "decode")
+        inputs = {"pixel_values": torch.from_numpy(decoded_pictures(rows, size, cache, told))}
     else:
         most = getattr(model.config, "max_position_embeddings", max_length)
-        inputs = tokens_of(tokenizer_of(recipe.place), data.all.inputs, min(max_length, most))
+        inputs = tokens_of(tokenizer_of(recipe.place), rows, min(max_length, most))
     examples = Examples(inputs, torch.from_numpy(data.all.labels))
     return encode(model.to(device_named(device)), examples, cache, lambda done, total: tell("encode", done, total))
-
-
-def _pixels(every: Published, size: int, cache: str | Path | None, tell: Tell) -> NDArray[Any]:
-    """Pictures as bytes, [n, 3, size, size]; kept on disk where their files can be known again."""
-    images = every.inputs
-    assert isinstance(images, Images)
-
-    def fill(array: NDArray[Any]) -> None:
-        for start in range(0, len(images), _CHUNK):
-            rows = np.arange(start, min(start + _CHUNK, len(images)))
-            array[rows] = images.take(rows).as_array(size).transpose(0, 3, 1, 2)
-            tell("decode", int(rows[-1]) + 1, len(images))
-
-    shape = (len(images), 3, size, size)
-    if images.stamp is None:
-        array = np.empty(shape, np.uint8)
-        fill(array)
-        return array
-    key = key_of("channels first", images.stamp, size, every.ids.tolist())
-    return cached_array(cache_folder(cache), key, shape, "uint8", fill, {"rows": len(images)})
 
 
 class Stable(NamedTuple):

@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fairhead.data.images import Images
 from fairhead.store import locked, made_folder, settled, whole_folder, write_json
 
 _SCHEMA = "fairhead.cache/1"
+_CHUNK = 512  # pictures that are decoded at a time
 
 # Writes its rows into the array and reports (done, total) on the way.
 Fill = Callable[[NDArray[Any]], None]
@@ -67,6 +69,29 @@ def cached_array(
             _make(entry, manifest, dict(about or {}), fill)
     # "c": copy on write. Torch wants arrays that it may write to, and nobody should change the cache.
     return np.memmap(entry / "data.bin", dtype=dtype, mode="c", shape=shape)
+
+
+def decoded_pictures(
+    images: Images,  # n of them
+    size: int,  # height and width
+    folder: Path | str | None = None,  # of the cache
+    progress: Callable[[int, int], None] | None = None,  # called with (done, total) while pictures are decoded
+) -> NDArray[np.uint8]:
+    """Pictures as bytes, [n, 3, size, size]; kept on disk where their files can be known again."""
+
+    def fill(array: NDArray[Any]) -> None:
+        for start in range(0, len(images), _CHUNK):
+            rows = np.arange(start, min(start + _CHUNK, len(images)))
+            array[rows] = images.take(rows).as_array(size).transpose(0, 3, 1, 2)
+            if progress is not None:
+                progress(int(rows[-1]) + 1, len(images))
+
+    shape, stamp = (len(images), 3, size, size), images.stamp
+    if stamp is None:
+        array = np.empty(shape, np.uint8)
+        fill(array)
+        return array
+    return cached_array(cache_folder(folder), key_of("decoded", stamp, size), shape, "uint8", fill, {"rows": shape[0]})
 
 
 def _is_whole(entry: Path, manifest: Mapping[str, Any]) -> bool:
