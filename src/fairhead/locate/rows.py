@@ -70,18 +70,33 @@ class Evaluation:
         groups = 1 - np.argsort(order)[1 - self.groups]
         return replace(self, groups=groups, poles=(names[0], names[1]), others=tuple(names[2:]))
 
-    def farthest(self, logits: Array) -> tuple[int, int]:
-        """The two groups, by their places in `names`, whose rates of some predicted class [n, C] differ most.
+    def shared_classes(self, choosing: Mask) -> NDArray[np.intp]:
+        """In how many classes both groups of a pair have enough rows in both halves, [groups, groups], 0 of itself."""
+        rows = [
+            self.take(half).counts(np.zeros((int(half.sum()), len(self.classes)))) for half in (choosing, ~choosing)
+        ]
+        enough = (np.min([counts.sum(2) for counts in rows], axis=0) >= MIN_CELL).astype(np.intp)  # [groups, C]
+        shared = enough @ enough.T
+        np.fill_diagonal(shared, 0)
+        if not shared.any():
+            raise InputError(
+                f"no class has {MIN_CELL} {self.noun} of two groups of {self.group_by} in both halves, so no groups "
+                f"can be compared within a class: use more {self.noun}, or a column with fewer groups"
+            )
+        return np.asarray(shared)
 
-        Groups with fewer rows than a rate may rest on take no part.
+    def farthest(self, logits: Array, choosing: Mask) -> tuple[int, int]:
+        """The two groups, by their places in `names`, whose rates of some predicted class differ most.
+
+        The predictions, [n, C], are of the choosing half. Pairs that cannot be compared within as many classes as
+        others can take no part.
         """
-        predicted = self.counts(logits).sum(1)  # [groups, C]
-        sizes = predicted.sum(1)
-        with np.errstate(invalid="ignore"):
-            rates = np.where(sizes[:, None] >= 2 * MIN_CELL, predicted / sizes[:, None], np.nan)
-        apart = np.nan_to_num(np.abs(rates[:, None] - rates[None]), nan=-1.0).max(-1)
-        first, second = np.unravel_index(int(np.argmax(apart)), apart.shape)
-        return (0, 1) if first == second else (int(first), int(second))
+        shared = self.shared_classes(choosing)
+        predicted = self.take(choosing).counts(logits).sum(1)  # [groups, C]
+        rates = predicted / np.maximum(predicted.sum(1), 1)[:, None]
+        apart = np.abs(rates[:, None] - rates[None]).max(-1)
+        first, second = np.unravel_index(int(np.argmax(np.where(shared == shared.max(), apart, -1.0))), apart.shape)
+        return int(first), int(second)
 
     def score(self, parts: Array, total: Array, level: float = 0.95, measure: str | None = None) -> HeadMap:
         """The gap between the groups given the label, in parts [n, layers, heads] of a whole [n]."""
@@ -179,9 +194,10 @@ def halves(cells: NDArray[np.integer], clusters: NDArray[np.integer] | None, see
 
 
 def halves_of(evaluation: Evaluation, seed: int = 0) -> Mask:
-    """The choosing half that is taken by default, [n] bool; a group that is absent from a half is refused."""
+    """The choosing half that is taken by default, [n] bool; one of two groups that a half has not is refused."""
     choosing = halves(len(evaluation.names) * evaluation.labels + evaluation.groups, evaluation.clusters, seed)
-    check_halves(evaluation, choosing)
+    if not evaluation.others:
+        check_halves(evaluation, choosing)
     return choosing
 
 

@@ -263,13 +263,15 @@ class Session:
     def between_farthest(self, task: Task, choosing: Mask) -> "Session":
         """The same with the two groups as poles whose predictions differ most in the choosing half."""
         rows = self.evaluation
-        poles = rows.take(choosing).farthest(task.logits(self.features.output[choosing]))
-        rows = rows.between(*poles)
-        _check_rows(rows, choosing, self.notes)
+        shared = rows.shared_classes(choosing)
+        few = [name for name, most in zip(rows.names, shared.max(0), strict=True) if most < shared.max()]
+        rows = rows.between(*rows.farthest(task.logits(self.features.output[choosing]), choosing))
         note = (
             f"{rows.group_by} has {len(rows.names)} groups. Maps of heads and erasure are between {rows.poles[0]} and "
             f"{rows.poles[1]}, whose predictions differ most in the choosing half; metrics are over all of them."
         )
+        if few:
+            note += f" Too few {rows.noun} to compare heads within a class: {', '.join(few)}."
         return replace(self, evaluation=rows, notes=(*self.notes, note))
 
     def concept(self, task: Task, choosing: Mask) -> Concept:
@@ -338,7 +340,9 @@ def open_session(
     chosen = labelled_rows(source, file.concept, held_out)
     evaluation = chosen.evaluation
     choosing = halves_of(evaluation, source.seed)
-    if not evaluation.others:  # of several groups, the model says between which two heads are compared
+    if evaluation.others:  # the model says between which two of them heads are compared
+        evaluation.shared_classes(choosing)
+    else:
         _check_rows(evaluation, choosing, chosen.notes)
     kind = TextInputs if is_text else ImageInputs
     inputs: RowInputs = kind(source.model, chosen.items, source.batch_size, source.device, source.beside)

@@ -71,6 +71,18 @@ def test_a_class_of_few_rows_takes_no_part_in_edits(pictures, tmp_path) -> None:
     assert (tmp_path / "edited" / "config.json").exists()
 
 
+def test_one_tiny_group_does_not_end_the_run(pictures, tmp_path) -> None:
+    """The first by name has three rows: heads are compared between the others, and the page says so."""
+    saved_vit(tmp_path / "m")
+    lines = pictures.read_text().splitlines()
+    names = ["where", *("ab"[i // 2 % 2] if i > 4 else "Arab" for i in range(len(lines) - 1))]
+    file = pictures.with_name("where.csv")
+    file.write_text("\n".join(f"{line},{name}" for line, name in zip(lines, names, strict=True)))
+    content = located(tmp_path / "m", tmp_path, "--data", f"images:{file}", "--group", "where", "--label", "smiling")
+    assert sorted(content["concept"]["poles"]) == ["a", "b"]
+    assert any(note.endswith("Too few images to compare heads within a class: Arab.") for note in content["notes"])
+
+
 def test_own_posts_are_compared_by_their_column(posts, tmp_path) -> None:
     made_posts.planted_bert().save_pretrained(tmp_path)
     made_posts.tokenizer().save_pretrained(tmp_path)

@@ -504,7 +504,7 @@ def test_metrics_are_over_all_groups_and_maps_between_the_two_farthest() -> None
     rows = Evaluation(labels, task.classes, 1 - shade, ("a", "b"), "shade", others=("bright",))
     choosing = halves_of(rows)
     logits = task.logits(features.output)
-    poles = rows.take(choosing).farthest(logits[choosing])
+    poles = rows.farthest(logits[choosing], choosing)
     assert 2 in poles
     rows = rows.between(*poles)
     assert "bright" in rows.poles
@@ -523,3 +523,18 @@ def test_metrics_are_over_all_groups_and_maps_between_the_two_farthest() -> None
     assert found["DP"][0] == pytest.approx(audited["DP"].value)
     assert found["EOd"][0] == pytest.approx(audited["EOd"].value)
     assert located.studies[0]["DP"].change.a == pytest.approx(audited["DP"].value)
+
+
+def test_a_group_without_enough_rows_of_each_class_is_no_pole() -> None:
+    """The first group is farthest from all others by its predictions, and has one row of the first class."""
+    size, classes = 300, ("no", "yes")
+    group, labels = np.arange(size) % 3, np.arange(size) // 3 % 2
+    labels[group == 0] = 1
+    labels[0] = 0
+    rows = Evaluation(labels, classes, 1 - group, ("tiny", "b"), "shade", others=("c",), noun="texts")
+    choosing = halves_of(rows)
+    logits = np.eye(2)[np.where(group == 0, 1, group == 2)]
+    assert rows.shared_classes(choosing).tolist() == [[0, 1, 1], [1, 0, 2], [1, 2, 0]]
+    assert sorted(rows.farthest(logits[choosing], choosing)) == [1, 2]
+    with pytest.raises(InputError, match="no class has 10 texts of two groups of shade in both halves"):
+        rows.take(group == 0).shared_classes(choosing[group == 0])
