@@ -250,7 +250,8 @@ def locate(
     Example:
         >>> found = locate("run/model", "images:labels.csv", by="sex", label="smiling", forward=True)  # doctest: +SKIP
         >>> found.show()  # doctest: +SKIP
-        >>> found.save("edited")  # the model without these heads' contribution  # doctest: +SKIP
+        >>> if found.heads:  # none, where no head is significant  # doctest: +SKIP
+        ...     found.save("edited")  # the model without these heads' contribution
     """
     from fairhead.locate.answer import answer
     from fairhead.locate.locate_settings import LocatePlan, Source

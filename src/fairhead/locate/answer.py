@@ -110,7 +110,7 @@ class LocatedHeads(Result):
         """
         located, question = self.located, self.opened.question
         if not located.ranked:
-            raise InputError("no head was chosen, so there is no edit to save")
+            raise InputError("no head was chosen (.heads is empty), so there is no edit to save")
         rows = located.rows.take(question.reported)
         told = next((s for s in located.studies if (s.kind, s.way) == (self.kind, "forward")), None)
         if told is None:  # without controls
