@@ -242,11 +242,10 @@ def settled(path: PathLike) -> Path:
 
 
 @contextmanager
-def filling(folder: PathLike, last: str = "config.json") -> Iterator[Path]:
-    """A folder to write files to, which are then moved into `folder`, to what else is there.
+def filling(folder: PathLike) -> Iterator[Path]:
+    """A folder to write a model to, whose files are then moved into `folder`, to what else is there.
 
-    `last` is moved after all others: without its configuration a folder is no model, so that half of one never looks
-    whole.
+    Its configuration is moved last: without it a folder is no model, so that half of one never looks whole.
     """
     folder = made_folder(folder)
     beside = folder / ".saving"
@@ -255,7 +254,7 @@ def filling(folder: PathLike, last: str = "config.json") -> Iterator[Path]:
         try:
             beside.mkdir()
             yield beside
-            for file in sorted(beside.iterdir(), key=lambda file: file.name == last):
+            for file in sorted(beside.iterdir(), key=lambda file: file.name == "config.json"):
                 _sync(file)
                 file.replace(folder / file.name)
         finally:

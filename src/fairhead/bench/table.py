@@ -205,16 +205,16 @@ def _block(grid: Grid, store: Store, rows: Sequence[Mapping[str, Any]], plan: _P
     )
 
 
-def _frontier(lines: Sequence[Line], baseline: str, metric: str = "EOd") -> Frontier | None:
-    """Accuracy and gap of the methods that have both with their intervals."""
+def _frontier(lines: Sequence[Line], baseline: str) -> Frontier | None:
+    """Accuracy and EOd of the methods that have both with their intervals."""
     points = []
     for line in lines:
-        both = [line.figures[name] for name in ("accuracy", metric) if name in line.figures]
+        both = [line.figures[name] for name in ("accuracy", "EOd") if name in line.figures]
         known = [x for figure in both for x in (figure.mean, figure.low, figure.high) if x is not None]
         if len(known) == 6:
             accuracy, accuracy_low, accuracy_high, gap, low, high = known
             points.append(Point(line.method, accuracy, accuracy_low, accuracy_high, gap, low, high))
-    return Frontier.of(metric, points, baseline) if points else None
+    return Frontier.of("EOd", points, baseline) if points else None
 
 
 def _commonest(runs: Sequence[Records]) -> float:

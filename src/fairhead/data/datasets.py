@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fairhead.data.images import Images
-from fairhead.errors import InputError, did_you_mean
+from fairhead.errors import InputError, check_known, did_you_mean
 from fairhead.records import Column, Records
 
 T = TypeVar("T")
@@ -262,8 +262,5 @@ def choose(kind: str, wanted: Sequence[str], known: Sequence[str]) -> tuple[str,
     if isinstance(wanted, str):
         wanted = (wanted,)
     for name in wanted:
-        if name not in known:
-            raise InputError(
-                f"there is no {kind} {name!r}; there are {', '.join(known)}.{did_you_mean(name, list(known))}"
-            )
+        check_known(name, known, f"there is no {kind} {name!r}; there are")
     return tuple(wanted)

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 from fairhead.data.datasets import Dataset, Items
 from fairhead.data.images import Images
-from fairhead.errors import InputError, check_known, did_you_mean
+from fairhead.errors import InputError, check_known, not_known
 from fairhead.records.group_file import GroupFile
 from fairhead.settings import check_settings
 
@@ -145,8 +145,7 @@ def reader_named(name: str) -> Reader:
     added = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if plain in added:
         return _added(added[plain])
-    known = [*READERS, *added]
-    raise InputError(f"there is no reader for {name!r}; there are {', '.join(known)}.{did_you_mean(plain, known)}")
+    raise not_known(plain, [*READERS, *added], f"there is no reader for {name!r}; there are")
 
 
 def _added(point: EntryPoint) -> Reader:
@@ -194,9 +193,7 @@ def _read_held(name: str | Path, *, label: str | None = None, groups: Sequence[s
     if isinstance(data, Dataset):
         known = list(data.attributes.columns)
         for group in [groups] if isinstance(groups, str) else groups:
-            if group not in known:
-                there = f"there are {', '.join(known)}.{did_you_mean(group, known)}" if known else "it has none"
-                raise InputError(f"the data have no group column {group!r}; {there}")
+            check_known(group, known, f"the data have no group column {group!r}; there are")
     return data
 
 

@@ -189,14 +189,14 @@ def check_classifier(folder: str, wanted: Sequence[str]) -> None:
     labels_of(open_model(folder, "text").model.config, wanted, folder)
 
 
-def by_classifier(folder: str, texts: Sequence[str], wanted: Sequence[str] = (), device: str = "auto") -> Gauge:
+def by_classifier(folder: str, texts: Sequence[str], wanted: Sequence[str] = ()) -> Gauge:
     """The probability of each label, of texts that are all read at once, in batches of like length.
 
     Where a text can have several labels (`problem_type` "multi_label_classification", or a single label) each has a
     probability of its own; otherwise those of a text sum to 1.
     """
     distinct = sorted(set(texts), key=len)
-    rows = TextInputs(folder, tuple(distinct), 64, device)
+    rows = TextInputs(folder, tuple(distinct), batch_size=64)
     config: Any = rows.model.config
     labels = labels_of(config, wanted, folder)
     apart = config.problem_type == "multi_label_classification" or config.num_labels == 1

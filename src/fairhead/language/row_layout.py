@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fairhead.errors import UnsupportedModel
 from fairhead.language.packing import Row, TokenSequence, followed, pack
+from fairhead.models.batches import quiet as quiet
 
 # Two ways to compute the same differ by rounding; a token that sees what it should not differs as contexts do.
 _ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-6}
@@ -222,24 +223,3 @@ def window_of(model: nn.Module) -> int | None:
     found = [getattr(config, name, None) for name in ("sliding_window", "window_size", "attention_chunk_size")]
     widths = [width for width in found if isinstance(width, int) and width > 0]
     return min(widths) if widths else None
-
-
-@contextmanager
-def quiet(model: nn.Module) -> Iterator[None]:
-    """No gradients and no dropout; afterwards the model is as it was.
-
-    Example:
-        >>> layer = nn.Dropout()
-        >>> with quiet(layer):
-        ...     layer.training
-        False
-    """
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        with torch.inference_mode():
-            yield
-    finally:
-        for module in training:
-            module.training = True

@@ -10,7 +10,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
 
-from fairhead.errors import InputError, check_known, did_you_mean
+from fairhead.errors import InputError, check_known, not_known
 from fairhead.settings import check_settings
 
 ENTRY_POINTS = "fairhead.methods"
@@ -222,8 +222,7 @@ def method_named(name: str) -> MethodEntry:
     added = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if name in added:
         return _loaded(added[name])
-    known = [*METHODS, *added]
-    raise InputError(f"no method {name!r}; known: {', '.join(known)}.{did_you_mean(name, known)}")
+    raise not_known(name, [*METHODS, *added], f"no method {name!r}; known:")
 
 
 def method(name: str, **options: Any) -> Any:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import reduce
 from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar
 
@@ -271,12 +272,12 @@ class _Head(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         plain, *biased = states.chunk(1 + self._n, dim=-1)
-        raised = None
-        for one in biased:
-            found = self.logits(one).float().softmax(-1)
-            raised = found if raised is None else torch.maximum(raised, found)
-        assert raised is not None
-        return decayed(self.logits(plain).float().log_softmax(-1), raised, self._decay, self._least)
+        return self.changed(self.logits(plain), biased)
+
+    def changed(self, logits: Tensor, biased: Iterable[Tensor]) -> Tensor:
+        """Log-probabilities, from the model's own logits and the last states of the other readings."""
+        raised = reduce(torch.maximum, (self.logits(one).float().softmax(-1) for one in biased))
+        return decayed(logits.float().log_softmax(-1), raised, self._decay, self._least)
 
 
 def decayed(logprobs: Tensor, biased: Tensor, decay: float, least: float) -> Tensor:
@@ -302,7 +303,7 @@ class _AtDecoding(LogitsProcessor):
         new = input_ids.shape[1] - self._mask.shape[1]
         mask = torch.cat([self._mask, self._mask.new_ones(len(input_ids), new)], dim=1)
         texts = [row[kept.bool()] for row, kept in zip(input_ids, mask, strict=True)]
-        raised = None
+        biased = []
         for prefix in model._prefixes():
             whole = [torch.cat([prefix, text[1:] if text[0] == model._start else text]) for text in texts]
             width = max(map(len, whole))
@@ -313,10 +314,8 @@ class _AtDecoding(LogitsProcessor):
             given: dict[str, Any] = {"input_ids": ids, "attention_mask": shown}
             if self._positions:
                 given["position_ids"] = (shown.cumsum(1) - 1).clamp(min=0)
-            found = model.head.logits(_states(model.base, given)[:, -1]).float().softmax(-1)
-            raised = found if raised is None else torch.maximum(raised, found)
-        assert raised is not None
-        return decayed(scores.float().log_softmax(-1), raised, model.head._decay, model.head._least).to(scores.dtype)
+            biased.append(_states(model.base, given)[:, -1])
+        return model.head.changed(scores, biased).to(scores.dtype)
 
 
 def _states(base: Any, given: Mapping[str, Any]) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fairhead.errors import InputError, did_you_mean
+from fairhead.errors import InputError, check_known
 from fairhead.models.places import quietly, read_json
 from fairhead.report.model_card import CARD, Card, is_ours
 from fairhead.settings import check_config
@@ -266,9 +266,7 @@ def _from_json(text: str, source: Path) -> Any:
         name, settings = saved["method"], dict(saved["settings"])
     except (ValueError, TypeError, KeyError):
         raise InputError(f"{source} does not name a method and its settings: save it again") from None
-    if name not in ATTACHABLE:
-        known = list(ATTACHABLE)
-        raise InputError(f"{source} names the method {name!r}; known: {', '.join(known)}.{did_you_mean(name, known)}")
+    check_known(name, ATTACHABLE, f"{source} names the method {name!r}; known:")
     module, _, kind_name = ATTACHABLE[name].partition(":")
     kind = getattr(import_module(module), kind_name)
     for option in settings.keys() - {setting.name for setting in fields(kind)}:

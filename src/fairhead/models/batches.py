@@ -6,11 +6,13 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairhead.data import Images
 from fairhead.errors import InputError
@@ -102,6 +104,27 @@ class TextInputs(RowInputs):
 def _columns(text: Any) -> tuple[str, ...]:
     """A text, or the premise and the hypothesis of a pair."""
     return (text.premise, text.hypothesis) if hasattr(text, "premise") else (str(text),)
+
+
+@contextmanager
+def quiet(model: nn.Module) -> Iterator[None]:
+    """No gradients and no dropout; afterwards the model is as it was.
+
+    Example:
+        >>> layer = nn.Dropout()
+        >>> with quiet(layer):
+        ...     layer.training
+        False
+    """
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 def even_batches(start: int, end: int, size: int) -> list[range]:

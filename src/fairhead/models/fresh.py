@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fairhead.data.ready_features import PREFIX, ReadyFeatures
-from fairhead.errors import InputError, UnsupportedModel, did_you_mean
+from fairhead.errors import InputError, UnsupportedModel, check_known
 from fairhead.models.inputs import Pictures, normalising
 from fairhead.models.load import open_model, read_weights
 from fairhead.models.places import MOST_LAYERS, Place, config_of, find
@@ -65,11 +65,7 @@ class Recipe:
         else:
             known = list(_FRESH_SETTINGS) if self.place is None else ["image_size"]
         for setting, value in self.settings.items():
-            if setting not in known:
-                raise InputError(
-                    f"backbone {self.name} has no setting {setting!r}; it has {', '.join(known) or 'none'}."
-                    f"{did_you_mean(setting, known)}"
-                )
+            check_known(setting, known, f"backbone {self.name} has no setting {setting!r}; it has")
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InputError(f"backbone {self.name}: {setting} is {value!r}; expected a whole number of at least 1")
         if shape is None:

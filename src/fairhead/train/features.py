@@ -8,7 +8,6 @@ and is never out of date. Both together compute what the whole model computes.
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,10 +17,12 @@ from torch import Tensor, nn
 
 from fairhead.errors import UnsupportedModel
 from fairhead.models.attached import refuse_method
+from fairhead.models.batches import quiet
 from fairhead.models.load import weights_digest
 from fairhead.train.cache import cache_folder, cached_array, key_of
 from fairhead.train.examples import Examples
 from fairhead.train.first_token import first_token_only
+from fairhead.train.step import autocast
 
 Progress = Callable[[int, int], None]
 
@@ -190,7 +191,7 @@ def kept_features(
     """What `features` gives for the rows, [n, D] on the CPU; kept under `what`, the model's weights and the inputs."""
 
     def of(rows: Tensor) -> Tensor:
-        with _evaluating(model), torch.inference_mode():
+        with quiet(model):
             return features(examples.take(rows)).float().cpu()
 
     # The first row as well, to a few digits: what hooks make of the inputs, such as normalised pictures, is in it.
@@ -259,25 +260,14 @@ def _reaching(model: nn.Module, part: nn.Module, batch: Examples, device: torch.
 
     hook = part.register_forward_pre_hook(keep, with_kwargs=True)
     inputs = {name: tensor.to(device) for name, tensor in batch.inputs.items()}
-    autocast = torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
     try:
-        with _evaluating(model), torch.inference_mode(), autocast:
+        with quiet(model), autocast(device, precision):
             model(**inputs)
     except _Reached:
         pass
     finally:
         hook.remove()
     return kept[0]
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
 
 
 def _is_frozen(name: str, tensor: Tensor, model: nn.Module, layers: nn.ModuleList) -> bool:

@@ -11,6 +11,9 @@ from fairhead.errors import InputError
 COUNTS = (2, 3, 4, 8, 16, 32)
 # Rows beyond this many add nothing to what a stability is known by.
 _ROWS = 6000
+# Points that a silhouette is of: it takes the distance of each two.
+_SHOWN = 2000
+_HALVINGS = 3  # how often rows are halved, to see how stable clusters are
 # Principal components that features are clustered in.
 _COMPONENTS = 64
 
@@ -64,13 +67,13 @@ def _sums(points: Tensor, cluster: Tensor, k: int) -> Tensor:
     return points.new_zeros(k, points.shape[1]).index_add_(0, cluster, points)
 
 
-def silhouette(points: Tensor, cluster: Tensor, at_most: int = 2000, seed: int = 0) -> float:
+def silhouette(points: Tensor, cluster: Tensor) -> float:
     """Mean over points [n, D] of (b − a) / max(a, b): a is the mean distance to the own cluster, b to the next one.
 
-    It lies between −1 and 1, and is −1 where there is but one cluster. Of more points than `at_most` some are drawn.
+    It lies between −1 and 1, and is −1 where there is but one cluster. Of very many points some are drawn.
     """
-    if len(points) > at_most:
-        chosen = torch.randperm(len(points), generator=torch.Generator().manual_seed(seed))[:at_most]
+    if len(points) > _SHOWN:
+        chosen = torch.randperm(len(points), generator=torch.Generator().manual_seed(0))[:_SHOWN]
         points, cluster = points[chosen.to(points.device)], cluster[chosen.to(cluster.device)]
     _, cluster = cluster.unique(return_inverse=True)
     sizes = torch.bincount(cluster)
@@ -115,7 +118,6 @@ def stabilities(
     points: Tensor,  # [n, D]
     counts: Sequence[int] = COUNTS,  # numbers of clusters; those that half of the rows cannot have are left out
     seed: int = 0,  # of the halves and the starts
-    repeats: int = 3,  # how often the rows are halved
     # Who or what a row is of, [n]: one unit is never in both halves, or clusters would be of units
     units: Tensor | None = None,
 ) -> list[Stability]:
@@ -130,7 +132,7 @@ def stabilities(
     generator = torch.Generator().manual_seed(seed)
     units = unit_numbers(units, len(points))
     drawn = []
-    for _ in range(repeats):
+    for _ in range(_HALVINGS):
         place = torch.randperm(int(units.max()) + 1, generator=generator)
         order = place[units].argsort(stable=True)[: 2 * halves]  # unit by unit
         first = place[units[order]] <= place[units[order[halves - 1]]]  # a unit on the border stays whole

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from fairhead.errors import InputError
+from fairhead.errors import check_known
 from fairhead.settings import (
     PYTHON_ONLY,
     Count,
@@ -58,8 +58,7 @@ class Plan:
         """The plan with these values; as the class itself, but a setting that it lacks is an `InputError`."""
         known = [setting.name for setting in fields(cls)]
         for name in values:
-            if name not in known:
-                raise InputError(f"{cls.__name__} has no setting {name!r}; it has: {', '.join(known)}")
+            check_known(name, known, f"{cls.__name__} has no setting {name!r}; it has:")
         return cls(**values)
 
     def rate(self, step: int, steps: int) -> float:
