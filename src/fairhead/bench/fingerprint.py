@@ -88,7 +88,7 @@ def row_of(cell: Cell, status: str) -> dict[str, Any]:
 
 
 def failed_row(cell: Cell, error: str, trace: str = "") -> dict[str, Any]:
-    """The row of a cell that came to nothing."""
+    """The row of a cell that failed."""
     return {**row_of(cell, "failed"), "error": error, "traceback": trace}
 
 

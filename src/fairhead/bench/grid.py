@@ -341,7 +341,7 @@ class Grid:
         return {**self.plan, **data.plan, **backbone.plan, **method.plan, **self.overrides}
 
     def cells(self) -> tuple[Cell, ...]:
-        """Every cell; those that share data stand together, so that a worker seldom has to read anew."""
+        """Every cell; those that share data stand together, so that a worker seldom has to read them again."""
         return tuple(
             Cell(data, method.backbone(backbone), method, seed, self.plan_of(data, backbone, method), self.selection)
             for data in self.data

@@ -268,7 +268,7 @@ def mean_of_all(values: Sequence[float | None]) -> float | None:
 
 
 def _corrected(lines: Sequence[Line], metrics: Sequence[str]) -> list[Line]:
-    """Correct the p-values of each metric over the methods that were held against the baseline."""
+    """Correct the p-values of each metric over the methods that were compared with the baseline."""
     made = {line.method: dict(line.differences) for line in lines}
     for metric in metrics:
         tested = [of_line for of_line in made.values() if metric in of_line]
@@ -281,7 +281,7 @@ def _corrected(lines: Sequence[Line], metrics: Sequence[str]) -> list[Line]:
 def _best(lines: Sequence[Line], pool: SeedPool, metric: str) -> str | None:
     """The best method on the rungs 0 to 2 of the ladder, where it differs significantly from every other one there.
 
-    Each of these p counts as often as there are others, or as methods that were held against the baseline where those
+    Each of these p counts as often as there are others, or as methods that were compared with the baseline where those
     are more, as with references (Bonferroni): Holm's would set a method in bold whose difference from the baseline,
     corrected among those of all methods, is called noise in the same table.
     """

@@ -27,7 +27,7 @@ class Line:
     differences: Mapping[str, SeedDifference]
     best: frozenset[str]  # metrics in which it is significantly better than every other method
     cost: Cost | None  # averaged over seeds
-    failed: Mapping[int, str]  # seed -> error of the cells that came to nothing
+    failed: Mapping[int, str]  # seed -> error of the cells that failed
     remark: str = ""  # how it uses groups, if it does
     search: Choice | None = None  # what a search of its hyper-parameters found; None where there was none
 
@@ -42,7 +42,7 @@ class Line:
         return "circular" in self.remark
 
     def aside(self, metric: str, baseline: str) -> str:
-        """The remark in brackets, unless the name says it already, and what it was held against but the baseline."""
+        """The remark in brackets, unless the name says it already, and what it was compared with but the baseline."""
         said = f" ({self.remark})" if self.remark and self.remark not in self.method else ""
         other = self.differences[metric].methods[0]
         return said + (f" against {other}" if other not in ("", baseline) else "")

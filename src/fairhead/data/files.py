@@ -81,7 +81,7 @@ class Skips:
 class Source:
     """The files under a folder or in a zip archive, or one single file, under relative names with forward slashes.
 
-    Safe to share between threads, to pickle and to fork: an archive is opened anew in each process.
+    Safe to share between threads, to pickle and to fork: an archive is opened again in each process.
 
     Args:
         path: a folder, a `.zip` archive or a file.

@@ -41,7 +41,7 @@ def read_multinli(
 
     Args:
         path: folder, zip archive or .jsonl file; all of train, dev_matched and dev_mismatched that are there are read.
-        split: "official" (train, dev_matched, dev_mismatched) or "random" (all pooled and drawn anew, 50/20/30).
+        split: "official" (train, dev_matched, dev_mismatched) or "random" (all pooled and drawn again, 50/20/30).
         fractions: part -> share of a random split.
         seed: of a random split.
         on_error: "raise", or "skip" to leave out lines that are broken.

@@ -25,7 +25,7 @@ from fairhead.language.answers import (
     Sampling,
     refuse_duplicates,
 )
-from fairhead.language.lexicons import Gauge
+from fairhead.language.lexicons import TextMeasure
 from fairhead.language.packing import as_chat, token_ids
 from fairhead.language.row_layout import quiet
 from fairhead.language.scorer import Scorer
@@ -189,7 +189,7 @@ def check_classifier(folder: str, wanted: Sequence[str]) -> None:
     labels_of(open_model(folder, "text").model.config, wanted, folder)
 
 
-def by_classifier(folder: str, texts: Sequence[str], wanted: Sequence[str] = ()) -> Gauge:
+def by_classifier(folder: str, texts: Sequence[str], wanted: Sequence[str] = ()) -> TextMeasure:
     """The probability of each label, of texts that are all read at once, in batches of like length.
 
     Where a text can have several labels (`problem_type` "multi_label_classification", or a single label) each has a
@@ -206,4 +206,4 @@ def by_classifier(folder: str, texts: Sequence[str], wanted: Sequence[str] = ())
             logits = rows.model(**batch).logits.float()
             shares = (logits.sigmoid() if apart else logits.softmax(-1))[:, list(labels)].cpu().tolist()
             found |= dict(zip(distinct[len(found) : len(found) + len(shares)], shares, strict=True))
-    return Gauge(tuple(f"{Path(folder).name} p({name})" for name in labels.values()), found.__getitem__)
+    return TextMeasure(tuple(f"{Path(folder).name} p({name})" for name in labels.values()), found.__getitem__)

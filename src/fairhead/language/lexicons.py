@@ -1,4 +1,4 @@
-"""Word lists as published: gauges of what a text expresses, and swaps that make its counterfactual. Needs no torch.
+"""Word lists as published: measures of what a text expresses, and swaps that make its counterfactual. Needs no torch.
 
 Ratings are rescaled to [−1, 1]: Warriner's valence, arousal and dominance from 1–9, the basic emotions (BE5) from 1–5.
 """
@@ -166,14 +166,14 @@ def read_gender_vectors(path: str | os.PathLike[str], words: Iterable[str]) -> L
     return Lexicon(("gender",), leaning)
 
 
-class Gauge(NamedTuple):
+class TextMeasure(NamedTuple):
     """Measures of one text: their names, and a function from a text to their values (NaN where there is none)."""
 
     names: tuple[str, ...]
     values: Callable[[str], Sequence[float]]
 
 
-def sentiment() -> Gauge:
+def sentiment() -> TextMeasure:
     """VADER's compound score, and whether it is positive (≥ 0.5) or negative (≤ −0.5)."""
     if find_spec("vaderSentiment") is None:
         raise NotMeasured(
@@ -188,10 +188,10 @@ def sentiment() -> Gauge:
         compound = float(vader.polarity_scores(text)["compound"])
         return compound, float(compound >= _TONE), float(compound <= -_TONE)
 
-    return Gauge(("sentiment", "positive", "negative"), values)
+    return TextMeasure(("sentiment", "positive", "negative"), values)
 
 
-def gender_words() -> Gauge:
+def gender_words() -> TextMeasure:
     """Gender polarity by words such as "she" and "his": (women's − men's) / all of them, 0 where there are none."""
 
     def values(text: str) -> Sequence[float]:
@@ -200,10 +200,10 @@ def gender_words() -> Gauge:
         polarity = (female - male) / (female + male) if female + male else 0.0
         return polarity, float(female > male), float(male > female)
 
-    return Gauge(_BY_WORDS, values)
+    return TextMeasure(_BY_WORDS, values)
 
 
-def gender_vectors(leaning: Lexicon) -> Gauge:
+def gender_vectors(leaning: Lexicon) -> TextMeasure:
     """Gender polarity by word vectors: weighted average, the most gendered word, and shares past ±0.25 of that."""
 
     def values(text: str) -> Sequence[float]:
@@ -215,12 +215,12 @@ def gender_vectors(leaning: Lexicon) -> Gauge:
         mean = float(leaning.score(found)[0])
         return mean, extreme, float(extreme >= _GENDERED), float(extreme <= -_GENDERED)
 
-    return Gauge(_BY_VECTORS, values)
+    return TextMeasure(_BY_VECTORS, values)
 
 
-def by_lexicon(lexicon: Lexicon) -> Gauge:
+def by_lexicon(lexicon: Lexicon) -> TextMeasure:
     """The score of a text on each dimension of a lexicon."""
-    return Gauge(lexicon.dimensions, lambda text: lexicon.score(words_of(text)).tolist())
+    return TextMeasure(lexicon.dimensions, lambda text: lexicon.score(words_of(text)).tolist())
 
 
 @dataclass(frozen=True)

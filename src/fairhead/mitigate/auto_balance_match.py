@@ -31,7 +31,7 @@ from fairhead.train.linear import answers, ready_features, solve
 Candidate = Literal["plain", "balance", "logits", "dro", "match", "both"]
 # Methods that train once, on rows as they are drawn.
 UNDER = ("erm", "dam", "dam_norm", "dam_no_alignment", "dam_no_attention", "dam_release", "encoder_layer")
-# Of a candidate that is too dear: its weights to this power, its offsets times this. "balance 0.75" names one.
+# Of a candidate that costs too much: its weights to this power, its offsets times this. "balance 0.75" names one.
 STRENGTHS = (0.75, 0.5, 0.25)
 _FOLDS = 4
 _PENALTY = 0.1  # of linear heads that stand in for a network

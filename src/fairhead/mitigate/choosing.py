@@ -100,7 +100,7 @@ def least_spread(plain: Tensor, labels: Tensor, clusters: Tensor, units: Tensor 
     """Select by the smallest spread and cost, among epochs that cost at most `price` points of accuracy.
 
     The cost is counted from the answers of `plain` training, [m].
-    Epochs that cost more come after all others, the dearest last.
+    Epochs that cost more come after all others, the costliest last.
     """
     rows = labels.numpy(), clusters.numpy(), None if units is None else units.numpy()
 

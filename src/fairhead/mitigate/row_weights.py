@@ -40,7 +40,7 @@ def balance_weights(
     Example:
         >>> import torch
         >>> from fairhead.mitigate import balance_weights
-        >>> kind = torch.tensor([0] * 90 + [1] * 10 + [0] * 10 + [1] * 90)      # goes along with the label
+        >>> kind = torch.tensor([0] * 90 + [1] * 10 + [0] * 10 + [1] * 90)      # correlates with the label
         >>> features = torch.randn(200, 4, generator=torch.Generator().manual_seed(0)) + 9 * kind[:, None]
         >>> weights = balance_weights(features - 4.5, torch.arange(200) // 100)
         >>> weights[0].item(), weights[95].item()

@@ -145,7 +145,7 @@ def triplets_of(pairs: Sequence[CrowsPair]) -> list[StereoSetItem]:
     """
     order = shuffle_by_hash([pair.less for pair in pairs], seed=0)
     if len(order) < 2:
-        raise InputError("at least two pairs with different sentences are needed: each is held against another one")
+        raise InputError("at least two pairs with different sentences are needed: each is compared with another one")
     after = dict(zip(order, [*order[1:], order[0]], strict=True))
     kind = "intrasentence"
     return [StereoSetItem(p.id, kind, p.more, p.bias_type, "", Triplet(p.more, p.less, after[p.less])) for p in pairs]
@@ -222,7 +222,7 @@ def example_of(triplet: TokenTriplet, length_align: Literal["span", "pad_common"
 
 
 def can_differ(example: Example) -> Ints:
-    """For each compared token, 1 where the attention of the two sentences there can be held against each other, [M].
+    """For each compared token, 1 where the attention of the two sentences there can be compared, [M].
 
     Up to the first difference both sentences are one and the same text, and so is their attention. Where one sentence
     alone has other tokens before, its share of them has no counterpart, and a divergence from next to nothing would

@@ -1,7 +1,7 @@
 """Computing the first token alone where nothing reads the others: most of the work of a last encoder layer.
 
 A classifier that reads the first token needs the keys and values of all tokens, but only the first one's query, row of
-attention, output projection, feed-forward part and norms. Nothing of the model is written anew: hooks show its linear
+attention, output projection, feed-forward part and norms. Nothing of the model is rewritten: hooks show its linear
 layers and norms one token, and sums with longer tensors broadcast, so that the first token is right and the others are
 never looked at. Whether that is so is tried out, not assumed.
 """
@@ -52,7 +52,7 @@ def first_token_only(model: nn.Module, run: Callable[[], Tensor]) -> bool:
             cut = _logits_or_none(run)
     finally:
         model.train(was_training)
-    # Held against how far rows differ: logits that do not depend on the input yet (a head of zeros) tell nothing.
+    # Compared with how far rows differ: logits that do not depend on the input yet (a head of zeros) tell nothing.
     apart = (whole - whole.flip(0)).abs().max()
     if cut is not None and cut.shape == whole.shape and (cut - whole).abs().max() < 1e-3 * apart:
         return True

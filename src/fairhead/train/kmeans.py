@@ -196,7 +196,7 @@ class Clusters(NamedTuple):
 def find_clusters(features: Tensor, count: int | None = None, seed: int = 0, units: Tensor | None = None) -> Clusters:
     """k-means on features [n, D], of unit length and standardised; the most stable number of clusters.
 
-    What goes along with the label is not taken out first: it is what is to be found. The first principal components
+    What correlates with the label is not taken out first: it is what is to be found. The first principal components
     give nearly the clusters that all features do, ten times sooner. Rows of one of the `units` [n] (a person, a
     document) stay together when the stability of a number is looked at.
     """

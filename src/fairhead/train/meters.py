@@ -351,7 +351,7 @@ _PROCESS = Path("/proc/self")
 
 
 def _forget_peak_rss() -> None:
-    """Start the process's peak anew, where the system can (Linux)."""
+    """Reset the process's peak, where the system can (Linux)."""
     with suppress(OSError):
         (_PROCESS / "clear_refs").write_text("5")
 

@@ -313,7 +313,7 @@ def _masks_as_when_recorded() -> Iterator[None]:
     """Let transformers decide about masks without looking at them, before a recording as within it.
 
     Where a mask is given it is used: while a stream records, its values cannot be looked at, and layers that were
-    compiled without one would have to be compiled anew in the middle of the recording, which breaks it. Where none is
+    compiled without one would have to be compiled again in the middle of the recording, which breaks it. Where none is
     given none is made: up to 5.17 transformers builds one of ones while a stream records, and a mask keeps the fast
     attention kernels away. One thread at a time: of two that took turns, one would leave its change behind.
     """

@@ -1,4 +1,4 @@
-"""Attention entropy: has training flattened a model's attention, or nailed it to one token? Needs no torch at import.
+"""Attention entropy: has training flattened attention, or concentrated it on one token? Needs no torch at import.
 
 The entropy of a row of attention weights, divided by that of a row which looks at every token it can see alike: 1 is
 uniform, 0 is a single token. The first token of a text sees only itself and does not count. `table` reads a model; the

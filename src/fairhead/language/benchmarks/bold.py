@@ -25,7 +25,7 @@ from fairhead.language.benchmark import MEASURES, Benchmark, Figure, Label, cros
 from fairhead.language.item_table import BenchmarkResult, ItemTable, Measure
 from fairhead.language.lexicons import (
     GENDERED,
-    Gauge,
+    TextMeasure,
     by_lexicon,
     find_lexicons,
     gender_vectors,
@@ -142,14 +142,14 @@ def prompts(items: Iterable[BoldPrompt]) -> list[Prompt]:
     return [Prompt(item.id, item.prompt) for item in items if item.prompt.strip()]
 
 
-def _gauges(options: Options) -> list[Gauge]:
+def _text_measures(options: Options) -> list[TextMeasure]:
     lexicons = {} if options.lexicons is None else find_lexicons(options.lexicons)
     return [sentiment(), gender_words(), *(by_lexicon(lexicon) for lexicon in lexicons.values())]
 
 
 def _ready(options: Options) -> None:
     """What is missing for the measures should be said before an hour of generating."""
-    _gauges(options)
+    _text_measures(options)
     if options.classifier_label and len(options.classifier) != 1:
         raise InputError(f"--classifier-label is of one --classifier; there are {len(options.classifier)}")
     for folder in options.classifier:
@@ -161,19 +161,21 @@ def _ready(options: Options) -> None:
 
 
 def _table(items: Iterable[BoldPrompt], generations: Mapping[str, Generation], options: Options) -> ItemTable:
-    gauges = _gauges(options)
+    chosen = _text_measures(options)
     if options.vectors is not None:
         words = {word for one in generations.values() for word in words_of(one.text)}
-        gauges.append(gender_vectors(read_gender_vectors(options.vectors, words)))
+        chosen.append(gender_vectors(read_gender_vectors(options.vectors, words)))
     for folder in options.classifier:
         from fairhead.language.generation import by_classifier
 
         texts = [one.text for one in generations.values() if not one.empty]
-        gauges.append(by_classifier(folder, texts, options.classifier_label))
-    return table(items, generations, gauges)
+        chosen.append(by_classifier(folder, texts, options.classifier_label))
+    return table(items, generations, chosen)
 
 
-def table(items: Iterable[BoldPrompt], generations: Mapping[str, Generation], gauges: Sequence[Gauge]) -> ItemTable:
+def table(
+    items: Iterable[BoldPrompt], generations: Mapping[str, Generation], chosen: Sequence[TextMeasure]
+) -> ItemTable:
     """A row for each continuation that is not empty: each measure, and whether the text has a value of it."""
     too_long = set(generations.too_long) if isinstance(generations, Answers) else set()
     kept: list[BoldPrompt] = []
@@ -187,8 +189,8 @@ def table(items: Iterable[BoldPrompt], generations: Mapping[str, Generation], ga
             left_out.drop(EMPTY, item.id)
         else:
             kept.append(item)
-    names = [name for gauge in gauges for name in gauge.names]
-    rows = [[value for gauge in gauges for value in gauge.values(generations[item.id].text)] for item in kept]
+    names = [name for one in chosen for name in one.names]
+    rows = [[value for one in chosen for value in one.values(generations[item.id].text)] for item in kept]
     values = np.array(rows, dtype=np.float64).reshape(len(kept), len(names))
     has = ~np.isnan(values)
     columns: dict[str, Array] = {"tokens": np.array([generations[item.id].n_tokens for item in kept], dtype=np.float64)}

@@ -1,4 +1,4 @@
-"""DSA, debiased self-attention (Qiang et al., 2024): patches that give the group away are found and spoilt.
+"""DSA, debiased self-attention (Qiang et al., 2024): patches that give the group away are found and perturbed.
 
 It uses the attribute.
 """
