@@ -5,9 +5,9 @@ score follows from the answers (`stereoset`, `crows_pairs`, `bbq`, `winobias`, `
 says what a change of a model did, from the folders that `fairhead lm suite` wrote.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from fairhead import later
 from fairhead.language.answers import Answers, Journal, Request, Score, journal_path
 
 if TYPE_CHECKING:
@@ -24,8 +24,4 @@ _LATER = {
     "load_scorer": "fairhead.language.scorer",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module 'fairhead.language' has no attribute {name!r}")
-    return getattr(import_module(_LATER[name]), name)
+__getattr__ = later(__name__, _LATER)

@@ -3,10 +3,9 @@
 Names are imported when first used, so that the registry can be read without torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fairhead import make_verb
+from fairhead import later, make_verb
 from fairhead.mitigate.registry import METHODS as METHODS
 from fairhead.mitigate.registry import MethodEntry as MethodEntry
 from fairhead.mitigate.registry import method as method
@@ -50,10 +49,7 @@ _LATER = {
 __all__ = ["METHODS", "MethodEntry", "method", *_LATER]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_LATER[name]), name)
+__getattr__ = later(__name__, _LATER)
 
 
 make_verb(__name__)

@@ -3,9 +3,9 @@
 Names are imported when first used, so that plans can be made without torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from fairhead import later
 from fairhead.train.plan import LanguagePlan as LanguagePlan
 from fairhead.train.plan import TrainingPlan as TrainingPlan
 
@@ -34,7 +34,4 @@ _LATER = {
 __all__ = ["LanguagePlan", "TrainingPlan", *_LATER]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_LATER[name]), name)
+__getattr__ = later(__name__, _LATER)

@@ -238,7 +238,7 @@ def _probabilities(model: nn.Module, precision: str, batch: Batch) -> Tensor:
 
 
 def _placed(examples: Examples, device: torch.device, plan: TrainingPlan) -> Examples:
-    """The examples in the device's memory where the plan or the room there says so."""
+    """The examples in the device's memory where the plan or the free memory there says so."""
     keep = plan.data_on_device
     if keep is None:
         keep = device.type == "cuda" and examples.bytes < torch.cuda.mem_get_info(device)[0] / 2

@@ -269,7 +269,7 @@ def with_lora(model: nn.Module, plan: LanguagePlan) -> nn.Module:
 def merged(model: Any) -> Any:
     """The model with LoRA matrices, where it has them, added into its own weights: in 32 bit, which loses no step.
 
-    In the machine's memory: a GPU that just holds an 8B model in 16 bit has no room for it in 32.
+    In the machine's memory: a GPU that just holds an 8B model in 16 bit cannot hold it in 32.
     """
     return model.cpu().float().merge_and_unload() if hasattr(model, "merge_and_unload") else model
 
