@@ -34,11 +34,11 @@ from fairhead.mitigate.encoder_layer import (
     freeze_backbone,
     require_encoder,
 )
-from fairhead.mitigate.losses import gathered
 from fairhead.mitigate.priors import Choice, LogUniform, Prior
 from fairhead.mitigate.training_job import ADDED_LATER
 from fairhead.settings import Count, NotNegative, Positive, Share
 from fairhead.train.first_token import all_tokens
+from fairhead.train.launched import gathered
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fairhead.errors import InputError
 from fairhead.heads import is_recomputing
-from fairhead.mitigate.losses import is_spread, summed
+from fairhead.train.launched import is_spread, summed
 
 
 class _Statistics(NamedTuple):

@@ -8,10 +8,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fairhead.mitigate.losses import gathered, row_losses
+from fairhead.mitigate.losses import row_losses
 from fairhead.mitigate.priors import LogUniform, Prior, Uniform
 from fairhead.mitigate.training_job import Job
 from fairhead.settings import NotNegative, Positive, PositiveShare
+from fairhead.train.launched import gathered
 
 
 @dataclass(frozen=True)

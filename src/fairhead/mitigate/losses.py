@@ -1,4 +1,4 @@
-"""What the losses of several methods are made of: row losses, GroupDRO's loss, and batches spread over processes."""
+"""What the losses of several methods are made of: row losses, GroupDRO's loss, cells, and even draws of them."""
 
 import copy
 from collections.abc import Callable
@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch import distributed as dist
 from torch.nn.functional import cross_entropy, pad
 from torch.utils.data import WeightedRandomSampler
+
+from fairhead.train.launched import gathered
 
 
 def row_losses(logits: Tensor, labels: Tensor) -> Tensor:
@@ -84,58 +85,3 @@ def cell_numbers(labels: Tensor, parts: Tensor) -> Tensor:
     """One number for each (class, part) pair that occurs, from 0 and without holes, [n] on the CPU."""
     labels, parts = labels.cpu().long(), parts.cpu().long()
     return (labels * (parts.max() + 1) + parts).unique(return_inverse=True)[1]
-
-
-def is_spread() -> bool:
-    """Whether several processes share each batch."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-
-
-def gathered(x: Tensor) -> Tensor:
-    """The rows of all processes, [processes · B, ...]."""
-    gather: Any = _Gather.apply
-    return gather(x) if is_spread() else x
-
-
-def summed(x: Tensor) -> Tensor:
-    """The sum over all processes."""
-    add: Any = _Sum.apply
-    return add(x) if is_spread() else x
-
-
-class _Sum(torch.autograd.Function):
-    """What depends on the sum, on any process, depends on every process's part."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        total = x.clone()
-        dist.all_reduce(total)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        total = gradients[0].clone()
-        dist.all_reduce(total)
-        return total
-
-
-class _Gather(torch.autograd.Function):
-    """The last batch of an epoch may be smaller on some processes: what is sent is as long as the longest."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        counts = [torch.zeros(1, dtype=torch.int64, device=x.device) for _ in range(dist.get_world_size())]
-        dist.all_gather(counts, torch.tensor([len(x)], device=x.device))
-        ctx.sizes = [int(count) for count in counts]
-        sent = x.new_zeros(max(ctx.sizes), *x.shape[1:])
-        sent[: len(x)] = x
-        parts = [torch.empty_like(sent) for _ in ctx.sizes]
-        dist.all_gather(parts, sent)
-        return torch.cat([part[:size] for part, size in zip(parts, ctx.sizes, strict=True)])
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        # A copy: the gradient of a sum is one tensor for both of its terms.
-        total = gradients[0].clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total)
-        return total.split(ctx.sizes)[dist.get_rank()]

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from fairhead.errors import InputError
 from fairhead.mitigate.last_layer import find_head
-from fairhead.mitigate.losses import cell_numbers, gathered, row_losses
+from fairhead.mitigate.losses import cell_numbers, row_losses
 from fairhead.mitigate.priors import Choice, LogUniform, Prior, Uniform
 from fairhead.mitigate.training_job import ADDED_LATER, Job
 from fairhead.settings import Count, NotNegative, PositiveShare, Share, WholeNumber
 from fairhead.train import Examples
 from fairhead.train.examples import check_inputs
 from fairhead.train.fitting import LAST_EPOCH, worst_of_cells
+from fairhead.train.launched import gathered
 
 
 class PairOutput(NamedTuple):

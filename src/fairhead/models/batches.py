@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fairhead.data import Images
 from fairhead.errors import InputError
 from fairhead.models.attached import positions_of
+from fairhead.models.inputs import text_columns
 from fairhead.models.load import Kind, Model, open_model
 
 _MOST_WORKERS = 16  # threads that decode images; each holds a batch of pixels
@@ -92,18 +93,13 @@ class TextInputs(RowInputs):
         fixed = positions_of(self.model)
         how = {"padding": "max_length", "max_length": fixed} if fixed else {"padding": True, "max_length": longest}
         for part in even_batches(start, len(texts), self.batch_size):
-            columns = zip(*(_columns(texts[i]) for i in part), strict=True)
+            columns = zip(*(text_columns(texts[i]) for i in part), strict=True)
             encoded = self.loaded.tokenizer(*map(list, columns), truncation=True, return_tensors="pt", **how)
             yield {name: tensor.to(self.loaded.device) for name, tensor in encoded.items()}
 
     def order(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
         """Texts of like length together, so that a batch has little padding."""
-        return np.argsort([sum(map(len, _columns(self.items[row]))) for row in rows], kind="stable")
-
-
-def _columns(text: Any) -> tuple[str, ...]:
-    """A text, or the premise and the hypothesis of a pair."""
-    return (text.premise, text.hypothesis) if hasattr(text, "premise") else (str(text),)
+        return np.argsort([sum(map(len, text_columns(self.items[row]))) for row in rows], kind="stable")
 
 
 @contextmanager

@@ -30,14 +30,17 @@ def processor_of(place: Place) -> Any:
     return read_beside(place, "the image processor", AutoImageProcessor, place.holding(_PROCESSOR), backend="pil")
 
 
+def text_columns(text: Any) -> tuple[str, ...]:
+    """A text, or the premise and the hypothesis of a pair."""
+    return (text.premise, text.hypothesis) if hasattr(text, "premise") else (str(text),)
+
+
 def tokens_of(tokenizer: Any, texts: Sequence[Any], length: int) -> dict[str, Tensor]:
     """Texts, or pairs with a premise and a hypothesis, as tokens [n, length]: one length for all.
 
     DAM keeps statistics for each position, so that every batch needs as many.
     """
-    columns = [list(texts)]
-    if hasattr(texts[0], "premise"):
-        columns = [[pair.premise for pair in texts], [pair.hypothesis for pair in texts]]
+    columns = (list(column) for column in zip(*map(text_columns, texts), strict=True))
     return dict(tokenizer(*columns, padding="max_length", truncation=True, max_length=length, return_tensors="pt"))
 
 

@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 from fairhead.errors import InputError
 from fairhead.heads import Reading, Tap
 from fairhead.mitigate.last_layer import features_of, find_head, set_head
-from fairhead.mitigate.losses import cell_numbers, gathered, row_losses
+from fairhead.mitigate.losses import cell_numbers, row_losses
 from fairhead.mitigate.priors import ListOf, LogUniform, Prior
 from fairhead.mitigate.references import JobWithAttributes, Reference
 from fairhead.mitigate.row_weights import label_offsets
@@ -21,6 +21,7 @@ from fairhead.mitigate.training_job import ERM
 from fairhead.mitigate.two_networks import PairOutput, second_head
 from fairhead.settings import Count, NotNegative, Positive
 from fairhead.train.kmeans import independent_weights
+from fairhead.train.launched import gathered
 
 Array = NDArray[np.float64]
 
