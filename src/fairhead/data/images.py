@@ -165,13 +165,7 @@ class Images(Sequence[Image.Image]):
 
 
 class HeldImages(Images):
-    """Pictures in memory, or in a sequence of another library that decodes them when asked: PIL images or arrays.
-
-    Example:
-        >>> images = HeldImages([Image.new("RGB", (8, 8), "red"), np.zeros((8, 8, 3), np.uint8)])
-        >>> images.take([1]).as_array(size=4).shape
-        (1, 4, 4, 3)
-    """
+    """Pictures in memory, or in a sequence of another library that decodes them when asked: PIL images or arrays."""
 
     stamp = None
 

@@ -174,14 +174,7 @@ _HELD: "WeakValueDictionary[str, Dataset | Items[Any]]" = WeakValueDictionary()
 
 
 def hold(data: Dataset | Items[Any]) -> str:
-    """A `name:path` for data in memory, for as long as somebody holds them.
-
-    Example:
-        >>> from fairhead.data import dataset
-        >>> posts = dataset(["A post.", "Another."], label=["no", "yes"], groups={"sex": ["f", "m"]})
-        >>> parse_spec(hold(posts), "texts").reader.read(parse_spec(hold(posts)).path) is posts
-        True
-    """
+    """A `name:path` for data in memory, for as long as somebody holds them."""
     name = f"{data.name}-{id(data)}"
     _HELD[name] = data
     return f"memory:{name}"

@@ -230,13 +230,7 @@ def compare_items(
 
 @dataclass(frozen=True)
 class BenchmarkResult(Result):
-    """The scores of a model on a benchmark.
-
-    Example:
-        >>> estimate = Estimate("ss", None, 0.6, 0.5, 0.7, 100, 0.5)
-        >>> BenchmarkResult("crows_pairs", (estimate,), 100)["ss"].value
-        0.6
-    """
+    """The scores of a model on a benchmark."""
 
     benchmark: str  # its name
     estimates: tuple[Estimate, ...]  # each with interval and n. Shares are fractions, not percent.

@@ -159,15 +159,7 @@ class SelfDebias:
 
 
 class SelfDebiased(nn.Module):
-    """A causal language model whose next-token distribution has been changed: its logits are log-probabilities.
-
-    Example:
-        >>> from transformers import GPT2Config, GPT2LMHeadModel
-        >>> base = GPT2LMHeadModel(GPT2Config(vocab_size=6, n_embd=8, n_layer=1, n_head=2)).eval()
-        >>> model = SelfDebiased(base, [[4, 5]], start=0, decay=50.0, floor=0.01)
-        >>> model(input_ids=torch.tensor([[0, 1, 2]])).logits.exp().sum(-1).allclose(torch.ones(1, 3))
-        True
-    """
+    """A causal language model whose next-token distribution has been changed: its logits are log-probabilities."""
 
     def __init__(self, base: Any, prefixes: Sequence[Sequence[int]], start: int, decay: float, floor: float) -> None:
         super().__init__()

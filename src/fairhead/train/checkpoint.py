@@ -27,20 +27,7 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The latest state of one training, in a folder of its own.
-
-    Example:
-        >>> import tempfile, torch
-        >>> checkpoint = Checkpoint(Path(tempfile.mkdtemp()), {"plan": {"epochs": 3}})
-        >>> checkpoint.read() is None
-        True
-        >>> checkpoint.save({"weight": torch.ones(2)}, {"step": 7})
-        >>> checkpoint.read().facts
-        {'step': 7}
-        >>> Checkpoint(checkpoint.folder, {"plan": {"epochs": 4}}).read()
-        Traceback (most recent call last):
-        fairhead.errors.InputError: the checkpoint in ... is of another run (epochs was 3, now 4): ...
-    """
+    """The latest state of one training, in a folder of its own."""
 
     folder: Path  # of the file; made when it is needed
     identity: Mapping[str, Any]  # what decides the result of the training. A checkpoint of another run is refused.
