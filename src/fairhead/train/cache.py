@@ -63,10 +63,11 @@ def cached_array(
     """
     manifest = {"schema": _SCHEMA, "shape": list(shape), "dtype": dtype}
     entry = Path(folder, key)
-    made_folder(folder, "name another in $FAIRHEAD_CACHE")
-    with locked(folder, wait=True, name=f"{key}.lock"):
-        if not _is_whole(settled(entry), manifest):
-            _make(entry, manifest, dict(about or {}), fill)
+    if not _is_whole(entry, manifest):  # what is whole stays as it is, and may lie in a folder that is read-only
+        made_folder(folder, "name another in $FAIRHEAD_CACHE")
+        with locked(folder, wait=True, name=f"{key}.lock"):
+            if not _is_whole(settled(entry), manifest):
+                _make(entry, manifest, dict(about or {}), fill)
     # "c": copy on write. Torch wants arrays that it may write to, and nobody should change the cache.
     return np.memmap(entry / "data.bin", dtype=dtype, mode="c", shape=shape)
 

@@ -96,9 +96,10 @@ def test_jobs_of_slurm_give_the_same_figures(grid_of, tmp_path):
     pytest.importorskip("submitit")
     grid = grid_of(seeds=[0])
     run_grid(grid, tmp_path / "here", Workplace())
-    there = Workplace(engine="slurm", address="debug", folder=tmp_path)
-    assert run_grid(grid, tmp_path / "there", there) == (0, 2, 0)
-    assert figures(tmp_path / "there") == figures(tmp_path / "here")
+    for address in ("debug", "local"):  # in this process, and in one of its own for each cell
+        there = Workplace(engine="slurm", address=address, folder=tmp_path)
+        assert run_grid(grid, tmp_path / address, there) == (0, 2, 0)
+        assert figures(tmp_path / address) == figures(tmp_path / "here")
 
 
 @pytest.fixture

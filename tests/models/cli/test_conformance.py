@@ -442,9 +442,14 @@ def test_more_than_can_be_trained_is_refused_before_any_work(refused):
         assert told in refused([*words, f"--model-option={option}"])
 
 
-def test_features_that_are_cut_short_are_refused(refused):
+def test_features_are_read_from_a_read_only_folder_and_refused_where_they_are_cut_short(refused, monkeypatch):
     words = call("locate", "--features", "kept")
     main(words)
+    Path("kept", ".lock").unlink()
+    with monkeypatch.context() as patch:  # root may write to any folder
+        patch.setattr("fairhead.locate.session.os.access", lambda path, mode: False)
+        main(words)
+    assert not Path("kept", ".lock").exists()
     for file in ("features.json", "heads.npy", "maps.npy"):
         whole = Path("kept", file).read_bytes()
         for size in (0, len(whole) // 2):

@@ -3,6 +3,7 @@
 import os
 import socket
 import warnings
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
@@ -22,7 +23,7 @@ from fairhead.train import Examples, TrainingPlan, fit, predict
 from fairhead.train.fitting import LAST_EPOCH, worst_accuracy
 from fairhead.train.launched import gathered
 from fairhead.train.plan import LanguagePlan
-from fairhead.train.tuning import tune
+from fairhead.train.tuning import Look, tune
 
 
 @pytest.fixture
@@ -158,7 +159,7 @@ def in_process(rank, processes, port, folder):
     found["weights"] |= {f"balance: {key}": tensor for key, tensor in trained.model.state_dict().items()}
     check_gradient_of_a_sum(rank, processes)
     found["twins"] = turned_labels(rank, processes)
-    found["tuned"] = tuned(pieces=2 // processes)
+    found["tuned"] = tuned(2 // processes, rank)
     torch.save(found, f"{folder}/{processes}-{rank}.pt")
     if processes > 1:
         torch.distributed.destroy_process_group()
@@ -178,18 +179,22 @@ def check_gradient_of_a_sum(rank, processes):
     torch.testing.assert_close(x.grad, processes * 3 * weight[2 * rank : 2 * rank + 2])
 
 
-def tuned(pieces):
-    """A language model's loop over 5 examples in batches of 2: the last has nothing for a second process."""
+def tuned(pieces, rank):
+    """A language model's loop over 5 examples in batches of 2: the last has nothing for a second process.
+
+    Which weights are kept is for the first process to say; the second would stay with those before training.
+    """
     torch.manual_seed(0)
+    looks = count()
     net = torch.nn.Linear(3, 1)
     examples = torch.randn(5, 3)
 
     def loss(batch):
         return {"loss": net(torch.stack(batch)).square().mean(), "size": torch.tensor(float(len(batch)))}
 
-    plan = LanguagePlan(epochs=2, batch_size=2, learning_rate=0.1, accumulate=pieces)
-    done = tune(net, list(examples), [1] * 5, loss, plan)
-    return [*net.weight.flatten().tolist(), *(part["loss"] for part in done.history)]
+    plan = LanguagePlan(epochs=2, batch_size=2, learning_rate=0.1, accumulate=pieces, checks=3)
+    done = tune(net, list(examples), [1] * 5, loss, plan, look=lambda: Look(0.7, 10.0 ** (rank * next(looks))))
+    return [done.chosen, *net.weight.flatten().tolist(), *(part["loss"] for part in done.history)]
 
 
 def turned_labels(rank, processes):
@@ -223,6 +228,7 @@ def test_two_processes_train_the_model_of_one(tmp_path):
                 torch.testing.assert_close(half["weights"][name], tensor, rtol=1e-3, atol=1e-4)
         assert half["twins"] == pytest.approx(one["twins"])
         assert half["tuned"] == pytest.approx(one["tuned"], rel=1e-4)
+        assert half["tuned"][0] == 6  # the last step
         assert half["losses"] == pytest.approx(one["losses"], rel=1e-4)
 
 

@@ -302,8 +302,12 @@ def test_progress_and_a_model_without_an_encoder(tmp_path):
         last_encoder(torch.nn.Linear(2, 2))
 
 
-def test_a_cache_that_cannot_be_written_is_said(tmp_path):
+def test_a_cache_that_cannot_be_written_is_read_or_said(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
+    cached_array(tmp_path, "whole", (1,), "int64", lambda array: array.fill(3))
+    monkeypatch.setattr("fairhead.train.cache.made_folder", pytest.fail)
+    assert cached_array(tmp_path, "whole", (1,), "int64", pytest.fail).tolist() == [3]
+    monkeypatch.undo()
     with pytest.raises(InputError, match=r"cannot be written: .*FAIRHEAD_CACHE"):
         cached_array(tmp_path / "file", "key", (1,), "int64", lambda array: None)
 
