@@ -57,6 +57,7 @@ class Option:
 
 
 PYTHON_ONLY = Option(shown=False)
+LARGEST = 1e30  # of all numbers: larger ones do not fit into the 32 bits that models compute in
 
 Count = Annotated[int, Range(1)]
 WholeNumber = Annotated[int, Range(0)]
@@ -95,7 +96,8 @@ def check_settings(kind: type | Callable[..., Any], values: Mapping[str, Any], w
     for name, value in values.items():
         hint = hints.get(name, Any)
         if get_origin(hint) is not ClassVar and not _fits(value, hint):
-            raise InputError(f"{what}: {name} is {value!r}; expected {_expected(hint)}")
+            large = isinstance(value, int | float) and abs(value) > LARGEST
+            raise InputError(f"{what}: {name} is {value!r}; expected {_expected(hint)}{', at most 1e30' * large}")
 
 
 def check_config(config: Any) -> None:
@@ -116,7 +118,7 @@ def _fits(value: Any, hint: Any) -> bool:
         return value in arguments
     if origin is tuple and arguments[1:] == (...,):
         return isinstance(value, tuple | list) and len(value) > 0 and all(_fits(one, arguments[0]) for one in value)
-    if origin is Mapping:
+    if origin in (Mapping, dict):
         return isinstance(value, Mapping) and all(
             _fits(key, arguments[0]) and _fits(one, arguments[1]) for key, one in value.items()
         )
@@ -126,7 +128,7 @@ def _fits(value: Any, hint: Any) -> bool:
         several = isinstance(value, Collection) and not isinstance(value, Mapping | bytes)
         return several and all(_fits(one, arguments[0]) for one in value)
     if hint is float:
-        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+        return isinstance(value, Real) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST  # type: ignore[operator]
     if hint is int:
         return isinstance(value, Integral) and not isinstance(value, bool)
     if hint in (bool, str, NoneType):
@@ -144,7 +146,7 @@ def _expected(hint: Any) -> str:
         return " or ".join(dict.fromkeys(_expected(one) for one in arguments))
     if origin is Literal:
         return " or ".join(str(one) for one in arguments)
-    if origin is Mapping:
+    if origin in (Mapping, dict):
         return f"names, each with {_expected(arguments[1])}"
     if origin in (tuple, Sequence):
         return f"a list, each entry {_expected(arguments[0])}"

@@ -139,6 +139,13 @@ def read_items(path: Path) -> StoredItems:
         if header["schema"] != SCHEMA:
             raise InputError(f"{path} has the schema {header['schema']!r}; this version of fairhead reads {SCHEMA!r}")
         rows = [json.loads(line) for line in lines[1:]]
+        lists = [header["fields"], header["order"], *(row["groups"] for row in rows)]
+        words = [header["benchmark"], *(row[name] for row in rows for name in ("id", "cluster"))]
+        words += [word for one in lists for word in one]
+        if not all(isinstance(one, list) for one in lists) or not all(isinstance(word, str) for word in words):
+            raise TypeError
+        if not isinstance(header["settings"], dict):
+            raise TypeError
         values = np.array([row["values"] for row in rows], dtype=np.float64).reshape(len(rows), len(header["fields"]))
         table = ItemTable(
             header["benchmark"],

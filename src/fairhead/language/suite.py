@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from rich.console import Console
 from rich.markup import escape
@@ -25,6 +25,7 @@ from fairhead.report import Report, Result, Sentence
 from fairhead.report.result import terminal
 from fairhead.report.sections.plain import PlainTable, PlainTables
 from fairhead.report.wording import plain_value
+from fairhead.settings import check_settings
 from fairhead.store import made_folder, reading, write_json
 
 SCHEMA = "fairhead.suite/1"
@@ -33,7 +34,9 @@ TRAINING_FILE = "fairhead-training.json"
 TRAINING_SCHEMA = "fairhead.training/1"
 # Of the record of a training: what tells which items a comparison may use, and how the model came about.
 _OF_TRAINING = ("method", "settings", "plan", "data", "base", "training_targets", "held_out_targets")
+NOT_WHOLE = "is not as fairhead writes it: it lacks a field, or has another in its place"
 Item = TypeVar("Item", CrowsPair, StereoSetItem)
+Kind = TypeVar("Kind", "TrainingRecord", "Suite")
 
 
 def _read(path: Path, schema: str, missing: str) -> dict[str, Any]:
@@ -46,6 +49,14 @@ def _read(path: Path, schema: str, missing: str) -> dict[str, Any]:
     if of != schema:
         raise InputError(f"{path} has the schema {of!r}; this version of fairhead reads {schema!r}")
     return dict(found)
+
+
+def _checked(kind: type[Kind], path: Path, found: Mapping[str, Any], **more: Any) -> Kind:
+    """An object of a dataclass, of what a file says of its fields; what they are not is an `InputError`."""
+    with reading(path, NOT_WHOLE):
+        values = {name: value for name, value in found.items() if name in kind.__dataclass_fields__}
+        check_settings(kind, {name: value for name, value in values.items() if value != ()}, str(path))
+        return kind(**values, **more)
 
 
 @dataclass(frozen=True)
@@ -73,10 +84,8 @@ class TrainingRecord:
         path = Path(folder, TRAINING_FILE)
         found = _read(path, TRAINING_SCHEMA, "it was not written by fairhead mitigate: its training terms are unknown")
         lists = ("training_targets", "held_out_targets", "history")
-        values: dict[str, Any] = {
-            k: tuple(v) if k in lists else v for k, v in found.items() if k in cls.__dataclass_fields__
-        }
-        return cls(**values)
+        with reading(path, NOT_WHOLE):
+            return _checked(cls, path, {**found, **{name: tuple(found[name]) for name in lists if name in found}})
 
 
 def without_training_targets(items: Iterable[Item], folder: str | os.PathLike[str]) -> tuple[Item, ...]:
@@ -84,6 +93,15 @@ def without_training_targets(items: Iterable[Item], folder: str | os.PathLike[st
     trained = set(TrainingRecord.read(folder).training_targets)
     terms = ((item, item.more if isinstance(item, CrowsPair) else item.target) for item in items)
     return tuple(item for item, term in terms if term.casefold() not in trained)
+
+
+class Done(TypedDict):
+    """What is known of a benchmark that was run."""
+
+    items: int
+    left_out: Mapping[str, int]  # reason -> items
+    seconds: float | None
+    facts: Mapping[str, Any]
 
 
 @dataclass
@@ -95,7 +113,7 @@ class Suite(Result):
     settings: Mapping[str, Any]  # what scores depend on: digest of the weights, precision, start token
     training: Mapping[str, Any] | None  # what the model's folder says about its training; None where it says nothing
     options: Mapping[str, Any]  # what was chosen
-    done: dict[str, Any] = field(default_factory=dict)  # benchmark -> items, seconds, and what was left out
+    done: dict[str, Done] = field(default_factory=dict)  # by benchmark
     skipped: dict[str, str] = field(default_factory=dict)  # benchmark -> why it was not run
     provenance: Mapping[str, Any] = field(default_factory=dict)  # version, command, data, device
 
@@ -145,7 +163,11 @@ class Suite(Result):
     def read(cls, folder: Path) -> "Suite":
         """Read `suite.json` of a folder."""
         found = _read(folder / FILE, SCHEMA, "a folder that fairhead lm suite wrote is expected")
-        return cls(folder, **{k: v for k, v in found.items() if k in cls.__dataclass_fields__})
+        suite = _checked(cls, folder / FILE, found, folder=folder)
+        for name, facts in suite.done.items():
+            with reading(folder / FILE, NOT_WHOLE):
+                check_settings(Done, {key: facts[key] for key in Done.__annotations__}, f"{folder / FILE}: {name}")  # type: ignore[literal-required]
+        return suite
 
     @property
     def measured(self) -> list[str]:
@@ -177,8 +199,7 @@ class Suite(Result):
 
     def facts(self, name: str) -> dict[str, Any]:
         """What else is known of the answers to a benchmark."""
-        found: dict[str, Any] = self.done.get(name, {}).get("facts", {})
-        return found
+        return dict(self.done[name]["facts"]) if name in self.done else {}
 
     def finish(self, result: BenchmarkResult) -> None:
         """Write the figures of a benchmark, and that it is done."""

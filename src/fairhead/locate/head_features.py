@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 Rows = NDArray[np.float32]
 SCHEMA = "fairhead.features/1"
+_CUT = "holds features that are cut short: remove the folder"
 _CHUNK = 512
 _ARRAYS = ("heads", "others", "output", "scale")
 
@@ -171,7 +172,7 @@ class Features:
             raise InputError(
                 f"the features in {path} are not complete: {meta['done']} of {meta['n']} rows; run it again"
             )
-        with reading(path, "holds features that are cut short: remove the folder"):
+        with reading(path, _CUT):
             arrays = {name: np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in _ARRAYS}
             maps = np.load(path / "maps.npy", allow_pickle=False)
         return cls(**arrays, maps=np.broadcast_to(maps, (*arrays["heads"].shape[1:3], *maps.shape[2:])))
@@ -218,7 +219,7 @@ def collect(
             return Features.load(path)
         made_folder(path)
     maps = decomposer.maps.float().cpu().numpy()
-    if path is not None:  # after a pooler all maps are one: it is written once
+    if path is not None and not meta["done"]:  # after a pooler all maps are one: it is written once
         with whole_file(path / "maps.npy") as part:
             np.save(part, maps if decomposer.pool is None else maps[:1, :1])
     arrays: dict[str, Rows] = {}
@@ -246,6 +247,10 @@ def _opened(path: Path | None, name: str, shape: tuple[int, ...], resumed: bool)
     if path is None:
         return np.empty(shape, dtype=np.float32)
     file = path / f"{name}.npy"
+    if resumed:
+        with reading(file, _CUT):  # opened to be written to, a file that is cut short would get zeros
+            if np.load(file, mmap_mode="r", allow_pickle=False).shape != shape:
+                raise KeyError
     with writing(file):
         if not resumed:
             with whole_file(file) as part:
@@ -262,9 +267,12 @@ def _meta(path: Path) -> dict[str, Any] | None:
         return None
     with reading(file, "cannot be read as JSON; remove the folder"):
         found = json.loads(file.read_text(encoding="utf-8"))
-    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
+    counts = [found.get(name) for name in ("done", "n")] if isinstance(found, dict) else []
+    if not counts or found.get("schema") != SCHEMA or not all(type(count) is int for count in counts):
         raise InputError(f"{file} is not of the form {SCHEMA}; remove the folder")
-    return found
+    if not 0 <= found["done"] <= found["n"]:
+        raise InputError(f"{file} has {found['done']} of {found['n']} rows; remove the folder")
+    return dict(found)
 
 
 def _write_meta(path: Path, arrays: Mapping[str, Rows], meta: Mapping[str, Any]) -> None:

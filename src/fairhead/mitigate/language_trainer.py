@@ -21,7 +21,7 @@ from fairhead.data.sentences import StereoSetItem, TripletSplit
 from fairhead.errors import InputError
 from fairhead.language.packing import control_token_warning, starting
 from fairhead.language.row_layout import context_length, refuse_other_than_causal
-from fairhead.language.suite import TRAINING_FILE, TrainingRecord
+from fairhead.language.suite import NOT_WHOLE, TRAINING_FILE, TrainingRecord
 from fairhead.mitigate.language_result import MitigatedLanguage, card_of
 from fairhead.mitigate.only_heads import only_heads
 from fairhead.mitigate.registry import method_named
@@ -31,6 +31,7 @@ from fairhead.models import attach, open_model, save
 from fairhead.models.attached import refuse_method
 from fairhead.models.load import Model, device_named, weights_digest
 from fairhead.settings import check_config
+from fairhead.store import reading
 from fairhead.train import TrainingDiverged
 from fairhead.train.checkpoint import comparable, first_difference
 from fairhead.train.launched import written_by_first
@@ -359,6 +360,8 @@ def train_folder(
             difference = first_difference(comparable(before), identity)
             if difference is not None:
                 raise InputError(f"{out} holds a model of another run ({difference}): choose another folder")
+            with reading(out / TRAINING_FILE, NOT_WHOLE):  # what is shown of it
+                MitigatedLanguage({"": found}, out).page()
             return found
         if writes and (out / "config.json").is_file():
             raise InputError(f"{out} holds a model that was not trained here: choose another folder")

@@ -1,16 +1,18 @@
 """What makes a model's inputs ready: tokenizers, image processors, and pictures as bytes."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fairhead.errors import InputError
-from fairhead.models.places import Place, read_beside, read_json
+from fairhead.models.places import Place, read_beside, read_json, reading
 from fairhead.store import write_json
 
 _PROCESSOR = "preprocessor_config.json"
@@ -24,10 +26,15 @@ def tokenizer_of(place: Place) -> Any:
 
 
 def processor_of(place: Place) -> Any:
-    """The image processor beside a model, on Pillow."""
+    """The image processor beside a model, on Pillow; tried on a picture, as its settings may be anything."""
+    from PIL import Image
     from transformers import AutoImageProcessor
 
-    return read_beside(place, "the image processor", AutoImageProcessor, place.holding(_PROCESSOR), backend="pil")
+    what = "the image processor"
+    found = read_beside(place, what, AutoImageProcessor, place.holding(_PROCESSOR), backend="pil")
+    with reading(place, what), np.errstate(all="raise"):
+        found([Image.new("RGB", (32, 32), "white")], return_tensors="pt")
+    return found
 
 
 def text_columns(text: Any) -> tuple[str, ...]:
@@ -59,13 +66,22 @@ class Pictures:
         found = size or wanted.get("crop_size") or wanted.get("size") or config.get("image_size")
         if isinstance(found, dict):
             found = found.get("height") or found.get("shortest_edge")
-        if not isinstance(found, int):
+        if not isinstance(found, int) or found < 1:
             raise InputError(
                 f"{place.name} is a {config.get('model_type', 'unknown')} model and does not say how large its "
                 "pictures are: give an encoder of pictures (ViT, DINOv2, CLIP), or the setting image_size"
             )
-        half = [0.5] * 3
-        return cls(found, tuple(wanted.get("image_mean", half)), tuple(wanted.get("image_std", half)))
+        mean, std = (wanted.get(name, [0.5] * 3) for name in ("image_mean", "image_std"))
+        try:
+            ready = Pictures(found, tuple(map(float, mean)), tuple(map(float, std)))
+        except (TypeError, ValueError):
+            ready = Pictures(found, (), ())
+        if not len(ready.mean) == len(ready.std) == 3 or not all(map(math.isfinite, ready.mean)) or min(ready.std) <= 0:
+            raise InputError(
+                f"{place.name}: {_PROCESSOR} has image_mean {mean!r} and image_std {std!r}; three numbers each are "
+                "expected, the latter above 0"
+            )
+        return ready
 
     def save(self, folder: Path) -> None:
         """Write the same for the image processors of transformers."""

@@ -176,7 +176,7 @@ def _origin(model: Any) -> Place | None:
 def class_of(place: Place, kind: Kind) -> Any:
     """The class of transformers that a model is loaded as; what is of another kind is refused."""
     config = config_of(place)
-    named = [config.architectures] if isinstance(config.architectures, str) else list(config.architectures or ())
+    named = [config.architectures] if isinstance(config.architectures, str) else [*map(str, config.architectures or ())]
     task = None if place.adapter is None else read_json(place.adapter / ADAPTER).get("task_type")
     if kind == "causal":  # an encoder would be loaded too, with an output layer of random numbers
         causal = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
@@ -190,7 +190,7 @@ def class_of(place: Place, kind: Kind) -> Any:
         return getattr(transformers, projected[0] if projected else _TOWERS.get(config.model_type, _AUTO[kind]))
     if kind in _AUTO or task in _AUTO:
         return getattr(transformers, _AUTO[kind if kind in _AUTO else str(task)])
-    name = str(named[0]) if named else "AutoModel" if kind == "image" else "no class"
+    name = named[0] if named else "AutoModel" if kind == "image" else "no class"
     found = LinearHead if name == LinearHead.__name__ else getattr(transformers, name, None)
     if name != "AutoModel" and not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
         raise InputError(f"{place.folder / 'config.json'} names {name} as the model's class, which transformers lacks")

@@ -110,6 +110,8 @@ def reading(place: Place, what: str) -> Iterator[None]:
                 f"{place.name} is a {family} model, which transformers has no class for that does what is asked; give "
                 "an encoder such as ViT or DINOv2 for pictures, BERT or RoBERTa for texts"
             ) from None
+        if "trust_remote_code" in str(error):
+            raise InputError(f"{place.name}: {what} asks for code of its own (auto_map), which is not run") from None
         raise InputError(f"{place.name}: {what} cannot be loaded: {_one_line(error)}") from None
 
 

@@ -450,12 +450,24 @@ def test_features_are_read_from_a_read_only_folder_and_refused_where_they_are_cu
         patch.setattr("fairhead.locate.session.os.access", lambda path, mode: False)
         main(words)
     assert not Path("kept", ".lock").exists()
+    noted = json.loads(Path("kept", "features.json").read_text())
+    for done in (None, "x", -1, True, noted["n"] + 1):
+        Path("kept", "features.json").write_text(json.dumps({**noted, "done": done}))
+        assert "remove the folder" in refused(words)
+    Path("kept", "features.json").write_text(json.dumps(noted))
     for file in ("features.json", "heads.npy", "maps.npy"):
         whole = Path("kept", file).read_bytes()
         for size in (0, len(whole) // 2):
             Path("kept", file).write_bytes(whole[:size])
             assert "remove the folder" in refused(words)
         Path("kept", file).write_bytes(whole)
+    Path("kept", "features.json").write_text(json.dumps({**noted, "done": 5}))  # a run that was stopped
+    whole = Path("kept", "heads.npy").read_bytes()
+    for cut in (whole[: len(whole) // 2], b""):
+        Path("kept", "heads.npy").write_bytes(cut)
+        assert "remove the folder" in refused(words)
+    Path("kept", "heads.npy").unlink()
+    assert "heads.npy cannot be read: No such file" in refused(words)
 
 
 def test_a_pipe_within_a_folder_is_refused(refused, tmp_path):

@@ -70,6 +70,11 @@ def test_a_run_leaves_a_model_that_is_scored_like_any_other(model, data, tmp_pat
     other = tmp_path / "other"
     shutil.copytree(model, other)
     assert f"base was '{model}', now '{other}'" in failure(capsys, other, data, out, *again)
+    file = out / "fairhead-training.json"
+    found = json.loads(file.read_text())
+    for odd in ({**found["results"], "held_out": []}, {**found["results"], "left_out": 3}, {"held_out": {}}):
+        file.write_text(json.dumps({**found, "results": odd}))
+        assert "is not as fairhead writes it" in failure(capsys, model, data, out, *again)
 
 
 def test_a_grid_trains_each_run_and_shows_them_side_by_side(model, data, tmp_path, capsys):

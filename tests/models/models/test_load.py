@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -26,6 +27,8 @@ from fairhead.mitigate.without_training import SelfDebias
 from fairhead.models import attach, load, method_of, open_model, save
 from fairhead.models.attached import positions_of
 from fairhead.models.fresh import Recipe
+from fairhead.models.inputs import Pictures, processor_of
+from fairhead.models.places import find
 from fairhead.train.features import last_encoder
 
 IMAGES = {
@@ -184,7 +187,7 @@ def test_weights_in_pickle_are_not_read(tmp_path):
         load(tmp_path)
 
 
-@pytest.mark.parametrize("named", [["Trainer"], ["AutoConfig"], [3], ["no.such"], {}, []])
+@pytest.mark.parametrize("named", [["Trainer"], ["AutoConfig"], [3], [{}], ["no.such"], {}, []])
 def test_odd_architectures_are_one_line(named, tmp_path):
     save(made("ViT"), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -192,6 +195,9 @@ def test_odd_architectures_are_one_line(named, tmp_path):
     with pytest.raises(InputError, match=r"config\.json") as found:
         load(tmp_path)
     assert "\n" not in str(found.value)
+    if named:
+        with pytest.raises(UnsupportedModel, match="a causal language model"):
+            open_model(tmp_path, "causal")
 
 
 @pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json", "preprocessor_config.json"])
@@ -208,7 +214,7 @@ def test_remote_code_is_not_run_and_nobody_is_asked(file, language, tmp_path, mo
     odd = {"model_type": "own", "tokenizer_class": "Own", "image_processor_type": "Own", "auto_map": auto}
     content = json.loads((tmp_path / file).read_text())
     (tmp_path / file).write_text(json.dumps({**content, **odd}))
-    with pytest.raises(InputError, match="cannot be loaded"):
+    with pytest.raises(InputError, match=r"asks for code of its own \(auto_map\), which is not run"):
         _ = [getattr(open_model(tmp_path), part) for part in ("tokenizer", "processor")]
     assert not ran.exists()
     config = json.loads((language / "config.json").read_text())  # beside a class of transformers, code is not looked at
@@ -217,6 +223,30 @@ def test_remote_code_is_not_run_and_nobody_is_asked(file, language, tmp_path, mo
     shutil.copy(tmp_path / "own.py", whole)
     assert isinstance(load(whole), hf.LlamaForCausalLM)
     assert not ran.exists()
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"image_mean": [0.5, 0.5]},
+        {"image_std": None},
+        {"image_std": [0.5, 0.5, 0.0]},
+        {"image_mean": ["a", "b", "c"]},
+        {"size": {"height": -1.5, "width": 8}},
+        {"size": {"height": 0, "width": 8}},
+    ],
+)
+def test_pictures_that_nobody_can_make_ready_are_one_line(odd, tmp_path):
+    save(made("ViT"), tmp_path)
+    Pictures(8).save(tmp_path)
+    place = find(tmp_path)
+    assert (processor_of(place).size["height"], Pictures.of(place)) == (8, Pictures(8))
+    settings = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({**settings, **odd}))
+    for read in (processor_of, Pictures.of):
+        with pytest.raises(InputError, match=re.escape(str(tmp_path))) as found:
+            read(place)
+        assert "\n" not in str(found.value)
 
 
 def test_every_model_is_read_as_safetensors_and_without_remote_code():

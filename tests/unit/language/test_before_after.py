@@ -13,7 +13,7 @@ from fairhead.errors import InputError
 from fairhead.language.before_after import compare_suites
 from fairhead.language.before_after_report import markdown_of, report_of, verdict
 from fairhead.language.benchmarks import benchmark_named
-from fairhead.language.item_table import ItemTable
+from fairhead.language.item_table import ItemTable, read_items
 from fairhead.language.suite import Suite
 from fairhead.report import render
 from fairhead.stats import Difference, Span
@@ -230,6 +230,43 @@ def test_answers_to_different_questions_are_not_compared(folders, tmp_path):
     table.write(third / "crows_pairs.items.jsonl", {"start": "bos"})
     with pytest.raises(InputError, match=r"crows_pairs was run with start 'bos' in .*third and with 'eos'"):
         compare_suites([third, other], resampling=QUICK, n_perm=50)
+
+
+@pytest.mark.parametrize("strange", [None, 7, "x", ["x"], {"x": 7}])
+def test_a_suite_whose_fields_are_of_another_kind_is_refused(tmp_path, strange):
+    """Or shown, where they are what they should be."""
+    whole = {"model": "m", "settings": {"a": 1}, "training": None, "options": {"limit": 3}, "skipped": {"bbq": "no"}}
+    done = {"items": 3, "left_out": {"long": 1}, "seconds": 0.5, "facts": {"texts": 3}}
+    file = tmp_path / "suite.json"
+    changed = [{**whole, name: strange} for name in whole]
+    changed += [{**whole, "done": {"crows_pairs": {**done, name: strange}}} for name in done]
+    changed += [{**whole, "done": strange}, {**whole, "done": {"crows_pairs": strange}}, {**whole, "done": {"bbq": {}}}]
+    changed += [{name: value for name, value in whole.items() if name != lost} for lost in ("model", "settings")]
+    refused = 0
+    for content in changed:
+        file.write_text(json.dumps({"schema": "fairhead.suite/1", **content}))
+        try:
+            Suite.read(tmp_path).show()
+        except InputError as error:
+            refused += str(file) in str(error)
+    assert refused >= len(changed) // 2
+    file.write_text(json.dumps({"schema": "fairhead.suite/1", **whole, "done": {"crows_pairs": done}}))
+    Suite.read(tmp_path).show()
+
+
+@pytest.mark.parametrize("strange", [None, 7, [{}], {"x": 7}])
+def test_a_table_of_items_whose_fields_are_of_another_kind_is_refused(tmp_path, strange):
+    file = tmp_path / "crows_pairs.items.jsonl"
+    ItemTable.of("crows_pairs", ["0", "1"], ["a", "b"], [["g"], []], {"x": [1, 2]}).write(file, {})
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for number, line in enumerate(lines):
+        for name in line:
+            changed = [*lines[:number], {**line, name: strange}, *lines[number + 1 :]]
+            file.write_text("\n".join(map(json.dumps, changed)))
+            if name == "left_out" or (name, strange) == ("settings", {"x": 7}):
+                continue
+            with pytest.raises(InputError, match=r"crows_pairs\.items\.jsonl"):
+                read_items(file)
 
 
 def test_markdown_has_every_headline(found):
