@@ -7,7 +7,7 @@ flight are run again. Folders of earlier versions have all records in one record
 import json
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +115,10 @@ class Store:
             if field not in row:
                 cell = f"the result of {row['cell']} lacks {field!r}"
                 raise InputError(f"{self._rows}{where}: {cell}: remove its line, and the cell is run again")
+
+    def reading(self, row: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """What goes wrong in the block with a row that may be anything is an `InputError` that names it."""
+        return reading(self._rows, f"has an odd result of {row['cell']}: remove its line, and the cell is run again")
 
 
 def has_result(row: Mapping[str, Any]) -> bool:

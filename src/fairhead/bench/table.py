@@ -71,6 +71,10 @@ def table_of(grid: Grid, store: Store, command: str = "") -> Table:
     rows = plan.rows
     for row in rows:
         store.need(row, (*_FIELDS, *(_OF_DONE if row["status"] == "done" else ("error",))))
+        if row["status"] == "done":
+            with store.reading(row):  # what the table takes of it
+                _plans([row]), _cost([row]), row["seed"] + row["rows"]["test"]
+                ", ".join([*row["made_with"].values(), row["made_with"]["device"], row["group"], *row["classes"]])
     if not any(row["status"] == "done" for row in rows):
         errors = [f"{row['cell']}: {row['error']}" for row in rows if row["status"] == "failed"]
         raise InputError(f"no cell of {grid.title!r} is done{'; ' + errors[0] if errors else _why_none(grid, store)}")
@@ -94,7 +98,9 @@ def table_of(grid: Grid, store: Store, command: str = "") -> Table:
         f"{'worst-class accuracy' if grid.selection == 'worst_class' else grid.selection}",
         "n_boot": grid.n_boot,
         **({} if grid.search is None else {"search": {**asdict(grid.search), "undecided": list(plan.undecided)}}),
-        "made_with": {name: " and ".join(dict.fromkeys(made[name] for made in made_with)) for name in made_with[0]},
+        "made_with": {
+            name: " and ".join(dict.fromkeys(made.get(name, "?") for made in made_with)) for name in made_with[0]
+        },
         "devices": list(dict.fromkeys(made["device"] for made in made_with)),
     }
     return Table(grid.title, grid.about, grid.baseline, grid.metrics, tuple(blocks), grid.reported, provenance)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -89,6 +90,18 @@ def test_decoded_pictures_are_those_of_the_reader(grid_of, cache):
     rows = [row_of[name] for name in some.test_ids]
     assert len(rows) == 10
     assert torch.equal(whole.test.inputs["pixel_values"][rows], some.test.inputs["pixel_values"])
+
+
+def test_a_result_whose_fields_are_of_another_kind_is_refused(finished, tmp_path):
+    grid, out = finished
+    shutil.copytree(out, tmp_path / "odd")
+    first, *others = (out / "results.jsonl").read_text().splitlines()
+    for name in ("effective", "stages", "rows", "cost", "made_with", "classes", "group"):
+        for strange in (3, [[]], {"plan": 7, "test": "x"}, [["training", 1.0]]):
+            changed = json.dumps({**json.loads(first), name: strange})
+            (tmp_path / "odd" / "results.jsonl").write_text("\n".join([changed, *others, ""]))
+            with pytest.raises(InputError, match=r"results\.jsonl has an odd result|not among the classes"):
+                table_of(grid, Store(tmp_path / "odd"))
 
 
 def test_each_cell_has_a_row_and_records(finished):
