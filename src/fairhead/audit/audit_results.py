@@ -234,15 +234,31 @@ def audit_verdicts(audit: Audit, rates: Sequence[str] = ()) -> list[report.Sente
     verdicts = _headlines(gaps, level)
     if rates and verdicts[0].tone == "bad":
         verdicts[1:1] = _against_reference(audit, rates)
-    for e in map(stable, audit.estimates):
+    for of_all in audit.estimates:
+        e = stable(of_all)
         if e.metric == "impact_ratio" and e.value is not None and e.low is not None and e.high is not None:
             figures = f"{e.value:.2f} ({100 * level:g} % interval {e.low:.2f} to {e.high:.2f})"
             word = e.detail.get("four_fifths", "undecided")
             alone, tone = four_fifths(e.low, e.high), {FAILS: "bad", HOLDS: "good"}.get(word, "unclear")
             verb = "cannot be decided" if alone == UNDECIDED else alone
             column = f"{e.group_by}, taken alone" if word != alone else e.group_by
+            if of_all.value is not None and of_all.value != e.value:
+                figures += f", {of_all.value:.2f} with groups of fewer than {STABLE_ROWS} rows"
             verdicts.append(report.Sentence(f"The four-fifths rule {verb} by {column}: impact ratio {figures}.", tone))
-    return verdicts
+    return verdicts + _on_positive(audit)
+
+
+def _on_positive(audit: Audit) -> list[report.Sentence]:
+    """What makes doubtful that the positive class is the one that is meant."""
+    said, classes = audit.provenance.get("positive"), audit.provenance.get("audit", {}).get("classes", ())
+    found = [f"The positive class is {said}."] if said else []
+    for e in audit.estimates:
+        if e.metric == "AUC" and e.group_by is None and len(classes) == 2 and e.high is not None and e.high < 0.5:
+            found.append(f"AUC is below 0.5 ({e.low:.2f} to {e.high:.2f}): scores may be those of the other class.")
+    if not found:
+        return []
+    hint = f"Where {classes[0]!r} is meant, name it: --positive (positive=)."
+    return [report.Sentence(" ".join([*found, hint]), "unclear" if len(found) > 1 or not said else "note")]
 
 
 def _against_reference(audit: Audit, rates: Sequence[str]) -> list[report.Sentence]:
@@ -304,7 +320,7 @@ def _headlines(gaps: list[Estimate], level: float) -> list[report.Sentence]:
     cells = list(dict.fromkeys(c for e in order if "stable" in e.detail for c in e.detail.get("unstable", ())))
     thin = ""
     if cells:
-        more = f", and {len(cells) - 1} more" if len(cells) > 1 else ""
+        more = f", and {len(cells) - 1} more {'cell' if len(cells) == 2 else 'cells'}" if len(cells) > 1 else ""
         thin = f" Unstable, with fewer than {STABLE_ROWS} rows, and not counted: {cells[0]}{more}."
     if not shown:
         power = ""

@@ -73,8 +73,8 @@ class Columns:
             sorted order.
         cluster: documents, persons, ... whose rows belong together.
         weight: sampling weights.
-        positive: the positive class, by default the last of two in sorted order; of more than two, that class against
-            the rest.
+        positive: the positive class; by default the one that its name says (yes, true, 1), else the last in sorted
+            order; of more than two, that class against the rest.
         classes: a class, once for each, where the labels do not show them all.
         threshold: without --prediction: positive from this score on, by default 0.5; a score need not be a probability
             then. "median": positive above the median score.

@@ -121,8 +121,9 @@ class Records:
             cluster: what each row belongs to (a document, a person), shape [n].
             weight: sampling weights, shape [n].
             classes: all classes, in the order of the score columns, where the labels alone do not show them.
-            positive: the positive class, by default the last of two in sorted order. With more than two classes, that
-                class against the rest.
+            positive: the positive class; by default the one of two that its name says (yes of yes and no), else the
+                last in sorted order, which the audit then says. With more than two classes, that class against the
+                rest.
             threshold: the score from which on the positive class is predicted, where there is one score (or two); by
                 default 0.5, for probabilities. "median": above the median of the scores.
             drop_missing: go on without the rows that miss a value; otherwise they are an error that counts them.
@@ -236,8 +237,9 @@ class Records:
             cluster: column of what each row belongs to (a document, a person).
             weight: column of sampling weights.
             classes: all classes, in the order of the score columns, where the labels alone do not show them.
-            positive: the positive class, by default the last of two in sorted order. With more than two classes, that
-                class against the rest.
+            positive: the positive class; by default the one of two that its name says (yes of yes and no), else the
+                last in sorted order, which the audit then says. With more than two classes, that class against the
+                rest.
             threshold: the score from which on the positive class is predicted, where there is one score (or two); by
                 default 0.5, for probabilities. With a threshold, one score may be on any scale. "median": above the
                 median of the scores.

@@ -16,6 +16,7 @@ from fairhead.records.columns import (
     check_weight,
     classes_of,
     find_class,
+    known_positive,
     missing_rows,
     recode,
     same_length,
@@ -104,7 +105,12 @@ def build(parts: Parts, options: Options, provenance: Mapping[str, Any], layout:
         return Records(nothing, None, None, groups, parts.id, cluster, parts.weight, provenance, parts.scores)
 
     found = classes_of(parts.label, parts.prediction, options.classes, (names.label, names.prediction))
-    classes = _positive_last(found, options.positive)
+    positive = options.positive
+    if positive is None and options.classes is None and len(found) == 2 and isinstance(found[0], str):
+        positive = known_positive(found)
+        if positive is None:
+            provenance["positive"] = f"{found[1]!r}, the last of two in the alphabet"
+    classes = _positive_last(found, positive)
     label = recode(parts.label, classes)
     scores = None if parts.scores is None else _scores(parts.scores, found, classes, names)
     rule: dict[str, str] = {}

@@ -27,6 +27,13 @@ MAX_LEVELS = 10_000
 _NOT_A_NUMBER = {"", "nan", "<na>"}
 _NO_ANSWER = {"na", "n/a", "#n/a", "none", "null"}
 _BOOLEANS = {"true": True, "false": False}
+# Pairs of words that say which class is the positive one: the second.
+_POSITIVE = {
+    *(("no", "yes"), ("n", "y"), ("nein", "ja"), ("n", "j"), ("non", "oui"), ("no", "si"), ("no", "sí")),
+    *(("false", "true"), ("falsch", "wahr"), ("0", "1"), ("-", "+"), ("negative", "positive"), ("neg", "pos")),
+    *(("negativ", "positiv"), ("bad", "good"), ("schlecht", "gut"), ("wrong", "right"), ("fail", "pass")),
+    *(("failed", "passed"), ("absent", "present"), ("normal", "toxic"), ("ham", "spam"), ("benign", "malignant")),
+}
 _INTEGER = re.compile(r"[+-]?\d+")
 _ZERO_FIRST = re.compile(r"[+-]?0\d+$")
 _FLOAT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
@@ -248,6 +255,20 @@ def classes_of(
     if len(classes) < 2:
         raise InputError(f"{label_name} holds one class only, {show(classes)}; at least two are expected")
     return classes
+
+
+def known_positive(classes: tuple[str, str]) -> str | None:
+    """The positive one of two classes, where their names say it: "ja" of ja and nein, "toxic" of toxic and not toxic.
+
+    Example:
+        >>> known_positive(("ja", "nein")), known_positive(("approved", "denied"))
+        ('ja', None)
+    """
+    for negative, positive in (classes, classes[::-1]):
+        no, yes = negative.lower(), positive.lower()
+        if (no, yes) in _POSITIVE or re.fullmatch(rf"(not?|non|un|nicht)[ _-]?{re.escape(yes)}", no):
+            return positive
+    return None
 
 
 def find_class(positive: Any, classes: tuple[Any, ...]) -> Any:

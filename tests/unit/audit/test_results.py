@@ -238,3 +238,19 @@ def test_intersections_beyond_count_are_refused_before_any_work():
     with pytest.raises(InputError, match="8 group columns have 247 combinations, of up to 3"):
         fairhead.audit(records, intersections=True)
     assert fairhead.audit(records, group_by=["g0", "g1"], intersections=True, n_boot=100).estimates
+
+
+def test_a_doubtful_positive_class_is_said_in_the_verdict():
+    rng = np.random.default_rng(0)
+    paid, sex = rng.integers(0, 2, 400), rng.choice(["f", "m"], 400)
+    score = np.clip(0.3 * paid + rng.uniform(0, 0.7, 400), 0, 1)
+    table = {"y": np.where(paid == 1, "approved", "denied"), "p": score, "sex": sex}
+
+    def said(**options):
+        found = fairhead.audit(table, label="y", score="p", groups="sex", n_boot=100, **options)
+        return [sentence.text for sentence in found.page().verdict][-1]
+
+    assert said().startswith("The positive class is 'denied', the last of two in the alphabet. AUC is below 0.5 (")
+    assert said().endswith("Where 'approved' is meant, name it: --positive (positive=).")
+    assert "positive class" not in said(positive="approved")
+    assert said(positive="denied").startswith("AUC is below 0.5 (")

@@ -248,3 +248,25 @@ def test_masked_values_are_missing():
     assert kept.groups["g"].levels == ("a", "b")
     with pytest.raises(InputError, match="missing"):
         Records.from_arrays([0, 1, 1, 0], scores=np.ma.array([0.1, 0.2, 0.3, 0.4], mask=[1, 0, 0, 0]), threshold=0.5)
+
+
+@pytest.mark.parametrize(
+    ("labels", "positive", "guessed"),
+    [
+        (["ja", "nein"], "ja", False),
+        (["Yes", "No"], "Yes", False),
+        (["bad", "good"], "good", False),
+        (["not toxic", "toxic"], "toxic", False),
+        (["approved", "denied"], "denied", True),  # nothing says which is meant
+        ([0, 1], 1, False),
+    ],
+)
+def test_the_positive_class_is_the_one_that_the_words_name(labels, positive, guessed):
+    records = Records.from_arrays(labels, scores=[0.2, 0.9])
+    assert records.classes[-1] == positive
+    assert ("positive" in records.provenance) == guessed
+    named = Records.from_arrays(labels, scores=[0.2, 0.9], positive=labels[0])
+    assert named.classes[-1] == labels[0]
+    assert "positive" not in named.provenance
+    ordered = Records.from_arrays(labels, scores=[0.2, 0.9], classes=labels)
+    assert list(ordered.classes) == labels
