@@ -284,9 +284,9 @@ def minimum(hat: Array, error: Array, tied: Tied | None = None, level: float = 0
     """Interval of the lowest of several rates, such as worst-group accuracy, by inverting a test like that of `gap`.
 
     The lowest of nearly equal rates is too low on average. So a lowest rate of θ is refused where it would show one as
-    low as observed, or one too high for the lower end, in less than 1 case of 20; with the observed lowest at θ, and
-    the others no lower, nearly equal ones taken for equal. The lower end is that of the group whose own reaches
-    furthest down.
+    low as observed, each rate in its own standard error, or one too high for the lower end, in less than 1 case of 20;
+    with the observed lowest at θ, and the others no lower, nearly equal ones taken for equal. The lower end is that of
+    the group whose own reaches furthest down.
 
     Args:
         hat: observed rates, shape [K].
@@ -304,13 +304,16 @@ def minimum(hat: Array, error: Array, tied: Tied | None = None, level: float = 0
     lowest, highest = quantiles(error[:, worst], [tail, 1 - tail]).tolist()
     low = float(np.min(hat - each * (highest / se)))
     width = np.inf if at_most else observed - low
-    together = hat if tied is None else np.array(tied(hat.tolist(), np.maximum(each, _NO_NOISE * se).tolist()))
+    noise = np.maximum(each, _NO_NOISE * se)
+    together = hat if tied is None else np.array(tied(hat.tolist(), noise.tolist()))
 
     def p_value(theta: float) -> float:
         centre = np.maximum(together, theta)
         centre[worst] = theta
-        shown = np.min(centre + error, axis=-1)
-        return float(np.count_nonzero(shown <= observed) + np.count_nonzero(shown > theta + width)) / len(shown)
+        shown = centre + error
+        # Each below θ in its own standard errors: a small cell that is low by chance does not hide a large one that is.
+        as_low = np.min((shown - theta) / noise, axis=-1) <= np.min((hat - theta) / noise)
+        return float(np.count_nonzero(as_low) + np.count_nonzero(np.min(shown, axis=-1) > theta + width)) / len(shown)
 
     reach = max(8 * se, -float(np.min(error[:, worst])))
     high = _end(p_value, alpha, observed - lowest, observed + reach, observed, se)

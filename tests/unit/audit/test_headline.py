@@ -132,6 +132,39 @@ def test_a_worst_group_among_cells_left_out_is_a_bound():
     assert held / seen > 0.9
 
 
+# Rows of groups, and how accurate rows of label 0 and 1 are; as in COMPAS, and even.
+CELLS = {
+    "one of 140 rows is lowest": (
+        [2800, 1800, 440, 280, 26],
+        [(0.58, 0.745), (0.75, 0.53), (0.8, 0.5), (0.87, 0.26), (0.93, 0.5)],
+    ),
+    "even": ([2000, 1000, 200, 60, 30], [(0.8, 0.8)] * 5),
+}
+
+
+def of_cells(name, rng):
+    sizes, accuracy = CELLS[name]
+    group, y = np.repeat(np.arange(len(sizes)), sizes), np.concatenate([np.arange(n) % 2 for n in sizes])
+    right = rng.random(len(y)) < np.array(accuracy)[group, y]
+    records = Records.from_arrays(y, np.where(right, y, 1 - y), groups={"g": group})
+    return fairhead.audit(records, metrics=["worst_group_accuracy"], n_boot=500)["worst_group_accuracy"]
+
+
+def test_a_small_cell_does_not_hide_how_low_a_large_one_is():
+    """13 rows at 50 % may be low by chance: the upper end of 26 % in 140 rows was 55 %."""
+    found = [of_cells("one of 140 rows is lowest", np.random.default_rng(seed)) for seed in range(5)]
+    assert all(e.value < e.high < e.value + 0.15 for e in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CELLS)
+def test_the_lowest_accuracy_covers_where_some_cells_are_small(name):
+    """99 % before."""
+    truth, rng = np.min(CELLS[name][1]), np.random.default_rng(2)
+    found = [of_cells(name, rng) for _ in range(1500)]
+    assert 0.93 - 0.01 <= np.mean([e.low <= truth <= e.high for e in found]) <= 0.97 + 0.01
+
+
 @pytest.mark.slow
 def test_the_upper_end_of_at_most_covers_where_the_cells_that_are_left_tie():
     """All cells are as accurate. With both ends' errors shared between them, 91 %."""
