@@ -77,15 +77,20 @@ class Task:
 
     def other_parts(self, features: Features, positive: int) -> Array:
         """The other terms' parts in it, [n, M]."""
-        return features.other_parts(self.evidence(positive)[None])[..., 0]
+        direction = self.row_evidence(features.output, positive)
+        return np.einsum("nmo,no->nm", np.asarray(features.others, dtype=np.float64), direction, optimize=True)
 
     def total(self, output: NDArray[np.floating], positive: int) -> Array:
-        """The evidence itself, [n], up to a constant."""
-        return np.asarray(output, dtype=np.float64) @ self.evidence(positive)
+        """The evidence itself, [n]: the logit against the mean of the others'."""
+        return evidence_of(self.logits(output), positive)
+
+    def row_evidence(self, output: NDArray[np.floating], positive: int) -> Array:
+        """Each row's direction of the evidence for one class, [n, d']: evidence = output · direction + a constant."""
+        return np.broadcast_to(self.evidence(positive), np.shape(output))
 
     def slope(self, output: NDArray[np.floating], positive: int) -> Array:
         """The gradient of the evidence for one class in outputs [n, d'], [n, d']."""
-        return np.broadcast_to(self.evidence(positive), np.shape(output))
+        return self.row_evidence(output, positive)
 
     def push(self, features: Features, layer: int, moved: Array) -> Array:
         """The change of the logits [n, H, C] if each head's z [n, H, d] at a layer changed so, all else held."""
@@ -139,19 +144,10 @@ class PooledTask(Task):
         found = np.empty((len(features), *features.shape))
         for start in range(0, len(features), _CHUNK):
             rows = slice(start, start + _CHUNK)
-            direction = self._evidence(features.output[rows], positive)
+            direction = self.row_evidence(features.output[rows], positive)
             through = np.einsum("no,lhod->nlhd", direction, features.maps, optimize=True)
             found[rows] = (through * features.heads[rows]).sum(-1)
         return found
-
-    def other_parts(self, features: Features, positive: int) -> Array:
-        """The other terms' parts in it, [n, M]."""
-        direction = self._evidence(features.output, positive)
-        return np.einsum("nmo,no->nm", np.asarray(features.others, dtype=np.float64), direction, optimize=True)
-
-    def total(self, output: NDArray[np.floating], positive: int) -> Array:
-        """The evidence itself, [n]: the logit against the mean of the others'."""
-        return evidence_of(self.logits(output), positive)
 
     def slope(self, output: NDArray[np.floating], positive: int) -> Array:
         """The gradient of the evidence for one class in outputs [n, d'], [n, d']."""
@@ -163,7 +159,8 @@ class PooledTask(Task):
         terms = np.einsum("nhd,hod->nho", moved, features.maps[layer], optimize=True)
         return np.einsum("nho,nco->nhc", terms, self.row_directions(features.output), optimize=True)
 
-    def _evidence(self, output: NDArray[np.floating], positive: int) -> Array:
+    def row_evidence(self, output: NDArray[np.floating], positive: int) -> Array:
+        """Each row's own, through the activation with its ratio."""
         return evidence_of(self.row_directions(output), positive)
 
     def _before(self, output: NDArray[np.floating]) -> Array:

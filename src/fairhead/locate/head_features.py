@@ -132,22 +132,15 @@ class Features:
         """The chosen rows: positions, or a mask."""
         return Features(self.heads[rows], self.others[rows], self.output[rows], self.scale[rows], self.maps)
 
-    def through(self, directions: NDArray[np.floating]) -> Rows:
-        """Directions [k, d'] of the output as the heads' own: [L, H, k, d]."""
-        return np.einsum("ko,lhod->lhkd", np.asarray(directions, dtype=np.float32), self.maps, optimize=True)
-
     def parts(self, directions: NDArray[np.floating]) -> Array:
         """Each head's part in output · direction: directions [k, d'] to [n, L, H, k]."""
-        through = self.through(directions).swapaxes(-1, -2)  # [L, H, d, k]
+        wanted = np.asarray(directions, dtype=np.float32)
+        through = np.einsum("ko,lhod->lhdk", wanted, self.maps, optimize=True)
         out = np.empty((len(self), *self.shape, len(directions)))
         for start in range(0, len(self), _CHUNK):
             rows = slice(start, start + _CHUNK)
             out[rows] = (self.heads[rows].transpose(1, 2, 0, 3) @ through).transpose(2, 0, 1, 3)
         return out
-
-    def other_parts(self, directions: NDArray[np.floating]) -> Array:
-        """The other terms' parts in output · direction: [n, M, k]."""
-        return np.asarray(self.others, dtype=np.float64) @ np.asarray(directions, dtype=np.float64).T
 
     def outputs(self, rows: slice = slice(None)) -> Rows:
         """The heads' own outputs, before any norm: [n, L, H, d]."""

@@ -49,7 +49,7 @@ def test_parts_of_all_terms_sum_to_the_logits(model, images) -> None:
     with torch.no_grad():
         embeds = torch.nn.functional.normalize(model(images).image_embeds, dim=-1).numpy()
     constant = decomposer({"pixel_values": images}).constant.numpy() @ directions.T
-    whole = features.parts(directions).sum((1, 2)) + features.other_parts(directions).sum(1) + constant
+    whole = features.parts(directions).sum((1, 2)) + np.einsum("nmo,ko->nk", features.others, directions) + constant
     np.testing.assert_allclose(whole, embeds @ directions.T, atol=1e-5)
 
 
