@@ -44,14 +44,7 @@ def is_head(found: object) -> bool:
 
 
 def check_heads(heads: Sequence[tuple[int, int]], per_layer: Sequence[int]) -> None:
-    """Refuse heads that a model does not have; `per_layer` says how many each of its layers has.
-
-    Example:
-        >>> check_heads([(1, 2), (7, 0)], (4, 4))
-        Traceback (most recent call last):
-            ...
-        fairhead.errors.InputError: there is no head L7H0: the model has 2 layers of 4 heads, counted from 0
-    """
+    """Refuse heads that a model does not have; `per_layer` says how many each of its layers has."""
     for layer, head in heads:
         if layer >= len(per_layer) or head >= per_layer[layer]:
             sizes = " or ".join(map(str, sorted(set(per_layer))))

@@ -201,13 +201,7 @@ def outcome(change: Difference, ablation: Ablation | None) -> Sentence:
 
 
 def beats(gap: Difference, accuracy: Difference) -> tuple[bool, str]:
-    """Whether an edit beats another, by the changes from the other to it: better in one and not worse in the other.
-
-    Example:
-        >>> gap = Difference("DP", "sex", 0.16, 0.05, -0.11, -0.17, -0.05, n=500, p=0.01, p_adjusted=0.02)
-        >>> beats(gap, Difference("accuracy", "sex", 0.8, 0.81, 0.01, -0.01, 0.03, n=500, p=0.4, p_adjusted=0.4))
-        (True, 'beaten, with a smaller gap')
-    """
+    """Whether an edit beats another, by the changes from the other to it: better in one and not worse in the other."""
     better: list[str] = []
     worse: list[str] = []
     if gap.significant:

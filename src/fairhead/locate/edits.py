@@ -211,11 +211,6 @@ def erasing(covariance: Array, group: Array, kept: Array | None = None) -> Array
     covariance this is LEACE (Belrose et al., 2023), the least change of x that erases them. Directions that are `kept`
     [..., d, c], covariances with the label, stay as they are: M Y = Y, where R is the inverse covariance without what
     it says of Y (SPLINCE, Holstege et al., 2025). Where a group's direction lies among those, it stays, too.
-
-    Example:
-        >>> covariance, group, label = np.eye(3), np.array([[1.0], [1], [0]]), np.array([[0.0], [1], [0]])
-        >>> (erasing(covariance, group, label) @ np.hstack([group, label])).round(9).tolist()
-        [[0.0, 0.0], [0.0, 1.0], [0.0, 0.0]]
     """
     eye = np.eye(covariance.shape[-1])
     silent = np.trace(covariance, axis1=-2, axis2=-1)[..., None, None] <= 0  # a silent head has nothing to erase
@@ -230,12 +225,7 @@ def erasing(covariance: Array, group: Array, kept: Array | None = None) -> Array
 
 
 def parsed(kind: str) -> tuple[str, float]:
-    """A kind and its strength.
-
-    Example:
-        >>> parsed("project@0.25"), parsed("mean")
-        (('project', 0.25), ('mean', 1.0))
-    """
+    """A kind and its strength."""
     name, _, text = kind.partition("@")
     try:
         strength = float(text or 1)
@@ -249,14 +239,7 @@ def parsed(kind: str) -> tuple[str, float]:
 
 
 def check_kind(kind: str, kinds: Sequence[str] = KINDS) -> None:
-    """Refuse what is not a kind of edit, or not one of those that can be made here.
-
-    Example:
-        >>> check_kind("project", TEXT_KINDS)  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-            ...
-        fairhead.errors.InputError: kind is 'project'; expected one of mean, zero, resample: a projection needs two ...
-    """
+    """Refuse what is not a kind of edit, or not one of those that can be made here."""
     if parsed(kind)[0] not in kinds:
         why = ": a projection needs two groups of rows, and pairs of texts are about many" if kind in KINDS else ""
         raise InputError(f"kind is {kind!r}; expected one of {', '.join(kinds)}{why}")

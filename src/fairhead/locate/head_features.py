@@ -183,19 +183,7 @@ def collect(
     identity: Mapping[str, Any] | None = None,
     progress: Callable[[int, int], None] | None = None,  # called with (rows done, n)
 ) -> Features:
-    """Run a model over n rows and keep their terms.
-
-    Example:
-        >>> import torch
-        >>> from transformers import ViTConfig, ViTModel
-        >>> from fairhead.locate.decompose import Decomposer
-        >>> shape = dict(image_size=4, patch_size=2, hidden_size=8, intermediate_size=8)
-        >>> model = ViTModel(ViTConfig(num_hidden_layers=3, num_attention_heads=2, **shape)).eval()
-        >>> images = torch.randn(10, 3, 4, 4)
-        >>> batches = lambda start: ({"pixel_values": images[i : i + 4]} for i in range(start, 10, 4))
-        >>> collect(Decomposer(model), batches, 10).heads.shape
-        (10, 3, 2, 4)
-    """
+    """Run a model over n rows and keep their terms."""
     path = None if folder is None else Path(folder)
     plain = json.loads(json.dumps(dict(identity or {}), default=str))  # as it will be read back
     meta: dict[str, Any] = {"schema": SCHEMA, "n": n, "identity": plain, "done": 0}

@@ -98,23 +98,7 @@ def take_apart(
     folder: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,  # called with (pairs done, pairs)
 ) -> PairTerms:
-    """Read pairs and take their log-odds apart.
-
-    Example:
-        >>> from tokenizers import Tokenizer, models, pre_tokenizers
-        >>> from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
-        >>> from fairhead.data.sentences import CrowsPair
-        >>> from fairhead.locate.pair_rows import pairs_of
-        >>> words = Tokenizer(models.WordLevel({w: i for i, w in enumerate("<s> she he cried .".split())}, "<s>"))
-        >>> words.pre_tokenizer = pre_tokenizers.Whitespace()
-        >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=5, n_embd=8, n_layer=2, n_head=2, bos_token_id=0))
-        >>> scorer = Scorer(model.eval(), PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>"))
-        >>> pairs = pairs_of([CrowsPair("0", "she cried .", "he cried .", "stereo", "gender", ())])
-        >>> found = take_apart(scorer, pairs)
-        >>> whole = found.heads.sum((1, 2)) + found.others.sum(1) + found.constant + found.rest
-        >>> bool(np.allclose(whole, found.log_odds, atol=1e-4))
-        True
-    """
+    """Read pairs and take their log-odds apart."""
     texts = _texts(scorer, pairs)
     path = None if folder is None else _opened(Path(folder), scorer, pairs)
     reader = _Reader(scorer)

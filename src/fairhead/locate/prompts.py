@@ -123,26 +123,7 @@ def known_prompts() -> KnownPrompts:
 
 
 def read_prompts(path: str | os.PathLike[str]) -> PromptFile:
-    r"""Read prompts from YAML.
-
-    Example:
-        >>> import tempfile
-        >>> text = '''
-        ... templates: ["a photo of a {}"]
-        ... concept:
-        ...   name: glasses
-        ...   poles:
-        ...     with: {words: [person with glasses], levels: [Eyeglasses]}
-        ...     without: {words: [person without glasses], levels: [not Eyeglasses]}
-        ...   neutral: [person]
-        ... classes: {"yes": [doctor], "no": [nurse]}
-        ... '''
-        >>> with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        ...     _ = file.write(text), file.flush()
-        ...     found = read_prompts(file.name)
-        >>> found.concept.poles[0].words, list(found.classes)
-        (('person with glasses',), ['yes', 'no'])
-    """
+    """Read prompts from YAML: `templates`, `classes`, and a `concept` as known_prompts.yaml has them."""
     with reading(path, "cannot be read as YAML"):
         content = yaml_value(Path(path).read_text(encoding="utf-8"))
     if not isinstance(content, dict):

@@ -192,16 +192,6 @@ def single_head_effects(
     What a head itself writes (its direct part) leaves out what later layers make of it; this does not. The price is
     one pass for each head, of `shape` [layers, heads]; or for some `heads` alone, where there is an `estimate`
     [n, layers, heads] for the others.
-
-    Example:
-        >>> from fairhead.locate.rows import Evaluation
-        >>> groups, labels = np.arange(80) % 2, (np.arange(80) // 2) % 2
-        >>> rows = Evaluation(labels, ("no", "yes"), groups, ("light", "dark"), "shade")
-        >>> noise = np.random.default_rng(0).normal(size=80)
-        >>> def edited(sets):  # without head 1 of layer 0 the group has no say
-        ...     return [np.stack([noise, 4.0 * groups * ((0, 1) not in heads)], axis=1) for heads in sets]
-        >>> single_head_effects(edited, (1, 2), rows).gap.round(6).tolist()
-        [[0.0, 4.0]]
     """
     run = [Head(*head) for head in np.ndindex(shape)] if heads is None else list(heads)
     before, *after = (np.asarray(rows.evidence(read), dtype=np.float64) for read in edited([(), *zip(run)]))

@@ -227,6 +227,19 @@ def test_broken_prompt_files(tmp_path, text, message) -> None:
         read_prompts(tmp_path / "p.yaml")
 
 
+def test_prompts_of_a_user(tmp_path) -> None:
+    poles = "{with: {words: [person with glasses], levels: [Eyeglasses]}, without: {words: [person], levels: [none]}}"
+    (tmp_path / "own.yaml").write_text(
+        f'concept: {{name: glasses, poles: {poles}}}\nclasses: {{"yes": [doctor], 1: [nurse]}}'
+    )
+    found = read_prompts(tmp_path / "own.yaml")
+    assert [(pole.name, pole.levels) for pole in found.concept.poles] == [
+        ("with", ("Eyeglasses",)),
+        ("without", ("none",)),
+    ]
+    assert found.classes == {"yes": ("doctor",), "1": ("nurse",)}
+
+
 def test_calibration_of_two_classes_is_a_quantile() -> None:
     rng = np.random.default_rng(0)
     output, labels = rng.normal(size=(400, 5)), (rng.random(400) < 0.15).astype(int)
