@@ -5,7 +5,7 @@ is. A text side is anything that turns texts into vectors of the output represen
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -193,16 +193,13 @@ class ClipText:
         """Unit vectors, [n, d']."""
         import torch
 
-        check_texts(texts, self._tokenizer)
         device = next(self._model.parameters()).device
         # SigLIP was trained on texts padded to full length and reads its last position.
         padding = "max_length" if "siglip" in type(self._model).__name__.lower() else True
         found = []
-        for start in range(0, len(texts), _BATCH):
-            part = list(texts[start : start + _BATCH])
-            batch = self._tokenizer(part, padding=padding, truncation=True, return_tensors="pt").to(device)
+        for batch in _tokens(texts, self._tokenizer, padding):
             with torch.no_grad():
-                vectors = self._model.get_text_features(**batch)
+                vectors = self._model.get_text_features(**batch.to(device))
             vectors = getattr(vectors, "pooler_output", vectors)
             found.append(torch.nn.functional.normalize(vectors.float(), dim=-1).double().cpu().numpy())
         return np.concatenate(found)
@@ -243,11 +240,8 @@ class AdaptedText:
         """Unit vectors, [n, d']."""
         import torch
 
-        check_texts(texts, self._tokenizer)
         found = []
-        for start in range(0, len(texts), _BATCH):
-            batch = self._tokenizer(list(texts[start : start + _BATCH]), padding=True, truncation=True,
-                                    return_tensors="pt")  # fmt: skip
+        for batch in _tokens(texts, self._tokenizer):
             with torch.no_grad():
                 states = self._encoder(**batch).last_hidden_state.double()
             mask = batch["attention_mask"][..., None].double()
@@ -273,10 +267,12 @@ def text_side(adapter: str | None, encoder: str | None, loaded: Any) -> TextSide
         raise UnsupportedModel(f"the text tower has no tokenizer beside it: {error}") from None
 
 
-def check_texts(texts: Sequence[str], tokenizer: Any = None) -> None:
-    """Refuse no texts at all, and texts in which the tokenizer finds nothing."""
+def _tokens(texts: Sequence[str], tokenizer: Any, padding: str | bool = True) -> Iterator[Any]:
+    """Batches of texts as tokens; no texts at all are refused, and texts in which the tokenizer finds nothing."""
     if not len(texts):
         raise InputError("there are no prompts to turn into vectors")
     for text in texts:
-        if not text.strip() or (tokenizer is not None and not tokenizer(text, add_special_tokens=False)["input_ids"]):
+        if not text.strip() or not tokenizer(text, add_special_tokens=False)["input_ids"]:
             raise InputError(f"the prompt {text!r} has no token in it; every prompt needs a word that the model knows")
+    for start in range(0, len(texts), _BATCH):
+        yield tokenizer(list(texts[start : start + _BATCH]), padding=padding, truncation=True, return_tensors="pt")
