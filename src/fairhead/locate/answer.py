@@ -138,7 +138,7 @@ class LocatedHeads(Result):
         heads = ", ".join(head_name(*head) for head in self.heads)
         edit = edit_words(located.words, saved, True)
         return Card(
-            title=f"{called} with {len(self.heads)} edited heads",
+            title=f"{called} with {len(self.heads)} edited head{'' if len(self.heads) == 1 else 's'}",
             done=f"Edited heads of {called}: {heads}. {edit}. {located.words.done(located)}",
             findings=[sentence.text for sentence in verdict(located)],
             data=str(self.provenance["data"]),

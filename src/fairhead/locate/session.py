@@ -165,7 +165,7 @@ def _card(source: Source, heads: Heads, kind: str) -> Card:
     """The README of an edited model, as long as nothing was measured of it."""
     called, names = Path(str(source.called)).name, ", ".join(head_name(*head) for head in heads)
     return Card(
-        title=f"{called} with {len(heads)} edited heads",
+        title=f"{called} with {len(heads)} edited head{'' if len(heads) == 1 else 's'}",
         done=f"The heads {names} of {called} were edited ({kind}). What that changes was not measured on this model.",
         findings=(),
         data=source.data,
@@ -200,12 +200,12 @@ def _open_pairs(
         return np.asarray(saved.forward(question.reported, "zero")([()])[0])
 
     provenance = {
+        **scorer.settings(),
         "model": source.called,
         "data": source.data,
         "bias_type": source.concept or "all",
         "pairs": len(pairs),
         "seed": source.seed,
-        **scorer.settings(),
     }
     return Opened(question, provenance, bake, reread)
 

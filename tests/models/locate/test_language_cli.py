@@ -111,6 +111,7 @@ def test_ablate_saves_a_model_that_scores_what_was_reported(located, folder, cro
     assert reported["effects"][-1]["way"] == "forward"
     assert forward["log_odds"]["before"] > 5
     assert not any("chosen on other rows" in note for note in reported["notes"])
+    assert f"# {folder.name} with {len(reported['selected'])} edited head" in (tmp_path / "README.md").read_text()
     main(["ablate", "--model", str(tmp_path), *arguments, "--heads", "L0H0", "--kind", "zero", "--draws", "2"])
     again = {m["metric"]: m for m in json.loads(capsys.readouterr().out)["effects"][-1]["metrics"]}
     # The pairs are the same half; of the saved model, "before" is what the edit was said to make of it.
