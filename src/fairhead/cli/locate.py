@@ -163,8 +163,10 @@ def _answered(
     for folder in (output.out, save):
         if folder is not None:  # a mistake there should not wait for the work
             context.with_resource(locked(folder))
-    from fairhead.locate.answer import answer
+    from fairhead.locate.answer import answer, check_target
 
+    if save is not None:
+        check_target(save, source.model)
     source = replace(with_columns(source, columns, output.images), seed=plan.seed)
     with progress() as told:
         found = answer(

@@ -109,6 +109,7 @@ class LocatedHeads(Result):
         What is saved is the edit that is reported: the folder is loaded, run over the reporting half, and compared.
         """
         located, question = self.located, self.opened.question
+        check_target(folder, self.provenance["model"])
         if not located.ranked:
             raise InputError("no head was chosen (.heads is empty), so there is no edit to save")
         rows = located.rows.take(question.reported)
@@ -155,6 +156,12 @@ class LocatedHeads(Result):
         write(self.page(images), out / "report.html")
         for name, records in self.opened.question.records(self.located.studies).items():
             records.save(out / f"{name}.csv")
+
+
+def check_target(folder: str | Path, model: object) -> None:
+    """Refuse to write an edited model over the one that it is made from."""
+    if isinstance(model, str) and Path(folder).resolve() == Path(model).resolve():
+        raise InputError(f"{folder} is the model that is edited, which would be lost: save to another folder")
 
 
 def answer(

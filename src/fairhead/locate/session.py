@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fairhead.data import Images, parse_spec
-from fairhead.errors import InputError, UnsupportedModel
+from fairhead.errors import InputError, UnsupportedModel, check_known
 from fairhead.heads import find_sites
 from fairhead.heads.named_heads import check_heads
 from fairhead.locate.decompose import Decomposer
@@ -339,6 +339,8 @@ def open_session(
     held_out = is_text or (name == "images" and _is_classifier(source.model))
     chosen = labelled_rows(source, file.concept, held_out)
     evaluation = chosen.evaluation
+    if source.evidence is not None:
+        check_known(source.evidence, evaluation.classes, f"there is no class {source.evidence!r}; there are")
     choosing = halves_of(evaluation, source.seed)
     if evaluation.others:  # the model says between which two of them heads are compared
         evaluation.shared_classes(choosing)

@@ -135,6 +135,13 @@ def test_classes_of_other_names_are_found_before_the_pass(faces, tmp_path, capsy
     assert "the model's classes are LABEL_0, LABEL_1 and those of the data" in message
 
 
+def test_a_model_is_not_saved_over_itself(clip, faces, capsys) -> None:
+    before = (clip / "model.safetensors").read_bytes()
+    edit = ["--heads", "L1H0", "--save", f"{clip}/../{clip.name}"]
+    assert "is the model that is edited" in refused(capsys, ["ablate", "--model", str(clip), *common(faces), *edit])
+    assert (clip / "model.safetensors").read_bytes() == before
+
+
 def test_weights_cannot_hold_an_edit_of_the_first_token(clip, faces, capsys, tmp_path) -> None:
     edit = ["--heads", "L1H0", "--tokens", "first", "--save", str(tmp_path)]
     assert "act on every token" in refused(capsys, ["ablate", "--model", str(clip), *common(faces), *edit])
@@ -188,7 +195,6 @@ def test_age_leaves_out_those_between_its_poles(clip, faces, capsys) -> None:
         (["locate", "--features", "/proc/none"], "cannot be written"),
         (["locate", "--text-adapter", "x.npz"], "are given together"),
         (["locate", "--prompts", "missing.yaml"], "missing.yaml cannot be read"),
-        (["locate", "--class", "40-49"], "there is no class '40-49'"),
         (["locate", "--texts", "missing.npz"], "missing.npz cannot be read: No such file"),
         (["ablate"], "one of them"),
         (["ablate", "--heads", "11.4"], "write them as L11H4"),
@@ -218,6 +224,7 @@ def test_mistakes_get_one_line(clip, faces, capsys, arguments, message) -> None:
     [
         (["ablate", "--heads", "L9H0"], "the model has 2 layers of 4 heads"),
         (["locate", "--rank", "ranksum"], "the rank sum needs texts"),
+        (["locate", "--class", "40-49"], "there is no class '40-49'"),
         (["locate", "--against", "nowhere"], "nowhere: a folder with a model (config.json) is expected"),
         (["locate", "--limit", "14"], "no class has 10 images of both female and male in both halves"),
     ],
