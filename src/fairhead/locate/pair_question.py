@@ -114,7 +114,7 @@ class PairWords:
             + ("" if whole.has_total else ", not significant")
         )
         if not located.ranked:
-            text = f"{opening}. No head carries a significant part of that after correction."
+            text = f"{opening}. No head carries a significant part of that in the half that heads are chosen on."
             return Sentence(text, "unclear")
         ranking = located.effect_map or whole
         part = sum(ranking.gap[head] for head in located.ranked)
