@@ -60,7 +60,8 @@ class Skips:
         """The same for several at once."""
         if self.on_error == "raise":
             what = "it" if len(names) == 1 else "them"
-            raise InputError(f"{message}: mend or remove {what}, or go on without {what} (on_error=skip)")
+            skip = "--data-option on_error=skip; in Python on_error='skip'"
+            raise InputError(f"{message}: mend or remove {what}, or go on without {what} ({skip})")
         for name in names:
             self.drop(reason, name)
 

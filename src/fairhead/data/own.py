@@ -28,6 +28,7 @@ TEXT = ("text", "post", "comment", "sentence")
 _PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 _TABLES = (".csv", ".tsv", ".jsonl", ".parquet", ".csv.gz", ".tsv.gz", ".jsonl.gz")
 _PARTS = {"train", "val", "test"}
+_CLASSES = 20  # no more than these may be as many as half of the rows
 
 
 class _How(NamedTuple):
@@ -207,6 +208,12 @@ def _columns(table: Table, named: str, how: _How) -> _Columns:
 def _labelled(name: str, table: Table, rows: NDArray[np.intp], inputs: Inputs, columns: _Columns, how: _How) -> Dataset:
     """The data set of some rows of a table and their inputs."""
     ids, labels = table.ids(columns.id)[rows], column(table.cells(columns.label)[rows])
+    if (many := len(labels.levels)) > max(_CLASSES, len(rows) / 2):
+        raise InputError(
+            f"{table.name}: the label {columns.label!r} has {many:,} distinct values in {len(rows):,} rows, as numbers "
+            f"or ids have ({', '.join(map(repr, labels.levels[:3]))}, ...); a column of classes is expected: name "
+            "another, or make classes of its values first"
+        )
     # Whom nobody knows is a person apart.
     known = None if columns.person is None else table.cells(columns.person)[rows].tolist()
     person = None if known is None else np.array([who or f"row {row}" for who, row in zip(known, rows, strict=True)])
@@ -251,7 +258,8 @@ def _split(
         if seen.setdefault(who, part) != part:
             raise InputError(
                 f"{table.name}: {columns.person} {who!r} is in the parts {seen[who]} and {part}, and nobody may be in "
-                f"two: mend the column {columns.split!r}, or draw the split by person with split=random"
+                f"two: mend the column {columns.split!r}, or draw the split by person with --split random "
+                "(in Python split='random')"
             )
     return parts.astype(np.str_)
 

@@ -53,7 +53,8 @@ class Table:
         found = self.find(named, usual)
         if found is None:
             called, listed = " or ".join(dict.fromkeys(usual)), ", ".join(self.columns)
-            which = f"say which it is with {option}=COLUMN. Its columns: {listed}"
+            typed = "--label COLUMN" if option == "label" else f"--data-option {option}=COLUMN"
+            which = f"say which it is with {typed} (in Python {option}=COLUMN). Its columns: {listed}"
             raise InputError(f"{self.name} has no column called {called}: {which}")
         return found
 

@@ -36,7 +36,7 @@ def test_stereoset_items_must_have_one_sentence_of_each_label(tmp_path):
     assert str(told.value) == (
         f"{tmp_path}: dev.json: id-wrong is not as published: the gold labels of its sentences are stereotype, "
         "stereotype, anti-stereotype; expected one each of stereotype, anti-stereotype, unrelated: mend or remove it, "
-        "or go on without it (on_error=skip)"
+        "or go on without it (--data-option on_error=skip; in Python on_error='skip')"
     )
     items = read("stereoset", tmp_path, on_error="skip")
     assert items.skipped == {"not as published": ("id-wrong", "intersentence 2")}

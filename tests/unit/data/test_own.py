@@ -111,7 +111,7 @@ def test_nobody_is_in_two_parts(pictures):
 def test_a_split_that_tears_a_person_apart_is_refused(tmp_path):
     rows = [{**row, "split": "train" if i % 2 else "test", "author": f"a{i // 4}"} for i, row in enumerate(POSTS)]
     path = write(tmp_path / "posts.csv", rows)
-    with pytest.raises(InputError, match=r"author 'a0' is in the parts test and train, .*split=random"):
+    with pytest.raises(InputError, match=r"author 'a0' is in the parts test and train, .*--split random"):
         read_labelled(f"texts:{path}", label="toxic", split="split", person="author")
 
 
@@ -206,7 +206,8 @@ def test_rows_without_a_value_are_counted_or_refused(tmp_path):
         ({"label": "toxc"}, r"has no column 'toxc'. Did you mean 'toxic'\? Its columns: post, toxic, about"),
         (
             {},
-            r"has no column called label or class or target or y: say which it is with label=COLUMN. Its columns: post",
+            r"has no column called label or class or target or y: say which it is with --label COLUMN \(in Python "
+            r"label=COLUMN\). Its columns: post",
         ),
         ({"label": "toxic", "groups": ["sex"]}, "has no column 'sex'"),
         ({"label": "toxic", "split": "part"}, "has no column 'part'"),
@@ -424,3 +425,18 @@ def test_pairs_are_never_invented(tmp_path_factory, rows):
     items = read("pairs", path, on_error="skip")
     assert isinstance(items, Items)
     assert [(pair.more, pair.less) for pair in items] == [row[:2] for row in whole]
+
+
+def test_messages_name_what_is_typed_on_the_command_line(tmp_path):
+    path = write(tmp_path / "posts.csv", [{"body": f"words {i}", "label": i % 2} for i in range(9)])
+    with pytest.raises(InputError, match=r"with --data-option input=COLUMN \(in Python input=COLUMN\)"):
+        read_labelled(f"texts:{path}")
+
+
+def test_a_label_of_numbers_is_told(tmp_path):
+    path = write(tmp_path / "posts.csv", [{"text": f"words {i}", "label": f"{i / 7:.3f}"} for i in range(100)])
+    message = (
+        r"the label 'label' has 100 distinct values in 100 rows, as numbers or ids have \('0.000', '0.143', '0.286'"
+    )
+    with pytest.raises(InputError, match=message):
+        read_labelled(f"texts:{path}")
