@@ -33,6 +33,8 @@ def read_rows(data: Any, positive: Any, columns: Mapping[str, Any]) -> tuple[Rec
     for name in columns:
         if name not in COLUMNS:
             raise InputError(f"There is no option {name!r}.{did_you_mean(name, COLUMNS)}")
+        if name in ("encoding", "decimal") and not isinstance(data, str | PathLike):
+            raise InputError(f"{name} is for files; a data frame has been read already")
     if not isinstance(columns.get("label", ""), str):
         return read_labels(data, positive, columns), None
     read = Records.read if isinstance(data, str | PathLike) else Records.from_frame

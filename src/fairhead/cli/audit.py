@@ -82,6 +82,8 @@ class Columns:
             or, not, parentheses, is missing.
         bins: groups of a --group column of numbers by their edges, such as age=25,45.
         reference: the group that others are seen against, such as White, or race=White; by default the largest.
+        encoding: of a text file, by default utf-8; files of Windows are often cp1252.
+        decimal: the sign within numbers of CSV and TSV, a point or a comma.
         drop_missing: go on without rows that have blank or NaN values.
         groups_from: CSV file of further groups by id, such as the groups.csv of `fairhead discover`; joined on --id.
     """
@@ -100,6 +102,8 @@ class Columns:
     where: Annotated[str | None, Option(metavar="CONDITION")] = None
     bins: Annotated[tuple[str, ...], Option(metavar="COLUMN=EDGES")] = ()
     reference: Annotated[tuple[str, ...], Option(metavar="GROUP")] = ()
+    encoding: Annotated[str | None, Option(metavar="NAME")] = None
+    decimal: Annotated[str | None, Option(metavar="SIGN")] = None
     drop_missing: bool = False
     groups_from: Annotated[str | None, Option(metavar="FILE")] = None
 
@@ -125,6 +129,8 @@ class Columns:
             "drop_missing": self.drop_missing,
             "where": self.where,
             "bins": _edges(self.bins),
+            "encoding": self.encoding,
+            "decimal": self.decimal,
         }
         found, _ = read_rows(path, None if self.positive is None else _typed([self.positive])[0], columns)
         if joined is None:

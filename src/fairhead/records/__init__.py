@@ -220,6 +220,8 @@ class Records:
         where: str | None = None,
         bins: Mapping[str, Sequence[float]] | None = None,
         target: str | None = None,
+        encoding: str | None = None,
+        decimal: str | None = None,
     ) -> "Records":
         r"""Records from a CSV, TSV, JSONL or Parquet file (the first three also as .gz, .bz2 or .xz), by its suffix.
 
@@ -250,6 +252,8 @@ class Records:
                 "25 to under 45" and "45 and over".
             target: where the task is to predict numbers, the column of the true ones, instead of `label`; `prediction`
                 is then that of the predicted ones.
+            encoding: of a text file, by default UTF-8; files of Windows are often cp1252.
+            decimal: the sign within the numbers of CSV and TSV, "." (by default) or ",".
 
         Example:
             >>> import tempfile, pathlib
@@ -263,7 +267,7 @@ class Records:
         from fairhead.records.layout import Layout
         from fairhead.records.table_files import collect, open_source
 
-        with open_source(path) as source:
+        with open_source(path, encoding, decimal) as source:
             named = label, prediction, score, groups, id, cluster, weight, where, bins, target
             layout = Layout.of(source.columns, *named)
             layout.check(source.columns, source.name)

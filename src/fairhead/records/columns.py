@@ -225,7 +225,10 @@ def as_floats(values: Any, name: str, before: int = 0) -> NDArray[np.float64]:
         row = int(bad.argmax())
         hint = ""
         if isinstance(values[row], str) and re.fullmatch(r"\s*-?\d*,\d+\s*", values[row]):
-            hint = f", with a decimal point: {values[row].strip().replace(',', '.')}"
+            point = values[row].strip().replace(",", ".")
+            hint = (
+                f", with a decimal point: {point}; or name the comma (--decimal , in an audit; in Python decimal=',')"
+            )
         raise InputError(f"{name} holds {values[row]!r} in row {before + row + 1:,}; numbers are expected{hint}")
     return numbers
 

@@ -106,7 +106,7 @@ def check_text(file: Path, name: str) -> bytes:
     if not head.strip():
         raise InputError(f"{name} is empty; a header and at least one row are expected")
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise InputError(f"{name} is UTF-16 text; save it as UTF-8")
+        raise InputError(f"{name} is UTF-16 text; {as_utf8(name, 'utf-16')}")
     for mark, suffix in _MARKS.items():
         if head.startswith(mark):
             raise InputError(f"{name} is packed; unpack it, or let its name end in {suffix}")
@@ -115,18 +115,27 @@ def check_text(file: Path, name: str) -> bytes:
     return bytes(head)
 
 
+def as_utf8(name: str, encoding: str) -> str:
+    """What to do with a file of another encoding."""
+    return (
+        f"save it as UTF-8 (iconv -f {encoding} -t utf-8 '{name}' > new.csv), or have the audit read it so: --encoding "
+        f"{encoding} (in Python encoding={encoding!r})"
+    )
+
+
 class _Header(NamedTuple):
     """What the beginning of a file shows: its columns, their separator, and a few rows."""
 
     separator: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
+    decimal: str = "."  # the sign within numbers
 
 
-def csv_source(file: Path, name: str, separator: str | None = None) -> Source:
+def csv_source(file: Path, name: str, separator: str | None = None, decimal: str = ".") -> Source:
     """CSV and TSV: a header, then rows. Unless it is given, the header tells whether , ; tab or | separates."""
     head = check_text(file, name)
-    header = _read_header(file, name, head, separator)
+    header = _read_header(file, name, head, separator)._replace(decimal=decimal)
     # Neither packed nor with a quotation mark, so that every line end ends a row: as far as the beginning shows.
     plain = file.suffix.lower() not in PACKED and b'"' not in head and b"\n" in head
 
@@ -174,6 +183,7 @@ def _options(header: _Header, layout: Layout, place: dict[str, int], as_text: Co
         "na_values": missing,
         "na_filter": bool(missing),
         "encoding": "utf-8",
+        "decimal": header.decimal,
     }
 
 
@@ -190,6 +200,7 @@ def _parallel(
     sign, width = header.separator.encode(), len(header.columns)
     numbers, classes = ({place[n] for n in names} for names in (layout.numbers, layout.classes))
     simple = set(place.values()) == numbers | classes and not numbers & classes and not layout.ids
+    simple &= header.decimal == "."
 
     def parse(block: _Block) -> _Columns:
         if b'"' in block.text:

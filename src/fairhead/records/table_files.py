@@ -1,7 +1,9 @@
 """Files of records: CSV, TSV, JSONL and Parquet. They are read in chunks, and only the columns that are needed."""
 
+import codecs
 import csv
 import hashlib
+import io
 import json
 import lzma
 import os
@@ -14,7 +16,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -31,11 +33,13 @@ from fairhead.records import Records
 from fairhead.records.build import Parts
 from fairhead.records.columns import Coded, Encoder, as_floats
 from fairhead.records.csv_files import (
+    BLOCK,
     CHUNK,
     PACKED,
     Chunk,
     NotPlain,
     Source,
+    as_utf8,
     check_text,
     csv_source,
     open_binary,
@@ -144,12 +148,24 @@ def _coded(values: NDArray[Any], name: str) -> Coded:
 
 
 @contextmanager
-def open_source(path: str | os.PathLike[str]) -> Iterator[Source]:
-    """Open a file by its suffix, or CSV on standard input for "-"; what is wrong with it becomes an `InputError`."""
-    with _on_disk(path) as (file, name), _file_errors(name), ThreadPoolExecutor(1) as pool:
+def open_source(
+    path: str | os.PathLike[str], encoding: str | None = None, decimal: str | None = None
+) -> Iterator[Source]:
+    """Open a file by its suffix, or CSV on standard input for "-"; what is wrong with it becomes an `InputError`.
+
+    Text of another encoding than UTF-8, and a decimal sign other than the point, are read where they are named.
+    """
+    with _on_disk(path) as (file, name), _file_errors(name), ThreadPoolExecutor(1) as pool, ExitStack() as scratch:
         if stat.S_ISDIR(file.stat().st_mode):
             raise IsADirectoryError
-        source = _READERS[file_format(name)](file, name)
+        kind = file_format(name)
+        if (encoding and kind == "parquet") or (decimal and kind not in ("csv", "tsv")):
+            raise InputError(f"{name}: an encoding is for text and a decimal sign for CSV and TSV; leave them out")
+        if decimal not in (None, ".", ","):
+            raise InputError(f"the decimal sign is {decimal!r}; a comma or a point is expected")
+        more = {"decimal": decimal} if decimal else {}
+        read = file if encoding is None else scratch.enter_context(_recoded(file, name, encoding))
+        source = _READERS[kind](read, name, **more)
         # Hashing lets other threads run, so it costs little while the file is being parsed.
         digest = pool.submit(_sha256, file)
         yield replace(source, provenance=lambda: {"path": name, "sha256": digest.result()})
@@ -198,6 +214,21 @@ def _on_disk(path: str | os.PathLike[str]) -> Iterator[tuple[Path, str]]:
 
 
 @contextmanager
+def _recoded(file: Path, name: str, encoding: str) -> Iterator[Path]:
+    """A copy of a text file as UTF-8, unpacked."""
+    try:
+        codecs.lookup(encoding)
+    except LookupError:
+        raise InputError(f"the encoding {encoding!r} is not known; cp1252, latin-1 and utf-16 are examples") from None
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder, "copy.csv")
+        with io.TextIOWrapper(open_binary(file, name), encoding, newline="") as text, copy.open("wb") as handle:
+            while part := text.read(BLOCK):
+                handle.write(part.encode())
+        yield copy
+
+
+@contextmanager
 def _file_errors(name: str) -> Iterator[None]:
     """Turn what the operating system and the parsers say into one line about the file."""
     try:
@@ -211,7 +242,9 @@ def _file_errors(name: str) -> Iterator[None]:
     except PermissionError:
         raise InputError(f"{name}: no permission to read it") from None
     except UnicodeDecodeError as error:
-        raise InputError(f"{name} is not UTF-8 text ({error.reason}); save it as UTF-8") from None
+        if error.encoding.replace("-", "").lower() != "utf8":
+            raise InputError(f"{name} is not {error.encoding} text ({error.reason}); name another encoding") from None
+        raise InputError(f"{name} is not UTF-8 text ({error.reason}); {as_utf8(name, 'cp1252')}") from None
     except csv.Error as error:
         raise InputError(f"{name}: {error}; is a line end or a quotation mark missing?") from None
     except pd.errors.ParserError as error:
@@ -229,7 +262,7 @@ def _parser_message(message: str) -> str:
 
 
 def _jsonl(file: Path, name: str) -> Source:
-    """One JSON object a line; its columns are the keys seen in the first hundred lines."""
+    """One JSON object a line; its columns are the keys of all of them."""
     check_text(file, name)
 
     def objects() -> Iterator[dict[str, Any]]:
@@ -250,7 +283,10 @@ def _jsonl(file: Path, name: str) -> Source:
         while block := list(islice(rows, CHUNK // 4)):
             yield {column: [row.get(column) for row in block] for column in layout.columns}
 
-    seen = dict.fromkeys(key for row in islice(objects(), 100) for key in row)
+    seen: dict[str, None] = {}
+    for row in objects():
+        if not row.keys() <= seen.keys():
+            seen |= dict.fromkeys(row)
     return Source(name, list(seen), chunks)
 
 
@@ -279,7 +315,7 @@ def _parquet(file: Path, name: str) -> Source:
     return Source(name, columns, chunks)
 
 
-_READERS: Mapping[str, Callable[[Path, str], Source]] = {
+_READERS: Mapping[str, Callable[..., Source]] = {
     "csv": csv_source,
     "tsv": partial(csv_source, separator="\t"),
     "jsonl": _jsonl,

@@ -373,3 +373,32 @@ def test_only_needed_columns_are_kept(tmp_path):
     assert records.id is None
     assert records.scores is None
     assert [c.codes.dtype for c in (records.label, records.prediction, *records.groups.values())] == [np.int8] * 4
+
+
+@pytest.mark.parametrize("suffix", ["csv", "csv.gz"])
+def test_a_file_of_windows_is_read_as_it_is(tmp_path, suffix):
+    """Semicolons, decimal commas and cp1252, as a German Excel writes them."""
+    text = "Rückzahlung;Score;Größe\nja;0,9;groß\nnein;0,25;klein\nja;1;groß\n"
+    path = tmp_path / f"preds.{suffix}"
+    path.write_bytes(gzip.compress(text.encode("cp1252")) if suffix.endswith("gz") else text.encode("cp1252"))
+    named = {"label": "Rückzahlung", "score": "Score", "groups": ["Größe"]}
+    with pytest.raises(InputError, match=r"not UTF-8 text .*iconv -f cp1252 -t utf-8 .*--encoding cp1252"):
+        Records.read(path, **named)
+    with pytest.raises(InputError, match=r"holds '0,9' in row 1; numbers are expected.*--decimal ,"):
+        Records.read(path, encoding="cp1252", **named)
+    records = Records.read(path, encoding="cp1252", decimal=",", **named)
+    assert records.scores.tolist() == [0.9, 0.25, 1.0]
+    assert records.groups["Größe"].levels == ("groß", "klein")
+    assert records.classes == ("nein", "ja")
+    assert records.provenance["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    for wrong, message in (({"encoding": "klingon"}, "is not known"), ({"decimal": ";"}, "a comma or a point")):
+        with pytest.raises(InputError, match=message):
+            Records.read(path, **{"encoding": "cp1252", **wrong}, **named)
+
+
+def test_a_column_that_begins_late_in_jsonl_is_there(tmp_path):
+    path = tmp_path / "preds.jsonl"
+    rows = [{"y": i % 2, "p": i % 2, **({"sex": "fm"[i % 3 == 0]} if i >= 150 else {})} for i in range(200)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    records = Records.read(path, label="y", prediction="p", groups=["sex"], drop_missing=True)
+    assert len(records) == 50
