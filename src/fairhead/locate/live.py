@@ -187,7 +187,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """The page itself."""
-        if self._name() == "":
+        name = self._name()
+        if name:
+            self._refuse(HTTPStatus.NOT_FOUND, "there is nothing at this address")
+        elif name == "":
             nonce = secrets.token_urlsafe(16)
             content = finite({"map": self.server.live.map, "kinds": self.server.live.kinds})
             page = fill("live.html", title=self.server.title, content=content, nonce=nonce)
@@ -203,7 +206,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         try:
             found = self._answer(name)
-        except (FairheadError, ValueError, TypeError, OSError) as error:
+        except (FairheadError, ValueError, TypeError, OSError, RecursionError) as error:
             self._refuse(HTTPStatus.BAD_REQUEST, " ".join(str(error).split()))
         else:
             self._send(HTTPStatus.OK, json.dumps(finite(found)), "application/json")

@@ -4,6 +4,7 @@ import csv
 import http.client
 import json
 import threading
+import urllib.error
 import urllib.request
 from dataclasses import replace
 
@@ -126,6 +127,8 @@ def test_only_its_own_page_may_ask(server):
     ask(server, at(server, "edit"), question, 403, Origin="null")
     own = f"http://127.0.0.1:{server.server_port}"
     assert ask(server, at(server, "edit"), question, Origin=own)["heads"] == ["L0H1", "L1H0"]
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        urllib.request.urlopen(f"{server.address}../../etc/passwd")
     with urllib.request.urlopen(server.address) as answer:
         page, policy = answer.read().decode(), answer.headers["Content-Security-Policy"]
     assert policy.startswith("default-src 'none'")
@@ -137,6 +140,7 @@ def test_only_its_own_page_may_ask(server):
     ("what", "question", "message"),
     [
         ("edit", "{", "Expecting"),
+        ("edit", "[" * 60_000, "maximum recursion depth"),
         ("edit", {"heads": [[9, 0]], "kind": "mean"}, "no head L9H0"),
         ("edit", {"heads": [[0]], "kind": "mean"}, "is no head"),
         ("edit", {"heads": [["0", 1]], "kind": "mean"}, "is no head"),
