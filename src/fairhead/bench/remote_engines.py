@@ -5,6 +5,8 @@ A worker, a machine or a cell's memory that is lost makes a failed row, which a 
 
 import os
 import queue
+import re
+import socket
 import threading
 import time
 import warnings
@@ -72,18 +74,25 @@ def _connected(workplace: Workplace) -> Any:
         return ray
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
+        _try_port(workplace.address)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             ray.init(
                 address=workplace.address, log_to_driver=False, logging_level="ERROR", configure_logging=False,
                 **({"include_dashboard": False} if workplace.address is None else {}),
             )  # fmt: skip
-    except (ConnectionError, TimeoutError, ValueError, RuntimeError) as error:
+    except (OSError, OverflowError, ValueError, RuntimeError) as error:
         raise InputError(
             f"no cluster of Ray answers at {workplace.address or 'this machine'} ({_line(error)}): start one with "
             "`ray start --head`, or leave out --address"
         ) from None
     return ray
+
+
+def _try_port(address: str | None) -> None:
+    """Raise an OSError where nobody listens at HOST:PORT: Ray itself would wait for minutes."""
+    if found := re.fullmatch(r"(?:ray://)?([^/:]+):(\d{1,5})", address or ""):
+        socket.create_connection((found[1], int(found[2])), timeout=10).close()
 
 
 def _stream(cell: Cell, workplace: Workplace, version: str) -> Iterator[tuple[Any, ...]]:

@@ -1,5 +1,6 @@
 """Grids on a cluster: of Ray, with a machine that is taken away, and of Slurm's stand-ins; parts of a grid."""
 
+import socket
 import threading
 
 import pytest
@@ -142,8 +143,11 @@ def test_a_cluster_survives_the_loss_of_a_node(grid_of, cluster, tmp_path):
 @pytest.mark.filterwarnings("ignore")
 def test_a_cluster_that_is_not_there_is_told(grid_of, tmp_path):
     pytest.importorskip("ray")
-    with pytest.raises(InputError, match="no cluster of Ray answers at auto"):
-        run_grid(grid_of(), tmp_path / "out", Workplace(engine="ray", address="auto"))
+    with socket.socket() as nobody:  # it is bound and does not listen; Ray itself would wait for minutes
+        nobody.bind(("127.0.0.1", 0))
+        for address in ("auto", f"127.0.0.1:{nobody.getsockname()[1]}"):
+            with pytest.raises(InputError, match=f"no cluster of Ray answers at {address}"):
+                run_grid(grid_of(), tmp_path / "out", Workplace(engine="ray", address=address))
     assert not Store(tmp_path / "out").rows()
 
 
