@@ -17,7 +17,7 @@ from fairhead.audit.audit_results import audit_verdicts, comparison_verdicts
 from fairhead.bench.cell import Tell, run_cell
 from fairhead.bench.grid import Cell, Method
 from fairhead.bench.runner import check
-from fairhead.mitigate.auto_balance_match import STRENGTHS
+from fairhead.mitigate.auto_balance_match import STABLE, STRENGTHS, TWO_MODES
 from fairhead.mitigate.last_layer import find_head, set_head
 from fairhead.models import attach, load, method_of, save
 from fairhead.models.fresh import Recipe, is_ready
@@ -45,6 +45,7 @@ NAMES = {
 }
 NAMES |= {f"{name} {s:g}": f"{said}, {100 * s:.0f} % strength" for name, said in NAMES.items() for s in STRENGTHS}
 PROVED = ("auto", "balance", "match")  # compared with plain training, unless another method is named
+_LITTLE = 0.5  # stability under which other rows would give other clusters
 _CHECKPOINTS = "checkpoint"  # within the folder of a run, until that has ended
 
 
@@ -52,44 +53,75 @@ def choice_verdict(notes: Mapping[str, Any], uses_groups: bool = False) -> list[
     """What was kept, at what cost, in a sentence or two; nothing for a method that chooses nothing."""
     if "kept" not in notes:
         return []
-    said, tried = [], {one["name"]: one for one in notes.get("tried", ())}
-    kept = notes["kept"]
+    texts, tried = [], {one["name"]: one for one in notes.get("tried", ())}
+    kept, blind = notes["kept"], "" if uses_groups else " No group was used."
     if tried:
         first, one = next(iter(tried.values())), tried[kept]
-        why = "no other candidate had a smaller sum of spread between clusters and cost within the price"
-        if one is not first:
-            spreads = f"{_points(one['spread'])} points ({NAMES[first['name']]}: {_points(first['spread'])})"
-            less = f"{_points(abs(one['cost']))} points {'lower' if one['cost'] > 0 else 'higher'}"
-            why = (
-                f"its answers, given the label, have a standard deviation of {spreads} between clusters, and its "
-                f"accuracy is {less}"
-            )
-        blind = "" if uses_groups else " No group was used."
-        said.append(f"Kept: {NAMES[kept]}. On rows that no candidate was trained on, {why}.{blind}")
-    if _told_by_clusters(notes["clusters"]) >= 0.9:
-        said.append(
-            "The clusters are nearly the classes, so balancing had little to compare within them: name another "
-            "encoder, such as a pretrained one (--option encoder=...)."
+        why = (
+            "no other candidate within the price had a gain, in spread between clusters and accuracy together, above "
+            "one standard error"
         )
+        if one is not first:
+            spreads = (
+                "its accuracy, given the class, has a standard deviation between clusters of "
+                f"{_points(one['spread'])} points ({NAMES[first['name']]}: {_points(first['spread'])}), and "
+                if one["spread"] is not None
+                else ""
+            )
+            less = f"{_points(abs(one['cost']))} points {'lower' if one['cost'] > 0 else 'higher'}"
+            gain = f"{_points(one['gain'])} points, with a standard error of {_points(one['gain_se'])}"
+            why = f"{spreads}its accuracy as a whole is {less}: a gain of {gain}"
+        texts.append(f"Kept: {NAMES[kept]}. On rows that no candidate was trained on, {why}.{blind}")
+    elif kept == "plain" and len(notes.get("asked", ())) > 1:
+        texts.append(f"Kept: {NAMES[kept]}, as no other candidate was left.{blind}")
+    texts += _cluster_texts(notes)
     match = notes.get("match")
     if match is not None and {"match", "both"} & set(notes.get("asked", ())):
         differ = "differ" if match["differ"] else "are not shown to differ"
         rest = "" if match["differ"] else ", so nothing was matched"
-        said.append(
+        texts.append(
             f"The training rows and those of the deployment sample {differ} within classes (area under the ROC curve "
             f"{match['separation']:.2f}, {p_text(match['p'])}){rest}."
         )
-    for one in notes.get("matched too dear", ()):
-        said.append(
+    for one in notes.get("matching over the price", ()):
+        texts.append(
             f"{NAMES[one['name']].capitalize()} was left out: with weights towards one half of the sample, a linear "
             f"head on the same features loses {_points(one['cost'])} points of accuracy on the other half."
         )
     if "label taken out" in notes:
         done = "was taken out of the features" if notes["label taken out"] else "was left in the features"
-        said.append(f"What tells the classes apart {done} before they were clustered.")
+        texts.append(f"What tells the classes apart {done} before they were clustered.")
     if "not matched" in notes:
-        said.append(f"Nothing was matched: {notes['not matched']}.")
-    return [Sentence(text, "note") for text in said]
+        texts.append(f"Nothing was matched: {notes['not matched']}.")
+    return [Sentence(text, "note") for text in texts]
+
+
+def _cluster_texts(notes: Mapping[str, Any]) -> list[str]:
+    """Why nothing was balanced on the clusters, or what speaks against them."""
+    clusters = notes["clusters"]
+    stability = clusters["stability"].get(str(clusters.get("count")))
+    agreement = f"those of two halves of the rows agree by an adjusted Rand index of {stability or 0:.2f}"
+    if notes.get("not balanced"):
+        left_out = " and ".join(NAMES[name] for name in notes["not balanced"])
+        if stability is not None and stability < STABLE:
+            why = f"The clusters are hardly more stable than chance ({agreement}; {STABLE:g} is asked for)"
+        elif _told_by_clusters(clusters) >= 0.9:
+            why = "The clusters are nearly the classes (another encoder may show others: --option encoder=...)"
+        else:
+            share = 100 * (clusters["two_modes"] or 0)
+            why = (
+                f"Within the classes the clusters are no separate groups ({share:.0f} % of the rows lie about one of "
+                f"two modes; {100 * TWO_MODES:.0f} % are asked for), and may only part easy rows from hard ones"
+            )
+        return [f"{why}, so they were not balanced on: {left_out} left out."]
+    if _told_by_clusters(clusters) >= 0.9:
+        return [
+            "The clusters are nearly the classes, so balancing had little to compare within them: name another "
+            "encoder, such as a pretrained one (--option encoder=...)."
+        ]
+    if stability is not None and stability < _LITTLE:
+        return [f"The clusters are not very stable ({agreement}): other rows would give other clusters."]
+    return []
 
 
 def choice_section(notes: Mapping[str, Any], classes: Sequence[str]) -> list[Section]:
@@ -104,14 +136,15 @@ def choice_section(notes: Mapping[str, Any], classes: Sequence[str]) -> list[Sec
                 f"{100 * one['accuracy']:.1f}",
                 _points(one["spread"]),
                 f"{_points(one['cost'])} ± {_points(one['cost_se'])}",
-                "kept" if one["name"] == notes["kept"] else "" if one["affordable"] else "too dear",
+                _points(one["gain"]) + ("" if one["gain"] is None else f" ± {_points(one['gain_se'])}"),
+                "kept" if one["name"] == notes["kept"] else "" if one["affordable"] else "over the price",
             )
             for one in notes["tried"]
         ]
         tables.append(
             PlainTable(
                 caption=f"Candidates, on rows that none was trained on; the price is {notes['price']:g} points",
-                columns=("candidate", "accuracy, %", "spread between clusters", "cost ± standard error", ""),
+                columns=("candidate", "accuracy, %", "spread between clusters", "cost ± standard error", "gain", ""),
                 rows=rows,
             )
         )
@@ -153,8 +186,8 @@ def _told_by_clusters(clusters: Mapping[str, Any]) -> float:
     return 1 - left / wrong if wrong > 0 else 0.0
 
 
-def _points(share: float) -> str:
-    return f"{100 * share:.1f}"
+def _points(share: float | None) -> str:
+    return "undefined" if share is None else f"{100 * share:.1f}"
 
 
 @dataclass(frozen=True)
@@ -169,6 +202,11 @@ class Mitigated(Result):
     out: Path  # the folder, with the model in `model/`
 
     @property
+    def is_plain(self) -> bool:
+        """Whether plain training was kept, and is what the run is compared with."""
+        return self.against == "erm" and _kept_plain(self.cell, self.row)
+
+    @property
     def model(self) -> nn.Module:
         """The trained model, loaded from its folder."""
         return load(self.out / "model")
@@ -180,6 +218,9 @@ class Mitigated(Result):
         trained = {"all": "All of", "last_encoder": "The last encoder of", "head": "The last layer of"}
         method = self.row.get("notes", {}).get("kept", cell.method.method)
         carries = None if ready else method_of(load(self.out / "model"))
+        compared = self.comparison is not None and not self.is_plain
+        choice = {sentence.text for sentence in choice_verdict(self.row.get("notes", {}), cell.method.uses_groups)[:1]}
+        sentences = self.page().verdict
         return Card(
             title=f"{Path(cell.backbone.name).name} trained with {cell.method.name}",
             done=(
@@ -188,14 +229,15 @@ class Mitigated(Result):
                 f"{', '.join(self.row['classes'])} apart: {rows['train']} training rows, {rows['validation']} "
                 f"validation rows; the figures are of {rows['test']} test rows. "
                 f"{'Training saw the groups.' if cell.method.trains_with_groups else 'Training saw no group.'}"
+                f"{f' B is this model, A the same trained with {self.against}.' if compared else ''}"
             ),
-            findings=[sentence.text for sentence in self.page().verdict if sentence.tone != "note"],
+            findings=[one.text for one in sentences if one.tone != "note" or one.text in choice],
             data=cell.data.read,
             base=cell.backbone.model,
             before=f"trained with {self.against}",
             estimates=self.audit.estimates,
-            changes=() if self.comparison is None else self.comparison.differences,
-            limits=[sentence.text for sentence in self.page().verdict if sentence.tone == "note"],
+            changes=self.comparison.differences if self.comparison is not None and compared else (),
+            limits=[one.text for one in sentences if one.tone == "note" and one.text not in choice],
             task=None if ready else f"{kind}-classification",
             carries="a linear head on ready features" if ready else carries and type(carries).__name__,
         )
@@ -221,7 +263,10 @@ class Mitigated(Result):
             Text(title="Training and its cost", text=_cost_text(self.row)),
         ]
         verdict = audit_verdicts(self.audit)
-        if self.comparison is not None and self.against is not None:
+        if self.is_plain:
+            same = f"Both models are the same: {name} kept plain training, which it would be compared with."
+            verdict = [Sentence(same, "unclear"), *verdict]
+        elif self.comparison is not None and self.against is not None:
             if by:
                 trained = f"when trained with {name} (B) than with {self.against} (A)"
                 question = f"Is {cell.backbone.name} more even by {by} {trained}?"
@@ -297,7 +342,11 @@ def mitigate(
         columns = list(done.records.groups)
         found, comparison = audit(done.records, group_by=columns), None
         if against is not None:
-            other = run_cell(cells[1], device, cache, tell, checkpoints=out / _CHECKPOINTS / "against")
+            # The plainly trained candidate is what would be trained once more.
+            same = against == "erm" and _kept_plain(cell, done.row)
+            other = (
+                done if same else run_cell(cells[1], device, cache, tell, checkpoints=out / _CHECKPOINTS / "against")
+            )
             comparison = compare(other.records, done.records, group_by=columns)
         result = Mitigated(cell, done.row, found, comparison, against, out)
         if writes:
@@ -307,6 +356,11 @@ def mitigate(
             result.card(done.task.kind).write(out / "model")
             shutil.rmtree(out / _CHECKPOINTS, ignore_errors=True)
     return result
+
+
+def _kept_plain(cell: Cell, row: Mapping[str, Any]) -> bool:
+    """Whether balance, match or auto kept plain training, and not that of another method under it."""
+    return row.get("notes", {}).get("kept") == "plain" and cell.method.options.get("under", "erm") == "erm"
 
 
 def _keep_last_good(model: nn.Module | None, cell: Cell, folder: Path) -> bool:

@@ -353,11 +353,15 @@ def _sections(findings: Findings, digits: Dataset) -> list[Any]:
 
 
 def _tried(notes: Mapping[str, Any]) -> PlainTables:
-    keys = ("accuracy", "spread", "cost", "cost_se")
+    keys = ("accuracy", "spread", "cost", "cost_se", "gain", "gain_se")
     rows = [[one["name"], *(_points(one[key]) for key in keys)] for one in notes.get("tried", ())]
     columns = ["Training", "Accuracy, %", "Spread between clusters", "Cost", "Its standard error"]
+    columns += ["Gain", "Its standard error"]
     match = notes.get("match")
-    about = "Of the validation pictures, in points. The smallest sum of spread and cost is kept, within the price."
+    about = (
+        "Of the validation pictures, in points. The smallest sum of spread and cost is kept, of those within the price "
+        "whose gain against plain training exceeds one standard error."
+    )
     if match is not None and not match["differ"]:
         about += (
             " Matching was left out: training and validation pictures do not differ significantly "
@@ -387,8 +391,8 @@ def _difference(comparison: Comparison, metric: str) -> Difference:
     return next(d for d in comparison.differences if d.metric == metric)
 
 
-def _points(fraction: float, sign: bool = False) -> str:
-    return (signed if sign else number)(100 * fraction, 1)
+def _points(fraction: float | None, sign: bool = False) -> str:
+    return "undefined" if fraction is None else (signed if sign else number)(100 * fraction, 1)
 
 
 def _hash(digits: Dataset) -> str:

@@ -5,7 +5,7 @@ those towards a deployment sample, `choosing` the rule.
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -13,7 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from fairhead.errors import InputError
-from fairhead.mitigate.choosing import Tried, chosen, joined_units, least_spread, tried, worst_large_cell
+from fairhead.mitigate.choosing import (
+    CandidateResult,
+    choose,
+    joined_units,
+    judge,
+    least_spread,
+    share_of_two_modes,
+    worst_large_cell,
+)
 from fairhead.mitigate.last_layer import features_of, find_head
 from fairhead.mitigate.losses import cell_numbers
 from fairhead.mitigate.priors import LogUniform, Prior
@@ -23,6 +31,7 @@ from fairhead.mitigate.training_job import ADDED_LATER, Job
 from fairhead.models.linear_head import FEATURES, LinearHead, check_features
 from fairhead.settings import NotNegative, Positive, Range
 from fairhead.train import Examples, Fit, Selection
+from fairhead.train.examples import class_names
 from fairhead.train.fitting import AVERAGE
 from fairhead.train.kmeans import Clusters, find_clusters, independent_weights, unit, unit_numbers
 from fairhead.train.launched import agreed
@@ -33,6 +42,12 @@ Candidate = Literal["plain", "balance", "logits", "dro", "match", "both"]
 UNDER = ("erm", "dam", "dam_norm", "dam_no_alignment", "dam_no_attention", "dam_release", "encoder_layer")
 # Of a candidate that costs too much: its weights to this power, its offsets times this. "balance 0.75" names one.
 STRENGTHS = (0.75, 0.5, 0.25)
+# What clusters must show to be balanced on: agreement between halves of the rows (adjusted Rand index; 0 is chance),
+# and the share of the rows that lie, within their class, about one of two modes.
+STABLE = 0.1
+TWO_MODES = 0.25
+_ON_CLUSTERS = ("balance", "logits", "dro", "both")
+_MATCHED = ("match", "both")
 _FOLDS = 4
 _PENALTY = 0.1  # of linear heads that stand in for a network
 
@@ -42,15 +57,17 @@ class Encoded(NamedTuple):
 
     train: Tensor
     validation: Tensor
-    use: Tensor
+    deployment: Tensor
 
 
 @dataclass(frozen=True)
 class Reduce:
-    """Train the candidates, and keep the one whose answers differ least between clusters that nobody named.
+    """Train the candidates, and keep the one whose accuracy differs least between clusters that nobody named.
 
+    A candidate replaces plain training only if its gain in spread and cost exceeds one standard error (`choosing`).
     Where the best of them costs more than the price, it is trained once more at three quarters of its strength (its
-    weights to that power, its offsets times it), at a half, at a quarter, until one is within the price.
+    weights to that power, its offsets times it), at a half, at a quarter, until one is within the price. Clusters that
+    are hardly stable, or that are no groups within the classes, are not balanced on.
 
     Attributes:
         candidates: "plain" training; "balance": rows weighted by P(y)P(c)/P(y, c); "logits": CE(f + log p(y|c)/p(y)), f
@@ -104,78 +121,93 @@ class Reduce:
             done["plain"] = self._fit(job, "plain")
         encoded = _encoded(job, encoder, done.get("plain", (None,))[0])
         notes: dict[str, Any] = {}
-        matched = agreed(self._matched(job, encoded, notes))
+        known = done["plain"][0] if "plain" in done else job.build_model() if FEATURES in job.train.inputs else None
+        matched = agreed(self._matched(job, encoded, notes, class_names(known)))
         if self.without_label:
             notes["label taken out"] = matched is not None and matched.differ
             if notes["label taken out"]:
-                encoded = _without_label(encoded, _place_of_use(job)[0].labels.cpu())
+                encoded = _without_label(encoded, _deployment_sample(job)[0].labels.cpu())
         with job.timed("clusters"):
             clusters = agreed(find_clusters(encoded.train, self.clusters, job.plan.seed, job.units[0]))
-        notes["clusters"] = _cluster_notes(clusters, job.train.labels)
+            notes["clusters"] = agreed(_cluster_notes(clusters, encoded.train, job.train.labels))
         names: list[str] = list(self.candidates)
         if matched is not None:
             notes["match"] = {key: getattr(matched, key) for key in ("effective", "separation", "p", "differ")}
         if matched is None or not matched.differ:
-            names = [name for name in names if name not in ("match", "both")] or ["plain"]
-        found = _Weights(job.train.labels.cpu(), clusters.clustering.cluster, matched, self.cap)
-        matching = [name for name in names if name in ("match", "both")]
-        try:
-            elsewhere = agreed(self._elsewhere(job, encoded, clusters, found, matching))
-        except InputError as error:  # too few rows of a class in a half
-            elsewhere, notes["not matched"] = _Elsewhere({}, []), str(error)
-            names = [name for name in names if name not in matching] or ["plain"]
-        too_dear = [one for one in elsewhere.looked if not one.affordable]
-        if too_dear:
-            notes["matched too dear"] = [asdict(one) for one in too_dear]
-            names = [name for name in names if name not in {one.name for one in too_dear}] or ["plain"]
+            names = [name for name in names if name not in _MATCHED] or ["plain"]
+        cluster_of, numbers = clusters.of, clusters.clustering.cluster
+        if len(self.candidates) > 1 and not _are_groups(notes["clusters"]):
+            notes["not balanced"] = [name for name in self.candidates if name in _ON_CLUSTERS]
+            names = [name for name in names if name not in _ON_CLUSTERS] or ["plain"]
+            cluster_of, numbers = _one_cluster, torch.zeros_like(numbers)
+        weights = _Weights(job.train.labels.cpu(), numbers, matched, self.cap)
+        other_half: _OtherHalf | None = None
+        if matching := [name for name in names if name in _MATCHED]:
+            try:
+                with job.timed("match"):
+                    other_half = _OtherHalf(job, encoded, weights)
+                    other_half.predict(matching)
+            except InputError as error:  # too few rows of a class in a half
+                other_half, notes["not matched"] = None, str(error)
+                names = [name for name in names if name not in matching] or ["plain"]
+        if other_half is not None:
+            results = agreed(other_half.judged(cluster_of(encoded.deployment), self.price))
+            over = [one for one in results if not one.affordable]
+            if over:
+                notes["matching over the price"] = [asdict(one) for one in over]
+                names = [name for name in names if name not in {one.name for one in over}] or ["plain"]
         plain = done["plain"][0] if "plain" in done else None
-        selection = self._selection(job, clusters.of(encoded.validation), plain)
+        selection = self._selection(job, cluster_of(encoded.validation), plain)
+
+        def judged() -> list[CandidateResult]:
+            models = {name: done[name][0] for name in names}
+            return self._judge(job, models, cluster_of(encoded.deployment), weights, other_half)
+
         for name in names:
             if name not in done:
-                done[name] = self._fit(job, name, found, selection)
-        if len(names) == 1:
-            kept = names[0]
-        else:
-            looked = self._look(job, {name: done[name][0] for name in names}, encoded, clusters, found, elsewhere)
-            best = min(looked, key=lambda one: one.total)
+                done[name] = self._fit(job, name, weights, selection)
+        kept = names[0]
+        if len(names) > 1:
+            results = judged()
+            best = choose(results, at_any_price=True)
             for strength in () if best.affordable or best.name == "dro" else STRENGTHS:
                 names.append(f"{best.name} {strength:g}")
-                done[names[-1]] = self._fit(job, names[-1], found, selection)
-                looked = self._look(job, {name: done[name][0] for name in names}, encoded, clusters, found, elsewhere)
-                if looked[-1].affordable:
+                done[names[-1]] = self._fit(job, names[-1], weights, selection)
+                results = judged()
+                if results[-1].affordable:
                     break
-            kept = chosen(looked).name
-            notes |= {"tried": [asdict(one) for one in looked], "price": self.price}
+            kept = choose(results).name
+            notes |= {"tried": [asdict(one) for one in results], "price": self.price}
         job.notes |= {**notes, "kept": kept, "asked": list(self.candidates)}
         model, job.last_fit = done[kept]
         return model
 
     def _fit(
-        self, job: Job, name: str, found: "_Weights | None" = None, selection: Selection | None = None
+        self, job: Job, name: str, weights: "_Weights | None" = None, selection: Selection | None = None
     ) -> tuple[nn.Module, Fit]:
         inner = replace(job, stage_name=f"training: {name}", last_fit=None)
-        if found is not None and name != "plain":
+        if weights is not None and name != "plain":
             inner.selection = job.selection if selection is None else selection
-            inner.weights, inner.offsets = found.of(name)
+            inner.weights, inner.offsets = weights.of(name)
         if name == "dro":
-            assert found is not None
-            model = inner.group_dro("training", cell_numbers(found.labels, found.clusters))
+            assert weights is not None
+            model = inner.group_dro("training", cell_numbers(weights.labels, weights.clusters))
         else:
             model = method(self.under).train(inner)
         assert inner.last_fit is not None
         return model, inner.last_fit
 
-    def _matched(self, job: Job, encoded: Encoded, notes: dict[str, Any]) -> Matched | None:
+    def _matched(self, job: Job, encoded: Encoded, notes: dict[str, Any], classes: Mapping[int, str]) -> Matched | None:
         """Weights towards the deployment sample: also where nobody asked, as the test says which rows to choose by.
 
         None where the sample is too small and there are other candidates; the notes say so.
         """
-        only_match = set(self.candidates) <= {"match", "both"}
-        use, units = _place_of_use(job)
-        parts = encoded.train, job.train.labels.cpu(), encoded.use, use.labels.cpu(), job.units[0], units
+        only_match = set(self.candidates) <= set(_MATCHED)
+        sample, units = _deployment_sample(job)
+        parts = encoded.train, job.train.labels.cpu(), encoded.deployment, sample.labels.cpu(), job.units[0], units
         with job.timed("match"):
             try:
-                return match_weights(*parts, self.cap, job.plan.seed)
+                return match_weights(*parts, self.cap, job.plan.seed, classes)
             except InputError as error:
                 if only_match:
                     raise
@@ -186,88 +218,91 @@ class Reduce:
         if self.epoch == "average":
             return AVERAGE
         if self.epoch == "price" and plain is not None:
-            said = job.predict(plain, job.validation).argmax(-1)
-            return least_spread(said, job.validation.labels.cpu(), clusters, job.units[1], self.price)
+            answered = job.predict(plain, job.validation).argmax(-1)
+            return least_spread(answered, job.validation.labels.cpu(), clusters, job.units[1], self.price)
         return job.selection if self.epoch == "accuracy" else worst_large_cell(job.validation.labels, clusters)
 
-    def _elsewhere(
-        self, job: Job, encoded: Encoded, clusters: Clusters, found: "_Weights", names: list[str]
-    ) -> "_Elsewhere":
-        """What weights towards one half of the deployment sample do on its other half, by linear heads.
-
-        On the rows that weights were made for, a head looks better than it is: rows like these were weighted up.
-        """
-        rows, units = _place_of_use(job)
-        labels = rows.labels.cpu()
-        if not names:
-            return _Elsewhere({}, [])
-        unit = unit_numbers(units, len(labels))
-        half = torch.randperm(int(unit.max()) + 1, generator=job.generator())[unit] % 2 == 0
-        penalty = job.plan.weight_decay if FEATURES in job.train.inputs else _PENALTY
-        said = {name: torch.zeros_like(labels) for name in ("plain", *names)}
-        with job.timed("match"):
-            for part in (half, ~half):
-                here = None if units is None else units[part]
-                parts = encoded.train, found.labels, encoded.use[part], labels[part], job.units[0], here
-                weights = found.towards(match_weights(*parts, self.cap, job.plan.seed))
-                for name, answered in said.items():
-                    head = LinearHead.of(encoded.train, [str(label) for label in range(int(found.labels.max()) + 1)])
-                    solve(head, encoded.train, found.labels, *weights.of(name), penalty)
-                    answered[~part] = answers(head, encoded.use[~part])
-        looked = tried(
-            {name: answered.numpy() for name, answered in said.items()},
-            labels.numpy(),
-            clusters.of(encoded.use).numpy(),
-            None if units is None else units.numpy(),
-            self.price / 100,
-            job.plan.seed,
-        )
-        return _Elsewhere({name: said[name] for name in names}, looked[1:])
-
-    def _look(
+    def _judge(
         self,
         job: Job,
         models: Mapping[str, nn.Module],
-        encoded: Encoded,
-        clusters: Clusters,
-        found: "_Weights",
-        elsewhere: "_Elsewhere",
-    ) -> list[Tried]:
+        clusters: Tensor,  # of the deployment sample, [m]
+        weights: "_Weights",
+        other_half: "_OtherHalf | None",
+    ) -> list[CandidateResult]:
         """Each candidate on rows that it was not trained on, nor, of a linear head, matched to.
 
         Those are the deployment sample, or the validation rows where there is none. Where these are not shown to differ
-        from the training rows, a linear head is looked at on all training rows as well, cross-fitted.
+        from the training rows, a linear head is judged on all training rows as well, cross-fitted.
         """
-        rows, unit = _place_of_use(job)
-        labels, units = [rows.labels.cpu()], [unit]
-        groups = [clusters.of(encoded.use)]
-        said = {name: [job.predict(model, rows).argmax(-1)] for name, model in models.items()}
-        if all(isinstance(model, LinearHead) for model in models.values()):
-            said |= {name: [answered] for name, answered in elsewhere.said.items() if name in said}
-        alike = found.matched is not None and not found.matched.differ
-        if alike and all(isinstance(model, LinearHead) for model in models.values()) and "dro" not in models:
+        rows, unit = _deployment_sample(job)
+        labels, units, groups = [rows.labels.cpu()], [unit], [clusters]
+        linear = all(isinstance(model, LinearHead) for model in models.values())
+        answered = {name: [job.predict(model, rows).argmax(-1)] for name, model in models.items()}
+        over = set()
+        if other_half is not None:
+            matched = [name for name in models if name.partition(" ")[0] in _MATCHED]
+            with job.timed("match"):
+                other_half.predict(matched)
+            over = {one.name for one in other_half.judged(clusters, self.price) if not one.affordable}
+            if linear:
+                answered |= {name: [other_half.answers[name]] for name in matched}
+        alike = weights.matched is not None and not weights.matched.differ
+        if alike and linear and "dro" not in models:
             with job.timed("cross-fitting"):
                 for name, model in models.items():
-                    said[name].append(_cross_fitted(job, name, model, found))
-            labels.append(found.labels)
-            groups.append(found.clusters)
+                    answered[name].append(_cross_fitted(job, name, model, weights))
+            labels.append(weights.labels)
+            groups.append(weights.clusters)
             units.append(job.units[0])
-        looked = tried(
-            {name: torch.cat(parts).numpy() for name, parts in said.items()},
+        results = judge(
+            {name: torch.cat(parts).numpy() for name, parts in answered.items()},
             torch.cat(labels).numpy(),
             torch.cat(groups).numpy(),
             joined_units(units, [len(part) for part in labels]),
             self.price / 100,
             job.plan.seed,
         )
-        return agreed(looked)
+        return agreed([replace(one, affordable=one.affordable and one.name not in over) for one in results])
 
 
-class _Elsewhere(NamedTuple):
-    """Answers [m] for the deployment sample, of heads matched to its other half, and what they cost."""
+class _OtherHalf:
+    """What weights towards one half of the deployment sample do on its other half, by linear heads.
 
-    said: Mapping[str, Tensor]
-    looked: list[Tried]
+    On the rows that weights were made for, a head looks better than it is: rows like these were weighted up.
+    """
+
+    def __init__(self, job: Job, encoded: Encoded, weights: "_Weights") -> None:
+        rows, self.units = _deployment_sample(job)
+        self.labels, self.encoded, self.seed = rows.labels.cpu(), encoded, job.plan.seed
+        self.penalty = job.plan.weight_decay if FEATURES in job.train.inputs else _PENALTY
+        unit = unit_numbers(self.units, len(self.labels))
+        half = torch.randperm(int(unit.max()) + 1, generator=job.generator())[unit] % 2 == 0
+        self.halves = []
+        for part in (half, ~half):
+            own = None if self.units is None else self.units[part]
+            parts = encoded.train, weights.labels, encoded.deployment[part], self.labels[part], job.units[0], own
+            self.halves.append((~part, weights.towards(match_weights(*parts, weights.cap, self.seed))))
+        self.answers: dict[str, Tensor] = {}  # of each candidate, [m]
+        self.predict(["plain"])
+
+    def predict(self, names: Sequence[str]) -> None:
+        """Add the answers of the candidates that are not there yet."""
+        for name in names:
+            if name in self.answers:
+                continue
+            self.answers[name] = torch.zeros_like(self.labels)
+            for other, weights in self.halves:
+                classes = [str(label) for label in range(int(weights.labels.max()) + 1)]
+                head = LinearHead.of(self.encoded.train, classes)
+                solve(head, self.encoded.train, weights.labels, *weights.of(name), self.penalty)
+                self.answers[name][other] = answers(head, self.encoded.deployment[other])
+
+    def judged(self, clusters: Tensor, price: float) -> list[CandidateResult]:
+        """The matched candidates, against a plain head."""
+        by_name = {name: answered.numpy() for name, answered in self.answers.items()}
+        units = None if self.units is None else self.units.numpy()
+        return judge(by_name, self.labels.numpy(), clusters.numpy(), units, price / 100, self.seed)[1:]
 
 
 def _encoded(job: Job, encoder: str | Callable[[Examples], Tensor] | None, plain: nn.Module | None) -> Encoded:
@@ -291,12 +326,12 @@ def _encoded(job: Job, encoder: str | Callable[[Examples], Tensor] | None, plain
         kept = {id(part): get(part).float().cpu() for part in {id(part): part for part in parts}.values()}
         encoded = agreed(Encoded(*(kept[id(part)] for part in parts)))
     for name, features in encoded._asdict().items():
-        check_features(features, {"train": "training", "use": "deployment sample's"}.get(name, name))
+        check_features(features, {"train": "training", "deployment": "deployment sample's"}.get(name, name))
     return encoded
 
 
-def _place_of_use(job: Job) -> tuple[Examples, Tensor | None]:
-    """The sample that rows are matched to and candidates are looked at on, and who or what its rows are of."""
+def _deployment_sample(job: Job) -> tuple[Examples, Tensor | None]:
+    """The sample that rows are matched to and candidates are judged on, and who or what its rows are of."""
     return (job.validation, job.units[1]) if job.like is None else (job.like, job.like_units)
 
 
@@ -314,7 +349,7 @@ class _Weights:
         """Weights [n] and offsets [n, C] of the rows, where the candidate has them."""
         rows = torch.arange(len(self.labels)) if rows is None else rows
         labels, clusters = self.labels[rows], self.clusters[rows]
-        use = None if self.matched is None else self.matched.weights[rows]
+        matched = None if self.matched is None else self.matched.weights[rows]
         name, _, strength = name.partition(" ")
         if strength:
             weights, offsets = self.of(name, rows)
@@ -324,47 +359,60 @@ class _Weights:
         if name == "logits":
             return None, label_offsets(labels, clusters)
         if name == "match":
-            return use, None
+            return matched, None
         if name in ("balance", "both"):
-            return independent_weights(labels, clusters, use if name == "both" else None, self.cap), None
+            return independent_weights(labels, clusters, matched if name == "both" else None, self.cap), None
         return None, None
 
 
-def _cross_fitted(job: Job, name: str, model: nn.Module, found: _Weights) -> Tensor:
+def _cross_fitted(job: Job, name: str, model: nn.Module, weights: _Weights) -> Tensor:
     """The answers for all training rows, each by a head that was fitted to the other folds, [n]."""
     assert isinstance(model, LinearHead)
-    features, labels = job.train.inputs[FEATURES], found.labels
+    features, labels = job.train.inputs[FEATURES], weights.labels
     units = unit_numbers(job.units[0], len(labels))
     fold = torch.randint(0, _FOLDS, (int(units.max()) + 1,), generator=job.generator())[units]
-    said = torch.zeros_like(labels)
+    answered = torch.zeros_like(labels)
     head = copy.deepcopy(model)
     for held in range(_FOLDS):
         # From nothing: where the penalty is tiny, a start at the solution would remember the rows held out.
         nn.init.zeros_(head.last.weight)
         nn.init.zeros_(head.last.bias)
         rows = (fold != held).nonzero()[:, 0]
-        solve(head, features[rows], labels[rows], *found.of(name, rows), job.plan.weight_decay)
-        said[fold == held] = answers(head, features[fold == held])
-    return said
+        solve(head, features[rows], labels[rows], *weights.of(name, rows), job.plan.weight_decay)
+        answered[fold == held] = answers(head, features[fold == held])
+    return answered
 
 
 def _without_label(encoded: Encoded, labels: Tensor) -> Encoded:
-    """Features [n, D] at right angles to the differences between the classes' means in the sample of use."""
-    use = unit(encoded.use)
-    means = torch.stack([use[labels == label].mean(0) for label in labels.unique()])
+    """Features [n, D] at right angles to the differences between the classes' means in the deployment sample."""
+    sample = unit(encoded.deployment)
+    means = torch.stack([sample[labels == label].mean(0) for label in labels.unique()])
     span = torch.linalg.qr((means[1:] - means[0]).T).Q  # [D, classes - 1]
     return Encoded(*(unit(part) - unit(part) @ span @ span.T for part in encoded))
 
 
-def _cluster_notes(clusters: Clusters, labels: Tensor) -> dict[str, Any]:
+def _cluster_notes(clusters: Clusters, features: Tensor, labels: Tensor) -> dict[str, Any]:
     numbers, labels = clusters.clustering.cluster, labels.cpu()
     rates = [
         (torch.bincount(labels[numbers == c], minlength=int(labels.max()) + 1) / max(1, int((numbers == c).sum())))
         for c in range(clusters.size)
     ]
+    points = (unit(features) - clusters.mean) @ clusters.axes
     return {
         "count": clusters.size,
         "rows": torch.bincount(numbers, minlength=clusters.size).tolist(),
         "label_rates": [[round(rate, 4) for rate in row.tolist()] for row in rates],
         "stability": {str(one.clusters): round(one.mean, 4) for one in clusters.stability},
+        "two_modes": share_of_two_modes(points, clusters.clustering.centres, labels),
     }
+
+
+def _are_groups(notes: Mapping[str, Any]) -> bool:
+    """Whether the clusters that these notes are of can be balanced on."""
+    stable = not notes["stability"] or notes["stability"][str(notes["count"])] >= STABLE
+    return stable and notes["two_modes"] is not None and notes["two_modes"] >= TWO_MODES
+
+
+def _one_cluster(features: Tensor) -> Tensor:
+    """All rows in one cluster, [n]."""
+    return torch.zeros(len(features), dtype=torch.int64)

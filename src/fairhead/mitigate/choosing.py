@@ -1,9 +1,13 @@
-"""Choosing among trained candidates without any group: the smallest spread of the answers between clusters, and cost.
+"""Choosing among trained candidates without any group: by the spread of accuracy between clusters, and by cost.
 
-The spread is the standard deviation, between clusters, of how often a class is answered given the true class, with the
+The spread is the standard deviation, between clusters, of how often the rows of a class are answered rightly, with the
 noise of finite cells subtracted: what equalised odds would measure if the clusters were groups. A point of spread
-counts as much as a point of accuracy, so that none is spent for nothing. A candidate may cost at most a stated price in
-accuracy; one standard error is allowed for, because a few hundred rows do not show it better.
+counts as much as a point of accuracy. A candidate replaces plain training only if what it gains (spread and cost
+together, against plain training) exceeds one standard error of that gain, and if it costs at most a stated price in
+accuracy; one standard error is allowed for there, because a few hundred rows do not show it better.
+
+Clusters of a class may be groups, or may cut one group into rows that are easy and rows that are hard. Between groups
+there are fewer rows than within them: `share_of_two_modes` asks for that.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 from torch import Tensor
 
 from fairhead.mitigate.losses import cell_numbers
@@ -21,79 +26,165 @@ from fairhead.train.fitting import worst_accuracy
 Array = NDArray[np.float64]
 Codes = NDArray[np.int64]
 
-_LARGE = 20  # validation rows of a (class, cluster) cell whose accuracy an epoch may be chosen by
+_LARGE = 20  # rows of a (class, cluster) cell whose accuracy an epoch may be chosen by, or whose modes are looked at
 _LEAST = 5  # rows of a (class, cluster) cell: with fewer its rate is not looked at
 _REPLICATES = 200
 
 
 @dataclass(frozen=True)
-class Tried:
+class CandidateResult:
     """One candidate on the rows that it is chosen by."""
 
     name: str  # such as "balance"
     accuracy: float
-    spread: float  # standard deviation of the rates between clusters, noise subtracted; 0 where noise explains it all
+    # Standard deviation of the rates between clusters, noise subtracted; 0 where noise explains it all, None where no
+    # class has two clusters of enough rows
+    spread: float | None
     cost: float  # accuracy of plain training less its own
     cost_se: float  # its standard error, paired on rows (or on the units that they are of)
+    # Spread of plain training, less its own spread and its cost. Without a spread, match alone has one: its accuracy
+    gain: float | None
+    gain_se: float | None  # its standard error, as that of the cost
     affordable: bool  # whether the cost is within the price, one standard error allowed for
 
     @property
     def total(self) -> float:
         """What is to be small: the spread and the cost, a point for a point."""
-        return self.spread + self.cost
+        return (self.spread or 0.0) + self.cost
+
+    @property
+    def better(self) -> bool:
+        """Whether it gains more than one standard error."""
+        return self.gain is not None and self.gain_se is not None and self.gain > self.gain_se
 
 
 def between_clusters(answers: Codes, labels: Codes, clusters: Codes) -> float:
-    """The noise-corrected variance, between clusters, of P(answer | label, cluster); a mean over labels and answers.
+    """The noise-corrected variance, between clusters, of how often a class is answered rightly; a mean over classes.
 
     Cells count by their rows; what binomial noise alone would give is subtracted, so that the result can be negative.
+    It is NaN where no class has two clusters of enough rows.
     """
-    found = []
-    count, classes = int(clusters.max()) + 1, int(max(answers.max(), labels.max())) + 1
-    for label in np.unique(labels):
-        rows = labels == label
-        table = np.zeros((count, classes))
-        np.add.at(table, (clusters[rows], answers[rows]), 1.0)
-        n = table.sum(1)
-        table, n = table[n >= _LEAST], n[n >= _LEAST]
-        if len(n) < 2:
-            continue
-        rates, share = table / n[:, None], n / n.sum()
-        variance = share @ (rates - share @ rates) ** 2
-        noise = (share * (1 - share) / (n - 1)) @ (rates * (1 - rates))
-        # Of two classes both rates say the same.
-        found.append((variance - noise)[1:].mean() if classes == 2 else (variance - noise).mean())
-    return float(np.mean(found)) if found else 0.0
+    shape = int(labels.max()) + 1, int(clusters.max()) + 1
+    cell = labels * shape[1] + clusters
+    weights = np.ones(len(labels)), (answers == labels).astype(np.float64)
+    rows, right = (np.bincount(cell, one, shape[0] * shape[1]).reshape(shape).astype(np.float64) for one in weights)
+    return float(_variance(right, rows))
 
 
-def tried(
-    answers: Mapping[str, Codes],  # of each candidate, [n] each; costs are counted from the first
+def _variance(right: Array, rows: Array) -> Array:
+    """The same from the right answers and the rows of each cell, [..., classes, clusters]; [...]."""
+    rows = np.where(rows >= _LEAST, rows, 0.0)
+    n = np.maximum(rows, _LEAST)
+    share, rate = rows / np.maximum(rows.sum(-1, keepdims=True), 1), np.minimum(right / n, 1.0)
+    variance = (share * (rate - (share * rate).sum(-1, keepdims=True)) ** 2).sum(-1)
+    noise = (share * (1 - share) / (n - 1) * rate * (1 - rate)).sum(-1)
+    defined = (rows > 0).sum(-1) >= 2
+    with np.errstate(invalid="ignore"):
+        found: Array = np.where(defined, variance - noise, 0.0).sum(-1) / defined.sum(-1)
+    return found
+
+
+def judge(
+    answers: Mapping[str, Codes],  # of each candidate, [n] each; costs and gains are counted from the first
     labels: Codes,  # [n]
     clusters: Codes,  # [n]
     units: Codes | None,  # who or what a row is of, [n]; each row on its own where None
     price: float,  # the largest cost in accuracy, as a share (0.02 is two points)
     seed: int = 0,
-) -> list[Tried]:
-    """Each candidate's spread and cost, on the same rows."""
-    right = {name: (found == labels).astype(np.float64) for name, found in answers.items()}
-    first = next(iter(right.values()))
-    codes = np.arange(len(labels)) if units is None else np.unique(units, return_inverse=True)[1]
-    size = np.bincount(codes)
-    rng = np.random.default_rng(seed)
-    drawn = rng.multinomial(len(size), np.full(len(size), 1 / len(size)), size=_REPLICATES)
-    found = []
-    for name, hits in right.items():
-        lost = np.bincount(codes, weights=first - hits)
-        cost, replicates = lost.sum() / len(labels), (drawn @ lost) / (drawn @ size)
-        se = float(replicates.std(ddof=1))
-        spread = max(between_clusters(answers[name], labels, clusters), 0.0) ** 0.5
-        found.append(Tried(name, float(hits.mean()), spread, float(cost), se, bool(cost - se <= price)))
-    return found
+) -> list[CandidateResult]:
+    """Each candidate's spread, cost and gain, on the same rows; standard errors by a paired bootstrap of the units."""
+    unit = np.arange(len(labels)) if units is None else np.unique(units, return_inverse=True)[1]
+    count = int(unit.max()) + 1
+    drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=_REPLICATES)
+    times = np.vstack([np.ones((1, count)), drawn])  # how often a unit is drawn: at first the rows as they are
+    shape = len(times), int(labels.max()) + 1, int(clusters.max()) + 1
+    cell = labels * shape[2] + clusters
+
+    def tables(values: Array) -> Array:
+        each = csr_array((values, (cell, unit)), shape=(shape[1] * shape[2], count))
+        return np.asarray((each @ times.T).T).reshape(shape)
+
+    rows = tables(np.ones(len(labels)))
+    results: list[CandidateResult] = []
+    plain_spread = plain_accuracy = np.empty(0)
+    for name, given in answers.items():
+        right = tables((given == labels).astype(np.float64))
+        accuracy = right.sum((1, 2)) / rows.sum((1, 2))
+        spread = np.maximum(_variance(right, rows), 0.0) ** 0.5
+        if not results:
+            plain_spread, plain_accuracy = spread, accuracy
+        cost = plain_accuracy - accuracy
+        cost_se = float(cost[1:].std(ddof=1))
+        defined = bool(np.isfinite(spread[0]))
+        gain = plain_spread - spread - cost if defined else -cost
+        known = defined or name.partition(" ")[0] == "match"
+        results.append(
+            CandidateResult(
+                name,
+                accuracy=float(accuracy[0]),
+                spread=float(spread[0]) if defined else None,
+                cost=float(cost[0]),
+                cost_se=cost_se,
+                gain=float(gain[0]) if known else None,
+                gain_se=float(np.nanstd(gain[1:], ddof=1)) if known else None,
+                affordable=bool(cost[0] - cost_se <= price),
+            )
+        )
+    return results
 
 
-def chosen(candidates: list[Tried]) -> Tried:
-    """The affordable candidate with the smallest total of spread and cost; the first of equals."""
-    return min((one for one in candidates if one.affordable), key=lambda one: one.total)
+def choose(results: Sequence[CandidateResult], at_any_price: bool = False) -> CandidateResult:
+    """The candidate with the smallest total among those that are affordable and better than the first; else that."""
+    able = (one for one in results[1:] if one.better and (one.affordable or at_any_price))
+    return min(able, key=lambda one: one.total, default=results[0])
+
+
+def share_of_two_modes(points: Tensor, centres: Tensor, labels: Tensor) -> float | None:
+    """The share of the rows that lie, within their class, about one of two modes; None where cells are too small.
+
+    Of each class and each two clusters, the rows whose nearest centres are these two are projected to the line between
+    the centres, and a mixture of two normal distributions is fitted. Groups give two modes, with fewer rows between
+    them; a class that a boundary cuts into easy and hard rows gives one.
+
+    Args:
+        points: what was clustered, [n, D].
+        centres: of the clusters, [k, D].
+        labels: [n].
+    """
+    distance = centres.square().sum(1) - 2 * points @ centres.T
+    nearest = distance.topk(2, dim=1, largest=False).indices  # [n, 2]
+    pair = nearest.sort(1).values
+    seen = two = 0
+    for a, b in pair.unique(dim=0).tolist():
+        axis = centres[b] - centres[a]
+        for label in labels.unique().tolist():
+            rows = (pair[:, 0] == a) & (pair[:, 1] == b) & (labels == label)
+            side = nearest[rows, 0] == b
+            if min(int(side.sum()), int((~side).sum())) < _LARGE:
+                continue
+            seen += len(side)
+            two += len(side) * _has_two_modes((points[rows] @ axis).double().numpy(), side.numpy())
+    return two / seen if seen else None
+
+
+def _has_two_modes(values: Array, side: NDArray[np.bool_], rounds: int = 200) -> bool:
+    """Whether two normal distributions, fitted to the values [n] by expectation and maximisation, make two modes.
+
+    The fit begins with each value on its `side` [n].
+    """
+    member = np.stack([~side, side], 1).astype(np.float64)
+    for _ in range(rounds):
+        share = member.mean(0) + 1e-12
+        mean = member.T @ values / (share * len(values))
+        variance = (member * (values[:, None] - mean) ** 2).mean(0) / share + 1e-6 * values.var()
+        log = np.log(share) - (np.log(variance) + (values[:, None] - mean) ** 2 / variance) / 2
+        before, member = member, np.exp(log - log.max(1, keepdims=True))
+        member /= member.sum(1, keepdims=True)
+        if np.abs(member - before).max() < 1e-4:
+            break
+    between = np.linspace(mean[0], mean[1], 200)[:, None]
+    density = (share / variance**0.5 * np.exp(-((between - mean) ** 2) / variance / 2)).sum(1)
+    return bool(density.min() < 0.999 * min(density[0], density[-1]))
 
 
 def least_spread(plain: Tensor, labels: Tensor, clusters: Tensor, units: Tensor | None, price: float) -> Selection:
@@ -105,8 +196,8 @@ def least_spread(plain: Tensor, labels: Tensor, clusters: Tensor, units: Tensor 
     rows = labels.numpy(), clusters.numpy(), None if units is None else units.numpy()
 
     def score(predicted: Tensor) -> float:
-        _, found = tried({"plain": plain.numpy(), "epoch": predicted.numpy()}, *rows, price / 100)
-        return 1 - found.total if found.affordable else -found.cost
+        _, epoch = judge({"plain": plain.numpy(), "epoch": predicted.numpy()}, *rows, price / 100)
+        return 1 - epoch.total if epoch.affordable else -epoch.cost
 
     return score
 

@@ -4,7 +4,7 @@ Balance makes clusters independent of the label; match weights rows towards a de
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -134,6 +134,7 @@ def match_weights(
     use_units: Tensor | None = None,
     cap: float = 20.0,
     seed: int = 0,
+    classes: Mapping[int, str] | None = None,
 ) -> Matched:
     """Logistic regression of "deployment or training" within each class, cross-fitted.
 
@@ -148,6 +149,7 @@ def match_weights(
         use_units: the same for the sample, [m].
         cap: the largest weight, in means.
         seed: of the folds.
+        classes: names of the labels, for messages.
 
     Raises:
         InputError: the sample lacks a class, or has too few rows of it.
@@ -158,7 +160,8 @@ def match_weights(
     for label in labels.unique().tolist():
         rows, others = (labels == label).nonzero()[:, 0], (use_labels == label).nonzero()[:, 0]
         if not len(others):
-            raise InputError(f"the deployment sample has 0 rows of class {label}: give one with all classes")
+            named = (classes or {}).get(label, label)
+            raise InputError(f"the deployment sample has 0 rows of class {named}: give one with all classes")
         if min(len(rows), len(others)) < _LEAST:
             continue  # too few to say anything: their weights stay 1
         own, theirs = _codes(units, rows), _codes(use_units, others)

@@ -153,9 +153,14 @@ def check_inputs(model: nn.Module, examples: Examples) -> None:
             )
 
 
-def check_classes(examples: Examples, what: str) -> None:
+def class_names(model: nn.Module | None) -> Mapping[int, str]:
+    """The names of a model's classes by their numbers, where it has them."""
+    return getattr(getattr(model, "config", None), "id2label", None) or {}
+
+
+def check_classes(examples: Examples, what: str, model: nn.Module | None = None) -> None:
     """Refuse labels of a single class: there is nothing to learn and accuracy would be 1 at once."""
-    classes = examples.labels.unique()
+    classes = examples.labels.unique().tolist()
     if len(classes) < 2:
-        found = f"only class {classes[0].item()}" if len(classes) else "no rows"
+        found = f"only class {class_names(model).get(classes[0], classes[0])}" if classes else "no rows"
         raise InputError(f"the {what} labels have {found}; at least two classes are needed: check the label column")

@@ -86,8 +86,8 @@ def fit(
     plan = plan or TrainingPlan()
     check_selection(selection)
     check_inputs(model, train)
-    check_classes(train, "training")
-    check_classes(validation, "validation")
+    check_classes(train, "training", model)
+    check_classes(validation, "validation", model)
     if len(train) < plan.batch_size:
         raise InputError(
             f"the training set has {len(train)} rows, fewer than one batch of {plan.batch_size}: "

@@ -29,8 +29,8 @@ def fit_linear(
     offsets: Tensor | None = None,
 ) -> Fit:
     """Solve for the head and look at the validation rows once; the penalty is the plan's weight decay."""
-    check_classes(train, "training")
-    check_classes(validation, "validation")
+    check_classes(train, "training", head)
+    check_classes(validation, "validation", head)
     started = time.perf_counter()
     nn.Module.to(head, plan.device or "cpu")
     rounds, loss = solve(head, train.inputs[FEATURES], train.labels, weights, offsets, plan.weight_decay)

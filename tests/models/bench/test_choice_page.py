@@ -2,7 +2,7 @@
 
 import pytest
 
-from fairhead.bench.one_run import choice_verdict
+from fairhead.bench.one_run import choice_section, choice_verdict
 
 
 def notes(rates):
@@ -20,3 +20,29 @@ def notes(rates):
 def test_clusters_that_are_the_classes_are_said_to_be_of_no_use(rates, warned):
     said = " ".join(sentence.text for sentence in choice_verdict(notes(rates)))
     assert ("nearly the classes" in said) == warned
+
+
+CLUSTERS = {"count": 2, "rows": [60, 40], "label_rates": [[0.7, 0.3], [0.2, 0.8]], "two_modes": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("stability", "said"),
+    [(0.03, "hardly more stable than chance"), (0.8, "no separate groups (0 % of the rows lie about one of two modes")],
+)
+def test_what_speaks_against_clusters_is_said(stability, said):
+    clusters = {**CLUSTERS, "stability": {"2": stability}}
+    left = {"kept": "plain", "asked": ["plain", "balance"], "clusters": clusters, "not balanced": ["balance"]}
+    first, second = (sentence.text for sentence in choice_verdict(left))
+    assert first == "Kept: plain training, as no other candidate was left. No group was used."
+    assert said in second
+    assert second.endswith("balance left out.")
+
+
+def test_a_spread_that_is_not_known_is_not_nought():
+    one = {"accuracy": 0.9, "spread": None, "cost": 0.0, "cost_se": 0.0, "affordable": True, "gain": None}
+    tried = [{**one, "name": name, "gain_se": None} for name in ("plain", "balance")]
+    clusters = {**CLUSTERS, "stability": {"2": 0.3}}
+    found = {"kept": "plain", "tried": tried, "price": 2, "clusters": clusters}
+    (section,) = choice_section(found, ("no", "yes"))
+    assert section.tables[0].rows[1] == ("balance", "90.0", "undefined", "0.0 ± 0.0", "undefined", "")
+    assert "other rows would give other clusters" in " ".join(sentence.text for sentence in choice_verdict(found))

@@ -28,6 +28,7 @@ from fairhead.models import save
 from fairhead.models.fresh import Recipe
 from fairhead.models.inputs import normalising
 from fairhead.records import Records
+from fairhead.report.sections.changes import Compared
 from fairhead.train import predict
 
 TINY = {"width": 16, "mlp": 16, "image_size": 8, "patch_size": 4}
@@ -93,7 +94,13 @@ def test_a_run_leaves_model_records_audit_and_report(faces, tmp_path):
     wanted = figures["accuracy", None]
     assert (shown.metric_value, shown.metric_args["low"]) == (wanted["value"], wanted["low"])
     assert shown.dataset_name == f"utkface:{faces.name}"
-    for words in ("Training saw no group", "trained with erm | this model", "It carries DAM", "One training run"):
+    for words in (
+        "Training saw no group",
+        "trained with erm | this model",
+        "It carries DAM",
+        "One training run",
+        "A the same trained with erm",
+    ):
         assert words in card.text
     assert str(tmp_path) not in card.content  # where files lay is nobody's business
 
@@ -283,17 +290,21 @@ def test_help_imports_no_torch(command):
     assert "--out" in done.stdout
 
 
-def test_the_page_of_auto_says_what_was_tried_and_proves_it_against_plain_training(faces, tmp_path):
+def test_where_plain_training_is_kept_both_models_are_said_to_be_the_same(faces, tmp_path):
+    """These faces have no groups within their classes: nothing is balanced, and nothing is compared with itself."""
     found = one_run.mitigate(a_cell(faces, "auto"), tmp_path / "run", cache=tmp_path / "cache")
-    assert found.against == "erm"
+    assert (found.against, found.row["notes"]["kept"]) == ("erm", "plain")
     page = found.page()
     said = " ".join(sentence.text for sentence in page.verdict)
+    assert "Kept: plain training" in said
     assert "No group was used" in said
+    assert "Both models are the same" in said
     assert "within classes (area under the ROC curve" in said
+    assert not any(isinstance(section, Compared) for section in page.sections)
     tables = next(section for section in page.sections if section.title.startswith("What was tried")).tables
-    kept = [row[0] for row in tables[0].rows if row[-1] == "kept"]
-    assert len(kept) == 1
-    assert f"Kept: {kept[0]}." in said
-    sizes = [int(row[1]) for row in tables[1].rows]
+    sizes = [int(row[1]) for row in tables[0].rows]
     assert sum(sizes) == found.row["rows"]["train"]
-    assert found.comparison is not None
+    assert all(one.value in (0.0, None) for one in found.comparison.differences)
+    card = (tmp_path / "run" / "model" / "README.md").read_text(encoding="utf-8")
+    assert card.index("Kept: plain training") < card.index("## Limits")
+    assert "this model | change" not in card

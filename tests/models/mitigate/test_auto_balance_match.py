@@ -1,5 +1,7 @@
 """Balance, match, their choice, and the linear head: against scikit-learn, SciPy and data whose answer is known."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,9 +10,9 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import adjusted_rand_score
 
 from fairhead.errors import InputError
-from fairhead.mitigate import load, method, run, save
+from fairhead.mitigate import auto_balance_match, load, method, run, save
 from fairhead.mitigate.auto_balance_match import Reduce
-from fairhead.mitigate.choosing import between_clusters, chosen, tried
+from fairhead.mitigate.choosing import between_clusters, choose, judge, share_of_two_modes
 from fairhead.mitigate.row_weights import match_weights
 from fairhead.models.linear_head import FEATURES, LinearHead
 from fairhead.train import Examples, TrainingPlan
@@ -196,8 +198,11 @@ def test_persons_that_are_recognised_are_no_difference():
 
 def test_a_sample_without_a_class_is_told():
     train, _ = hidden_group(300, 0.5, seed=0)
+    use = Examples({FEATURES: torch.randn(50, WIDTH)}, torch.ones(50, dtype=torch.int64))
     with pytest.raises(InputError, match="has 0 rows of class 0"):
-        match_weights(train.inputs[FEATURES], train.labels, torch.randn(50, WIDTH), torch.ones(50, dtype=torch.int64))
+        match_weights(train.inputs[FEATURES], train.labels, use.inputs[FEATURES], use.labels)
+    with pytest.raises(InputError, match="has 0 rows of class no: give"):  # by its name, where that is known
+        run(method("match"), heads(train), train, train, TrainingPlan(device="cpu"), like=use)
 
 
 # The choice
@@ -221,15 +226,103 @@ def test_the_spread_of_two_clusters_is_half_of_the_gap():
     assert between_clusters(said, labels, clusters) == pytest.approx((0.1**2 + 0.15**2) / 2, abs=1e-3)
 
 
+@pytest.mark.parametrize("classes", [2, 5, 30])
+def test_the_spread_is_that_of_accuracy_whatever_the_number_of_classes(classes):
+    rng = np.random.default_rng(0)
+    labels, clusters = rng.integers(0, classes, 60_000), rng.integers(0, 2, 60_000)
+    wrong = (labels + rng.integers(1, classes, 60_000)) % classes
+    answers = np.where(rng.random(60_000) < np.array([0.95, 0.45])[clusters], labels, wrong)
+    assert between_clusters(answers, labels, clusters) ** 0.5 == pytest.approx(0.25, abs=0.01)
+
+
+def test_a_spread_that_nothing_shows_is_undefined_and_chooses_nothing():
+    labels, clusters = np.repeat([0, 1], 50), np.repeat([0, 1], 50)  # each class has its own cluster
+    plain = np.where(np.arange(100) % 5 == 0, 1 - labels, labels)
+    assert np.isnan(between_clusters(plain, labels, clusters))
+    results = judge({"plain": plain, "balance": labels, "match": labels}, labels, clusters, None, 0.02)
+    assert [one.spread for one in results] == [None] * 3
+    assert results[1].gain is None
+    assert choose(results[:2]).name == "plain"
+    assert results[2].gain == pytest.approx(0.2)  # match needs no clusters: its accuracy counts
+    assert choose(results).name == "match"
+
+
+def test_the_standard_error_of_a_gain_is_how_much_it_varies_over_samples():
+    def sample(rng):
+        labels, clusters = rng.integers(0, 2, 1500), rng.integers(0, 2, 1500)
+        luck = rng.random(1500)
+        plain = np.where(luck < 0.1 + 0.2 * clusters, 1 - labels, labels)
+        other = np.where(luck < 0.18 + 0.06 * clusters, 1 - labels, labels)
+        return judge({"plain": plain, "other": other}, labels, clusters, None, 0.02)[1]
+
+    results = [sample(np.random.default_rng(seed)) for seed in range(60)]
+    varies = np.std([one.gain for one in results], ddof=1)
+    assert np.mean([one.gain_se for one in results]) == pytest.approx(varies, rel=0.25)  # 60 samples tell it to 9 %
+
+
+def test_a_gain_within_its_noise_does_not_replace_plain_training():
+    """Two models that are equally good, and a class of 60 rows: one has the smaller sum, as a rule by chance alone."""
+    smaller, kept = [], []
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        labels, clusters = (np.arange(1000) < 60).astype(np.int64), rng.integers(0, 2, 1000)
+        said = {name: np.where((rng.random(1000) < 0.3) & (labels == 1), 0, labels) for name in ("plain", "other")}
+        results = judge(said, labels, clusters, None, 0.02)
+        smaller.append(results[1].total < results[0].total)
+        kept.append(choose(results).name == "other")
+    assert np.mean(smaller) == pytest.approx(0.5, abs=0.15)
+    assert np.mean(kept) < 0.27  # of normal noise 16 % exceed one standard error
+
+
+def label_alone(n, seed):
+    """Each class is one cloud, and there is no group."""
+    rng = np.random.default_rng(seed)
+    label = rng.integers(0, 2, n)
+    features = rng.normal(size=(n, 32)) + 0.38 * (label - 0.5)[:, None]
+    return Examples({FEATURES: torch.tensor(features).float()}, torch.tensor(label))
+
+
+def test_plain_training_is_kept_where_there_is_no_group():
+    """The clusters then part the classes, and within one of them easy rows from hard rows."""
+    train, validation = label_alone(2000, 0), label_alone(400, 1)
+    plan = TrainingPlan(weight_decay=0.01, device="cpu")
+    notes = run(Reduce(("plain", "balance"), price=20), heads(train), train, validation, plan).notes
+    assert notes["clusters"]["stability"]["2"] > 0.5
+    assert notes["clusters"]["two_modes"] == 0
+    assert (notes["kept"], notes["not balanced"]) == ("plain", ["balance"])
+
+
+def test_noise_has_no_two_modes_however_many_clusters_cut_it():
+    train = label_alone(3000, 0)
+    for k in (3, 6):
+        found = find_clusters(train.inputs[FEATURES], k)
+        points = torch.nn.functional.normalize(train.inputs[FEATURES]) - found.mean
+        share = share_of_two_modes(points @ found.axes, found.clustering.centres, train.labels)
+        assert share is not None
+        assert share < 0.2
+    assert share_of_two_modes(points[:30] @ found.axes, found.clustering.centres, train.labels[:30]) is None
+
+
+def test_clusters_of_nothing_are_not_balanced_on():
+    rng = np.random.default_rng(0)
+    parts = [
+        Examples({FEATURES: torch.tensor(rng.normal(size=(n, 40))).float()}, torch.tensor(rng.integers(0, 2, n)))
+        for n in (1000, 300)
+    ]
+    notes = run(Reduce(("plain", "balance")), heads(parts[0]), *parts, TrainingPlan(device="cpu")).notes
+    assert max(notes["clusters"]["stability"].values()) < 0.1
+    assert (notes["kept"], notes["not balanced"]) == ("plain", ["balance"])
+
+
 def test_what_costs_too_much_is_not_chosen():
     rng = np.random.default_rng(0)
     labels, clusters = rng.integers(0, 2, 2000), rng.integers(0, 2, 2000)
     plain = np.where(rng.random(2000) < 0.05 + 0.25 * clusters, 1 - labels, labels)  # right less often in cluster 1
     even = np.where(rng.random(2000) < 0.25, 1 - labels, labels)
     said = {"plain": plain, "even": even}
-    cheap, dear = (tried(said, labels, clusters, None, price) for price in (0.02, 0.2))
+    cheap, dear = (judge(said, labels, clusters, None, price) for price in (0.02, 0.2))
     assert [one.affordable for one in cheap] == [True, False]
-    assert (chosen(cheap).name, chosen(dear).name) == ("plain", "even")
+    assert (choose(cheap).name, choose(dear).name) == ("plain", "even")
     assert dear[1].cost == pytest.approx((plain == labels).mean() - (even == labels).mean())
     lost = (plain == labels).astype(float) - (even == labels)
     assert dear[1].cost_se == pytest.approx(lost.std() / np.sqrt(2000), rel=0.15)
@@ -289,17 +382,37 @@ def test_a_sample_from_the_place_of_use_is_matched():
     torch.testing.assert_close(again.model.last.weight, found.model.last.weight)
 
 
+def many_columns(n, seed, moved=0.0):
+    """Weights in many dimensions fit the sample itself: there they look good, elsewhere accuracy is lost."""
+    rng = np.random.default_rng(seed)
+    features = rng.normal(size=(n, 200))
+    label = (features[:, :10].sum(1) + rng.normal(size=n) > 0).astype(int)
+    features[:, -1] += moved  # says nothing about the label
+    return Examples({FEATURES: torch.tensor(features).float()}, torch.tensor(label))
+
+
+def test_weaker_matching_is_judged_on_rows_that_nothing_was_matched_to(monkeypatch):
+    train, use = many_columns(900, 102), many_columns(200, 1102, moved=2.0)
+    choose = auto_balance_match.choose
+
+    def not_affordable(results, at_any_price=False):
+        return replace(results[-1], affordable=False) if at_any_price else choose(results)
+
+    monkeypatch.setattr(auto_balance_match, "choose", not_affordable)
+    plan = TrainingPlan(weight_decay=0.1, device="cpu")
+    notes = run(Reduce(("plain", "match"), price=50), heads(train), train, use, plan).notes
+    weaker = notes["tried"][-1]
+    assert weaker["name"] == "match 0.75"
+    weights = match_weights(train.inputs[FEATURES], train.labels, use.inputs[FEATURES], use.labels).weights ** 0.75
+    matched = heads(train)()
+    solve(matched, train.inputs[FEATURES], train.labels, weights / weights.mean(), None, plan.weight_decay)
+    on_its_own = (answers(matched, use.inputs[FEATURES]) == use.labels).float().mean()
+    assert weaker["accuracy"] < on_its_own - 0.05
+
+
 @pytest.mark.parametrize("name", ["auto", "match"])
 def test_matching_is_judged_on_rows_that_nothing_was_matched_to(name):
-    """Weights in many dimensions fit the sample itself: there they look good, elsewhere accuracy is lost."""
-
-    def rows(n, seed, moved=0.0):
-        rng = np.random.default_rng(seed)
-        features = rng.normal(size=(n, 200))
-        label = (features[:, :10].sum(1) + rng.normal(size=n) > 0).astype(int)
-        features[:, -1] += moved  # says nothing about the label
-        return Examples({FEATURES: torch.tensor(features).float()}, torch.tensor(label))
-
+    rows = many_columns
     train, use, test = rows(900, 102), rows(200, 1102, moved=2.0), rows(3000, 2102, moved=2.0)
     plan = TrainingPlan(weight_decay=0.1, device="cpu")
     weights = match_weights(train.inputs[FEATURES], train.labels, use.inputs[FEATURES], use.labels)
@@ -314,9 +427,8 @@ def test_matching_is_judged_on_rows_that_nothing_was_matched_to(name):
     assert right(matched, use) > right(plain, use) - 0.02, "it looks affordable on the rows that it was matched to"
     assert right(matched, test) < right(plain, test) - 0.1, "and is not"
     found = run(method(name), heads(train), train, use, plan)
-    assert [one["name"] for one in found.notes["matched too dear"]] == (
-        ["match", "both"] if name == "auto" else ["match"]
-    )
+    assert [one["name"] for one in found.notes["matching over the price"]] == ["match"]
+    assert found.notes.get("not balanced") == (["balance", "both"] if name == "auto" else None)
     assert right(found.model, test) > right(plain, test) - 0.02
 
 
