@@ -17,6 +17,8 @@ from fairhead.settings import Count, Level, NotNegative, Option, Replicates, See
 if TYPE_CHECKING:
     from fairhead.records import Records
 
+_MANY = 20  # groups that are numbers; beyond these they are rather measurements
+
 EPILOG = """
 **Examples**
 
@@ -327,6 +329,16 @@ def audit_command(
         console = terminal()
         what = _what(records, path, found.provenance["audit"]["n"])
         console.print(f"[bold]{escape(what)}[/]", highlight=False)
+        lost = [name for name in records.groups if f"column {name!r}" in records.provenance.get("missing", {})]
+        if lost and len(records.groups) > 1:
+            hint = f"Rows without {' or '.join(lost)} are left out by all columns: audit {lost[0]} apart to keep them."
+            console.print(escape(hint), highlight=False)
+        for name, column in records.groups.items():
+            if len(column.levels) > _MANY and not isinstance(column.levels[0], str):
+                hint = (
+                    f"{name} has {len(column.levels)} groups that are numbers: --bins {name}=25,45 makes fewer of them."
+                )
+                console.print(escape(hint), highlight=False)
         show_page(alone, console)
         for section in sliced:
             console.print()

@@ -104,13 +104,13 @@ def test_a_decimal_comma_is_named(tmp_path, monkeypatch, capsys):
 
 
 def test_a_column_of_measurements_has_a_short_reason(tmp_path, monkeypatch, capsys):
-    """Hundreds of groups of one row: three are named, the JSON has them all."""
+    """Hundreds of groups of two rows: three are named, the JSON has them all. Groups of one row are refused as ids."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "odd.csv").write_text(
-        "y,yhat,race\n" + "".join(f"{i % 2},{i % 3 % 2},{i / 7:.3f}\n" for i in range(300))
+        "y,yhat,race\n" + "".join(f"{i % 2},{i % 3 % 2},{i // 2 / 7:.3f}\n" for i in range(600))
     )
     dp = next(e for e in run(capsys, "odd.csv")[1] if e["metric"] == "DP")
-    assert dp["undefined"].startswith("0 has 1 row; at least 10 are needed; ")
+    assert dp["undefined"].startswith("0 has 2 rows; at least 10 are needed; ")
     assert dp["undefined"].endswith("; and 297 more like these")
     assert len(dp["detail"]["excluded"]) == 300
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import fairhead
+from fairhead.cli import main
 from fairhead.errors import InputError
 from fairhead.records import Column, Records
 
@@ -254,3 +255,18 @@ def test_a_doubtful_positive_class_is_said_in_the_verdict():
     assert said().endswith("Where 'approved' is meant, name it: --positive (positive=).")
     assert "positive class" not in said(positive="approved")
     assert said(positive="denied").startswith("AUC is below 0.5 (")
+
+
+def test_ids_are_no_groups_and_numbers_should_be_binned(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    rows = [f"{i},{rng.integers(2)},{rng.integers(2)},{rng.integers(18, 80)}" for i in range(300)]
+    file = tmp_path / "preds.csv"
+    file.write_text("\n".join(["who,y,yhat,age", *rows]))
+    named = ["audit", str(file), "--label", "y", "--prediction", "yhat", "--n-boot", "100"]
+    with pytest.raises(SystemExit):
+        main([*named, "--group", "who"])
+    assert "'who' has 300 groups in 300 rows, as ids have" in capsys.readouterr().err
+    main([*named, "--group", "age"])
+    assert "groups that are numbers: --bins age=25,45 makes fewer of them" in " ".join(capsys.readouterr().out.split())
+    main([*named, "--group", "age", "--bins", "age=30,50"])
+    assert "--bins" not in capsys.readouterr().out
