@@ -41,7 +41,8 @@ def predict(
     Args:
         model: a folder, a name of the hub, or a live model.
         data: labelled pictures or texts.
-        split: the part to predict; None for all rows.
+        split: the part to predict; None for all rows. Rows that the model was trained on, as `mitigate` keeps beside
+            it, are left out of a part for testing, and it is said how many.
         batch_size: rows at a time.
         device: "cpu", "cuda", ...; "auto" takes a GPU where there is one.
         beside: the tokenizer or image processor of a live model that was not loaded from a folder.
@@ -54,9 +55,11 @@ def predict(
     import torch
 
     from fairhead.models.batches import ImageInputs, TextInputs, class_order
+    from fairhead.models.training_rows import unseen
 
     labelled = _labelled(data, options)
     part = labelled.all if split is None else labelled.examples(split)
+    part = unseen(model, part, go_on=split in (None, "train", "val"))
     kind = TextInputs if isinstance(part.inputs, tuple) else ImageInputs
     rows = kind(model, part.inputs, batch_size, device, beside)
     order = class_order(rows.model, labelled.classes)
@@ -203,6 +206,7 @@ def _records(model: Any, data: Dataset, part: str, device: str, features: Any) -
     from fairhead.models.batches import class_order
     from fairhead.models.linear_head import LinearHead, LinearHeadConfig
     from fairhead.models.places import config_of, find
+    from fairhead.models.training_rows import unseen
 
     if isinstance(model, Records):
         return model
@@ -216,7 +220,7 @@ def _records(model: Any, data: Dataset, part: str, device: str, features: Any) -
                 f"the model is a linear head of {head.config.hidden_size} features and the encoder gives "
                 f"{features.shape[1]}: give the encoder that it was trained on"
             )
-        ids = (data.all if part == "all" else data.examples(part)).ids
+        ids = unseen(model, data.all if part == "all" else data.examples(part), go_on=part == "all").ids
         logits = head(features=features[data.attributes.rows(ids)]).logits.detach()
         return _answered(data, ids, logits[:, class_order(head, data.classes)])
     return predict(model, data, split=None if part == "all" else part, device=device)

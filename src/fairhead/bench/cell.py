@@ -23,7 +23,7 @@ from fairhead.errors import InputError
 from fairhead.mitigate import Trained, run
 from fairhead.mitigate.last_layer import features_of, find_head
 from fairhead.models.fresh import Recipe, is_ready
-from fairhead.models.linear_head import FEATURES, LinearHead
+from fairhead.models.linear_head import FEATURES, LinearHead, check_finite
 from fairhead.records import Records
 from fairhead.train import Epoch, Examples, TrainingDiverged, TrainingPlan, predict
 from fairhead.train.features import frozen_features, kept_features, last_encoder
@@ -51,12 +51,21 @@ def run_cell(
     tell: Tell | None = None,  # called as the work goes on
     sharers: Callable[[], int] | None = None,  # how many cells share the device now; energy is split between them
     checkpoints: Path | None = None,  # folder for the state of the training, which then goes on after a kill
+    keep: Callable[[Trained, Task], None] | None = None,  # writes the model, before anything else can go wrong
 ) -> Done:
     """Train one method once, and audit it on the test rows."""
     ready = _prepared(cell, device, cache, tell or (lambda stage, done, total, note: None), checkpoints)
-    with Meter(device, sharers=sharers) as meter:
-        trained = ready.train()
     task = ready.task
+    # Whoever keeps the model audits it by every column.
+    task.check_groups(task.columns if keep is not None else (task.group,) if task.group is not None else ())
+    with Meter(device, sharers=sharers) as meter:
+        try:
+            trained = ready.train()
+        except TrainingDiverged as diverged:
+            diverged.task = task
+            raise
+    if keep is not None:
+        keep(trained, task)
     records = task.records(predict(trained.model, ready.parts["test"], precision=ready.plan.precision))
     metrics = METRICS if task.group is not None else ("accuracy",)
     audited = audit(records, group_by=task.group, metrics=metrics, n_boot=1000)
@@ -139,6 +148,9 @@ def _prepared(cell: Cell, device: str, cache: Path | None, tell: Tell, checkpoin
         parts = _frozen(parts, _built(recipe, task.kind, cell.seed).to(device), plan, cache, tell)
     elif head_only and not is_ready(recipe.name):
         parts = _before_head(parts, recipe.build(task.kind, 0, head_only=True).to(device), cache, tell)
+    for name, part in parts.items():
+        if FEATURES in part.inputs:
+            check_finite(part.inputs[FEATURES], name)
     like = parts.pop("like", None)
     feature_seconds = time.perf_counter() - started
 

@@ -17,12 +17,15 @@ from fairhead.audit.audit_results import audit_verdicts, comparison_verdicts
 from fairhead.bench.cell import Tell, run_cell
 from fairhead.bench.grid import Cell, Method
 from fairhead.bench.runner import check
+from fairhead.bench.tasks import Task
+from fairhead.mitigate import Trained
 from fairhead.mitigate.auto_balance_match import STABLE, STRENGTHS, TWO_MODES
 from fairhead.mitigate.last_layer import find_head, set_head
 from fairhead.models import attach, load, method_of, save
 from fairhead.models.fresh import Recipe, is_ready
 from fairhead.models.inputs import tokenizer_of
 from fairhead.models.linear_head import LinearHead
+from fairhead.models.training_rows import with_training_rows
 from fairhead.report import Report, Result, Sentence
 from fairhead.report.model_card import Card
 from fairhead.report.sections import Section
@@ -325,19 +328,23 @@ def mitigate(
     check(cells)  # the second as well before the first is trained
     out = Path(out)
     with written_by_first(out) as writes:
+
+        def keep(trained: Trained, task: Task) -> None:
+            with whole_folder(out / "model") as folder:
+                save_model(trained.model, task.kind, task.classes, cell, folder, task)
+
         try:
-            done = run_cell(cell, device, cache, tell, checkpoints=out / _CHECKPOINTS / "method")
+            folder = out / _CHECKPOINTS / "method"
+            done = run_cell(cell, device, cache, tell, checkpoints=folder, keep=keep if writes else None)
         except TrainingDiverged as diverged:
             if not writes:
                 raise
             shutil.rmtree(out / _CHECKPOINTS, ignore_errors=True)  # going on there would end here again
-            if not _keep_last_good(diverged.model, cell, out / "model"):
+            if not _keep_last_good(diverged, cell, out / "model"):
                 raise
             raise TrainingDiverged(f"{diverged}. That epoch is kept in {out / 'model'}") from None
         if writes:
             done.records.save(out / "records.csv")
-            with whole_folder(out / "model") as folder:
-                save_model(done.trained.model, done.task.kind, done.task.classes, cell, folder, done.task.validation)
             write_json(out / "run.json", done.row)
         columns = list(done.records.groups)
         found, comparison = audit(done.records, group_by=columns), None
@@ -363,16 +370,16 @@ def _kept_plain(cell: Cell, row: Mapping[str, Any]) -> bool:
     return row.get("notes", {}).get("kept") == "plain" and cell.method.options.get("under", "erm") == "erm"
 
 
-def _keep_last_good(model: nn.Module | None, cell: Cell, folder: Path) -> bool:
+def _keep_last_good(diverged: TrainingDiverged, cell: Cell, folder: Path) -> bool:
     """Write the classifier inside a model whose training diverged: of two networks the one that predicts."""
-    inside = () if model is None else model.modules()
+    inside = () if diverged.model is None else diverged.model.modules()
     classifier: Any = next((part for part in inside if hasattr(part, "save_pretrained")), None)
     if classifier is None or isinstance(classifier, LinearHead):
         return False
     kind = "image" if classifier.main_input_name == "pixel_values" else "text"
     try:
         with whole_folder(folder) as beside:
-            save_model(classifier, kind, tuple(classifier.config.id2label.values()), cell, beside)
+            save_model(classifier, kind, tuple(classifier.config.id2label.values()), cell, beside, diverged.task)
     except RuntimeError:  # the last layer of another model, such as a larger teacher: it has no place in this one
         return False
     return True
@@ -384,19 +391,22 @@ def save_model(
     classes: tuple[str, ...],  # names of the classes
     cell: Cell,  # what it was trained as
     folder: Path,  # where to
-    rows: Examples | None = None,  # some inputs of the whole model; needed where its last layer alone was trained
+    task: Task | None = None,  # what it was trained on; needed where its last layer alone was trained
 ) -> None:
     """Write a trained model to a folder that `fairhead.load` gives back, with what makes its inputs ready."""
     recipe = Recipe(cell.backbone.model, classes, cell.backbone.settings)
+    rows = None if task is None else {part: task.published(part) for part in ("train", "validation")}
+    trained_on = with_training_rows(None if recipe.place is None else recipe.name, rows)
     if is_ready(recipe.name):  # a linear head of features: nothing makes its inputs ready
-        save(model.cpu(), folder)
+        save(model.cpu(), folder, trained_on)
         return
     if kind == "text":
         assert recipe.place is not None
         beside = tokenizer_of(recipe.place).save_pretrained
     else:
         beside = recipe.pictures().save
-    save(whole_model(model, kind, cell, recipe, rows), folder, beside)
+    whole = whole_model(model, kind, cell, recipe, None if task is None else task.validation)
+    save(whole, folder, beside, trained_on)
 
 
 def whole_model(trained: nn.Module, kind: str, cell: Cell, recipe: Recipe, rows: Examples | None = None) -> nn.Module:

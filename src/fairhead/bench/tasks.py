@@ -4,7 +4,7 @@ Also for models beside the one that a cell trains: a teacher, an adversary, or a
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -25,6 +25,7 @@ from fairhead.models.fresh import Recipe, is_fresh, is_ready
 from fairhead.models.inputs import tokenizer_of, tokens_of
 from fairhead.models.linear_head import FEATURES
 from fairhead.models.places import Place
+from fairhead.models.training_rows import unseen
 from fairhead.records import Records
 from fairhead.train import Examples
 from fairhead.train.cache import decoded_pictures
@@ -66,6 +67,27 @@ class Task:
         prediction = probabilities.argmax(-1).numpy()
         return self._dataset.records(self._ids[part], prediction, scores[:, 1] if binary else scores)
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All group columns of the data."""
+        return tuple(self._dataset.attributes.columns)
+
+    def check_groups(self, columns: Sequence[str]) -> None:
+        """Refuse, before training, test rows that are of one group: there would be nothing to audit."""
+        found = self._dataset.groups(self.test_ids)
+        for name in columns:
+            levels = {*found[name].codes.tolist()}
+            if len(levels) < 2:
+                only = found[name].levels[levels.pop()]
+                raise InputError(
+                    f"the test rows have one group only in the column {name!r}, {only}, and a gap needs at least two: "
+                    "name another column (--group), or another split"
+                )
+
+    def published(self, part: str) -> Published:
+        """The rows of a part as they were read."""
+        return self._dataset.all.take(self._dataset.attributes.rows(self._ids[part]))
+
     def units(self, part: str) -> Tensor | None:
         """Who or what the rows of a part are of (persons, documents), [n]; None where each stands for itself."""
         attributes = self._dataset.attributes
@@ -98,6 +120,8 @@ def read_task(
         name: _limited(dataset.examples(published), data.limit, seed)
         for name, published in zip(("train", "validation", "test"), data.parts, strict=True)
     }
+    if recipe.place is not None:  # it may have been trained before
+        parts["test"] = unseen(recipe.name, parts["test"])
     kind = "image" if isinstance(dataset.all.inputs, Images) else "text"
     if is_ready(recipe.name):
         inputs = _ready(recipe)

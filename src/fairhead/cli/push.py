@@ -19,7 +19,7 @@ The token is the one of `hf auth login`, or that of the environment variable `HF
 """
 # What a model is made of; records and reports, which may name persons, stay here.
 _FILES = ("README.md", "*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
-_NOT = ("fairhead-training.json",)
+_NOT = ("fairhead-training.json", "training_rows.json")
 
 
 def push_command(

@@ -1,6 +1,7 @@
 """Images that are decoded when they are asked for, from a folder or straight out of a zip archive."""
 
 import copy
+import hashlib
 import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,6 +64,16 @@ class Images(Sequence[Image.Image]):
         if self._source.is_file:
             return stamp_of([root], *self._names)
         return stamp_of(root / name for name in self._names)
+
+    def digests(self) -> list[str]:
+        """A digest of each picture's file."""
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            return list(
+                pool.map(lambda name: hashlib.blake2b(self._bytes(name), digest_size=8).hexdigest(), self._names)
+            )
+
+    def _bytes(self, name: Any) -> bytes:
+        return self._source.read(name)
 
     def as_array(
         self,
@@ -143,7 +154,7 @@ class Images(Sequence[Image.Image]):
         return None
 
     def _decode(self, name: Any) -> Image.Image:
-        return self._opened(self._source.read(name), self._where(name))
+        return self._opened(self._bytes(name), self._where(name))
 
     def _opened(self, data: bytes, where: str) -> Image.Image:
         try:
@@ -178,6 +189,10 @@ class HeldImages(Images):
 
     def _where(self, name: Any) -> str:
         return f"picture {name + 1}"
+
+    def _bytes(self, name: Any) -> bytes:
+        image = self._decode(name)
+        return f"{image.size}".encode() + image.tobytes()
 
     def _decode(self, name: Any) -> Image.Image:
         picture = self._pictures[name]

@@ -17,6 +17,7 @@ from fairhead.locate.head_maps import HeadMap, score_heads
 from fairhead.locate.locate_settings import LocatePlan, Source
 from fairhead.locate.prompts import Pole, Prompts, known_prompts
 from fairhead.locate.studies import Changes, Mask
+from fairhead.models.training_rows import seen_rows
 from fairhead.records import Column, Records
 from fairhead.stats import Difference, adjust
 
@@ -286,7 +287,11 @@ def labelled_rows(source: Source, prompts: Prompts | None = None, held_out: bool
     pole[2:] = np.where(pole[2:] < 0, -1 - np.arange(len(levels) - 2), pole[2:]) if others else pole[2:]
     group, usable, notes = pole[groups.codes], np.ones(len(data), dtype=bool), []
     name, noun = concept if prompts is None else prompts.name, reader.kind
-    if held_out:
+    seen = seen_rows(source.model, data.all, "train")
+    if seen is not None and seen.any():
+        usable = ~seen
+        notes.append(f"{int(seen.sum())} {noun} were left out: the model was trained on them.")
+    elif held_out:
         usable = data.split != "train"
         notes.append(f"{int((~usable).sum())} {noun} of the training part were left out: the model may know them.")
     if (group < 0).any() and not others:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fairhead.errors import InputError, check_known
 from fairhead.models.places import quietly, read_json
+from fairhead.models.training_rows import FILE, with_training_rows
 from fairhead.report.model_card import CARD, Card, is_ours
 from fairhead.settings import check_config
 from fairhead.store import filling
@@ -175,12 +176,12 @@ def save(model: Any, folder: Path | str, *beside: Callable[[Path], Any]) -> None
         weights = {**written.state_dict(), _NOTE_KEY: _as_tensor(method_of(model))}
     with filling(folder) as part, quietly():
         written.save_pretrained(part, state_dict=weights)
-        for write in beside:
+        for write in (with_training_rows(written), *beside):
             write(part)
         if not (part / CARD).exists() and (is_ours(folder) or not (folder / CARD).exists()):
             _plain_card(model).write(part)
         # Of the model that was there nothing may be taken for a part of this one.
-        for pattern in ("config.json", "model.safetensors*", "model-*-of-*.safetensors", *_FILES_BEFORE):
+        for pattern in ("config.json", "model.safetensors*", "model-*-of-*.safetensors", FILE, *_FILES_BEFORE):
             for old in folder.glob(pattern):
                 old.unlink()
 

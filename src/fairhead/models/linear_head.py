@@ -86,6 +86,13 @@ def check_features(features: Tensor, what: str) -> None:
     """Refuse features that are not finite numbers, or all alike."""
     if features.dim() != 2:
         raise InputError(f"the {what} features have the shape {list(features.shape)}; expected [rows, columns]")
+    check_finite(features, what)
+    if len(features) > 1 and torch.equal(features.amin(0), features.amax(0)):
+        raise InputError(f"the {what} features are the same in every row: this encoder says nothing about these inputs")
+
+
+def check_finite(features: Tensor, what: str) -> None:
+    """Refuse features [n, D] that are not finite numbers."""
     finite = features.isfinite()
     if not finite.all():
         column = int((~finite).any(0).nonzero()[0])
@@ -93,8 +100,6 @@ def check_features(features: Tensor, what: str) -> None:
             f"column {column} of the {what} features is not finite in {int((~finite[:, column]).sum())} of "
             f"{len(features)} rows: check the encoder, or leave those rows out"
         )
-    if len(features) > 1 and torch.equal(features.amin(0), features.amax(0)):
-        raise InputError(f"the {what} features are the same in every row: this encoder says nothing about these inputs")
 
 
 AutoConfig.register(LinearHeadConfig.model_type, LinearHeadConfig)

@@ -23,6 +23,7 @@ class TrainingDiverged(FairheadError):
     """The loss became NaN or infinite; the model is back at its last good weights."""
 
     model: nn.Module | None = None  # with those weights; None where nothing good was trained
+    task: Any = None  # what it was trained on, where whoever trains says so
 
 
 class BatchSource(Protocol[B]):

@@ -4,11 +4,17 @@ import io
 import zipfile
 
 import numpy as np
+import pandas as pd
+import pytest
 from PIL import Image
 
+import fairhead
 from fairhead.bench.grid import Data
 from fairhead.bench.tasks import read_task
 from fairhead.data import dataset, hold, read_labelled
+from fairhead.errors import InputError
+from fairhead.locate.locate_settings import Source
+from fairhead.locate.rows import labelled_rows
 from fairhead.models.fresh import Recipe
 from fairhead.train.cache import decoded_pictures
 
@@ -53,3 +59,120 @@ def test_a_picture_that_changed_is_decoded_again(tmp_path):
     noisy(np.random.default_rng(9), 100).save(tmp_path / "2.png")
     after = decoded_pictures(pictures, 8, tmp_path / "cache")
     assert [bool((a == b).all()) for a, b in zip(before, after, strict=True)] == [True, True, False, True]
+
+
+def noise(folder, n=1500, width=40, **columns):
+    """Features of pure noise: whoever is right more often than not knows the rows."""
+    rng = np.random.default_rng(0)
+    names = np.array([str(i + 1) for i in range(n)])
+    np.savez(folder / "f.npz", features=rng.normal(size=(n, width)).astype("f4"), names=names)
+    frame = {"text": [f"post {i}" for i in range(n)], "y": rng.choice(["no", "yes"], n), "g": rng.choice(["a", "b"], n)}
+    pd.DataFrame({**frame, **columns}).to_csv(folder / "n.csv", index=False)
+    return f"features:{folder / 'f.npz'}", f"texts:{folder / 'n.csv'}"
+
+
+HEAD = {"label": "y", "groups": ["g"], "train": "head"}
+
+
+def test_discover_leaves_out_the_rows_that_the_model_was_trained_on(tmp_path, caplog):
+    features, data = noise(tmp_path)
+    fairhead.mitigate(features, data, "erm", seed=1, out=tmp_path / "run", weight_decay=1e-4, **HEAD)
+    how = {"label": "y", "model": tmp_path / "run" / "model", "clusters": 2}
+    found = fairhead.discover(data, features, **how).audit["accuracy"]
+    drawn = [{*read_labelled(data, label="y", seed=seed).examples("test").ids.tolist()} for seed in (0, 1)]
+    assert found.n == len(drawn[0] & drawn[1]) < 150
+    assert "are left out: the model was trained on them" in caplog.text
+    assert fairhead.discover(data, features, part="all", **how).audit["accuracy"].n == 1500
+    assert "1,350 of 1,500 rows that it is asked" in caplog.text
+
+
+def test_rows_are_known_by_id_where_a_text_stands_in_for_features(tmp_path):
+    features, data = noise(tmp_path, n=200, width=4, text="t")
+    run = fairhead.mitigate(features, data, "erm", out=tmp_path / "run", **HEAD)
+    found = fairhead.discover(data, features, label="y", model=tmp_path / "run" / "model", clusters=2)
+    assert found.audit["accuracy"].n == run.audit["accuracy"].n  # the whole test part
+
+
+def pictures(folder, seed, n=80, **columns):
+    folder.mkdir()
+    rng = np.random.default_rng(seed)
+    for i in range(n):
+        Image.fromarray(rng.integers(0, 255, (8, 8, 3)).astype("u1")).save(folder / f"{i}.png")
+    chance = np.random.default_rng(5)
+    columns |= {"y": chance.choice(["no", "yes"], n), "g": chance.choice(["a", "b"], n)}
+    pd.DataFrame({"file": [f"{i}.png" for i in range(n)], **columns}).to_csv(folder / "l.csv", index=False)
+    return f"images:{folder / 'l.csv'}"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A tiny classifier of pictures, trained with another seed than splits are drawn with by default."""
+    folder = tmp_path_factory.mktemp("trained")
+    data = pictures(folder / "a", 1)
+    how = {"label": "y", "groups": ["g"], "epochs": 1, "batch_size": 16, "model_options": TINY, "cache": folder}
+    fairhead.mitigate("vit-1x2", data, "erm", seed=3, out=folder / "run", **how)
+    return data, folder / "run"
+
+
+def test_predict_and_locate_leave_out_the_rows_of_the_training(trained, tmp_path, caplog):
+    data, run = trained
+    tested = {*map(str, fairhead.Records.read(run / "records.csv").id.tolist())}
+    own = read_labelled(data, label="y", seed=3)
+    tests = read_labelled(data, label="y").examples("test").ids.tolist()
+    assert {*fairhead.predict(run / "model", data, label="y").id.tolist()} == tested & {*tests}
+    assert len(fairhead.predict(run / "model", data, label="y", split=None)) == 80
+    assert "rows that it is asked" in caplog.text
+    # What is loaded from there and saved elsewhere knows them, too.
+    fairhead.models.save(fairhead.load(run / "model"), tmp_path / "again")
+    found = labelled_rows(Source(str(tmp_path / "again"), data, "g", "y"))
+    assert {*found.evaluation.ids.tolist()} == {*own.examples("val").ids.tolist(), *tested}
+    assert found.notes == (f"{own.sizes['train']} images were left out: the model was trained on them.",)
+
+
+def test_a_model_that_is_trained_again_is_not_tested_on_rows_it_knows(trained, tmp_path):
+    data, run = trained
+    tested = {*map(str, fairhead.Records.read(run / "records.csv").id.tolist())}
+    drawn = {seed: {*read_labelled(data, label="y", seed=seed).examples("test").ids.tolist()} for seed in range(20)}
+    seed = next(seed for seed, ids in drawn.items() if 0 < len(ids & tested) < len(ids))
+    again = Data("own", data, {"label": "y", "seed": seed})
+    task = read_task(again, lambda classes: Recipe(f"path:{run / 'model'}", classes), 0, tmp_path)
+    assert {*task.test_ids.tolist()} == tested & drawn[seed]
+
+
+def test_features_of_heads_are_refused_for_other_pictures_with_the_same_ids(trained, tmp_path):
+    how = {"by": "g", "label": "y", "features": tmp_path / "features", "rank": "gap", "draws": 20, "n_boot": 200}
+    split = ["train"] * 4 + ["test"] * 196
+    fairhead.locate(trained[1] / "model", pictures(tmp_path / "b", 2, 200, split=split), **how)
+    with pytest.raises(InputError, match="holds features of something else"):
+        fairhead.locate(trained[1] / "model", pictures(tmp_path / "c", 3, 200, split=split), **how)
+
+
+def test_one_group_among_the_test_rows_is_refused_before_training(tmp_path, monkeypatch):
+    parts = ["train"] * 160 + ["val"] * 20 + ["test"] * 20
+    features, data = noise(tmp_path, n=200, width=4, split=parts, g=["a", "b"] * 90 + ["a"] * 20)
+    monkeypatch.setattr("fairhead.bench.cell.run", lambda *_, **__: pytest.fail("was trained"))
+    with pytest.raises(InputError, match="the test rows have one group only in the column 'g', a"):
+        fairhead.mitigate(features, data, "erm", out=tmp_path / "run", **HEAD)
+
+
+def test_an_audit_that_fails_leaves_the_model(tmp_path, monkeypatch):
+    features, data = noise(tmp_path, n=200, width=4)
+
+    def broken(*_, **__):
+        raise InputError("no audit")
+
+    monkeypatch.setattr("fairhead.bench.cell.audit", broken)
+    with pytest.raises(InputError, match="no audit"):
+        fairhead.mitigate(features, data, "erm", out=tmp_path / "run", **HEAD)
+    fairhead.load(tmp_path / "run" / "model")
+
+
+def test_features_of_test_rows_that_are_no_numbers_are_refused_before_training(tmp_path, monkeypatch):
+    features, data = noise(tmp_path, n=200, width=4)
+    arrays = dict(np.load(tmp_path / "f.npz"))
+    tests = read_labelled(data, label="y").examples("test").ids
+    arrays["features"][int(tests[0]) - 1, 2] = np.nan
+    np.savez(tmp_path / "f.npz", **arrays)
+    monkeypatch.setattr("fairhead.bench.cell.run", lambda *_, **__: pytest.fail("was trained"))
+    with pytest.raises(InputError, match=f"column 2 of the test features is not finite in 1 of {len(tests)} rows"):
+        fairhead.mitigate(features, data, "erm", out=tmp_path / "run", **HEAD | {"seed": 0})
