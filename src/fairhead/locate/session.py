@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fairhead.data import Images, parse_spec
+from fairhead.data.row_contents import digests_of
 from fairhead.errors import InputError, UnsupportedModel, check_known
 from fairhead.heads import find_sites
 from fairhead.heads.named_heads import check_heads
@@ -363,6 +364,8 @@ def open_session(
     identity = {
         "model": inputs.loaded.fingerprint(),
         "ids": hashlib.sha256("\n".join(evaluation.ids.tolist()).encode()).hexdigest(),
+        # Ids may be row numbers; looked at where something is kept.
+        "rows": None if features is None else hashlib.sha256("\n".join(digests_of(chosen.items)).encode()).hexdigest(),
         "data": source.data.partition(":")[0],
         "unit": decomposer.unit,
         "token": decomposer.token,
