@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from fairhead import __version__
 from fairhead.audit import audit
-from fairhead.bench.fingerprint import effective, failed_row, method_of, row_of
+from fairhead.bench.fingerprint import contents_of, effective, failed_row, method_of, row_of
 from fairhead.bench.grid import METRICS, SELECTIONS, Cell
 from fairhead.bench.tasks import Task, auxiliary_models_of, read_task
+from fairhead.data.files import files_below, stamp_of
 from fairhead.errors import InputError
 from fairhead.mitigate import Trained, run
 from fairhead.mitigate.last_layer import features_of, find_head
@@ -113,11 +114,12 @@ class _Ready:
     train: Callable[[], Trained]
     read_seconds: float
     feature_seconds: float
+    contents: str | None  # of the files that were read
 
 
 def _prepared(cell: Cell, device: str, cache: Path | None, tell: Tell, checkpoints: Path | None = None) -> _Ready:
     """All that comes before training and is not counted as its cost."""
-    config = method_of(cell)
+    config, contents = method_of(cell), contents_of(cell)
     started = time.perf_counter()
     task = read_task(
         cell.data,
@@ -183,7 +185,7 @@ def _prepared(cell: Cell, device: str, cache: Path | None, tell: Tell, checkpoin
         groups = task.groups("train"), task.groups(chosen_on)
         return run_with_attributes(config, build_model, parts["train"], parts[chosen_on], *groups, **given)
 
-    return _Ready(task, parts, plan, train, read_seconds, feature_seconds)
+    return _Ready(task, parts, plan, train, read_seconds, feature_seconds, contents)
 
 
 def _row(cell: Cell, ready: _Ready, trained: Trained, device: str) -> dict[str, Any]:
@@ -205,6 +207,7 @@ def _row(cell: Cell, ready: _Ready, trained: Trained, device: str) -> dict[str, 
         "read_seconds": ready.read_seconds,
         "feature_seconds": ready.feature_seconds,
         "effective": effective(cell),
+        "contents": ready.contents,
         "made_with": _made_with(device),
     }
 
@@ -225,13 +228,18 @@ def _smallest_gap(task: Task) -> Callable[[Tensor], float]:
 def _built(recipe: Recipe, kind: str, seed: int) -> nn.Module:
     """What `recipe.build` gives, by a copy of the last one: random weights take a processor seconds to draw."""
     settings = json.dumps(dict(recipe.settings), sort_keys=True)
-    model, chance = _first_built(recipe.name, recipe.classes, settings, kind, seed)
+    place = recipe.place
+    folders = () if place is None else filter(None, (place.folder, place.adapter))
+    stamp = stamp_of(file for folder in folders for file in files_below(folder))
+    model, chance = _first_built(recipe.name, recipe.classes, settings, kind, seed, stamp)
     torch.set_rng_state(chance)
     return copy.deepcopy(model)
 
 
 @lru_cache(maxsize=1)
-def _first_built(name: str, classes: tuple[str, ...], settings: str, kind: str, seed: int) -> tuple[nn.Module, Tensor]:
+def _first_built(
+    name: str, classes: tuple[str, ...], settings: str, kind: str, seed: int, _stamp: str
+) -> tuple[nn.Module, Tensor]:
     """A model, and the state of chance that its building leaves."""
     model: nn.Module = Recipe(name, classes, json.loads(settings)).build(kind, seed)
     return model, torch.get_rng_state()

@@ -9,13 +9,16 @@ import inspect
 import json
 from collections.abc import Mapping
 from dataclasses import Field, fields
+from glob import glob
 from typing import Any
 
-from fairhead.bench.grid import COUNT_WHERE_SET, PLAN_FIELDS, Cell
+from fairhead.bench.grid import COUNT_WHERE_SET, NAMING, PLAN_FIELDS, Cell, expanded
 from fairhead.data import parse_spec
+from fairhead.data.files import content_of
+from fairhead.data.ready_features import PREFIX
 from fairhead.errors import InputError
 from fairhead.mitigate.registry import method_named, names
-from fairhead.models.fresh import Recipe
+from fairhead.models.fresh import Recipe, is_ready
 from fairhead.train import TrainingPlan
 
 ROW_SCHEMA = "fairhead.bench/1"
@@ -70,6 +73,29 @@ def fingerprint(cell: Cell) -> str:
     """A short hash of `effective`."""
     text = json.dumps(effective(cell), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def contents_of(cell: Cell) -> str | None:
+    """A hash of the files that a cell reads: its data, a sample, groups, models; None where one cannot be looked at.
+
+    Apart from the fingerprint, so that results of before this was kept stay what they are.
+    """
+    if cell.data.read.startswith("memory:"):
+        return None
+    options, data = cell.settings()["method"]["options"], cell.data
+    named = [cell.backbone.model, *(options[name] for name in NAMING if isinstance(options.get(name), str))]
+    places: list[Any] = [data.read.partition(":")[2]]
+    places += [data.options["groups_from"]] if data.options.get("groups_from") else []
+    places += [] if data.like is None else [data.like.removeprefix(f"{data.read.partition(':')[0]}:")]
+    try:
+        for model in (expanded(name, "the model") for name in named):
+            place = Recipe(model, ()).place
+            places += sorted(glob(model.removeprefix(PREFIX))) if is_ready(model) else []
+            places += [] if place is None else [place.folder, *([place.adapter] if place.adapter else [])]
+    except InputError:  # it is not here, which whoever runs the cell says
+        return None
+    found = [content_of(place) for place in places]
+    return None if None in found else hashlib.sha256("".join(map(str, found)).encode()).hexdigest()[:16]
 
 
 def row_of(cell: Cell, status: str) -> dict[str, Any]:

@@ -29,6 +29,7 @@ Train = Literal["all", "last_encoder", "head"]
 SELECTIONS: tuple[str, ...] = get_args(Selection)
 PARTS = ("train", "validation", "test")
 METRICS = ("DP", "EOp", "EOd", "accuracy", "worst_group_accuracy")
+NAMING = ("teacher", "encoder", "adversary")  # options of methods that name a model
 # What an option of a method would be called that wanted a group.
 _GROUP_WORDS = ("group", "groups", "attribute", "attributes", "sensitive", "group_by", "protected")
 _VARIABLE = re.compile(r"\$\{(\w+)\}")

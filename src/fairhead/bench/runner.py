@@ -77,7 +77,7 @@ def run_grid(
     """Run every cell of a grid that has no result yet in `out`.
 
     Results are kept as they come (see `Store`): after a kill, call it again. A cell counts as done when its row has the
-    same settings, defaults included, and its records are there.
+    same settings, defaults included, was made of files with the same content, and its records are there.
     """
     from fairhead.bench.search import final_cells, trial_cells
 
@@ -100,10 +100,16 @@ def _run(
     on_before: Callable[[int], None] | None,
 ) -> Outcome:
     """Run those of the cells that have no result yet."""
-    from fairhead.bench.fingerprint import fingerprint
+    from fairhead.bench.fingerprint import contents_of, fingerprint
 
-    known = {(row["cell"], row["fingerprint"]) for row in store.rows() if has_result(row)}
-    todo = [cell for cell in cells if (cell.name, fingerprint(cell)) not in known]
+    known = {(row["cell"], row["fingerprint"]): row.get("contents") for row in store.rows() if has_result(row)}
+
+    def is_done(cell: Cell) -> bool:
+        key = (cell.name, fingerprint(cell))
+        # Of rows without it, or without the files, there is nothing to compare.
+        return key in known and (known[key] is None or contents_of(cell) in (None, known[key]))
+
+    todo = [cell for cell in cells if not is_done(cell)]
     check(todo)
     if on_before is not None:
         on_before(len(cells) - len(todo))

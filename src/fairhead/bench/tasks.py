@@ -15,9 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fairhead.bench.grid import Cell, Data, expanded
+from fairhead.bench.grid import NAMING, Cell, Data, expanded
 from fairhead.data import Dataset, Images, read_labelled
 from fairhead.data import Examples as Published
+from fairhead.data.files import files_below, stamp_of
 from fairhead.data.ready_features import ReadyFeatures
 from fairhead.errors import InputError, check_known
 from fairhead.mitigate.training_job import AuxiliaryModel
@@ -35,8 +36,6 @@ from fairhead.train.linear import ready_features
 Progress = Callable[[int, int], None]
 # Options of readers that choose among the same pictures: those are then decoded once for all of them.
 _CHOOSING = ("seed", "bias_rate", "fractions", "split", "person", "groups_from")
-# Options of methods that name a model.
-NAMING = ("teacher", "encoder", "adversary")
 
 
 @dataclass(frozen=True)
@@ -170,7 +169,7 @@ def _ready(recipe: Recipe) -> Callable[[Published], dict[str, Tensor]]:
 
 
 @lru_cache(maxsize=16)  # five seeds of two settings and more: a worker comes back to each with the next method
-def _read(spec: str, options: str) -> Dataset:
+def _read(spec: str, options: str, _stamp: str) -> Dataset:
     return read_labelled(spec, **json.loads(options))
 
 
@@ -178,7 +177,11 @@ def _dataset(data: Data, seed: int | None) -> Dataset:
     options = dict(data.options)
     if data.split_by_seed and seed is not None:
         options["seed"] = seed
-    return _read(data.read, json.dumps(options, sort_keys=True))
+    if data.read.startswith("memory:"):
+        return read_labelled(data.read, **options)
+    places = [data.read.partition(":")[2], *([options["groups_from"]] if options.get("groups_from") else [])]
+    stamp = stamp_of(file for place in places for file in files_below(place))
+    return _read(data.read, json.dumps(options, sort_keys=True), stamp)
 
 
 def _group(dataset: Dataset, data: Data) -> str | None:

@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from fairhead.store import refuse_pipe
 ON_ERROR = ("raise", "skip")
 # What taking an item apart raises where it is not as its authors promise.
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, SyntaxError)
+PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 _CLUTTER = ("__MACOSX", ".DS_Store", "Thumbs.db")
 
 
@@ -281,6 +283,44 @@ def stamp_of(files: Iterable[str | os.PathLike[str]], *names: str) -> str:
             digest.update(f"{status.st_size}\0{status.st_mtime_ns}\0".encode())
     for name in names:
         digest.update(f"{name}\0".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def files_below(path: str | os.PathLike[str]) -> list[Path]:
+    """The file itself, or all files of a folder and its folders, in order; none where nothing is there."""
+    root = Path(path).expanduser()
+    found = [root] if root.is_file() else (Path(folder, file) for folder, _, files in os.walk(root) for file in files)
+    return sorted(file for file in found if file.is_file())  # and no pipe
+
+
+def content_of(path: str | os.PathLike[str]) -> str | None:
+    """A digest of what a file, a folder or a zip archive holds, wherever it lies; None where that cannot be said.
+
+    Members of an archive count by their checksums, pictures in a folder by their names and sizes, all else by content.
+    """
+    files = files_below(path)
+    try:
+        return _content(os.fspath(path), stamp_of(files)) if files else None
+    except (OSError, zipfile.BadZipFile):
+        return None
+
+
+@lru_cache(maxsize=64)
+def _content(path: str, _stamp: str) -> str:
+    root, digest = Path(path).expanduser(), hashlib.blake2b(digest_size=16)
+    for file in files_below(root):
+        digest.update(f"{file.relative_to(root).as_posix()}\0{file.stat().st_size}\0".encode(errors="surrogateescape"))
+        if file != root and file.suffix.lower() in PICTURES:
+            continue
+        with file.open("rb") as opened:
+            if not zipfile.is_zipfile(opened):
+                opened.seek(0)
+                digest.update(hashlib.file_digest(opened, "blake2b").digest())
+                continue
+            with zipfile.ZipFile(opened) as archive:
+                for info in archive.infolist():
+                    what = f"{info.filename}\0{info.CRC}\0{info.file_size}\0"
+                    digest.update(what.encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 

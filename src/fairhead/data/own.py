@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.data.datasets import Dataset, Inputs, Items, column
-from fairhead.data.files import Skips, Source
+from fairhead.data.files import PICTURES, Skips, Source
 from fairhead.data.images import HeldImages, Images
 from fairhead.data.own_table import Table, opened
 from fairhead.data.sentences import MORE_LESS
@@ -25,7 +25,6 @@ from fairhead.errors import InputError
 LABEL = ("label", "class", "target", "y")
 PATH = ("path", "file", "image", "filename", "file_name", "image_path")
 TEXT = ("text", "post", "comment", "sentence")
-_PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 _TABLES = (".csv", ".tsv", ".jsonl", ".parquet", ".csv.gz", ".tsv.gz", ".jsonl.gz")
 _PARTS = {"train", "val", "test"}
 _CLASSES = 20  # no more than these may be as many as half of the rows
@@ -133,7 +132,7 @@ def _pictures(table: Table, input: str | None, how: _How, source: Source, root: 
 
 def _class_folders(source: Source, input: str | None, how: _How) -> Dataset:
     """Pictures in a folder per class, perhaps below a folder per part."""
-    names = [name for name in source.names if name.lower().endswith(_PICTURES)]
+    names = [name for name in source.names if name.lower().endswith(PICTURES)]
     if not names or (source.is_file and not source.is_archive):
         raise source.missing("a table (such as labels.csv) or a folder of pictures per class", "images")
     for option, value in {**how._asdict(), "input": input}.items():

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from glob import glob
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.data.datasets import Examples
+from fairhead.data.files import stamp_of
 from fairhead.data.images import Images
 from fairhead.errors import InputError
 from fairhead.store import read_arrays, reading
@@ -31,7 +31,7 @@ class ReadyFeatures:
         files = tuple(sorted(glob(where.removeprefix(PREFIX))))
         if not files:
             raise InputError(f"{where}: there is no such file of features (.npz with the arrays features and names)")
-        return cls(where, *_read(files, tuple(Path(file).stat().st_mtime_ns for file in files)))
+        return cls(where, *_read(files, stamp_of(files)))
 
     def of(self, part: Examples) -> NDArray[np.float32]:
         """The vectors of these rows, [m, D]: pictures by their paths, texts by their ids."""
@@ -48,7 +48,7 @@ class ReadyFeatures:
 
 
 @lru_cache(maxsize=4)
-def _read(files: tuple[str, ...], _changed: tuple[int, ...]) -> tuple[NDArray[np.float32], dict[str, int]]:
+def _read(files: tuple[str, ...], _stamp: str) -> tuple[NDArray[np.float32], dict[str, int]]:
     features, names = [], []
     for file in files:
         found = read_arrays(file, "features", "names")

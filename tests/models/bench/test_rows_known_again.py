@@ -2,14 +2,19 @@
 
 import io
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from PIL import Image
 
 import fairhead
-from fairhead.bench.grid import Data
+from fairhead.bench.cell import _built
+from fairhead.bench.fingerprint import contents_of, row_of
+from fairhead.bench.grid import Backbone, Data, Grid, Method
+from fairhead.bench.runner import News, run_grid
 from fairhead.bench.tasks import read_task
 from fairhead.data import dataset, hold, read_labelled
 from fairhead.errors import InputError
@@ -176,3 +181,48 @@ def test_features_of_test_rows_that_are_no_numbers_are_refused_before_training(t
     monkeypatch.setattr("fairhead.bench.cell.run", lambda *_, **__: pytest.fail("was trained"))
     with pytest.raises(InputError, match=f"column 2 of the test features is not finite in 1 of {len(tests)} rows"):
         fairhead.mitigate(features, data, "erm", out=tmp_path / "run", **HEAD | {"seed": 0})
+
+
+def test_a_table_that_changed_is_read_again(tmp_path):
+    features, data = noise(tmp_path, n=40, width=4)
+    one = Data("own", data, {"label": "y"})
+    assert read_task(one, lambda classes: Recipe(features, classes), 0).classes == ("no", "yes")
+    noise(tmp_path, n=40, width=4, y=["NO", "YES"] * 20)
+    assert read_task(one, lambda classes: Recipe(features, classes), 0).classes == ("NO", "YES")
+
+
+def test_a_model_that_changed_is_loaded_again(trained, tmp_path):
+    folder, first = tmp_path / "model", []
+    for value in (0.25, 0.5):
+        model = fairhead.load(trained[1] / "model")
+        torch.nn.init.constant_(next(model.parameters()), value)
+        fairhead.models.save(model, folder)
+        first.append(next(_built(Recipe(f"path:{folder}", ("no", "yes")), "image", 0).parameters()).flatten()[0].item())
+    assert first == [0.25, 0.5]
+
+
+def test_a_cell_is_run_again_when_its_data_or_features_have_changed(tmp_path, monkeypatch):
+    features, data = noise(tmp_path, n=40, width=4)
+    ran = []
+
+    def faked(cells, workplace):
+        for cell in cells:
+            ran.append(cell.seed)
+            row = {**row_of(cell, "done"), "contents": contents_of(cell), "figures": {}}
+            yield News(cell, "done", 1, 1, "", row, fairhead.Records.from_arrays(["a", "b"], ["a", "b"], id=["1", "2"]))
+
+    monkeypatch.setattr("fairhead.bench.runner.run_cells", faked)
+    cells = (Data("own", data, {"label": "y"}),), (Backbone("f", features),), (Method("erm", "erm"),)
+    grid = Grid("made", *cells, seeds=(0, 1))
+    for _ in range(2):
+        run_grid(grid, tmp_path / "out")
+        assert ran == [0, 1]  # the second time nothing is left to do
+    noise(tmp_path, n=40, width=4, y=["NO", "YES"] * 20)
+    run_grid(grid, tmp_path / "out")
+    assert ran == [0, 1, 0, 1]
+    # Where the files lie does not matter, nor when they were written.
+    (tmp_path / "moved").mkdir()
+    moved = tmp_path / "moved" / "n.csv"
+    moved.write_bytes((tmp_path / "n.csv").read_bytes())
+    other = replace(grid.cells()[0], data=Data("own", f"texts:{moved}", {"label": "y"}))
+    assert contents_of(grid.cells()[0]) == contents_of(other)
