@@ -195,7 +195,7 @@ class Source:
             return place.read_bytes()
         except (KeyError, FileNotFoundError):
             raise InputError(f"{self.where(name)}: there is no such file") from None
-        except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        except (zipfile.BadZipFile, zlib.error, EOFError, UnicodeDecodeError) as error:
             raise InputError(f"{self.where(name)}: damaged in the archive ({error}); download it again") from None
         except (RuntimeError, NotImplementedError) as error:
             raise InputError(
@@ -203,6 +203,15 @@ class Source:
             ) from None
         except OSError as error:
             raise InputError(f"{self.where(name)}: cannot be read: {error.strerror or error}") from None
+
+    def length(self, name: str) -> int:
+        """How many bytes a file has; 0 where that is not known."""
+        try:
+            return (
+                self._open_archive().getinfo(name).file_size if self.is_archive else (self.path / name).stat().st_size
+            )
+        except (KeyError, OSError):
+            return 0
 
     def _refuse_size(self, name: str, size: int) -> None:
         """A file is read whole, and its text and what is parsed of it take their room beside it."""

@@ -65,6 +65,10 @@ class Images(Sequence[Image.Image]):
             return stamp_of([root], *self._names)
         return stamp_of(root / name for name in self._names)
 
+    def lengths(self) -> list[int]:
+        """How many bytes each picture's file has: pictures of different lengths are different; 0 where not known."""
+        return [self._source.length(name) for name in self._names]
+
     def digests(self) -> list[str]:
         """A digest of each picture's file."""
         with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -186,6 +190,10 @@ class HeldImages(Images):
 
     def __repr__(self) -> str:
         return f"HeldImages({len(self)})"
+
+    def lengths(self) -> list[int]:
+        """Not known."""
+        return [0] * len(self)
 
     def _where(self, name: Any) -> str:
         return f"picture {name + 1}"

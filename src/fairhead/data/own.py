@@ -4,6 +4,7 @@ Tables are CSV, TSV, JSONL or Parquet; in Python also pandas DataFrames, `datase
 stripped, and rows without an id are numbered from 1. Pairs and triplets of sentences are read in `sentences.py`.
 """
 
+import logging
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,8 +19,9 @@ from fairhead.data.datasets import Dataset, Inputs, Items, column
 from fairhead.data.files import PICTURES, Skips, Source
 from fairhead.data.images import HeldImages, Images
 from fairhead.data.own_table import Table, opened
+from fairhead.data.row_contents import alike
 from fairhead.data.sentences import MORE_LESS
-from fairhead.data.splits import EIGHTY_TEN_TEN, named_parts, split_by_hash, split_within
+from fairhead.data.splits import EIGHTY_TEN_TEN, joined_keys, named_parts, split_by_hash, split_within
 from fairhead.errors import InputError
 
 LABEL = ("label", "class", "target", "y")
@@ -28,6 +30,7 @@ TEXT = ("text", "post", "comment", "sentence")
 _TABLES = (".csv", ".tsv", ".jsonl", ".parquet", ".csv.gz", ".tsv.gz", ".jsonl.gz")
 _PARTS = {"train", "val", "test"}
 _CLASSES = 20  # no more than these may be as many as half of the rows
+_log = logging.getLogger("fairhead")
 
 
 class _How(NamedTuple):
@@ -65,7 +68,7 @@ def read_images(
         groups: columns to audit by; training never sees them.
         split: column of the parts (train, val or validation, test, or names of your own); by default split, where it
             has these. Without a validation part, that is drawn from the training rows. "random", or without such a
-            column: drawn, 80/10/10 of each class.
+            column: drawn, 80/10/10 of each class; rows with the same picture stay together.
         id: column of distinct ids; by default id.
         person: column of the person (or the source) of a picture: nobody is in two parts.
         input: column of the paths; by default path, file, image or filename.
@@ -220,7 +223,7 @@ def _labelled(name: str, table: Table, rows: NDArray[np.intp], inputs: Inputs, c
         ids,
         inputs,
         labels,
-        _split(table, rows, columns, ids, labels.values(), person, how),
+        _split(table, rows, columns, ids, labels.values(), person, inputs, how),
         {group: column(table.cells(group)[rows]) for group in columns.groups},
         cluster=None if person is None else column(person),
         skipped=how.skips.found(),
@@ -235,14 +238,27 @@ def _split(
     ids: NDArray[np.str_],
     labels: NDArray[Any],
     person: NDArray[np.str_] | None,
+    inputs: Inputs,
     how: _How,
 ) -> NDArray[np.str_]:
-    """The part of each row, shape [n]: by a column, by person, or drawn within each class."""
+    """The part of each row, shape [n]: by a column, by person, or drawn within each class.
+
+    Where parts are drawn, rows with the same input stay together, so that nothing is tested on what was trained on.
+    """
 
     def drawn(which: NDArray[np.intp], shares: Mapping[str, float]) -> NDArray[np.str_]:
+        taken = inputs.take(which) if isinstance(inputs, Images) else [inputs[row] for row in which.tolist()]
+        first = alike(taken)
+        again = int((first != np.arange(len(first))).sum())
+        if again:
+            told = "%s: %s of %s rows have the input of an earlier row; each stays in one part with it"
+            _log.warning(told, table.name, f"{again:,}", f"{len(first):,}")
         if person is not None:
-            return split_by_hash(person[which].tolist(), shares, how.seed)
-        return split_within(ids[which].tolist(), labels[which].tolist(), shares, how.seed)
+            return split_by_hash(joined_keys(person[which].tolist(), first), shares, how.seed)
+        # Of rows that are alike, the one with the least id stands for all: their order has no part in it.
+        order, (_, same) = np.argsort(ids[which], kind="stable"), np.unique(first, return_inverse=True)
+        one = which[order[np.unique(first[order], return_index=True)[1]][same]]
+        return split_within(ids[one].tolist(), labels[one].tolist(), shares, how.seed)
 
     if columns.split is None:
         return drawn(np.arange(len(ids)), how.fractions)

@@ -40,7 +40,27 @@ def row_digests(examples: Examples) -> NDArray[np.str_]:
     return np.array([_digest(f"{name}\0{one}") if one in alone else one for name, one in pairs], dtype=np.str_)
 
 
-def stand_ins(digests: list[str]) -> frozenset[str]:
+def alike(inputs: Any) -> NDArray[np.intp]:
+    """Where the first row with the same input is, [n]; rows whose input stands in for features are each their own.
+
+    Example:
+        >>> alike(["a", "b", "a"]).tolist()
+        [0, 1, 0]
+    """
+    found: list[Any] = list(range(len(inputs)))
+    if isinstance(inputs, Images):  # files of a length that no other has need not be read
+        lengths = inputs.lengths()
+        shared = Counter(lengths)
+        rows = [row for row, length in enumerate(lengths) if shared[length] > 1]
+        for row, one in zip(rows, inputs.take(rows).digests(), strict=True):
+            found[row] = one
+    else:
+        found = digests_of(inputs)
+    alone, first = stand_ins(found), dict[Any, int]()
+    return np.array([row if one in alone else first.setdefault(one, row) for row, one in enumerate(found)], np.intp)
+
+
+def stand_ins(digests: list[Any]) -> frozenset[Any]:
     """Those of inputs that stand in for features."""
     least = max(_STAND_IN, len(digests) / 10)
     return frozenset(one for one, count in Counter(digests).items() if count > least)

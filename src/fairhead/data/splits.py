@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
 
 from fairhead.errors import InputError
 
@@ -72,6 +74,20 @@ def split_within(
         rows = np.flatnonzero(every == stratum)
         found[rows] = split_by_hash([keys[row] for row in rows.tolist()], fractions, seed)
     return found
+
+
+def joined_keys(keys: Sequence[str], first: NDArray[np.intp]) -> list[str]:
+    """One key for all keys that are tied by rows which belong together: `first` is a row of the same kind, [n].
+
+    Example:
+        >>> joined_keys(["a", "b", "c"], np.array([0, 0, 2]))
+        ['a', 'a', 'c']
+    """
+    names, codes = np.unique(np.asarray(keys), return_inverse=True)
+    ties = csr_array((np.ones(len(codes)), (codes, codes[first])), shape=(len(names), len(names)))
+    _, part = connected_components(ties, directed=False)
+    _, least = np.unique(part, return_index=True)  # the first name of each
+    return [str(name) for name in names[least[part[codes]]]]
 
 
 def named_parts(values: Sequence[str]) -> NDArray[np.str_]:

@@ -1,12 +1,15 @@
 """Random splits depend on keys and seed alone."""
 
+import shutil
 from collections import Counter
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
+from fairhead.data import dataset, read_labelled
 from fairhead.data.splits import split_by_hash
 from fairhead.errors import InputError
 
@@ -41,3 +44,43 @@ def test_another_seed_is_another_split_and_parts_are_independent():
 def test_shares_must_sum_to_one(fractions):
     with pytest.raises(InputError, match="sum to 1"):
         split_by_hash(["x"], fractions)
+
+
+def test_rows_with_the_same_text_stay_in_one_part(caplog):
+    texts = [f"post {i // 2}" for i in range(400)]
+    # The 20 last are also there with the other label.
+    labels = ["ab"[i // 2 % 2] for i in range(400)]
+    data = dataset([*texts, *texts[-20:]], label=[*labels, *("a" if one == "b" else "b" for one in labels[-20:])])
+    parts = {}
+    for text, part in zip(data.all.inputs, data.split.tolist(), strict=True):
+        parts.setdefault(text, set()).add(part)
+    assert all(len(found) == 1 for found in parts.values())
+    assert 30 <= data.sizes["test"] <= 55
+    assert "220 of 420 rows have the input of an earlier row" in caplog.text
+
+
+def test_rows_of_two_persons_with_the_same_text_stay_in_one_part():
+    people = [f"p{i}" for i in range(100)]
+    data = dataset([f"post {i // 2}" for i in range(100)], label=["a", "b"] * 50, person=people)
+    assert all(data.split[i] == data.split[i + 1] for i in range(0, 100, 2))
+    apart = dataset([f"post {i}" for i in range(100)], label=["a", "b"] * 50, person=people)
+    assert apart.split.tolist() == split_by_hash(people).tolist()
+
+
+def test_the_same_picture_under_two_names_stays_in_one_part(tmp_path):
+    rng = np.random.default_rng(0)
+    for i in range(60):
+        picture = Image.fromarray(rng.integers(0, 255, (4, 4, 3)).astype("u1"))
+        for name in (f"{i}.png", f"{i}-again.png"):
+            (tmp_path / f"{'ab'[i % 2]}").mkdir(exist_ok=True)
+            picture.save(tmp_path / "ab"[i % 2] / name)
+    for where in (tmp_path, shutil.make_archive(str(tmp_path / "zipped"), "zip", tmp_path)):
+        data = read_labelled(f"images:{where}")
+        part = dict(zip(data.all.ids.tolist(), data.split.tolist(), strict=True))
+        assert all(part[name] == part[name.replace(".png", "-again.png")] for name in part if "again" not in name)
+        assert {*part.values()} == {"train", "val", "test"}
+
+
+def test_one_text_that_stands_in_for_features_is_split_by_its_rows():
+    data = dataset(["t"] * 100, label=["a", "b"] * 50)
+    assert data.sizes == {"train": 80, "val": 10, "test": 10}
