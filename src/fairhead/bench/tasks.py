@@ -4,6 +4,7 @@ Also for models beside the one that a cell trains: a teacher, an adversary, or a
 """
 
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -20,6 +21,7 @@ from fairhead.data import Dataset, Images, read_labelled
 from fairhead.data import Examples as Published
 from fairhead.data.files import files_below, stamp_of
 from fairhead.data.ready_features import ReadyFeatures
+from fairhead.data.row_contents import row_digests
 from fairhead.errors import InputError, check_known
 from fairhead.mitigate.training_job import AuxiliaryModel
 from fairhead.models.fresh import Recipe, is_fresh, is_ready
@@ -149,18 +151,28 @@ def _like(
         )
     # Not by ids, where they could be those of other rows: tables without an id column number their rows.
     known = set(dataset.all.ids.tolist())
-    if isinstance(sample.all.inputs, Images) and not is_ready(recipe.name):
-        found = {"pixel_values": _channels_first(_images(sample.all).as_array(recipe.pictures().size))}
-    elif is_ready(recipe.name) and not isinstance(sample.all.inputs, Images) and known & set(sample.all.ids.tolist()):
+    there = np.isin(row_digests(sample.all), row_digests(dataset.all))
+    if there.all():
+        raise InputError(
+            f"{data.like}: all {len(sample):,} rows of the deployment sample are among the data: give others"
+        )
+    if there.any():
+        told = "%s: %s of %s rows of the deployment sample are among the data, and are left out"
+        logging.getLogger("fairhead").warning(told, data.like, f"{int(there.sum()):,}", f"{len(sample):,}")
+    kept = np.flatnonzero(~there)
+    rows = sample.all.take(kept)
+    if isinstance(rows.inputs, Images) and not is_ready(recipe.name):
+        found = {"pixel_values": _channels_first(_images(rows).as_array(recipe.pictures().size))}
+    elif is_ready(recipe.name) and not isinstance(rows.inputs, Images) and known & set(rows.ids.tolist()):
         raise InputError(
             f"{data.like}: rows of the sample have ids of the data, by which features are found: use others"
         )
     else:
-        found = inputs(sample.all)
+        found = inputs(rows)
     order = np.array([dataset.classes.index(name) for name in sample.classes])
     cluster = sample.attributes.cluster
-    units = None if cluster is None else torch.from_numpy(cluster.codes.astype(np.int64))
-    return Examples(found, torch.from_numpy(order[sample.all.labels])), units
+    units = None if cluster is None else torch.from_numpy(cluster.codes[kept].astype(np.int64))
+    return Examples(found, torch.from_numpy(order[rows.labels])), units
 
 
 def _ready(recipe: Recipe) -> Callable[[Published], dict[str, Tensor]]:

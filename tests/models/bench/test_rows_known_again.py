@@ -226,3 +226,24 @@ def test_a_cell_is_run_again_when_its_data_or_features_have_changed(tmp_path, mo
     moved.write_bytes((tmp_path / "n.csv").read_bytes())
     other = replace(grid.cells()[0], data=Data("own", f"texts:{moved}", {"label": "y"}))
     assert contents_of(grid.cells()[0]) == contents_of(other)
+
+
+def test_rows_of_the_data_are_left_out_of_the_deployment_sample(tmp_path, caplog):
+    def table(name, numbers):
+        rows = [{"file": f"{i}.png", "y": "pq"[i % 2], "who": f"w{i // 2}"} for i in numbers]
+        pd.DataFrame(rows).to_csv(tmp_path / name, index=False)
+        return f"images:{tmp_path / name}"
+
+    for i in range(60):
+        noisy(np.random.default_rng(i), 0).save(tmp_path / f"{i}.png")
+    how = {"label": "y", "person": "who"}
+    one = Data("own", table("data.csv", range(40)), how, like=table("like.csv", range(30, 60)))
+    task = read_task(one, lambda classes: Recipe("vit-1x2", classes, TINY), 0, tmp_path / "cache")
+    assert len(task.like) == len(task.like_units) == 20
+    assert "10 of 30 rows of the deployment sample are among the data, and are left out" in caplog.text
+    expected = read_labelled(one.like, **how).all
+    pixels = expected.inputs.as_array(8)[10:].transpose(0, 3, 1, 2)
+    np.testing.assert_array_equal(task.like.inputs["pixel_values"].numpy(), pixels)
+    np.testing.assert_array_equal(task.like.labels.numpy(), expected.labels[10:])
+    with pytest.raises(InputError, match="all 40 rows of the deployment sample are among the data"):
+        read_task(replace(one, like=one.read), lambda classes: Recipe("vit-1x2", classes, TINY), 0, tmp_path / "cache")
