@@ -219,6 +219,8 @@ def _labelled(name: str, table: Table, rows: NDArray[np.intp], inputs: Inputs, c
     # Whom nobody knows is a person apart.
     known = None if columns.person is None else table.cells(columns.person)[rows].tolist()
     person = None if known is None else np.array([who or f"row {row}" for who, row in zip(known, rows, strict=True)])
+    for reason, names in how.skips.found().items():
+        _log.warning("%s: %s rows are left out, of training as well: %s", table.name, f"{len(names):,}", reason)
     return Dataset.of(
         ids,
         inputs,

@@ -84,3 +84,11 @@ def test_the_same_picture_under_two_names_stays_in_one_part(tmp_path):
 def test_one_text_that_stands_in_for_features_is_split_by_its_rows():
     data = dataset(["t"] * 100, label=["a", "b"] * 50)
     assert data.sizes == {"train": 80, "val": 10, "test": 10}
+
+
+def test_rows_that_are_left_out_are_counted(caplog):
+    data = dataset(
+        {"text": list("abcd"), "y": list("abab"), "g": ["f", "", "m", "f"]}, label="y", groups=["g"], on_error="skip"
+    )
+    assert len(data) == 3
+    assert "1 rows are left out, of training as well: no value in g" in caplog.text
