@@ -330,12 +330,13 @@ def mitigate(
     with written_by_first(out) as writes:
 
         def keep(trained: Trained, task: Task) -> None:
-            with whole_folder(out / "model") as folder:
-                save_model(trained.model, task.kind, task.classes, cell, folder, task)
+            if writes:
+                with whole_folder(out / "model") as folder:
+                    save_model(trained.model, task.kind, task.classes, cell, folder, task)
 
         try:
             folder = out / _CHECKPOINTS / "method"
-            done = run_cell(cell, device, cache, tell, checkpoints=folder, keep=keep if writes else None)
+            done = run_cell(cell, device, cache, tell, checkpoints=folder, keep=keep)
         except TrainingDiverged as diverged:
             if not writes:
                 raise
