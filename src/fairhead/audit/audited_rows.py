@@ -19,7 +19,7 @@ from fairhead.records import Column, Records
 from fairhead.report.wording import CROSS
 from fairhead.stats.clusters import count_rows
 
-_IDS = 100  # no more groups than these may be as many as half of the rows
+_IDS, _LEAST = 100, 10  # more groups than half of the rows are ids where none has ten rows
 _CROSSED = 2_000  # groups of all intersections together: time and memory go with their pairs
 # What `Records.read` is told about a file, and `Records.from_frame` about a data frame.
 COLUMNS = tuple(name for name in signature(Records.read).parameters if name not in ("path", "positive"))
@@ -185,7 +185,8 @@ def group_columns(records: Records, group_by: str | Sequence[str] | None, inters
         if len(records.groups[name].levels) < 2:
             only = [str(level) for level in records.groups[name].levels]
             raise InputError(f"Group column {name!r} has one group only, {only}; a gap needs at least two.")
-        if (many := len(records.groups[name].levels)) > max(_IDS, len(records) / 2):
+        many, largest = len(records.groups[name].levels), int(np.bincount(records.groups[name].codes).max())
+        if many > max(_IDS, len(records) / 2) and largest < _LEAST:
             raise InputError(
                 f"Group column {name!r} has {many:,} groups in {len(records):,} rows, as ids have; name a column of "
                 "groups, or make groups of its values first."
