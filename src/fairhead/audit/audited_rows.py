@@ -185,8 +185,8 @@ def group_columns(records: Records, group_by: str | Sequence[str] | None, inters
         if len(records.groups[name].levels) < 2:
             only = [str(level) for level in records.groups[name].levels]
             raise InputError(f"Group column {name!r} has one group only, {only}; a gap needs at least two.")
-        many, largest = len(records.groups[name].levels), int(np.bincount(records.groups[name].codes).max())
-        if many > max(_IDS, len(records) / 2) and largest < _LEAST:
+        many = len(records.groups[name].levels)
+        if many > max(_IDS, len(records) / 2) and np.bincount(records.groups[name].codes).max() < _LEAST:
             raise InputError(
                 f"Group column {name!r} has {many:,} groups in {len(records):,} rows, as ids have; name a column of "
                 "groups, or make groups of its values first."
