@@ -245,6 +245,8 @@ def _file_errors(name: str) -> Iterator[None]:
         if error.encoding.replace("-", "").lower() != "utf8":
             raise InputError(f"{name} is not {error.encoding} text ({error.reason}); name another encoding") from None
         raise InputError(f"{name} is not UTF-8 text ({error.reason}); {as_utf8(name, 'cp1252')}") from None
+    except UnicodeError as error:
+        raise InputError(f"{name}: {error}; name another encoding") from None
     except csv.Error as error:
         raise InputError(f"{name}: {error}; is a line end or a quotation mark missing?") from None
     except pd.errors.ParserError as error:

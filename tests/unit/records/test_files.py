@@ -391,7 +391,9 @@ def test_a_file_of_windows_is_read_as_it_is(tmp_path, suffix):
     assert records.groups["Größe"].levels == ("groß", "klein")
     assert records.classes == ("nein", "ja")
     assert records.provenance["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
-    for wrong, message in (({"encoding": "klingon"}, "is not known"), ({"decimal": ";"}, "a comma or a point")):
+    wrongs = {"klingon": "is not known", "utf-16": "name another encoding"}
+    told = [({"encoding": name}, message) for name, message in wrongs.items()]
+    for wrong, message in (*told, ({"decimal": ";"}, "a comma or a point")):
         with pytest.raises(InputError, match=message):
             Records.read(path, **{"encoding": "cp1252", **wrong}, **named)
 
