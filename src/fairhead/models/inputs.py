@@ -16,6 +16,8 @@ from fairhead.models.places import Place, read_beside, read_json, reading
 from fairhead.store import write_json
 
 _PROCESSOR = "preprocessor_config.json"
+# Families that take pictures of one size; others fit their positions to any.
+_ONE_SIZE = ("vit", "deit", "clip", "clip_vision_model", "siglip", "siglip_vision_model")
 
 
 def tokenizer_of(place: Place) -> Any:
@@ -33,7 +35,15 @@ def processor_of(place: Place) -> Any:
     what = "the image processor"
     found = read_beside(place, what, AutoImageProcessor, place.holding(_PROCESSOR), backend="pil")
     with reading(place, what), np.errstate(all="raise"):
-        found([Image.new("RGB", (32, 32), "white")], return_tensors="pt")
+        made = found([Image.new("RGB", (32, 32), "white")], return_tensors="pt")
+    config = read_json(place.folder / "config.json")
+    tower = config.get("vision_config") or config
+    own, given = tower.get("image_size"), list(made["pixel_values"].shape[-2:])
+    if tower.get("model_type", config.get("model_type")) in _ONE_SIZE and isinstance(own, int) and given != [own, own]:
+        raise InputError(
+            f"{place.name}: {_PROCESSOR} makes pictures of {given[1]} × {given[0]} pixels, and the model takes "
+            f"{own} × {own} only: set its size (and crop_size) to {own}"
+        )
     return found
 
 

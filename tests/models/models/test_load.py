@@ -249,6 +249,13 @@ def test_pictures_that_nobody_can_make_ready_are_one_line(odd, tmp_path):
         assert "\n" not in str(found.value)
 
 
+def test_pictures_of_a_size_that_the_model_does_not_take_are_one_line(tmp_path):
+    save(made("ViT"), tmp_path)
+    Pictures(16).save(tmp_path)
+    with pytest.raises(InputError, match="makes pictures of 16 × 16 pixels, and the model takes 8 × 8 only"):
+        processor_of(find(tmp_path))
+
+
 def test_every_model_is_read_as_safetensors_and_without_remote_code():
     """So that a new door is shut on the day it is built."""
     seen = 0
