@@ -138,7 +138,7 @@ def _rows(head: str) -> Iterator[tuple[str, str, dict[str, str]]]:
                 where = line.lstrip("# ")
             if line.startswith("Difference from "):
                 against = line.removeprefix("Difference from ").partition(" in ")[0]
-            if line.startswith(head):
+            if re.sub(" +", " ", line).startswith(head):
                 columns = cells
             elif columns and not line.startswith("|"):
                 columns, against = [], ""
