@@ -12,7 +12,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from fairhead.version import __version__ as __version__
+from fairhead.installed import __version__ as __version__
 
 if TYPE_CHECKING:
     from fairhead.audit import audit as audit

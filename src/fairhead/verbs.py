@@ -11,8 +11,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from fairhead.data import Dataset, Items, dataset, hold, parse_spec
 from fairhead.errors import InputError, check_known
 from fairhead.records import Records
@@ -65,13 +63,7 @@ def predict(
     order = class_order(rows.model, labelled.classes)
     with torch.inference_mode():
         logits = torch.cat([rows.model(**batch).logits.float().cpu() for batch in rows.batches()])
-    return _answered(labelled, part.ids, logits[:, order])
-
-
-def _answered(data: Dataset, ids: Any, logits: Any) -> Records:
-    """The records of logits [n, C], in the order of the data's classes."""
-    scores = np.round(logits.softmax(-1).double().numpy(), 7)
-    return data.records(ids, scores.argmax(-1), scores[:, 1] if scores.shape[1] == 2 else scores)
+    return labelled.records(part.ids, logits[:, order].softmax(-1))
 
 
 def score(
@@ -222,7 +214,7 @@ def _records(model: Any, data: Dataset, part: str, device: str, features: Any) -
             )
         ids = unseen(model, data.all if part == "all" else data.examples(part), go_on=part == "all").ids
         logits = head(features=features[data.attributes.rows(ids)]).logits.detach()
-        return _answered(data, ids, logits[:, class_order(head, data.classes)])
+        return data.records(ids, logits[:, class_order(head, data.classes)].softmax(-1))
     return predict(model, data, split=None if part == "all" else part, device=device)
 
 

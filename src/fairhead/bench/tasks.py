@@ -62,11 +62,7 @@ class Task:
 
     def records(self, probabilities: Tensor, part: str = "test") -> Records:
         """Join the answers for the rows of a part, [n, C], with their labels and groups."""
-        # Rounded as the mantissa of 32 bit is: more digits would only fill the disk.
-        scores = np.round(probabilities.double().numpy(), 7)
-        binary = scores.shape[1] == 2
-        prediction = probabilities.argmax(-1).numpy()
-        return self._dataset.records(self._ids[part], prediction, scores[:, 1] if binary else scores)
+        return self._dataset.records(self._ids[part], probabilities)
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -163,27 +163,19 @@ class Dataset:
         others = {name: c for name, c in self.attributes.columns.items() if name not in columns}
         return replace(self, attributes=replace(self.attributes, columns={**columns, **others}))
 
-    def records(
-        self, ids: ArrayLike, prediction: ArrayLike | None = None, scores: NDArray[np.float64] | None = None
-    ) -> Records:
-        """Join a model's answers for these ids with their labels and groups: what an audit reads.
-
-        Args:
-            ids: n ids, in the order of the answers.
-            prediction: predicted class numbers, shape [n].
-            scores: probabilities, shape [n] (binary: of the last class) or [n, C].
-        """
+    def records(self, ids: ArrayLike, probabilities: ArrayLike) -> Records:
+        """Join a model's answers for these ids, [n, C], with their labels and groups: what an audit reads."""
         rows = self.attributes.rows(ids)
-        cluster = self.attributes.cluster
-        answers = None if prediction is None else np.asarray(prediction)
-        if answers is not None and (
-            answers.shape != rows.shape or not np.isin(answers, range(len(self.classes))).all()
-        ):
-            raise InputError(f"prediction must be {len(rows)} numbers of classes, 0 to {len(self.classes) - 1}")
+        cluster, answers = self.attributes.cluster, np.asarray(probabilities)
+        if answers.shape != (len(rows), len(self.classes)):
+            wanted = [len(rows), len(self.classes)]
+            raise InputError(f"probabilities have the shape {list(answers.shape)}; {wanted} is expected")
+        # Rounded as the mantissa of 32 bit is: more digits would only fill the disk.
+        scores = np.round(answers.astype(np.float64), 7)
         return Records.from_arrays(
             Column(self.all.labels[rows], self.classes).values(),
-            None if answers is None else Column(answers.astype(np.int64), self.classes).values(),
-            scores=scores,
+            Column(answers.argmax(-1), self.classes).values(),
+            scores=scores[:, 1] if len(self.classes) == 2 else scores,
             groups={name: column.values() for name, column in self.groups(ids).items()},
             id=self.all.ids[rows],
             cluster=None if cluster is None else cluster.take(rows).values(),

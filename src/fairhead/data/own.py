@@ -1,6 +1,6 @@
 """A user's own pictures and texts: a table whose columns are named, a folder per class, or objects (`dataset`).
 
-Tables are CSV, TSV, JSONL or Parquet; in Python also pandas DataFrames, `datasets.Dataset`s and lists. Cells are
+Tables are CSV, TSV, JSONL or Parquet; in Python also data frames, `datasets.Dataset`s and lists. Cells are
 stripped, and rows without an id are numbered from 1. Pairs and triplets of sentences are read in `sentences.py`.
 """
 
@@ -285,8 +285,8 @@ def dataset(source: Any, *, kind: str | None = None, **options: Any) -> Dataset 
     """Data for the verbs, whatever they are: a published data set, files of your own, or objects.
 
     Args:
-        source: "reader:path" ("celeba:CelebA", "images:labels.csv"), a pandas DataFrame, a `datasets.Dataset`, lists by
-            column name, or a list of PIL images or texts.
+        source: "reader:path" ("celeba:CelebA", "images:labels.csv"), a data frame of pandas or polars, an Arrow table,
+            a `datasets.Dataset`, lists by column name, or a list of PIL images or texts.
         kind: "images", "texts", "pairs" or "triplets", where the columns of an object do not show it.
         options: `label`, `groups`, `split`, `id`, `person` and others of the reader: names of columns; beside a list of
             images or texts, the values themselves (groups as {name: values}).

@@ -1,6 +1,5 @@
 """A user's own table: a file, a data frame, a data set of another library, or lists by column name."""
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,9 +12,6 @@ from numpy.typing import NDArray
 
 from fairhead.data.files import Skips
 from fairhead.errors import InputError
-
-# What is no value, as in records: "None" and "NA" may well be names.
-_MISSING = ("", "nan", "<na>")
 
 
 @dataclass(frozen=True)
@@ -122,52 +118,35 @@ def text_of(value: Any) -> str:
         >>> text_of(3.0), text_of(" a "), text_of(None), text_of(True)
         ('3', 'a', '', 'True')
     """
-    if isinstance(value, np.generic):
-        value = value.item()
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return ""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    text = str(value).strip()
-    return "" if text.lower() in _MISSING else text
+    from fairhead.records.columns import plain  # here: it loads pandas
+
+    found = plain(value)
+    return "" if found is None else str(found)
 
 
 @contextmanager
 def opened(source: Any) -> Iterator[Table]:
-    """The table in a file (CSV, TSV, JSONL, Parquet), a pandas DataFrame, a `datasets.Dataset`, or lists by name."""
+    """The table in a file (CSV, TSV, JSONL, Parquet), a data frame of any library, or lists by name."""
     if isinstance(source, str | Path):
         from fairhead.records.table_files import open_source, values_of
 
         with open_source(source) as file:
             yield Table(file.name, tuple(file.columns), lambda names: values_of(file, names), file.provenance)
         return
-    parts = list(source.values()) if isinstance(source, Mapping) else []
-    if parts and all(hasattr(part, "column_names") for part in parts):  # datasets.DatasetDict: one per part
-        columns = {name: [v for part in parts for v in _column(part, name)] for name in parts[0].column_names}
+    from fairhead.records.frames import Frame
+
+    if isinstance(source, Mapping) and source and all(hasattr(part, "column_names") for part in source.values()):
+        parts = [Frame.of(part) for part in source.values()]  # of a datasets.DatasetDict
+        columns = {name: [v for part in parts for v in part.column(name)] for name in parts[0].columns}
         source = columns | {"split": [name for name, part in source.items() for _ in range(len(part))]}
-    named = getattr(source, "column_names", getattr(source, "columns", source if isinstance(source, Mapping) else None))
-    if named is None:
-        what = "a path, a pandas DataFrame, a datasets.Dataset, or lists by column name"
-        raise InputError(f"{type(source).__name__} is not a table that can be read; {what} is expected")
-    by_name = {str(name): name for name in named}
+    frame = Frame.of(source)
     lengths = {name: len(values) for name, values in source.items()} if isinstance(source, dict) else {}
     if len(set(lengths.values())) > 1:
         raise InputError(f"columns of one length are expected; found {lengths}")
-    yield Table(
-        f"the {type(source).__name__}",
-        tuple(map(str, named)),
-        lambda names: {name: _column(source, by_name[name]) for name in names},
-        lambda: {"object": type(source).__name__},
-    )
 
+    def read(names: Sequence[str]) -> dict[str, Any]:
+        found = {name: frame.column(name) for name in names}
+        return {name: values.tolist() if hasattr(values, "tolist") else values for name, values in found.items()}
 
-def _column(source: Any, name: Any) -> Sequence[Any]:
-    """The values of a column; numbers that `datasets` knows names for are the names."""
-    values: Sequence[Any] = source[name] if isinstance(source, Mapping) else _sequence(source[name])
-    names = getattr((getattr(source, "features", None) or {}).get(name), "names", None)
-    return values if names is None else [names[v] if v is not None and v >= 0 else None for v in values]
-
-
-def _sequence(values: Any) -> Sequence[Any]:
-    found: Sequence[Any] = values.tolist() if hasattr(values, "tolist") else values
-    return found
+    name = type(source).__name__
+    yield Table(f"the {name}", tuple(frame.columns), read, lambda: {"object": name})

@@ -8,15 +8,15 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from fairhead.data.datasets import Dataset, Items
 from fairhead.data.images import Images
 from fairhead.errors import InputError, check_known, not_known
+from fairhead.installed import added, registered
 from fairhead.records.group_file import GroupFile
 from fairhead.settings import check_settings
 
@@ -55,8 +55,8 @@ class Reader:
     def load(self) -> Callable[..., Dataset | Items[Any]]:
         """The function that reads."""
         # Imported when used: pandas and Pillow take longer to load than many a data set to read.
-        module, _, name = (self.function or f"fairhead.data.{self.name}:read_{self.name}").partition(":")
-        function: Callable[..., Dataset | Items[Any]] = getattr(import_module(module), name)
+        place = self.function or f"fairhead.data.{self.name}:read_{self.name}"
+        function: Callable[..., Dataset | Items[Any]] = resolve_name(place)
         return function
 
     @property
@@ -142,24 +142,10 @@ def reader_named(name: str) -> Reader:
     for reader in READERS.values():
         if plain in (reader.name, *reader.aliases):
             return reader
-    added = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
-    if plain in added:
-        return _added(added[plain])
-    raise not_known(plain, [*READERS, *added], f"there is no reader for {name!r}; there are")
-
-
-def _added(point: EntryPoint) -> Reader:
-    """The reader that another package brings."""
-    try:
-        reader = point.load()
-    except (ImportError, AttributeError) as error:
-        raise InputError(f"the reader {point.name!r} cannot be imported from {point.value}: {error}") from error
-    if not isinstance(reader, Reader):
-        raise InputError(
-            f"the entry point {point.name!r} of the group {ENTRY_POINTS} names {point.value}, a "
-            f"{type(reader).__name__}; a fairhead.data.Reader is expected"
-        )
-    return reader
+    others = added(ENTRY_POINTS)
+    if plain in others:
+        return registered(plain, others[plain].value, Reader)
+    raise not_known(plain, [*READERS, *others], f"there is no reader for {name!r}; there are")
 
 
 class Spec(NamedTuple):

@@ -6,11 +6,11 @@ of the group `fairhead.methods` that names a `MethodEntry`.
 
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
-from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from pkgutil import resolve_name
 from typing import Any, Literal
 
 from fairhead.errors import InputError, check_known, not_known
+from fairhead.installed import added, registered
 from fairhead.settings import check_settings
 
 ENTRY_POINTS = "fairhead.methods"
@@ -56,8 +56,7 @@ class MethodEntry:
 
     def load(self) -> Any:
         """The class of its settings."""
-        module, _, name = self.settings.partition(":")
-        return getattr(import_module(module), name)
+        return resolve_name(self.settings)
 
     def configure(self, **options: Any) -> Any:
         """Its settings, with `options` changed."""
@@ -219,10 +218,10 @@ def method_named(name: str) -> MethodEntry:
     """The entry of a method, here or of another package."""
     if name in METHODS:
         return METHODS[name]
-    added = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
-    if name in added:
-        return _loaded(added[name])
-    raise not_known(name, [*METHODS, *added], f"no method {name!r}; known:")
+    others = added(ENTRY_POINTS)
+    if name in others:
+        return registered(name, others[name].value, MethodEntry)
+    raise not_known(name, [*METHODS, *others], f"no method {name!r}; known:")
 
 
 def method(name: str, **options: Any) -> Any:
@@ -249,16 +248,3 @@ def named_settings(method: Any) -> tuple[str, dict[str, Any]]:
             default = None if entry.kind == "language" else entry.configure()
             return entry.name, {k: v for k, v in asdict(method).items() if default is None or v != getattr(default, k)}
     raise InputError(f"{method!r} is no method; give its name ({', '.join(list(METHODS)[:4])}, ...) or its settings")
-
-
-def _loaded(point: EntryPoint) -> MethodEntry:
-    try:
-        entry = point.load()
-    except (ImportError, AttributeError) as error:
-        raise InputError(f"the method {point.name!r} cannot be imported from {point.value}: {error}") from error
-    if not isinstance(entry, MethodEntry) or entry.name != point.name:
-        raise InputError(
-            f"the entry point {point.name!r} of the group {ENTRY_POINTS} names {point.value}; a "
-            "fairhead.mitigate.MethodEntry of that name is expected"
-        )
-    return entry

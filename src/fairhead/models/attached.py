@@ -8,8 +8,8 @@ So it is there exactly where those weights are: whoever saves the model saves it
 import json
 from collections.abc import Callable
 from dataclasses import asdict, fields
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 import torch
@@ -268,8 +268,7 @@ def _from_json(text: str, source: Path) -> Any:
     except (ValueError, TypeError, KeyError):
         raise InputError(f"{source} does not name a method and its settings: save it again") from None
     check_known(name, ATTACHABLE, f"{source} names the method {name!r}; known:")
-    module, _, kind_name = ATTACHABLE[name].partition(":")
-    kind = getattr(import_module(module), kind_name)
+    kind = resolve_name(ATTACHABLE[name])
     for option in settings.keys() - {setting.name for setting in fields(kind)}:
         raise InputError(f"{source} has a setting {option!r} that {name!r} has not: another version wrote it")
     return kind(**{option: tuple(value) if isinstance(value, list) else value for option, value in settings.items()})

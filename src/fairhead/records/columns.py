@@ -135,9 +135,9 @@ def _factorize(values: Any, name: str) -> tuple[NDArray[np.integer], Any]:
 
 def one_dimensional(values: Any, name: str) -> Any:
     """Values as a Series, extension array or array of shape [n]; lists keep the types of their items."""
-    if isinstance(values, list | tuple | range):
+    if isinstance(values, Sequence) and not isinstance(values, str | bytes):
         array = np.empty(len(values), dtype=object)
-        array[:] = values
+        array[:] = list(values)
         return array
     if isinstance(values, np.ma.MaskedArray):
         hidden, values = np.ma.getmaskarray(values), values.data.astype(object)
@@ -158,7 +158,7 @@ def tidy_levels(raw: list[Any], text_only: bool = False) -> list[Any]:
         >>> tidy_levels(["none", "christian", ""], text_only=True)
         ['none', 'christian', None]
     """
-    values = [_plain(value) for value in raw]
+    values = [plain(value) for value in raw]
     if text_only:
         values = [None if v is None else str(v) for v in values]
         answers = [v for v in values if v is not None and v.lower() not in _NO_ANSWER]
@@ -173,7 +173,7 @@ def tidy_levels(raw: list[Any], text_only: bool = False) -> list[Any]:
     return values
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """One raw value as bool, int, float or stripped str; None if it is missing."""
     if isinstance(value, np.generic):
         value = value.item()
@@ -241,7 +241,7 @@ def classes_of(
     predicted = prediction.levels if prediction else ()
     _check_kinds(label, prediction, label_name, prediction_name)
     if given is not None:
-        classes = tuple(_plain(value) for value in given)
+        classes = tuple(plain(value) for value in given)
         if len(set(classes)) != len(classes):
             raise InputError(f"the classes given hold one twice: {show(classes)}")
     else:

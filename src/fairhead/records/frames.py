@@ -3,8 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from fairhead.errors import InputError
 from fairhead.records.layout import number_repeated
 
@@ -35,37 +33,25 @@ class Frame(NamedTuple):
             return cls("the polars frame", list(data.columns), lambda name: _polars(data.get_column(name)))
         if kind in ("pyarrow.Table", "pyarrow.RecordBatch"):
             names = number_repeated(data.schema.names)
-            return cls("the Arrow table", names, lambda name: _arrow(data.column(names.index(name))))
+            exact = {"integer_object_nulls": True}
+            return cls("the Arrow table", names, lambda name: data.column(names.index(name)).to_pandas(**exact))
         if kind == "datasets.Dataset":
             return cls("the data set", list(data.column_names), lambda name: _of_dataset(data, name))
         if isinstance(data, Mapping) and not hasattr(data, "column_names"):
-            return cls("the columns", [str(name) for name in data], lambda name: data[name])
+            by_name = {str(name): name for name in data}
+            return cls("the columns", list(by_name), lambda name: data[by_name[name]])
         raise InputError(
-            f"{type(data).__name__} is no table that can be read; Records, a path, a data frame of pandas or polars, "
-            "an Arrow table, a datasets.Dataset or arrays by column name are expected"
+            f"{type(data).__name__} is no table that can be read; a path, a data frame of pandas or polars, an Arrow "
+            "table, a datasets.Dataset or arrays by column name are expected"
         )
 
 
 def _polars(series: Any) -> Any:
     """A column of polars; what may hold nulls stays a list, in which whole numbers stay whole."""
-    if series.dtype.is_numeric() and not series.null_count():
-        return series.to_numpy()
-    return _objects(series.to_list())
-
-
-def _arrow(column: Any) -> Any:
-    return column.to_pandas(integer_object_nulls=True)
+    return series.to_numpy() if series.dtype.is_numeric() and not series.null_count() else series.to_list()
 
 
 def _of_dataset(data: Any, name: str) -> Any:
-    """A column of `datasets`; numbers that it knows names for are the names."""
-    values, names = list(data[name]), getattr(data.features[name], "names", None)
-    if names is not None:
-        values = [names[value] if value is not None and value >= 0 else None for value in values]
-    return _objects(values)
-
-
-def _objects(values: list[Any]) -> Any:
-    array = np.empty(len(values), dtype=object)
-    array[:] = values
-    return array
+    """A column of `datasets`, decoded when asked for; numbers that it has names for are the names."""
+    values, names = data[name], getattr((data.features or {}).get(name), "names", None)
+    return values if names is None else [names[v] if v is not None and v >= 0 else None for v in values]

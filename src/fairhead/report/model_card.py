@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fairhead.installed import __version__
 from fairhead.report.wording import by, in_short, p_value, scale_of
 from fairhead.stats import Difference, Estimate
 from fairhead.store import reading, write_text
-from fairhead.version import __version__
 
 CARD = "README.md"
 # By this line a card of ours is known, which another model in the same folder must not keep.

@@ -10,6 +10,7 @@ import pytest
 import torch
 from language_models import build, saved, tokenizer
 
+from fairhead import installed
 from fairhead.cli import main
 from fairhead.language import benchmarks
 
@@ -95,7 +96,7 @@ def added(monkeypatch):
 
     def add(name, value):
         point = EntryPoint(name, value, benchmarks.ENTRY_POINTS)
-        monkeypatch.setattr(benchmarks, "entry_points", lambda group: [point])
+        monkeypatch.setattr(installed, "entry_points", lambda group: [point])
         benchmarks._added.cache_clear()
 
     yield add

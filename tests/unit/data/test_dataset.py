@@ -40,7 +40,7 @@ def test_groups_follow_the_ids_asked_for(data):
 
 
 def test_records_join_answers_with_labels_groups_and_clusters(data):
-    records = data.records(["d", "b"], prediction=[1, 0], scores=np.array([0.9, 0.2]))
+    records = data.records(["d", "b"], [[0.1, 0.9], [0.8, 0.2]])
     assert records.label.values().tolist() == ["no", "yes"]
     assert records.prediction is not None
     assert records.prediction.values().tolist() == ["yes", "no"]
@@ -52,10 +52,10 @@ def test_records_join_answers_with_labels_groups_and_clusters(data):
     assert records.classes == ("no", "yes")
 
 
-@pytest.mark.parametrize("prediction", [[0, 2], [0, -1], [0]])
-def test_records_refuse_answers_that_are_no_classes(data, prediction):
-    with pytest.raises(InputError, match="2 numbers of classes, 0 to 1"):
-        data.records(["a", "b"], prediction=prediction)
+@pytest.mark.parametrize("answers", [[0, 1], [[0.5, 0.5]], [[1.0], [1.0]]])
+def test_records_refuse_answers_of_another_shape(data, answers):
+    with pytest.raises(InputError, match=r"the shape \[.*\]; \[2, 2\] is expected"):
+        data.records(["a", "b"], answers)
 
 
 def test_a_part_that_is_not_there_is_refused(data):

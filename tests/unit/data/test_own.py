@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -320,6 +322,8 @@ def test_objects_are_read_as_files_are(tmp_path):
     for found in (
         dataset(frame, label="toxic", groups=["about"]),
         dataset(lists, label="toxic", groups=["about"]),
+        dataset(pl.DataFrame(lists), label="toxic", groups=["about"]),
+        dataset(pa.table(lists), label="toxic", groups=["about"]),
         dataset(texts, label=labels, groups={"about": lists["about"]}),
     ):
         assert found.all.inputs == from_file.all.inputs
@@ -352,7 +356,7 @@ def test_the_kind_of_an_object_is_seen_by_its_columns():
         dataset(pd.DataFrame({"text": ["a"], "path": ["b"], "label": ["c"]}))
     with pytest.raises(InputError, match="has no column that shows its kind: say kind="):
         dataset(pd.DataFrame({"a": [1]}))
-    with pytest.raises(InputError, match="int is not a table that can be read"):
+    with pytest.raises(InputError, match="int is no table that can be read"):
         dataset(3)
     with pytest.raises(InputError, match="columns of one length"):
         dataset({"text": ["a", "b"], "label": ["c"]})

@@ -70,7 +70,7 @@ def test_a_reader_of_fairhead_cannot_be_replaced_from_outside(package):
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("x = 3\n", "names made_package:x, a int; a fairhead.data.Reader is expected"),
+        ("x = 3\n", "made_package:x is not a Reader called 'x'"),
         ("y = 3\n", "the reader 'x' cannot be imported from made_package:x"),
         ("import no_such_thing\n", "cannot be imported.*no_such_thing"),
     ],

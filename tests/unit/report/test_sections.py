@@ -14,8 +14,9 @@ import pytest
 from parsed_page import Page
 from report_example import ablation, audit, comparison, example, headmap, methods, report
 
+from fairhead import installed
 from fairhead.errors import InputError
-from fairhead.report import Report, Sentence, render, sections, write
+from fairhead.report import Report, Sentence, render, write
 from fairhead.report.form import plain
 from fairhead.report.sections import SECTIONS, section_class
 from fairhead.report.sections.audited import Audited
@@ -46,7 +47,7 @@ def registered(request: pytest.FixtureRequest, group_sizes: Any, monkeypatch: py
         monkeypatch.setitem(SECTIONS, "group_sizes", path)
     else:
         points = {"fairhead.sections": [EntryPoint("group_sizes", path, "fairhead.sections")]}
-        monkeypatch.setattr(sections, "entry_points", lambda group: points[group])
+        monkeypatch.setattr(installed, "entry_points", lambda group: points[group])
     return group_sizes
 
 

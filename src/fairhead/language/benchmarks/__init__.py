@@ -7,11 +7,10 @@ point of the group `fairhead.benchmarks` that names a `Benchmark`.
 import warnings
 from collections.abc import Iterable, Sequence
 from functools import cache
-from importlib import import_module
-from importlib.metadata import entry_points
 from typing import Any
 
 from fairhead.errors import InputError, did_you_mean
+from fairhead.installed import added, registered
 from fairhead.language.benchmark import Benchmark
 
 ENTRY_POINTS = "fairhead.benchmarks"
@@ -30,7 +29,7 @@ BENCHMARKS = {
 
 def all_benchmarks() -> list[Benchmark]:
     """Every benchmark, those of other packages last."""
-    found = [_loaded(name, f"{module}:BENCHMARK") for name, module in BENCHMARKS.items()]
+    found = [registered(name, f"{module}:BENCHMARK", Benchmark) for name, module in BENCHMARKS.items()]
     return [*found, *(benchmark for benchmark in _added() if benchmark.name not in BENCHMARKS)]
 
 
@@ -38,22 +37,11 @@ def all_benchmarks() -> list[Benchmark]:
 def _added() -> list[Benchmark]:
     """Those of other packages. One that is broken is named, and does not keep the others from being run."""
     found = []
-    for point in entry_points(group=ENTRY_POINTS):
+    for name, point in added(ENTRY_POINTS).items():
         try:
-            found.append(_loaded(point.name, point.value))
+            found.append(registered(name, point.value, Benchmark))
         except InputError as error:
             warnings.warn(str(error), stacklevel=2)
-    return found
-
-
-def _loaded(name: str, place: str) -> Benchmark:
-    module, _, attribute = place.partition(":")
-    try:
-        found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise InputError(f"the benchmark {name!r} cannot be imported from {place}: {error}") from error
-    if not isinstance(found, Benchmark) or found.name != name:
-        raise InputError(f"{place} is not a Benchmark called {name!r}, as its registration says")
     return found
 
 

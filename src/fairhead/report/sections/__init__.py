@@ -6,12 +6,12 @@ To add one, write such a file and name it in `SECTIONS`; another package names i
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.metadata import entry_points
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from markupsafe import Markup
 
+from fairhead.installed import added
 from fairhead.report.form import build, build_dataclass, one_of, take
 
 if TYPE_CHECKING:
@@ -85,8 +85,7 @@ def section_class(kind: str, where: str = "kind") -> type[Section]:
         >>> section_class("text").__name__
         'Text'
     """
-    known = (
-        SECTIONS if kind in SECTIONS else {e.name: e.value for e in entry_points(group="fairhead.sections")} | SECTIONS
-    )
-    module, _, name = known[one_of(kind, list(known), where)].partition(":")
-    return getattr(import_module(module), name)
+    known = SECTIONS
+    if kind not in SECTIONS:
+        known = {name: point.value for name, point in added("fairhead.sections").items()} | SECTIONS
+    return resolve_name(known[one_of(kind, list(known), where)])
