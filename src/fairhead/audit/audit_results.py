@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fairhead.report.page import Report
-    from fairhead.report.score_curves import Curves
+    from fairhead.stats import Curves
 
 AUDIT_SCHEMA = "fairhead.audit/1"
 COMPARISON_SCHEMA = "fairhead.comparison/1"

@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.audit.score_rates import ScoreTable, ScoreTables
-from fairhead.report.score_curves import CalibrationPoint, Curves, GroupCurve
-from fairhead.stats import intervals
+from fairhead.stats import CalibrationPoint, Curves, GroupCurve, intervals
 from fairhead.stats.clusters import divide
 
 Array = NDArray[np.float64]

@@ -24,9 +24,8 @@ from fairhead.audit.score_rates import ScoreTables
 from fairhead.audit.several_labels import label_sample, label_tables
 from fairhead.errors import InputError
 from fairhead.records import Column, Records, keep_freed_memory
-from fairhead.report.score_curves import Curves
 from fairhead.report.wording import UNDECIDED, four_fifths
-from fairhead.stats import Estimate, GroupRow, intervals
+from fairhead.stats import Curves, Estimate, GroupRow, intervals
 from fairhead.stats.bootstrap import MIN_ROWS, STABLE_ROWS
 from fairhead.stats.clusters import MOST_CELLS, cell_numbers, clusters_in, count_rows, sample_of_table, tabulate
 from fairhead.stats.max_t import westfall_young

@@ -15,11 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.data.datasets import Dataset, Inputs, Items, column
+from fairhead.data.datasets import Dataset, Inputs, Items, alike, column
 from fairhead.data.files import PICTURES, Skips, Source
 from fairhead.data.images import HeldImages, Images
 from fairhead.data.own_table import Table, opened
-from fairhead.data.row_contents import alike
 from fairhead.data.sentences import MORE_LESS
 from fairhead.data.splits import EIGHTY_TEN_TEN, joined_keys, named_parts, split_by_hash, split_within
 from fairhead.errors import InputError

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fairhead.errors import InputError
+from fairhead.report.form import is_head
 
 Heads = tuple[tuple[int, int], ...]  # (layer, head), from 0
 
@@ -36,11 +37,6 @@ def read_head_map(path: str | Path) -> dict[str, Any]:
     if not isinstance(selected, list) or not all(map(is_head, selected)):
         raise InputError(f"{path} is not a head map of fairhead locate: it has no list “selected” of [layer, head]")
     return {**content, "selected": tuple((layer, head) for layer, head in selected)}
-
-
-def is_head(found: object) -> bool:
-    """Whether a JSON value is [layer, head]."""
-    return isinstance(found, list) and len(found) == 2 and all(type(number) is int and number >= 0 for number in found)
 
 
 def check_heads(heads: Sequence[tuple[int, int]], per_layer: Sequence[int]) -> None:

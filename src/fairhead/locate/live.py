@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from fairhead.errors import FairheadError, InputError
-from fairhead.heads.named_heads import check_heads, is_head
+from fairhead.heads.named_heads import check_heads
 from fairhead.locate.ablation import layer_matched
 from fairhead.locate.answer import finite
 from fairhead.locate.edits import parsed
@@ -25,6 +25,7 @@ from fairhead.locate.head_maps import Head
 from fairhead.locate.locate_settings import LocatePlan
 from fairhead.locate.session import Opened
 from fairhead.locate.studies import Edited
+from fairhead.report.form import is_head
 from fairhead.report.markup import fill
 from fairhead.report.wording import head_name, metric_name
 from fairhead.stats import Difference

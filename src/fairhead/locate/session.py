@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fairhead.data import Images, parse_spec
-from fairhead.data.row_contents import digests_of
+from fairhead.data.datasets import digests_of
 from fairhead.errors import InputError, UnsupportedModel, check_known
 from fairhead.heads import find_sites
 from fairhead.heads.named_heads import check_heads

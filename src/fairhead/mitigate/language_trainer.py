@@ -33,8 +33,8 @@ from fairhead.models.load import Model, device_named, weights_digest
 from fairhead.settings import check_config
 from fairhead.store import reading
 from fairhead.train import TrainingDiverged
-from fairhead.train.checkpoint import comparable, first_difference
 from fairhead.train.launched import written_by_first
+from fairhead.train.loop import comparable, first_difference
 from fairhead.train.plan import LanguagePlan
 from fairhead.train.step import Parts, autocast, say_once
 from fairhead.train.tuning import OnStep, Tuned, checkpointed, gradient_norms, merged, shuffled_batches, tune, with_lora

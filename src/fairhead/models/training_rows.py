@@ -1,6 +1,6 @@
 """The rows that a model was trained on, beside its weights: figures on them say nothing about other rows.
 
-They are digests of the inputs (see `fairhead.data.row_contents`), so that rows are known again whatever file, order,
+They are digests of the inputs (see `fairhead.data.datasets`), so that rows are known again whatever file, order,
 ids or seed of a split they come with.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.data import Examples
-from fairhead.data.row_contents import row_digests
+from fairhead.data.datasets import row_digests
 from fairhead.errors import InputError
 from fairhead.models.places import find
 from fairhead.store import reading, write_json

@@ -29,7 +29,8 @@ class Must:
     else_say: str
 
 
-def _is_head(pair: Any) -> bool:
+def is_head(pair: Any) -> bool:
+    """Whether a JSON value is [layer, head]."""
     return isinstance(pair, list) and len(pair) == 2 and all(type(k) is int and k >= 0 for k in pair)
 
 
@@ -39,7 +40,7 @@ def _is_grid(rows: Any) -> bool:
 
 
 IS_GRID = Must(_is_grid, "is not a grid; expected one list a row, all of the same length (≥ 1)")
-Head = Annotated[Sequence[int], Must(_is_head, "is {value!r}; expected [layer, head], both counted from 0")]
+Head = Annotated[Sequence[int], Must(is_head, "is {value!r}; expected [layer, head], both counted from 0")]
 Grid = Annotated[Sequence[Sequence[float | None]], IS_GRID]  # [layers][heads]
 PictureAddress = Annotated[
     str,

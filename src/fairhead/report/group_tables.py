@@ -1,6 +1,6 @@
-"""The rates of groups as pictures: a forest of groups × rates against the reference group, and a heat map of all."""
+"""Groups as pictures: a forest of rates against a reference group, a heat map of all rates, and curves of scores."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import copysign, hypot
 from typing import Any, NamedTuple
 
@@ -9,13 +9,15 @@ from markupsafe import Markup
 from fairhead.report.forest import Mark, forest
 from fairhead.report.sections.headmap import colour_bar, colour_class
 from fairhead.report.wording import Scale, count, is_share, metric_name, scale_of
-from fairhead.stats import Estimate, GroupRow
+from fairhead.stats import Curves, Estimate, GroupRow
 
 # Columns that a page holds: of drawings, and of a heat map.
 FOREST_COLUMNS = 5
 HEAT_COLUMNS = 12
 # No colour is strong for a difference as small as this.
 _PALE = 0.1
+# Lines that can be told apart in one drawing.
+_MOST_LINES = 6
 
 
 class Cell(NamedTuple):
@@ -153,3 +155,38 @@ def _mark(rate: Estimate, reference: Estimate | None) -> Mark:
     scale = scale_of(rate.metric, rate.value, low, high)
     words = f"{scale.write(rate.value)}, interval {scale.interval(low, high)}"
     return Mark(rate.value, low, high, (), "clear" if apart else "vague", words)
+
+
+class Drawing(NamedTuple):
+    """Curves of the largest groups on one square."""
+
+    title: str
+    across: str  # what the horizontal axis is
+    up: str  # what the vertical axis is
+    lines: Mapping[str, str]  # group -> points as SVG has them, on 100 × 100 with the origin at the upper left
+    left_out: int
+
+
+def draw_roc(curves: Curves, least: int) -> Drawing:
+    """True against false positive rates of the largest groups, with at least so many rows of either label."""
+    lines = {}
+    for group in curves.groups:
+        if min(group.positives, group.negatives) >= max(least, 1):
+            both = zip(group.false_positives, group.true_positives, strict=True)
+            pairs = [(false / group.negatives, true / group.positives) for false, true in both]
+            lines[group.group] = [(1.0, 1.0), *pairs, (0.0, 0.0)]
+    return _drawing("ROC curves", "False positive rate", "True positive rate", lines, curves)
+
+
+def draw_calibration(curves: Curves) -> Drawing:
+    """How many are positive among rows with like scores, of the largest groups."""
+    lines = {group.group: [(point.score, point.share) for point in group.calibration] for group in curves.groups}
+    return _drawing("Calibration", "Mean score", "Share that is positive", lines, curves)
+
+
+def _drawing(title: str, across: str, up: str, lines: dict[str, list[tuple[float, float]]], curves: Curves) -> Drawing:
+    drawn = [group for group in sorted(curves.groups, key=lambda g: -g.n) if len(lines.get(group.group, ())) > 1]
+    made = {
+        g.group: " ".join(f"{100 * x:.2f},{100 - 100 * y:.2f}" for x, y in lines[g.group]) for g in drawn[:_MOST_LINES]
+    }
+    return Drawing(title, across, up, made, len(curves.groups) - len(made))

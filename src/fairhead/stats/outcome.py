@@ -65,6 +65,44 @@ class GroupRow:
 
 
 @dataclass(frozen=True)
+class CalibrationPoint:
+    """Rows of one group with like scores."""
+
+    score: float  # their mean score
+    share: float  # how many of them have the positive label
+    low: float  # lower end of its interval
+    high: float  # upper end
+    n: int  # rows
+
+
+@dataclass(frozen=True)
+class GroupCurve:
+    """The scores of one group."""
+
+    group: str  # its name
+    n: int  # its rows
+    positives: float  # (weighted) rows with the positive label
+    negatives: float  # the other rows
+    true_positives: tuple[float, ...]  # for each threshold, positives with that score or a higher one
+    false_positives: tuple[float, ...]  # the same of negatives
+    calibration: tuple[CalibrationPoint, ...]  # in bins of equal mass; empty where scores are no probabilities
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The scores of the groups of one column."""
+
+    group_by: str  # the column
+    thresholds: tuple[float, ...]  # ascending; a row is predicted positive from its threshold on
+    groups: tuple[GroupCurve, ...]  # one curve each
+
+    def start(self, used: float | None) -> int:
+        """The number of the threshold nearest to the one that was used, or of the middle one."""
+        steps = self.thresholds
+        return len(steps) // 2 if used is None else min(range(len(steps)), key=lambda i: (abs(steps[i] - used), i))
+
+
+@dataclass(frozen=True)
 class Span:
     """A figure and the ends of its interval."""
 

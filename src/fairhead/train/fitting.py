@@ -18,11 +18,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Sampler
 
 from fairhead.errors import InputError, did_you_mean
-from fairhead.train.checkpoint import Checkpoint
 from fairhead.train.compiled import CompiledLayers
 from fairhead.train.examples import Batch, Batches, Examples, check_classes, check_inputs, in_order
 from fairhead.train.launched import joined
-from fairhead.train.loop import Loop, TrainingDiverged
+from fairhead.train.loop import Checkpoint, Loop, TrainingDiverged
 from fairhead.train.plan import TrainingPlan
 from fairhead.train.step import ClassifierLoss, Loss, Recorded, Step, autocast, optimizer_of, recorder_for, say_once
 

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from transformers import GradientCheckpointingLayer
 
 from fairhead.errors import InputError
-from fairhead.train.checkpoint import Checkpoint
 from fairhead.train.launched import agreed, joined
-from fairhead.train.loop import Loop, TrainingDiverged
+from fairhead.train.loop import Checkpoint, Loop, TrainingDiverged
 from fairhead.train.plan import LanguagePlan
 from fairhead.train.step import Parts, Step, optimizer_of
 

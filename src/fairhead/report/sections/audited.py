@@ -8,9 +8,17 @@ from markupsafe import Markup
 
 from fairhead.report.forest import Cell, Mark, Panel, Undefined, forest, level, undefined
 from fairhead.report.form import one_of
-from fairhead.report.group_tables import FOREST_COLUMNS, HeatMap, Table, group_forest, group_heat_map
+from fairhead.report.group_tables import (
+    FOREST_COLUMNS,
+    Drawing,
+    HeatMap,
+    Table,
+    draw_calibration,
+    draw_roc,
+    group_forest,
+    group_heat_map,
+)
 from fairhead.report.markup import fill
-from fairhead.report.score_curves import Curves, Drawing, draw_calibration, draw_roc
 from fairhead.report.sections import Section
 from fairhead.report.wording import (
     CROSS,
@@ -24,7 +32,7 @@ from fairhead.report.wording import (
     metric_name,
     scale_of,
 )
-from fairhead.stats import Estimate, GroupRow
+from fairhead.stats import Curves, Estimate, GroupRow
 
 if TYPE_CHECKING:
     from rich.console import Console
