@@ -176,7 +176,8 @@ def _origin(model: Any) -> Place | None:
 def class_of(place: Place, kind: Kind) -> Any:
     """The class of transformers that a model is loaded as; what is of another kind is refused."""
     config = config_of(place)
-    named = [config.architectures] if isinstance(config.architectures, str) else [*map(str, config.architectures or ())]
+    named = [config.architectures] if isinstance(config.architectures, str) else config.architectures
+    named = [*map(str, named)] if isinstance(named, list) else []
     task = None if place.adapter is None else read_json(place.adapter / ADAPTER).get("task_type")
     if kind == "causal":  # an encoder would be loaded too, with an output layer of random numbers
         causal = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
