@@ -245,7 +245,18 @@ def audit_verdicts(audit: Audit, rates: Sequence[str] = ()) -> list[report.Sente
             if of_all.value is not None and of_all.value != e.value:
                 figures += f", {of_all.value:.2f} with groups of fewer than {STABLE_ROWS} rows"
             verdicts.append(report.Sentence(f"The four-fifths rule {verb} by {column}: impact ratio {figures}.", tone))
-    return verdicts + _on_positive(audit)
+    return verdicts + _on_rows(audit) + _on_positive(audit)
+
+
+def _on_rows(audit: Audit) -> list[report.Sentence]:
+    """How many rows lack a group, by column."""
+    options = audit.provenance.get("audit", {})
+    lost = {name: n for name, n in options.get("without_group", {}).items() if CROSS not in name}
+    if not lost:
+        return []
+    each = listed([f"{n:,} {'has' if n == 1 else 'have'} no {name}" for name, n in lost.items()], "and")
+    text = f"Of {options['n']:,} rows, {each}; figures by a column leave out those without its group."
+    return [report.Sentence(text, "note")]
 
 
 def _on_positive(audit: Audit) -> list[report.Sentence]:

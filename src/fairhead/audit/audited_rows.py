@@ -55,6 +55,7 @@ def read_labels(data: Any, positive: Any, columns: Mapping[str, Any]) -> Records
     records, _ = read_rows(data, positive, {**columns, **one})
     if len(records.classes) != 2:
         raise InputError(f"several labels are true or not each; {labels[0]!r} has the classes {list(records.classes)}")
+    records = records.with_known([*labels[1:], *predictions[1:]])
     assert records.prediction is not None
 
     def coded(name: str) -> Column:
@@ -149,13 +150,14 @@ class View:
         cluster = None if records.cluster is None else records.cluster.codes
         return cls(label, prediction, names, scores, records.weight, cluster, rule)
 
-    def take(self, rows: NDArray[np.bool_]) -> "View":
-        """Some of the rows."""
-        scores = None if self.scores is None else self.scores[rows]
-        weight = None if self.weight is None else self.weight[rows]
-        cluster = None if self.cluster is None else self.cluster[rows]
-        label, prediction = self.label[rows], self.prediction[rows]
-        return View(label, prediction, self.classes, scores, weight, cluster, self.prediction_rule)
+    def take(self, rows: NDArray[np.bool_] | None) -> "View":
+        """Some of the rows, or with None all of them."""
+        if rows is None:
+            return self
+        given = {"scores": self.scores, "weight": self.weight, "cluster": self.cluster, "numbers": self.numbers}
+        some: dict[str, Any] = {name: None if values is None else values[rows] for name, values in given.items()}
+        some["labels"] = tuple((label[rows], prediction[rows]) for label, prediction in self.labels)
+        return replace(self, label=self.label[rows], prediction=self.prediction[rows], **some)
 
     @cached_property
     def score_rates(self) -> tuple[str, ...]:
@@ -186,7 +188,7 @@ def group_columns(records: Records, group_by: str | Sequence[str] | None, inters
             only = [str(level) for level in records.groups[name].levels]
             raise InputError(f"Group column {name!r} has one group only, {only}; a gap needs at least two.")
         many = len(records.groups[name].levels)
-        if many > max(_IDS, len(records) / 2) and np.bincount(records.groups[name].codes).max() < _LEAST:
+        if many > max(_IDS, len(records) / 2) and np.bincount(records.groups[name].complete().codes).max() < _LEAST:
             raise InputError(
                 f"Group column {name!r} has {many:,} groups in {len(records):,} rows, as ids have; name a column of "
                 "groups, or make groups of its values first."
@@ -205,13 +207,15 @@ def group_columns(records: Records, group_by: str | Sequence[str] | None, inters
 
 
 def cross(columns: Sequence[Column]) -> Column:
-    """Every combination that occurs, as one column."""
+    """Every combination that occurs, as one column; a row that lacks one of the groups has none."""
     key = columns[0].codes.astype(np.int64)
     for column in columns[1:]:
         key = key * len(column.levels) + column.codes
     sizes = [len(column.levels) for column in columns]
-    present = np.flatnonzero(np.bincount(key, minlength=int(np.prod(sizes))))
-    number = np.zeros(int(np.prod(sizes)), dtype=np.int32)
+    for column in columns:
+        key = key if column.known is None else np.where(column.known, key, prod(sizes))
+    present = np.flatnonzero(np.bincount(key, minlength=prod(sizes) + 1)[:-1])
+    number = np.full(prod(sizes) + 1, -1, dtype=np.int32)
     number[present] = np.arange(len(present))
     parts = np.unravel_index(present, sizes)
     names = tuple(
@@ -252,7 +256,7 @@ def reference_groups(given: Any, columns: Mapping[str, Column]) -> dict[str, int
         if name not in groups or str(group) not in groups[name]:
             have = f"column {name!r}, which has {groups[name]}" if name in groups else f"any of {list(groups)}"
             raise InputError(f"The reference group {group!r} is not in {have}.")
-    found = {name: int(count_rows([c.codes], (len(c.levels),)).argmax()) for name, c in columns.items()}
+    found = {name: int(count_rows([c.complete().codes], (len(c.levels),)).argmax()) for name, c in columns.items()}
     found |= {name: groups[name].index(str(group)) for name, group in chosen.items()}
     for name, column in columns.items():
         parts = name.split(CROSS)
@@ -347,12 +351,15 @@ def _refuse_differences(a: Records, what: str, differ: NDArray[np.bool_]) -> Non
 
 
 def _differ(a: Column, b: Column) -> NDArray[np.bool_]:
-    """Rows with another value, [n]; 7 is "7"."""
-    if a.levels == b.levels:  # of clusters there may be millions
-        return np.asarray(a.codes != b.codes)
-    number = {str(level): code for code, level in enumerate(a.levels)}
-    codes = np.array([number.get(str(level), -1) for level in b.levels], dtype=np.int64)
-    return np.asarray(a.codes != codes[b.codes])
+    """Rows with another value, [n]; 7 is "7", and no value is no other value."""
+    codes = b.codes
+    if a.levels != b.levels:  # of clusters there may be millions
+        number = {str(level): code for code, level in enumerate(a.levels)}
+        codes = np.array([number.get(str(level), len(a.levels)) for level in b.levels], dtype=np.int64)[codes]
+    differ = a.codes != codes
+    for column in (a, b):
+        differ = differ if column.known is None else differ & column.known
+    return np.asarray(differ)
 
 
 def _comparable(a: NDArray[Any], b: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -165,6 +165,7 @@ class Pair:
     @classmethod
     def of(cls, first: View, second: View, column: Column, draws: Draws, n_perm: int, with_scores: bool) -> "Pair":
         """Draw both."""
+        first, second, column = first.take(column.known), second.take(column.known), column.complete()
         seed, groups, n_classes = draws.seed, tuple(str(level) for level in column.levels), len(first.classes)
         clusters = clusters_in(column.codes, len(groups), first.cluster)
         if first.numbers is not None and second.numbers is not None:

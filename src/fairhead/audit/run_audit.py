@@ -59,7 +59,8 @@ def audit(
     interval of a gap near 0 misses it; see `fairhead.stats.intervals`.
 
     A rate with fewer than `min_cell` rows (or clusters) behind it is left out of its gap, and the estimate names it in
-    `detail["excluded"]`; where fewer than two groups remain, the estimate is undefined and says why.
+    `detail["excluded"]`; where fewer than two groups remain, the estimate is undefined and says why. Figures by a
+    column rest on the rows that have a group there; `provenance["audit"]["without_group"]` counts the others.
 
     Args:
         data: labels, predictions or scores, and group columns, as `Records`; or a file or a data frame (of pandas,
@@ -104,8 +105,11 @@ def audit(
     chosen = choose_metrics(metrics, of_scores, view.numbers is not None, bool(view.labels))
     draws = Draws(n_boot, seed, min_group, with_own(chosen))
     references = reference_groups(reference, by)
-    parts = [Part(view, name, column, draws, references[name]) for name, column in by.items()]
-    overall = Part(view, None, one_group(len(records)), draws, finer=parts[0] if parts else None)
+    parts = [
+        Part(view.take(column.known), name, column.complete(), draws, references[name]) for name, column in by.items()
+    ]
+    finer = next((part for part in parts if part.view is view), None)
+    overall = Part(view, None, one_group(len(records)), draws, finer=finer)
     rules = Rules(level, min_cell, multiclass, overall.tables.prevalence)
     estimates: list[Estimate] = []
     by_group: list[GroupRow] = []
@@ -117,8 +121,10 @@ def audit(
     estimates = family.corrected(estimates)
     # Shown first, made last: what was counted by group need only be added up.
     estimates = [overall.estimate(m, rules) for m in chosen if m.overall] + estimates
+    without = {name: int((~column.known).sum()) for name, column in by.items() if column.known is not None}
     options = {
         "n": n_rows,
+        **({"without_group": without} if without else {}),
         "n_boot": n_boot,
         "seed": seed,
         "level": level,

@@ -195,13 +195,14 @@ class SeedPool:
         shape = (len(groups), len(classes), len(classes))
         units, keys = [], []
         for (method, seed, records), column in zip(named, columns, strict=True):
-            if records.id is None:
+            known = records.with_known([self.group_by])
+            if known.id is None:
                 raise InputError(f"{method}, seed {seed}: records need ids, so that runs can be paired")
             if records.classes != classes:
                 raise InputError(f"{method}, seed {seed}: has the classes {records.classes}; other runs have {classes}")
-            group = np.array([groups.index(level) for level in column.levels])[column.codes]
-            view = View.of(records)
-            units.append(records.id if records.cluster is None else records.cluster.values())
+            group = np.array([groups.index(level) for level in column.levels])[column.complete().codes]
+            view = View.of(known)
+            units.append(known.id if known.cluster is None else known.cluster.values())
             keys.append(cell_numbers([group, view.label, view.prediction], shape))
         names, unit = np.unique(np.concatenate(units), return_inverse=True)
         run = np.repeat(np.arange(len(named)), [len(key) for key in keys])

@@ -41,7 +41,7 @@ class Slice:
         n: its rows in the half that confirms it.
         chosen: its rate on the half that it was chosen on.
         confirmed: its rate on the other half.
-        rest: the rate of all other rows of the other half.
+        rest: the rate of all other rows of the other half whose groups are known.
         gap: confirmed minus rest, with an interval corrected for the number of slices.
         is_worse: whether that interval lies on the worse side of 0.
     """
@@ -112,7 +112,8 @@ def worst_slices(
     sign, half, draws = 1.0 if rate in _HIGHER else -1.0, _half(view, seed), Draws(n_boot, seed)
 
     def rows_of(name: str, column: Column, side: NDArray[np.bool_], level: float) -> list[GroupRow]:
-        part = Part(view.take(side), name, Column(column.codes[side], column.levels), draws)
+        rows = column.take(side)
+        part = Part(view.take(side).take(rows.known), name, rows.complete(), draws)
         return part.by_group(Rules(level, min_rows, "max", np.ones(2)))
 
     found = [
@@ -122,20 +123,21 @@ def worst_slices(
         if row.rates[rate].value is not None and row.n < 0.9 * half.sum()
     ]
     found.sort(key=lambda one: sign * ((one[0].rates[rate].high if sign > 0 else one[0].rates[rate].low) or 0.0))
-    chosen: list[tuple[GroupRow, NDArray[np.bool_]]] = []
+    chosen: list[tuple[GroupRow, NDArray[np.integer]]] = []
     for row, code in found:
         if len(chosen) == most:
             break
-        inside = np.asarray(crossed[row.group_by].codes == code)
+        codes = crossed[row.group_by].codes
+        inside = np.where(codes < 0, -1, codes == code)  # of the others, nobody knows
         if not any(np.array_equal(inside, other) for _, other in chosen):
             chosen.append((row, inside))
     level = 1 - (1 - level) / max(len(chosen), 1)  # Bonferroni
     slices = []
     for row, inside in chosen:
-        n = int((inside & ~half).sum())
-        if not 0 < n < (~half).sum():
+        n = int((inside[~half] == 1).sum())
+        if not 0 < n < (inside[~half] >= 0).sum():
             continue
-        two = rows_of("slice", Column(inside.astype(np.int8), ("rest", "slice")), ~half, level)
+        two = rows_of("slice", Column(inside, ("rest", "slice")), ~half, level)
         (rest, confirmed), value = (span(r.rates[rate]) for r in two), row.rates[rate].value
         if rest is None or confirmed is None or value is None:
             continue

@@ -86,7 +86,8 @@ class Columns:
         reference: the group that others are seen against, such as White, or race=White; by default the largest.
         encoding: of a text file, by default utf-8; files of Windows are often cp1252.
         decimal: the sign within numbers of CSV and TSV, a point or a comma.
-        drop_missing: go on without rows that have blank or NaN values.
+        drop_missing: go on without rows that have blank or NaN values; one that lacks a group is left out by that
+            column only.
         groups_from: CSV file of further groups by id, such as the groups.csv of `fairhead discover`; joined on --id.
     """
 
@@ -329,10 +330,6 @@ def audit_command(
         console = terminal()
         what = _what(records, path, found.provenance["audit"]["n"])
         console.print(f"[bold]{escape(what)}[/]", highlight=False)
-        lost = [name for name in records.groups if f"column {name!r}" in records.provenance.get("missing", {})]
-        if lost and len(records.groups) > 1:
-            hint = f"Rows without {' or '.join(lost)} are left out by all columns: audit {lost[0]} apart to keep them."
-            console.print(escape(hint), highlight=False)
         for name, column in records.groups.items():
             if len(column.levels) > _MANY and not isinstance(column.levels[0], str):
                 hint = (

@@ -5,8 +5,9 @@ metric is a `bincount`. What counts as a number, a class or a missing value is s
 formats of files in `table_files.py`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,8 @@ class Column:
     """A categorical column.
 
     Attributes:
-        codes: integers of shape [n] into `levels`; never negative (missing values are refused or dropped on reading).
+        codes: integers of shape [n] into `levels`; −1 where a row has no group. Other missing values are refused, or
+            their rows dropped, on reading.
         levels: the distinct values, sorted (of two classes, the positive one is last).
     """
 
@@ -38,15 +40,26 @@ class Column:
         """The chosen rows (indices, a mask or a slice), with the same levels."""
         return Column(self.codes[rows], self.levels)
 
+    @cached_property
+    def known(self) -> NDArray[np.bool_] | None:
+        """The rows that have a value, shape [n]; None where all of them have one."""
+        return None if np.min(self.codes, initial=0) >= 0 else np.asarray(self.codes >= 0)
+
+    def complete(self) -> "Column":
+        """Those rows alone."""
+        return self if self.known is None else self.take(self.known)
+
     def values(self) -> NDArray[Any]:
-        """The values themselves, shape [n].
+        """The values themselves, shape [n]; None where there is none.
 
         Example:
             >>> Column(np.array([1, 0, 1]), ("no", "yes")).values().tolist()
             ['yes', 'no', 'yes']
         """
         levels = np.array(self.levels)
-        return levels[self.codes] if levels.dtype.kind in "bif" else np.array(self.levels, dtype=object)[self.codes]
+        if levels.dtype.kind not in "bif" or self.known is not None:
+            levels = np.array([*self.levels, None], dtype=object)  # the last is that of code −1
+        return levels[self.codes]
 
 
 @dataclass(frozen=True)
@@ -57,7 +70,7 @@ class Records:
         label: true classes. `label.levels` are the classes of the task and `prediction` has the same levels.
         prediction: predicted classes; made from the scores where only those are known.
         scores: probability of the positive class, shape [n] (binary), or of each class, shape [n, C].
-        groups: sensitive columns by name, for auditing only.
+        groups: sensitive columns by name, for auditing only; a row may lack some of its groups.
         id: one distinct value a row, for joining two sets of records.
         cluster: rows with the same value are resampled together (same document, same person).
         weight: non-negative sampling weights, shape [n].
@@ -126,7 +139,8 @@ class Records:
                 rest.
             threshold: the score from which on the positive class is predicted, where there is one score (or two); by
                 default 0.5, for probabilities. "median": above the median of the scores.
-            drop_missing: go on without the rows that miss a value; otherwise they are an error that counts them.
+            drop_missing: go on without the rows that miss a value; otherwise they are an error that counts them. A row
+                that lacks a group stays: only figures by that column leave it out.
             provenance: where the arrays came from.
 
         Example:
@@ -245,7 +259,8 @@ class Records:
             threshold: the score from which on the positive class is predicted, where there is one score (or two); by
                 default 0.5, for probabilities. With a threshold, one score may be on any scale. "median": above the
                 median of the scores.
-            drop_missing: go on without the rows that miss a value; otherwise they are an error that counts them.
+            drop_missing: go on without the rows that miss a value; otherwise they are an error that counts them. A row
+                that lacks a group stays: only figures by that column leave it out.
             where: a condition on rows, such as "age >= 18 and race in (White, Black)": `fairhead.records.where` says
                 what it may hold. Rows that do not meet it are left out, those with missing values among them.
             bins: for a group column of numbers the edges of its groups: {"age": [25, 45]} makes "under 25",
@@ -334,10 +349,28 @@ class Records:
         """
         from fairhead.records.build import other_prediction
 
-        groups = {key: column for key, column in self.groups.items() if key != name}
+        both = self.with_known([name])
+        groups = {key: column for key, column in both.groups.items() if key != name}
         # The scores belong to one of the two only.
-        first = replace(self, groups=groups, scores=None)
-        return first, replace(first, prediction=other_prediction(self, name))
+        first = replace(both, groups=groups, scores=None)
+        return first, replace(first, prediction=other_prediction(both, name))
+
+    def with_known(self, names: Iterable[str]) -> "Records":
+        """The rows that have a value in all of these group columns; the others count as dropped.
+
+        Example:
+            >>> groups = {"sex": ["f", None, "m"]}
+            >>> records = Records.from_arrays([1, 0, 1], [1, 1, 0], groups=groups, drop_missing=True)
+            >>> len(records), len(records.with_known(["sex"]))
+            (3, 2)
+        """
+        known = [self.groups[name].known for name in names]
+        masks = [mask for mask in known if mask is not None]
+        if not masks:
+            return self
+        found = self.take(np.logical_and.reduce(masks))
+        dropped = self.provenance.get("rows_dropped", 0) + len(self) - len(found)
+        return replace(found, provenance={**self.provenance, "rows_dropped": dropped})
 
     def take(self, rows: Any) -> "Records":
         """The chosen rows (indices, a mask or a slice), with the same levels.

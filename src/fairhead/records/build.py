@@ -89,9 +89,9 @@ def build(parts: Parts, options: Options, provenance: Mapping[str, Any], layout:
             raise InputError(f"{' or '.join(names.scores)} holds an infinite value; numbers are expected")
     if parts.weight is not None:
         check_weight(parts.weight if kept is None else np.where(kept, parts.weight, np.nan), names.weight)
-    keep, missing = missing_rows(masks, options.drop_missing)
-    if keep is not None:
-        dropped |= {"rows_dropped": n - int(keep.sum()), "missing": missing}
+    keep, missing = missing_rows(masks, names.groups.values(), options.drop_missing)
+    if missing:
+        dropped |= {"rows_dropped": 0 if keep is None else n - int(keep.sum()), "missing": missing}
     if kept is not None:
         keep = kept if keep is None else kept & keep
     if keep is not None:
@@ -165,8 +165,8 @@ def _take(parts: Parts, keep: NDArray[np.bool_]) -> Parts:
 
     def take(coded: Coded) -> Coded:
         codes = coded.codes[keep]
-        used = np.bincount(codes, minlength=len(coded.levels)) > 0
-        new = (np.cumsum(used) - 1).astype(codes.dtype)
+        used = np.bincount(codes[codes >= 0], minlength=len(coded.levels)) > 0
+        new = np.append(np.cumsum(used) - 1, -1).astype(codes.dtype)  # a row without a group stays one
         return Coded(new[codes], tuple(level for level, u in zip(coded.levels, used, strict=True) if u))
 
     return Parts(

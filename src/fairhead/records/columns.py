@@ -11,7 +11,7 @@ Every source (arrays, data frames, files in chunks) goes through this one path, 
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -347,9 +347,12 @@ def check_weight(weight: NDArray[np.float64], name: str) -> None:
 
 
 def missing_rows(
-    columns: Mapping[str, NDArray[np.bool_]], drop: bool
+    columns: Mapping[str, NDArray[np.bool_]], groups: Collection[str], drop: bool
 ) -> tuple[NDArray[np.bool_] | None, dict[str, int]]:
-    """Which rows to keep (None: all) and the number of missing values by column; refused unless `drop`."""
+    """Which rows to keep (None: all) and the number of missing values by column; refused unless `drop`.
+
+    Rows that lack nothing but groups are kept.
+    """
     counts = {name: int(mask.sum()) for name, mask in columns.items()}
     counts = {name: count for name, count in counts.items() if count}
     if not counts:
@@ -359,10 +362,12 @@ def missing_rows(
             f"{name} {count:,} (first in row {int(columns[name].argmax()) + 1:,})" for name, count in counts.items()
         ]
         raise InputError(
-            f"blank or NaN values: {', '.join(parts)}; "
-            "use --drop-missing (drop_missing=True) to go on without these rows"
+            f"blank or NaN values: {', '.join(parts)}; use --drop-missing (drop_missing=True) to go on without them"
         )
-    missing = np.logical_or.reduce([columns[name] for name in counts])
+    masks = [columns[name] for name in counts if name not in groups]
+    if not masks:
+        return None, counts
+    missing = np.logical_or.reduce(masks)
     if missing.all():
         raise InputError(f"no row is left after dropping blank or NaN values: {counts}")
     return ~missing, counts

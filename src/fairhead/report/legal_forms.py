@@ -62,12 +62,12 @@ def local_law_144(audit: AuditFigures | Any) -> Report:
         failing += [f"{group} {ratio:.2f}" for group, ratio in low.items()]
         lines = [_category(row, total, ratios.get(row.group), row in counted) for row in rows]
         tables.append(PlainTable(caption=f"By {name}", columns=headings, rows=lines))
-    unknown = ", ".join(f"{name} {count(number)}" for name, number in origin.get("missing", {}).items())
-    left_out = f"{count(origin.get('rows_dropped', 0))}{f' ({unknown})' if unknown else ''}"
+    unknown = ", ".join(f"{count(number)} ({name})" for name, number in options.get("without_group", {}).items())
     facts = {
         "Data": f"{origin.get('path', 'a table')}, {count(options.get('n', 0))} rows. Source: {AUDITOR}",
         "Selected means": rule,
-        "Individuals left out, of an unknown category": left_out,
+        "Individuals left out, of an unknown category": unknown or "0",
+        "Rows left out, with other values missing": count(origin.get("rows_dropped", 0)),
         "Date of the bias audit": AUDITOR,
         "Date on which the tool was first used": _OPEN.format("the employer"),
         f"Categories below {_SMALL} of the rows": f"Left out of impact ratios. The reason: {AUDITOR}",
@@ -128,6 +128,8 @@ def _article_10(audit: AuditFigures | Any, columns: Sequence[str]) -> dict[str, 
     origin, options = audit.provenance, audit.provenance.get("audit", {})
     rows = f"{count(options.get('n', 0))} rows"
     without = f"; {count(origin['rows_dropped'])} with missing values left out" if origin.get("rows_dropped") else ""
+    lost = {name: number for name, number in options.get("without_group", {}).items() if name in columns}
+    without += "".join(f"{',' if i else ';'} without {name} {count(lost[name])}" for i, name in enumerate(lost))
     kept = f"; only those that meet the condition {origin['where']}" if origin.get("where") else ""
     file = f"File {origin.get('path', 'not recorded')}, SHA-256 {origin.get('sha256', 'not recorded')}."
     label = origin.get("columns", {}).get("label", "label")

@@ -403,4 +403,5 @@ def test_a_column_that_begins_late_in_jsonl_is_there(tmp_path):
     rows = [{"y": i % 2, "p": i % 2, **({"sex": "fm"[i % 3 == 0]} if i >= 150 else {})} for i in range(200)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     records = Records.read(path, label="y", prediction="p", groups=["sex"], drop_missing=True)
-    assert len(records) == 50
+    assert len(records) == 200
+    assert len(records.groups["sex"].complete()) == 50

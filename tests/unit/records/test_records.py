@@ -92,10 +92,17 @@ def test_missing_values_are_counted_and_refused(missing):
     with pytest.raises(InputError, match=r"group 'sex' 2 \(first in row 2\).*drop"):
         Records.from_arrays(**arrays)
     records = Records.from_arrays(**arrays, drop_missing=True)
-    assert values(records.label) == [0, 1]
+    assert values(records.label) == [0, 1, 1, 0], "a row without a group is left out by that column alone"
+    assert values(records.groups["sex"]) == ["f", None, "m", None]
     assert records.provenance["rows"] == 4
-    assert records.provenance["rows_dropped"] == 2
+    assert records.provenance["rows_dropped"] == 0
     assert records.provenance["missing"] == {"group 'sex'": 2}
+    with pytest.raises(InputError, match=r"prediction 1 \(first in row 3\), group 'sex' 2"):
+        Records.from_arrays(**(arrays | {"prediction": [0, 1, missing, 0]}))
+    fewer = Records.from_arrays(**(arrays | {"prediction": [0, 1, missing, 0]}), drop_missing=True)
+    assert values(fewer.groups["sex"]) == ["f", None, None]
+    assert fewer.groups["sex"].levels == ("f",)
+    assert fewer.provenance["rows_dropped"] == 1
 
 
 def test_rows_are_dropped_in_all_columns_and_so_are_their_levels():

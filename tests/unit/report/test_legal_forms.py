@@ -67,6 +67,7 @@ def test_scores_are_judged_by_their_median(tmp_path, monkeypatch, capsys):
         *(f"{i % 2},{s:.3f},{a},{b}" for i, (s, a, b) in enumerate(zip(score, sex, race, strict=True))),
     ]
     lines += ["1,0.5,,a", "0,0.1,f,"]
+    score, sex = np.append(score, [0.5, 0.1]), np.append(sex, ["", "f"])
     monkeypatch.chdir(tmp_path)
     (tmp_path / "jobs.csv").write_text("\n".join(lines) + "\n")
     columns = ["--label", "y", "--score", "s", "--threshold", "median", "--group", "sex", "--group", "race"]
@@ -78,7 +79,7 @@ def test_scores_are_judged_by_their_median(tmp_path, monkeypatch, capsys):
     for value in above.values():
         assert f"{value:.1f}" in page
     assert "Scoring rate" in page
-    assert "2 (column" in page, "two persons of an unknown sex or race are counted"
+    assert "1 (sex), 1 (race), 2 (sex × race)" in page, "two persons of an unknown sex or race are counted"
     assert "median" in (tmp_path / "sheet.html").read_text("utf-8")
 
 
