@@ -293,7 +293,7 @@ def mitigate(
         model: "vit-8x8" (a fresh classifier, layers × heads), a folder, a name of the hub, or a live model: a
             classifier, or a causal language model for methods such as KLAAD.
         data: labelled pictures or texts with a train, a val and a test part; for language models triplets or pairs of
-            sentences.
+            sentences, or a list of several of those.
         method: its name ("dam", "klaad", ...) or its settings (`fairhead.DAM(momentum=0.2)`). By its name, KLAAD has
             the weights of the model's family.
         against: another method to train as well, and to compare with: "erm" is plain training. Of classifiers.
@@ -364,13 +364,17 @@ def _change_language(
     of_plan = [f.name for f in fields(LanguagePlan)]
     trains, reads = hasattr(kind, "session"), not hasattr(kind, "attach")
     _known(options, [*(of_data if reads else ()), *(of_plan if trains else ["seed"]), "device"], name)
-    triplets, held = None, None
+    triplets, held = None, []
     if reads and data is not None:
-        held = data if isinstance(data, str | Items) else dataset(data, groups=tuple(groups))
-        spec = held if isinstance(held, str) else hold(held)
-        of_reader = {"groups": tuple(groups)} if isinstance(data, str) else {}
+        several = data if isinstance(data, list | tuple) and all(isinstance(o, str | Items) for o in data) else [data]
+        held = [one if isinstance(one, str | Items) else dataset(one, groups=tuple(groups)) for one in several]
+        specs = [one if isinstance(one, str) else hold(one) for one in held]
+        of_reader: dict[str, Any] = {}
+        for reader in (parse_spec(one).reader for one in held if isinstance(one, str)):
+            named = reader.named({"groups": tuple(groups)}).items()
+            of_reader |= {name: value for name, value in named if len(specs) == 1 or name in reader.options}
         of_triplets = {field: options[option] for option, field in of_data.items() if option in options}
-        triplets = TripletData(spec, **of_triplets, options=parse_spec(spec).reader.named(of_reader))
+        triplets = TripletData(specs, **of_triplets, options=of_reader)
     changes = {option: value for option, value in options.items() if option in of_plan}
     run = LanguageRun(name, settings, plan_of(kind, **changes) if trains else None)
     device = str(options.get("device", "auto"))

@@ -60,9 +60,9 @@ every batch.
 """
 _LANGUAGE_EPILOG = """
 **What is trained on**: triplets (a stereotype, its opposite, a sentence unrelated to either) of StereoSet or of your
-own. Of own pairs, the third sentence is the less stereotypical one of another pair. A tenth of the target terms (of
-pairs: of the pairs) is held out; which ones is written beside the weights, so that nobody scores the model on the
-others (`--held-out-of`).
+own. Of pairs, the third sentence is the less stereotypical one of another pair. A tenth of the target terms (of pairs:
+of the pairs, those with the same words about different groups together) is held out; which ones is written beside the
+weights, so that nobody scores the model on the others (`--held-out-of`; `fairhead lm compare` leaves them out itself).
 
 **What is written**: an ordinary Hugging Face folder (safetensors) that `fairhead lm ... --model DIR` takes, and
 `fairhead-training.json` (settings, split, the losses of every step). A run that was stopped goes on where it was.
@@ -75,6 +75,9 @@ each of four GPUs its own.
 **Examples**
 
     fairhead mitigate balance_pairs --model SmolLM2-135M --data stereoset:dev.json --neutral text.txt --out even
+
+    fairhead mitigate balance_pairs --model SmolLM2-135M --data stereoset:dev.json --data pairs:own.csv
+      --held-out 0.3,0.5 --out both
 
     fairhead mitigate klaad --model SmolLM2-135M --data stereoset:dev.json --out klaad
 
@@ -185,7 +188,7 @@ def language_command(entry: MethodEntry) -> Callable[..., None]:
 
     def run(context: Any, asked: Any, settings: Any, data: Any = None, columns: Any = None, plan: Any = None) -> None:
         if data is not None:
-            data = replace(data, options=columns.options(data.source))
+            data = replace(data, options={k: v for one in data.sources for k, v in columns.options(one).items()})
         given = _given(context, settings)
         if asked.preset is not None:
             given = {**asdict(entry.load().preset(asked.preset)), **given}

@@ -1,13 +1,16 @@
 """Sentences in pairs and in threes: CrowS-Pairs, StereoSet, and a user's own."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from fairhead.data.datasets import Items
 from fairhead.data.files import Skips
 from fairhead.data.own_table import opened
-from fairhead.data.splits import split_by_hash
+from fairhead.data.splits import joined_keys, split_within
 from fairhead.errors import InputError
 
 DIRECTIONS = ("stereo", "antistereo")
@@ -125,6 +128,7 @@ class StereoSetItem:
     bias_type: str  # "gender", "profession", "race" or "religion"
     context: str  # the sentence with BLANK, or the sentence before
     sentences: Triplet  # the three sentences as published; an intrasentence one is the context with its BLANK filled
+    source: str = field(default="", repr=False)  # where it is from, where several sources are read together
 
     @property
     def texts(self) -> Triplet:
@@ -194,15 +198,37 @@ def read_triplets(
 
 
 def split_by_target(items: Iterable[StereoSetItem], held_out: float = 0.1, seed: int = 0) -> TripletSplit:
-    """Split items so that no target term is trained on and looked at as well.
+    """Split the items of each source so that no target term is trained on and looked at as well.
 
-    A model must never be scored on StereoSet terms that it was trained on.
+    A model must never be scored on StereoSet terms that it was trained on. Items that have no term, as pairs, are held
+    out together where they say the same of different groups.
     """
     everything = tuple(items)
-    # "Ethiopia" and "ethiopia" are one term.
-    keys = [item.target.casefold() for item in everything]
-    part = split_by_hash(keys, {"train": 1 - held_out, "held_out": held_out}, seed)
+    keys, sources = _units(everything), [item.source for item in everything]
+    part = split_within(keys, sources, {"train": 1 - held_out, "held_out": held_out}, seed)
     return TripletSplit(
         tuple(item for item, p in zip(everything, part, strict=True) if p == "train"),
         tuple(item for item, p in zip(everything, part, strict=True) if p == "held_out"),
     )
+
+
+def _units(items: Sequence[StereoSetItem]) -> list[str]:
+    """What is held out together: a term ("Ethiopia" and "ethiopia" are one), or sentences about different groups.
+
+    Example:
+        >>> drive = [Triplet(f"{a} cannot drive.", f"{b} cannot drive.", "") for a, b in (("She", "He"), ("Dee", "Al"))]
+        >>> _units([StereoSetItem("", "intrasentence", of.stereotype, "gender", "", of) for of in drive])
+        ['dee cannot drive.', 'dee cannot drive.']
+    """
+    first: dict[object, int] = {}
+    rows = []
+    for i, item in enumerate(items):
+        frame: object = i
+        if item.target == item.sentences.stereotype:
+            words = [Counter(text.casefold().split()) for text in item.sentences[:2]]
+            common = words[0] & words[1]
+            # Of sentences that have little in common, an article or a verb would be all.
+            if 2 * common.total() >= min(one.total() for one in words):
+                frame = tuple(sorted(common.elements()))
+        rows.append(first.setdefault(frame, i))
+    return joined_keys([item.target.casefold() for item in items], np.array(rows, dtype=np.intp))

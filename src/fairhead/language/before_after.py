@@ -68,7 +68,7 @@ class BeforeAfter(Result):
     base_model: str  # path of its model
     base_entropy: list[list[float]] | None  # mean attention entropy of each head, [layers][heads]
     runs: tuple[Run, ...]  # the others
-    # Terms of StereoSet that one of the models was trained on; no figure but `seen` has them
+    # Terms (of pairs: sentences) that one of the models was trained on; no figure but `seen` has them
     left_out_targets: tuple[str, ...]
     provenance: Mapping[str, Any] = field(default_factory=dict)  # version, options, and what each run was made with
 
@@ -179,9 +179,10 @@ class _Pair:
         return [c for name in self.common() for c in self._changes(*self._tables(name), "by_category")]
 
     def seen(self) -> tuple[Difference, ...]:
-        """Headline figures on the terms that were trained on, of benchmarks that have terms."""
+        """Headline figures on the terms that were trained on, of benchmarks that have any of those."""
         names = [name for name in self.common() if self.trained and benchmark_named(name).trained_on]
-        return tuple(c for name in names for c in self._changes(*self._tables(name, trained=True), "headlines_of"))
+        tables = [tables for name in names if len((tables := self._tables(name, trained=True))[0])]
+        return tuple(c for one in tables for c in self._changes(*one, "headlines_of"))
 
     def targeted(self) -> tuple[str, ...]:
         """Axes that the method aims at, or that its settings name, or that the terms trained on are of."""

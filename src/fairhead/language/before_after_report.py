@@ -33,8 +33,8 @@ _GLYPHS = {"better": "[green]✓[/]", "worse": "[red]![/]", "changed": "[blue]~[
 NBSP = "\u00a0"
 _SECTIONS = {
     "Stereotypes": (
-        "Better and worse are about the distance to an even model. StereoSet is scored on terms that no model was "
-        "trained on; the other benchmarks had no part in training."
+        "Better and worse are about the distance to an even model. Benchmarks that a model was trained on are scored "
+        "on terms or pairs that none was trained on; the others had no part in training."
     ),
     "Language": "The price: sense before nonsense, and perplexity of held-out text as a ratio to the first model's.",
     "Scores": (
@@ -251,7 +251,13 @@ def _definitions(found: BeforeAfter, section: str) -> dict[str, str]:
 
 def _where(found: BeforeAfter, change: Difference) -> str:
     benchmark = benchmark_named(change.benchmark)
-    return f"{benchmark.title} (held-out terms)" if benchmark.trained_on and found.left_out_targets else benchmark.title
+    of = "pairs" if "pairs" in benchmark.kinds else "terms"
+    return f"{benchmark.title} (held-out {of})" if change.benchmark in _held_out(found) else benchmark.title
+
+
+def _held_out(found: BeforeAfter) -> list[str]:
+    """Benchmarks of whose items some were trained on, and left out."""
+    return list(dict.fromkeys(change.benchmark for run in found.runs for change in run.seen))
 
 
 def _better(change: Difference) -> str:
@@ -315,8 +321,8 @@ def show_changes(console: Console, found: BeforeAfter) -> None:
     family = sum(change.p is not None for run in found.runs for change in run.headlines)
     alone = f"Interval and what would be seen are of a figure alone; ✓, ! and ~ also need p < 0.05 among all {family}."
     console.print(f"[dim]{alone}[/]", highlight=False)
-    held_out = f"StereoSet without {len(found.left_out_targets)} terms that were trained on. "
-    held_out = held_out if found.left_out_targets else ""
+    titles = ", ".join(benchmark_named(name).title for name in _held_out(found))
+    held_out = f"{titles} without {len(found.left_out_targets)} terms that were trained on. " if titles else ""
     console.print(f"[dim]{held_out}p-values and the spill-over matrix: --html, --json, --markdown[/]", highlight=False)
 
 

@@ -309,3 +309,16 @@ def crossed(*names: str) -> str:
         'intrasentence × gender'
     """
     return " × ".join(names)
+
+
+def of_terms(found: ItemTable, terms: Iterable[str]) -> list[int]:
+    """Rows whose cluster is one of these terms, after the category or the id that it begins with.
+
+    Example:
+        >>> clusters, columns = ["race/thai", "race/irish"], {"stereotype": [-1.0, -2.0]}
+        >>> of_terms(ItemTable.of("stereoset", ["a", "b"], clusters, [[], []], columns), ["irish"])
+        [1]
+    """
+    trained = set(terms)
+    names = zip(found.ids, found.clusters, strict=True)
+    return [i for i, (n, c) in enumerate(names) if {c.removeprefix(f"{n}/"), c.partition("/")[2]} & trained]

@@ -57,7 +57,7 @@ class Reference(NamedTuple):
 class Example(NamedTuple):
     """The sentences of an item, with a neutral text where there is one, as one tree."""
 
-    category: str
+    of: tuple[str, str]  # the item's source of data, and its category there
     sentences: tuple[Sequence[int], ...]  # in the order of STEREOTYPE, ANTI_STEREOTYPE, UNRELATED and NEUTRAL
     tree: Row
     reference: Reference | None = None
@@ -90,8 +90,8 @@ class BalancePairs(_WithNeutralText):
     Attributes:
         neutral: text whose distribution is kept: a text file, BOLD's folder, or texts such as multinli:PATH. Give texts
             as long as those that the model is used on: what happens to longer ones is not seen.
-        mean_over: what the mean that is taken off every pair is over: its batch, its category, all pairs; "each" pulls
-            every pair to 0 by itself.
+        mean_over: what the mean that is taken off every pair is over: its batch; its category, or all pairs, of its
+            source of data; "each" pulls every pair to 0 by itself.
         strength: how many times that mean is taken off ("each" takes no more than once). Terms that are not trained on
             follow only part of the way: above 1, trained terms pass even so that others come nearer to it. Of 1, 2 and
             3, watched terms came nearest to even with 3 (SmolLM2, six runs).
@@ -132,7 +132,7 @@ class BalancePairs(_WithNeutralText):
         """One example per item; neutral texts are dealt out in an order that depends on them alone."""
         listed = list(items)
         triplets, left_out = encode_triplets(listed, tokenizer, context)
-        category = {item.id: item.bias_type for item in listed}
+        of = {item.id: (item.source, item.bias_type) for item in listed}
         neutral = encode_neutral(read_neutral(self.neutral).trained, tokenizer, context)
         beside: Prepared[Any] | None = None
         if self.klaad is not None:
@@ -141,7 +141,7 @@ class BalancePairs(_WithNeutralText):
         for i, triplet in enumerate(triplets):
             sentences = (*triplet[1:], neutral[i % len(neutral)]) if neutral else triplet[1:]
             klaad = None if beside is None else beside.examples[i]
-            examples.append(Example(category[triplet.id], sentences, tree_of(sentences), klaad=klaad))
+            examples.append(Example(of[triplet.id], sentences, tree_of(sentences), klaad=klaad))
         noted = {} if beside is None else beside.noted
         return Prepared(examples, [len(example.tree.tokens) for example in examples], left_out, noted)
 
@@ -162,21 +162,22 @@ class BalancePairs(_WithNeutralText):
                 for i, (stereotype, anti), own in zip(chosen, pairs.tolist(), parts, strict=True):
                     said[i] = (stereotype, anti), own.clone()
         gaps = np.array([said[i][0][0] - said[i][0][1] for i in range(len(order))])
-        means = self._means(gaps, [example.category for example in prepared.examples])
+        means = self._means(gaps, [example.of for example in prepared.examples])
         examples = [
             example._replace(reference=Reference(*said[i], float(means[i])))
             for i, example in enumerate(prepared.examples)
         ]
         return prepared._replace(examples=examples)
 
-    def _means(self, gaps: np.ndarray[Any, np.dtype[np.float64]], categories: Sequence[str]) -> Any:
+    def _means(self, gaps: np.ndarray[Any, np.dtype[np.float64]], of: Sequence[tuple[str, str]]) -> Any:
         """What is taken off each pair's Δ, [n]."""
         if self.mean_over == "batch":
             return np.full(len(gaps), np.nan)
         if self.mean_over == "each":
             return gaps
-        groups = np.array(categories if self.mean_over == "category" else ["all"] * len(gaps))
-        return np.array([gaps[groups == group].mean() for group in groups])
+        groups = of if self.mean_over == "category" else [source for source, _ in of]
+        means = {one: gaps[[group == one for group in groups]].mean() for one in set(groups)}
+        return np.array([means[group] for group in groups])
 
     @contextmanager
     def session(self, model: nn.Module) -> Iterator[Callable[[Sequence[Example]], Parts]]:

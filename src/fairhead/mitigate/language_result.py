@@ -100,11 +100,12 @@ def card_of(record: TrainingRecord, carries: str | None) -> Card:
         f"{row['part']} on items whose terms were held out: {row['before']:.4g} before, {row['after']:.4g} after."
         for row in MitigatedLanguage({"": record}, Path()).rows()
     ]
+    data = record.data.get("source", "no data")
     return Card(
         title=f"{base or 'A language model'} with {record.method}",
         done=f"{trained} {'. '.join(_said(record))}.",
         findings=losses,
-        data=str(record.data.get("source", "no data")),
+        data=data if isinstance(data, str) else ", ".join(data),
         base=record.base,
         limits=[
             "These losses have no interval and are no measure of stereotypes: `fairhead lm suite` measures those, and "

@@ -5,7 +5,7 @@ with is computed once: about two thirds of the tokens are left. Models that cann
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fairhead.data import parse_spec, read_items
 from fairhead.data.sentences import CrowsPair, StereoSetItem, Triplet, TripletSplit, split_by_target
 from fairhead.data.splits import shuffle_by_hash
-from fairhead.errors import InputError
+from fairhead.errors import InputError, check_known
 from fairhead.language.answers import TOO_LONG
 from fairhead.language.packing import (
     Alignment,
@@ -42,6 +42,12 @@ from fairhead.language.row_layout import (
 )
 from fairhead.language.running import digest
 from fairhead.settings import PYTHON_ONLY, Count, Option, Seed, Share, check_settings
+from fairhead.train.step import say_once
+
+NOT_TO_TRAIN_ON = (
+    "CrowS-Pairs was made to score models with, and its authors ask that none be trained on it: say so wherever scores "
+    "of this model are shown, and score it on the pairs that are held out"
+)
 
 
 class TokenTriplet(NamedTuple):
@@ -65,18 +71,20 @@ class TripletData:
     """Which triplets to train on.
 
     Attributes:
-        source: the data as name:path: stereoset:PATH; of your own triplets:PATH or pairs:PATH.
-        held_out: share of the items whose target terms are kept out of training.
+        source: the data as name:path: stereoset:PATH; of your own triplets:PATH or pairs:PATH. Give it several times
+            to train on several; no term that is held out of one is trained on in another.
+        held_out: share of the items whose target terms are kept out of training; of several sources one for all, or one
+            each, in their order (0.3,0.5).
         seed: of the split; another seed, another split.
         bias_type: only items of this category, such as gender; by default all.
         kind: only StereoSet's sentences that differ in a word or two (intrasentence), or only those that follow a
             context (intersentence), which share no word; the split by terms stays the same.
         limit: only so many items of each part, to try things out; the split stays the same.
-        options: of the reader.
+        options: of the reader; of several readers, each takes those that it has.
     """
 
-    source: Annotated[str, Option("--data", "SPEC")]
-    held_out: Annotated[Share, Option(metavar="SHARE")] = 0.1
+    source: Annotated[Sequence[str], Option("--data", "SPEC")]
+    held_out: Annotated[Sequence[Share] | Share, Option(metavar="SHARE")] = (0.1,)
     seed: Annotated[Seed, Option("--split-seed")] = 0
     bias_type: str | None = None
     kind: Literal["intrasentence", "intersentence"] | None = None
@@ -86,37 +94,67 @@ class TripletData:
 
     def __post_init__(self) -> None:
         check_settings(TripletData, vars(self), "the data")
-        if self.held_out == 1:
+        if 1 in self.shares:
             raise InputError("held_out is 1: nothing would be left to train on")
+        if len(self.shares) != len(self.sources):
+            raise InputError(f"held_out is {self.held_out}; expected one share, or one for each of {self.sources}")
+        if len({*self.sources}) < len(self.sources):
+            raise InputError(f"a source of data is named twice: {', '.join(self.sources)}")
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Each as name:path."""
+        return (self.source,) if isinstance(self.source, str) else tuple(self.source)
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """What is held out of each."""
+        found = tuple(self.held_out) if isinstance(self.held_out, Sequence) else (self.held_out,)
+        return found * len(self.sources) if len(found) == 1 else found
 
     def read(self) -> TripletSplit:
         """Read and split; no target term is in both parts.
 
         Example:
-            >>> TripletData("crows:crows_pairs.csv").read()
+            >>> TripletData("bbq:BBQ").read()
             Traceback (most recent call last):
                 ...
-            fairhead.errors.InputError: crows_pairs is there to score models with, and none should be trained on it; \
-stereoset:PATH, triplets:PATH or pairs:PATH is expected
+            fairhead.errors.InputError: bbq has questions with answers; sentences in threes or pairs of sentences are \
+needed here: crows_pairs, stereoset, pairs, triplets
         """
-        reader = parse_spec(self.source, "triplets", "pairs").reader
+        readers = [parse_spec(source, "triplets", "pairs").reader for source in self.sources]
+        known, named = {key for reader in readers for key in reader.options}, " or of ".join(r.name for r in readers)
+        for name in self.options:
+            check_known(name, sorted(known), f"{name!r} is no option of {named}; there are")
+        parts = [self._read(source, share) for source, share in zip(self.sources, self.shares, strict=True)]
+        held_out = tuple(item for part in parts for item in part.held_out)
+        terms = {*targets(held_out)}
+        return TripletSplit(
+            tuple(i for part in parts for i in part.train if i.target.casefold() not in terms), held_out
+        )
+
+    def _read(self, source: str, held_out: float) -> TripletSplit:
+        """One of the sources."""
+        reader, path = parse_spec(source)
         if reader.name == "crows_pairs":
-            raise InputError(
-                "crows_pairs is there to score models with, and none should be trained on it; stereoset:PATH, "
-                "triplets:PATH or pairs:PATH is expected"
-            )
-        found = list(read_items(self.source, **self.options))
-        items: list[StereoSetItem] = triplets_of(found) if reader.kind == "pairs" else found
+            say_once(NOT_TO_TRAIN_ON)
+        found: Any = reader.read(
+            path, **{name: value for name, value in self.options.items() if name in reader.options}
+        )
+        items: list[StereoSetItem] = triplets_of(found) if reader.kind == "pairs" else list(found)
         if self.bias_type is not None:
             known = sorted({item.bias_type for item in items})
             items = [item for item in items if item.bias_type == self.bias_type]
             if not items:
                 raise InputError(f"there are no items of bias type {self.bias_type!r}; there are {', '.join(known)}")
-        split = split_by_target(items, self.held_out, self.seed)
+        split = split_by_target(items, held_out, self.seed)
         if reader.kind == "pairs":  # no sentence that is held out is to be the third one of a training triplet
             kept = {item.id for item in split.train}
             split = split._replace(train=tuple(triplets_of([pair for pair in found if pair.id in kept])))
-        return TripletSplit(*(self._drawn(part) for part in split))
+        parts = (self._drawn(part) for part in split)
+        if len(self.sources) > 1:  # ids that are the same in two of them are told apart
+            parts = (tuple(replace(i, id=f"{source}/{i.id}", source=source) for i in part) for part in parts)
+        return TripletSplit(*parts)
 
     def _drawn(self, items: tuple[StereoSetItem, ...]) -> tuple[StereoSetItem, ...]:
         if self.kind is not None:
@@ -129,9 +167,13 @@ stereoset:PATH, triplets:PATH or pairs:PATH is expected
     def described(self) -> dict[str, Any]:
         """What it is, as a record of the training keeps it."""
         found = {name: value for name, value in asdict(self).items() if name not in ("options", "kind") or value}
-        if self.source.startswith("memory:"):  # known again by what they are, not by where they lie
-            found["source"] = f"memory:{digest(read_items(self.source))}"
-        return found
+        # What is in memory is known again by what it is, not by where it lies.
+        sources = [f"memory:{digest(read_items(s))}" if s.startswith("memory:") else s for s in self.sources]
+        alone = len(sources) == 1
+        return found | {
+            "source": sources[0] if alone else sources,
+            "held_out": self.shares[0] if alone else self.shares,
+        }
 
 
 def triplets_of(pairs: Sequence[CrowsPair]) -> list[StereoSetItem]:

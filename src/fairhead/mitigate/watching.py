@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -141,11 +142,12 @@ def _perplexity(scorer: Scorer, texts: Sequence[str]) -> float:
 
 
 def scores_of(scorer: Scorer) -> Callable[[Sequence[StereoSetItem]], float]:
-    """The stereotype score of items under a model."""
+    """The stereotype score of items under a model; of several sources the mean of theirs."""
 
     def score(items: Sequence[StereoSetItem]) -> float:
         answers = scorer.score(stereoset.requests(items), on_long="skip")
-        return _figure("stereoset", "ss", stereoset.table(items, answers))
+        parts = [[item for item in items if item.source == source] for source in {item.source for item in items}]
+        return fmean(_figure("stereoset", "ss", stereoset.table(part, answers)) for part in parts)
 
     return score
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import numpy as np
 
 from fairhead.errors import InputError
-from fairhead.language.benchmark import ASKS, SHOWS, Benchmark, Figure, Label, Measured, SentencePair, Work
+from fairhead.language.benchmark import ASKS, SHOWS, Benchmark, Figure, Label, Measured, SentencePair, Work, of_terms
 from fairhead.language.benchmarks import benchmark_of
 from fairhead.language.benchmarks.crows_pairs import read_crows_pairs
 from fairhead.language.item_table import BenchmarkResult, ItemTable, Measure
@@ -349,6 +349,7 @@ BENCHMARK = Benchmark(
     data="crows_pairs",
     kinds=("pairs", "triplets"),
     section="Attention",
+    trained_on=of_terms,
     # The share of pairs whose largest gap is on the span, what chance would give, and how far it is above; the mean
     # gap on the span and off it, and their difference.
     measures=(

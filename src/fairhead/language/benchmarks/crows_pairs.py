@@ -20,7 +20,7 @@ from fairhead.data.files import MALFORMED, Skips, Source
 from fairhead.data.sentences import DIRECTIONS, CrowsPair
 from fairhead.errors import InputError
 from fairhead.language.answers import Request, Score, gather
-from fairhead.language.benchmark import Benchmark, Figure, Label, SentencePair, more_often
+from fairhead.language.benchmark import Benchmark, Figure, Label, SentencePair, more_often, of_terms
 from fairhead.language.item_table import ItemTable, Measure
 from fairhead.settings import Option
 from fairhead.stats.bootstrap import Array
@@ -78,7 +78,8 @@ class Options:
     """Of CrowS-Pairs.
 
     Attributes:
-        held_out_of: folder of a model that was trained on pairs of your own: leave those out.
+        held_out_of: folder of a model that was trained on pairs: leave those out. Not needed for a comparison, which
+            leaves them out itself.
     """
 
     held_out_of: Annotated[str | None, Option(metavar="MODEL_DIR")] = None
@@ -102,12 +103,17 @@ def table(pairs: Iterable[CrowsPair], scores: Mapping[str, Score], options: Any 
     return ItemTable.of(
         "crows_pairs",
         [pair.id for pair in found],
-        [pair.id for pair in found],
+        [_cluster(pair) for pair in found],
         [(pair.direction, pair.bias_type) for pair in found],
         columns,
         [*directions, *sorted({pair.bias_type for pair in found})],
         answers.left_out,
     )
+
+
+def _cluster(pair: CrowsPair) -> str:
+    """A pair is on its own; the sentence tells whether a model was trained on it."""
+    return f"{pair.id}/{pair.more.casefold()}"
 
 
 def _ids(pair: CrowsPair) -> list[str]:
@@ -146,7 +152,7 @@ def _pairs(pairs: Iterable[CrowsPair]) -> list[SentencePair]:
             pair.more,
             pair.less,
             (pair.bias_type,),
-            pair.id,
+            _cluster(pair),
             {"bias_type": pair.bias_type, "direction": pair.direction},
         )
         for pair in pairs
@@ -178,6 +184,7 @@ BENCHMARK = Benchmark(
     by_category=lambda found: [Figure("ss", group) for group in found.order if group not in DIRECTIONS],
     axes={"race-color": "race", "physical-appearance": "appearance", "sexual-orientation": "sexual orientation"},
     sentences=more_often("ss", "The more stereotypical sentence is likelier in"),
+    trained_on=of_terms,
     pairs=_pairs,
     examples=("fairhead lm crows --model SmolLM2-135M --data crows_pairs_anonymized.csv --out runs/base",),
 )

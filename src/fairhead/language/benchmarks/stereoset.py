@@ -17,7 +17,7 @@ from fairhead.data.files import MALFORMED, Skips, Source, text_field
 from fairhead.data.sentences import GOLD_LABELS, KINDS, StereoSetItem, Triplet
 from fairhead.errors import InputError
 from fairhead.language.answers import Request, Score, gather
-from fairhead.language.benchmark import ASKS, Benchmark, Figure, Label, SentencePair, crossed, more_often
+from fairhead.language.benchmark import ASKS, Benchmark, Figure, Label, SentencePair, crossed, more_often, of_terms
 from fairhead.language.item_table import ItemTable, Measure
 from fairhead.settings import Option
 from fairhead.stats.bootstrap import Array
@@ -155,11 +155,6 @@ def _pairs(items: Iterable[StereoSetItem]) -> list[SentencePair]:
     return found
 
 
-def _trained_on(found: ItemTable, terms: Iterable[str]) -> list[int]:
-    trained = set(terms)
-    return [i for i, cluster in enumerate(found.clusters) if cluster.partition("/")[2] in trained]
-
-
 BENCHMARK = Benchmark(
     name="stereoset",
     title="StereoSet",
@@ -179,7 +174,7 @@ BENCHMARK = Benchmark(
     headlines=(Figure("ss"), Figure("lms"), Figure("icat")),
     by_category=lambda found: [Figure("ss", g) for g in found.order if " × " not in g and g not in KINDS],
     sentences=more_often("ss", "The stereotype is likelier than its opposite in"),
-    trained_on=_trained_on,
+    trained_on=of_terms,
     pairs=_pairs,
     per_token=True,
     examples=("fairhead lm stereoset --model SmolLM2-135M --data stereoset/dev.json",),

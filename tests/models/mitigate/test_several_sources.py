@@ -1,0 +1,137 @@
+"""Training on several sources of sentences at once: each keeps its own share out, and has its own mean taken off."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from language_models import ITEMS, build, saved, tokenizer, write_stereoset
+
+import fairhead
+from fairhead.cli import main
+from fairhead.data import dataset
+from fairhead.errors import InputError
+from fairhead.language.scorer import Scorer
+from fairhead.language.suite import TrainingRecord
+from fairhead.mitigate.balance_pairs import BalancePairs
+from fairhead.mitigate.triplets import TripletData
+from fairhead.mitigate.watching import scores_of, set_aside
+from fairhead.train.plan import LanguagePlan
+from fairhead.train.step import say_once
+
+WHO = ("nurse", "baker", "pilot", "poet", "people", "money", "stone", "home")
+SAYS = ("was kind", "was very rude", "was always late", "was never late", "was careful with money", "went home")
+
+
+def run(*arguments):
+    main([str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """StereoSet, and 24 pairs as CrowS-Pairs has them: six sentences, each about four pairs of groups."""
+    folder = tmp_path_factory.mktemp("sources")
+    for name in ("stereoset", "crows_pairs"):
+        (folder / name).mkdir()
+    write_stereoset(folder / "stereoset/dev.json")
+    with (folder / "crows_pairs/crows_pairs_anonymized.csv").open("w", newline="") as handle:
+        table = csv.writer(handle)
+        table.writerow(["", "sent_more", "sent_less", "stereo_antistereo", "bias_type", "annotations"])
+        pairs = [(f"the {WHO[2 * k]} {said} .", f"the {WHO[2 * k + 1]} {said} .") for said in SAYS for k in range(4)]
+        for i, (more, less) in enumerate(pairs):
+            table.writerow([i, more, less, "stereo", ("age", "gender")[i % 2], "[]"])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def both(sources):
+    return [f"stereoset:{sources / 'stereoset'}", f"crows:{sources / 'crows_pairs'}"]
+
+
+def test_each_source_is_split_as_it_is_alone(both):
+    split = TripletData(both, held_out=(0.25, 0.5)).read()
+    for source, share in zip(both, (0.25, 0.5), strict=True):
+        alone = TripletData(source, held_out=share).read()
+        assert alone.held_out
+        for together, part in zip(split, alone, strict=True):
+            found = [one for one in together if one.source == source]
+            assert [one.texts for one in found] == [one.texts for one in part]
+            assert [one.id for one in found] == [f"{source}/{one.id}" for one in part]
+    assert len(split.train) + len(split.held_out) == len(ITEMS) + 24
+    said = [{one.target.split(maxsplit=2)[2] for one in part if one.source == both[1]} for part in split]
+    assert len(said[0]) == len(said[1]) == 3
+    assert not said[0] & said[1], "a sentence about one group is trained on, and held out about another"
+
+
+def test_a_term_held_out_of_one_source_is_trained_on_in_none(both, tmp_path):
+    held_out = TripletData(both[0], held_out=0.25).read().held_out[0]
+    file = tmp_path / "own.csv"
+    file.write_text(
+        f"stereotype,anti_stereotype,unrelated,term\nA b.,A c.,D.,{held_out.target.upper()}\nE f.,E g.,H.,x\n"
+    )
+    split = TripletData([both[0], f"triplets:{file}"], held_out=(0.25, 0)).read()
+    assert [one.target for one in split.train if one.source != both[0]] == ["x"]
+
+
+def test_means_are_those_of_each_source(both):
+    items = [*TripletData(both, held_out=0).read().train]
+    method, model = BalancePairs(), build("llama")
+    examples = method.refer(model, method.prepare(items, tokenizer(), 64)).examples
+    for source in both:
+        own = [e.reference for e, item in zip(examples, items, strict=True) if item.source == source]
+        gaps = [reference.logprobs[0] - reference.logprobs[1] for reference in own]
+        assert [reference.mean_gap for reference in own] == pytest.approx([np.mean(gaps)] * len(own))
+    score = scores_of(Scorer(model, tokenizer()))
+    assert score(items) == np.mean([score([i for i in items if i.source == source]) for source in both])
+
+
+def test_of_each_source_a_share_is_watched(both):
+    items = TripletData(both, held_out=0).read().train
+    trained, watched = set_aside(items, LanguagePlan(checks=1, watched=0.25))
+    assert {one.source for one in watched} == set(both)
+    assert not {one.target for one in trained} & {one.target for one in watched}
+
+
+@pytest.mark.parametrize("method", ["balance_pairs", "bias_unlearn"])
+def test_held_out_parts_of_both_are_compared(both, sources, tmp_path, capsys, caplog, method):
+    say_once.cache_clear()
+    model = saved(tmp_path / "model")
+    data = [word for source in both for word in ("--data", source)]
+    run("mitigate", method, "--model", model, *data, "--held-out", "0.25,0.5", "--watched", "0.25", "--checks", "1",
+        "--device", "cpu", "--perplexity-rise", "9", "--out", tmp_path / "out")  # fmt: skip
+    assert "its authors ask that none be trained on it" in caplog.text
+    record, split = TrainingRecord.read(tmp_path / "out"), TripletData(both, held_out=(0.25, 0.5)).read()
+    assert record.data["source"] == both
+    assert record.data["held_out"] == [0.25, 0.5]
+    assert not set(record.training_targets) & {one.target.casefold() for one in split.held_out}
+    for name in ("model", "out"):
+        run("lm", "suite", "--model", tmp_path / name, "--data", sources, "--out", tmp_path / "runs" / name,
+            "--n-boot", "100", "--device", "cpu")  # fmt: skip
+    capsys.readouterr()
+    run("lm", "compare", tmp_path / "runs/model", tmp_path / "runs/out", "--json", tmp_path / "both.json")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "CrowS-Pairs, Attention gap without 15 terms that were trained on" in said
+    (after,) = json.loads((tmp_path / "both.json").read_text())["runs"]
+    for kind, n in (("headlines", {"stereoset": 1, "crows_pairs": 12}), ("seen", {"stereoset": 3, "crows_pairs": 12})):
+        assert {one["benchmark"]: one["n"] for one in after[kind] if one["metric"] == "ss"} == n
+
+
+def test_python_takes_a_list(both, sources, tmp_path):
+    kept = dataset(both[1])
+    model = saved(tmp_path / "model")
+    found = fairhead.mitigate(model, [both[0], kept], "klaad", held_out=(0.25, 0.5), out=tmp_path / "out", device="cpu")
+    assert len(found.records[""].training_targets) == 3 + 12
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"held_out": (0.1, 0.2, 0.3)}, "expected one share, or one for each of"),
+        ({"options": {"more": "first"}}, "'more' is no option of stereoset or of crows_pairs; there are on_error"),
+    ],
+)
+def test_mistakes_are_named(both, how, message):
+    with pytest.raises(InputError, match=message):
+        TripletData(both, **how).read()
+    with pytest.raises(InputError, match="named twice"):
+        TripletData([both[0], both[0]])
