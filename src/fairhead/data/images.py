@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from fairhead.data.files import Skips, Source, base_name, stamp_of
 from fairhead.errors import InputError
@@ -18,6 +18,7 @@ from fairhead.errors import InputError
 Progress = Callable[[int, int], None]
 # Enough images per task to make the thread pool's own cost vanish, few enough for a smooth progress bar.
 _CHUNK = 128
+_ORIENTATION = 0x0112  # of EXIF data
 
 
 class Images(Sequence[Image.Image]):
@@ -167,8 +168,9 @@ class Images(Sequence[Image.Image]):
             if Image.MAX_IMAGE_PIXELS and image.width * image.height > Image.MAX_IMAGE_PIXELS:
                 raise Image.DecompressionBombError(f"{image.width} × {image.height} pixels")
             image.load()
-            # convert() would copy an image that is RGB already.
-            return image if image.mode == "RGB" else image.convert("RGB")
+            return _upright_rgb(image)
+        except _Depth as error:
+            raise InputError(f"{where}: {error}") from None
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
             raise InputError(
                 f"{where}: too large to decode safely ({error}); the limit is PIL.Image.MAX_IMAGE_PIXELS"
@@ -207,8 +209,28 @@ class HeldImages(Images):
         if isinstance(picture, dict) and isinstance(picture.get("bytes"), bytes):  # as `datasets` holds files
             return self._opened(picture["bytes"], self._where(name))
         try:
-            found: Image.Image = (picture if hasattr(picture, "convert") else Image.fromarray(picture)).convert("RGB")
+            return _upright_rgb(picture if hasattr(picture, "convert") else Image.fromarray(picture))
+        except _Depth as error:
+            raise InputError(f"{self._where(name)}: {error}") from None
         except (TypeError, ValueError, AttributeError, OSError) as error:
             what = f"is a {type(picture).__name__} that is no picture ({error})"
             raise InputError(f"{self._where(name)}: {what}; PIL images or arrays [H, W, 3] are expected") from None
-        return found
+
+
+class _Depth(ValueError):
+    """Pixels whose range is not known."""
+
+
+def _upright_rgb(image: Image.Image) -> Image.Image:
+    """A picture as viewers show it and `transformers` loads it: turned as its EXIF data say, in 8 bits, RGB."""
+    image = ImageOps.exif_transpose(image) if image.getexif().get(_ORIENTATION, 1) != 1 else image
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
+        # convert() would cut all above 255 off.
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise _Depth(
+            f"its pixels are {'whole numbers of 32 bits' if image.mode == 'I' else 'fractions'}, whose black and white "
+            "are not known; 8 or 16 bits are expected: scale it to 0 to 255 and save it as 8 bits (arrays as uint8)"
+        )
+    # convert() would copy an image that is RGB already.
+    return image if image.mode == "RGB" else image.convert("RGB")

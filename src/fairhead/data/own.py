@@ -27,7 +27,6 @@ LABEL = ("label", "class", "target", "y")
 PATH = ("path", "file", "image", "filename", "file_name", "image_path")
 TEXT = ("text", "post", "comment", "sentence")
 _TABLES = (".csv", ".tsv", ".jsonl", ".parquet", ".csv.gz", ".tsv.gz", ".jsonl.gz")
-_PARTS = {"train", "val", "test"}
 _CLASSES = 20  # no more than these may be as many as half of the rows
 _log = logging.getLogger("fairhead")
 
@@ -67,7 +66,8 @@ def read_images(
         groups: columns to audit by; training never sees them.
         split: column of the parts (train, val or validation, test, or names of your own); by default split, where it
             has these. Without a validation part, that is drawn from the training rows. "random", or without such a
-            column: drawn, 80/10/10 of each class; rows with the same picture stay together.
+            column: drawn, 80/10/10 of each class; rows with the same picture stay together. Parts with other names are
+            left alone.
         id: column of distinct ids; by default id.
         person: column of the person (or the source) of a picture: nobody is in two parts.
         input: column of the paths; by default path, file, image or filename.
@@ -119,12 +119,12 @@ def _pictures(table: Table, input: str | None, how: _How, source: Source, root: 
     columns, skips = _columns(table, named, how), how.skips
     values = table.values(named)
     if len(values) and not isinstance(values[0], str):
-        rows = np.flatnonzero(table.complete([columns.label, *columns.groups], skips))
+        rows = np.flatnonzero(table.complete(columns.needed, skips))
         images: Images = HeldImages(values).take(rows)
         good = images.decodable(skips)
         rows, images = rows[good], images.take(good)
     else:
-        rows = np.flatnonzero(table.complete([named, columns.label, *columns.groups], skips))
+        rows = np.flatnonzero(table.complete([named, *columns.needed], skips))
         names = [str(Path(root, name)) for name in table.cells(named)[rows].tolist()]
         there = {*source.names} if source.is_archive else {name for name in names if (source.path / name).is_file()}
         kept, images = Images.listed(source, names, {name: name for name in there}, table.name, skips)
@@ -149,7 +149,7 @@ def _class_folders(source: Source, input: str | None, how: _How) -> Dataset:
         how.skips.errors("in no folder of a class", lost, f"{source.where(lost[0])}: lies in no folder of a class")
     above = named_parts([place[-3] for place in places]).tolist()
     cells = {"path": names, "label": [place[-2] for place in places], "id": names, "split": above}
-    if not {*above} <= _PARTS:
+    if not {"train", "test"} & {*above}:
         del cells["split"]
     table = Table(str(source.path), tuple(cells), lambda wanted: cells, lambda: {"path": str(source.path)})
     return _pictures(table, "path", how, source)
@@ -177,7 +177,7 @@ def read_texts(
     with opened(path) as table:
         named = table.need("input", input, TEXT)
         columns = _columns(table, named, how)
-        rows = np.flatnonzero(table.complete([named, columns.label, *columns.groups], how.skips))
+        rows = np.flatnonzero(table.complete([named, *columns.needed], how.skips))
         return _labelled("texts", table, rows, tuple(table.cells(named)[rows].tolist()), columns, how)
 
 
@@ -190,6 +190,11 @@ class _Columns(NamedTuple):
     id: str | None
     person: str | None
 
+    @property
+    def needed(self) -> list[str]:
+        """Those in which every row has a value."""
+        return [self.label, *self.groups, *filter(None, [self.split])]
+
 
 def _columns(table: Table, named: str, how: _How) -> _Columns:
     wanted = (how.groups,) if isinstance(how.groups, str) else how.groups
@@ -200,9 +205,16 @@ def _columns(table: Table, named: str, how: _How) -> _Columns:
     found = _Columns(label, groups, split, table.find(how.id, ("id",)), table.find(how.person, ()))
     table.load(named, label, *groups, split, found.id, found.person)
     if split is not None and how.split is None:
-        parts = {*named_parts(table.cells(split).tolist())}
-        if not {"train", "test"} <= parts <= _PARTS:  # called so, and has something else in it
+        parts = {*named_parts(table.cells(split).tolist())} - {""}
+        listed = ", ".join(sorted(parts)[:5]) + (", ..." if len(parts) > 5 else "")
+        if parts <= {"train"} or not parts & {"train", "test"}:  # one part, or something else
+            _log.warning("%s: a split is drawn; the column %r does not say one (%s)", table.name, split, listed)
             return found._replace(split=None)
+        if "test" not in parts:
+            raise InputError(
+                f"{table.name}: the column {split!r} has the parts {listed} and no test: call one of them test, or draw "
+                "a split with --split random (in Python split='random')"
+            )
     return found
 
 
@@ -263,7 +275,6 @@ def _split(
 
     if columns.split is None:
         return drawn(np.arange(len(ids)), how.fractions)
-    table.complete([columns.split], Skips("raise"))
     parts = named_parts(table.cells(columns.split)[rows].tolist()).astype(object)
     train = np.flatnonzero(parts == "train")
     if len(train) and "test" in parts and "val" not in parts:

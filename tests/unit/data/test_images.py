@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from fairhead.data.files import Skips, Source
-from fairhead.data.images import Images
+from fairhead.data.images import HeldImages, Images
 from fairhead.errors import InputError
 
 
@@ -112,3 +112,34 @@ def test_different_sizes_need_a_size(folder, images):
     with pytest.raises(InputError, match=r"010\.jpg: is 5 × 5 pixels where others are 7 × 9"):
         images.as_array(None)
     assert images.as_array(6).shape == (300, 6, 6, 3)
+
+
+def test_a_photograph_is_turned_as_its_camera_says(tmp_path):
+    across = np.zeros((10, 20, 3), np.uint8)
+    across[:, 10:] = 255
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn it by a quarter, clockwise
+    Image.fromarray(across).save(tmp_path / "a.jpg", exif=exif, quality=95)
+    found = Images(Source(tmp_path), ["a.jpg"])[0]
+    assert found.size == (10, 20)
+    assert np.asarray(found)[2].mean() < 20 < 230 < np.asarray(found)[17].mean()
+    held = HeldImages([Image.open(tmp_path / "a.jpg")])[0]
+    assert np.array_equal(np.asarray(held), np.asarray(found))
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.tiff"])
+def test_pictures_of_16_bits_keep_their_greys(tmp_path, name):
+    grey = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    deep = Image.fromarray(grey.astype(np.uint16) * 257)
+    deep.save(tmp_path / name)
+    for found in (Images(Source(tmp_path), [name])[0], HeldImages([deep])[0]):
+        assert np.array_equal(np.asarray(found)[..., 0], grey)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_pictures_whose_range_is_not_known_are_refused(tmp_path, dtype):
+    pixels = np.linspace(0, 1, 256, dtype=np.float32).reshape(16, 16).astype(dtype)
+    Image.fromarray(pixels).save(tmp_path / "a.tiff")
+    for images in (Images(Source(tmp_path), ["a.tiff"]), HeldImages([pixels])):
+        with pytest.raises(InputError, match="whose black and white are not known; 8 or 16 bits are expected"):
+            images[0]

@@ -102,6 +102,35 @@ def test_a_column_called_split_that_has_other_values_is_not_the_split_unless_nam
     assert read_labelled(f"texts:{path}", label="toxic", split="split").sizes == {f"fold {i}": 20 for i in range(3)}
 
 
+@pytest.mark.parametrize(
+    ("parts", "sizes"),
+    [
+        (["train", "val", "test", "extra"], {"train": 15, "val": 15, "test": 15, "extra": 15}),
+        (["test"], {"test": 60}),
+        (["train"], {"train": 48, "val": 6, "test": 6}),
+    ],
+)
+def test_a_split_column_is_followed_whatever_parts_it_has_beside_test(tmp_path, caplog, parts, sizes):
+    rows = [{**row, "split": parts[i % len(parts)]} for i, row in enumerate(POSTS)]
+    assert read_labelled(f"texts:{write(tmp_path / 'posts.csv', rows)}", label="toxic").sizes == sizes
+    assert ("a split is drawn" in caplog.text) == (parts == ["train"])
+
+
+def test_a_split_column_without_a_test_part_is_refused(tmp_path):
+    rows = [{**row, "split": ["train", "eval"][i % 2]} for i, row in enumerate(POSTS)]
+    with pytest.raises(InputError, match=r"'split' has the parts eval, train and no test: .*--split random"):
+        read_labelled(f"texts:{write(tmp_path / 'posts.csv', rows)}", label="toxic")
+
+
+def test_rows_without_a_part_are_refused_or_left_out(tmp_path):
+    rows = [{**row, "split": "" if i == 7 else ["train", "val", "test"][i % 3]} for i, row in enumerate(POSTS)]
+    spec = f"texts:{write(tmp_path / 'posts.csv', rows)}"
+    with pytest.raises(InputError, match="the column 'split' is empty in 1 of 60 rows"):
+        read_labelled(spec, label="toxic")
+    data = read_labelled(spec, label="toxic", on_error="skip")
+    assert data.sizes == {"train": 20, "val": 19, "test": 20}
+
+
 def test_nobody_is_in_two_parts(pictures):
     data = read_labelled(f"images:{pictures / 'labels.csv'}", label="smiling", person="who")
     parts = {}
