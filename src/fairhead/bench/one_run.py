@@ -403,7 +403,9 @@ def save_model(
         return
     if kind == "text":
         assert recipe.place is not None
-        beside = tokenizer_of(recipe.place).save_pretrained
+        tokenizer = tokenizer_of(recipe.place)
+        tokenizer.model_max_length = cell.data.max_length  # by it whoever reads the model cuts texts as in training
+        beside = tokenizer.save_pretrained
     else:
         beside = recipe.pictures().save
     whole = whole_model(model, kind, cell, recipe, None if task is None else task.validation)

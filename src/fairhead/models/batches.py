@@ -82,14 +82,18 @@ class ImageInputs(RowInputs):
 
 
 class TextInputs(RowInputs):
-    """Texts, cut where the model's context ends."""
+    """Texts, cut where the tokenizer says (`mitigate` keeps there what the model was trained on), or the context ends."""
 
     kind, made_ready_by = "text", "tokenizer"
 
     def batches(self, rows: NDArray[np.integer] | None = None, start: int = 0) -> Iterator[Mapping[str, Tensor]]:
         """Tokens, padded to the longest text of a batch; a model that knows its positions apart has one length."""
         texts: Sequence[Any] = self.items if rows is None else [self.items[i] for i in rows]
-        longest = min(_MOST_TOKENS, getattr(self.model.config, "max_position_embeddings", _MOST_TOKENS))
+        longest = min(
+            _MOST_TOKENS,
+            getattr(self.model.config, "max_position_embeddings", _MOST_TOKENS),
+            self.loaded.tokenizer.model_max_length,
+        )
         fixed = positions_of(self.model)
         how = {"padding": "max_length", "max_length": fixed} if fixed else {"padding": True, "max_length": longest}
         for part in even_batches(start, len(texts), self.batch_size):
