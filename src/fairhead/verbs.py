@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairhead.data import Dataset, Items, dataset, hold, parse_spec
+from fairhead.data.own import NO_LABEL
 from fairhead.errors import InputError, check_known
 from fairhead.records import Records
 from fairhead.settings import check_settings
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from fairhead.bench.one_run import Mitigated
     from fairhead.discover.discovered import Discovered
     from fairhead.language.item_table import BenchmarkResult
@@ -28,19 +31,20 @@ def predict(
     model: Any,
     data: Any,
     *,
-    split: str | None = "test",
+    part: str = "test",
     batch_size: int = 64,
     device: str = "auto",
     beside: Any = None,
     **options: Any,
-) -> Records:
+) -> "Records | pd.DataFrame":
     """What a classifier of pictures or texts answers, as records that `fairhead.audit` reads.
 
     Args:
         model: a folder, a name of the hub, or a live model.
-        data: labelled pictures or texts.
-        split: the part to predict; None for all rows. Rows that the model was trained on, as `mitigate` keeps beside
-            it, are left out of a part for testing, and it is said how many.
+        data: pictures or texts: labelled, with all classes of the model or some; or without labels (`label="none"`, or
+            a list of them alone), for which a data frame of id, prediction and score comes back.
+        part: the rows to predict; "all" for all of them, as are rows without labels. Rows that the model was trained
+            on, as `mitigate` keeps beside it, are left out of a part for testing, and it is said how many.
         batch_size: rows at a time.
         device: "cpu", "cuda", ...; "auto" takes a GPU where there is one.
         beside: the tokenizer or image processor of a live model that was not loaded from a folder.
@@ -49,21 +53,33 @@ def predict(
     Example:
         >>> records = predict("run/model", "images:labels.csv", label="smiling", groups=["sex"])  # doctest: +SKIP
         >>> fairhead.audit(records).show()  # doctest: +SKIP
+        >>> predict("run/model", ["A new post.", "Another."])  # doctest: +SKIP
     """
     import torch
 
-    from fairhead.models.batches import ImageInputs, TextInputs, class_order
+    from fairhead.models.batches import ImageInputs, TextInputs
     from fairhead.models.training_rows import unseen
 
-    labelled = _labelled(data, options)
-    part = labelled.all if split is None else labelled.examples(split)
-    part = unseen(model, part, go_on=split in (None, "train", "val"))
-    kind = TextInputs if isinstance(part.inputs, tuple) else ImageInputs
-    rows = kind(model, part.inputs, batch_size, device, beside)
-    order = class_order(rows.model, labelled.classes)
+    if isinstance(data, Sequence) and not isinstance(data, str):
+        options = {"label": NO_LABEL, **options}
+    rows = data if isinstance(data, Dataset) else _dataset(data, options)
+    asked = rows.all if part == "all" else rows.examples(part)
+    asked = unseen(model, asked, go_on=part in ("all", "train", "val") or not rows.classes)
+    kind = TextInputs if isinstance(asked.inputs, tuple) else ImageInputs
+    inputs = kind(model, asked.inputs, batch_size, device, beside)
     with torch.inference_mode():
-        logits = torch.cat([rows.model(**batch).logits.float().cpu() for batch in rows.batches()])
-    return labelled.records(part.ids, logits[:, order].softmax(-1))
+        logits = torch.cat([inputs.model(**batch).logits.float().cpu() for batch in inputs.batches()])
+    records = _answered(inputs.model, rows, asked.ids, logits)
+    return records if rows.classes else records.to_frame().drop(columns="label")
+
+
+def _answered(model: Any, data: Dataset, ids: Any, logits: Any) -> Records:
+    """The records of a model's logits [n, C], among all of its classes, of which the data may have some."""
+    from fairhead.models.batches import class_order
+
+    names = {str(name) for name in model.config.id2label.values()}
+    data = data.with_classes(tuple(sorted(names))) if {*data.classes} < names else data
+    return data.records(ids, logits[:, class_order(model, data.classes)].softmax(-1))
 
 
 def score(
@@ -195,7 +211,6 @@ def _records(model: Any, data: Dataset, part: str, device: str, features: Any) -
     A linear head, as `mitigate` trains on ready features, is given the features [n, D] of all rows.
     """
     from fairhead.models import load
-    from fairhead.models.batches import class_order
     from fairhead.models.linear_head import LinearHead, LinearHeadConfig
     from fairhead.models.places import config_of, find
     from fairhead.models.training_rows import unseen
@@ -214,8 +229,10 @@ def _records(model: Any, data: Dataset, part: str, device: str, features: Any) -
             )
         ids = unseen(model, data.all if part == "all" else data.examples(part), go_on=part == "all").ids
         logits = head(features=features[data.attributes.rows(ids)]).logits.detach()
-        return data.records(ids, logits[:, class_order(head, data.classes)].softmax(-1))
-    return predict(model, data, split=None if part == "all" else part, device=device)
+        return _answered(head, data, ids, logits)
+    records = predict(model, data, part=part, device=device)
+    assert isinstance(records, Records)
+    return records
 
 
 def locate(
@@ -388,7 +405,13 @@ def _kept(out: str | Path | None) -> Path:
 
 
 def _labelled(data: Any, options: Mapping[str, Any]) -> Dataset:
-    found = data if isinstance(data, Dataset) else dataset(data, **options)
+    found = data if isinstance(data, Dataset) else _dataset(data, options)
+    found.need_labels()
+    return found
+
+
+def _dataset(data: Any, options: Mapping[str, Any]) -> Dataset:
+    found = dataset(data, **options)
     if not isinstance(found, Dataset):
         raise InputError(f"{found.name} has no labels; labelled pictures or texts are needed here")
     return found

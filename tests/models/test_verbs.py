@@ -1,9 +1,11 @@
 """The verbs in Python: own pictures, posts and pairs from memory to an audited, located, edited and saved model."""
 
+import made_posts
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+import transformers as hf
 from made_language import GROUPS, PLANTED, TRAITS, planted_llama, tokenizer
 from PIL import Image
 
@@ -59,6 +61,46 @@ def test_predict_refuses_classes_of_other_data(run):
     data = fairhead.dataset([Image.new("RGB", (8, 8))] * 2, label=["cat", "dog"], split=["test", "test"])
     with pytest.raises(InputError, match="the model's classes are no, yes and those of the data cat, dog"):
         fairhead.predict(run.out / "model", data, device="cpu")
+
+
+def test_predict_takes_rows_of_some_classes_and_rows_without_labels(run):
+    every, n = fairhead.predict(run.out / "model", faces(), device="cpu"), 80
+    pictures = [faces().examples("test").inputs[row] for row in range(n)]
+    labels, scores = every.label.values(), every.scores
+    some = [row for row in range(n) if labels[row] == "no"]
+    data = fairhead.dataset([pictures[row] for row in some], label=["no"] * len(some), split=["test"] * len(some))
+    found = fairhead.predict(run.out / "model", data, device="cpu")
+    assert found.classes == ("no", "yes")
+    assert np.allclose(found.scores, scores[some], atol=1e-6)
+    assert (found.label.values() == "no").all()
+    frame = fairhead.predict(run.out / "model", pictures, device="cpu")
+    assert list(frame) == ["id", "prediction", "score"]
+    assert np.allclose(frame["score"], scores, atol=1e-6)
+    assert frame["prediction"].tolist() == every.prediction.values().tolist()
+    with pytest.raises(InputError, match="the rows have no labels"):
+        fairhead.mitigate("vit-2x4", fairhead.dataset(pictures, label="none"), device="cpu", model_options=SMALL)
+
+
+def test_texts_are_cut_as_in_training_wherever_the_model_is_read(tmp_path):
+    """Words before the cut say the class, words behind it the other one."""
+    model = made_posts.bert().requires_grad_(True)
+    rng = np.random.default_rng(0)
+    label = np.arange(240) % 2
+    half = np.array(made_posts.FILLERS).reshape(2, -1)
+    texts = [" ".join([*rng.choice(half[y], 6), *rng.choice(half[1 - y], 20)]) for y in label]
+    data = pd.DataFrame({"text": texts, "label": np.array(["no", "yes"])[label], "about": rng.choice(["f", "m"], 240)})
+    plan = {"epochs": 4, "batch_size": 16, "learning_rate": 3e-3, "max_length": 8, "device": "cpu", "out": tmp_path}
+    run = fairhead.mitigate(model, data, groups=["about"], beside=made_posts.tokenizer(), **plan)
+    kept = fairhead.Records.read(tmp_path / "records.csv").to_frame().astype({"id": str}).set_index("id")["score"]
+    assert run.audit["accuracy"].value > 0.8
+    found = fairhead.predict(tmp_path / "model", data, device="cpu").to_frame().set_index("id")["score"]
+    assert np.allclose(found, kept[found.index], atol=1e-5)
+    tokenizer = hf.AutoTokenizer.from_pretrained(tmp_path / "model")
+    plain = hf.AutoModelForSequenceClassification.from_pretrained(tmp_path / "model")
+    rows = [texts[int(name) - 1] for name in found.index]
+    with torch.no_grad():
+        logits = plain(**tokenizer(rows, truncation=True, padding=True, return_tensors="pt")).logits
+    assert np.allclose(logits.softmax(-1)[:, 1], found, atol=1e-5)
 
 
 def test_locate_edit_save_load_audit(run, tmp_path):

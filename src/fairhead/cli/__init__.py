@@ -23,13 +23,16 @@ from fairhead.cli.lm import lm_app
 from fairhead.cli.locate import ABLATE_EPILOG, VIEW_EPILOG, ablate_command, locate_command, view_command
 from fairhead.cli.locate import EPILOG as LOCATE_EPILOG
 from fairhead.cli.mitigate import mitigate_app
+from fairhead.cli.predict import EPILOG as PREDICT_EPILOG
+from fairhead.cli.predict import predict_command
 from fairhead.cli.push import EPILOG as PUSH_EPILOG
 from fairhead.cli.push import push_command
 from fairhead.errors import FairheadError
 from fairhead.store import locked, refuse_pipe
 
 _INTERRUPTED = 130
-_COMMANDS = ("ablate", "attention", "audit", "bench", "demo", "discover", "lm", "locate", "mitigate", "push", "view")
+_COMMANDS = ["ablate", "attention", "audit", "bench", "demo", "discover", "lm", "locate", "mitigate", "predict"]
+_COMMANDS += ["push", "view"]
 # Newer typers bring a click of their own, whose errors are not those of `click`; this is the base of either.
 _UsageError: Any = typer.BadParameter.__mro__[1]
 
@@ -88,6 +91,7 @@ app.command("discover", epilog=DISCOVER_EPILOG)(discover_command)
 app.add_typer(lm_app)
 app.command("bench", epilog=BENCH_EPILOG)(bench_command)
 app.add_typer(mitigate_app)
+app.command("predict", epilog=PREDICT_EPILOG)(predict_command)
 app.command("locate", epilog=LOCATE_EPILOG)(locate_command)
 app.command("ablate", epilog=ABLATE_EPILOG)(ablate_command)
 app.command("view", epilog=VIEW_EPILOG)(view_command)

@@ -138,6 +138,17 @@ class Dataset:
         """Names of the classes."""
         return self.all.classes
 
+    def need_labels(self) -> None:
+        """Refuse rows without labels, which a model can answer but nothing can be learned or audited from."""
+        if not self.classes:
+            raise InputError(f"{self.name}: the rows have no labels (label none), which is for predict only")
+
+    def with_classes(self, classes: tuple[str, ...]) -> "Dataset":
+        """The same rows among more classes; rows without labels count as the first of them."""
+        number = [classes.index(name) for name in self.classes] or [0]
+        labels = np.array(number, dtype=np.int64)[self.all.labels]
+        return replace(self, all=replace(self.all, labels=labels, classes=classes))
+
     @property
     def sizes(self) -> dict[str, int]:
         """Rows in each part of the split, in order of first appearance."""

@@ -22,8 +22,10 @@ from fairhead.data.own_table import Table, opened
 from fairhead.data.sentences import MORE_LESS
 from fairhead.data.splits import EIGHTY_TEN_TEN, joined_keys, named_parts, split_by_hash, split_within
 from fairhead.errors import InputError
+from fairhead.records import Column
 
 LABEL = ("label", "class", "target", "y")
+NO_LABEL = "none"
 PATH = ("path", "file", "image", "filename", "file_name", "image_path")
 TEXT = ("text", "post", "comment", "sentence")
 _TABLES = (".csv", ".tsv", ".jsonl", ".parquet", ".csv.gz", ".tsv.gz", ".jsonl.gz")
@@ -62,7 +64,7 @@ def read_images(
     Args:
         path: the table, or the folder or archive that holds one; paths in it are relative to its folder. Without a
             table: `cat/1.jpg`, `dog/2.jpg`, or `train/cat/1.jpg` with the part before the class.
-        label: column of the classes; by default label, class, target or y.
+        label: column of the classes; by default label, class, target or y. "none" for rows without, to predict.
         groups: columns to audit by; training never sees them.
         split: column of the parts (train, val or validation, test, or names of your own); by default split, where it
             has these. Without a validation part, that is drawn from the training rows. "random", or without such a
@@ -184,7 +186,7 @@ def read_texts(
 class _Columns(NamedTuple):
     """Which columns of a table are what; None where there is none."""
 
-    label: str
+    label: str | None
     groups: tuple[str, ...]
     split: str | None
     id: str | None
@@ -193,12 +195,14 @@ class _Columns(NamedTuple):
     @property
     def needed(self) -> list[str]:
         """Those in which every row has a value."""
-        return [self.label, *self.groups, *filter(None, [self.split])]
+        return [*self.groups, *filter(None, [self.label, self.split])]
 
 
 def _columns(table: Table, named: str, how: _How) -> _Columns:
     wanted = (how.groups,) if isinstance(how.groups, str) else how.groups
-    label, groups = table.need("label", how.label, LABEL), tuple(str(table.find(name, ())) for name in wanted)
+    none = how.label == NO_LABEL and NO_LABEL not in table.columns
+    label = None if none else table.need("label", how.label, LABEL)
+    groups = tuple(str(table.find(name, ())) for name in wanted)
     if label in groups:
         raise InputError(f"{table.name}: {label!r} is what is predicted; name another column to audit by")
     split = None if how.split == "random" and "random" not in table.columns else table.find(how.split, ("split",))
@@ -212,15 +216,16 @@ def _columns(table: Table, named: str, how: _How) -> _Columns:
             return found._replace(split=None)
         if "test" not in parts:
             raise InputError(
-                f"{table.name}: the column {split!r} has the parts {listed} and no test: call one of them test, or draw "
-                "a split with --split random (in Python split='random')"
+                f"{table.name}: the column {split!r} has the parts {listed} and no test: call one of them test, or "
+                "draw a split with --split random (in Python split='random')"
             )
     return found
 
 
 def _labelled(name: str, table: Table, rows: NDArray[np.intp], inputs: Inputs, columns: _Columns, how: _How) -> Dataset:
     """The data set of some rows of a table and their inputs."""
-    ids, labels = table.ids(columns.id)[rows], column(table.cells(columns.label)[rows])
+    ids = table.ids(columns.id)[rows]
+    labels = column(np.full(len(rows), "") if columns.label is None else table.cells(columns.label)[rows])
     if (many := len(labels.levels)) > max(_CLASSES, len(rows) / 2):
         raise InputError(
             f"{table.name}: the label {columns.label!r} has {many:,} distinct values in {len(rows):,} rows, as numbers "
@@ -235,7 +240,7 @@ def _labelled(name: str, table: Table, rows: NDArray[np.intp], inputs: Inputs, c
     return Dataset.of(
         ids,
         inputs,
-        labels,
+        Column(labels.codes, ()) if columns.label is None else labels,
         _split(table, rows, columns, ids, labels.values(), person, inputs, how),
         {group: column(table.cells(group)[rows]) for group in columns.groups},
         cluster=None if person is None else column(person),
@@ -273,6 +278,8 @@ def _split(
         one = which[order[np.unique(first[order], return_index=True)[1]][same]]
         return split_within(ids[one].tolist(), labels[one].tolist(), shares, how.seed)
 
+    if columns.split is None and columns.label is None:
+        return np.full(len(ids), "test")
     if columns.split is None:
         return drawn(np.arange(len(ids)), how.fractions)
     parts = named_parts(table.cells(columns.split)[rows].tolist()).astype(object)

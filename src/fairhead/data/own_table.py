@@ -50,7 +50,8 @@ class Table:
         if found is None:
             called, listed = " or ".join(dict.fromkeys(usual)), ", ".join(self.columns)
             typed = "--label COLUMN" if option == "label" else f"--data-option {option}=COLUMN"
-            which = f"say which it is with {typed} (in Python {option}=COLUMN). Its columns: {listed}"
+            without = ", or none to predict rows that have no label" if option == "label" else ""
+            which = f"say which it is with {typed} (in Python {option}=COLUMN){without}. Its columns: {listed}"
             raise InputError(f"{self.name} has no column called {called}: {which}")
         return found
 
@@ -100,7 +101,8 @@ class Table:
 
     def complete(self, names: Sequence[str], skips: Skips) -> NDArray[np.bool_]:
         """Which rows have a value in each of these columns, shape [n]; the others are errors, or are left out."""
-        found: NDArray[np.bool_] = np.array(True)
+        self.load(*names)
+        found: NDArray[np.bool_] = np.full(len(self), True)
         for name in names:
             empty = self.cells(name) == ""
             rows = [f"row {row + 1}" for row in np.flatnonzero(empty)]

@@ -252,6 +252,7 @@ def read_labelled(spec: str, **options: Any) -> Dataset:
     reader, path = parse_spec(spec, "images", "texts")
     data = reader.read(path, **options)
     assert isinstance(data, Dataset)
+    data.need_labels()
     return data
 
 

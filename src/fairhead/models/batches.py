@@ -82,7 +82,7 @@ class ImageInputs(RowInputs):
 
 
 class TextInputs(RowInputs):
-    """Texts, cut where the tokenizer says (`mitigate` keeps there what the model was trained on), or the context ends."""
+    """Texts, cut where the tokenizer says (`mitigate` keeps there what it trained with) or the model's context ends."""
 
     kind, made_ready_by = "text", "tokenizer"
 

@@ -325,14 +325,17 @@ _READERS: Mapping[str, Callable[..., Source]] = {
 }
 
 
-def write(records: Records, path: str | os.PathLike[str]) -> None:
-    """Write records in the format of the suffix; the file appears whole or not at all."""
+def write(records: Records | pd.DataFrame, path: str | os.PathLike[str]) -> None:
+    """Write records, or a frame, in the format of the suffix; the file appears whole or not at all."""
     file, kind = Path(path), file_format(str(path))
     with whole_file(file) as part:
         _WRITERS[kind](records, part, file.suffix.lower())
 
 
-def _frames(records: Records) -> Iterator[pd.DataFrame]:
+def _frames(records: Records | pd.DataFrame) -> Iterator[pd.DataFrame]:
+    if isinstance(records, pd.DataFrame):
+        yield records
+        return
     for start in range(0, len(records), CHUNK):
         yield records.take(slice(start, start + CHUNK)).to_frame()
 
@@ -343,13 +346,13 @@ def _create_text(part: Path, suffix: str) -> Any:
     return create(part, "wt", encoding="utf-8", newline="")
 
 
-def _write_table(records: Records, part: Path, suffix: str, separator: str = ",") -> None:
+def _write_table(records: Records | pd.DataFrame, part: Path, suffix: str, separator: str = ",") -> None:
     with _create_text(part, suffix) as text:
         for i, frame in enumerate(_frames(records)):
             frame.to_csv(text, sep=separator, index=False, header=i == 0, lineterminator="\n")
 
 
-def _write_jsonl(records: Records, part: Path, suffix: str) -> None:
+def _write_jsonl(records: Records | pd.DataFrame, part: Path, suffix: str) -> None:
     with _create_text(part, suffix) as text:
         for frame in _frames(records):
             names = list(frame)
@@ -357,8 +360,8 @@ def _write_jsonl(records: Records, part: Path, suffix: str) -> None:
                 text.write(json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False) + "\n")
 
 
-def _write_parquet(records: Records, part: Path, suffix: str) -> None:
-    frame = records.to_frame()
+def _write_parquet(records: Records | pd.DataFrame, part: Path, suffix: str) -> None:
+    frame = records if isinstance(records, pd.DataFrame) else records.to_frame()
     try:
         try:
             frame.to_parquet(part, engine="pyarrow", index=False)
@@ -370,7 +373,7 @@ def _write_parquet(records: Records, part: Path, suffix: str) -> None:
         raise InputError(NO_PYARROW) from None
 
 
-_WRITERS: Mapping[str, Callable[[Records, Path, str], None]] = {
+_WRITERS: Mapping[str, Callable[[Records | pd.DataFrame, Path, str], None]] = {
     "csv": _write_table,
     "tsv": partial(_write_table, separator="\t"),
     "jsonl": _write_jsonl,

@@ -125,7 +125,7 @@ def test_predict_and_locate_leave_out_the_rows_of_the_training(trained, tmp_path
     own = read_labelled(data, label="y", seed=3)
     tests = read_labelled(data, label="y").examples("test").ids.tolist()
     assert {*fairhead.predict(run / "model", data, label="y").id.tolist()} == tested & {*tests}
-    assert len(fairhead.predict(run / "model", data, label="y", split=None)) == 80
+    assert len(fairhead.predict(run / "model", data, label="y", part="all")) == 80
     assert "rows that it is asked" in caplog.text
     # What is loaded from there and saved elsewhere knows them, too.
     fairhead.models.save(fairhead.load(run / "model"), tmp_path / "again")

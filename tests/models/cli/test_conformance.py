@@ -51,6 +51,10 @@ WORKS = {
     "locate": ("--model", "{heads}/classifier", *FACES, "--draws", "20"),
     "ablate": ("--model", "{heads}/classifier", *FACES, "--draws", "20", "--heads", "L0H0"),
     "view": ("{lm}/before",),
+    "predict": (
+        *("--model", "{heads}/classifier", "--data", "fairface:{heads}/faces", "--part", "val", "--label", "age"),
+        *("--device", "cpu"),
+    ),
     "push": ("{lm}/one", "you/model"),
     "attention": (
         *("--model", "{heads}/classifier", "--data", "utkface:{heads}/utkface", "--part", "train", "--group", "white"),
@@ -354,7 +358,7 @@ def unwritable(option):
 
 def folders(option):
     """Those that a run fills; features and caches are shared, and who comes second waits for them."""
-    return {"in use": "shared"} if named(option) in ("--out", "--save") else {}
+    return {"in use": "shared"} if named(option) in ("--out", "--save") and option.metavar != "FILE" else {}
 
 
 @pytest.mark.parametrize(("name", "option", "value"), cases(folders))

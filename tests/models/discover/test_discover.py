@@ -257,7 +257,7 @@ def test_the_command_audits_a_model_and_others_take_its_groups(bert, posts, tmp_
     heads = json.loads((tmp_path / "heads" / "headmap.json").read_text())
     assert heads["selected"] == [list(made_posts.PLANTED)]
     assert heads["concept"]["poles"] == ["cluster 1", "cluster 2"]
-    records = fairhead.predict(bert, f"texts:{posts}", split=None, label="verdict")
+    records = fairhead.predict(bert, f"texts:{posts}", part="all", label="verdict")
     records.save(tmp_path / "records.csv")
     main(["audit", str(tmp_path / "records.csv"), "--label", "label", "--pred", "prediction", *groups])
     assert "groups by discovered (2)" in capsys.readouterr().out

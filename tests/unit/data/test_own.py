@@ -238,7 +238,7 @@ def test_rows_without_a_value_are_counted_or_refused(tmp_path):
         (
             {},
             r"has no column called label or class or target or y: say which it is with --label COLUMN \(in Python "
-            r"label=COLUMN\). Its columns: post",
+            r"label=COLUMN\), or none to predict rows that have no label. Its columns: post",
         ),
         ({"label": "toxic", "groups": ["sex"]}, "has no column 'sex'"),
         ({"label": "toxic", "split": "part"}, "has no column 'part'"),
