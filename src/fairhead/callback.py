@@ -47,10 +47,14 @@ class AuditCallback(TrainerCallback):
                 classes), n_boot, level, intersections, ...
 
         Raises:
-            InputError: the groups are not those of the evaluation data.
+            InputError: the groups are not those of the evaluation data, or its predictions are not kept.
         """
         self.trainer, self.options = trainer, {"metrics": METRICS, **options}
         self.groups = groups if isinstance(groups, Mapping) else [groups] if isinstance(groups, str) else list(groups)
+        if trainer.args.batch_eval_metrics:
+            raise InputError(
+                "AuditCallback needs all predictions at once: leave out batch_eval_metrics=True"
+            )
         self.audits: list[tuple[str, int, Audit]] = []
         self._data: Any = None  # of the evaluation that is under way
         self._columns: tuple[Any, dict[str, Any]] | None = None  # the groups of the data that were looked at last
@@ -66,13 +70,19 @@ class AuditCallback(TrainerCallback):
         known = self.trainer.eval_dataset
         self._data = known[eval_dataset] if isinstance(eval_dataset, str) else eval_dataset
         self._data = known if self._data is None else self._data
-        loader = self._loader(eval_dataset)
+        # Rows that training groups by length would be evaluated in another order, too.
+        arguments = self.trainer.args
+        strategy, arguments.train_sampling_strategy = arguments.train_sampling_strategy, "random"
+        try:
+            loader = self._loader(eval_dataset)
+        finally:
+            arguments.train_sampling_strategy = strategy
         # Where several processes share the rows, the sampler is within the part of this one.
         batches = getattr(loader.batch_sampler, "batch_sampler", loader.batch_sampler)
         if not isinstance(getattr(batches, "sampler", None), SequentialSampler):
             raise InputError(
-                "AuditCallback needs evaluation rows in the order of their data, and this Trainer has another: set "
-                'train_sampling_strategy="random", and give evaluation data that have a length'
+                "AuditCallback needs evaluation rows in the order of their data, and this Trainer has another "
+                "sampler: give evaluation data that have a length, and leave their sampler to transformers"
             )
         return loader
 
@@ -111,12 +121,8 @@ class AuditCallback(TrainerCallback):
                 f"AuditCallback audits classifiers: predictions [rows, classes] and labels [rows] are expected, and "
                 f"this evaluation gives {shapes[0]} and {shapes[1]}"
             )
-        for name, values in groups.items():
-            if len(values) != len(label):
-                raise InputError(
-                    f"group {name!r} has {len(values)} values and the evaluation {len(label)} rows: give one for each "
-                    "row, or name a column of the evaluation data"
-                )
+        if self.trainer.args.dataloader_drop_last:  # the last batch, unless it is full
+            groups = {name: values[: len(label)] for name, values in groups.items()}
         scores = None if said.ndim == 1 else softmax(said.astype(np.float64), axis=-1)
         if scores is not None and scores.shape[1] != len(names):
             raise InputError(f"the predictions have {scores.shape[1]} columns and the model {len(names)} classes")
@@ -139,6 +145,12 @@ class AuditCallback(TrainerCallback):
         if isinstance(self.groups, Mapping):
             if data is not self.trainer.eval_dataset:
                 raise InputError("groups given as values belong to trainer.eval_dataset: name columns for other data")
+            for name, values in self.groups.items():
+                if len(values) != len(data):
+                    raise InputError(
+                        f"group {name!r} has {len(values)} values and the evaluation data {len(data)} rows: give one "
+                        "for each row, or name a column of the evaluation data"
+                    )
             return dict(self.groups)
         if self._columns is None or self._columns[0] is not data:
             self._columns = data, {name: _column(data, name) for name in self.groups}

@@ -106,12 +106,43 @@ def test_groups_may_be_given_as_values(tmp_path):
     with pytest.raises(InputError, match=r"belong to trainer\.eval_dataset"):
         trainer.evaluate(rows(100))
     trainer, _ = made_trainer(tmp_path, evaluation)
-    fairhead.AuditCallback(trainer, {"sex": sex[1:]})
-    with pytest.raises(InputError, match="99 values and the evaluation 100 rows"):
-        trainer.evaluate()
+    with pytest.raises(InputError, match="99 values and the evaluation data 100 rows"):  # before anything is trained
+        fairhead.AuditCallback(trainer, {"sex": sex[1:]})
+
+
+@pytest.mark.parametrize("option", ["train_sampling_strategy", "dataloader_drop_last"])
+def test_rows_keep_their_groups_however_the_trainer_makes_batches(option, tmp_path):
+    class ByLength(Trainer):
+        """As transformers does with texts, whose lengths differ."""
+
+        def _get_eval_sampler(self, eval_dataset):
+            if self.args.train_sampling_strategy == "group_by_length":
+                return torch.utils.data.RandomSampler(eval_dataset)
+            return super()._get_eval_sampler(eval_dataset)
+
+    def gap(data, **options):
+        trainer, _ = made_trainer(tmp_path, data, kind=ByLength, **options)
+        with torch.no_grad():  # the model says "yes" of half of the rows
+            pixels = torch.stack([row["pixel_values"] for row in data[:256]])
+            trainer.model.classifier.bias -= trainer.model(pixels).logits.median(0).values
+        fairhead.AuditCallback(trainer, groups="sex", n_boot=200)
+        found = trainer.evaluate()["eval_EOd_sex"]
+        assert trainer.args.train_sampling_strategy == options.get("train_sampling_strategy", "random")
+        return found
+
+    evaluation = rows(301)
+    if option == "dataloader_drop_last":
+        expected, found = gap(evaluation[:256]), gap(evaluation, dataloader_drop_last=True)
+    else:
+        expected, found = gap(evaluation), gap(evaluation, train_sampling_strategy="group_by_length")
+    assert found == pytest.approx(expected)
+    assert expected > 0.2
 
 
 def test_what_cannot_be_audited_is_told(tmp_path):
+    trainer, _ = made_trainer(tmp_path, rows(20), batch_eval_metrics=True)
+    with pytest.raises(InputError, match="batch_eval_metrics"):
+        fairhead.AuditCallback(trainer, groups=["sex"])
     with pytest.raises(InputError, match=r"no column .sec.; there are: pixel_values, labels, sex"):
         fairhead.AuditCallback(made_trainer(tmp_path, rows(20))[0], groups=["sec"])
 
