@@ -47,14 +47,18 @@ class AuditCallback(TrainerCallback):
                 classes), n_boot, level, intersections, ...
 
         Raises:
-            InputError: the groups are not those of the evaluation data, or its predictions are not kept.
+            InputError: the groups are not those of the evaluation data, or the model gives no class for each row.
         """
         self.trainer, self.options = trainer, {"metrics": METRICS, **options}
         self.groups = groups if isinstance(groups, Mapping) else [groups] if isinstance(groups, str) else list(groups)
-        if trainer.args.batch_eval_metrics:
+        config = trainer.model.config
+        if config.num_labels < 2 or config.problem_type not in (None, "single_label_classification"):
             raise InputError(
-                "AuditCallback needs all predictions at once: leave out batch_eval_metrics=True"
+                f"AuditCallback audits classifiers with one class a row: this model has num_labels={config.num_labels} "
+                f"and problem_type={config.problem_type!r}; give its predictions to fairhead.audit instead"
             )
+        if trainer.args.batch_eval_metrics:
+            raise InputError("AuditCallback needs all predictions at once: leave out batch_eval_metrics=True")
         self.audits: list[tuple[str, int, Audit]] = []
         self._data: Any = None  # of the evaluation that is under way
         self._columns: tuple[Any, dict[str, Any]] | None = None  # the groups of the data that were looked at last

@@ -143,6 +143,12 @@ def test_what_cannot_be_audited_is_told(tmp_path):
     trainer, _ = made_trainer(tmp_path, rows(20), batch_eval_metrics=True)
     with pytest.raises(InputError, match="batch_eval_metrics"):
         fairhead.AuditCallback(trainer, groups=["sex"])
+    with pytest.raises(InputError, match="num_labels=1"):
+        fairhead.AuditCallback(made_trainer(tmp_path, rows(20), classes=("score",))[0], groups=["sex"])
+    trainer, _ = made_trainer(tmp_path, rows(20))
+    trainer.model.config.problem_type = "multi_label_classification"
+    with pytest.raises(InputError, match="multi_label_classification"):
+        fairhead.AuditCallback(trainer, groups=["sex"])
     with pytest.raises(InputError, match=r"no column .sec.; there are: pixel_values, labels, sex"):
         fairhead.AuditCallback(made_trainer(tmp_path, rows(20))[0], groups=["sec"])
 
