@@ -21,13 +21,14 @@ from fairhead.bench.tasks import Task
 from fairhead.mitigate import Trained
 from fairhead.mitigate.auto_balance_match import STABLE, STRENGTHS, TWO_MODES
 from fairhead.mitigate.last_layer import find_head, set_head
+from fairhead.mitigate.registry import method_named
 from fairhead.models import attach, load, method_of, save
 from fairhead.models.fresh import Recipe, is_ready
 from fairhead.models.inputs import tokenizer_of
 from fairhead.models.linear_head import LinearHead
 from fairhead.models.training_rows import with_training_rows
 from fairhead.report import Report, Result, Sentence
-from fairhead.report.model_card import Card
+from fairhead.report.model_card import Card, name_of
 from fairhead.report.sections import Section
 from fairhead.report.sections.audited import Audited
 from fairhead.report.sections.changes import Compared
@@ -214,8 +215,8 @@ class Mitigated(Result):
         """The trained model, loaded from its folder."""
         return load(self.out / "model")
 
-    def card(self, kind: str) -> Card:
-        """The README of the model, which answers for pictures or texts ("image" or "text")."""
+    def card(self) -> Card:
+        """The README of the model."""
         cell, rows = self.cell, self.row["rows"]
         ready = is_ready(cell.backbone.model)
         trained = {"all": "All of", "last_encoder": "The last encoder of", "head": "The last layer of"}
@@ -224,24 +225,26 @@ class Mitigated(Result):
         compared = self.comparison is not None and not self.is_plain
         choice = {sentence.text for sentence in choice_verdict(self.row.get("notes", {}), cell.method.uses_groups)[:1]}
         sentences = self.page().verdict
+        before = "plain training" if self.against == "erm" else f"training with {self.against}"
+        kept = f"; it kept {NAMES.get(method, method)}" if method != cell.method.method else ""
         return Card(
-            title=f"{Path(cell.backbone.name).name} trained with {cell.method.name}",
+            title=f"{name_of(cell.backbone.name)} trained with {cell.method.name}",
             done=(
-                f"{trained[cell.backbone.train]} {Path(cell.backbone.name).name} was trained with {cell.method.name}"
-                f"{f' (which kept {method})' if method != cell.method.method else ''} to tell "
-                f"{', '.join(self.row['classes'])} apart: {rows['train']} training rows, {rows['validation']} "
-                f"validation rows; the figures are of {rows['test']} test rows. "
+                f"{trained[cell.backbone.train]} {name_of(cell.backbone.name)} was trained with {cell.method.name} "
+                f"({method_named(cell.method.method).about}{kept}) to tell {', '.join(self.row['classes'])} apart: "
+                f"{rows['train']} training rows, {rows['validation']} validation rows; the figures are of "
+                f"{rows['test']} test rows. "
                 f"{'Training saw the groups.' if cell.method.trains_with_groups else 'Training saw no group.'}"
-                f"{f' B is this model, A the same trained with {self.against}.' if compared else ''}"
+                f"{f' B is this model, A the same after {before}.' if compared else ''}"
             ),
             findings=[one.text for one in sentences if one.tone != "note" or one.text in choice],
             data=cell.data.read,
             base=cell.backbone.model,
-            before=f"trained with {self.against}",
+            before=f"after {before}",
             estimates=self.audit.estimates,
+            were=self.comparison.a.estimates if self.comparison is not None and compared else (),
             changes=self.comparison.differences if self.comparison is not None and compared else (),
             limits=[one.text for one in sentences if one.tone == "note" and one.text not in choice],
-            task=None if ready else f"{kind}-classification",
             carries="a linear head on ready features" if ready else carries and type(carries).__name__,
         )
 
@@ -361,7 +364,7 @@ def mitigate(
             if against is not None:
                 other.records.save(out / f"records-{against}.csv")
             write_json(out / "audit.json", result.to_dict())
-            result.card(done.task.kind).write(out / "model")
+            result.card().write(out / "model")
             shutil.rmtree(out / _CHECKPOINTS, ignore_errors=True)
     return result
 

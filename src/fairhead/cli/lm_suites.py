@@ -43,7 +43,6 @@ compared in the same way, task by task, joined on their documents. Samples are i
 
     fairhead lm compare runs/ce runs/klaad      # KLAAD against plain fine-tuning on the same sentences
 """
-_BEGIN, _END = "<!-- figures: begin -->", "<!-- figures: end -->"
 _SUITE = """
 The folder of the data has one folder (or zip archive) a benchmark, as published: {folders}. What is not there is
 skipped and named. Perplexity and attention entropy are taken on the Wikipedia texts that come with BOLD, or on a text
@@ -181,6 +180,7 @@ def compare_command(
     around = ("", "") if markdown is None else _page_around(markdown)
     from fairhead.language.before_after import compare_suites
     from fairhead.language.before_after_report import markdown_of
+    from fairhead.report.model_card import FIGURES
 
     called = [name.strip() for name in pages.names.split(",")] if pages.names else None
     found = compare_suites(folders, called, statistics.resampling(), statistics.n_perm, logs.cluster, logs.category)
@@ -191,22 +191,25 @@ def compare_command(
 
         write(found.page(command_line(context)), html)
     if markdown is not None:
-        write_text(markdown, f"{around[0]}{_BEGIN}\n\n{markdown_of(found)}\n{_END}{around[1]}")
+        write_text(markdown, f"{around[0]}{FIGURES[0]}\n\n{markdown_of(found)}\n{FIGURES[1]}{around[1]}")
     if json_path != "-":
         found.show()
 
 
 def _page_around(path: Path) -> tuple[str, str]:
     """What stands before and after the figures of a Markdown page; found out before the work is done."""
+    from fairhead.report.model_card import FIGURES
+
     if not path.is_file():
         return "", "\n"
     try:
         page = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read: {error}") from None
-    if page.count(_BEGIN) != 1 or page.count(_END) != 1 or page.index(_BEGIN) > page.index(_END):
-        raise InputError(f"{path} has no place for figures; one line {_BEGIN} and one {_END} are expected")
-    return page.partition(_BEGIN)[0], page.partition(_END)[2]
+    begin, end = FIGURES
+    if page.count(begin) != 1 or page.count(end) != 1 or page.index(begin) > page.index(end):
+        raise InputError(f"{path} has no place for figures; one line {begin} and one {end} are expected")
+    return page.partition(begin)[0], page.partition(end)[2]
 
 
 def commands() -> "dict[str, Benchmark]":

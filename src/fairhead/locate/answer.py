@@ -24,7 +24,7 @@ from fairhead.locate.session import Opened, open_question
 from fairhead.locate.studies import Curves, Mask, Study, restudied, study
 from fairhead.locate.two_models import compare_models
 from fairhead.models.places import config_of, find
-from fairhead.report.model_card import Card
+from fairhead.report.model_card import Card, name_of
 from fairhead.report.page import Report, Sentence, write
 from fairhead.report.result import Result, terminal
 from fairhead.report.sections import Section
@@ -135,9 +135,9 @@ class LocatedHeads(Result):
 
     def card(self, saved: Study) -> Card:
         """The README of the edited model, with the figures of its true forward pass."""
-        located, called = self.located, Path(str(self.provenance["model"])).name
+        located, called = self.located, name_of(str(self.provenance["model"]))
         heads = ", ".join(head_name(*head) for head in self.heads)
-        edit = edit_words(located.words, saved, True)
+        edit, compared = edit_words(located.words, saved, True), saved.changes.comparison
         return Card(
             title=f"{called} with {len(self.heads)} edited head{'' if len(self.heads) == 1 else 's'}",
             done=f"Edited heads of {called}: {heads}. {edit}. {located.words.done(located)}",
@@ -145,9 +145,10 @@ class LocatedHeads(Result):
             data=str(self.provenance["data"]),
             base=str(self.provenance["model"]),
             before=called,
+            estimates=() if compared is None else compared.b.estimates,
+            were=() if compared is None else compared.a.estimates,
             changes=saved.changes.differences,
             limits=[*located.notes, *located.words.limits],
-            task="text-generation" if isinstance(located.rows, TextPairs) else None,
         )
 
     def write(self, out: Path, images: bool = True) -> None:

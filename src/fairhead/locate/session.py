@@ -56,7 +56,7 @@ from fairhead.locate.textspan import Pool
 from fairhead.models import save
 from fairhead.models.batches import ImageInputs, RowInputs, TextInputs
 from fairhead.models.places import config_of, find
-from fairhead.report.model_card import Card
+from fairhead.report.model_card import Card, name_of
 from fairhead.report.wording import head_name
 from fairhead.store import locked
 
@@ -164,7 +164,7 @@ def open_question(
 
 def _card(source: Source, heads: Heads, kind: str) -> Card:
     """The README of an edited model, as long as nothing was measured of it."""
-    called, names = Path(str(source.called)).name, ", ".join(head_name(*head) for head in heads)
+    called, names = name_of(str(source.called)), ", ".join(head_name(*head) for head in heads)
     return Card(
         title=f"{called} with {len(heads)} edited head{'' if len(heads) == 1 else 's'}",
         done=f"The heads {names} of {called} were edited ({kind}). What that changes was not measured on this model.",

@@ -8,9 +8,10 @@ from typing import Any
 from torch import nn
 
 from fairhead.language.suite import TrainingRecord
+from fairhead.mitigate.registry import method_named
 from fairhead.models import load
 from fairhead.report import Report, Result, Sentence
-from fairhead.report.model_card import Card
+from fairhead.report.model_card import Card, name_of, short_data
 from fairhead.report.sections.plain import PlainTable, PlainTables
 
 
@@ -92,25 +93,29 @@ def _watched(done: Mapping[str, Any]) -> list[str]:
 
 def card_of(record: TrainingRecord, carries: str | None) -> Card:
     """The README of a changed model; `carries` names a method that is attached when it is loaded."""
-    base = Path(record.base).name if record.base and Path(record.base).exists() else record.base
-    trained = f"{record.method} changed {base or 'a language model'}."
+    base, about = record.base and name_of(record.base), method_named(record.method).about
+    trained = f"{base or 'A language model'} was changed by {record.method} ({about})."
     if carries is not None:
-        trained = f"The weights are those of {base or 'the model as it was'}; {record.method} works while it decodes."
-    losses = [
-        f"{row['part']} on items whose terms were held out: {row['before']:.4g} before, {row['after']:.4g} after."
-        for row in MitigatedLanguage({"": record}, Path()).rows()
-    ]
+        weights = f"The weights are those of {base or 'the model as it was'}"
+        trained = f"{weights}; {record.method} ({about}) works at decoding."
     data = record.data.get("source", "no data")
+    sources = [data] if isinstance(data, str) else list(data)
+    said = [f"Data: {', '.join(map(short_data, sources))}", *_said(record)]
+    losses = "; ".join(
+        f"{row['part']} {row['before']:.4g} and {row['after']:.4g}"
+        for row in MitigatedLanguage({"": record}, Path()).rows()
+    )
     return Card(
         title=f"{base or 'A language model'} with {record.method}",
-        done=f"{trained} {'. '.join(_said(record))}.",
-        findings=losses,
-        data=data if isinstance(data, str) else ", ".join(data),
+        done=f"{trained} {'. '.join(said)}.",
+        findings=[f"Losses on items that were held out, before and after: {losses}."] if losses else (),
+        data=", ".join(sources),
         base=record.base,
-        limits=[
-            "These losses have no interval and are no measure of stereotypes: `fairhead lm suite` measures those, and "
-            "`fairhead lm compare` sets two models side by side, with intervals."
-        ],
-        task="text-generation",
+        limits=["The losses have no interval, and are no measure of stereotypes."] if losses else (),
+        unmeasured=(
+            "Stereotypes and language were not measured when this model was saved. `fairhead lm suite` measures them, "
+            "of this model and of the one before, and `fairhead lm compare BEFORE AFTER --markdown README.md` writes "
+            "here what changed, with intervals."
+        ),
         carries=carries,
     )

@@ -1,10 +1,12 @@
 """The card of a saved model: a README in the format of the Hugging Face hub, with figures and their intervals."""
 
+import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fairhead.installed import __version__
 from fairhead.report.wording import by, in_short, p_value, scale_of
@@ -14,12 +16,26 @@ from fairhead.store import reading, write_text
 CARD = "README.md"
 # By this line a card of ours is known, which another model in the same folder must not keep.
 MARK = "<!-- written by fairhead -->"
+# Between these lines `fairhead lm compare --markdown` puts what it finds.
+FIGURES = ("<!-- figures: begin -->", "<!-- figures: end -->")
+_HERE = "THIS FOLDER"
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _LIMITS = (
     "The intervals cover the choice of the rows that were looked at. They hold for rows like those, and say nothing of "
     "groups that were not looked at.",
     "A gap that is not significant may still be there: the sample may be too small to show it.",
 )
+
+
+# What the hub calls what a model does, by how its class is called.
+_TASKS = {
+    "ForImageClassification": "image-classification",
+    "ForSequenceClassification": "text-classification",
+    "ForCausalLM": "text-generation",
+    "LMHeadModel": "text-generation",
+    "CLIPModel": "zero-shot-image-classification",
+}
+Figure = TypeVar("Figure", Estimate, Difference)
 
 
 @dataclass(frozen=True)
@@ -31,6 +47,10 @@ class Card:
         >>> text = Card("Faces", "Trained.", ["A gap."], "images:labels.csv", estimates=[gap]).text("here")
         >>> print(text[text.index("| EOd") :].splitlines()[0])
         | EOd by sex | 12.0 % (8.0 to 16.0 %) | 900 |
+        >>> change = Difference("EOd", "sex", 0.2, 0.12, -0.08, -0.11, -0.05, 900, p_adjusted=0.002, ideal=0.0)
+        >>> text = Card("Faces", "Trained.", [], "images:labels.csv", estimates=[gap], changes=[change]).text("here")
+        >>> print(text[text.index("| EOd") :].splitlines()[0])
+        | EOd by sex | 20.0 % | 12.0 % (8.0 to 16.0 %) | −8.0 points (−11.0 to −5.0 points) | 0.002 | 900 |
     """
 
     title: str  # its heading
@@ -40,33 +60,35 @@ class Card:
     base: str | None = None  # the model that this one was made from: a name of the hub, a path or "vit-8x8"
     before: str = ""  # what the changes are against, such as "plain training"
     estimates: Sequence[Estimate] = ()  # figures of this model
+    were: Sequence[Estimate] = ()  # the same figures of the model before
     changes: Sequence[Difference] = ()  # figures of both models, paired
     limits: Sequence[str] = ()  # what else a reader must know
-    task: str | None = None  # the hub's name of what the model does, such as "image-classification"
+    unmeasured: str = ""  # how to get figures that are still to be had; what is found then stands in its place
     carries: str | None = None  # the method that only `fairhead.load` puts back, if any
 
     def write(self, folder: Path) -> None:
         """Put the card into a model's folder."""
-        write_text(Path(folder, CARD), self.text(Path(folder).name))
+        write_text(Path(folder, CARD), self.text(Path(folder).name, _task(folder)))
 
-    def text(self, name: str) -> str:
-        """The README; `name` is the model's own on the hub, or its folder's."""
+    def text(self, name: str, task: str | None = None) -> str:
+        """The README; `name` is the model's own on the hub, or its folder's, `task` what the hub calls what it does."""
         from huggingface_hub import ModelCardData
 
-        results = [*map(self._of_estimate, self.estimates), *map(self._of_change, self.changes)]
-        found = [result for result in results if result is not None]
+        found = self._results(task or "other")
         base = (self.base or "").removeprefix("hub:")
         on_hub = _HUB_NAME.fullmatch(base) and not Path(base).exists()
         described = ModelCardData(
             base_model=base if on_hub else None,
             library_name="fairhead" if self.carries else "transformers",
-            pipeline_tag=self.task,
+            pipeline_tag=task,
             tags=["fairhead", "fairness"],
             eval_results=found or None,
             model_name=name if found else None,
         )
         parts = [f"---\n{described.to_yaml()}\n---\n\n{MARK}\n# {_plain(self.title)}", _plain(self.done)]
         parts += ["## What was found", _listed(self.findings)] if self.findings else []
+        if self.unmeasured:
+            parts += ["## Figures", f"{FIGURES[0]}\n\n{_plain(self.unmeasured)}\n\n{FIGURES[1]}"]
         parts += [*self._table(), "## Limits", _listed((*self.limits, *_LIMITS))]
         parts += ["## Load it", self._loading(), f"Made with fairhead {__version__}."]
         return "\n\n".join(parts) + "\n"
@@ -75,46 +97,88 @@ class Card:
         """Figures before and after, or those of this model alone."""
         if self.changes:
             head = [f"| figure | {_plain(self.before) or 'before'} | this model | change | p, corrected | n |"]
-            rows = [_change_row(change) for change in self.changes]
+            rows = [self._change_row(change) for change in self.changes]
         elif self.estimates:
             head = ["| figure | this model | n |"]
             rows = [_estimate_row(estimate) for estimate in self.estimates]
         else:
             return []
         rule = "|---" * (head[0].count("|") - 1) + "|"
-        title = f"## Figures on {_plain(_short(self.data))}"
-        return [title, "\n".join([*head, rule, *rows]), "In brackets: 95 % intervals."]
+        title = f"## Figures on {_plain(short_data(self.data))}"
+        named = {_name(one): one.detail.get("definition") for one in self.estimates if one.group_by is not None}
+        defined = [f"{name}: {definition}" for name, definition in named.items() if definition]
+        shown = [title, "\n".join([*head, rule, *rows]), "In brackets: 95 % intervals."]
+        return [*shown, _listed(defined)] if defined else shown
+
+    def _change_row(self, one: Difference) -> str:
+        if one.value is None or one.a is None or one.b is None:
+            return f"| {_name(one)} | | | undefined: {_plain(in_short([str(one.undefined)]))} | | {one.n} |"
+        scale = scale_of(one.metric, one.b, one.low, one.high)
+        sides = []
+        for value, figures in ((one.a, self.were), (one.b, self.estimates)):
+            found = _same(one, figures)
+            sides.append(scale.write(value) if found is None or found.value is None else _interval(found, False))
+        p = "" if one.p_adjusted is None else p_value(one.p_adjusted)
+        return _thin(f"| {_name(one)} | {' | '.join(sides)} | {_interval(one, True)} | {p} | {one.n} |")
 
     def _loading(self) -> str:
-        here = '    model = fairhead.load("THIS FOLDER")'
+        here = f'    import fairhead\n\n    model = fairhead.load("{_HERE}")'
         if self.carries:
             return f"It carries {self.carries}, which `from_pretrained` and other programs leave out:\n\n{here}"
-        plain = (
-            "It is an ordinary Hugging Face model: `from_pretrained` gives the outputs that were measured, and so does"
-        )
+        plain = "It is an ordinary Hugging Face model: `from_pretrained` gives the outputs that were measured, as does"
         return f"{plain}\n\n{here}"
 
-    def _result(self, figure: Estimate | Difference, value: float, more: dict[str, Any]) -> Any:
+    def _results(self, task: str) -> list[Any]:
+        """The figures of this model as the hub lists them, each once."""
         from huggingface_hub import EvalResult
 
-        reader = self.data.partition(":")[0]
-        return EvalResult(
-            task_type=self.task or "other",
-            dataset_type=reader,
-            dataset_name=_short(self.data),
-            metric_type=figure.metric,
-            metric_name=f"{figure.metric} {by(figure.group_by)}",
-            metric_value=value,
-            metric_args={**more, "n": figure.n},
-        )
+        found: list[tuple[Estimate | Difference, float | None, dict[str, Any]]] = []
+        for one in self.estimates:
+            change = _same(one, self.changes)
+            more = {} if change is None else _moved(change)
+            found.append((one, one.value, {"low": one.low, "high": one.high, **more}))
+        found += [(one, one.b, _moved(one)) for one in self.changes if _same(one, self.estimates) is None]
+        return [
+            EvalResult(
+                task_type=task,
+                dataset_type=self.data.partition(":")[0],
+                dataset_name=short_data(self.data),
+                metric_type=one.metric,
+                metric_name=f"{one.metric} {by(one.group_by)}",
+                metric_value=value,
+                metric_args={**more, "n": one.n},
+            )
+            for one, value, more in found
+            if value is not None
+        ]
 
-    def _of_estimate(self, one: Estimate) -> Any:
-        return None if one.value is None else self._result(one, one.value, {"low": one.low, "high": one.high})
 
-    def _of_change(self, one: Difference) -> Any:
-        if one.b is None or self.estimates:  # those have the figures of this model already
-            return None
-        return self._result(one, one.b, {"before": one.a, "change": one.value, "low": one.low, "high": one.high})
+def name_of(model: str) -> str:
+    """How a card speaks of a model: by its folder, or the run that the folder lies in.
+
+    Example:
+        >>> name_of("runs/plain/model"), name_of("hub:me/faces")
+        ('plain', 'faces')
+    """
+    path = Path(model)
+    return path.parent.name if path.name == "model" and path.parent.name else path.name
+
+
+def _task(folder: Path) -> str | None:
+    """What the hub calls what the model in a folder does, where that is known."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        name = str(json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))["architectures"][0])
+        return next((task for end, task in _TASKS.items() if name.endswith(end)), None)
+    return None
+
+
+def _same(one: Estimate | Difference, figures: Sequence[Figure]) -> Figure | None:
+    """The same metric by the same groups, if it is there."""
+    return next((f for f in figures if (f.metric, f.group_by) == (one.metric, one.group_by)), None)
+
+
+def _moved(one: Difference) -> dict[str, Any]:
+    return {"before": one.a, "change": one.value, "change_low": one.low, "change_high": one.high}
 
 
 def is_ours(folder: Path) -> bool:
@@ -134,11 +198,16 @@ def renamed(folder: Path, name: str) -> str:
     described: Any = card.data
     if described.eval_results:
         described.model_name = name
-    return str(card).replace("THIS FOLDER", name)
+    return str(card).replace(_HERE, f"hub:{name}")
 
 
-def _short(data: str) -> str:
-    """A data set without the folders that it lay in: they are nobody's business."""
+def short_data(data: str) -> str:
+    """A data set without the folders that it lay in: they are nobody's business.
+
+    Example:
+        >>> short_data("pairs:runs/own.csv")
+        'pairs:own.csv'
+    """
     reader, _, path = data.partition(":")
     if reader == "memory":
         return "rows given in Python"
@@ -168,15 +237,6 @@ def _name(figure: Estimate | Difference) -> str:
 def _estimate_row(one: Estimate) -> str:
     value = _interval(one, False) if one.value is not None else f"undefined: {in_short([str(one.undefined)])}"
     return _thin(f"| {_name(one)} | {_plain(value)} | {one.n} |")
-
-
-def _change_row(one: Difference) -> str:
-    if one.value is None or one.a is None or one.b is None:
-        return f"| {_name(one)} | | | undefined: {_plain(in_short([str(one.undefined)]))} | | {one.n} |"
-    scale = scale_of(one.metric, one.b, one.low, one.high)
-    p = "" if one.p_adjusted is None else p_value(one.p_adjusted)
-    sides = f"{scale.write(one.a)} | {scale.write(one.b)}"
-    return _thin(f"| {_name(one)} | {sides} | {_interval(one, True)} | {p} | {one.n} |")
 
 
 def _thin(text: str) -> str:

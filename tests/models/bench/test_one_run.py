@@ -96,10 +96,11 @@ def test_a_run_leaves_model_records_audit_and_report(faces, tmp_path):
     assert shown.dataset_name == f"utkface:{faces.name}"
     for words in (
         "Training saw no group",
-        "trained with erm | this model",
+        "after plain training | this model",
         "It carries DAM",
         "One training run",
-        "A the same trained with erm",
+        "A the same after plain training",
+        "EOd by white: mean of the gaps of TPR and FPR",
     ):
         assert words in card.text
     assert str(tmp_path) not in card.content  # where files lay is nobody's business

@@ -92,7 +92,7 @@ def test_a_model_and_its_card_are_uploaded_and_nothing_else(hub, model):
     sent = hub.files["README.md"].decode()
     card = ModelCard(sent)
     assert (card.data.model_name, card.data.eval_results[0].metric_value) == ("me/faces", 0.12)
-    assert 'fairhead.load("me/faces")' in sent
+    assert 'fairhead.load("hub:me/faces")' in sent
     assert (model / "README.md").read_text() == before
 
 

@@ -289,7 +289,7 @@ def test_a_stopped_save_leaves_no_model(clip, faces, tmp_path, monkeypatch) -> N
     assert hf.CLIPModel.from_pretrained(target).config.projection_dim == 16
     card = ModelCard.load(target / "README.md")
     assert "L0H0" in card.text
-    assert {"before", "change", "low", "high"} <= card.data.eval_results[0].metric_args.keys()
+    assert {"before", "change", "change_low", "low", "high"} <= card.data.eval_results[0].metric_args.keys()
     assert not (target / ".saving").exists()
 
 

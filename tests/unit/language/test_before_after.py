@@ -16,6 +16,7 @@ from fairhead.language.benchmarks import benchmark_named
 from fairhead.language.item_table import ItemTable, read_items
 from fairhead.language.suite import Suite
 from fairhead.report import render
+from fairhead.report.model_card import Card
 from fairhead.stats import Difference, Span
 from fairhead.stats.bootstrap import Resampling
 
@@ -165,8 +166,8 @@ def test_a_comparison_is_a_result_as_those_of_the_verbs_are(found, tmp_path):
 
 
 def test_the_command_writes_page_json_and_markdown(folders, tmp_path, capsys):
-    docs = tmp_path / "docs.md"
-    docs.write_text("# Title\n\n<!-- figures: begin -->\nold\n<!-- figures: end -->\n\nThe end.\n")
+    docs = tmp_path / "README.md"  # the card of a model of which nothing was measured
+    docs.write_text(Card("Title", "Done.", [], "pairs:own.csv", unmeasured="old").text("model"))
     names = [str(folder) for folder in folders]
     options = ["--n-boot", "100", "--n-perm", "1000", "--names", "before,KLAAD,even"]
     written = ["--html", str(tmp_path / "r.html"), "--json", str(tmp_path / "r2.json"), "--markdown", str(docs)]
@@ -175,8 +176,8 @@ def test_the_command_writes_page_json_and_markdown(folders, tmp_path, capsys):
     assert "KLAAD is worse in Held-out text perplexity" in " ".join(shown.split())
     assert "KLAAD against before" in shown
     page = docs.read_text()
-    assert page.startswith("# Title\n")
-    assert page.endswith("The end.\n")
+    assert "# Title\n" in page.partition("<!-- figures: begin -->")[0]
+    assert "## Limits" in page.partition("<!-- figures: end -->")[2]
     assert "\nold\n" not in page
     assert "| Held-out text perplexity | KLAAD |" in page
     content = json.loads((tmp_path / "r2.json").read_text())
