@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fairhead.data.images import Images
 from fairhead.errors import InputError, check_known, did_you_mean
-from fairhead.records import Column, Records
+from fairhead.records import Column, Records, composed
 
 T = TypeVar("T")
 # A text that so many rows have, and a tenth of all, is no input: it stands in for features that are found by id.
@@ -244,7 +244,8 @@ def column(values: ArrayLike) -> Column:
         Column(codes=array([1, 0, 1], dtype=int32), levels=('b', 'w'))
     """
     levels, codes = np.unique(np.asarray(values), return_inverse=True)
-    return Column(codes.astype(np.int32), tuple(levels.tolist()))
+    same, place = np.unique([composed(level) for level in levels.tolist()], return_inverse=True)
+    return Column(place[codes].astype(np.int32), tuple(same.tolist()))
 
 
 def yes_no(name: str, values: Sequence[bool] | NDArray[np.bool_]) -> Column:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os import PathLike
 from typing import TYPE_CHECKING, Any
+from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -403,6 +404,16 @@ def _score_table(scores: ArrayLike) -> NDArray[np.float64]:
     if table.ndim not in (1, 2):
         raise InputError(f"scores have shape {list(table.shape)}; [n] or [n, C] is expected")
     return table[:, None] if table.ndim == 1 else table
+
+
+def composed(value: Any) -> Any:
+    """Text as Unicode composes it, so that an "é" of one character and one of two are the same; all else as it is.
+
+    Example:
+        >>> composed("e\u0301") == "\u00e9"
+        True
+    """
+    return normalize("NFC", value) if isinstance(value, str) and not value.isascii() else value
 
 
 def keep_freed_memory() -> None:

@@ -2,7 +2,8 @@
 
 Every source (arrays, data frames, files in chunks) goes through this one path, so they all follow the same rules:
 
-- Whole floats are integers (1.0 is 1), and True is 1. Text is stripped of surrounding blanks.
+- Whole floats are integers (1.0 is 1), and True is 1. Text is stripped of surrounding blanks, and composed ("é" is the
+  same however it was typed).
 - In files that hold text only (CSV, TSV) a column is numbers if all of its values are, `true`/`false` if all are, and
   text otherwise.
 - Blank, NaN and `nan` are missing. `NA`, `N/A`, `None` and `null` are missing only in a column of a text file whose
@@ -20,6 +21,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fairhead.errors import InputError, did_you_mean
+from fairhead.records import composed
 
 # A column with more distinct values than this is an identifier or a measurement, not a class or a group.
 MAX_LEVELS = 10_000
@@ -158,7 +160,7 @@ def tidy_levels(raw: list[Any], text_only: bool = False) -> list[Any]:
         >>> tidy_levels(["none", "christian", ""], text_only=True)
         ['none', 'christian', None]
     """
-    values = [plain(value) for value in raw]
+    values = [composed(plain(value)) for value in raw]
     if text_only:
         values = [None if v is None else str(v) for v in values]
         answers = [v for v in values if v is not None and v.lower() not in _NO_ANSWER]
@@ -241,7 +243,7 @@ def classes_of(
     predicted = prediction.levels if prediction else ()
     _check_kinds(label, prediction, label_name, prediction_name)
     if given is not None:
-        classes = tuple(plain(value) for value in given)
+        classes = tuple(composed(plain(value)) for value in given)
         if len(set(classes)) != len(classes):
             raise InputError(f"the classes given hold one twice: {show(classes)}")
     else:
@@ -277,7 +279,7 @@ def known_positive(classes: tuple[str, str]) -> str | None:
 def find_class(positive: Any, classes: tuple[Any, ...]) -> Any:
     """The class that a user means by `positive`: itself, or the one that reads the same ("1" for 1)."""
     for c in classes:
-        if c == positive or str(c) == str(positive):
+        if c == positive or str(c) == composed(str(positive)):
             return c
     names = [str(c) for c in classes]
     raise InputError(

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fairhead.errors import InputError
-from fairhead.records import Column
+from fairhead.records import Column, composed
 from fairhead.store import reading
 
 
@@ -56,7 +56,7 @@ class GroupFile(NamedTuple):
                 raise InputError(f"{path}: line {number} has a blank or missing value; each id needs its groups")
             if line[place] in rows:
                 raise InputError(f"{path}: the id {line[place]} is there twice; one line an id is expected")
-            rows[line[place]] = tuple(line[:place] + line[place + 1 :])
+            rows[line[place]] = tuple(map(composed, line[:place] + line[place + 1 :]))
         return cls(str(path), tuple(header[:place] + header[place + 1 :]), rows)
 
     def of(self, ids: ArrayLike | None) -> dict[str, Column]:

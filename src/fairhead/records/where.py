@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.errors import InputError
+from fairhead.records import composed
 from fairhead.records.columns import Coded, as_boolean, as_number
 
 _TOKEN = re.compile(
@@ -253,4 +254,4 @@ def _alike(name: str, levels: Sequence[Any], sign: str, value: str) -> tuple[Cal
         raise InputError(
             f"--where compares {name!r} with the number {value}, but that column holds text: {word!r}, ..."
         )
-    return str, value
+    return str, composed(value)

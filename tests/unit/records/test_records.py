@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairhead import Records
+from fairhead.data import dataset
 from fairhead.errors import InputError
 
 
@@ -277,3 +278,17 @@ def test_the_positive_class_is_the_one_that_the_words_name(labels, positive, gue
     assert "positive" not in named.provenance
     ordered = Records.from_arrays(labels, scores=[0.2, 0.9], classes=labels)
     assert list(ordered.classes) == labels
+
+
+def test_an_accent_is_the_same_however_it_was_typed(tmp_path):
+    one, two = "caf\u00e9", "cafe\u0301"
+    groups = [one, two, "bar", two] * 5
+    found = Records.from_arrays([1, 0] * 10, [1, 1] * 10, groups={"where": groups}).groups["where"]
+    assert found.levels == ("bar", one)
+    assert found.codes.tolist() == [1, 1, 0, 1] * 5
+    table = tmp_path / "table.csv"
+    table.write_text("y,yhat,where\n" + "".join(f"{i % 2},1,{group}\n" for i, group in enumerate(groups)))
+    read = Records.read(table, label="y", prediction="yhat", groups="where", where=f"where = {two}")
+    assert (len(read), read.groups["where"].levels) == (15, (one,))
+    own = dataset([f"post {i}" for i in range(20)], label=groups, groups={"where": groups})
+    assert own.classes == own.groups()["where"].levels == ("bar", one)
