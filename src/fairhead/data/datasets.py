@@ -133,6 +133,12 @@ class Dataset:
     def __len__(self) -> int:
         return len(self.all)
 
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{part} {count:,}" for part, count in self.sizes.items())
+        groups = ", ".join(f"{name} ({len(c.levels)})" for name, c in self.attributes.columns.items())
+        classes = f"{len(self.classes)} classes ({', '.join(map(str, self.classes[:5]))})"
+        return f"Dataset {self.name!r} of {len(self):,} rows ({parts}): {classes}; groups {groups or 'none'}"
+
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of the classes."""
@@ -213,6 +219,9 @@ class Items(Sequence[T], Generic[T]):
 
     def __len__(self) -> int:
         return len(self.items)
+
+    def __repr__(self) -> str:
+        return f"Items {self.name!r}: {len(self):,}"
 
     @overload
     def __getitem__(self, index: int) -> T: ...

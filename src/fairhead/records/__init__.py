@@ -8,6 +8,7 @@ formats of files in `table_files.py`.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from html import escape
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 from unicodedata import normalize
@@ -99,6 +100,15 @@ class Records:
 
     def __len__(self) -> int:
         return len(self.label)
+
+    def __repr__(self) -> str:
+        told = "numbers" if self.numbers is not None else f"classes {', '.join(map(str, self.classes[:5]))}"
+        groups = ", ".join(f"{name} ({len(column.levels)})" for name, column in self.groups.items())
+        return f"Records of {len(self):,} rows: {told}; groups {groups or 'none'}"
+
+    def _repr_html_(self) -> str:
+        first = self.take(slice(5)).to_frame().to_html(index=False)  # which escapes what it holds
+        return f"<p>{escape(repr(self))}</p>{first}"
 
     @property
     def classes(self) -> tuple[Any, ...]:

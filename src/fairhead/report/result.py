@@ -53,7 +53,18 @@ class Result:
         Two heads.
         >>> Found().to_frame()["gap"].sum()
         np.float64(0.75)
+        >>> Found()
+        Found with 2 figures: show() prints them, report(path) writes a page
     """
+
+    def __init_subclass__(cls) -> None:
+        if "__repr__" not in vars(cls):  # a dataclass would make one that prints all it holds
+            cls.__repr__ = Result.__repr__  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__} with {len(self.rows()):,} figures: show() prints them, report(path) writes a page"
+        )
 
     def page(self) -> "Report":
         """The result as a report."""

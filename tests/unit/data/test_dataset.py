@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import fairhead
 from fairhead.data import READERS, Attributes, Dataset, Examples, read, read_labelled
 from fairhead.data.datasets import column
 from fairhead.errors import InputError
+from fairhead.records import Records
 
 IDS = np.array(["a", "b", "c", "d"])
 
@@ -118,3 +120,15 @@ def test_readers_import_no_torch():
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, check=False).returncode == 0
+
+
+def test_what_a_prompt_shows_is_one_line(data):
+    assert repr(data) == "Dataset 'toy' of 4 rows (train 2, test 2): 2 classes (no, yes); groups race (3)"
+    records = data.records(["d", "b"], [[0.1, 0.9], [0.8, 0.2]])
+    assert repr(records) == "Records of 2 rows: classes no, yes; groups race (2)"
+    assert "<td>0.9</td>" in records._repr_html_()
+    found = fairhead.audit(
+        Records.from_arrays([0, 1] * 50, [0, 1, 1, 1] * 25, groups={"sex": list("fm") * 50}), n_boot=100
+    )
+    assert repr(found).startswith("Audit with ")
+    assert "\n" not in repr(found)
