@@ -28,6 +28,7 @@ from fairhead.mitigate.priors import PLAN_PRIORS, Choice, ListOf, LogUniform, Sh
 from fairhead.mitigate.registry import names
 from fairhead.records import Records
 from fairhead.report import render
+from fairhead.report.wording import plain_value
 
 SEARCHED = GRID.replace("[erm, dam]", "[erm, jtt]") + "search: {configs: 3, seeds: [7, 8]}\n"
 
@@ -294,6 +295,10 @@ def test_a_searched_grid_from_end_to_end(faces, tmp_path):
     # Nothing is left to do, and the table can be made again.
     assert run_grid(grid, tmp_path / "out", Workplace()) == (10, 0, 0)
     table = table_of(grid, store)
-    assert "as the grid has it" in markdown(table) or "learning rate" in markdown(table)
+    shown = markdown(table).partition("Search of hyper-parameters")[2]
+    for line in table.blocks[0].lines:
+        words = [f"{name.replace('_', ' ')} {plain_value(value)}" for name, value in line.search.values.items()]
+        (row,) = (row for row in shown.split("\n") if row.startswith(f"| {line.method} "))
+        assert (", ".join(words).replace("_", " ") or "as the grid has it") in row
     assert render(report_of(table)).count("<caption>Search of hyper-parameters") == 1
     assert all(fingerprint(cell) == rows[cell.name]["fingerprint"] for cell in final_cells(grid, store))

@@ -54,10 +54,13 @@ def test_a_gap_that_grows_and_one_that_turns_around():
     assert found_of(turned, "selection_rate", "g: a").low > 0.2
     assert found_of(turned, "selection_rate", "g: b").high < -0.2
     (pair,) = turned.pairs
-    assert pair.groups == ("b", "a") or pair.groups == ("a", "b")
+    assert {*pair.groups} == {"a", "b"}
+    sign = 1 if pair.groups == ("a", "b") else -1  # it is the first minus the second
+    assert (sign * pair.a, sign * pair.b) == pytest.approx((-0.3, 0.3), abs=0.05)
     assert pair.note == "reversed"
     assert pair.p_adjusted < 0.001
-    assert abs(pair.value) == pytest.approx(0.6, abs=0.06)
+    assert sign * pair.value == pytest.approx(0.6, abs=0.06)
+    assert pair.low < pair.value < pair.high
     verdict = " ".join(sentence.text for sentence in comparison_verdicts(turned))
     assert "The gap is reversed in B: selection rate by g" in verdict
     assert "not significant" not in verdict
