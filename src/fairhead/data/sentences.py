@@ -129,6 +129,7 @@ class StereoSetItem:
     context: str  # the sentence with BLANK, or the sentence before
     sentences: Triplet  # the three sentences as published; an intrasentence one is the context with its BLANK filled
     source: str = field(default="", repr=False)  # where it is from, where several sources are read together
+    of_pair: bool = field(default=False, repr=False)  # whether its third sentence is one of another pair's
 
     @property
     def texts(self) -> Triplet:

@@ -6,7 +6,8 @@ each pair keeps its own difference from it. The loss of a batch has three parts:
 
 1. shift: the Huber loss of Δ − (Δ before training − the mean of those, `strength` times);
 2. level: the Huber loss of how far the mean log-probability of a pair's two sentences has moved;
-3. keep: KL(before ‖ now) of next-token distributions, per token, on unrelated sentences and on neutral text.
+3. keep: KL(before ‖ now) of next-token distributions, per token, on unrelated sentences and on neutral text. Pairs have
+   no unrelated sentence: a second neutral text stands for it.
 
 What the model said before training is computed once (`refer`): two numbers per pair, and the final hidden states of the
 sentences whose distributions are kept, which the output layer as it was turns into distributions again. No second model
@@ -89,7 +90,8 @@ class BalancePairs(_WithNeutralText):
 
     Attributes:
         neutral: text whose distribution is kept: a text file, BOLD's folder, or texts such as multinli:PATH. Give texts
-            as long as those that the model is used on: what happens to longer ones is not seen.
+            as long as those that the model is used on: what happens to longer ones is not seen. With pairs, give one:
+            without it, sentences of other pairs are kept as they are.
         mean_over: what the mean that is taken off every pair is over: its batch; its category, or all pairs, of its
             source of data; "each" pulls every pair to 0 by itself.
         strength: how many times that mean is taken off ("each" takes no more than once). Terms that are not trained on
@@ -132,16 +134,21 @@ class BalancePairs(_WithNeutralText):
         """One example per item; neutral texts are dealt out in an order that depends on them alone."""
         listed = list(items)
         triplets, left_out = encode_triplets(listed, tokenizer, context)
-        of = {item.id: (item.source, item.bias_type) for item in listed}
+        of = {item.id: item for item in listed}
         neutral = encode_neutral(read_neutral(self.neutral).trained, tokenizer, context)
         beside: Prepared[Any] | None = None
         if self.klaad is not None:
             beside = self.klaad.prepare(listed, tokenizer, context)
         examples = []
         for i, triplet in enumerate(triplets):
-            sentences = (*triplet[1:], neutral[i % len(neutral)]) if neutral else triplet[1:]
+            item = of[triplet.id]
+            sentences: tuple[Sequence[int], ...] = triplet[1:]
+            if neutral:
+                # The third sentence of a pair is one of another pair, which is to move: a neutral text is kept for it.
+                third = neutral[(i + len(neutral) // 2) % len(neutral)] if item.of_pair else triplet.unrelated
+                sentences = (*triplet[1:3], third, neutral[i % len(neutral)])
             klaad = None if beside is None else beside.examples[i]
-            examples.append(Example(of[triplet.id], sentences, tree_of(sentences), klaad=klaad))
+            examples.append(Example((item.source, item.bias_type), sentences, tree_of(sentences), klaad=klaad))
         noted = {} if beside is None else beside.noted
         return Prepared(examples, [len(example.tree.tokens) for example in examples], left_out, noted)
 

@@ -27,7 +27,7 @@ from fairhead.data.sentences import StereoSetItem
 from fairhead.errors import InputError, check_known
 from fairhead.heads import Reading, tap
 from fairhead.language.row_layout import at_vocabulary
-from fairhead.mitigate.language_trainer import Prepared
+from fairhead.mitigate.language_trainer import SHARE, Prepared
 from fairhead.mitigate.triplets import (
     Batch,
     Example,
@@ -178,19 +178,11 @@ class BothAlignments:
                 name = f"kl_{self.other.length_align}"
                 found = losses(model, batches[0], self.config, weights, {name: batches[1]})
                 shares = [(batch.queries.sum(-1) > 0).float().mean() for batch in batches]
-                # The mean over all items, so that batches add up; `finish` makes those of the items that it is of.
                 for part, share in zip(("kl", name), shares, strict=True):
-                    found |= {part: found[part] * share, f"{part} share": share}
+                    found |= {part: found[part] * share, f"{part}{SHARE}": share}
                 return found
 
             yield parts
-
-    @staticmethod
-    def finish(parts: Mapping[str, float]) -> dict[str, float]:
-        """Means over all items -> of divergences, means over those that they are of; none where there are none."""
-        shares = {name.removesuffix(" share"): value for name, value in parts.items() if name.endswith(" share")}
-        kept = {name: value for name, value in parts.items() if not name.endswith(" share")}
-        return {name: value / shares.get(name, 1.0) for name, value in kept.items() if shares.get(name, 1.0)}
 
 
 _InBothWays = tuple[Example, Example]

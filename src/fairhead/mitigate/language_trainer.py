@@ -43,6 +43,7 @@ E = TypeVar("E")
 _AT_ONCE = 64  # examples that a GPU reads together where nothing is trained
 _CHECKPOINTS = "checkpoint"  # within the folder of the model, until that is saved
 _LAST_GOOD = "last-good"  # within it, where training went wrong
+SHARE = " share"  # after the name of a part: of how many of the examples it is
 
 
 class Prepared(NamedTuple, Generic[E]):
@@ -232,7 +233,9 @@ class LanguageTrainer:
                     on_step(begin + len(batch), len(order), {})
         totals.pop("loss", None)  # a sum with weights that nothing was trained with
         means = {part: total / len(order) for part, total in totals.items()}
-        return method.finish(means) if hasattr(method, "finish") else means
+        # A batch's figure of some of its items is one over all of them, so that batches add up, with their share.
+        shares = {part.removesuffix(SHARE): means.pop(part) for part in list(means) if part.endswith(SHARE)}
+        return {part: mean / shares.get(part, 1.0) for part, mean in means.items() if shares.get(part, 1.0)}
 
     def save(self, folder: str | os.PathLike[str], *, adapter: bool = False) -> None:
         """Write an ordinary Hugging Face folder, LoRA merged into its weights, with the record of the training.

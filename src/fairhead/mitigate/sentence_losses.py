@@ -5,12 +5,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fairhead.data.sentences import StereoSetItem
 from fairhead.language.row_layout import Sentences, stack
-from fairhead.mitigate.language_trainer import Prepared
+from fairhead.mitigate.language_trainer import SHARE, Prepared
 from fairhead.mitigate.triplets import TokenTriplet, encode_triplets
 from fairhead.train.step import Parts
 
@@ -38,29 +39,36 @@ def token_losses(logits: Tensor, batch: Sentences) -> Tensor:
 class NegativeLogLikelihoods:
     """Negative log-likelihood per token of each kind of sentence, and how much likelier stereotypes are ("gap").
 
-    The gap is the mean of log p(stereotype) − log p(anti-stereotype) of whole sentences, in nats.
+    The gap is the mean of log p(stereotype) − log p(anti-stereotype) of whole sentences, in nats. Pairs have no
+    unrelated sentence.
     """
 
     def prepare(self, items: Iterable[StereoSetItem], tokenizer: Any, context: int) -> "Prepared[TokenTriplet]":
         """One example per item."""
-        triplets, left_out = encode_triplets(items, tokenizer, context)
+        listed = list(items)
+        triplets, left_out = encode_triplets(listed, tokenizer, context)
+        pairs = {item.id for item in listed if item.of_pair}
+        triplets = tuple(t._replace(unrelated=()) if t.id in pairs else t for t in triplets)
         return Prepared(triplets, [max(map(len, triplet[1:])) for triplet in triplets], left_out)
 
     @contextmanager
     def session(self, model: nn.Module) -> "Iterator[Callable[[Sequence[TokenTriplet]], Parts]]":
-        """The three means of a batch; "loss" is that of the two coherent kinds."""
+        """The means of a batch; "loss" is that of the two coherent kinds."""
         device = next(model.parameters()).device
 
         def measure(triplets: Sequence[TokenTriplet]) -> Parts:
-            found, sums = [], []
-            for column in zip(*(triplet[1:] for triplet in triplets), strict=True):
-                batch = stack(column, device)
-                losses = token_losses(logits_of(model, batch), batch)
-                found.append(losses.sum() / batch.mask[:, 1:].sum())
-                sums.append(losses.sum(-1))
-            stereotype, anti, unrelated = found
-            mean, gap = (stereotype + anti) / 2, (sums[1] - sums[0]).mean()
-            parts = {"stereotype": stereotype, "anti_stereotype": anti, "unrelated": unrelated, "gap": gap}
-            return {"loss": mean, **parts}
+            parts, sums = {}, []
+            for kind in ("stereotype", "anti_stereotype", "unrelated"):
+                texts = [tokens for triplet in triplets if (tokens := getattr(triplet, kind))]
+                if texts:
+                    batch = stack(texts, device)
+                    losses = token_losses(logits_of(model, batch), batch)
+                    parts[kind] = losses.sum() / batch.mask[:, 1:].sum()
+                    sums.append(losses.sum(-1))
+                if len(texts) < len(triplets):
+                    share = torch.tensor(len(texts) / len(triplets))
+                    parts |= {kind: parts.get(kind, share) * share, f"{kind}{SHARE}": share}
+            parts["gap"] = (sums[1] - sums[0]).mean()
+            return {"loss": (parts["stereotype"] + parts["anti_stereotype"]) / 2, **parts}
 
         yield measure

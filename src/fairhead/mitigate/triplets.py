@@ -189,8 +189,11 @@ def triplets_of(pairs: Sequence[CrowsPair]) -> list[StereoSetItem]:
     if len(order) < 2:
         raise InputError("at least two pairs with different sentences are needed: each is compared with another one")
     after = dict(zip(order, [*order[1:], order[0]], strict=True))
-    kind = "intrasentence"
-    return [StereoSetItem(p.id, kind, p.more, p.bias_type, "", Triplet(p.more, p.less, after[p.less])) for p in pairs]
+    threes = [Triplet(pair.more, pair.less, after[pair.less]) for pair in pairs]
+    return [
+        StereoSetItem(pair.id, "intrasentence", pair.more, pair.bias_type, "", three, of_pair=True)
+        for pair, three in zip(pairs, threes, strict=True)
+    ]
 
 
 def targets(items: Iterable[StereoSetItem]) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from fairhead.errors import InputError
 from fairhead.language.scorer import Scorer
 from fairhead.language.suite import TrainingRecord
 from fairhead.mitigate.balance_pairs import BalancePairs
+from fairhead.mitigate.language_trainer import LanguageTrainer
 from fairhead.mitigate.triplets import TripletData
 from fairhead.mitigate.watching import scores_of, set_aside
 from fairhead.train.plan import LanguagePlan
@@ -83,6 +84,32 @@ def test_means_are_those_of_each_source(both):
         assert [reference.mean_gap for reference in own] == pytest.approx([np.mean(gaps)] * len(own))
     score = scores_of(Scorer(model, tokenizer()))
     assert score(items) == np.mean([score([i for i in items if i.source == source]) for source in both])
+
+
+def test_what_is_kept_of_a_pair_is_neutral_text(both, tmp_path):
+    """Its third sentence is one of another pair, which is to move."""
+    (tmp_path / "text.txt").write_text("\n\n".join(f"people went home {word} ." for word in WHO))
+    items = TripletData(both, held_out=0).read().train
+    text = str(tmp_path / "text.txt")
+    for item, example in zip(items, BalancePairs(text).prepare(items, tokenizer(), 64).examples, strict=True):
+        third, fourth = (tokenizer().decode(tokens[1:]) for tokens in example.sentences[2:])
+        assert fourth.startswith("people went home")
+        assert third != fourth
+        assert third.startswith("people went home") == (item.source == both[1])
+        assert (third == item.texts.unrelated) == (item.source == both[0])
+
+
+def test_the_unrelated_sentences_are_those_of_triplets(both):
+    """Pairs have none: what stands there is a sentence of another pair."""
+    items = [*TripletData(both, held_out=0).read().train]
+    trainer = LanguageTrainer(build("llama"), tokenizer(), BalancePairs())
+    together, triplets, pairs = (
+        trainer.evaluate([i for i in items if i.source in of]) for of in (both, both[:1], both[1:])
+    )
+    assert list(pairs) == ["stereotype", "anti_stereotype", "gap"]
+    assert together["unrelated"] == pytest.approx(triplets["unrelated"], rel=1e-2)
+    gaps = [len(ITEMS) * triplets["gap"], 24 * pairs["gap"]]
+    assert together["gap"] == pytest.approx(sum(gaps) / len(items), rel=1e-4)
 
 
 def test_of_each_source_a_share_is_watched(both):
