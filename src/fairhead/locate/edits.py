@@ -71,9 +71,10 @@ class HeadEdits:
         groups: NDArray[np.integer],
         labels: NDArray[np.integer],
         names: tuple[str, str] = ("1", "0"),
+        classes: Sequence[str] = (),
     ) -> "HeadEdits":
         """From the token that the features were read at."""
-        cells = check_cells(groups, labels, names)
+        cells = check_cells(groups, labels, names, classes)
         return cls.of_moments(features.moments(cells.cell, len(cells.counts), own=True), len(features))
 
     @classmethod
@@ -84,9 +85,10 @@ class HeadEdits:
         groups: NDArray[np.integer],
         labels: NDArray[np.integer],
         names: tuple[str, str] = ("1", "0"),
+        classes: Sequence[str] = (),
     ) -> "HeadEdits":
         """From all tokens, for edits that act on all of them: another pass over the images."""
-        cells = check_cells(groups, labels, names)
+        cells = check_cells(groups, labels, names, classes)
         taps = tap(decomposer.stream.base)
         sums: dict[int, list[Tensor]] = {}  # by layer: rows [cells], first [cells, H, d] and second [cells, H, d, d]
         now: list[tuple[NDArray[np.intp], Tensor | None]] = []

@@ -86,7 +86,7 @@ class GapQuestion(Question):
         whole = part.score(self.total[learning, None, None], self.total[learning]).total
         self.rows: Evaluation = replace(evaluation, positive=number, sign=-1.0 if whole < 0 else 1.0)
         self.along = features.parts(concept.vector[None])[..., 0]  # the concept, [n, L, H]
-        self.edits = HeadEdits.learn(features.take(learning), part.groups, part.labels, part.poles)
+        self.edits = HeadEdits.learn(features.take(learning), part.groups, part.labels, part.poles, part.classes)
         if self.edits.shrinkage > 0.2:
             notes.append(
                 f"{self.edits.n} {evaluation.noun} are few for heads of {self.edits.means.shape[-1]} dimensions: the "
@@ -111,7 +111,7 @@ class GapQuestion(Question):
         part, along = self.rows.take(rows), self.along if along is None else along
         how: dict[str, Any] = {"clusters": part.clusters, "level": level}
         return (
-            separation(along[rows], part.groups, part.labels, names=part.poles, **how),
+            separation(along[rows], part.groups, part.labels, names=part.poles, classes=part.classes, **how),
             coupling(along[rows], self.parts[rows], part.labels, **how),
         )
 
@@ -236,7 +236,7 @@ class GapQuestion(Question):
             part = output if heads is None else self._together(heads)
             learning = self.choosing & self.comparable
             seen = self.rows.take(learning)
-            cells = check_cells(seen.groups, seen.labels, seen.poles)
+            cells = check_cells(seen.groups, seen.labels, seen.poles, seen.classes)
             moments = HeadMoments.of(part[learning, None, None], cells.cell, len(cells.counts))
             told = part[self.reported]
             edited = HeadEdits.of_moments(moments, len(seen)).outputs(kind, told[:, None], 0, np.arange(len(told)))

@@ -107,9 +107,13 @@ class Cells(NamedTuple):
 
 
 def check_cells(
-    groups: NDArray[np.integer], labels: NDArray[np.integer], names: tuple[str, str], least: int = 2
+    groups: NDArray[np.integer],
+    labels: NDArray[np.integer],
+    names: tuple[str, str],
+    classes: Sequence[str] = (),
+    least: int = 2,
 ) -> Cells:
-    """Number the cells; both groups must have rows of every label, at least so many."""
+    """Number the cells; both groups must have rows of every class, at least so many. `classes` are named in errors."""
     if not np.isin(groups, (0, 1)).all():
         raise InputError(f"expected two groups, coded 0 and 1; found {np.unique(groups).tolist()}")
     levels, label = np.unique(labels, return_inverse=True)
@@ -118,9 +122,10 @@ def check_cells(
     if (counts < least).any():
         where = int(np.argmin(counts))
         group, few = names[1 - where % 2], "1 row" if counts[where] == 1 else f"{counts[where]} rows"
+        number = int(levels[where // 2])
         raise InputError(
-            f"the group {group!r} has {few} with label {levels[where // 2]}; at least {least} are needed to compare "
-            "groups within a label: use more rows"
+            f"the group {group!r} has {few} of the class {classes[number] if classes else number!r}; at least {least} "
+            "are needed to compare groups within a class: use more rows"
         )
     return Cells(cell, counts)
 
@@ -133,11 +138,12 @@ def score_heads(
     *,
     clusters: Clusters = None,  # rows with one number belong together, [n]; None if all rows are independent
     names: tuple[str, str] = ("1", "0"),  # the two groups' names, that of group 1 first
+    classes: Sequence[str] = (),  # names of the classes
     level: float = 0.95,  # of the intervals
     measure: str | None = None,  # what the evidence is, in words; None for a head's own part
 ) -> HeadMap:
     """Score each head by how far apart it puts two groups of the same label; Benjamini–Hochberg over the heads."""
-    cells = check_cells(groups, labels, names)
+    cells = check_cells(groups, labels, names, classes)
     flat = _flat(evidence, total)
     centred = cells.centred(flat)
     weight = cells.weight
@@ -282,10 +288,11 @@ def separation(
     *,
     clusters: Clusters = None,
     names: tuple[str, str] = ("1", "0"),
+    classes: Sequence[str] = (),
     level: float = 0.95,
 ) -> Separation:
     """Separate the groups by each head's part along a concept direction, [n, layers, heads]; else as `score_heads`."""
-    cells = check_cells(groups, labels, names)
+    cells = check_cells(groups, labels, names, classes)
     x = np.asarray(parts, dtype=np.float64).reshape(len(parts), -1)
     # Cohen's d: the gap over the deviation within cells.
     weight, centred = cells.weight, cells.centred(x)

@@ -101,8 +101,8 @@ class Evaluation:
 
     def score(self, parts: Array, total: Array, level: float = 0.95, measure: str | None = None) -> HeadMap:
         """The gap between the groups given the label, in parts [n, layers, heads] of a whole [n]."""
-        how: dict[str, Any] = {"clusters": self.clusters, "names": self.poles, "level": level, "measure": measure}
-        return score_heads(parts, total, self.groups, self.labels, **how)
+        how: dict[str, Any] = {"clusters": self.clusters, "names": self.poles, "classes": self.classes, "level": level}
+        return score_heads(parts, total, self.groups, self.labels, measure=measure, **how)
 
     def evidence(self, read: Array) -> Array:
         """The evidence for the positive class in logits [n, C], [n]."""

@@ -320,8 +320,8 @@ class Session:
         """What is put in a head's place at every token, learned on the choosing half: a pass over its rows."""
         rows = np.flatnonzero(choosing & comparable_rows(self.evaluation, choosing)[0])
         part = self.evaluation.take(rows)
-        batches = self.inputs.batches(rows)
-        return HeadEdits.learn_everywhere(self.decomposer, batches, part.groups, part.labels, part.poles)
+        cells = part.groups, part.labels, part.poles, part.classes
+        return HeadEdits.learn_everywhere(self.decomposer, self.inputs.batches(rows), *cells)
 
 
 def open_session(

@@ -166,7 +166,7 @@ def test_few_images_are_shrunk_and_said() -> None:
         found = concept_from_images(x, groups, np.zeros(20, dtype=int), name="g", poles=("f", "m"), method=method)
         assert "20 images for 40 dimensions" in found.detail["few"]
         assert np.isfinite(found.vector).all()
-    with pytest.raises(InputError, match="the group 'm' has 0 rows with label 0"):
+    with pytest.raises(InputError, match="the group 'm' has 0 rows of the class 0"):
         concept_from_images(x, np.ones(20, dtype=int), np.zeros(20, dtype=int), name="g", poles=("f", "m"))
 
 

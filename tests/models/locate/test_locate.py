@@ -215,9 +215,14 @@ def test_selection_follows_the_side_of_the_total_and_the_limits():
 
 def test_scores_refuse_what_they_cannot_compare():
     evidence, total = np.zeros((6, 1, 1)), np.zeros(6)
-    with pytest.raises(InputError, match="'light' has 0 rows with label 1"):
+    with pytest.raises(InputError, match="'light' has 0 rows of the class 'yes'"):
         score_heads(
-            evidence, total, np.array([0, 0, 1, 1, 0, 0]), np.array([0, 0, 0, 0, 1, 1]), names=("light", "dark")
+            evidence,
+            total,
+            np.array([0, 0, 1, 1, 0, 0]),
+            np.array([0, 0, 0, 0, 1, 1]),
+            names=("light", "dark"),
+            classes=("no", "yes"),
         )
     with pytest.raises(InputError, match="two groups"):
         score_heads(evidence, total, np.array([0, 1, 2, 0, 1, 2]), np.zeros(6, dtype=int))
