@@ -287,10 +287,10 @@ def labelled_rows(source: Source, prompts: Prompts | None = None, held_out: bool
     pole[2:] = np.where(pole[2:] < 0, -1 - np.arange(len(levels) - 2), pole[2:]) if others else pole[2:]
     group, usable, notes = pole[groups.codes], np.ones(len(data), dtype=bool), []
     name, noun = concept if prompts is None else prompts.name, reader.kind
-    seen = seen_rows(source.model, data.all, "train")
-    if seen is not None and seen.any():
-        usable = ~seen
-        notes.append(f"{int(seen.sum())} {noun} were left out: the model was trained on them.")
+    seen = seen_rows(source.model, data.all)
+    if seen is not None:
+        usable = ~seen.any
+        notes.append(f"{int(seen.any.sum())} {noun} were left out: {seen.words}.")
     elif held_out:
         usable = data.split != "train"
         notes.append(f"{int((~usable).sum())} {noun} of the training part were left out: the model may know them.")

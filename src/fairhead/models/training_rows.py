@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,12 +51,32 @@ def with_training_rows(model: Any, rows: Mapping[str, Examples] | None = None) -
     return write
 
 
-def seen_rows(model: Any, examples: Examples, *parts: str) -> NDArray[np.bool_] | None:
-    """Which rows a model was trained on, or chosen by, [n]; None where nothing is known. `parts`: "train" alone."""
+class SeenRows(NamedTuple):
+    """Which rows a model was trained on, and which it was chosen by, [n] bool each."""
+
+    train: NDArray[np.bool_]
+    validation: NDArray[np.bool_]
+
+    @property
+    def any(self) -> NDArray[np.bool_]:
+        """Rows of either kind."""
+        return self.train | self.validation
+
+    @property
+    def words(self) -> str:
+        """How many of each."""
+        counts = {"trained on": int(self.train.sum()), "chosen by": int((self.validation & ~self.train).sum())}
+        return "the model was " + " and ".join(f"{how} {count:,} of them" for how, count in counts.items() if count)
+
+
+def seen_rows(model: Any, examples: Examples) -> SeenRows | None:
+    """Rows that a model has seen; None where it has seen none, or nothing is known."""
     known = training_rows(model)
     if not known:
         return None
-    return np.isin(row_digests(examples), sorted(frozenset().union(*(known[part] for part in parts or _PARTS))))
+    digests = row_digests(examples)
+    found = SeenRows(*(np.isin(digests, sorted(known[part])) for part in _PARTS))
+    return found if found.any.any() else None
 
 
 def unseen(model: Any, examples: Examples, go_on: bool = False) -> Examples:
@@ -65,14 +85,14 @@ def unseen(model: Any, examples: Examples, go_on: bool = False) -> Examples:
     With `go_on` it is said only, and all are given back.
     """
     seen = seen_rows(model, examples)
-    if seen is None or not seen.any():
+    if seen is None:
         return examples
-    count = f"{int(seen.sum()):,} of {len(examples):,} rows"
+    count = f"{int(seen.any.sum()):,} of {len(examples):,} rows"
     if go_on:
         logging.getLogger("fairhead").warning("the model was trained on, or chosen by, %s that it is asked", count)
         return examples
-    if seen.all():
+    if seen.any.all():
         raise InputError(f"the model was trained on, or chosen by, all {len(examples):,} rows asked for: give others")
-    told = "%s are left out: the model was trained on them, or chosen by them (another seed draws another split)"
-    logging.getLogger("fairhead").warning(told, count)
-    return examples.take(np.flatnonzero(~seen))
+    told = "%s are left out: %s (another seed draws another split)"
+    logging.getLogger("fairhead").warning(told, count, seen.words)
+    return examples.take(np.flatnonzero(~seen.any))
