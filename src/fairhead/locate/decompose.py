@@ -9,6 +9,7 @@ The mean that a LayerNorm takes out is taken out of each term separately, which 
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,8 @@ from torch.utils.hooks import RemovableHandle
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads import Reading, output_weight, tap
 from fairhead.heads.requests import take
-from fairhead.locate.streams import AttentionPool, Norm, Stream, Terms, stream_of
+from fairhead.locate.streams import Norm, Stream, stream_of
+from fairhead.locate.token_pools import AttentionPool, MeanPool, Reads, Terms
 
 # The share of the output that may be lost to rounding before a decomposition is refused.
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
@@ -67,12 +69,13 @@ class Decomposer:
     """Takes the outputs of a model apart, a batch at a time.
 
     Image models (CLIP, ViT, DINOv2, ...) are read at their first token and after the projection where there is one,
-    SigLIP after its attention pooling; text models at the first token or at the last that is not padding. Post-norm
-    models (BERT) are exact as well: every later norm is followed with the row's own deviation.
+    SigLIP after its attention pooling, classifiers where they read (`reads_of`); text models at the first token or at
+    the last that is not padding. Post-norm models (BERT) are exact as well: every later norm is followed with the row's
+    own deviation.
 
     Args:
         model: a transformers model in evaluation mode; of a CLIP or SigLIP with two towers, the image tower is read.
-        token: "first", "last" (by the attention mask) or a position.
+        token: "first", "last" (by the attention mask), a position, or means of tokens.
         unit: divide by the length of the output, as zero-shot classification does; by default where a projection or a
             pooler makes the output an embedding.
         split: what becomes of what no head owns. "own": the last norm takes its mean out of each term by itself, and
@@ -100,14 +103,20 @@ class Decomposer:
     """
 
     def __init__(
-        self, model: nn.Module, token: str | int = "first", unit: bool | None = None, split: str = "own"
+        self, model: nn.Module, token: str | int | Reads = "first", unit: bool | None = None, split: str = "own"
     ) -> None:
         if isinstance(token, str) and token not in ("first", "last"):
             raise InputError(f"token is {token!r}; expected 'first', 'last' or a position")
         self.stream: Stream = stream_of(model)
         self.token, self.split = token, split
+        self.pool: AttentionPool | MeanPool | None = None
+        if isinstance(token, Reads):
+            self.pool = MeanPool(token)
+            self.stream = replace(self.stream, projection=None, pooler=None)
+            self.stream = self.stream if token.normed else replace(self.stream, final_norm=None)
+        elif self.stream.pooler is not None:
+            self.pool = AttentionPool(self.stream.pooler)
         self.unit = bool(self.stream.projection or self.stream.pooler) if unit is None else unit
-        self.pool = None if self.stream.pooler is None else AttentionPool(self.stream.pooler)
         self._tap = tap(self.stream.base)
         sites = self._tap.sites
         if len(sites) != len(self.stream.blocks) or len({(s.n_heads, s.head_dim) for s in sites}) > 1:
@@ -151,11 +160,8 @@ class Decomposer:
                 self._constants.append(_Constant(attention.matrix @ bias.float(), attention.norms))
         self._mlps, self._heads, self._embedding = mlps[::-1], heads[::-1], path
         self._weights = weights[::-1]
-        if self.pool is None:
-            terms = [torch.einsum("oD,Dhd->hod", p.matrix, w) for p, w in zip(self._heads, self._weights, strict=True)]
-            self.maps = torch.stack(terms)
-        else:  # a pooled head has no few dimensions of its own: its term is kept as it is
-            self.maps = torch.eye(width, device=first.device).expand(self.n_layers, self.n_heads, width, width)
+        terms = [torch.einsum("oD,Dhd->hod", p.matrix, w) for p, w in zip(self._heads, self._weights, strict=True)]
+        self.maps = torch.stack(terms) if self.pool is None else self.pool.maps(torch.stack(terms))
 
     @torch.no_grad()
     def _share_equally(self) -> None:
@@ -233,11 +239,12 @@ class Decomposer:
         tokens = None if self.pool is not None else self._tokens(inputs)
         seen: list[Tensor] = []
 
-        def keep(module: nn.Module, args: Any, output: Tensor) -> None:
+        def keep(module: nn.Module, args: Any, output: Any) -> None:
+            output = output[0] if isinstance(output, tuple) else output
             flat = output.dim() == 2 and len(output) == n
             seen.append(output if flat else take(output.reshape(n, -1, output.shape[-1]), tokens))
 
-        handle = self._end.register_forward_hook(keep)
+        handle = self.stream.end.register_forward_hook(keep)
         try:
             self.stream.base(**inputs)
         finally:
@@ -252,7 +259,7 @@ class Decomposer:
 
     def head_terms(self, z: Tensor) -> Tensor:
         """The heads' terms in the output's own space: z [B, L, H, d] to [B, L, H, d']."""
-        if self.pool is not None:
+        if isinstance(self.pool, AttentionPool):
             return z
         return torch.einsum("blhd,lhod->blho", z, self.maps)
 
@@ -302,16 +309,8 @@ class Decomposer:
         def keep_end(module: nn.Module, args: Any, output: Tensor) -> None:
             seen["end"] = pick(output)
 
-        handles.append(self._end.register_forward_hook(keep_end))
+        handles.append(self.stream.end.register_forward_hook(keep_end))
         return handles
-
-    @property
-    def _end(self) -> nn.Module:
-        """The norm that the stream ends in."""
-        last = self.stream.final_norm or self.stream.blocks[-1].mlp_norm
-        assert last is not None
-        assert last.module is not None
-        return last.module
 
     def _terms(self, seen: Mapping[nn.Module | str, Tensor], outputs: list[Tensor]) -> Terms:
         scales = {

@@ -186,19 +186,13 @@ _SLOPES = {"tanh": 1.0, "relu": 0.0, "gelu": 0.5}  # at 0
 
 
 def classifier_task(model: nn.Module) -> Task:
-    """The classes of an image classifier that reads its first token (ViT and its kin)."""
+    """The classes of an image classifier: a linear layer called classifier, whatever it reads (`reads_of`)."""
     parts: Any = model
     classifier = getattr(parts, "classifier", None)
-    width = getattr(getattr(parts, "config", None), "hidden_size", None)
-    if not isinstance(classifier, nn.Linear) or getattr(getattr(parts, "base_model", None), "pooler", None) is not None:
+    if not isinstance(classifier, nn.Linear):
         raise UnsupportedModel(
-            f"{type(model).__name__} has no linear layer called classifier right after its first token; head evidence "
-            "can be read from ViTForImageClassification and models built like it"
-        )
-    if classifier.in_features != width:
-        raise UnsupportedModel(
-            f"the classifier of {type(model).__name__} reads {classifier.in_features} features that are not those of "
-            "its first token alone; head evidence can be read from ViTForImageClassification and models built like it"
+            f"{type(model).__name__} has no linear layer called classifier; head evidence can be read from "
+            "ViTForImageClassification, Dinov2ForImageClassification, CLIPForImageClassification and models built alike"
         )
     weight = array_of(classifier.weight)
     bias = np.zeros(len(weight)) if classifier.bias is None else array_of(classifier.bias)

@@ -115,9 +115,9 @@ class Features:
     """Terms of n outputs, by row."""
 
     heads: Rows  # z of every head, [n, L, H, d]
-    others: Rows  # terms of embedding, MLPs (and a pooler's), [n, M, d']
+    others: Rows  # terms of embedding, MLPs (and a pool's), [n, M, d']
     output: Rows  # the model's outputs, [n, d']
-    scale: Rows  # [n, L]; a head's own output is z / scale. All 1 after a pooler.
+    scale: Rows  # [n, L]; a head's own output is z / scale. All 1 after a pool.
     maps: Rows  # [L, H, d', d], from z to a head's term
 
     def __len__(self) -> int:
@@ -200,9 +200,9 @@ def collect(
             return Features.load(path)
         made_folder(path)
     maps = decomposer.maps.float().cpu().numpy()
-    if path is not None and not meta["done"]:  # after a pooler all maps are one: it is written once
+    if path is not None and not meta["done"]:  # after attention pooling all maps are one: it is written once
         with whole_file(path / "maps.npy") as part:
-            np.save(part, maps if decomposer.pool is None else maps[:1, :1])
+            np.save(part, maps if maps.strides[0] else maps[:1, :1])
     arrays: dict[str, Rows] = {}
     done = meta["done"]
     for batch in batches(done):

@@ -155,7 +155,7 @@ def forward_passes(
     """Logits [n, C] of a model's classes with each of many sets of heads edited; the arguments are those of `Sweep`."""
     if decomposer.pool is not None and tokens is not None:
         raise InputError(
-            f"{type(decomposer.stream.base).__name__} pools all its tokens and has no first token that stands for "
+            f"{type(decomposer.stream.base).__name__} is read at many tokens and has no first one that stands for "
             "the image: edit all tokens (--tokens all)"
         )
 

@@ -53,6 +53,7 @@ from fairhead.locate.rows import Evaluation, comparable_rows, halves_of, labelle
 from fairhead.locate.streams import stream_of
 from fairhead.locate.studies import Mask
 from fairhead.locate.textspan import Pool
+from fairhead.locate.token_pools import reads_of
 from fairhead.models import save
 from fairhead.models.batches import ImageInputs, RowInputs, TextInputs
 from fairhead.models.places import config_of, find
@@ -104,7 +105,7 @@ def open_question(
     pooled = session.decomposer.pool is not None
     if source.tokens == "first" and pooled:
         raise InputError(
-            f"{source.called} pools all its tokens and has no first token that stands for the image: add --tokens all"
+            f"{source.called} reads all its tokens and has no first token that stands for the image: add --tokens all"
         )
     if source.tokens == "first" and source.terms == "prs":
         raise InputError(
@@ -142,7 +143,7 @@ def open_question(
 
     def reread(folder: Path) -> Array:
         inputs = type(session.inputs)(str(folder), session.inputs.items, source.batch_size, source.device)
-        decomposer = Decomposer(inputs.model, unit=session.decomposer.unit)
+        decomposer = Decomposer(inputs.model, session.decomposer.token, session.decomposer.unit)
         assert passes is not None
         saved = replace(passes, decomposer=decomposer, batches=inputs.batches)
         return saved(question.reported, question.edits, "mean")([()])[0]
@@ -251,14 +252,14 @@ class Session:
         return prompted.calibrated(self.features.output[choosing], self.evaluation.labels[choosing])
 
     def _check_logits(self, task: Task) -> None:
-        """Once: is that what the model does with its first token?"""
+        """Once: is that what the model does with what is read of it?"""
         batch = next(self.inputs.batches(np.arange(1)))
         own = array_of(self.inputs.model(**batch).logits)
         ours = task.logits(self.decomposer.outputs(batch).cpu().numpy())
         if np.abs(ours - own).max() > _TOLERANCE * max(1.0, np.abs(own).max()):
             raise UnsupportedModel(
-                f"the logits of {type(self.inputs.model).__name__} are not those of its classifier on the first token: "
-                "it does something more that is not known"
+                f"the logits of {type(self.inputs.model).__name__} are not those of its classifier on the tokens that "
+                "it reads: it does something more that is not known"
             )
 
     def between_farthest(self, task: Task, choosing: Mask) -> "Session":
@@ -353,7 +354,8 @@ def open_session(
     text = None if is_text else text_side(source.text_adapter, source.text_encoder, inputs.loaded)
     # The stand-in was fitted on bare words.
     templates = file.templates or (("{}",) if isinstance(text, AdaptedText) else TEMPLATES)
-    decomposer = Decomposer(inputs.model, unit=False if is_text else None, split=source.terms)
+    reads = None if is_text or classifier is None else reads_of(inputs.model, next(inputs.batches(np.arange(1))))
+    decomposer = Decomposer(inputs.model, reads or "first", None if classifier is None else False, source.terms)
     check_heads(heads or (), [decomposer.n_heads] * decomposer.n_layers)
     if isinstance(text, AdaptedText) and text.width != decomposer.width:
         raise InputError(

@@ -162,6 +162,29 @@ def test_a_classifier_brings_its_own_classes(faces, tmp_path, capsys) -> None:
     assert content["concept"]["origin"] == "labelled images (leace)"
 
 
+@pytest.mark.parametrize(("family", "kind"), [("Dinov2", "project"), ("CLIP", "gain")])
+def test_a_classifier_that_reads_means_of_tokens(family, kind, faces, tmp_path) -> None:
+    """What is reported of the edit is what plain transformers predicts with the saved model."""
+    torch.manual_seed(0)
+    names = dict(enumerate(AGES))
+    parts = VIT if family == "Dinov2" else {"vision_config": VIT}
+    config = getattr(hf, f"{family}Config")(**parts, id2label=names, label2id={v: k for k, v in names.items()})
+    saved(getattr(hf, f"{family}ForImageClassification")(config).eval(), tmp_path)
+    options = ["--model", str(tmp_path), *common(faces), "--n-boot", "100", "--draws", "3"]
+    edit = ["--heads", "L0H1,L1H2", "--kind", kind, "--save", str(tmp_path / "edited"), "--out", str(tmp_path / "told")]
+    main(["ablate", *options, *edit])
+    content = json.loads((tmp_path / "told/headmap.json").read_text())
+    assert content["task"]["origin"] == "the model's own classifier"
+    rows = list(csv.DictReader((tmp_path / "told/records-edited.csv").read_text().splitlines()))
+    model = hf.AutoModelForImageClassification.from_pretrained(tmp_path / "edited").eval()
+    processor = hf.CLIPImageProcessorPil.from_pretrained(tmp_path / "edited")
+    with torch.no_grad():
+        logits = model(**processor([Image.open(faces / row["id"]) for row in rows], return_tensors="pt")).logits
+    assert [row["prediction"] for row in rows] == [AGES[i] for i in logits.argmax(1)]
+    plain = csv.DictReader((tmp_path / "told/records.csv").read_text().splitlines())
+    assert [row["prediction"] for row in plain] != [row["prediction"] for row in rows], "the edit changes something"
+
+
 def test_a_model_with_neither_gets_a_probe(faces, tmp_path, capsys) -> None:
     torch.manual_seed(0)
     saved(hf.Dinov2Model(hf.Dinov2Config(**VIT)).eval(), tmp_path)

@@ -10,6 +10,8 @@ import fairhead
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.heads import tap
 from fairhead.locate.decompose import Decomposer
+from fairhead.locate.directions import classifier_task
+from fairhead.locate.token_pools import Reads, reads_of
 
 TWO_TOWERS = ("CLIP", "SigLIP")
 IMAGES = ("ViT", "DeiT", "DINOv2", "CLIP vision", *TWO_TOWERS)
@@ -198,3 +200,55 @@ def test_a_tower_alone_equals_the_tower_in_its_model() -> None:
     inside, alone = Decomposer(model, unit=False)(batch), Decomposer(model.vision_model)(batch)
     projected = alone.output @ model.visual_projection.weight.T
     torch.testing.assert_close(inside.output, projected, atol=1e-6, rtol=1e-5)
+
+
+FIRST, ALL, PATCHES = (0, 1), (0, None), (1, None)
+CLASSIFIERS = {  # what each reads, by the code of transformers
+    "ViT": ({}, None),
+    "DeiT": ({}, None),
+    "ViTMSN": ({}, None),
+    "IJepa": ({}, Reads((ALL,))),
+    "Dinov2": ({}, Reads((FIRST, PATCHES))),
+    "Dinov2WithRegisters": ({"num_register_tokens": 3}, Reads((FIRST, (4, None)))),
+    "CLIP": ({"vision_config": VIT}, Reads((PATCHES,), normed=False)),
+    "MetaClip2": ({"vision_config": VIT}, Reads((PATCHES,), normed=False)),
+    "Siglip": ({"vision_config": VIT}, Reads((ALL,))),
+}
+
+
+def classifier(name, settings):
+    torch.manual_seed(0)
+    config = getattr(hf, f"{name}Config")(**({} if "vision_config" in settings else VIT), **settings, num_labels=3)
+    model = getattr(hf, f"{name}ForImageClassification")(config).eval().requires_grad_(False)
+    for parameter in model.parameters():  # biases, norms and layer scales are 0 or 1 in a fresh model
+        parameter += 0.2 * torch.randn_like(parameter)
+    return model, {"pixel_values": torch.randn(3, 3, 8, 8)}
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_classifiers_are_read_where_they_read(name) -> None:
+    """Terms add up to the model's own logits, and an edit of the last layer's heads moves them by its terms."""
+    settings, expected = CLASSIFIERS[name]
+    model, batch = classifier(name, settings)
+    assert reads_of(model, batch) == expected
+    decomposer, task = Decomposer(model, expected or "first", unit=False), classifier_task(model)
+    terms, logits = decomposer(batch), model(**batch).logits
+    for output in (whole(decomposer, terms), decomposer.outputs(batch)):
+        torch.testing.assert_close(torch.tensor(task.logits(output.numpy())).float(), logits, atol=1e-4, rtol=1e-4)
+    assert terms.heads.shape[1:3] == (SMALL["num_hidden_layers"], SMALL["num_attention_heads"])
+    assert (terms.scale is None) == (expected is not None)
+    if expected is not None and not expected.normed:  # no norm follows: a silent MLP leaves the heads' terms alone
+        last = decomposer.stream.blocks[-1].mlp.get_submodule("fc2")
+        nn.init.zeros_(last.weight)
+        terms, before = decomposer(batch), decomposer.outputs(batch)
+        with fairhead.tap(decomposer.stream.base) as heads:
+            heads.zero([(1, 2)])
+            after = decomposer.outputs(batch)
+        torch.testing.assert_close(before - after, decomposer.head_terms(terms.heads)[:, 1, 2], atol=1e-5, rtol=1e-4)
+
+
+def test_a_classifier_that_does_more_with_its_tokens_is_refused() -> None:
+    model, batch = classifier("Dinov2", {})
+    model.classifier.register_forward_pre_hook(lambda module, args: (args[0].tanh(),))
+    with pytest.raises(UnsupportedModel, match=r"Dinov2ForImageClassification reads 64 features that are neither"):
+        reads_of(model, batch)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from made_vit import HEADS, LAYERS, PLANTED, pictures, planted_vit, vit
 from scipy import stats
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import RobertaConfig, RobertaForSequenceClassification
 
 import fairhead
 from fairhead.errors import InputError, UnsupportedModel
@@ -269,8 +269,7 @@ def test_an_ablation_knows_its_place_among_the_controls():
 
 
 def test_models_without_the_expected_readout_are_named():
-    bert = BertForSequenceClassification(
-        BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
-    )
-    with pytest.raises(UnsupportedModel, match="BertForSequenceClassification has no linear layer called classifier"):
-        classifier_task(bert)
+    small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    model = RobertaForSequenceClassification(RobertaConfig(vocab_size=9, **small))
+    with pytest.raises(UnsupportedModel, match="RobertaForSequenceClassification has no linear layer called classifie"):
+        classifier_task(model)
