@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 from typing import TYPE_CHECKING, Any
@@ -102,8 +102,6 @@ def layer_matched(selected: Sequence[tuple[int, int]], n_heads: int, *, draws: i
 
     So many different `draws` are made where there are more than twice as many sets; otherwise all are taken.
     """
-    if not selected:
-        raise InputError("no heads were selected, so there is nothing to match controls to")
     taken = Counter(layer for layer, _ in selected)
     free = {layer: [h for h in range(n_heads) if (layer, h) not in {tuple(s) for s in selected}] for layer in taken}
     for layer, count in taken.items():
@@ -113,15 +111,16 @@ def layer_matched(selected: Sequence[tuple[int, int]], n_heads: int, *, draws: i
                 "few to draw controls from: select fewer heads of one layer"
             )
     layers = sorted(taken)
-    if math.prod(math.comb(len(free[layer]), taken[layer]) for layer in layers) <= 2 * draws:
-        choices = product(*(combinations(free[layer], taken[layer]) for layer in layers))
-        return Controls(tuple(_flatten(layers, choice) for choice in choices), exhaustive=True)
-    rng = np.random.default_rng(seed)
-    drawn: dict[tuple[Head, ...], None] = {}  # a set that keeps the order of the draw
-    while len(drawn) < draws:
-        choice = [sorted(rng.choice(free[layer], taken[layer], replace=False).tolist()) for layer in layers]
-        drawn.setdefault(_flatten(layers, choice))
-    return Controls(tuple(drawn), exhaustive=False)
+
+    def heads(choice: Sequence[Sequence[int]]) -> tuple[Head, ...]:
+        return tuple(Head(layer, head) for layer, some in zip(layers, choice, strict=True) for head in some)
+
+    def draw(rng: np.random.Generator) -> tuple[Head, ...]:
+        return heads([sorted(rng.choice(free[layer], taken[layer], replace=False).tolist()) for layer in layers])
+
+    count = math.prod(math.comb(len(free[layer]), taken[layer]) for layer in layers)
+    every = map(heads, product(*(combinations(free[layer], taken[layer]) for layer in layers)))
+    return _controls(len(selected), count, every, draw, draws, seed)
 
 
 def norm_matched(
@@ -137,37 +136,39 @@ def norm_matched(
     How much a head writes is the mean length of its centred term, `norms` [layers, heads]; it may be replaced by one of
     so many `neighbours` nearest in the logarithm of that.
     """
-    if not selected:
-        raise InputError("no heads were selected, so there is nothing to match controls to")
     taken = {tuple(head) for head in selected}
     free = [Head(*h) for h in np.ndindex(norms.shape) if h not in taken]
     if len(free) < len(selected):
         raise InputError(f"{len(selected)} heads are selected, which leaves {len(free)}: too few to draw controls from")
     size = np.log(np.maximum(norms, 1e-12))
-    sizes = np.array([size[head] for head in free])
-    near = [
-        [
-            free[i]
-            for i in np.argsort(np.abs(sizes - size[tuple(head)]), kind="stable")[: max(neighbours, len(selected))]
-        ]
-        for head in selected
-    ]
-    if math.prod(map(len, near)) <= 2 * draws:
-        every = dict.fromkeys(tuple(sorted(choice)) for choice in product(*near) if len(set(choice)) == len(choice))
-        return Controls(tuple(every), exhaustive=True)
-    rng = np.random.default_rng(seed)
-    drawn: dict[tuple[Head, ...], None] = {}
-    for _ in range(50 * draws):
-        choice = [candidates[int(rng.integers(len(candidates)))] for candidates in near]
-        if len(set(choice)) == len(choice):
-            drawn.setdefault(tuple(sorted(choice)))
-        if len(drawn) == draws:
+    sizes, most = np.array([size[head] for head in free]), max(neighbours, len(selected))
+    near = [[free[i] for i in np.argsort(np.abs(sizes - size[tuple(head)]), kind="stable")[:most]] for head in selected]
+
+    def draw(rng: np.random.Generator) -> list[Head]:
+        return sorted(candidates[int(rng.integers(len(candidates)))] for candidates in near)
+
+    return _controls(len(selected), math.prod(map(len, near)), map(sorted, product(*near)), draw, draws, seed)
+
+
+def _controls(
+    heads: int,  # of a set; one that has a head twice is none
+    count: int,  # sets that there are, at most
+    every: Iterable[Sequence[Head]],  # all of them
+    draw: Callable[[np.random.Generator], Sequence[Head]],  # one of them
+    draws: int,
+    seed: int,
+) -> Controls:
+    """So many different draws where there are more than twice as many sets, or all sets."""
+    if not heads:
+        raise InputError("no heads were selected, so there is nothing to match controls to")
+    rng, exhaustive = np.random.default_rng(seed), count <= 2 * draws
+    found: dict[tuple[Head, ...], None] = {}  # a set that keeps the order of the draw
+    for some in every if exhaustive else (draw(rng) for _ in range(50 * draws)):
+        if len(set(some)) == heads:
+            found.setdefault(tuple(some))
+        if len(found) == draws and not exhaustive:
             break
-    return Controls(tuple(drawn), exhaustive=False)
-
-
-def _flatten(layers: Sequence[int], choice: Sequence[Sequence[int]]) -> tuple[Head, ...]:
-    return tuple(Head(layer, head) for layer, heads in zip(layers, choice, strict=True) for head in heads)
+    return Controls(tuple(found), exhaustive)
 
 
 def edit_words(words: "Words", study: "Study", start: bool = False) -> str:
