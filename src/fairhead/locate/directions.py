@@ -135,10 +135,6 @@ class PooledTask(Task):
         """Each row's own directions, [n, C, d']: logits = output · direction + a constant of the row."""
         return np.einsum("ck,nk,ko->nco", self.out, self._ratio(output), self.dense, optimize=True)
 
-    def row_constants(self, output: NDArray[np.floating]) -> Array:
-        """What the biases add to each row's logits, [n, C]."""
-        return (self._ratio(output) * self.dense_bias) @ self.out.T + self.out_bias
-
     def parts(self, features: Features, positive: int) -> Array:
         """Each head's part in the evidence of one class, [n, L, H]."""
         found = np.empty((len(features), *features.shape))

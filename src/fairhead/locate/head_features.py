@@ -1,22 +1,18 @@
 """One pass over the data, kept: every head's z by row, and its moments. Any concept, class or edit can be asked later.
 
-A row costs (layers × heads × d + M × d') numbers, whatever the number of tokens: 65 kB for CLIP B/16. With a folder,
-they are written as they are made, and a run that was stopped goes on where it was. Moments are sums by cell, so that
-batches, processes and resumed runs simply add up.
+A row costs (layers × heads × d + M × d') numbers, whatever the number of tokens: 65 kB for CLIP B/16. Moments are sums
+by cell, so that batches, processes and resumed runs simply add up.
 """
 
-import json
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fairhead.errors import InputError
-from fairhead.store import made_folder, reading, whole_file, write_json, writing
+from fairhead.locate.row_store import keep_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,8 +21,6 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 Rows = NDArray[np.float32]
-SCHEMA = "fairhead.features/1"
-_CUT = "holds features that are cut short: remove the folder"
 _CHUNK = 512
 _ARRAYS = ("heads", "others", "output", "scale")
 
@@ -154,110 +148,21 @@ class Features:
             found.add(self.outputs(rows) if own else self.heads[rows], cells[rows])
         return found
 
-    @classmethod
-    def load(cls, folder: str | os.PathLike[str]) -> "Features":
-        """Open what `collect` wrote; rows are read from disk when they are used."""
-        path = Path(folder)
-        meta = _meta(path)
-        if meta is None:
-            raise InputError(f"{path} holds no features: it has no features.json")
-        if meta["done"] < meta["n"]:
-            raise InputError(
-                f"the features in {path} are not complete: {meta['done']} of {meta['n']} rows; run it again"
-            )
-        with reading(path, _CUT):
-            arrays = {name: np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in _ARRAYS}
-            maps = np.load(path / "maps.npy", allow_pickle=False)
-        return cls(**arrays, maps=np.broadcast_to(maps, (*arrays["heads"].shape[1:3], *maps.shape[2:])))
-
 
 def collect(
     decomposer: "Decomposer",  # of the model
     # Called with the row to start at; gives the model's inputs, batch by batch, from there on
     batches: Callable[[int], Iterable[Mapping[str, "Tensor"]]],
     n: int,  # rows in all
-    *,
-    # Where to write them; a stopped run goes on there. None keeps them in memory.
-    folder: str | os.PathLike[str] | None = None,
-    # What the rows are (model, data, ids): features of something else in the folder are refused
-    identity: Mapping[str, Any] | None = None,
-    progress: Callable[[int, int], None] | None = None,  # called with (rows done, n)
+    **kept: Any,  # folder, identity and progress, as `keep_rows` takes them
 ) -> Features:
     """Run a model over n rows and keep their terms."""
-    path = None if folder is None else Path(folder)
-    plain = json.loads(json.dumps(dict(identity or {}), default=str))  # as it will be read back
-    meta: dict[str, Any] = {"schema": SCHEMA, "n": n, "identity": plain, "done": 0}
-    if path is not None:
-        found = _meta(path)
-        if found is not None and {**found, "done": 0} != meta:
-            different = [k for k in ("n", "identity") if found.get(k) != meta[k]]
-            raise InputError(
-                f"{path} holds features of something else ({', '.join(different) or 'another version'} differ); "
-                "give another folder, or remove it"
-            )
-        meta = found or meta
-        if meta["done"] == n:
-            return Features.load(path)
-        made_folder(path)
-    maps = decomposer.maps.float().cpu().numpy()
-    if path is not None and not meta["done"]:  # after attention pooling all maps are one: it is written once
-        with whole_file(path / "maps.npy") as part:
-            np.save(part, maps if maps.strides[0] else maps[:1, :1])
-    arrays: dict[str, Rows] = {}
-    done = meta["done"]
-    for batch in batches(done):
-        terms = decomposer(batch)
-        size = len(terms.output)
-        scale = terms.scale if terms.scale is not None else terms.output.new_ones(size, decomposer.n_layers)
-        made = {"heads": terms.heads, "others": terms.others, "output": terms.output, "scale": scale}
-        for name, tensor in made.items():
-            if name not in arrays:
-                arrays[name] = _opened(path, name, (n, *tensor.shape[1:]), resumed=done > 0)
-            arrays[name][done : done + size] = tensor.float().cpu().numpy()
-        done += size
-        if path is not None:
-            _write_meta(path, arrays, {**meta, "done": done})
-        if progress is not None:
-            progress(done, n)
-    if done != n:
-        raise InputError(f"{done} rows came where {n} were announced")
-    return Features(**arrays, maps=maps) if path is None else Features.load(path)
 
+    def blocks(start: int) -> Iterator[Mapping[str, Rows]]:
+        for batch in batches(start):
+            terms = decomposer(batch)
+            one = terms.output.new_ones(len(terms.output), decomposer.n_layers)
+            made = (terms.heads, terms.others, terms.output, one if terms.scale is None else terms.scale)
+            yield {name: x.float().cpu().numpy() for name, x in zip(_ARRAYS, made, strict=True)}
 
-def _opened(path: Path | None, name: str, shape: tuple[int, ...], resumed: bool) -> Rows:
-    if path is None:
-        return np.empty(shape, dtype=np.float32)
-    file = path / f"{name}.npy"
-    if resumed:
-        with reading(file, _CUT):  # opened to be written to, a file that is cut short would get zeros
-            if np.load(file, mmap_mode="r", allow_pickle=False).shape != shape:
-                raise KeyError
-    with writing(file):
-        if not resumed:
-            with whole_file(file) as part:
-                made = np.lib.format.open_memmap(part, mode="w+", dtype=np.float32, shape=shape)
-                if hasattr(os, "posix_fallocate"):  # a full disk is an error here, and would kill the process later
-                    with open(part, "r+b") as handle:
-                        os.posix_fallocate(handle.fileno(), 0, made.offset + made.nbytes)
-        return np.lib.format.open_memmap(file, mode="r+", dtype=np.float32, shape=shape)
-
-
-def _meta(path: Path) -> dict[str, Any] | None:
-    file = path / "features.json"
-    if not file.exists():
-        return None
-    with reading(file, "cannot be read as JSON; remove the folder"):
-        found = json.loads(file.read_text(encoding="utf-8"))
-    counts = [found.get(name) for name in ("done", "n")] if isinstance(found, dict) else []
-    if not counts or found.get("schema") != SCHEMA or not all(type(count) is int for count in counts):
-        raise InputError(f"{file} is not of the form {SCHEMA}; remove the folder")
-    if not 0 <= found["done"] <= found["n"]:
-        raise InputError(f"{file} has {found['done']} of {found['n']} rows; remove the folder")
-    return dict(found)
-
-
-def _write_meta(path: Path, arrays: Mapping[str, Rows], meta: Mapping[str, Any]) -> None:
-    for array in arrays.values():
-        if isinstance(array, np.memmap):
-            array.flush()
-    write_json(path / "features.json", meta)
+    return Features(**keep_rows(blocks, _ARRAYS, n, **kept), maps=decomposer.maps.float().cpu().numpy())

@@ -12,11 +12,9 @@ log-probability as the term grows or shrinks, everything else held: its direct e
 """
 
 import hashlib
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,10 +29,9 @@ from fairhead.language.row_layout import quiet
 from fairhead.language.scorer import Planned, Scorer
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.pair_rows import TextPairs
-from fairhead.store import made_folder, read_arrays, reading, whole_file, write_json
+from fairhead.locate.row_store import keep_rows
 
 Array = NDArray[np.float64]
-SCHEMA = "fairhead.pair_terms/1"
 _BLOCK = 256  # pairs read, and written to disk, at a time
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 _LOW_PRECISION = 0.2
@@ -77,11 +74,6 @@ class PairTerms:
                 left += self.readers[:, layer, head] @ means[layer, head]
         return left
 
-    @classmethod
-    def joined(cls, parts: Sequence["PairTerms"]) -> "PairTerms":
-        """Pairs of several runs, one after the other."""
-        return cls(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)})
-
 
 class _Text(NamedTuple):
     """A text of a pair: its tokens, of which those that can differ between the texts are scored, and its weight."""
@@ -94,27 +86,22 @@ def take_apart(
     scorer: Scorer,  # the model, best in float32
     pairs: TextPairs,  # texts to compare
     *,
-    # Where to keep the terms, block by block; a stopped run goes on there
+    # Where to keep the terms; a stopped run goes on there
     folder: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,  # called with (pairs done, pairs)
 ) -> PairTerms:
     """Read pairs and take their log-odds apart."""
-    texts = _texts(scorer, pairs)
-    path = None if folder is None else _opened(Path(folder), scorer, pairs)
-    reader = _Reader(scorer)
-    parts = []
-    for start in range(0, len(pairs), _BLOCK):
-        file = None if path is None else path / f"pairs-{start:06d}.npz"
-        if file is not None and file.exists():
-            parts.append(PairTerms(**read_arrays(file, *(f.name for f in fields(PairTerms)))))
-        else:
-            parts.append(reader.read(texts[2 * start : 2 * (start + _BLOCK)]))
-            if file is not None:
-                with whole_file(file) as part, part.open("wb") as handle:
-                    np.savez(handle, **{f.name: getattr(parts[-1], f.name) for f in fields(PairTerms)})
-        if progress is not None:
-            progress(min(start + _BLOCK, len(pairs)), len(pairs))
-    return PairTerms.joined(parts)
+    texts, reader = _texts(scorer, pairs), _Reader(scorer)
+    digest = hashlib.sha256("\n".join(f"{t.id} {t.digest}" for t in pairs.texts).encode()).hexdigest()
+    names = [field.name for field in fields(PairTerms)]
+
+    def blocks(start: int) -> Iterator[Mapping[str, NDArray[Any]]]:
+        for at in range(start, len(pairs), _BLOCK):
+            terms = reader.read(texts[2 * at : 2 * (at + _BLOCK)])
+            yield {name: getattr(terms, name) for name in names}
+
+    identity = {"texts": digest, **scorer.settings()}
+    return PairTerms(**keep_rows(blocks, names, len(pairs), folder=folder, identity=identity, progress=progress))
 
 
 def encoded_texts(scorer: Scorer, pairs: TextPairs) -> list[TokenSequence]:
@@ -205,7 +192,7 @@ class _Reader:
             z = terms.heads[:, layer]  # [P, H, d]
             seen = (direction @ self._maps[layer]).view(len(direction), *z.shape[1:])  # [S, H, d]
             heads.append(weights @ (seen * z[at]).sum(-1))
-            assert terms.scale is not None  # there is no pooler here
+            assert terms.scale is not None  # there is no pool here
             own = (seen * terms.scale[at, layer, None, None]).flatten(1)
             readers.append((weights @ own).view(len(pairs), *z.shape[1:]))
         linear = (terms.output[at] * direction).sum(-1)
@@ -291,20 +278,6 @@ def _unembedding_of(model: Any) -> _Unembedding:
     scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
     bias = None if last.bias is None else last.bias.detach().float()
     return _Unembedding(last.weight.detach().float(), bias, scale, getattr(config, "final_logit_softcapping", None))
-
-
-def _opened(folder: Path, scorer: Scorer, pairs: TextPairs) -> Path:
-    """The folder, if what lies there is of the same model and texts."""
-    texts = hashlib.sha256("\n".join(f"{t.id} {t.digest}" for t in pairs.texts).encode()).hexdigest()
-    identity: Mapping[str, Any] = {"schema": SCHEMA, "texts": texts, "block": _BLOCK, **scorer.settings()}
-    file = made_folder(folder) / "pairs.json"
-    if not file.exists():
-        write_json(file, identity)
-    with reading(file, "cannot be read as JSON; remove the folder"):
-        found = json.loads(file.read_text(encoding="utf-8"))
-    if found != json.loads(json.dumps(identity)):
-        raise InputError(f"{folder} holds terms of another model or other texts; give another folder, or remove it")
-    return folder
 
 
 def whole(terms: PairTerms) -> Iterator[tuple[str, Array]]:

@@ -2,9 +2,7 @@
 
 import copy
 import hashlib
-import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -59,7 +57,6 @@ from fairhead.models.batches import ImageInputs, RowInputs, TextInputs
 from fairhead.models.places import config_of, find
 from fairhead.report.model_card import Card, name_of
 from fairhead.report.wording import head_name
-from fairhead.store import locked
 
 Heads = Sequence[tuple[int, int]]
 Progress = Callable[[str, int, int], None]
@@ -373,17 +370,8 @@ def open_session(
         "token": decomposer.token,
         **({} if decomposer.split == "own" else {"terms": decomposer.split}),
     }
-    # Whoever comes second waits, and then reads what the first has written; a folder that is read-only has all of it.
-    read_only = features is not None and Path(features).is_dir() and not os.access(features, os.W_OK)
-    with nullcontext() if features is None or read_only else locked(features, wait=True):
-        found = collect(
-            decomposer,
-            lambda start: inputs.batches(start=start),
-            len(evaluation),
-            folder=features,
-            identity=identity,
-            progress=_stage(progress, "rows"),
-        )
+    kept = {"folder": features, "identity": identity, "progress": _stage(progress, "rows")}
+    found = collect(decomposer, lambda start: inputs.batches(start=start), len(evaluation), **kept)
     prompts = None if chosen.prompts is None else replace(chosen.prompts, templates=templates)
     words = replace(file, templates=templates)
     return Session(source, inputs, decomposer, evaluation, found, classifier, text, prompts, words, chosen.notes)

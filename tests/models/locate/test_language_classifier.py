@@ -59,7 +59,8 @@ def test_terms_sum_to_the_models_own_logits(name) -> None:
     output = terms.output.numpy()
     np.testing.assert_allclose(task.logits(output), own, atol=1e-4)
     features = collect(decomposer, lambda start: [batch()], 5)
-    constant = task.row_constants(output) + np.einsum("no,nco->nc", terms.constant, task.row_directions(output))
+    biases = (task._ratio(output) * task.dense_bias) @ task.out.T + task.out_bias
+    constant = biases + np.einsum("no,nco->nc", terms.constant, task.row_directions(output))
     for positive in range(own.shape[1]):
         others = [c for c in range(own.shape[1]) if c != positive]
         whole = task.parts(features, positive).sum((1, 2)) + task.other_parts(features, positive).sum(1)
