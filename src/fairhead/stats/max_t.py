@@ -51,15 +51,19 @@ class _Part(NamedTuple):
     def squares(self, se: Array) -> Array:
         """Variances of the contrasts, [contrasts], from standard errors of the rates [R, C, G]."""
         noise = (self.share * se[self.place][self.groups]) ** 2
-        noise = np.array([*(noise if self.alone else [noise[some].mean() for some in self.classes]), 0.0])
+        if not self.alone:
+            noise = np.add.reduceat(noise, [some.start for some in self.classes])
+            noise /= [some.stop - some.start for some in self.classes]
+        noise = np.append(noise, 0.0)
         return noise[self.a] if self.b is None else noise[self.a] + noise[self.b]
 
     def ends(self, rates: Array) -> "_Ends":
-        """Of rates [..., R, C, G]."""
-        row = np.moveaxis(rates[(..., *self.place, slice(None))], -1, 0)
+        """Of rates [R, C, G] or [B, R, C, G]."""
+        row = rates[(..., *self.place, slice(None))].T
         if self.b is None:
             row = np.abs(row[:-1] - row[-1])
-        row = row[self.groups]
+        if not (self.alone and len(row) == len(self.groups)):  # else they are all there, in order
+            row = row[self.groups]
         if self.share != 1:
             row = row * self.share
         highest = lowest = row
@@ -206,12 +210,12 @@ class Contrasts:
 
     def share_above(self, rates: Array, least: Array) -> float:
         """How often any difference of rates [B, R, C, G] is as large as its own of `least` [contrasts]."""
-        found = np.zeros(len(rates), dtype=bool)
-        for pool, own in zip(self.pools, self._split(least), strict=True):
-            found |= pool.any_above(rates, own)
-        return np.count_nonzero(found) / len(found)
+        found = [pool.any_above(rates, own) for pool, own in zip(self.pools, self._split(least), strict=True)]
+        return np.count_nonzero(found[0] if len(found) == 1 else np.any(found, axis=0)) / len(rates)
 
     def _split(self, values: Array) -> list[Array]:
+        if len(self.pools) == 1:
+            return [values]
         ends = np.cumsum([len(pool.chosen[0]) for pool in self.pools])
         return [values[end - len(pool.chosen[0]) : end] for pool, end in zip(self.pools, ends, strict=True)]
 
