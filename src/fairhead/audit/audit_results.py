@@ -3,7 +3,6 @@
 These are plain data. The numbers are made in the other files of this folder, the tables in `report/`.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -101,10 +100,6 @@ class Audit(Result):
             **({"curves": [asdict(c) for c in self.curves]} if self.curves else {}),
         }
 
-    def to_json(self, indent: int | None = 2) -> str:
-        """The JSON form as text; never NaN, which is not JSON."""
-        return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False, allow_nan=False, default=str)
-
     def rows(self) -> list[dict[str, Any]]:
         """One row an estimate."""
         left_out = ("detail", "groups")
@@ -175,10 +170,6 @@ class Comparison(Result):
             "a": self.a.to_dict(),
             "b": self.b.to_dict(),
         }
-
-    def to_json(self, indent: int | None = 2) -> str:
-        """The JSON form as text; never NaN, which is not JSON."""
-        return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False, allow_nan=False, default=str)
 
     def rows(self) -> list[dict[str, Any]]:
         """One row a difference, with its outcome."""

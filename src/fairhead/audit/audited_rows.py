@@ -17,7 +17,7 @@ from fairhead.audit.score_rates import Scores
 from fairhead.errors import InputError, did_you_mean
 from fairhead.records import Column, Records
 from fairhead.report.wording import CROSS
-from fairhead.stats.clusters import count_rows
+from fairhead.stats.clusters import cell_numbers, count_rows
 
 _IDS, _LEAST = 100, 10  # more groups than half of the rows are ids where none has ten rows
 _CROSSED = 2_000  # groups of all intersections together: time and memory go with their pairs
@@ -44,6 +44,8 @@ def read_rows(data: Any, positive: Any, columns: Mapping[str, Any]) -> tuple[Rec
 
 def read_labels(data: Any, positive: Any, columns: Mapping[str, Any]) -> Records:
     """Records of several labels a row: as many columns of labels as of predictions, all with the same two classes."""
+    from fairhead.records.build import in_classes  # here: it loads pandas, which an audit of arrays can do without
+
     labels, predictions = list(columns["label"]), columns.get("prediction") or ()
     predictions = [predictions] if isinstance(predictions, str) else list(predictions)
     if len(labels) != len(predictions):
@@ -57,19 +59,9 @@ def read_labels(data: Any, positive: Any, columns: Mapping[str, Any]) -> Records
         raise InputError(f"several labels are true or not each; {labels[0]!r} has the classes {list(records.classes)}")
     records = records.with_known([*labels[1:], *predictions[1:]])
     assert records.prediction is not None
-
-    def coded(name: str) -> Column:
-        column, number = records.groups[name], {str(level): k for k, level in enumerate(records.classes)}
-        for level in column.levels:
-            if str(level) not in number:
-                raise InputError(
-                    f"column {name!r} holds {level!r}; as in {labels[0]!r}, expected {list(records.classes)}"
-                )
-        codes = np.array([number[str(level)] for level in column.levels], dtype=np.int8)
-        return Column(codes[column.codes], records.classes)
-
     both = {labels[0]: (records.label, records.prediction)}
-    both |= {name: (coded(name), coded(said)) for name, said in zip(labels[1:], predictions[1:], strict=True)}
+    for name, said in zip(labels[1:], predictions[1:], strict=True):
+        both[name] = in_classes(records, name), in_classes(records, said)
     kept = {name: column for name, column in records.groups.items() if name in groups}
     return replace(records, groups=kept, labels=both)
 
@@ -111,12 +103,11 @@ class View:
         """Read records; `positive` as in `audit`."""
         if not len(records):
             raise InputError("There are no rows to audit.")
+        cluster = None if records.cluster is None else records.cluster.codes
         if records.numbers is not None:
-            cluster = None if records.cluster is None else records.cluster.codes
             codes = records.label.codes
             return cls(codes, codes, (), None, records.weight, cluster, None, records.numbers)
         if records.labels:
-            cluster = None if records.cluster is None else records.cluster.codes
             both = tuple((label.codes, prediction.codes) for label, prediction in records.labels.values())
             return cls(*both[0], tuple(records.labels), None, records.weight, cluster, None, labels=both)
         levels = list(records.classes)
@@ -147,7 +138,6 @@ class View:
                 if scores is not None:
                     scores = scores[:, c] if scores.ndim == 2 else 1 - scores
                 names = (names[1] if len(names) == 2 else f"not {names[c]}", names[c])
-        cluster = None if records.cluster is None else records.cluster.codes
         return cls(label, prediction, names, scores, records.weight, cluster, rule)
 
     def take(self, rows: NDArray[np.bool_] | None) -> "View":
@@ -208,10 +198,8 @@ def group_columns(records: Records, group_by: str | Sequence[str] | None, inters
 
 def cross(columns: Sequence[Column]) -> Column:
     """Every combination that occurs, as one column; a row that lacks one of the groups has none."""
-    key = columns[0].codes.astype(np.int64)
-    for column in columns[1:]:
-        key = key * len(column.levels) + column.codes
     sizes = [len(column.levels) for column in columns]
+    key = cell_numbers([column.codes for column in columns], sizes)
     for column in columns:
         key = key if column.known is None else np.where(column.known, key, prod(sizes))
     present = np.flatnonzero(np.bincount(key, minlength=prod(sizes) + 1)[:-1])
@@ -310,8 +298,7 @@ def join(a: Records, b: Records) -> Joined:
         in_order = np.argsort(in_a)
         a, b = a.take(in_a[in_order]), b.take(in_b[in_order])
     _check_tasks(a, b)
-    classes = _all_classes(a, b)
-    a, b = _with_classes(a, classes), _with_classes(b, classes)
+    a, b = (_with_classes(side, _all_classes(a, b)) for side in (a, b))
     _refuse_differences(a, "label", a.label.codes != b.label.codes)
     if a.groups and b.groups and not set(a.groups) & set(b.groups):
         raise InputError(

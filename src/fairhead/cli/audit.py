@@ -1,6 +1,7 @@
 """`fairhead audit`: from a file of predictions to gaps with intervals."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -118,22 +119,16 @@ class Columns:
         joined = None if self.groups_from is None else GroupFile.read(self.groups_from)
         further = () if joined is None else joined.columns
         several = len(self.label) > 1
-        columns: dict[str, Any] = {
+        as_given = ("target", "cluster", "weight", "drop_missing", "where", "encoding", "decimal")
+        columns: dict[str, Any] = {name: getattr(self, name) for name in as_given} | {
             "label": list(self.label) if several else (*self.label, "label")[0],
-            "target": self.target,
             "prediction": list(self.prediction) if several else (*self.prediction, None)[0],
             "score": self.score or None,
             "groups": [*(name for name in self.group if name not in further), *more_groups],
             "id": "id" if id is None and joined is not None else id,
-            "cluster": self.cluster,
-            "weight": self.weight,
             "classes": _typed(self.classes) or None,
             "threshold": _threshold(self.threshold),
-            "drop_missing": self.drop_missing,
-            "where": self.where,
             "bins": _edges(self.bins),
-            "encoding": self.encoding,
-            "decimal": self.decimal,
         }
         found, _ = read_rows(path, None if self.positive is None else _typed([self.positive])[0], columns)
         if joined is None:
@@ -229,20 +224,15 @@ class Output:
 
     def check(self, *read: str | None) -> None:
         """Refuse what cannot be written, or would be written over a file that is read, before anything is computed."""
-        pages = {"--html": self.html, "--ll144": self.ll144, "--eu-ai-act": self.eu_ai_act}
-        twins = {option: str(Path(page).with_suffix(".json")) for option, page in pages.items() if page is not None}
-        for path in (self.json, *pages.values(), *twins.values()):
-            check_output(path, *read)
-        given = [Path(page).absolute() for page in pages.values() if page is not None]
-        if len(set(given)) < len(given):
+        pages = [Path(page) for page in (self.html, self.ll144, self.eu_ai_act) if page is not None]
+        written = [*pages, *(page.with_suffix(".json") for page in pages), *map(Path, filter(None, [self.json]))]
+        for path in written:
+            check_output(str(path), *read)
+        twice = [name for name, times in Counter(path.absolute() for path in written).items() if times > 1]
+        if twice:
             raise InputError(
-                f"{', '.join(o for o in pages if pages[o])} would write to the same file; give each its own"
+                f"{twice[0].name} would be written twice (a page has a .json beside it); give another name"
             )
-        for option, twin in twins.items():
-            if self.json and Path(self.json).absolute() == Path(twin).absolute():
-                raise InputError(
-                    f"{option} {pages[option]} writes its own JSON to {self.json}; give --json another name"
-                )
 
 
 @options("audit")
@@ -310,9 +300,9 @@ def audit_command(
     if statistics.slices is not None:
         from fairhead.audit.slices import slices_section, worst_slices
 
-        level, n_boot, seed = statistics.level, statistics.n_boot, statistics.seed
-        worst = worst_slices(records, statistics.slices, seed=seed, n_boot=n_boot, level=level)
-        sliced = [slices_section(worst, statistics.slices, level)]
+        how = {name: getattr(statistics, name) for name in ("seed", "n_boot", "level")}
+        worst = worst_slices(records, statistics.slices, **how)
+        sliced = [slices_section(worst, statistics.slices, statistics.level)]
     for name in output.rate:
         one_of(name, list(found.by_group[0].rates), "--rate")
     if output.json is not None:
@@ -328,13 +318,10 @@ def audit_command(
             write(form(found), file)
     if output.json != "-":
         console = terminal()
-        what = _what(records, path, found.provenance["audit"]["n"])
-        console.print(f"[bold]{escape(what)}[/]", highlight=False)
+        console.print(f"[bold]{escape(_what(records, path, found.provenance['audit']['n']))}[/]", highlight=False)
         for name, column in records.groups.items():
             if len(column.levels) > _MANY and not isinstance(column.levels[0], str):
-                hint = (
-                    f"{name} has {len(column.levels)} groups that are numbers: --bins {name}=25,45 makes fewer of them."
-                )
+                hint = f"{name} has {len(column.levels)} groups that are numbers: make fewer by --bins {name}=25,45."
                 console.print(escape(hint), highlight=False)
         show_page(alone, console)
         for section in sliced:
@@ -384,9 +371,7 @@ def _edges(given: Sequence[str]) -> dict[str, list[float]]:
         except ValueError:
             column = ""
         if not column or not all(math.isfinite(edge) for edge in found[column]):
-            raise InputError(
-                f"--bins is {text!r}; a column and the edges of its groups are expected, such as age=25,45"
-            )
+            raise InputError(f"--bins is {text!r}; a column and the edges of its groups are expected: age=25,45")
     return found
 
 
@@ -400,21 +385,17 @@ def _typed(values: Sequence[str]) -> list[Any]:
 def _what(records: "Records", path: str, n_joined: int) -> str:
     """One line on what was read, and how many of the rows are in both files of a comparison."""
     origin = records.provenance
-    less = {
-        "left out by --where": origin.get("rows_left_out"),
-        "with missing values dropped": origin.get("rows_dropped"),
-    }
-    without = ", ".join(f"{number:,} {why}" for why, number in less.items() if number)
+    less = {"left out by --where": "rows_left_out", "with missing values dropped": "rows_dropped"}
+    without = ", ".join(f"{origin[key]:,} {why}" for why, key in less.items() if origin.get(key))
     rows = f"{len(records):,} rows" + (f" ({without})" if without else "")
     if n_joined < len(records):
         rows = f"the {n_joined:,} rows that are in both files, of {rows}"
+    classes = f"{len(records.classes)} classes"
     if records.numbers is not None:
         classes = "predicted numbers"
     elif records.labels:
         classes = f"{len(records.labels)} labels"
     elif len(records.classes) == 2:
         classes = f"positive class {records.classes[-1]!r}"
-    else:
-        classes = f"{len(records.classes)} classes"
     groups = ", ".join(f"{name} ({len(column.levels)})" for name, column in records.groups.items())
     return f"{path}: {rows}, {classes}, groups by {groups}"

@@ -358,13 +358,13 @@ class Records:
             >>> list(new.groups), new.prediction.values().tolist()
             (['sex'], [0, 0, 1])
         """
-        from fairhead.records.build import other_prediction
+        from fairhead.records.build import in_classes
 
         both = self.with_known([name])
         groups = {key: column for key, column in both.groups.items() if key != name}
         # The scores belong to one of the two only.
         first = replace(both, groups=groups, scores=None)
-        return first, replace(first, prediction=other_prediction(both, name))
+        return first, replace(first, prediction=in_classes(both, name))
 
     def with_known(self, names: Iterable[str]) -> "Records":
         """The rows that have a value in all of these group columns; the others count as dropped.

@@ -260,11 +260,11 @@ def _used(layout: Layout) -> dict[str, Any]:
     return {part: name for part, name in parts.items() if name}
 
 
-def other_prediction(records: Records, name: str) -> Column:
-    """The group column `name` as predictions of the same classes."""
+def in_classes(records: Records, name: str) -> Column:
+    """The group column `name` as a column of the classes: other predictions, or another of several labels."""
     column = records.groups[name]
     coded, label = Coded(column.codes, column.levels), Coded(records.label.codes, records.classes)
     # One class against the rest: then any other prediction is of the rest.
     if records.classes != (f"not {records.classes[-1]}", records.classes[-1]):
-        classes_of(label, coded, records.classes, ("the label", f"prediction {name!r}"))
+        classes_of(label, coded, records.classes, ("the label", f"column {name!r}"))
     return Column(recode(coded, records.classes), records.classes)

@@ -421,8 +421,8 @@ def test_a_file_that_is_read_is_not_written_over(preds, capsys, option):
         (["--bins", "age=30", "--bins", "age=40"], "--bins names age twice"),
         (["--bins", "age=nan"], "a column and the edges of its groups are expected"),
         (["--bins", "age=30,inf"], "a column and the edges of its groups are expected"),
-        (["--ll144", "form.html", "--eu-ai-act", "form.html"], "would write to the same file"),
-        (["--html", "form.html", "--eu-ai-act", "./form.html"], "would write to the same file"),
+        (["--ll144", "form.html", "--eu-ai-act", "form.html"], "form.html would be written twice"),
+        (["--html", "form.html", "--eu-ai-act", "./form.html"], "form.html would be written twice"),
     ],
 )
 def test_what_contradicts_itself_is_refused(preds, capsys, arguments, message):
