@@ -13,6 +13,7 @@ from transformers import TrainerCallback
 from fairhead.audit import Audit, audit
 from fairhead.errors import InputError, did_you_mean
 from fairhead.records import Records
+from fairhead.records.columns import known_positive
 
 METRICS = ("DP", "EOp", "EOd")
 _log = logging.getLogger(__name__)
@@ -104,7 +105,9 @@ class AuditCallback(TrainerCallback):
             return self._loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
         output = self._loop(dataloader, description, False, ignore_keys, metric_key_prefix)
         records = self._records(output, self._groups_of(data))
-        options = {"positive": self._names()[1] if len(records.classes) == 2 else None, **self.options}
+        names = self._names()
+        positive = (known_positive((names[0], names[1])) or names[1]) if len(records.classes) == 2 else None
+        options = {"positive": positive, **self.options}
         found = audit(records, **options)
         self.audits.append((metric_key_prefix, self.trainer.state.global_step, found))
         for figure in found.estimates:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairhead.data import Dataset, Items, dataset, hold, parse_spec
+from fairhead.data.datasets import column, positive_last
 from fairhead.data.own import NO_LABEL
 from fairhead.errors import InputError, check_known
 from fairhead.records import Records
@@ -78,7 +79,8 @@ def _answered(model: Any, data: Dataset, ids: Any, logits: Any) -> Records:
     from fairhead.models.batches import class_order
 
     names = {str(name) for name in model.config.id2label.values()}
-    data = data.with_classes(tuple(sorted(names))) if {*data.classes} < names else data
+    if {*data.classes} < names:
+        data = data.with_classes(positive_last(column(sorted(names))).levels)
     return data.records(ids, logits[:, class_order(model, data.classes)].softmax(-1))
 
 

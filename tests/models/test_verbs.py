@@ -11,6 +11,7 @@ from PIL import Image
 
 import fairhead
 from fairhead.errors import InputError
+from fairhead.models.batches import class_order
 
 SMALL = {"width": 16, "mlp": 16, "image_size": 8, "patch_size": 4}
 
@@ -79,6 +80,24 @@ def test_predict_takes_rows_of_some_classes_and_rows_without_labels(run):
     assert frame["prediction"].tolist() == every.prediction.values().tolist()
     with pytest.raises(InputError, match="the rows have no labels"):
         fairhead.mitigate("vit-2x4", fairhead.dataset(pictures, label="none"), device="cpu", model_options=SMALL)
+
+
+def test_classes_without_names_are_taken_in_the_order_of_the_data(caplog):
+    small = {
+        "hidden_size": 4,
+        "intermediate_size": 4,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "vocab_size": 8,
+    }
+    model = hf.BertForSequenceClassification(hf.BertConfig(num_labels=12, **small))
+    numbered = fairhead.dataset([f"post {i}" for i in range(24)], label=[i % 12 for i in range(24)])
+    assert class_order(model, numbered.classes) == list(range(12))
+    assert numbered.classes[2] == "2"
+    assert not caplog.text
+    words = tuple("abcdefghijkl")
+    assert class_order(model, words) == list(range(12))
+    assert "a, b, c, d, e, f, g, h, i, j, k, l are taken for its classes 0 to 11, in this order" in caplog.text
 
 
 def test_texts_are_cut_as_in_training_wherever_the_model_is_read(tmp_path):

@@ -5,6 +5,7 @@ stay in `Dataset.attributes` and meet the predictions again in `Dataset.records`
 """
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,9 +17,10 @@ from numpy.typing import ArrayLike, NDArray
 from fairhead.data.images import Images
 from fairhead.errors import InputError, check_known, did_you_mean
 from fairhead.records import Column, Records, composed
+from fairhead.records.columns import known_positive
 
 T = TypeVar("T")
-# A text that so many rows have, and a tenth of all, is no input: it stands in for features that are found by id.
+# Where more rows than these have all the same text, it is no input: it stands in for features that are found by id.
 _STAND_IN = 10
 
 
@@ -39,7 +41,7 @@ class Examples:
     ids: NDArray[np.str_]  # one distinct string per row, shape [n]; says nothing about groups
     inputs: Inputs  # n images (decoded when asked for), texts or text pairs
     labels: NDArray[np.int64]  # integers into `classes`, shape [n]
-    classes: tuple[str, ...]  # names of the classes, sorted; for a binary task the last one is the positive class
+    classes: tuple[str, ...]  # names of the classes; of two, the last one is the positive class
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -116,7 +118,7 @@ class Dataset:
         provenance: Mapping[str, Any],
     ) -> "Dataset":
         """The data set that a reader has read, called what its provenance says under "data"."""
-        names = np.asarray(ids, dtype=np.str_)
+        names, label = np.asarray(ids, dtype=np.str_), positive_last(label)
         examples = Examples(names, inputs, label.codes.astype(np.int64), label.levels)
         parts, attributes = np.asarray(split, dtype=np.str_), Attributes(names, groups, cluster)
         return cls(str(provenance["data"]), examples, parts, attributes, skipped, provenance)
@@ -246,15 +248,38 @@ def _nothing_left(data: "Dataset | Items[Any]", noun: str) -> InputError:
 
 
 def column(values: ArrayLike) -> Column:
-    """Code values as a `Column`.
+    """Code values as a `Column`; whole numbers in the order of their size, as records have them.
 
     Example:
         >>> column(["w", "b", "w"])
         Column(codes=array([1, 0, 1], dtype=int32), levels=('b', 'w'))
+        >>> column(["10", "9"]).levels
+        ('9', '10')
     """
     levels, codes = np.unique(np.asarray(values), return_inverse=True)
     same, place = np.unique([composed(level) for level in levels.tolist()], return_inverse=True)
-    return Column(place[codes].astype(np.int32), tuple(same.tolist()))
+    found = Column(place[codes].astype(np.int32), tuple(same.tolist()))
+    if same.dtype.kind == "U" and all(re.fullmatch(r"[+-]?\d+", level) for level in found.levels):
+        return _reordered(found, tuple(sorted(found.levels, key=lambda level: (int(level), level))))
+    return found
+
+
+def positive_last(label: Column) -> Column:
+    """Two classes with the positive one last, where their names say which that is; records have the same rule.
+
+    Example:
+        >>> positive_last(column(["ja", "nein"])).levels
+        ('nein', 'ja')
+    """
+    classes = label.levels
+    if len(classes) != 2 or known_positive(classes) != classes[0]:
+        return label
+    return _reordered(label, classes[::-1])
+
+
+def _reordered(column: Column, levels: tuple[Any, ...]) -> Column:
+    number = np.array([levels.index(level) for level in column.levels], dtype=np.int32)
+    return Column(number[column.codes], levels)
 
 
 def yes_no(name: str, values: Sequence[bool] | NDArray[np.bool_]) -> Column:
@@ -332,9 +357,8 @@ def alike(inputs: Any) -> NDArray[np.intp]:
 
 
 def stand_ins(digests: list[Any]) -> frozenset[Any]:
-    """Those of inputs that stand in for features."""
-    least = max(_STAND_IN, len(digests) / 10)
-    return frozenset(one for one, count in Counter(digests).items() if count > least)
+    """The input that stands in for features: where all of many rows have one and the same."""
+    return frozenset(digests) if len({*digests}) == 1 and len(digests) > _STAND_IN else frozenset()
 
 
 def _digest(text: str) -> str:

@@ -1,6 +1,7 @@
 """A loaded model, and rows of pictures or texts that it reads batch by batch."""
 
 import itertools
+import logging
 import os
 from abc import ABC, abstractmethod
 from collections import deque
@@ -146,6 +147,9 @@ def class_order(model: Any, classes: tuple[str, ...]) -> list[int]:
     if set(found) == set(classes):
         return [found[name] for name in classes]
     if len(names) == len(classes) and all(name == f"LABEL_{number}" for number, name in names.items()):
+        if not all(name.isdecimal() for name in classes):
+            told = "the model's classes have no names: %s are taken for its classes 0 to %d, in this order"
+            logging.getLogger("fairhead").warning(told, ", ".join(classes), len(classes) - 1)
         return list(range(len(classes)))
     raise InputError(
         f"the model's classes are {', '.join(found)} and those of the data {', '.join(classes)}; they must have the "

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.metrics import roc_auc_score
 
 import fairhead
-from fairhead.data import READERS, Attributes, Dataset, Examples, read, read_labelled
-from fairhead.data.datasets import column
+from fairhead.data import READERS, Attributes, Dataset, Examples, dataset, read, read_labelled
+from fairhead.data.datasets import column, row_digests
 from fairhead.errors import InputError
 from fairhead.records import Records
 
@@ -132,3 +133,38 @@ def test_what_a_prompt_shows_is_one_line(data):
     )
     assert repr(found).startswith("Audit with ")
     assert "\n" not in repr(found)
+
+
+def test_what_is_written_is_read_back_with_the_same_positive_class(tmp_path):
+    """A score is that of the positive class, in the data set, in its records and in the file that they are saved to."""
+    rng = np.random.default_rng(0)
+    said = rng.choice(["ja", "nein"], 200)
+    score = np.clip(np.where(said == "ja", 0.7, 0.3) + rng.normal(0, 0.2, 200), 0, 1)
+    posts = {
+        "text": [f"post {i}" for i in range(200)],
+        "label": said.tolist(),
+        "sex": rng.choice(["f", "m"], 200).tolist(),
+    }
+    data = dataset(posts, groups=["sex"])
+    assert data.classes == ("nein", "ja")
+    records = data.records(data.all.ids, np.stack([1 - score, score], axis=1))
+    records.save(tmp_path / "records.csv")
+    for found in (records, Records.read(tmp_path / "records.csv")):
+        assert found.classes == ("nein", "ja")
+        assert roc_auc_score(said == "ja", found.scores) == pytest.approx(roc_auc_score(said == "ja", score), abs=1e-6)
+
+
+def test_numbered_classes_are_in_the_order_of_the_numbers():
+    data = dataset({"text": [f"post {i}" for i in range(24)], "label": [i % 12 for i in range(24)]})
+    assert data.classes == tuple(map(str, range(12)))
+    assert data.all.labels.tolist() == [i % 12 for i in range(24)]
+
+
+def test_a_text_that_many_rows_have_stays_in_one_part_and_is_known_again():
+    texts = ["great product"] * 60 + [f"post {i}" for i in range(140)]
+    rows = {"text": texts, "label": ["a", "b"] * 100}
+    data = dataset(rows)
+    assert len({*data.split[:60]}) == 1
+    few = dataset({"text": ["great product", "new", "newer"], "label": ["a", "b", "a"]}, split="random")
+    known = np.isin(row_digests(few.all), row_digests(data.all))
+    assert known.tolist() == [True, False, False]
