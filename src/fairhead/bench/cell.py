@@ -2,6 +2,7 @@
 
 import copy
 import json
+import logging
 import platform
 import time
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from fairhead.data.files import files_below, stamp_of
 from fairhead.errors import InputError
 from fairhead.mitigate import Trained, run
 from fairhead.mitigate.last_layer import features_of, find_head
-from fairhead.models.fresh import Recipe, is_ready
+from fairhead.models.fresh import Recipe, is_fresh, is_ready
 from fairhead.models.linear_head import FEATURES, LinearHead, check_finite
 from fairhead.records import Records
 from fairhead.train import Epoch, Examples, TrainingDiverged, TrainingPlan, predict
@@ -132,6 +133,9 @@ def _prepared(cell: Cell, device: str, cache: Path | None, tell: Tell, checkpoin
     plan = TrainingPlan(**cell.plan, seed=cell.seed, device=device)
 
     head_only = trains_head(cell)
+    if is_fresh(recipe.name) and cell.backbone.train != "all":
+        told = "%s has random weights, of which train=%s leaves most as they are: give a pretrained model"
+        logging.getLogger("fairhead").warning(told, recipe.name, cell.backbone.train)
 
     def build_model() -> nn.Module:
         if head_only:

@@ -201,6 +201,9 @@ here: crows_pairs, stereoset, pairs, triplets
     fitting = [other.name for other in READERS.values() if other.kind in kinds]
     if not colon or not path:
         such = " or ".join(f"{one}:PATH" for one in fitting) or "utkface:UTKFace.zip"
+        if Path(spec).exists():
+            own = [one for one in ("images", "texts", "pairs", "triplets") if not kinds or one in kinds]
+            such = " or ".join(f"{one}:{spec}" for one in own)
         raise InputError(f"a data set is named as name:path, such as {such}; found {spec!r}")
     if name == "memory":
         if path not in _HELD:

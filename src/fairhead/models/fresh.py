@@ -52,8 +52,8 @@ class Recipe:
             if self.name.startswith(("path:", "hub:")) or "/" in self.name:
                 raise
         raise InputError(
-            f"there is no backbone {self.name!r}; give vit-<layers>x<heads>, such as vit-8x8, path:FOLDER or "
-            "features:FILE.npz"
+            f"there is no model {self.name!r} here: give a folder, hub:OWNER/NAME of the Hugging Face hub, "
+            "features:FILE.npz, or vit-<layers>x<heads> for fresh weights, such as vit-8x8"
         )
 
     def check(self) -> None:

@@ -129,7 +129,7 @@ def test_an_adversary_may_be_smaller_than_the_learner(faces, clip, tmp_path, mon
     for cell in (frozen, a_cell(faces, "arl", adversary=f"path:{clip}")):
         with pytest.raises(InputError, match="both must read the same inputs"):
             run_cell(cell, "cpu", tmp_path)
-    with pytest.raises(InputError, match="there is no backbone 'vit6'"):
+    with pytest.raises(InputError, match="there is no model 'vit6'"):
         check_auxiliary_models(a_cell(faces, "arl", adversary="vit6"))
 
 
@@ -213,7 +213,7 @@ def test_a_name_and_a_function_give_the_same_clusters():
 def test_mistakes_are_found_before_any_work(faces, tmp_path):
     with pytest.raises(InputError, match=r"has no config.json"):
         check_auxiliary_models(a_cell(faces, "balance", encoder=f"path:{tmp_path}"))
-    with pytest.raises(InputError, match="there is no backbone 'vit-12'"):
+    with pytest.raises(InputError, match="there is no model 'vit-12'"):
         check_auxiliary_models(a_cell(faces, "kd", teacher="vit-12"))
     with pytest.raises(InputError, match="fresh weights"):
         Recipe("vit-2x2", ("0", "1"), TINY).build_trunk("image")

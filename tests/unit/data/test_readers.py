@@ -84,3 +84,10 @@ def test_an_entry_point_that_is_wrong_is_named(package, code, message):
 def test_an_unknown_kind_is_refused():
     with pytest.raises(InputError, match="of kind 'videos'; expected one of images, texts"):
         Reader("mine", "videos")
+
+
+def test_a_file_without_a_reader_is_answered_with_the_readers_for_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "labels.csv").write_text("path,label\n")
+    with pytest.raises(InputError, match=r"such as images:labels\.csv or texts:labels\.csv; found 'labels\.csv'"):
+        parse_spec("labels.csv", "images", "texts")
