@@ -4,6 +4,7 @@ The report of balance, match and auto says what they tried and why they kept wha
 """
 
 import json
+import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from torch import nn
 from fairhead.audit import Audit, Comparison, audit, compare
 from fairhead.audit.audit_results import audit_verdicts, comparison_verdicts
 from fairhead.bench.cell import Tell, run_cell
+from fairhead.bench.fingerprint import fingerprint
 from fairhead.bench.grid import Cell, Method
 from fairhead.bench.runner import check
 from fairhead.bench.tasks import Task
@@ -34,7 +36,7 @@ from fairhead.report.sections.audited import Audited
 from fairhead.report.sections.changes import Compared
 from fairhead.report.sections.plain import PlainTable, PlainTables, Text
 from fairhead.stats.outcome import p_text
-from fairhead.store import whole_folder, write_json
+from fairhead.store import reading, whole_folder, write_json
 from fairhead.train import Examples, TrainingDiverged
 from fairhead.train.features import put_back
 from fairhead.train.launched import written_by_first
@@ -331,6 +333,7 @@ def mitigate(
     check(cells)  # the second as well before the first is trained
     out = Path(out)
     with written_by_first(out) as writes:
+        _tell_what_is_replaced(out / "run.json", cell)
 
         def keep(trained: Trained, task: Task) -> None:
             if writes:
@@ -367,6 +370,17 @@ def mitigate(
             result.card().write(out / "model")
             shutil.rmtree(out / _CHECKPOINTS, ignore_errors=True)
     return result
+
+
+def _tell_what_is_replaced(before: Path, cell: Cell) -> None:
+    """Say before the training that a folder holds another run."""
+    if not before.is_file():
+        return
+    with reading(before, "is no row of a run: give another folder"):
+        row = json.loads(before.read_text(encoding="utf-8"))
+        if row["fingerprint"] != fingerprint(cell):
+            told = "%s holds another run (%s, seed %s), which this one replaces when it is trained"
+            logging.getLogger("fairhead").warning(told, before.parent, row["method"], row["seed"])
 
 
 def _kept_plain(cell: Cell, row: Mapping[str, Any]) -> bool:

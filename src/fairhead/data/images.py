@@ -51,12 +51,15 @@ class Images(Sequence[Image.Image]):
         return taken
 
     def positions(self, position: Mapping[str, int]) -> list[int]:
-        """Where each picture is in a table by path, or else by file name; −1 where it is not."""
+        """Where each picture is in a table by path, or else by file name, if no two share one; −1 where it is not."""
         if any(name in position for name in self._names):
             return [position.get(name, -1) for name in self._names]
-        by_file = {base_name(name): row for name, row in position.items()}
-        unique = by_file if len(by_file) == len(position) else {}
-        return [unique.get(base_name(str(name)), -1) for name in self._names]
+        by_file, files = (
+            {base_name(name): row for name, row in position.items()},
+            [*map(base_name, map(str, self._names))],
+        )
+        unique = by_file if len(by_file) == len(position) and len({*files}) == len({*self._names}) else {}
+        return [unique.get(file, -1) for file in files]
 
     @property
     def stamp(self) -> str | None:

@@ -143,3 +143,9 @@ def test_pictures_whose_range_is_not_known_are_refused(tmp_path, dtype):
     for images in (Images(Source(tmp_path), ["a.tiff"]), HeldImages([pixels])):
         with pytest.raises(InputError, match="whose black and white are not known; 8 or 16 bits are expected"):
             images[0]
+
+
+def test_features_are_found_by_file_name_only_where_no_two_pictures_share_one(tmp_path):
+    table = {"0.png": 0, "1.png": 1}
+    assert Images(Source(tmp_path), ["a/0.png", "a/1.png"]).positions(table) == [0, 1]
+    assert Images(Source(tmp_path), ["a/0.png", "b/0.png"]).positions(table) == [-1, -1]
