@@ -122,6 +122,22 @@ def test_texts_are_cut_as_in_training_wherever_the_model_is_read(tmp_path):
     assert np.allclose(logits.softmax(-1)[:, 1], found, atol=1e-5)
 
 
+def test_texts_longer_than_a_model_has_positions_are_cut(tmp_path):
+    """RoBERTa's begin behind that of the padding."""
+    words = made_posts.tokenizer()
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = hf.RobertaConfig(**sizes, vocab_size=len(made_posts.WORDS), max_position_embeddings=20, pad_token_id=0)
+    hf.RobertaForSequenceClassification(config).save_pretrained(tmp_path / "roberta")
+    words.save_pretrained(tmp_path / "roberta")
+    texts = [" ".join(["word1", f"word{i % 30}"] * 20) for i in range(60)]
+    data = pd.DataFrame(
+        {"text": texts, "label": ["a", "b"] * 30, "row": range(60), "split": ["train", "val", "test"] * 20}
+    )
+    fairhead.mitigate(tmp_path / "roberta", data, out=tmp_path / "run", device="cpu", epochs=1, batch_size=8)
+    assert len(fairhead.predict(tmp_path / "run" / "model", data, device="cpu")) == 20
+    assert hf.AutoTokenizer.from_pretrained(tmp_path / "run" / "model").model_max_length == 19
+
+
 def test_locate_edit_save_load_audit(run, tmp_path):
     plain = fairhead.mitigate(
         "vit-2x4", faces(), out=tmp_path / "plain", device="cpu", model_options=SMALL, epochs=3, learning_rate=3e-3

@@ -26,8 +26,9 @@ from fairhead.mitigate.last_layer import find_head, set_head
 from fairhead.mitigate.registry import method_named
 from fairhead.models import attach, load, method_of, save
 from fairhead.models.fresh import Recipe, is_ready
-from fairhead.models.inputs import tokenizer_of
+from fairhead.models.inputs import text_length, tokenizer_of
 from fairhead.models.linear_head import LinearHead
+from fairhead.models.places import config_of
 from fairhead.models.training_rows import with_training_rows
 from fairhead.report import Report, Result, Sentence
 from fairhead.report.model_card import Card, name_of
@@ -421,7 +422,8 @@ def save_model(
     if kind == "text":
         assert recipe.place is not None
         tokenizer = tokenizer_of(recipe.place)
-        tokenizer.model_max_length = cell.data.max_length  # by it whoever reads the model cuts texts as in training
+        # By it whoever reads the model cuts texts as in training.
+        tokenizer.model_max_length = text_length(config_of(recipe.place), cell.data.max_length)
         beside = tokenizer.save_pretrained
     else:
         beside = recipe.pictures().save

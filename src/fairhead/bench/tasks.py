@@ -25,9 +25,9 @@ from fairhead.data.ready_features import ReadyFeatures
 from fairhead.errors import InputError, check_known
 from fairhead.mitigate.training_job import AuxiliaryModel
 from fairhead.models.fresh import Recipe, is_fresh, is_ready
-from fairhead.models.inputs import tokenizer_of, tokens_of
+from fairhead.models.inputs import text_length, tokenizer_of, tokens_of
 from fairhead.models.linear_head import FEATURES
-from fairhead.models.places import Place
+from fairhead.models.places import Place, config_of
 from fairhead.models.training_rows import unseen
 from fairhead.records import Records
 from fairhead.train import Examples
@@ -250,8 +250,8 @@ def _channels_first(pixels: NDArray[np.uint8]) -> Tensor:
 def _texts(data: Data, recipe: Recipe) -> Callable[[Published], dict[str, Tensor]]:
     if recipe.place is None:
         raise InputError(f"{data.name} has texts, which {recipe.name} cannot read: give a backbone path:FOLDER")
-    tokenizer = tokenizer_of(recipe.place)
-    return lambda part: tokens_of(tokenizer, part.inputs, data.max_length)
+    tokenizer, length = tokenizer_of(recipe.place), text_length(config_of(recipe.place), data.max_length)
+    return lambda part: tokens_of(tokenizer, part.inputs, length)
 
 
 def check_auxiliary_models(cell: Cell) -> None:

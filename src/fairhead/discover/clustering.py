@@ -22,7 +22,7 @@ from fairhead.data import Dataset, Images
 from fairhead.data.ready_features import ReadyFeatures
 from fairhead.errors import InputError
 from fairhead.models.fresh import Recipe, is_ready
-from fairhead.models.inputs import normalising, tokenizer_of, tokens_of
+from fairhead.models.inputs import normalising, text_length, tokenizer_of, tokens_of
 from fairhead.models.load import device_named, open_model
 from fairhead.records import Column
 from fairhead.store import read_arrays, reading
@@ -82,8 +82,7 @@ def _encoded(encoder: str, data: Dataset, max_length: int, device: str, cache: s
         size, told = recipe.pictures().size, partial(tell, "decode")
         inputs = {"pixel_values": torch.from_numpy(decoded_pictures(rows, size, cache, told))}
     else:
-        most = getattr(model.config, "max_position_embeddings", max_length)
-        inputs = tokens_of(tokenizer_of(recipe.place), rows, min(max_length, most))
+        inputs = tokens_of(tokenizer_of(recipe.place), rows, text_length(model.config, max_length))
     examples = Examples(inputs, torch.from_numpy(data.all.labels))
     return encode(model.to(device_named(device)), examples, cache, lambda done, total: tell("encode", done, total))
 

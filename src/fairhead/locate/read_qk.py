@@ -18,7 +18,7 @@ from fairhead.locate.assumption import Assumption, check_assumption
 from fairhead.locate.locate_settings import AttentionPlan
 from fairhead.models import LoadedModel, open_model
 from fairhead.models.attached import positions_of
-from fairhead.models.inputs import Pictures, normalising, tokens_of
+from fairhead.models.inputs import Pictures, normalising, text_length, tokens_of
 from fairhead.models.load import device_named
 from fairhead.report import Report, Result, render
 from fairhead.report.result import harmless, terminal
@@ -142,7 +142,7 @@ def _inputs(
 
         return pixels, None if side is None else (side, side)
     texts = list(examples.inputs)
-    length = positions_of(loaded.model) or max_length
+    length = positions_of(loaded.model) or text_length(loaded.model.config, max_length)
     return lambda start, end: tokens_of(loaded.tokenizer, texts[start:end], length), None
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fairhead.data import Images
 from fairhead.errors import InputError
 from fairhead.models.attached import positions_of
-from fairhead.models.inputs import text_columns
+from fairhead.models.inputs import text_columns, text_length
 from fairhead.models.load import Kind, Model, open_model
 
 _MOST_WORKERS = 16  # threads that decode images; each holds a batch of pixels
@@ -90,11 +90,7 @@ class TextInputs(RowInputs):
     def batches(self, rows: NDArray[np.integer] | None = None, start: int = 0) -> Iterator[Mapping[str, Tensor]]:
         """Tokens, padded to the longest text of a batch; a model that knows its positions apart has one length."""
         texts: Sequence[Any] = self.items if rows is None else [self.items[i] for i in rows]
-        longest = min(
-            _MOST_TOKENS,
-            getattr(self.model.config, "max_position_embeddings", _MOST_TOKENS),
-            self.loaded.tokenizer.model_max_length,
-        )
+        longest = text_length(self.model.config, min(_MOST_TOKENS, self.loaded.tokenizer.model_max_length))
         fixed = positions_of(self.model)
         how = {"padding": "max_length", "max_length": fixed} if fixed else {"padding": True, "max_length": longest}
         for part in even_batches(start, len(texts), self.batch_size):

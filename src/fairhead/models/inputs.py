@@ -18,6 +18,9 @@ from fairhead.store import write_json
 _PROCESSOR = "preprocessor_config.json"
 # Families that take pictures of one size; others fit their positions to any.
 _ONE_SIZE = ("vit", "deit", "clip", "clip_vision_model", "siglip", "siglip_vision_model")
+# Families whose positions begin behind that of the padding: so many fewer tokens fit.
+_AFTER_PADDING = {"camembert", "data2vec-text", "ibert", "longformer", "luke", "mpnet", "roberta"}
+_AFTER_PADDING |= {"roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"}
 
 
 def tokenizer_of(place: Place) -> Any:
@@ -50,6 +53,20 @@ def processor_of(place: Place) -> Any:
 def text_columns(text: Any) -> tuple[str, ...]:
     """A text, or the premise and the hypothesis of a pair."""
     return (text.premise, text.hypothesis) if hasattr(text, "premise") else (str(text),)
+
+
+def text_length(config: Any, wanted: int) -> int:
+    """How many tokens of a text a model reads: as many as wanted, or as its positions allow.
+
+    Example:
+        >>> from transformers import BertConfig, RobertaConfig
+        >>> text_length(BertConfig(), 128), text_length(BertConfig(), 1024), text_length(RobertaConfig(), 1024)
+        (128, 512, 510)
+    """
+    most = getattr(config, "max_position_embeddings", None)
+    if not isinstance(most, int) or most < 1:
+        return wanted
+    return min(wanted, most - (config.pad_token_id + 1 if config.model_type in _AFTER_PADDING else 0))
 
 
 def tokens_of(tokenizer: Any, texts: Sequence[Any], length: int) -> dict[str, Tensor]:
