@@ -1,6 +1,7 @@
 """The package's surface: few names, imported when used; a command line that answers without the heavy imports."""
 
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -87,6 +88,19 @@ def test_help_teaches():
 def test_version():
     done = subprocess.run([sys.executable, "-m", "fairhead", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"fairhead {fairhead.__version__}\n"
+
+
+def test_commands_of_the_guides_name_models_that_a_reader_has():
+    """A name of the hub with its owner, a size, or a folder: one of a run, or one that a command of the page writes."""
+    root = Path(fairhead.__file__).parents[2]
+    for page in [root / "README.md", *(root / "docs").glob("*.md")]:
+        text = page.read_text(encoding="utf-8")
+        written = set(re.findall(r"--(?:out|save) (\S+)", text)) | {"classifier", "7b", "8b"}
+        asked = re.findall(r"^(?:\$ fairhead|    ).*?--(?:model|encoder) (\S+)", text, re.M)
+        asked += re.findall(r"""fairhead\.(?:mitigate|locate|score)\("([^"]+)""", text)
+        for name in asked:
+            known = re.fullmatch(r"hub:[\w.-]+/[\w.-]+|vit-\d+x\d+|features:\S+|run/\S+", name)
+            assert known or name in written, f"{page.name}: {name}"
 
 
 def test_models_are_loaded_in_one_place():
