@@ -40,7 +40,7 @@ def _parts(entries: list[MethodEntry]) -> list[str]:
     if first.kind == "language":
         reads = not hasattr(first.load(), "attach")
         said = f"It changes causal language models{'' if reads else ', at decoding alone, and reads no data'}."
-        given = f"--model SmolLM2-135M{' --data pairs:own.csv' if reads else ''}"
+        given = f"--model hub:HuggingFaceTB/SmolLM2-135M{' --data pairs:own.csv' if reads else ''}"
     about = inspect.cleandoc(first.load().__doc__ or "").partition("\n\nAttributes:")[0].partition("\n\nExample:")[0]
     figures = _language_figures(first) if first.kind == "language" else _figures(entries)
     return [
