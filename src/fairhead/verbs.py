@@ -138,7 +138,7 @@ def score(
     if not isinstance(data, str | Path | Items):
         data = dataset(data)
     source = hold(data) if isinstance(data, Items) else data
-    items = read_data(chosen, source, chosen.chosen(**options), limit, seed)
+    items = read_data(chosen, source, chosen.chosen(**options), limit, seed, model=model)
     placing: dict[str, Any] = {"device": device, "dtype": dtype, "device_map": device_map, "load_in": load_in}
     scorer = load_scorer(model, start=start, chat=chat, tokenizer=tokenizer, **placing)
     name = str(model) if isinstance(model, str | Path) else type(model).__name__

@@ -28,6 +28,12 @@ class CrowsPair:
     direction: str
     bias_type: str  # one of nine, such as "race-color"
     annotations: tuple[tuple[str, ...], ...]  # the bias types that each of the five validators named
+    term: str = ""  # what it is about, where known: pairs of one term belong together
+
+    @property
+    def target(self) -> str:
+        """Its term, or the more stereotypical sentence, where it is one of its own."""
+        return self.term or self.more
 
     @property
     def disadvantaged(self) -> str:
@@ -52,6 +58,7 @@ def read_pairs(
     less: str | None = None,
     category: str | None = None,
     direction: str | None = None,
+    term: str | None = None,
     language: str | None = None,
     id: str | None = None,
     on_error: str = "raise",
@@ -65,6 +72,9 @@ def read_pairs(
         category: column of the kind of bias; by default category, bias_type or Gender_ID_x.
         direction: column with "stereo" or "antistereo", see `CrowsPair`; by default direction or stereo_antistereo.
             "stereo" where there is none.
+        term: column of what a pair is about (a job, a group, a template), by default term or target: pairs of one term
+            count, and are held out from training, together. Without it each is on its own, unless it has the words of
+            another but for those that differ between its sentences.
         language: only rows of this language, by the column language or lang; by default all, and where the file has
             several languages a category is named with its own: "gender (fr)".
         id: column of distinct ids; by default id. Rows without one are numbered from 1.
@@ -84,10 +94,10 @@ def read_pairs(
         firsts, seconds = zip(*(together[:1] or MORE_LESS), strict=True)
         names = table.need("more", more, firsts), table.need("less", less, seconds)
         kind, which = table.find(category, CATEGORY), table.find(direction, ("direction", "stereo_antistereo"))
-        of = table.find(None, ("language", "lang"))
-        table.load(*names, kind, which, of, key := table.find(id, ("id",)))
+        of, named = table.find(None, ("language", "lang")), table.find(term, ("term", "target"))
+        table.load(*names, kind, which, of, named, key := table.find(id, ("id",)))
         ids, kinds, directions = table.ids(key), table.optional(kind, "all"), table.optional(which, "stereo")
-        languages = table.optional(of, "")
+        languages, terms = table.optional(of, ""), table.optional(named, "")
         if language is not None and language not in languages:
             known = ", ".join(sorted({*languages} - {""})) or "no column of languages"
             raise InputError(f"{table.name} has no row of the language {language!r}; it has {known}")
@@ -99,7 +109,7 @@ def read_pairs(
                 continue
             plain = directions[row].lower().replace("-", "").replace("type", "")
             if plain in DIRECTIONS:
-                pairs.append(CrowsPair(str(ids[row]), first, second, plain, kinds[row], ()))
+                pairs.append(CrowsPair(str(ids[row]), first, second, plain, kinds[row], (), terms[row]))
             else:
                 message = f"row {row + 1} has the direction {directions[row]!r}; stereo or antistereo is expected"
                 skips.error("no such direction", str(ids[row]), f"{table.name}: {message}")

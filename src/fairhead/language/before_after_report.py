@@ -69,7 +69,7 @@ def report_of(found: BeforeAfter, command: str | None = None) -> Report:
     seen = _panels(found, [run.seen for run in found.runs])
     if seen:
         text = (
-            "StereoSet on the terms that were trained on. This shows that training took hold; it says nothing about "
+            "On the terms or pairs that were trained on. This shows that training took hold; it says nothing about "
             "other terms, and no p-value here is corrected."
         )
         sections.append(Changes(title="On the terms trained on", text=text, base=found.base, level=level, panels=seen))

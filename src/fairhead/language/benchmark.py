@@ -239,9 +239,10 @@ class Benchmark:
         rows = []
         for group in dict.fromkeys(e.group_by for e in result.estimates):
             found = {e.metric: e for e in result.estimates if e.group_by == group}
-            if group is None or not self.hides(group):
+            n = max(e.n for e in found.values())
+            if group is None or not (self.hides(group) or n == result.n):  # a category of all items is a line twice
                 cells = [_figure(found.get(metric), self.label(metric).share) for metric in metrics]
-                rows.append((group or "all", *cells, f"{max(e.n for e in found.values()):,}"))
+                rows.append((group or "all", *cells, f"{n:,}"))
         caption = f"with {100 * level:g} % intervals (percent; Δ log p in nats)"
         columns = ("", *(self.label(metric).name for metric in metrics), "n")
         tables = [PlainTable(caption=caption, columns=columns, rows=rows)]

@@ -18,7 +18,7 @@ from fairhead.language.answers import Answers, Generation, GenerationJournal, Pr
 from fairhead.language.benchmark import Benchmark, Measured, NotMeasured, Work
 from fairhead.language.benchmarks import benchmark_named, choose
 from fairhead.language.item_table import BenchmarkResult
-from fairhead.language.suite import Suite, without_training_targets
+from fairhead.language.suite import Suite, unseen, without_training_targets
 from fairhead.stats.bootstrap import Resampling
 
 Report = Callable[[str, int, int], None]
@@ -31,6 +31,7 @@ def read_data(
     limit: int | None,  # at most so many
     seed: int,  # of the draw
     columns: Mapping[str, Any] | None = None,  # options of the reader, where data are read by one
+    model: Any = None,  # whose training items are left out, where its folder says which
 ) -> Sequence[Any]:
     """Items of a benchmark, drawn at random where there is a limit."""
     path, reader = Path(data), None
@@ -49,6 +50,8 @@ def read_data(
         items = reader.read(path, **(columns or {}))
     if getattr(options, "held_out_of", None) is not None:
         items = without_training_targets(items, options.held_out_of)
+    else:
+        items = unseen(items, model)
     return benchmark.sample(list(items), limit, seed)
 
 

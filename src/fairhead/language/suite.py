@@ -6,6 +6,7 @@ a trained model was trained on is kept beside its weights, so that nobody scores
 """
 
 import json
+import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -89,10 +90,25 @@ class TrainingRecord:
 
 
 def without_training_targets(items: Iterable[Item], folder: str | os.PathLike[str]) -> tuple[Item, ...]:
-    """The items whose term (of a pair: whose more stereotypical sentence) the model of `folder` was not trained on."""
+    """The items whose term (of a pair without one: whose more stereotypical sentence) `folder` was not trained on."""
     trained = set(TrainingRecord.read(folder).training_targets)
-    terms = ((item, item.more if isinstance(item, CrowsPair) else item.target) for item in items)
-    return tuple(item for item, term in terms if term.casefold() not in trained)
+    return tuple(item for item in items if item.target.casefold() not in trained)
+
+
+def unseen(items: Sequence[Any], model: Any) -> Sequence[Any]:
+    """The items that a model was not trained on, as far as its folder says; how many they are is told."""
+    folder = Path(str(model).removeprefix("path:"))
+    if not isinstance(model, str | Path) or not (folder / TRAINING_FILE).is_file():
+        return items
+    if not all(isinstance(item, CrowsPair | StereoSetItem) for item in items):
+        return items
+    kept = without_training_targets(items, folder)
+    if len(kept) == len(items):
+        return items
+    so = "are left out" if kept else "are scored for want of others, which says nothing"
+    told = f"{len(items) - len(kept):,} of {len(items):,} items {so}: {folder} was trained on them"
+    logging.getLogger("fairhead").warning(told)
+    return kept or items
 
 
 class Done(TypedDict):

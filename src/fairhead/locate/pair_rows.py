@@ -18,6 +18,7 @@ from fairhead.errors import InputError, check_known
 from fairhead.language.answers import Request
 from fairhead.language.benchmark import sample
 from fairhead.language.benchmarks import benchmark_of
+from fairhead.language.suite import unseen
 from fairhead.locate.head_features import Array
 from fairhead.locate.head_maps import HeadMap, score_pairs
 from fairhead.locate.locate_settings import LocatePlan
@@ -149,10 +150,11 @@ def read_pairs(
     limit: int | None = None,  # only so many, drawn at random
     seed: int = 0,  # of the draw
     options: Mapping[str, Any] | None = None,  # of the reader
+    model: Any = None,  # whose training pairs are left out, where its folder says which
 ) -> TextPairs:
     """Pairs of `crows:PATH` or `stereoset:PATH`, or of your own `pairs:PATH` and `triplets:PATH`."""
     data = read_items(spec, "pairs", "triplets", **(options or {}))
-    items = list(data)
+    items = list(unseen(data, model))
     if bias_type is not None:
         known = sorted({item.bias_type for item in items})
         check_known(bias_type, known, f"{data.name} has no pairs about {bias_type!r}; it has")

@@ -178,7 +178,7 @@ def _open_pairs(
     from fairhead.language import load_scorer
 
     PairQuestion.check(plan)
-    pairs = read_pairs(source.data, source.concept, source.limit, source.seed, source.options)
+    pairs = read_pairs(source.data, source.concept, source.limit, source.seed, source.options, source.model)
     halves_of_pairs(pairs, source.seed)  # a mistake there should not wait for the model
     scorer = load_scorer(
         source.model, device=source.device, dtype="float32", start=source.start, tokenizer=source.beside

@@ -35,7 +35,7 @@ class MitigatedLanguage(Result):
         return {"schema": "fairhead.language_grid/1", "runs": runs}
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row per run and part of the loss, on the items whose terms were held out."""
+        """One row per run and part of the loss, on the items that were held out."""
         return [
             {"run": name or record.method, "part": part, "before": before, "after": held["after"][part]}
             for name, record in self.records.items()
@@ -51,7 +51,7 @@ class MitigatedLanguage(Result):
         tables = []
         if first is not None and first["before"]:
             losses = {"before": first["before"], **{name or "after": held["after"] for name, held in trained.items()}}
-            caption = f"Losses on {first['items']} items whose terms were held out"
+            caption = f"Losses on {first['items']} items that were held out"
             rows = [[name, *(f"{value:.4g}" for value in parts.values())] for name, parts in losses.items()]
             tables.append(PlainTable(caption=caption, columns=["", *first["before"]], rows=rows))
         elif first is not None:
@@ -59,7 +59,7 @@ class MitigatedLanguage(Result):
         record = next(iter(self.records.values()))
         return Report(
             title=f"{', '.join(name or r.method for name, r in self.records.items())} on {record.base}",
-            question="What did training do to the losses on terms that were held out?" if trained else "",
+            question="What did training do to the losses on items that were held out?" if trained else "",
             verdict=[Sentence(text, "note") for text in said],
             sections=[PlainTables(title="Losses", tables=tables)] if tables else [],
             provenance={"command": command, **{name or "run": r.settings for name, r in self.records.items()}},

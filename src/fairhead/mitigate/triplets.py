@@ -177,7 +177,7 @@ needed here: crows_pairs, stereoset, pairs, triplets
 
 
 def triplets_of(pairs: Sequence[CrowsPair]) -> list[StereoSetItem]:
-    """Pairs as triplets, each a term of its own: the third sentence is the less stereotypical one of another pair.
+    """Pairs as triplets, the third sentence of another pair; a pair without a term is one of its own.
 
     Example:
         >>> pairs = [CrowsPair(str(i), f"She {i}.", f"He {i}.", "stereo", "gender", ()) for i in range(3)]
@@ -191,7 +191,7 @@ def triplets_of(pairs: Sequence[CrowsPair]) -> list[StereoSetItem]:
     after = dict(zip(order, [*order[1:], order[0]], strict=True))
     threes = [Triplet(pair.more, pair.less, after[pair.less]) for pair in pairs]
     return [
-        StereoSetItem(pair.id, "intrasentence", pair.more, pair.bias_type, "", three, of_pair=True)
+        StereoSetItem(pair.id, "intrasentence", pair.target, pair.bias_type, "", three, of_pair=True)
         for pair, three in zip(pairs, threes, strict=True)
     ]
 

@@ -216,8 +216,10 @@ def test_own_pairs_are_scored_and_those_trained_on_are_left_out(llama, pairs, tm
     run("mitigate", "klaad", "--model", llama, "--data", f"pairs:{pairs}", "--held-out", "0.25", "--batch-size", "4",
         "--device", "cpu", "--out", tmp_path / "out")  # fmt: skip
     capsys.readouterr()
-    run("lm", "crows", "--model", tmp_path / "out", *scored, "--held-out-of", tmp_path / "out")
+    run("lm", "crows", "--model", tmp_path / "out", *scored)  # by itself
     held_out = json.loads(capsys.readouterr().out)
+    run("lm", "crows", "--model", llama, *scored, "--held-out-of", tmp_path / "out")
+    assert json.loads(capsys.readouterr().out)["n"] == held_out["n"]
     total = {r["metric"]: r["n"] for r in held_out["estimates"] if r["group_by"] is None}["ss"]
     record = TrainingRecord.read(tmp_path / "out")
     texts = [line.partition(",")[0].lower() for line in pairs.read_text().splitlines()[1:]]

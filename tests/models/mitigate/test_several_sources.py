@@ -162,3 +162,22 @@ def test_mistakes_are_named(both, how, message):
         TripletData(both, **how).read()
     with pytest.raises(InputError, match="named twice"):
         TripletData([both[0], both[0]])
+
+
+def test_pairs_of_one_term_belong_together(tmp_path, capsys):
+    """Jobs by templates, as such pairs are written: no job is trained on and scored."""
+    file, jobs = tmp_path / "own.csv", WHO[:4]
+    rows = [f"the {job} {said} and kind .,the {job} {said} and rude .,{job}" for job in jobs for said in SAYS[:4]]
+    file.write_text("\n".join(["more,less,job", *rows]))
+    split = TripletData(f"pairs:{file}", held_out=0.25, options={"term": "job"}).read()
+    assert [len({one.target for one in part}) for part in split] == [3, 1]
+    assert not {one.target for one in split.train} & {one.target for one in split.held_out}
+    model = saved(tmp_path / "model")
+    table = ["--data", f"pairs:{file}", "--data-option", "term=job", "--device", "cpu"]
+    run("mitigate", "balance_pairs", "--model", model, *table, "--held-out", "0.25", "--checks", "0", "--watched", "0",
+        "--out", tmp_path / "out")  # fmt: skip
+    capsys.readouterr()
+    run("lm", "crows", "--model", tmp_path / "out", *table)
+    told = capsys.readouterr().out
+    assert "4 items" in told
+    assert [line.split()[0] for line in told.splitlines() if line.strip().startswith(("all", "stereo"))] == ["all"]

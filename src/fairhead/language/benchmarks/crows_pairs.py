@@ -112,8 +112,8 @@ def table(pairs: Iterable[CrowsPair], scores: Mapping[str, Score], options: Any 
 
 
 def _cluster(pair: CrowsPair) -> str:
-    """A pair is on its own; the sentence tells whether a model was trained on it."""
-    return f"{pair.id}/{pair.more.casefold()}"
+    """A term, or a pair on its own; what it is about tells whether a model was trained on it."""
+    return f"{'' if pair.term else pair.id}/{pair.target.casefold()}"
 
 
 def _ids(pair: CrowsPair) -> list[str]:
