@@ -19,6 +19,7 @@ from fairhead.report.wording import (
     UNDECIDED,
     between,
     change_between,
+    count,
     four_fifths,
     in_words,
     is_finding,
@@ -245,8 +246,8 @@ def _on_rows(audit: Audit) -> list[report.Sentence]:
     lost = {name: n for name, n in options.get("without_group", {}).items() if CROSS not in name}
     if not lost:
         return []
-    each = listed([f"{n:,} {'has' if n == 1 else 'have'} no {name}" for name, n in lost.items()], "and")
-    text = f"Of {options['n']:,} rows, {each}; figures by a column leave out those without its group."
+    each = listed([f"{count(n)} {'has' if n == 1 else 'have'} no {name}" for name, n in lost.items()], "and")
+    text = f"Of {count(options['n'])} rows, {each}; figures by a column leave out those without its group."
     return [report.Sentence(text, "note")]
 
 
@@ -285,7 +286,7 @@ def _against_reference(audit: Audit, rates: Sequence[str]) -> list[report.Senten
                     apart.append(f"{in_words(rate)} {scale.write(one.value)} against {scale.write(other.value)}")
         found.append((len(apart), group, apart))
     most = max(found, key=lambda each: each[0], default=(0, "", []))
-    text = f"{most[1]} against {references.get(column)}, the reference: {', '.join(most[2])}."
+    text = f"By {column}, {most[1]} against {references.get(column)}, the reference: {', '.join(most[2])}."
     return [report.Sentence(text, "note")] if most[0] else []
 
 

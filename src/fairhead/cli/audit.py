@@ -230,9 +230,7 @@ class Output:
             check_output(str(path), *read)
         twice = [name for name, times in Counter(path.absolute() for path in written).items() if times > 1]
         if twice:
-            raise InputError(
-                f"{twice[0].name} would be written twice (a page has a .json beside it); give another name"
-            )
+            raise InputError(f"{twice[0].name} would be written twice (a page has its .json, too); give another name")
 
 
 @options("audit")

@@ -133,14 +133,16 @@ def _cell(group: GroupRow, name: str, against: GroupRow | None = None) -> Cell:
     if reference is not None and reference.value is not None:
         step = rate.value - reference.value
         words += f"; {scale_of(name, step, difference=True).write(step, signed=True)} against the reference"
-    return Cell(scale.number(rate.value), _bare(scale, rate), f"{words}; n {count(rate.n)}", rate.value)
+    # As narrow as can be; the words say more.
+    short = Scale(scale.factor, min(scale.digits, 3 if scale.factor == 1 else 1 if rate.value >= 0.01 else 2))
+    return Cell(short.number(rate.value), _bare(short, rate), f"{words}; n {count(rate.n)}", rate.value)
 
 
 def _bare(scale: Scale, rate: Any) -> str:
-    """The interval without a unit, as narrow as can be."""
+    """The interval without a unit."""
     if rate.low is None or rate.high is None:
         return ""
-    short = Scale(scale.factor, min(scale.digits, 1 if scale.factor > 1 else 2))
+    short = Scale(scale.factor, min(scale.digits, 2))
     # An en dash before a minus could not be read.
     return f"{short.number(rate.low)}{'–' if rate.low >= 0 else ' to '}{short.number(rate.high)}"
 

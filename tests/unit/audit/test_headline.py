@@ -71,7 +71,7 @@ def test_rates_that_are_asked_for_are_set_against_the_reference():
     rank = np.concatenate([np.arange(m) // 2 / (m / 2) for m in (2000, 20, 2000)])
     said = rank < np.where(label == 1, 0.7, np.select([race == "Black", race == "White"], [0.45, 0.23], 0.9))
     audited = fairhead.audit(Records.from_arrays(label, said.astype(int), groups={"race": race}), reference="White")
-    expected = "Black against White, the reference: false positive rate 45.0 % against 23.0 %."
+    expected = "By race, Black against White, the reference: false positive rate 45.0 % against 23.0 %."
     assert audit_verdicts(audited, ["FPR", "TPR"])[1].text.replace("\u202f", " ") == expected
     assert not any("the reference" in s.text for s in audit_verdicts(audited))
     even = Records.from_arrays(label, (rank < 0.5).astype(int), groups={"race": race})
