@@ -129,19 +129,19 @@ def on_slurm(cells: Sequence[Cell], workplace: Workplace) -> Iterator[News]:
         ) from None
     here = workplace.address if workplace.address in ("local", "debug") else None
     folder = Path(workplace.folder or Path.cwd()) / "slurm"
-    executor = submitit.AutoExecutor(folder=folder, cluster=here or "slurm")
     gpus = 0 if workplace.device == "cpu" else 1
-    executor.update_parameters(name="fairhead", timeout_min=24 * 60, cpus_per_task=1, gpus_per_node=gpus)
-    if here is None:
-        executor.update_parameters(
-            slurm_array_parallelism=workplace.jobs or 256,
-            **({} if workplace.address is None else {"slurm_partition": workplace.address}),
-        )
     try:
+        executor = submitit.AutoExecutor(folder=folder, cluster=here or "slurm")
+        executor.update_parameters(name="fairhead", timeout_min=24 * 60, cpus_per_task=1, gpus_per_node=gpus)
+        if here is None:
+            partition = {} if workplace.address is None else {"slurm_partition": workplace.address}
+            executor.update_parameters(slurm_array_parallelism=workplace.jobs or 256, **partition)
         with executor.batch():
             jobs = {cell.name: executor.submit(_whole, cell, workplace) for cell in cells}
     except (RuntimeError, OSError) as error:
-        raise InputError(f"Slurm does not take the jobs ({_line(error)})") from None
+        raise InputError(
+            f"Slurm does not take the jobs ({_line(error)}): run this where `sbatch` works, or try --address local"
+        ) from None
     running = {cell.name: cell for cell in cells}
     try:
         while running:

@@ -103,6 +103,13 @@ def test_jobs_of_slurm_give_the_same_figures(grid_of, tmp_path):
         assert figures(tmp_path / address) == figures(tmp_path / "here")
 
 
+def test_a_machine_without_slurm_is_told(grid_of, tmp_path, monkeypatch):
+    pytest.importorskip("submitit")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InputError, match=r"Slurm does not take the jobs .*srun.*: run this where `sbatch` works"):
+        run_grid(grid_of(), tmp_path / "out", Workplace(engine="slurm", address="gpu", folder=tmp_path))
+
+
 @pytest.fixture
 def cluster(monkeypatch):
     pytest.importorskip("ray")
