@@ -1,5 +1,6 @@
 """The package's surface: few names, imported when used; a command line that answers without the heavy imports."""
 
+import ast
 import importlib.util
 import re
 import subprocess
@@ -108,3 +109,21 @@ def test_models_are_loaded_in_one_place():
     source = Path(fairhead.__file__).parent
     calling = {file for file in source.rglob("*.py") if ".from_pretrained(" in file.read_text(encoding="utf-8")}
     assert {str(file.relative_to(source)) for file in calling} == {"models/load.py", "models/places.py"}
+
+
+def test_the_worked_examples_would_pass_the_checks(tmp_path):
+    """Whoever adds what the page shows, as it shows it, has typed and documented functions, in the house's format."""
+    page = Path(__file__).parents[2] / "CONTRIBUTING.md"
+    examples = dict(re.findall(r"<!-- example: (\w+)\.py -->\n```python\n(.*?)```", page.read_text(), flags=re.DOTALL))
+    assert {*examples} == {"reviews", "jobs", "group_sizes", "focal", "anti_only"}
+    for name, code in examples.items():
+        (tmp_path / f"{name}.py").write_text(code)
+        for part in ast.walk(ast.parse(code)):
+            if isinstance(part, ast.FunctionDef):
+                given = [*part.args.args, *part.args.kwonlyargs]
+                assert part.returns is not None, f"{name}: {part.name}"
+                assert all(one.annotation or one.arg == "self" for one in given), f"{name}: {part.name}"
+    ruff, rules = [sys.executable, "-m", "ruff"], ["--config", str(page.parent / "pyproject.toml"), str(tmp_path)]
+    for check in (["check", "--no-cache"], ["format", "--check", "--no-cache"]):
+        done = subprocess.run([*ruff, *check, *rules], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
