@@ -8,8 +8,9 @@ import gc
 import multiprocessing
 import os
 import signal
+import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -159,8 +160,7 @@ def run_cells(cells: Sequence[Cell], workplace: Workplace) -> Iterator[News]:
 
 
 def _in_processes(cells: Sequence[Cell], workplace: Workplace) -> Iterator[News]:
-    # A fresh interpreter each: CUDA does not survive a fork.
-    context = multiprocessing.get_context("spawn")
+    context = _context()
     running: Any = context.Value("i", 0, lock=False)
     waiting = list(reversed(cells))
     workers: list[_Worker] = []
@@ -182,12 +182,25 @@ def _in_processes(cells: Sequence[Cell], workplace: Workplace) -> Iterator[News]
             worker.end()
 
 
+def _context() -> Any:
+    """How workers start: CUDA does not survive a fork, and to import PyTorch takes each of them seconds.
+
+    On Linux they are forked from a process that has imported what they need, and done nothing with it.
+    """
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["fairhead.bench.cell"])
+    return context
+
+
 class _Worker:
     """A process and the pipe to it."""
 
     def __init__(self, context: Any, workplace: Workplace, running: Any) -> None:
         self.pipe, other = context.Pipe()
-        self.process = context.Process(target=_serve, args=(other, workplace, running), daemon=True)
+        arguments = (other, workplace, running, dict(os.environ))
+        self.process = context.Process(target=_serve, args=arguments, daemon=True)
         self.process.start()
         # Closed here, so that the death of the process shows as the end of the pipe.
         other.close()
@@ -225,8 +238,10 @@ class _Worker:
         self.process.join()
 
 
-def _serve(pipe: Connection, workplace: Workplace, running: Any) -> None:
+def _serve(pipe: Connection, workplace: Workplace, running: Any, environment: Mapping[str, str]) -> None:
     """In a worker: run one cell after the other until the pipe ends."""
+    os.environ.clear()  # it may be that of an earlier grid
+    os.environ.update(environment)
     # Ctrl-C is for the parent, which ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Each worker compiles for itself; with as many helpers as cores, each, they would wait for each other.

@@ -1,6 +1,7 @@
 """Grids from end to end on made pictures: results, resuming after a kill, failures, the table."""
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -8,7 +9,6 @@ import subprocess
 import sys
 import time
 from html.parser import HTMLParser
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -395,8 +395,8 @@ def test_a_worker_that_is_killed_costs_its_cell_only(tmp_path, grid_of, cache):
 
     def kill_the_first(news):
         if not killed and news.stage == "training":
-            (worker,) = children_of(os.getpid())
-            os.kill(worker, signal.SIGKILL)
+            (worker,) = multiprocessing.active_children()
+            worker.kill()
             killed.append(news.cell.name)
 
     grid = grid_of("seeds=0", "epochs=30")
@@ -406,12 +406,6 @@ def test_a_worker_that_is_killed_costs_its_cell_only(tmp_path, grid_of, cache):
     assert "SIGKILL" in rows[killed[0]]["error"]
     # Failed cells are run again.
     assert run_grid(grid, tmp_path / "out", Workplace("cpu", 1, cache)) == (1, 1, 0)
-
-
-def children_of(pid):
-    """Processes that serve cells: those that have torch loaded, not multiprocessing's own resource tracker."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(c) for c in children if "spawn_main" in Path(f"/proc/{c}/cmdline").read_text()]
 
 
 def test_the_command_says_what_is_wrong_in_one_line(tmp_path, faces, cache):
