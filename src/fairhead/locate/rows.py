@@ -291,6 +291,8 @@ def labelled_rows(source: Source, prompts: Prompts | None = None, held_out: bool
     if seen is not None:
         usable = ~seen.any
         notes.append(f"{int(seen.any.sum())} {noun} were left out: {seen.words}.")
+    elif held_out and data.provenance.get("split", "") is None:
+        notes.append(f"Which {noun} the model was trained on is not known; on those, figures are too good.")
     elif held_out:
         usable = data.split != "train"
         notes.append(f"{int((~usable).sum())} {noun} of the training part were left out: the model may know them.")

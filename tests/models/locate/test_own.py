@@ -89,6 +89,9 @@ def test_own_posts_are_compared_by_their_column(posts, tmp_path) -> None:
     options = ["--data", f"texts:{posts}", "--concept", "about", "--task", "verdict", "--heads", "1"]
     content = located(tmp_path, tmp_path / "out", *options)
     assert content["selected"] == [list(made_posts.PLANTED)]
+    # A split that is drawn says nothing about a model that was trained elsewhere.
+    assert sum(content["n"].values()) == 400
+    assert content["notes"][0].startswith("Which texts the model was trained on is not known")
 
 
 @pytest.mark.parametrize("kind", ["pairs", "triplets"])
