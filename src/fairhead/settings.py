@@ -46,6 +46,7 @@ class Option:
         metavar: what stands for its value in the help; None leaves that to the type.
         panel: heading that it is listed under; None for that of its settings class.
         also: another flag for the same, which the help does not show.
+        hidden: True for an option that works and that the help does not list.
         shown: False for a setting that only Python has.
     """
 
@@ -53,6 +54,7 @@ class Option:
     metavar: str | None = None
     panel: str | None = None
     also: str = ""
+    hidden: bool = False
     shown: bool = True
 
 

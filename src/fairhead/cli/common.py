@@ -64,7 +64,8 @@ class DataColumns(SentenceColumns):
     """Which column of own pictures or texts is what, as it is called in the file; published data have some of these.
 
     Attributes:
-        group: column to audit by, which training never sees; give it several times for several.
+        group: column of the groups to compare, which training never sees; give it several times for several, where the
+            command takes several.
         data_option: another option of the reader: input=COLUMN of paths or texts, on_error=skip, ...
         label: column of the classes.
         split: column of the parts (train, val, test); drawn at random where there is none.

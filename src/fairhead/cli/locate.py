@@ -198,6 +198,11 @@ def with_columns(source: Source, columns: DataColumns, images: bool) -> Source:
     """The source with what --group, --label and the other columns of its data say."""
     if source.kind != "pairs":
         concept = _one(source.concept, "--concept", columns.first_group, "--group")
+        if len(columns.group) > 1:
+            raise InputError(
+                f"--group is {' and '.join(columns.group)}; heads are compared between the groups of one column: run "
+                "it once for each"
+            )
         source = replace(source, concept=concept, task=_one(source.task, "--task", columns.label, "--label"))
         columns = replace(columns, group=(), label=None)
         if source.start != "default":

@@ -130,6 +130,7 @@ class _Offered(NamedTuple):
             help=self.help,
             metavar=self.option.metavar,
             rich_help_panel=self.panel,
+            hidden=self.option.hidden,
             envvar=variable,
             show_envvar=False,
         )

@@ -24,9 +24,9 @@ class Source:
             sentences (crows, stereoset, pairs, triplets).
         model: folder of an image model, a text classifier or a causal language model, or a name on the hub that is
             cached.
-        concept: the same as --group; gender and age of published faces, an attribute of --prompts, a community that
-            posts are about. Of pairs: only this type of bias, by default all.
-        task: the same as --label.
+        concept: of pairs: only this type of bias, by default all. Of pictures and texts it is what --group says: a
+            column, gender or age of published faces, an attribute of --prompts, a community that posts are about.
+        task: the column of the classes; the same as --label.
         against: another model of the same shape, such as a mitigated one; its head map is shown beside, with a test for
             each head.
         limit: only so many rows (drawn evenly over groups) or pairs.
@@ -55,7 +55,7 @@ class Source:
     model: Annotated[Any, Option(metavar="PATH", panel=_MODEL)]
     data: Annotated[str, Option(metavar="SPEC")]
     concept: Annotated[str | None, Option(metavar="NAME")] = None
-    task: Annotated[str | None, Option(metavar="COLUMN")] = None
+    task: Annotated[str | None, Option(metavar="COLUMN", hidden=True)] = None
     against: Annotated[str | None, Option(metavar="PATH", panel=_MODEL)] = None
     limit: Annotated[Count | None, Option(metavar="N")] = None
     prompts: Annotated[str | None, Option(metavar="FILE", panel=_TEXT)] = None

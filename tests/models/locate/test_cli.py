@@ -259,6 +259,11 @@ def test_mistakes_are_found_before_the_model_runs(clip, faces, capsys, monkeypat
     assert message in capsys.readouterr().err
 
 
+def test_a_second_column_of_groups_is_refused(clip, faces, capsys) -> None:
+    two = ["--data", f"fairface:{faces}", "--label", "age", "--group", "gender", "--group", "race"]
+    assert "the groups of one column: run it once for each" in refused(capsys, ["locate", "--model", str(clip), *two])
+
+
 def test_a_whole_layer_can_be_edited_without_controls(clip, faces, capsys) -> None:
     quick = ["--n-boot", "100", "--draws", "3", "--json", "-"]
     main(["ablate", "--model", str(clip), *common(faces), "--heads", "L1H0,L1H1,L1H2,L1H3", "--kind", "zero", *quick])
