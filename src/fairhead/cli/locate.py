@@ -191,18 +191,18 @@ def _answered(
         if output.out is not None:
             typer.echo(f"\nreport: {output.out / 'report.html'}")
     if save is not None:
-        typer.echo(f"model: {save}", err=True)
+        typer.echo(f"model: {save}{'' if found.smaller else ' (a smaller gap was not shown)'}", err=True)
 
 
 def with_columns(source: Source, columns: DataColumns, images: bool) -> Source:
     """The source with what --group, --label and the other columns of its data say."""
     if source.kind != "pairs":
-        concept = _one(source.concept, "--concept", columns.first_group, "--group")
         if len(columns.group) > 1:
             raise InputError(
                 f"--group is {' and '.join(columns.group)}; heads are compared between the groups of one column: run "
                 "it once for each"
             )
+        concept = _one(source.concept, "--concept", columns.first_group, "--group")
         source = replace(source, concept=concept, task=_one(source.task, "--task", columns.label, "--label"))
         columns = replace(columns, group=(), label=None)
         if source.start != "default":
@@ -250,10 +250,11 @@ def view_command(
     asked = _asked(run)
     from fairhead.locate.live import Live, serve
     from fairhead.locate.session import open_question
+    from fairhead.report.model_card import name_of
 
     with progress() as told:
         opened = open_question(asked.source, replace(asked.plan, forward=True), asked.features, told.tell)
-    title = f"Heads of {Path(str(asked.source.called)).name}, live"
+    title = f"Heads of {name_of(str(asked.source.called))}, live"
     server = serve(Live(opened, asked.plan, run, asked.chosen), title, port)
     typer.echo(f"{server.address}\nCtrl-C ends it.")
     if browser:

@@ -226,6 +226,8 @@ def among_controls(ablation: Ablation) -> str:
     """
     count = round(ablation.percentile * len(ablation.controls))
     falls = ablation.change.value is None or ablation.change.value <= 0
+    if len(ablation.controls) == 1:
+        return "There is one control set of the same layers alone, which is no test."
     what = "lower it as much" if falls else "raise it less, or lower it"
     sets = f"Of {len(ablation.controls)} control sets of the same layers"
     return f"{sets}, {count} {what} ({p_text(ablation.p_controls)})."
@@ -238,7 +240,7 @@ def headline(located: "Located") -> str:
     count = f"{len(sure) if sure else 'None'} of {len(chosen)}"
     were, are = ("was", "is") if len(chosen) == 1 else ("were", "are")
     if not located.chosen_here:
-        how = "named" if located.gains is None else "given a gain"
+        how = located.origin if located.gains is None else "given a gain"
         return f"{names_of(chosen)} {were} {how}. {count} {are} significant on the reporting half{which}."
     return (
         f"{count} chosen heads confirmed on the other half{which}. ({names_of(chosen)}, of "

@@ -98,6 +98,12 @@ class LocatedHeads(Result):
             if isinstance(section, TopHeads | PlainTables):  # the others say the same at more length
                 section.show(console)
 
+    @property
+    def smaller(self) -> bool:
+        """Whether the last edit that was studied is shown to leave a smaller gap."""
+        studies = self.located.studies
+        return bool(studies) and self.located.words.effect(studies[-1]).tone not in ("unclear", "bad")
+
     def save(self, folder: str | Path) -> Path:
         """Write the model with the chosen heads edited, as an ordinary folder that transformers loads too."""
         self.saved(folder)
@@ -186,10 +192,12 @@ def answer(
         same = replace(source, model=source.against, against=None, evidence=positive, beside=None)
         folder = None if features is None else f"{features}-against"
         other = open_question(same, replace(plan, rank="gap", forward=False, kinds=None), folder, progress)
-        called = Path(source.against).name
+        called = name_of(source.against)
         found = replace(found, beside=compare_models(opened.question, other.question, called, plan.level))
-    if chosen_on not in (None, half_sha256(found.rows.ids, found.choosing)):
-        found = replace(found, notes=(*found.notes, OTHER_HALF))
+    if chosen_on is not None:
+        moved = chosen_on != half_sha256(found.rows.ids, found.choosing)
+        notes = (*found.notes, OTHER_HALF) if moved else found.notes
+        found = replace(found, origin="taken from a head map", notes=notes)
     kind = (plan.kinds or opened.question.kinds)[0]
     made = {"version": __version__, **(provenance or {}), **opened.provenance}
     return LocatedHeads(found, opened, plan, kind, made)

@@ -196,7 +196,8 @@ class Located:
     beside: "TwoModels | None" = None  # the head map of another model, where one was given
     # Of the chosen heads, those that are significant in the reporting half, too: Holm over the chosen ones alone
     confirmed: tuple[Head, ...] = ()
-    chosen_here: bool = True  # whether the heads were chosen on the choosing half, or named by whoever asked
+    chosen_here: bool = True  # whether the heads were chosen on the choosing half
+    origin: str = "named"  # what they were where they were not
 
 
 def locate(

@@ -193,7 +193,7 @@ class GapWords:
     def done(self, located: "Located") -> str:
         """How it was found."""
         n, noun = (int(located.choosing.sum()), int((~located.choosing).sum())), located.rows.noun
-        origin = f"chosen on {n[0]} {noun}" if located.chosen_here else "named"
+        origin = f"chosen on {n[0]} {noun}" if located.chosen_here else located.origin
         learned = "the first" if located.chosen_here else f"the other {n[0]}"
         text = (
             f"The output representation was taken apart into an exact sum of terms, one a head. The direction of "

@@ -153,7 +153,7 @@ class PairWords:
         """How it was found."""
         n = int(located.choosing.sum()), int((~located.choosing).sum())
         sums = "; ".join(f"{name} {signed(value)}" for name, value in self.sums.items())
-        origin = f"chosen on {n[0]} pairs" if located.chosen_here else "named"
+        origin = f"chosen on {n[0]} pairs" if located.chosen_here else located.origin
         return (
             "The log-odds of each pair were taken apart into a sum of terms, one a head, with each position's own "
             f"norm. Heads were {origin}; every figure here is of {n[1]} pairs. Edits act on all tokens and were "

@@ -18,6 +18,7 @@ from PIL import Image
 
 from fairhead.cli import main
 from fairhead.cli.locate import _asked
+from fairhead.locate.ablation import layer_matched
 from fairhead.locate.live import Live, serve
 from fairhead.locate.session import open_question
 
@@ -84,14 +85,18 @@ def at(server, name):
 
 def test_an_edit_is_answered_by_its_direct_effect_beside_random_heads(live):
     question = live.question
-    before, after = question.direct("mean", 0)([(), [tuple(head) for head in HEADS]])
-    expected = question.rows.take(question.reported).figures([before, after])
-    found = {one["metric"]: one for one in live.edit(HEADS, "mean")["figures"]}
+    heads = [tuple(head) for head in HEADS]
+    sets = layer_matched(heads, question.shape[1], draws=40, seed=live.plan.seed).sets
+    expected = question.rows.take(question.reported).figures(question.direct("mean", 0)([(), heads, *sets]))
+    answer = live.edit(HEADS, "mean")
+    assert answer["controls"] == len(sets)
+    found = {one["metric"]: one for one in answer["figures"]}
     assert set(found) == set(live.shown)
     for metric, one in found.items():
-        wanted = [None if np.isnan(x) else x for x in expected[metric]]
-        assert [one["before"], one["after"]] == pytest.approx(wanted)
-        assert one["controls"] is None or one["controls"][0] <= one["controls"][1]
+        wanted = expected[metric]
+        assert [one["before"], one["after"]] == pytest.approx(wanted[:2], nan_ok=True)
+        known = wanted[2:][~np.isnan(wanted[2:])]
+        assert one["controls"] == (None if not len(known) else pytest.approx(np.quantile(known, (0.05, 0.95))))
     assert all(one["before"] == one["after"] for one in live.edit([], "mean")["figures"])
 
 
