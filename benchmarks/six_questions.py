@@ -107,10 +107,10 @@ def figures(rows: Evaluation, reads: Sequence[NDArray[np.float64]]) -> dict[str,
     return {name: [float(x) for x in values] for name, values in rows.figures(reads).items() if name in FIGURES}
 
 
-def rank(question: Question) -> tuple[tuple[Head, ...], NDArray[np.float64]]:
-    """At most 12 heads by their effect on the choosing half, and the effects of all, [L, H]."""
+def rank(question: Question, kind: str) -> tuple[tuple[Head, ...], NDArray[np.float64]]:
+    """At most 12 heads by the effect of one kind of edit on the choosing half, and the effects of all, [L, H]."""
     rows = question.choosing & question.comparable
-    found, exact = effects(question, rows, PLAN, "mean")
+    found, exact = effects(question, rows, PLAN, kind)
     run = np.ones(question.shape, dtype=bool)
     if exact is not None:  # an estimate alone chooses no head
         run = np.zeros(question.shape, dtype=bool)
@@ -149,10 +149,12 @@ def against_controls(
 
 
 def dose(
-    session: Session, question: Question, ranked: Sequence[Head], plan: LocatePlan, draws: int
+    session: Session, question: Question, ranked: Sequence[Head], plan: LocatePlan, draws: int, fine: bool
 ) -> Iterator[dict[str, Any]]:
     """The cheapest edit that reaches the target on the choosing half; that of the rule with controls."""
-    found = find_dose(question, ranked, plan, strengths=(0.5, 1.0), counts=(1, 2, 4, 8, 12))
+    strengths = [k / 10 for k in range(1, 11)] if fine else (0.5, 1.0)
+    counts = range(1, 13) if fine else (1, 2, 4, 8, 12)
+    found = find_dose(question, ranked, plan, strengths=strengths, counts=counts)
     result, chosen = found.to_dict() | {"sentence": found.sentence}, found.chosen
     if chosen is not None and plan.target == RULE:
         result |= against_controls(session, question, chosen.heads, chosen.kind, draws)
@@ -211,11 +213,12 @@ def run(name: str, session: Session, batches: Batches, arguments: argparse.Names
         }
 
     step("baselines", result, baselines)
-    ranked, effect = rank(question)
+    ranked, effect = rank(question, arguments.rank_by)
     result |= {"ranked": [list(head) for head in ranked], "effect": effect.tolist(), "doses": {}}
     for metric, target in product(METRICS, (RULE, 0.5)):
         plan = replace(PLAN, target=target, target_metric=metric)
-        step(f"{metric} {target}", result["doses"], partial(dose, session, question, ranked, plan, arguments.draws))
+        how = ranked, plan, arguments.draws, arguments.fine
+        step(f"{metric} {target}", result["doses"], partial(dose, session, question, *how))
     found = gains(session, question, arguments.draws, arguments.gain_draws)
     step("gains", result, lambda: ({"gains": so_far} for so_far in found))
 
@@ -256,6 +259,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, help="images of a data set at most")
     parser.add_argument("--draws", type=int, default=100, help="control sets of an edit")
     parser.add_argument("--gain-draws", type=int, default=2, help="control sets whose gains are learned as well")
+    parser.add_argument("--rank-by", choices=("mean", "project", "splince"), default="mean", help="edit of one head")
+    parser.add_argument("--fine", action="store_true", help="doses of ten strengths and of 1 to 12 heads")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which no step begins")
     parser.add_argument("--timing", action="store_true", help="time `effect` on the first question's rows instead")
