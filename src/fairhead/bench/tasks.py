@@ -73,9 +73,9 @@ class Task:
         """Refuse, before training, test rows that are of one group: there would be nothing to audit."""
         found = self._dataset.groups(self.test_ids)
         for name in columns:
-            levels = {*found[name].codes.tolist()}
+            levels = {*found[name].complete().codes.tolist()}
             if len(levels) < 2:
-                only = found[name].levels[levels.pop()]
+                only = "".join(str(found[name].levels[code]) for code in levels) or "which is empty"
                 raise InputError(
                     f"the test rows have one group only in the column {name!r}, {only}, and a gap needs at least two: "
                     "name another column (--group), or another split"
@@ -93,11 +93,14 @@ class Task:
         return torch.from_numpy(attributes.cluster.codes[attributes.rows(self._ids[part])].astype(np.int64))
 
     def groups(self, part: str) -> Tensor:
-        """Group numbers of the train or validation rows, [n]: for the references that train with groups, only."""
+        """Group numbers of the train or validation rows, [n]: for the references that train with groups, only.
+
+        Rows without a group are one more.
+        """
         if self.group is None:
             raise InputError(f"{self._dataset.name} has no group column, and groups are asked for: name one (--group)")
-        codes = self._dataset.groups(self._ids[part])[self.group].codes
-        return torch.from_numpy(codes.astype(np.int64))
+        found = self._dataset.groups(self._ids[part])[self.group]
+        return torch.from_numpy(np.where(found.codes < 0, len(found.levels), found.codes).astype(np.int64))
 
 
 def read_task(

@@ -180,6 +180,16 @@ class Dataset:
         """Group columns of these ids (of all rows where none are given), for the audit."""
         return self.attributes.groups(ids)
 
+    def with_known_groups(self) -> "Dataset":
+        """The data set without the rows that have no value in a group column."""
+        known = [c.known for c in self.groups().values() if c.known is not None]
+        if not known:
+            return self
+        rows, cluster = np.flatnonzero(np.logical_and.reduce(known)), self.attributes.cluster
+        groups = {name: c.take(rows) for name, c in self.groups().items()}
+        attributes = Attributes(self.all.ids[rows], groups, None if cluster is None else cluster.take(rows))
+        return replace(self, all=self.all.take(rows), split=self.split[rows], attributes=attributes)
+
     def with_groups(self, columns: Mapping[str, Column]) -> "Dataset":
         """The data set with further group columns, n rows each, before those it has."""
         others = {name: c for name, c in self.attributes.columns.items() if name not in columns}
@@ -202,6 +212,7 @@ class Dataset:
             id=self.all.ids[rows],
             cluster=None if cluster is None else cluster.take(rows).values(),
             classes=self.classes,
+            drop_missing=bool(np.isfinite(scores).all()),  # of groups alone
             provenance=self.provenance,
         )
 
@@ -280,6 +291,17 @@ def positive_last(label: Column) -> Column:
 def _reordered(column: Column, levels: tuple[Any, ...]) -> Column:
     number = np.array([levels.index(level) for level in column.levels], dtype=np.int32)
     return Column(number[column.codes], levels)
+
+
+def group_column(values: ArrayLike) -> Column:
+    """The same of groups: "" is no group.
+
+    Example:
+        >>> group_column(["w", "", "b"])
+        Column(codes=array([ 1, -1,  0], dtype=int32), levels=('b', 'w'))
+    """
+    found = column(values)
+    return Column(found.codes - 1, found.levels[1:]) if "" in found.levels else found
 
 
 def yes_no(name: str, values: Sequence[bool] | NDArray[np.bool_]) -> Column:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fairhead.data.datasets import Dataset, Inputs, Items, alike, column
+from fairhead.data.datasets import Dataset, Inputs, Items, alike, column, group_column
 from fairhead.data.files import PICTURES, Skips, Source
 from fairhead.data.images import HeldImages, Images
 from fairhead.data.own_table import Table, opened
@@ -65,7 +65,7 @@ def read_images(
         path: the table, or the folder or archive that holds one; paths in it are relative to its folder. Without a
             table: `cat/1.jpg`, `dog/2.jpg`, or `train/cat/1.jpg` with the part before the class.
         label: column of the classes; by default label, class, target or y. "none" for rows without, to predict.
-        groups: columns to audit by; training never sees them.
+        groups: columns to audit by; training never sees them. Rows without a value are trained on, and not audited.
         split: column of the parts (train, val or validation, test, or names of your own); by default split, where it
             has these. Without a validation part, that is drawn from the training rows. "random", or without such a
             column: drawn, 80/10/10 of each class; rows with the same picture stay together. Parts with other names are
@@ -75,7 +75,7 @@ def read_images(
         input: column of the paths; by default path, file, image or filename.
         fractions: part -> share of what is drawn.
         seed: of what is drawn.
-        on_error: "raise", or "skip" to leave out rows without a value and pictures that are missing or broken.
+        on_error: "raise", or "skip" to leave out rows without an input or a label, and pictures that are broken.
 
     Example:
         >>> import tempfile
@@ -195,7 +195,7 @@ class _Columns(NamedTuple):
     @property
     def needed(self) -> list[str]:
         """Those in which every row has a value."""
-        return [*self.groups, *filter(None, [self.label, self.split])]
+        return [*filter(None, [self.label, self.split])]
 
 
 def _columns(table: Table, named: str, how: _How) -> _Columns:
@@ -226,7 +226,7 @@ def _labelled(name: str, table: Table, rows: NDArray[np.intp], inputs: Inputs, c
     """The data set of some rows of a table and their inputs."""
     ids = table.ids(columns.id)[rows]
     labels = column(np.full(len(rows), "") if columns.label is None else table.cells(columns.label)[rows])
-    if (many := len(labels.levels)) > max(_CLASSES, len(rows) / 2):
+    if (many := len(labels.levels)) > (_CLASSES / 2 if _real_numbers(labels.levels) else max(_CLASSES, len(rows) / 2)):
         raise InputError(
             f"{table.name}: the label {columns.label!r} has {many:,} distinct values in {len(rows):,} rows, as numbers "
             f"or ids have ({', '.join(map(repr, labels.levels[:3]))}, ...); a column of classes is expected: name "
@@ -237,16 +237,29 @@ def _labelled(name: str, table: Table, rows: NDArray[np.intp], inputs: Inputs, c
     person = None if known is None else np.array([who or f"row {row}" for who, row in zip(known, rows, strict=True)])
     for reason, names in how.skips.found().items():
         _log.warning("%s: %s rows are left out, of training as well: %s", table.name, f"{len(names):,}", reason)
+    groups = {group: group_column(table.cells(group)[rows]) for group in columns.groups}
+    for group, found in groups.items():
+        if found.known is not None:
+            told = "%s: %s of %s rows have no value in %s: they are trained on, and left out of the audit"
+            _log.warning(told, table.name, f"{int((~found.known).sum()):,}", f"{len(rows):,}", group)
     return Dataset.of(
         ids,
         inputs,
         Column(labels.codes, ()) if columns.label is None else labels,
         _split(table, rows, columns, ids, labels.values(), person, inputs, how),
-        {group: column(table.cells(group)[rows]) for group in columns.groups},
+        groups,
         cluster=None if person is None else column(person),
         skipped=how.skips.found(),
         provenance={"data": name, **table.provenance(), **columns._asdict(), "seed": how.seed},
     )
+
+
+def _real_numbers(levels: Sequence[str]) -> bool:
+    """Whether all are numbers, and some are not whole."""
+    try:
+        return not all(float(level).is_integer() for level in levels)
+    except ValueError:
+        return False
 
 
 def _split(
@@ -287,6 +300,11 @@ def _split(
     if len(train) and "test" in parts and "val" not in parts:
         shares = {name: how.fractions.get(name, 0.0) for name in ("train", "val")}
         parts[train] = drawn(train, {name: share / sum(shares.values()) for name, share in shares.items()})
+    first = alike(inputs)
+    again = int(np.isin(first[parts != "train"], first[parts == "train"]).sum())
+    if again:
+        told = "%s: %s of %s rows outside the training part have the input of a training row: mend the column %r"
+        _log.warning(told, table.name, f"{again:,}", f"{int((parts != 'train').sum()):,}", columns.split)
     seen: dict[str, str] = {}
     for who, part in zip([] if person is None else person.tolist(), parts, strict=person is not None):
         if seen.setdefault(who, part) != part:

@@ -169,8 +169,9 @@ def _described(
     shares = np.bincount(data.all.labels[rows], minlength=len(data.classes)) / len(rows)
     most = {}
     for name, groups in data.groups().items():
-        counts = np.bincount(groups.codes[rows], minlength=len(groups.levels))
-        most[name] = (str(groups.levels[counts.argmax()]), float(counts.max() / len(rows)))
+        counts = np.bincount(groups.take(rows).complete().codes, minlength=len(groups.levels))
+        if counts.any():
+            most[name] = (str(groups.levels[counts.argmax()]), float(counts.max() / counts.sum()))
     return FoundCluster(
         name=str(column.levels[c]),
         size=len(rows),
@@ -199,7 +200,7 @@ def _over_seeds(points: Tensor, count: int, seed: int) -> tuple[float, ...]:
 
 
 def agreement_of(name: str, column: Column, groups: Column) -> Agreement:
-    """How well clusters agree with a group column.
+    """How well clusters agree with a group column, over the rows that have a group.
 
     Example:
         >>> clusters, sex = Column(np.array([0, 0, 1, 1]), ("a", "b")), Column(np.array([1, 1, 0, 1]), ("f", "m"))
@@ -207,6 +208,7 @@ def agreement_of(name: str, column: Column, groups: Column) -> Agreement:
         >>> found.purity, found.alone, found.adjusted_rand, round(found.cramers_v, 3)
         (0.75, 0.75, 0.0, 0.577)
     """
+    column, groups = column if groups.known is None else column.take(groups.known), groups.complete()
     table = np.zeros((len(column.levels), len(groups.levels)))
     np.add.at(table, (column.codes, groups.codes), 1)
     codes = [torch.from_numpy(one.codes.astype(np.int64)) for one in (column, groups)]

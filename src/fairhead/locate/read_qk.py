@@ -64,7 +64,7 @@ def read_rows(
     seed: int = 0,
 ) -> Rows:
     """Rows of one part of a data set, drawn at random where there are more than `limit`."""
-    dataset = read_labelled(spec, **(options or {}))
+    dataset = read_labelled(spec, **(options or {})).with_known_groups()
     columns = list(dataset.attributes.columns)
     if not columns:
         raise InputError(f"{spec} has no group column: name one with --group")

@@ -263,6 +263,7 @@ def labelled_rows(source: Source, prompts: Prompts | None = None, held_out: bool
         )
     data = reader.read(path, **reader.named({"label": task, "groups": (column,)}), **source.options)
     assert isinstance(data, Dataset)
+    data = data.with_known_groups()
     task = task or str(data.provenance["label"])
     groups = data.groups()[column]
     levels = [str(level) for level in groups.levels]

@@ -215,20 +215,31 @@ def test_pictures_that_are_missing_or_broken_are_counted_or_refused(pictures):
 
 def test_rows_without_a_value_are_counted_or_refused(tmp_path):
     rows = [dict(row) for row in POSTS]
+    rows[3]["toxic"], rows[5]["toxic"], rows[4]["post"] = " ", "nan", ""
+    path = write(tmp_path / "posts.csv", rows)
+    with pytest.raises(InputError, match=r"'toxic' is empty in 2 of 60 rows, the first of them row 4: .*on_error=skip"):
+        read_labelled(f"texts:{path}", label="toxic", input="about")
+    data = read_labelled(f"texts:{path}", label="toxic", groups=["about"], on_error="skip")
+    assert data.skipped == {"no value in post": ("row 5",), "no value in toxic": ("row 4", "row 6")}
+    assert len(data) == 57
+
+
+def test_groups_change_nothing_of_what_is_trained_on(tmp_path, caplog):
+    rows = [dict(row) for row in POSTS]
     rows[7]["about"], rows[9]["about"] = "nan", ""
     path = write(tmp_path / "posts.csv", rows)
-    with pytest.raises(InputError, match=r"'about' is empty in 2 of 60 rows, the first of them row 8: .*on_error=skip"):
-        read_labelled(f"texts:{path}", label="toxic", groups=["about"])
-    rows[3]["toxic"], rows[4]["post"] = " ", ""
-    path = write(tmp_path / "posts.csv", rows)
-    data = read_labelled(f"texts:{path}", label="toxic", groups=["about"], on_error="skip")
-    assert data.skipped == {
-        "no value in post": ("row 5",),
-        "no value in toxic": ("row 4",),
-        "no value in about": ("row 8", "row 10"),
-    }
-    assert len(data) == 56
-    assert data.groups()["about"].levels == ("men", "women")
+    data = read_labelled(f"texts:{path}", label="toxic", groups=["about"])
+    assert "2 of 60 rows have no value in about: they are trained on, and left out of the audit" in caplog.text
+    alone = read_labelled(f"texts:{path}", label="toxic")
+    assert data.split.tolist() == alone.split.tolist()
+    assert data.examples("train").inputs == alone.examples("train").inputs
+    records = data.records(data.all.ids, np.eye(2)[data.all.labels])
+    assert len(records) == 60
+    assert records.groups["about"].levels == ("men", "women")
+    assert len(records.with_known(["about"])) == 58
+    known = data.with_known_groups()
+    assert len(known) == 58
+    assert known.groups()["about"].levels == ("men", "women")
 
 
 @pytest.mark.parametrize(
@@ -421,7 +432,8 @@ def test_readers_never_invent_a_row_a_group_or_a_class(tmp_path_factory, rows, k
             table = csv.writer(file, delimiter="," if kind == "csv" else "\t", quoting=csv.QUOTE_ALL)
             table.writerows([names, *rows])
     kept = [tuple(cell.strip() for cell in row) for row in rows]
-    whole = [row for row in kept if all(cell.lower() not in ("", "nan", "<na>") for cell in row)]
+    whole = [row for row in kept if all(cell.lower() not in ("", "nan", "<na>") for cell in row[:2])]
+    whole = [(*row[:2], None if row[2].lower() in ("", "nan", "<na>") else row[2]) for row in whole]
     if not whole:
         with pytest.raises(InputError):
             read("texts", path, groups=["group"], on_error="skip")
@@ -473,3 +485,10 @@ def test_a_label_of_numbers_is_told(tmp_path):
     )
     with pytest.raises(InputError, match=message):
         read_labelled(f"texts:{path}")
+    path = write(tmp_path / "posts.csv", [{"text": f"words {i}", "label": i % 11 / 10} for i in range(500)])
+    with pytest.raises(
+        InputError, match=r"has 11 distinct values in 500 rows, as numbers or ids have \('0.0', '0.1', "
+    ):
+        read_labelled(f"texts:{path}")
+    path = write(tmp_path / "posts.csv", [{"text": f"words {i}", "label": i % 30} for i in range(500)])
+    assert len(read_labelled(f"texts:{path}").classes) == 30  # numbers of classes

@@ -88,7 +88,18 @@ def test_one_text_that_stands_in_for_features_is_split_by_its_rows():
 
 def test_rows_that_are_left_out_are_counted(caplog):
     data = dataset(
-        {"text": list("abcd"), "y": list("abab"), "g": ["f", "", "m", "f"]}, label="y", groups=["g"], on_error="skip"
+        {"text": list("abcd"), "y": ["a", "", "b", "a"], "g": ["f", "f", "m", ""]}, label="y", on_error="skip"
     )
     assert len(data) == 3
-    assert "1 rows are left out, of training as well: no value in g" in caplog.text
+    assert "1 rows are left out, of training as well: no value in y" in caplog.text
+
+
+def test_test_rows_with_the_input_of_a_training_row_are_counted(caplog):
+    texts, split = [f"post {i}" for i in range(90)], ["train"] * 60 + ["val"] * 10 + ["test"] * 20
+    dataset([*texts[:80], *texts[:10]], label=["a", "b"] * 45, split=split)
+    assert "10 of 30 rows outside the training part have the input of a training row: mend the column 'split'" in (
+        caplog.text
+    )
+    caplog.clear()
+    dataset(texts, label=["a", "b"] * 45, split=split)
+    assert not caplog.text
