@@ -21,7 +21,7 @@ from fairhead.bench.grid import Cell, Method
 from fairhead.bench.runner import check
 from fairhead.bench.tasks import Task
 from fairhead.mitigate import Trained
-from fairhead.mitigate.auto_balance_match import STABLE, STRENGTHS, TWO_MODES
+from fairhead.mitigate.auto_balance_match import IN_GROUPS, STABLE, STRENGTHS
 from fairhead.mitigate.last_layer import find_head, set_head
 from fairhead.mitigate.registry import method_named
 from fairhead.models import attach, load, method_of, save
@@ -115,13 +115,13 @@ def _cluster_texts(notes: Mapping[str, Any]) -> list[str]:
         elif _told_by_clusters(clusters) >= 0.9:
             why = "The clusters are nearly the classes (another encoder may show others: --option encoder=...)"
         else:
-            share = 100 * (clusters["two_modes"] or 0)
+            share = 100 * (clusters["in_groups"] or 0)
             why = (
-                f"Within the classes the clusters are no separate groups ({share:.0f} % of the rows lie about one of "
-                f"two modes; {100 * TWO_MODES:.0f} % are asked for), and may only part easy rows from hard ones"
+                f"Within the classes the clusters are no separate groups ({share:.0f} % of the rows lie in groups that "
+                f"are apart; {100 * IN_GROUPS:.0f} % are asked for), and may only part easy rows from hard ones"
             )
         return [f"{why}, so they were not balanced on: {left_out} left out."]
-    if _told_by_clusters(clusters) >= 0.9:
+    if _told_by_clusters(clusters) >= 0.9 and (clusters.get("in_groups") or 0) < IN_GROUPS:
         return [
             "The clusters are nearly the classes, so balancing had little to compare within them: name another "
             "encoder, such as a pretrained one (--option encoder=...)."

@@ -19,7 +19,7 @@ from fairhead.mitigate.choosing import (
     joined_units,
     judge,
     least_spread,
-    share_of_two_modes,
+    share_of_groups,
     worst_large_cell,
 )
 from fairhead.mitigate.last_layer import features_of, find_head
@@ -43,9 +43,9 @@ UNDER = ("erm", "dam", "dam_norm", "dam_no_alignment", "dam_no_attention", "dam_
 # Of a candidate that costs too much: its weights to this power, its offsets times this. "balance 0.75" names one.
 STRENGTHS = (0.75, 0.5, 0.25)
 # What clusters must show to be balanced on: agreement between halves of the rows (adjusted Rand index; 0 is chance),
-# and the share of the rows that lie, within their class, about one of two modes.
+# and the share of the rows that lie, within their class, in one of two groups.
 STABLE = 0.1
-TWO_MODES = 0.25
+IN_GROUPS = 0.5
 _ON_CLUSTERS = ("balance", "logits", "dro", "both")
 _MATCHED = ("match", "both")
 _FOLDS = 4
@@ -403,14 +403,14 @@ def _cluster_notes(clusters: Clusters, features: Tensor, labels: Tensor) -> dict
         "rows": torch.bincount(numbers, minlength=clusters.size).tolist(),
         "label_rates": [[round(rate, 4) for rate in row.tolist()] for row in rates],
         "stability": {str(one.clusters): round(one.mean, 4) for one in clusters.stability},
-        "two_modes": share_of_two_modes(points, clusters.clustering.centres, labels),
+        "in_groups": share_of_groups(points, clusters.clustering.centres, labels),
     }
 
 
 def _are_groups(notes: Mapping[str, Any]) -> bool:
     """Whether the clusters that these notes are of can be balanced on."""
     stable = not notes["stability"] or notes["stability"][str(notes["count"])] >= STABLE
-    return stable and notes["two_modes"] is not None and notes["two_modes"] >= TWO_MODES
+    return stable and notes["in_groups"] is not None and notes["in_groups"] >= IN_GROUPS
 
 
 def _one_cluster(features: Tensor) -> Tensor:

@@ -6,8 +6,8 @@ counts as much as a point of accuracy. A candidate replaces plain training only 
 together, against plain training) exceeds one standard error of that gain, and if it costs at most a stated price in
 accuracy; one standard error is allowed for there, because a few hundred rows do not show it better.
 
-Clusters of a class may be groups, or may cut one group into rows that are easy and rows that are hard. Between groups
-there are fewer rows than within them: `share_of_two_modes` asks for that.
+Clusters of a class may be groups, or may cut one group into rows that are easy and rows that are hard. Two groups lie
+farther apart than the sides of a cut, and not in the direction of another class: `share_of_groups` asks for both.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,10 @@ from fairhead.train.fitting import worst_accuracy
 Array = NDArray[np.float64]
 Codes = NDArray[np.int64]
 
-_LARGE = 20  # rows of a (class, cluster) cell whose accuracy an epoch may be chosen by, or whose modes are looked at
+# Standard deviations between two groups. A cut through one normal distribution gives 2.65 at most (twice the mean of a
+# half, by its standard deviation), and up to 3.2 where its rows are scaled to unit length.
+APART = 3.3
+_LARGE = 20  # rows of a (class, cluster) cell whose accuracy an epoch may be chosen by, or whose mean is looked at
 _LEAST = 5  # rows of a (class, cluster) cell: with fewer its rate is not looked at
 _REPLICATES = 200
 
@@ -139,52 +142,54 @@ def choose(results: Sequence[CandidateResult], at_any_price: bool = False) -> Ca
     return min(able, key=lambda one: one.total, default=results[0])
 
 
-def share_of_two_modes(points: Tensor, centres: Tensor, labels: Tensor) -> float | None:
-    """The share of the rows that lie, within their class, about one of two modes; None where cells are too small.
+def share_of_groups(points: Tensor, centres: Tensor, labels: Tensor) -> float | None:
+    """The share of the rows that lie, within their class, in one of two groups; None where all cells are too small.
 
-    Of each class and each two clusters, the rows whose nearest centres are these two are projected to the line between
-    the centres, and a mixture of two normal distributions is fitted. Groups give two modes, with fewer rows between
-    them; a class that a boundary cuts into easy and hard rows gives one.
+    Of each class and each two clusters, the rows whose nearest centres are these two are looked at. Their means on
+    both sides must be `APART` standard deviations from each other (Mahalanobis, less what noise alone gives), not
+    counting the directions in which classes differ within clusters: rows that differ in these are easy or hard ones.
 
     Args:
         points: what was clustered, [n, D].
         centres: of the clusters, [k, D].
         labels: [n].
     """
-    distance = centres.square().sum(1) - 2 * points @ centres.T
-    nearest = distance.topk(2, dim=1, largest=False).indices  # [n, 2]
+    points, labels = points.double(), labels.unique(return_inverse=True)[1]
+    nearest = torch.cdist(points, centres.double()).topk(2, dim=1, largest=False).indices  # [n, 2]
     pair = nearest.sort(1).values
-    seen = two = 0
-    for a, b in pair.unique(dim=0).tolist():
-        axis = centres[b] - centres[a]
-        for label in labels.unique().tolist():
-            rows = (pair[:, 0] == a) & (pair[:, 1] == b) & (labels == label)
-            side = nearest[rows, 0] == b
-            if min(int(side.sum()), int((~side).sum())) < _LARGE:
-                continue
-            seen += len(side)
-            two += len(side) * _has_two_modes((points[rows] @ axis).double().numpy(), side.numpy())
-    return two / seen if seen else None
+    sides: list[tuple[Tensor, Tensor]] = []  # rows
+    for a, b, label in torch.cat([pair, labels[:, None]], 1).unique(dim=0).tolist():
+        rows = (pair == torch.tensor([a, b])).all(1) & (labels == label)
+        one, other = ((rows & (nearest[:, 0] == side)).nonzero()[:, 0] for side in (a, b))
+        if min(len(one), len(other)) >= _LARGE:
+            sides.append((one, other))
+    if not sides:
+        return None
+    within = torch.cat([points[rows] - points[rows].mean(0) for both in sides for rows in both])
+    covariance = within.T @ within / len(within)
+    covariance += 1e-3 * covariance.trace() / len(covariance) * torch.eye(len(covariance))
+    points = torch.linalg.solve_triangular(torch.linalg.cholesky(covariance), points.T, upper=False).T
+    known = _class_directions(points, labels, nearest[:, 0])
+    points = points - points @ known @ known.T
+    seen = apart = 0
+    for one, other in sides:
+        between = (points[one].mean(0) - points[other].mean(0)).square().sum()
+        noise = (len(known) - known.shape[1]) * (1 / len(one) + 1 / len(other))
+        seen += len(one) + len(other)
+        apart += (len(one) + len(other)) * int(between - noise >= APART**2)
+    return apart / seen
 
 
-def _has_two_modes(values: Array, side: NDArray[np.bool_], rounds: int = 200) -> bool:
-    """Whether two normal distributions, fitted to the values [n] by expectation and maximisation, make two modes.
+def _class_directions(points: Tensor, labels: Tensor, clusters: Tensor) -> Tensor:
+    """The directions in which classes differ most within clusters, [D, C - 1], or a quarter of all D.
 
-    The fit begins with each value on its `side` [n].
+    The effects of classes are found by least squares, with a term for each class and one for each cluster.
     """
-    member = np.stack([~side, side], 1).astype(np.float64)
-    for _ in range(rounds):
-        share = member.mean(0) + 1e-12
-        mean = member.T @ values / (share * len(values))
-        variance = (member * (values[:, None] - mean) ** 2).mean(0) / share + 1e-6 * values.var()
-        log = np.log(share) - (np.log(variance) + (values[:, None] - mean) ** 2 / variance) / 2
-        before, member = member, np.exp(log - log.max(1, keepdims=True))
-        member /= member.sum(1, keepdims=True)
-        if np.abs(member - before).max() < 1e-4:
-            break
-    between = np.linspace(mean[0], mean[1], 200)[:, None]
-    density = (share / variance**0.5 * np.exp(-((between - mean) ** 2) / variance / 2)).sum(1)
-    return bool(density.min() < 0.999 * min(density[0], density[-1]))
+    terms = torch.cat([torch.nn.functional.one_hot(part) for part in (labels, clusters)], 1).to(points)  # [n, C + k]
+    effects = torch.linalg.pinv(terms.T @ terms) @ (terms.T @ points)
+    shown = effects[labels] - effects[labels].mean(0)
+    most = min(int(labels.max()), max(1, points.shape[1] // 4))
+    return torch.linalg.eigh(shown.T @ shown).eigenvectors[:, -most:] if most else points.new_zeros(points.shape[1], 0)
 
 
 def least_spread(plain: Tensor, labels: Tensor, clusters: Tensor, units: Tensor | None, price: float) -> Selection:

@@ -22,12 +22,15 @@ def test_clusters_that_are_the_classes_are_said_to_be_of_no_use(rates, warned):
     assert ("nearly the classes" in said) == warned
 
 
-CLUSTERS = {"count": 2, "rows": [60, 40], "label_rates": [[0.7, 0.3], [0.2, 0.8]], "two_modes": 0.0}
+CLUSTERS = {"count": 2, "rows": [60, 40], "label_rates": [[0.7, 0.3], [0.2, 0.8]], "in_groups": 0.0}
 
 
 @pytest.mark.parametrize(
     ("stability", "said"),
-    [(0.03, "hardly more stable than chance"), (0.8, "no separate groups (0 % of the rows lie about one of two modes")],
+    [
+        (0.03, "hardly more stable than chance"),
+        (0.8, "no separate groups (0 % of the rows lie in groups that are apart; 50 % are asked for"),
+    ],
 )
 def test_what_speaks_against_clusters_is_said(stability, said):
     clusters = {**CLUSTERS, "stability": {"2": stability}}

@@ -12,7 +12,7 @@ from sklearn.metrics import adjusted_rand_score
 from fairhead.errors import InputError
 from fairhead.mitigate import auto_balance_match, load, method, run, save
 from fairhead.mitigate.auto_balance_match import Reduce
-from fairhead.mitigate.choosing import between_clusters, choose, judge, share_of_two_modes
+from fairhead.mitigate.choosing import between_clusters, choose, judge, share_of_groups
 from fairhead.mitigate.row_weights import match_weights
 from fairhead.models.linear_head import FEATURES, LinearHead
 from fairhead.train import Examples, TrainingPlan
@@ -143,6 +143,18 @@ def test_hidden_groups_are_found_and_new_rows_are_put_among_them():
     assert found.size == 2
     assert adjusted_rand(found.clustering.cluster, group) > 0.9
     assert adjusted_rand(found.of(test.inputs[FEATURES]), test_group) > 0.9
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_group_is_found_whatever_the_axes_are(turned):
+    rng = np.random.default_rng(0)
+    group, features = rng.integers(0, 2, 1500), rng.normal(size=(1500, 32))
+    features[:, 0] += 8 * (group - 0.5)
+    if turned:
+        features = features @ np.linalg.qr(rng.normal(size=(32, 32)))[0]
+    found = find_clusters(torch.tensor(features).float())
+    assert found.size == 2
+    assert adjusted_rand(found.clustering.cluster, torch.tensor(group)) > 0.99
 
 
 def test_fewer_rows_than_clusters_are_told():
@@ -288,19 +300,36 @@ def test_plain_training_is_kept_where_there_is_no_group():
     plan = TrainingPlan(weight_decay=0.01, device="cpu")
     notes = run(Reduce(("plain", "balance"), price=20), heads(train), train, validation, plan).notes
     assert notes["clusters"]["stability"]["2"] > 0.5
-    assert notes["clusters"]["two_modes"] == 0
+    assert notes["clusters"]["in_groups"] == 0
     assert (notes["kept"], notes["not balanced"]) == ("plain", ["balance"])
 
 
-def test_noise_has_no_two_modes_however_many_clusters_cut_it():
+def in_groups(examples, k=None):
+    found = find_clusters(examples.inputs[FEATURES], k)
+    points = torch.nn.functional.normalize(examples.inputs[FEATURES]) - found.mean
+    return share_of_groups(points @ found.axes, found.clustering.centres, examples.labels)
+
+
+def test_noise_has_no_groups_however_many_clusters_cut_it():
     train = label_alone(3000, 0)
-    for k in (3, 6):
-        found = find_clusters(train.inputs[FEATURES], k)
-        points = torch.nn.functional.normalize(train.inputs[FEATURES]) - found.mean
-        share = share_of_two_modes(points @ found.axes, found.clustering.centres, train.labels)
-        assert share is not None
-        assert share < 0.2
-    assert share_of_two_modes(points[:30] @ found.axes, found.clustering.centres, train.labels[:30]) is None
+    assert [in_groups(train, k) for k in (2, 3, 6)] == [0, 0, 0]
+    assert in_groups(train.take(torch.arange(30)), 2) is None
+
+
+@pytest.mark.parametrize("agreement", [0.6, 0.9, 0.98])
+def test_groups_are_known_however_few_rows_of_a_class_are_of_the_other(agreement):
+    train, _ = hidden_group(4000, agreement, seed=0)
+    assert in_groups(train) == 1
+
+
+def test_rows_between_classes_are_no_groups():
+    """Five ages in one direction, and clusters that are the young and the old."""
+    rng = np.random.default_rng(0)
+    age = rng.integers(0, 5, 4000)
+    features = rng.normal(size=(4000, 16))
+    features[:, :4] += 0.9 * (age - 2)[:, None]
+    train = Examples({FEATURES: torch.tensor(features).float()}, torch.tensor(age))
+    assert in_groups(train, 2) < 0.1
 
 
 def test_clusters_of_nothing_are_not_balanced_on():
