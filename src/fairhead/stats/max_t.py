@@ -7,6 +7,7 @@ difference is measured in its own standard error (max-T), so a small group does 
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import isnan, log, prod
 from typing import Any, NamedTuple
 
@@ -238,15 +239,18 @@ def _part(row: Row, rows: int, to_overall: bool) -> _Part:
             width = log(largest / least) / most
             of = [min(int(log(se[g] / least) / width), most - 1) for g in known]
             classes = [[g for g, k in zip(known, of, strict=True) if k == number] for number in sorted(set(of))]
-    pairs = [(i, j) for i, a in enumerate(classes) for j in range(len(classes)) if i != j or len(a) > 1]
-    if to_overall:
-        pairs = [(i, i) for i in range(len(classes))]
-    if rows > 1:
-        pairs.append((len(classes), len(classes)))
-    a, b = np.array(pairs).T
+    a, b = _compared(tuple(len(some) > 1 for some in classes), rows > 1, to_overall)
     ends = np.cumsum([len(some) for some in classes]).tolist()
     at = [slice(end - len(some), end) for some, end in zip(classes, ends, strict=True)]
     return _Part(row.place, row.share, np.concatenate(classes), at, a, None if to_overall else b)
+
+
+@lru_cache
+def _compared(several: tuple[bool, ...], or_nothing: bool, to_overall: bool) -> NDArray[np.intp]:
+    """The classes that are compared, [2, contrasts], of classes that have several groups each, or one."""
+    every = range(len(several))
+    pairs = [(i, j) for i in every for j in every if (i == j if to_overall else i != j or several[i])]
+    return np.array([*pairs, *([(len(several), len(several))] if or_nothing else [])]).T
 
 
 def westfall_young(observed: Sequence[float], draws: Sequence[Array], blocks: Sequence[Hashable]) -> list[float]:
