@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairhead import report  # what needs templates is imported when it is used
-from fairhead.audit.catalogue import METRICS, Metric
+from fairhead.audit.catalogue import METRICS, OWN, Metric
 from fairhead.report.result import Result
 from fairhead.report.wording import (
     CROSS,
@@ -42,10 +42,8 @@ COMPARISON_SCHEMA = "fairhead.comparison/1"
 HEADLINE = ("DP", "EOp", "EOd")
 # Of predicted numbers: in the unit of the target, so that they can be ranked.
 _OF_NUMBERS = ("mean_error_gap", "MAE_gap")
-# Of more gaps that are reversed, a verdict names the largest.
-_MOST_TURNED = 3
-# Of more columns with a gap, a verdict names those that are clearest.
-_MOST_COLUMNS = 3
+# Of more columns with a gap, a verdict names those that are clearest; of more gaps that are reversed, the largest.
+_MOST_NAMED = 3
 # Figures that are sums of absolute values have intervals, and no test that could be corrected with others.
 _UNTESTED = {"ECE", "ABROCA", "score_distance"}
 # Of a pair of groups in a comparison, as its note.
@@ -83,8 +81,9 @@ class Audit(Result):
     curves: "tuple[Curves, ...]" = ()
 
     def __getitem__(self, key: str | tuple[str, str | None]) -> Estimate:
-        """`audit["DP"]` where that is unique, or `audit["DP", "race"]`."""
+        """`audit["DP"]` where that is unique, or `audit["DP", "race"]`; "F1" is also that of `define_metric`."""
         metric, group_by = (key, ...) if isinstance(key, str) else key
+        metric = metric if any(e.metric == metric for e in self.estimates) else OWN + metric
         found = [e for e in self.estimates if e.metric == metric and group_by in (..., e.group_by)]
         if len(found) != 1:
             have = sorted({(e.metric, e.group_by) for e in self.estimates}, key=str)
@@ -336,7 +335,7 @@ def _headlines(gaps: list[Estimate], level: float) -> list[report.Sentence]:
     found = f"The clearest gap{of} is in {in_words(top.metric)} by {top.group_by}: {_figures(top, level)}.{thin}"
     return [report.Sentence(found, "bad")] + [
         report.Sentence(f"By {e.group_by}: {in_words(e.metric, short=True)} {_figures(e, level)}.", "bad")
-        for e in list(shown.values())[1 : 1 + _MOST_COLUMNS]
+        for e in list(shown.values())[1 : 1 + _MOST_NAMED]
     ]
 
 
@@ -390,7 +389,7 @@ def comparison_verdicts(comparison: Comparison) -> list[report.Sentence]:
         for word, start in starts.items()
         if word in words
     ]
-    most = sorted(turned, key=lambda p: -abs(p.value or 0.0))[:_MOST_TURNED]
+    most = sorted(turned, key=lambda p: -abs(p.value or 0.0))[:_MOST_NAMED]
     return said + [report.Sentence(f"The gap is reversed in B: {change_between(p)}.", "bad") for p in most]
 
 

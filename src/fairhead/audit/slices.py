@@ -4,8 +4,8 @@ The worst of many cells is bad by chance as well as in truth. So cells are ranke
 them, with intervals corrected for how many were chosen, comes from the other half.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +18,15 @@ from fairhead.audit.rate_stack import Rules
 from fairhead.audit.run_audit import Draws, Part
 from fairhead.errors import InputError
 from fairhead.records import Column, Records
-from fairhead.report.wording import CROSS, Scale, count, metric_name, scale_of
+from fairhead.report.result import Result
+from fairhead.report.wording import CROSS, Scale, count, in_words, metric_name, scale_of
 from fairhead.stats import GroupRow
 from fairhead.stats.bootstrap import STABLE_ROWS
 from fairhead.stats.intervals import difference
 from fairhead.stats.outcome import Span
 
 if TYPE_CHECKING:
+    from fairhead.report.page import Report
     from fairhead.report.sections.plain import PlainTables
 
 # Rates of which more is better for the person who is predicted, and those of which less is.
@@ -56,6 +58,79 @@ class Slice:
     is_worse: bool
 
 
+@dataclass(frozen=True)
+class Slices(Result):
+    """What `worst_slices` returns: slices, worst first, to go through, to show and to write.
+
+    Attributes:
+        slices: the intersections that were chosen.
+        rate: by which rate.
+        level: of the intervals, for all slices together.
+        provenance: where the rows came from.
+    """
+
+    slices: tuple[Slice, ...]
+    rate: str
+    level: float
+    provenance: Mapping[str, Any]
+
+    def __iter__(self) -> Iterator[Slice]:
+        return iter(self.slices)
+
+    def __len__(self) -> int:
+        return len(self.slices)
+
+    def __getitem__(self, number: int) -> Slice:
+        return self.slices[number]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {"rate": self.rate, "level": self.level, "slices": [asdict(one) for one in self.slices]}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a slice."""
+        return [{**vars(one), "gap": one.gap.value, "low": one.gap.low, "high": one.gap.high} for one in self.slices]
+
+    def page(self) -> "Report":
+        """The slices as a report."""
+        from fairhead.report.page import Report, Sentence
+
+        worse = [one.group for one in self.slices if one.is_worse]
+        text = f"Confirmed as worse in {in_words(self.rate)}: {', '.join(worse) or 'no slice'}."
+        return Report(
+            title="Worst slices",
+            question=f"Which intersections of groups have the worst {in_words(self.rate)}?",
+            verdict=[Sentence(text, "bad" if worse else "unclear")],
+            sections=[self.section()],
+            provenance=dict(self.provenance),
+        )
+
+    def section(self) -> "PlainTables":
+        """The slices as a section of a page."""
+        from fairhead.report.sections.plain import PlainTable, PlainTables
+
+        rows, share, name = [], Scale(100.0, 1, "%"), metric_name(self.rate)
+        for one in self.slices:
+            points = scale_of(self.rate, one.gap.value, one.gap.low, one.gap.high, difference=True)
+            ends = points.interval(one.gap.low, one.gap.high, signed=True)
+            figures = (share.write(one.chosen), share.write(one.confirmed), share.write(one.rest))
+            gap, said = points.write(one.gap.value, signed=True), "worse" if one.is_worse else "not significant"
+            rows.append((f"{one.group} ({one.group_by})", count(one.n), *figures, f"{gap} ({ends})", said))
+        headings = (
+            "Slice",
+            "n",
+            "In the half that chose it",
+            "In the other half",
+            "All others",
+            f"Difference, {100 * self.level:g} % for all",
+            "Outcome",
+        )
+        caption = f"{name}: the worst slices of one half of the rows, as the other half has them"
+        if not rows:
+            caption = f"{name}: no slice has enough rows in both halves"
+        return PlainTables(title="Worst slices", tables=[PlainTable(caption=caption, columns=headings, rows=rows)])
+
+
 def worst_slices(
     data: Records | Any,
     rate: str = "accuracy",
@@ -67,7 +142,7 @@ def worst_slices(
     level: float = 0.95,
     positive: Any = None,
     **columns: Any,
-) -> tuple[Slice, ...]:
+) -> Slices:
     """The intersections of one to three group columns with the worst rate, confirmed on rows that did not choose them.
 
     Args:
@@ -131,20 +206,20 @@ def worst_slices(
         inside = np.where(codes < 0, -1, codes == code)  # of the others, nobody knows
         if not any(np.array_equal(inside, other) for _, other in chosen):
             chosen.append((row, inside))
-    level = 1 - (1 - level) / max(len(chosen), 1)  # Bonferroni
+    shared = 1 - (1 - level) / max(len(chosen), 1)  # Bonferroni
     slices = []
     for row, inside in chosen:
         n = int((inside[~half] == 1).sum())
         if not 0 < n < (inside[~half] >= 0).sum():
             continue
-        two = rows_of("slice", Column(inside, ("rest", "slice")), ~half, level)
+        two = rows_of("slice", Column(inside, ("rest", "slice")), ~half, shared)
         (rest, confirmed), value = (span(r.rates[rate]) for r in two), row.rates[rate].value
         if rest is None or confirmed is None or value is None:
             continue
         gap = difference(rest, confirmed, 0.0, None)
         worse = gap.high < 0 if sign > 0 else gap.low > 0
         slices.append(Slice(row.group_by, row.group, n, value, confirmed.value, rest.value, gap, worse))
-    return tuple(slices)
+    return Slices(tuple(slices), rate, level, dict(records.provenance))
 
 
 def _half(view: View, seed: int) -> NDArray[np.bool_]:
@@ -153,31 +228,3 @@ def _half(view: View, seed: int) -> NDArray[np.bool_]:
     if view.cluster is None:
         return np.asarray(rng.permutation(len(view.label)) % 2 == 0)
     return np.asarray((rng.permutation(int(view.cluster.max()) + 1) % 2 == 0)[view.cluster])
-
-
-def slices_section(slices: Sequence[Slice], rate: str, level: float) -> "PlainTables":
-    """Slices as a section of a page."""
-    from fairhead.report.sections.plain import PlainTable, PlainTables
-
-    rows = []
-    for one in slices:
-        points = scale_of(rate, one.gap.value, one.gap.low, one.gap.high, difference=True)
-        share = Scale(100.0, 1, "%")
-        gap = f"{points.write(one.gap.value, signed=True)} ({points.interval(one.gap.low, one.gap.high, signed=True)})"
-        said = "worse" if one.is_worse else "not significant"
-        figures = (share.write(one.chosen), share.write(one.confirmed), share.write(one.rest))
-        rows.append((f"{one.group} ({one.group_by})", count(one.n), *figures, gap, said))
-    headings = (
-        "Slice",
-        "n",
-        "In the half that chose it",
-        "In the other half",
-        "All others",
-        f"Difference, {100 * level:g} % for all",
-        "Outcome",
-    )
-    caption = f"{metric_name(rate)}: the worst slices of one half of the rows, as the other half has them"
-    if not rows:
-        caption = f"{metric_name(rate)}: no slice has enough rows in both halves"
-    table = PlainTable(caption=caption, columns=headings, rows=rows)
-    return PlainTables(title="Worst slices", tables=[table])

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -296,15 +296,15 @@ def audit_command(
     found = replace(found, provenance={**made, **found.provenance})
     sliced = []
     if statistics.slices is not None:
-        from fairhead.audit.slices import slices_section, worst_slices
+        from fairhead.audit.slices import worst_slices
 
         how = {name: getattr(statistics, name) for name in ("seed", "n_boot", "level")}
         worst = worst_slices(records, statistics.slices, **how)
-        sliced = [slices_section(worst, statistics.slices, statistics.level)]
+        sliced = [worst.section()]
     for name in output.rate:
         one_of(name, list(found.by_group[0].rates), "--rate")
     if output.json is not None:
-        content = found.to_dict() | ({"slices": [asdict(one) for one in worst]} if sliced else {})
+        content = found.to_dict() | ({"slices": worst.to_dict()["slices"]} if sliced else {})
         write_json(content if compared is None else {**content, "comparison": compared.to_dict()}, output.json)
     alone = found.page(path, output.rate)
     page = alone if compared is None else compared.page(names)

@@ -64,6 +64,18 @@ def test_from_the_command_line(tmp_path, monkeypatch, capsys):
     assert "Worst slices" in (tmp_path / "page.html").read_text("utf-8")
 
 
+def test_slices_are_shown_and_written_like_any_result(tmp_path, capsys):
+    found = worst_slices(made(), n_boot=300)
+    frame = found.to_frame()
+    assert frame.loc[0, ["group_by", "is_worse"]].tolist() == ["sex × race", True]
+    assert frame.high[0] < 0
+    found.show()
+    assert "Confirmed as worse in accuracy: 1 × 2" in " ".join(capsys.readouterr().out.split())
+    page = found.report(tmp_path / "slices.html").read_text("utf-8")
+    assert "1 × 2 (sex × race)" in page
+    assert found.to_dict()["slices"][0]["gap"]
+
+
 @pytest.mark.parametrize(("rate", "says"), [("AUC", "expected one of accuracy"), ("acuracy", "expected one of")])
 def test_a_rate_that_is_none(rate, says):
     with pytest.raises(InputError, match=says):
