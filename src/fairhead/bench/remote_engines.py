@@ -73,25 +73,34 @@ def _connected(workplace: Workplace) -> Any:
     if ray.is_initialized():  # by whoever called
         return ray
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Without an address Ray itself would join a cluster that happens to run here, or wait for one that has ended.
+    address = workplace.address or os.environ.get("RAY_ADDRESS") or "local"
     try:
-        _try_port(workplace.address)
+        _try_port(address)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             ray.init(
-                address=workplace.address, log_to_driver=False, logging_level="ERROR", configure_logging=False,
-                **({"include_dashboard": False} if workplace.address is None else {}),
+                address=address, log_to_driver=False, logging_level="ERROR", configure_logging=False,
+                **({"include_dashboard": False} if address == "local" else {}),
             )  # fmt: skip
     except (OSError, OverflowError, ValueError, RuntimeError) as error:
         raise InputError(
-            f"no cluster of Ray answers at {workplace.address or 'this machine'} ({_line(error)}): start one with "
+            f"no cluster of Ray answers at {address} ({_line(error)}): start one with "
             "`ray start --head`, or leave out --address"
         ) from None
     return ray
 
 
-def _try_port(address: str | None) -> None:
-    """Raise an OSError where nobody listens at HOST:PORT: Ray itself would wait for minutes."""
-    if found := re.fullmatch(r"(?:ray://)?([^/:]+):(\d{1,5})", address or ""):
+def _try_port(address: str) -> None:
+    """Raise an OSError where nobody listens at HOST:PORT: Ray itself would wait for minutes.
+
+    "auto" is the address that the last `ray start` noted on this machine, whose cluster may have ended since.
+    """
+    if address == "auto":
+        noted = Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp", "ray", "ray_current_cluster")
+        with suppress(OSError, UnicodeDecodeError):
+            address = noted.read_text(encoding="utf-8").strip()
+    if found := re.fullmatch(r"(?:ray://)?([^/:]+):(\d{1,5})", address):
         socket.create_connection((found[1], int(found[2])), timeout=10).close()
 
 

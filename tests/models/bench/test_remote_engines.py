@@ -148,13 +148,29 @@ def test_a_cluster_survives_the_loss_of_a_node(grid_of, cluster, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_cluster_that_is_not_there_is_told(grid_of, tmp_path):
+def test_without_an_address_no_cluster_is_joined_that_happens_to_run(monkeypatch):
+    ray, asked = pytest.importorskip("ray"), []
+    monkeypatch.setattr(ray, "init", lambda **how: asked.append(how["address"]))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    remote_engines._connected(Workplace(engine="ray"))
+    monkeypatch.setenv("RAY_ADDRESS", "auto")  # as within a job that Ray itself has started
+    remote_engines._connected(Workplace(engine="ray"))
+    assert asked == ["local", "auto"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_cluster_that_is_not_there_is_told(grid_of, tmp_path, monkeypatch):
     pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    (tmp_path / "ray").mkdir()
     with socket.socket() as nobody:  # it is bound and does not listen; Ray itself would wait for minutes
         nobody.bind(("127.0.0.1", 0))
-        for address in ("auto", f"127.0.0.1:{nobody.getsockname()[1]}"):
-            with pytest.raises(InputError, match=f"no cluster of Ray answers at {address}"):
-                run_grid(grid_of(), tmp_path / "out", Workplace(engine="ray", address=address))
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        for asked, noted in (("auto", None), (address, None), ("auto", address)):  # of a cluster that has ended
+            if noted is not None:
+                (tmp_path / "ray" / "ray_current_cluster").write_text(noted)
+            with pytest.raises(InputError, match=f"no cluster of Ray answers at {asked}"):
+                run_grid(grid_of(), tmp_path / "out", Workplace(engine="ray", address=asked))
     assert not Store(tmp_path / "out").rows()
 
 
