@@ -5,6 +5,7 @@ A model is a folder, a name of the hub that is in the local cache, or a live `nn
 """
 
 import copy
+import logging
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -32,7 +33,7 @@ def predict(
     model: Any,
     data: Any,
     *,
-    part: str = "test",
+    part: str | None = None,
     batch_size: int = 64,
     device: str = "auto",
     beside: Any = None,
@@ -44,8 +45,9 @@ def predict(
         model: a folder, a name of the hub, or a live model.
         data: pictures or texts: labelled, with all classes of the model or some; or without labels (`label="none"`, or
             a list of them alone), for which a data frame of id, prediction and score comes back.
-        part: the rows to predict; "all" for all of them, as are rows without labels. Rows that the model was trained
-            on, as `mitigate` keeps beside it, are left out of a part for testing, and it is said how many.
+        part: the rows to predict; by default "test", or "all" of them where they have no labels, or where the parts
+            are drawn here and nobody knows what the model was trained on. Rows that it was trained on, as `mitigate`
+            keeps beside it, are left out of a part for testing, and it is said how many.
         batch_size: rows at a time.
         device: "cpu", "cuda", ...; "auto" takes a GPU where there is one.
         beside: the tokenizer or image processor of a live model that was not loaded from a folder.
@@ -59,11 +61,17 @@ def predict(
     import torch
 
     from fairhead.models.batches import ImageInputs, TextInputs
-    from fairhead.models.training_rows import unseen
+    from fairhead.models.training_rows import training_rows, unseen
 
     if isinstance(data, Sequence) and not isinstance(data, str):
         options = {"label": NO_LABEL, **options}
     rows = data if isinstance(data, Dataset) else _dataset(data, options)
+    if part is None:
+        drawn = bool(rows.classes) and rows.provenance.get("split", "") is None
+        part = "all" if drawn and not training_rows(model) else "test"
+        if part == "all":
+            told = "all %s rows are answered; which of them the model was trained on, if any, is not known"
+            logging.getLogger("fairhead").warning(told, f"{len(rows):,}")
     asked = rows.all if part == "all" else rows.examples(part)
     asked = unseen(model, asked, go_on=part in ("all", "train", "val") or not rows.classes)
     kind = TextInputs if isinstance(asked.inputs, tuple) else ImageInputs

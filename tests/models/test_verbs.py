@@ -1,5 +1,7 @@
 """The verbs in Python: own pictures, posts and pairs from memory to an audited, located, edited and saved model."""
 
+import shutil
+
 import made_posts
 import numpy as np
 import pandas as pd
@@ -80,6 +82,21 @@ def test_predict_takes_rows_of_some_classes_and_rows_without_labels(run):
     assert frame["prediction"].tolist() == every.prediction.values().tolist()
     with pytest.raises(InputError, match="the rows have no labels"):
         fairhead.mitigate("vit-2x4", fairhead.dataset(pictures, label="none"), device="cpu", model_options=SMALL)
+
+
+def test_a_model_of_others_answers_all_rows_where_the_parts_are_drawn(run, tmp_path, caplog):
+    pictures, labels = [faces().all.inputs[row] for row in range(60)], ["no", "yes"] * 30
+    drawn = fairhead.dataset(pictures, label=labels)
+    assert drawn.sizes == {"train": 48, "val": 6, "test": 6}
+    shutil.copytree(run.out / "model", tmp_path / "model")
+    (tmp_path / "model" / "training_rows.json").unlink()
+    assert len(fairhead.predict(tmp_path / "model", drawn, device="cpu")) == 60
+    assert "all 60 rows are answered" in caplog.text
+    assert len(fairhead.predict(tmp_path / "model", drawn, part="test", device="cpu")) == 6
+    named = fairhead.dataset(pictures, label=labels, split=["train", "val", "test"] * 20)
+    assert len(fairhead.predict(tmp_path / "model", named, device="cpu")) == 20
+    # Of rows that a model is known to have been trained on, none is answered, and of the others the test part.
+    assert len(fairhead.predict(run.out / "model", drawn, device="cpu")) < 6
 
 
 def test_classes_without_names_are_taken_in_the_order_of_the_data(caplog):

@@ -36,7 +36,8 @@ class Asked:
     Attributes:
         model: a classifier of pictures or texts: a folder, or a name on the hub that is cached.
         data: as reader:path: images:new.csv, texts:posts.csv, celeba:CelebA.
-        part: the rows to answer: test, val, ..., or all. Without a label, and a column of parts, all are test.
+        part: the rows to answer: test, val, ..., or all; by default test, and all where there is neither a column of
+            parts nor a list of the model's training rows.
         batch_size: rows at a time.
         device: where to compute: cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.
         out: the table to write.
@@ -44,7 +45,7 @@ class Asked:
 
     model: Annotated[str, Option(metavar="PATH")]
     data: Annotated[str, Option(metavar="SPEC", panel="Data")]
-    part: Annotated[str, Option(metavar="NAME", panel="Data")] = "test"
+    part: Annotated[str | None, Option(metavar="NAME", panel="Data")] = None
     batch_size: Annotated[Count, Option(metavar="N")] = 64
     device: str = "auto"
     out: Annotated[str, Option(metavar="FILE", panel="Output")] = "predictions.csv"
