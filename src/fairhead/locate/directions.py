@@ -20,6 +20,7 @@ from fairhead.errors import InputError, UnsupportedModel
 from fairhead.locate.head_features import Array, Features, shrunk
 from fairhead.locate.head_maps import check_cells
 from fairhead.locate.prompts import Prompts, TextSide
+from fairhead.models.batches import class_order
 from fairhead.train.kmeans import find_clusters, independent_weights
 
 _CHUNK = 256
@@ -222,12 +223,8 @@ def own_task(model: nn.Module, is_text: bool, classes: tuple[str, ...]) -> Task 
     if not is_text and getattr(model, "classifier", None) is None:
         return None
     found = text_classifier_task(model) if is_text else classifier_task(model)
-    if set(found.classes) != set(classes):
-        raise InputError(
-            f"the model's classes are {', '.join(found.classes)} and those of the data {', '.join(classes)}; "
-            "they must have the same names"
-        )
-    return found
+    named = dict(zip(class_order(model, classes), classes, strict=True))
+    return replace(found, classes=tuple(named[number] for number in range(len(found.classes))))
 
 
 def array_of(tensor: Tensor) -> Array:

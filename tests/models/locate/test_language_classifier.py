@@ -13,7 +13,7 @@ from made_posts import HEADS, PLANTED, bert, planted_bert, tokenizer, write_post
 from fairhead.cli import main
 from fairhead.errors import UnsupportedModel
 from fairhead.locate.decompose import Decomposer
-from fairhead.locate.directions import PooledTask, text_classifier_task
+from fairhead.locate.directions import PooledTask, own_task, text_classifier_task
 from fairhead.locate.edits import HeadEdits
 from fairhead.locate.head_features import collect
 from fairhead.locate.locate_settings import Source
@@ -86,6 +86,15 @@ def test_an_activation_at_zero_has_its_slope() -> None:
 def test_classifiers_built_otherwise_are_refused() -> None:
     with pytest.raises(UnsupportedModel, match="no classifier of two layers"):
         text_classifier_task(hf.GPT2ForSequenceClassification(hf.GPT2Config(n_embd=8, n_layer=1, n_head=2)))
+
+
+def test_a_model_whose_classes_have_no_names_is_read_as_predict_reads_it() -> None:
+    model = build("BERT")
+    names = {int(number): name for number, name in model.config.id2label.items()}
+    assert own_task(model, True, tuple(sorted(names.values(), reverse=True))).classes == tuple(names.values())
+    model.config.id2label = {number: f"LABEL_{number}" for number in names}
+    classes = tuple(f"class {number}" for number in names)
+    assert own_task(model, True, classes).classes == classes
 
 
 @pytest.fixture(scope="module")
