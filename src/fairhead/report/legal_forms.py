@@ -11,7 +11,7 @@ from fairhead.report.forest import level
 from fairhead.report.page import Report, Sentence
 from fairhead.report.sections.audited import AuditFigures
 from fairhead.report.sections.plain import PlainTable, PlainTables
-from fairhead.report.wording import CROSS, FOUR_FIFTHS, count, left_out, listed, metric_name, said, scale_of
+from fairhead.report.wording import CROSS, FOUR_FIFTHS, count, left_out, listed, metric_name, said, with_interval
 from fairhead.stats import GroupRow
 from fairhead.stats.bootstrap import STABLE_ROWS
 
@@ -102,10 +102,8 @@ def _category(row: GroupRow, total: int, ratio: float | None, counted: bool) -> 
     share = f"{100 * row.n / total:.1f} %"
     if rate.value is None:
         return row.group, count(row.n), share, "–", f"undefined: {rate.undefined}", "–"
-    scale = scale_of("selection_rate", rate.value, rate.low, rate.high)
-    written = f"{scale.write(rate.value)} ({scale.interval(rate.low, rate.high)})"
     shown = f"{ratio:.2f}" if ratio is not None else "–" if counted else "left out: below 2 %"
-    return row.group, count(row.n), share, count(round(rate.value * row.n)), written, shown
+    return row.group, count(row.n), share, count(round(rate.value * row.n)), with_interval(rate), shown
 
 
 def eu_ai_act(audit: AuditFigures | Any) -> Report:
@@ -192,8 +190,7 @@ def _rates(audit: AuditFigures | Any, columns: Sequence[str], rate: str) -> str:
     for row in audit.by_group:
         figure = row.rates.get(rate)
         if row.group_by in columns and figure is not None and figure.value is not None:
-            scale = scale_of(rate, figure.value, figure.low, figure.high)
-            found.append(f"{row.group} {scale.write(figure.value)} ({scale.interval(figure.low, figure.high)})")
+            found.append(f"{row.group} {with_interval(figure)}")
     return _listed(found, "of each class, in the JSON of the audit")
 
 
@@ -202,9 +199,7 @@ def _overall(audit: AuditFigures | Any) -> str:
 
 
 def _figure(estimate: Any) -> str:
-    scale = scale_of(estimate.metric, estimate.value, estimate.low, estimate.high)
-    interval = scale.interval(estimate.low, estimate.high)
-    return f"{metric_name(estimate.metric)} {scale.write(estimate.value)} ({interval})"
+    return f"{metric_name(estimate.metric)} {with_interval(estimate)}"
 
 
 def _findings(audit: AuditFigures | Any) -> str:

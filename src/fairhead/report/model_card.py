@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fairhead.installed import __version__
-from fairhead.report.wording import by, in_short, p_value, scale_of
+from fairhead.report.wording import by, in_short, p_value, scale_of, with_interval
 from fairhead.stats import Difference, Estimate
 from fairhead.store import reading, write_text
 
@@ -117,9 +117,9 @@ class Card:
         sides = []
         for value, figures in ((one.a, self.were), (one.b, self.estimates)):
             found = _same(one, figures)
-            sides.append(scale.write(value) if found is None or found.value is None else _interval(found, False))
+            sides.append(scale.write(value) if found is None or found.value is None else with_interval(found))
         p = "" if one.p_adjusted is None else p_value(one.p_adjusted)
-        return _thin(f"| {_name(one)} | {' | '.join(sides)} | {_interval(one, True)} | {p} | {one.n} |")
+        return _thin(f"| {_name(one)} | {' | '.join(sides)} | {with_interval(one, signed=True)} | {p} | {one.n} |")
 
     def _loading(self) -> str:
         here = f'    import fairhead\n\n    model = fairhead.load("{_HERE}")'
@@ -223,19 +223,12 @@ def _listed(sentences: Sequence[str]) -> str:
     return "\n".join(f"- {_plain(one)}" for one in sentences)
 
 
-def _interval(figure: Estimate | Difference, signed: bool) -> str:
-    assert figure.value is not None
-    scale = scale_of(figure.metric, figure.value, figure.low, figure.high, difference=signed)
-    ends = scale.interval(figure.low, figure.high, signed)
-    return scale.write(figure.value, signed) + (f" ({ends})" if ends else "")
-
-
 def _name(figure: Estimate | Difference) -> str:
     return _plain(f"{figure.metric.replace('_', ' ')} {by(figure.group_by)}")
 
 
 def _estimate_row(one: Estimate) -> str:
-    value = _interval(one, False) if one.value is not None else f"undefined: {in_short([str(one.undefined)])}"
+    value = with_interval(one) if one.value is not None else f"undefined: {in_short([str(one.undefined)])}"
     return _thin(f"| {_name(one)} | {_plain(value)} | {one.n} |")
 
 

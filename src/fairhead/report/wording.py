@@ -197,6 +197,19 @@ def scale_of(
     return _scale(factor, value, low, high, "" if factor == 1 else "points" if difference else "%")
 
 
+def with_interval(figure: Estimate | Difference, signed: bool = False) -> str:
+    """A figure that has a value, with its interval in brackets where it has one; signed: as a difference.
+
+    Example:
+        >>> with_interval(Estimate("EOd", "sex", 0.12, 0.08, 0.16, 900, 0.0)).replace(THIN_SPACE, " ")
+        '12.0 % (8.0 to 16.0 %)'
+    """
+    assert figure.value is not None
+    scale = scale_of(figure.metric, figure.value, figure.low, figure.high, difference=signed)
+    ends = scale.interval(figure.low, figure.high, signed)
+    return scale.write(figure.value, signed) + (f" ({ends})" if ends else "")
+
+
 def scale_in_unit(unit: str, value: float | None, low: float | None = None, high: float | None = None) -> Scale:
     """Choose how a figure in a unit of the caller's naming is written; "fraction" becomes percent.
 
