@@ -130,6 +130,9 @@ class Decomposer:
         self._shared: list[Tensor] = []
         if split == "prs":
             self._share_equally()
+        paths = (*self._heads, *self._mlps, self._embedding)
+        # Each once: many paths go through the same one.
+        self._norms = {norm: norm.module for path in paths for norm in path.norms if norm.module is not None}
         self.head_dim = self.maps.shape[-1]
         self.width = self.maps.shape[-2]
         self._checked = False
@@ -300,7 +303,7 @@ class Decomposer:
             seen[module] = pick(output)
 
         stream = self.stream
-        norms = {norm.module for path in (*self._heads, *self._mlps) for norm in path.norms if norm.module is not None}
+        norms = self._norms.values()
         handles = [norm.register_forward_pre_hook(keep_input(norm), with_kwargs=True) for norm in norms]
         handles += [block.mlp.register_forward_hook(keep_output) for block in stream.blocks]
         start = stream.blocks[0].module
@@ -313,12 +316,7 @@ class Decomposer:
         return handles
 
     def _terms(self, seen: Mapping[nn.Module | str, Tensor], outputs: list[Tensor]) -> Terms:
-        scales = {
-            norm: norm.scale(seen[norm.module])
-            for path in (*self._heads, *self._mlps, self._embedding)
-            for norm in path.norms
-            if norm.module is not None
-        }
+        scales = {norm: norm.scale(seen[module]) for norm, module in self._norms.items()}
 
         def scale(norms: tuple[Norm, ...]) -> Tensor:  # [B], or [B, T] before a pool
             product = torch.ones_like(seen["embedding"][..., 0], dtype=torch.float32)
