@@ -19,6 +19,7 @@ from fairhead.locate.head_features import collect
 from fairhead.locate.head_maps import score_heads, top_heads
 from fairhead.locate.locate_settings import Source
 from fairhead.locate.session import open_session
+from fairhead.locate.token_pools import Reads, reads_of
 
 
 def sentences(folder) -> dict[str, torch.Tensor]:
@@ -61,6 +62,19 @@ def test_terms_of_real_models_add_up(real_model, name, model_class, inputs, toke
     scale = max(1.0, float(expected.abs().max()))
     assert float((whole - expected).abs().max()) < 1e-4 * scale
     torch.testing.assert_close(terms.output, expected, atol=1e-6, rtol=1e-5)
+
+
+def test_terms_of_a_real_encoder_add_up_to_the_logits_of_a_classifier_on_it(real_model) -> None:
+    """DINOv2 with a fresh head, which reads the first token and the mean of the patches."""
+    folder = real_model("dinov2-small")
+    model, batch = hf.AutoModelForImageClassification.from_pretrained(folder).eval(), pictures(folder)
+    reads = reads_of(model, batch)
+    assert reads == Reads(((0, 1), (1, None)))
+    decomposer = Decomposer(model, reads, unit=False)
+    terms = decomposer(batch)
+    whole = decomposer.head_terms(terms.heads).sum((1, 2)) + terms.others.sum(1) + terms.constant
+    with torch.no_grad():
+        torch.testing.assert_close(model.classifier(whole), model(**batch).logits, atol=1e-4, rtol=1e-4)
 
 
 @pytest.fixture(scope="module")
