@@ -8,9 +8,9 @@ largest difference of the log-likelihoods of a text; the harness is given severa
 Items are drawn in whole templates, as a full run meets them. Then what a step of KLAAD costs (`klaad.py`).
 
 What texts begin with alike is read once. `--tokens` only counts how many tokens that leaves (the last token of a text,
-from which nothing follows, is read by neither). Nine tenths of our time on a processor are matrix products, at its full
-speed: in 32 bit, fewer tokens are the only large gain that is left. The rest of it is in the vocabulary: one sum for
-each token instead of a distribution and its maximum.
+from which nothing follows, is read by neither), and says what a token costs. Nine tenths of our time on a processor are
+matrix products, at its full speed: in 32 bit, fewer tokens are the only large gain that is left. The rest of it is in
+the vocabulary: one sum for each token instead of a distribution and its maximum.
 """
 
 import argparse
@@ -70,13 +70,34 @@ def harness(model: Any, tokenizer: Any, batch_size: int) -> Callable[[Sequence[R
     return score
 
 
-def count_tokens(name: str, requests: Sequence[Request], scorer: Scorer) -> None:
-    """Tokens that the harness reads, and that are left where beginnings are shared."""
+def count_tokens(name: str, requests: Sequence[Request], scorer: Scorer, batch_sizes: Sequence[int]) -> None:
+    """Tokens that the harness reads, with its padding, and that are left where beginnings are shared."""
     encoded = encode(requests, scorer.tokenizer, scorer.start_token, scorer.convention)
-    alone = sum(len(one.sequence.tokens) - 1 for one in encoded)
+    lengths = sorted((len(one.sequence.tokens) - 1 for one in encoded), reverse=True)  # as the harness sorts texts
+    # A batch is padded to its first text.
+    padded = {n: sum(lengths[i] * len(lengths[i : i + n]) for i in range(0, len(lengths), n)) for n in batch_sizes}
     rows = [row for batch in scorer.planned([one.sequence for one in encoded]) for row in batch.rows]
     read = sum(int(followed(row).sum()) for row in rows)
+    alone = sum(lengths)
     print(f"{name:12s} {len(requests):,} texts: {alone:,} tokens, shared {read:,}, {alone / read:.2f} times fewer")
+    for size, count in padded.items():
+        print(f"{name:12s} padded in batches of {size}: {count:,}, {count / read:.2f} times as many as are shared")
+
+
+def cost_of_a_token(model: Any) -> None:
+    """What a token costs in the layers and in the vocabulary, where nothing is shared."""
+    ids = torch.randint(model.config.vocab_size, (16, 16), device=model.device)
+    with torch.no_grad():
+        states = model.base_model(ids).last_hidden_state
+        output = model.get_output_embeddings()
+        logits = output(states)
+        parts: dict[str, Callable[[], object]] = {
+            "layers": partial(model.base_model, ids),
+            "vocabulary": partial(output, states),
+            "distribution and maximum": lambda: logits.log_softmax(-1).argmax(-1),
+        }
+        seconds = interleaved_medians(parts, 3, clock=time.process_time)
+    print(*(f"{name} {1000 * one / ids.numel():.2f} ms" for name, one in seconds.items()), sep=", ", end=" a token\n")
 
 
 def main() -> None:
@@ -114,10 +135,12 @@ def main() -> None:
         if arguments.only not in (None, name):
             continue
         if arguments.tokens:
-            count_tokens(title, requests_of(arguments.data, arguments.items), scorer)
+            count_tokens(title, requests_of(arguments.data, arguments.items), scorer, arguments.batch_size)
         else:
             compare(title, requests_of(arguments.data, arguments.items), wanted, scorer, harnesses, arguments)
-    if arguments.only in (None, "klaad") and not arguments.tokens:
+    if arguments.tokens:
+        cost_of_a_token(model)
+    elif arguments.only in (None, "klaad"):
         precision = "no" if dtype is torch.float32 else "bf16"
         compare_steps(arguments.model, arguments.data, arguments.device, arguments.repeats, precision=precision)
 
