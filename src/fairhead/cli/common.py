@@ -26,7 +26,8 @@ class SentenceColumns:
     Attributes:
         group: column of the category, the kind of bias that a row is about.
         id: column of distinct ids; rows are numbered where there is none.
-        data_option: another option of the reader: more=COLUMN, less=COLUMN, on_error=skip, ...
+        data_option: another option of the reader: more=COLUMN, less=COLUMN, on_error=skip, ...; pairs.term=COLUMN is of
+            that reader alone, where there are several.
     """
 
     panel: ClassVar[str] = "Data"

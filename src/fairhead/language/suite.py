@@ -106,7 +106,7 @@ def unseen(items: Sequence[Any], model: Any) -> Sequence[Any]:
     if len(kept) == len(items):
         return items
     so = "are left out" if kept else "are scored for want of others, which says nothing"
-    told = f"{len(items) - len(kept):,} of {len(items):,} items {so}: {folder} was trained on them"
+    told = f"{len(items) - len(kept):,} of {len(items):,} items {so}: {folder} was trained on them or on their terms"
     logging.getLogger("fairhead").warning(told)
     return kept or items
 

@@ -84,7 +84,9 @@ def _watched(done: Mapping[str, Any]) -> list[str]:
         return []
     seen = done["watched"]
     before, after = seen["before"], seen["after"]
-    kept = f"the weights after step {seen['chosen']} are kept" if seen["chosen"] else "the weights stay as they were"
+    kept = f"the weights after step {seen['chosen']} are kept"
+    if not seen["chosen"]:
+        kept = "the weights stay as they were: at each check the score was further from 50 %, or perplexity too high"
     return [
         f"on {seen['items']} watched items the stereotype score went from {100 * before['ss']:.1f} to "
         f"{100 * after['ss']:.1f} % and perplexity from {before['perplexity']:.2f} to {after['perplexity']:.2f}; {kept}"

@@ -80,7 +80,7 @@ class TripletData:
         kind: only StereoSet's sentences that differ in a word or two (intrasentence), or only those that follow a
             context (intersentence), which share no word; the split by terms stays the same.
         limit: only so many items of each part, to try things out; the split stays the same.
-        options: of the reader; of several readers, each takes those that it has.
+        options: of the reader; of several readers, each takes those that it has, and "pairs.term" is of that one alone.
     """
 
     source: Annotated[Sequence[str], Option("--data", "SPEC")]
@@ -123,9 +123,11 @@ class TripletData:
 needed here: crows_pairs, stereoset, pairs, triplets
         """
         readers = [parse_spec(source, "triplets", "pairs").reader for source in self.sources]
-        known, named = {key for reader in readers for key in reader.options}, " or of ".join(r.name for r in readers)
-        for name in self.options:
-            check_known(name, sorted(known), f"{name!r} is no option of {named}; there are")
+        known = {f"{of}{key}" for reader in readers for key in reader.options for of in ("", f"{reader.name}.")}
+        named = " or of ".join(reader.name for reader in readers)
+        shown = sorted(name for name in known if "." not in name)
+        for name in {*self.options} - known:
+            check_known(name, shown, f"{name!r} is no option of {named}; there are")
         parts = [self._read(source, share) for source, share in zip(self.sources, self.shares, strict=True)]
         held_out = tuple(item for part in parts for item in part.held_out)
         terms = {*targets(held_out)}
@@ -138,9 +140,9 @@ needed here: crows_pairs, stereoset, pairs, triplets
         reader, path = parse_spec(source)
         if reader.name == "crows_pairs":
             say_once(NOT_TO_TRAIN_ON)
-        found: Any = reader.read(
-            path, **{name: value for name, value in self.options.items() if name in reader.options}
-        )
+        own = {name: self.options[name] for name in reader.options if name in self.options}
+        own |= {name: self.options[key] for name in reader.options if (key := f"{reader.name}.{name}") in self.options}
+        found: Any = reader.read(path, **own)
         items: list[StereoSetItem] = triplets_of(found) if reader.kind == "pairs" else list(found)
         if self.bias_type is not None:
             known = sorted({item.bias_type for item in items})

@@ -74,6 +74,14 @@ def test_a_term_held_out_of_one_source_is_trained_on_in_none(both, tmp_path):
     assert [one.target for one in split.train if one.source != both[0]] == ["x"]
 
 
+def test_a_column_may_be_of_one_source_alone(tmp_path):
+    (tmp_path / "pairs.csv").write_text("more,less,who\nA b.,A c.,x\nD e.,D f.,y\n")
+    (tmp_path / "threes.csv").write_text("stereotype,anti_stereotype,unrelated,job\nG h.,G i.,J.,z\n")
+    specs = [f"pairs:{tmp_path / 'pairs.csv'}", f"triplets:{tmp_path / 'threes.csv'}"]
+    items = TripletData(specs, held_out=0, options={"pairs.term": "who", "triplets.term": "job"}).read().train
+    assert [item.target for item in items] == ["x", "y", "z"]
+
+
 def test_means_are_those_of_each_source(both):
     items = [*TripletData(both, held_out=0).read().train]
     method, model = BalancePairs(), build("llama")
