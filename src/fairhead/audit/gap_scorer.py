@@ -20,7 +20,7 @@ def scorer(metric: str, groups: Any, *, threshold: float | None = None, min_cell
         metric: a name in `fairhead.audit.METRICS`. The score is the metric itself where 1 is ideal (accuracies,
             ratios), and minus its distance from 0 where 0 is (gaps). It is NaN where the metric is undefined.
         groups: the name of a column of X; or a pandas Series or DataFrame with the index of X, so that models need not
-            see the groups.
+            see the groups. Rows without a group are left out.
         threshold: by default the estimator's own predictions are judged; with a threshold, its probabilities of the
             last class are compared with it.
         min_cell: as in `audit`.
@@ -42,8 +42,9 @@ def scorer(metric: str, groups: Any, *, threshold: float | None = None, min_cell
         if threshold is not None or chosen.scores:
             scores = np.asarray(estimator.predict_proba(X))[:, 1]
         prediction = None if threshold is not None else np.asarray(estimator.predict(X))
+        of_rows = _columns(groups, X)
         records = Records.from_arrays(
-            np.asarray(y), prediction, scores=scores, groups=_columns(groups, X), threshold=threshold
+            np.asarray(y), prediction, scores=scores, groups=of_rows, threshold=threshold, drop_missing=True
         )
         found = audit(records, metrics=[metric], n_boot=100, min_cell=min_cell)
         values = [np.nan if e.value is None else e.value for e in found.estimates]

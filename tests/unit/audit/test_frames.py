@@ -81,6 +81,9 @@ def test_a_gap_is_a_score_of_scikit_learn():
     assert search.best_score_ == pytest.approx(search.cv_results_["mean_test_score"].max())
     assert scorer("impact_ratio", hidden, threshold=0.4)(model, x, made["y"]) <= 1
     assert np.isnan(scorer("EOp", hidden, min_cell=5000)(model, x, made["y"]))
+    some = hidden.where(np.arange(len(hidden)) % 5 > 0)
+    known = some.notna()
+    assert scorer("EOp", some)(model, x, made["y"]) == by_index(model, x[known], made["y"][known])
 
 
 @pytest.mark.parametrize(
