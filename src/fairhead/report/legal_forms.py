@@ -168,7 +168,7 @@ def _annex_4(audit: AuditFigures | Any, columns: Sequence[str]) -> dict[str, str
 
 
 def _facts(title: str, facts: dict[str, str]) -> PlainTables:
-    rows = [(name, f"N{text[1:]}" if text in (AUDITOR, PROVIDER) else text) for name, text in facts.items()]
+    rows = [(name, text[:1].upper() + text[1:] if text.startswith(_OPEN[:8]) else text) for name, text in facts.items()]
     table = PlainTable(caption="", columns=("Heading", "Entry"), rows=rows, words=True)
     return PlainTables(title=title, tables=[table])
 

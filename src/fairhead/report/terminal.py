@@ -39,6 +39,8 @@ _GROUP_WIDTH = 20
 _NARROW = 80
 # From this width on, a difference and its interval stand on one line.
 _WIDE = 100
+# From this width on, names and verdicts are as wide as they need.
+_ROOM_FOR_WORDS = 120
 # "(0.672–0.909)": narrower, and an interval would be broken within a number.
 _INTERVAL_WIDTH = 13
 # Of more groups the largest are shown; that many seldom are groups of people.
@@ -81,14 +83,15 @@ def show_comparison(console: Console, comparison: "ComparisonFigures") -> None:
     paired = "paired" if comparison.provenance.get("paired", True) else "separate samples"
     table = _table(f"B − A, {paired}, {rows} rows, {_level(comparison.provenance)} intervals")
     narrow, roomy = console.width < _NARROW, console.width >= _WIDE
-    table.add_column("metric", overflow="fold", min_width=11)
+    longest = None if console.width >= _ROOM_FOR_WORDS else len("significant")
+    # Just so wide: a least width that other columns do not give way to pushes the last one over the edge.
+    table.add_column("metric", overflow="fold", width=longest)
     if not narrow:
         table.add_column("by", overflow="fold")
     for title in ("A", "B", "B − A", "p adj.") if narrow else ("A", "B", "B − A", "MDE", "p adj."):
-        # Just so wide: a least width that other columns do not give way to pushes the last one over the edge.
         wide = (11 if narrow else _INTERVAL_WIDTH if console.width < _WIDE else 25) if title == "B − A" else None
         table.add_column(title, justify="right", overflow="fold", width=wide)
-    table.add_column("verdict", overflow="fold")
+    table.add_column("verdict", overflow="fold", width=longest)
 
     def sides(d: Difference) -> "list[tuple[float | None, AuditFigures]]":
         return [(d.a, comparison.a), (d.b, comparison.b)]

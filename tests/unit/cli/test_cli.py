@@ -239,6 +239,18 @@ def test_compare_columns_with_rows_dropped(preds, capsys):
     assert found["comparison"]["differences"][0]["n"] == 1198
 
 
+def test_a_long_name_does_not_push_words_over_the_edge(preds, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    a_frame().rename(columns={"race": "native-country"}).assign(sex=["f", "m"] * 600).to_csv("long.csv", index=False)
+    groups = ["--group", "native-country", "--group", "sex", "--intersections", "--min-cell", "1"]
+    columns = ["--label", "y", "--pred", "yhat", "--compare-pred", "new", *groups, "--n-boot", "200"]
+    assert run("audit", "long.csv", *columns) == 0
+    table = capsys.readouterr().out.partition("B − A, paired")[2]
+    assert "significant" in table
+    assert not re.search(r"significan\s*$", table, re.MULTILINE)
+    assert max(map(len, table.splitlines())) <= 80
+
+
 def test_rows_in_one_file_only_are_told(preds, capsys):
     a_frame().iloc[:1000].to_csv("fewer.csv", index=False)
     assert run("audit", "preds.csv", *ARGUMENTS, "--id", "id", "--compare", "fewer.csv", "--n-boot", 200) == 0
