@@ -109,7 +109,6 @@ def need(extra: str = "torch") -> None:
 
 def command_line(context: typer.Context) -> str:
     """What was typed, for provenance, behind the environment variables that were read; a shell can run it again."""
-    import os
     import shlex
 
     variables = []

@@ -75,14 +75,7 @@ def read_celeba(
         parts = split_by_hash([str(i) for i in identity], fractions, seed)
         split = "identity"
 
-    made = {
-        "data": "celeba",
-        "path": str(source.path),
-        "target": target,
-        "groups": groups,
-        "split": split,
-        "seed": seed,
-    }
+    made = {"data": "celeba", "path": str(source.path), "target": target, "groups": groups, "split": split}
     return Dataset.of(
         table.index.to_numpy(),
         images,

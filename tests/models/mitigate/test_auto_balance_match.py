@@ -183,6 +183,7 @@ def test_weights_towards_another_sample_are_its_density_ratio():
     assert found.effective == pytest.approx((found.weights.sum() ** 2 / (found.weights**2).sum() / 6000).item())
 
 
+@pytest.mark.slow
 def test_alike_samples_are_said_to_differ_as_often_as_alpha_allows():
     ps = []
     for seed in range(200):
