@@ -54,24 +54,7 @@ _PUBLIC = {
 
 _PACKAGES = ("audit", "discover", "locate", "mitigate")  # each a `_Verb`
 
-__all__ = [
-    "DAM",
-    "KLAAD",
-    "AuditCallback",
-    "FairheadError",
-    "Records",
-    "attach",
-    "audit",
-    "compare",
-    "dataset",
-    "discover",
-    "load",
-    "locate",
-    "mitigate",
-    "predict",
-    "score",
-    "tap",
-]
+__all__ = [*_PUBLIC]
 
 
 def __getattr__(name: str) -> Any:
