@@ -79,7 +79,8 @@ def main() -> None:
         near = np.mean([one.auto <= one.best + 1.5 for one in several])
         kept = ", ".join(f"{what} {n}" for what, n in Counter(one.kept for one in several).most_common())
         gaps = " | ".join(f"{mean:.1f}" for mean in means[:4])
-        print(f"| {name} | {len(several)} | {gaps} | {means[4]:+.1f} | {100 * near:.0f} % | {kept} |")
+        cost = f"{means[4]:+.1f}".replace("-", "−")
+        print(f"| {name} | {len(several)} | {gaps} | {cost} | {100 * near:.0f} % | {kept} |")
     worse = np.mean([one.auto > one.plain + 1.5 for one in every])
     print(f"\nauto has an EOd that is more than 1.5 points above plain training's in {100 * worse:.0f} % of the cells.")
 

@@ -4,7 +4,6 @@
 those towards a deployment sample, `choosing` the rule.
 """
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -106,23 +105,22 @@ class Reduce:
             raise InputError(f"under is {self.under!r}; weights can be used under {', '.join(UNDER)}")
         own = {"dro", "logits"} & set(self.candidates)
         if own and self.under != "erm":
-            raise InputError(
-                f"{min(own)} has a loss of its own and cannot run under {self.under}: leave one of them out"
-            )
+            raise InputError(f"{min(own)} has its own loss and cannot run under {self.under}: leave one of them out")
 
     def train(self, job: Job) -> nn.Module:
         """One training per candidate; features and clusters come first."""
         done: dict[str, tuple[nn.Module, Fit]] = {}
-        encoder = self.encoder
-        if encoder is None and FEATURES not in job.train.inputs:
-            encoder = job.pretrained
-        own = encoder is None and FEATURES not in job.train.inputs
-        if "plain" in self.candidates or own:
+        ready = FEATURES in job.train.inputs
+        encoder = job.pretrained if self.encoder is None and not ready else self.encoder
+        if "plain" in self.candidates or (encoder is None and not ready):
             done["plain"] = self._fit(job, "plain")
-        encoded = _encoded(job, encoder, done.get("plain", (None,))[0])
+        plain = done["plain"][0] if "plain" in done else None
+        encoded = _encoded(job, encoder, plain)
         notes: dict[str, Any] = {}
-        known = done["plain"][0] if "plain" in done else job.build_model() if FEATURES in job.train.inputs else None
-        matched = agreed(self._matched(job, encoded, notes, class_names(known)))
+        known = job.build_model() if plain is None and ready else plain
+        matched = None
+        if len(self.candidates) > 1 or self.candidates[0] in _MATCHED or self.without_label:
+            matched = agreed(self._matched(job, encoded, notes, class_names(known)))
         if self.without_label:
             notes["label taken out"] = matched is not None and matched.differ
             if notes["label taken out"]:
@@ -131,16 +129,20 @@ class Reduce:
             clusters = agreed(find_clusters(encoded.train, self.clusters, job.plan.seed, job.units[0]))
             notes["clusters"] = agreed(_cluster_notes(clusters, encoded.train, job.train.labels))
         names: list[str] = list(self.candidates)
+
+        def leave_out(some: Sequence[str]) -> None:
+            names[:] = [name for name in names if name not in some] or ["plain"]
+
         if matched is not None:
             notes["match"] = {key: getattr(matched, key) for key in ("effective", "separation", "p", "differ")}
         if matched is None or not matched.differ:
-            names = [name for name in names if name not in _MATCHED] or ["plain"]
-        cluster_of, numbers = clusters.of, clusters.clustering.cluster
+            leave_out(_MATCHED)
+        found = [clusters.clustering.cluster, clusters.of(encoded.validation), clusters.of(encoded.deployment)]
         if len(self.candidates) > 1 and not _are_groups(notes["clusters"]):
             notes["not balanced"] = [name for name in self.candidates if name in _ON_CLUSTERS]
-            names = [name for name in names if name not in _ON_CLUSTERS] or ["plain"]
-            cluster_of, numbers = _one_cluster, torch.zeros_like(numbers)
-        weights = _Weights(job.train.labels.cpu(), numbers, matched, self.cap)
+            leave_out(_ON_CLUSTERS)
+            found = [torch.zeros_like(rows) for rows in found]
+        weights = _Weights(job.train.labels.cpu(), found[0], matched, self.cap)
         other_half: _OtherHalf | None = None
         if matching := [name for name in names if name in _MATCHED]:
             try:
@@ -149,19 +151,16 @@ class Reduce:
                     other_half.predict(matching)
             except InputError as error:  # too few rows of a class in a half
                 other_half, notes["not matched"] = None, str(error)
-                names = [name for name in names if name not in matching] or ["plain"]
+                leave_out(matching)
         if other_half is not None:
-            results = agreed(other_half.judged(cluster_of(encoded.deployment), self.price))
-            over = [one for one in results if not one.affordable]
-            if over:
+            results = agreed(other_half.judged(found[2], self.price))
+            if over := [one for one in results if not one.affordable]:
                 notes["matching over the price"] = [asdict(one) for one in over]
-                names = [name for name in names if name not in {one.name for one in over}] or ["plain"]
-        plain = done["plain"][0] if "plain" in done else None
-        selection = self._selection(job, cluster_of(encoded.validation), plain)
+                leave_out([one.name for one in over])
+        selection = self._selection(job, found[1], plain)
 
         def judged() -> list[CandidateResult]:
-            models = {name: done[name][0] for name in names}
-            return self._judge(job, models, cluster_of(encoded.deployment), weights, other_half)
+            return self._judge(job, {name: done[name][0] for name in names}, found[2], weights, other_half)
 
         for name in names:
             if name not in done:
@@ -202,17 +201,16 @@ class Reduce:
 
         None where the sample is too small and there are other candidates; the notes say so.
         """
-        only_match = set(self.candidates) <= set(_MATCHED)
         sample, units = _deployment_sample(job)
         parts = encoded.train, job.train.labels.cpu(), encoded.deployment, sample.labels.cpu(), job.units[0], units
-        with job.timed("match"):
-            try:
+        try:
+            with job.timed("match"):
                 return match_weights(*parts, self.cap, job.plan.seed, classes)
-            except InputError as error:
-                if only_match:
-                    raise
-                notes["not matched"] = str(error)
-                return None
+        except InputError as error:
+            if set(self.candidates) <= set(_MATCHED):
+                raise
+            notes["not matched"] = str(error)
+            return None
 
     def _selection(self, job: Job, clusters: Tensor, plain: nn.Module | None) -> Selection:
         if self.epoch == "average":
@@ -250,8 +248,8 @@ class Reduce:
         alike = weights.matched is not None and not weights.matched.differ
         if alike and linear and "dro" not in models:
             with job.timed("cross-fitting"):
-                for name, model in models.items():
-                    answered[name].append(_cross_fitted(job, name, model, weights))
+                for name in models:
+                    answered[name].append(_cross_fitted(job, name, weights))
             labels.append(weights.labels)
             groups.append(weights.clusters)
             units.append(job.units[0])
@@ -282,7 +280,8 @@ class _OtherHalf:
         for part in (half, ~half):
             own = None if self.units is None else self.units[part]
             parts = encoded.train, weights.labels, encoded.deployment[part], self.labels[part], job.units[0], own
-            self.halves.append((~part, weights.towards(match_weights(*parts, weights.cap, self.seed))))
+            matched = match_weights(*parts, weights.cap, self.seed)
+            self.halves.append((~part, _Weights(weights.labels, weights.clusters, matched, weights.cap)))
         self.answers: dict[str, Tensor] = {}  # of each candidate, [m]
         self.predict(["plain"])
 
@@ -341,43 +340,33 @@ class _Weights:
     def __init__(self, labels: Tensor, clusters: Tensor, matched: Matched | None, cap: float) -> None:
         self.labels, self.clusters, self.matched, self.cap = labels, clusters.cpu(), matched, cap
 
-    def towards(self, matched: Matched) -> "_Weights":
-        """The same rows, matched to another sample."""
-        return _Weights(self.labels, self.clusters, matched, self.cap)
-
     def of(self, name: str, rows: Tensor | None = None) -> tuple[Tensor | None, Tensor | None]:
         """Weights [n] and offsets [n, C] of the rows, where the candidate has them."""
         rows = torch.arange(len(self.labels)) if rows is None else rows
         labels, clusters = self.labels[rows], self.clusters[rows]
         matched = None if self.matched is None else self.matched.weights[rows]
         name, _, strength = name.partition(" ")
-        if strength:
-            weights, offsets = self.of(name, rows)
-            weights = None if weights is None else weights ** float(strength)
-            offsets = None if offsets is None else offsets * float(strength)
-            return None if weights is None else weights / weights.mean(), offsets
+        power = float(strength or 1)
         if name == "logits":
-            return None, label_offsets(labels, clusters)
-        if name == "match":
-            return matched, None
-        if name in ("balance", "both"):
-            return independent_weights(labels, clusters, matched if name == "both" else None, self.cap), None
-        return None, None
+            return None, power * label_offsets(labels, clusters)
+        if name == "match" and matched is not None:
+            found = matched**power
+        elif name in ("balance", "both"):
+            found = independent_weights(labels, clusters, matched if name == "both" else None, self.cap) ** power
+        else:
+            return None, None
+        return found / found.mean() if strength else found, None
 
 
-def _cross_fitted(job: Job, name: str, model: nn.Module, weights: _Weights) -> Tensor:
-    """The answers for all training rows, each by a head that was fitted to the other folds, [n]."""
-    assert isinstance(model, LinearHead)
+def _cross_fitted(job: Job, name: str, weights: _Weights) -> Tensor:
+    """The answers for all training rows, each by a fresh head that was fitted to the other folds, [n]."""
     features, labels = job.train.inputs[FEATURES], weights.labels
     units = unit_numbers(job.units[0], len(labels))
     fold = torch.randint(0, _FOLDS, (int(units.max()) + 1,), generator=job.generator())[units]
     answered = torch.zeros_like(labels)
-    head = copy.deepcopy(model)
     for held in range(_FOLDS):
-        # From nothing: where the penalty is tiny, a start at the solution would remember the rows held out.
-        nn.init.zeros_(head.last.weight)
-        nn.init.zeros_(head.last.bias)
-        rows = (fold != held).nonzero()[:, 0]
+        head, rows = job.build_model(), (fold != held).nonzero()[:, 0]
+        assert isinstance(head, LinearHead)
         solve(head, features[rows], labels[rows], *weights.of(name, rows), job.plan.weight_decay)
         answered[fold == held] = answers(head, features[fold == held])
     return answered
@@ -392,16 +381,14 @@ def _without_label(encoded: Encoded, labels: Tensor) -> Encoded:
 
 
 def _cluster_notes(clusters: Clusters, features: Tensor, labels: Tensor) -> dict[str, Any]:
-    numbers, labels = clusters.clustering.cluster, labels.cpu()
-    rates = [
-        (torch.bincount(labels[numbers == c], minlength=int(labels.max()) + 1) / max(1, int((numbers == c).sum())))
-        for c in range(clusters.size)
-    ]
+    labels, classes = labels.cpu(), int(labels.max()) + 1
+    cells = clusters.clustering.cluster * classes + labels
+    rows = torch.bincount(cells, minlength=clusters.size * classes).view(-1, classes)
     points = (unit(features) - clusters.mean) @ clusters.axes
     return {
         "count": clusters.size,
-        "rows": torch.bincount(numbers, minlength=clusters.size).tolist(),
-        "label_rates": [[round(rate, 4) for rate in row.tolist()] for row in rates],
+        "rows": rows.sum(1).tolist(),
+        "label_rates": (rows / rows.sum(1, keepdim=True).clamp(1)).double().round(decimals=4).tolist(),
         "stability": {str(one.clusters): round(one.mean, 4) for one in clusters.stability},
         "in_groups": share_of_groups(points, clusters.clustering.centres, labels),
     }
@@ -409,10 +396,5 @@ def _cluster_notes(clusters: Clusters, features: Tensor, labels: Tensor) -> dict
 
 def _are_groups(notes: Mapping[str, Any]) -> bool:
     """Whether the clusters that these notes are of can be balanced on."""
-    stable = not notes["stability"] or notes["stability"][str(notes["count"])] >= STABLE
-    return stable and notes["in_groups"] is not None and notes["in_groups"] >= IN_GROUPS
-
-
-def _one_cluster(features: Tensor) -> Tensor:
-    """All rows in one cluster, [n]."""
-    return torch.zeros(len(features), dtype=torch.int64)
+    stability: float = notes["stability"].get(str(notes["count"]), 1.0)
+    return stability >= STABLE and (notes["in_groups"] or 0.0) >= IN_GROUPS

@@ -536,7 +536,7 @@ def test_a_class_without_rows_leaves_the_others_as_they_are():
 def test_methods_that_would_not_use_the_weights_are_refused(under):
     with pytest.raises(InputError, match="weights can be used under erm, dam"):
         Reduce(under=under)
-    with pytest.raises(InputError, match="logits has a loss of its own"):
+    with pytest.raises(InputError, match="logits has its own loss"):
         Reduce(("plain", "logits"), under="dam")
 
 
