@@ -85,7 +85,8 @@ def test_a_real_encoders_heads_sum_to_its_logits(real_model, real_data) -> None:
     features = collect(decomposer, lambda start: [dict(batch)], 2)
     terms = decomposer(dict(batch))
     directions = task.row_directions(features.output)
-    constant = task.row_constants(features.output) + np.einsum("no,nco->nc", terms.constant, directions)
+    biases = (task._ratio(features.output) * task.dense_bias) @ task.out.T + task.out_bias
+    constant = biases + np.einsum("no,nco->nc", terms.constant, directions)
     total = task.parts(features, 1).sum((1, 2)) + task.other_parts(features, 1).sum(1) + constant[:, 1] - constant[:, 0]
     with torch.no_grad():
         own = model(**batch).logits.numpy()
