@@ -21,6 +21,9 @@ from fairhead.models.training_rows import seen_rows
 from fairhead.records import Column, Records
 from fairhead.stats import Difference, adjust
 
+# Rows to locate heads on: where fewer are left, those that a model was chosen by are used as well.
+_ENOUGH = 400
+
 MEASURED = ("accuracy", "DP", "EOd", "cramers_v", "cramers_v_corrected", "cramers_v_excess", "worst_group_accuracy")
 MIN_CELL = 10  # rows behind a rate, at least
 
@@ -289,9 +292,17 @@ def labelled_rows(source: Source, prompts: Prompts | None = None, held_out: bool
     group, usable, notes = pole[groups.codes], np.ones(len(data), dtype=bool), []
     name, noun = concept if prompts is None else prompts.name, reader.kind
     seen = seen_rows(source.model, data.all)
-    if seen is not None:
+    if seen is not None and int((~seen.any).sum()) >= _ENOUGH:
         usable = ~seen.any
         notes.append(f"{int(seen.any.sum())} {noun} were left out: {seen.words}.")
+    elif seen is not None:
+        usable, kept = ~seen.train, int((seen.validation & ~seen.train).sum())
+        notes.append(f"{int(seen.train.sum())} {noun} were left out: the model was trained on them.")
+        if kept:
+            notes.append(
+                f"{kept} {noun} that it was chosen by are used: without them fewer than {_ENOUGH} remain. Accuracy on "
+                "them is a little too good."
+            )
     elif held_out and data.provenance.get("split", "") is None:
         notes.append(f"Which {noun} the model was trained on is not known; on those, figures are too good.")
     elif held_out:

@@ -119,8 +119,9 @@ def trained(tmp_path_factory):
     return data, folder / "run"
 
 
-def test_predict_and_locate_leave_out_the_rows_of_the_training(trained, tmp_path, caplog):
+def test_predict_and_locate_leave_out_the_rows_of_the_training(trained, tmp_path, caplog, monkeypatch):
     data, run = trained
+    monkeypatch.setattr("fairhead.locate.rows._ENOUGH", 5)
     tested = {*map(str, fairhead.Records.read(run / "records.csv").id.tolist())}
     own = read_labelled(data, label="y", seed=3)
     tests = read_labelled(data, label="y").examples("test").ids.tolist()
@@ -134,6 +135,12 @@ def test_predict_and_locate_leave_out_the_rows_of_the_training(trained, tmp_path
     train, validation = own.sizes["train"], own.sizes["val"]
     why = f"the model was trained on {train} of them and chosen by {validation} of them."
     assert found.notes == (f"{train + validation} images were left out: {why}",)
+    # Of few rows, those that the model was chosen by stay.
+    monkeypatch.setattr("fairhead.locate.rows._ENOUGH", 400)
+    found = labelled_rows(Source(str(tmp_path / "again"), data, "g", "y"))
+    assert {*found.evaluation.ids.tolist()} == tested | {*own.examples("val").ids.tolist()}
+    assert found.notes[0] == f"{train} images were left out: the model was trained on them."
+    assert found.notes[1].startswith(f"{validation} images that it was chosen by are used: without them fewer than 400")
 
 
 def test_a_model_that_is_trained_again_is_not_tested_on_rows_it_knows(trained, tmp_path):
