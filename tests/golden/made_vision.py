@@ -2,36 +2,15 @@
 
 import csv
 
+import made_towers
 import numpy as np
 import torch
 import transformers as hf
 from PIL import Image
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
 VIT = {**SMALL, "image_size": 8, "patch_size": 4}
 TEXT = {**SMALL, "vocab_size": 60, "max_position_embeddings": 64, "pad_token_id": 0, "eos_token_id": 59}
-WORDS = [
-    "a",
-    "photo",
-    "of",
-    "woman",
-    "man",
-    "person",
-    "girl",
-    "boy",
-    "this",
-    "is",
-    "portrait",
-    "close-up",
-    "lady",
-    "old",
-    "young",
-    "elderly",
-    "teenager",
-    "the",
-    "face",
-]
 GENDERS, AGES = ("Female", "Male"), ("20-29", "30-39", "50-59")
 
 
@@ -68,7 +47,7 @@ def save_clip(folder):
     torch.manual_seed(0)
     towers = {"vision_config": VIT, "text_config": TEXT, "projection_dim": 16}
     _save(hf.CLIPModel(hf.CLIPConfig(**towers)), folder)
-    _tokenizer().save_pretrained(folder)
+    made_towers.tokenizer("the", "face").save_pretrained(folder)
     return folder
 
 
@@ -97,13 +76,3 @@ def _save(model, folder):
     size = {"height": 8, "width": 8}
     hf.CLIPImageProcessorPil(size=size, crop_size=size, do_center_crop=False).save_pretrained(folder)
     return folder
-
-
-def _tokenizer():
-    vocabulary = {"<pad>": 0, "<unk>": 1, "<end>": 59, **{word: i + 3 for i, word in enumerate(WORDS)}}
-    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    words.post_processor = processors.TemplateProcessing("$A <end>", special_tokens=[("<end>", 59)])
-    return hf.PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="<pad>", unk_token="<unk>", eos_token="<end>", model_max_length=64
-    )
