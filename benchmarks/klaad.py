@@ -67,26 +67,20 @@ def klaad_loss(model: Any, config: KLAAD) -> Iterator[Callable[[list[Any]], Tens
         yield lambda examples: loss(examples)["loss"]
 
 
-def compare_steps(
-    model_path: str | Path,
-    data: Path,
-    device: str = "cpu",
-    repeats: int = 5,
-    batch_size: int = 8,
-    steps: int = 2,
-    precision: str = "no",
-    clock: Callable[[], float] = time.perf_counter,
-) -> None:
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+
+
+def compare_steps(asked: argparse.Namespace, batch_size: int) -> None:
     """Print the time of a step of each, and the ratios that are wanted."""
     models: list[Any] = [
-        AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32, attn_implementation=kind)
+        AutoModelForCausalLM.from_pretrained(asked.model, dtype=torch.float32, attn_implementation=kind)
         for kind in ("sdpa", "eager")
     ]
-    fast, eager = (model.to(device).eval() for model in models)
+    fast, eager = (model.to(asked.device).eval() for model in models)
     plain = copy.deepcopy(fast)
     config = KLAAD()
-    split = TripletData(f"stereoset:{data / 'stereoset'}").read()
-    tokenizer = AutoTokenizer.from_pretrained(model_path)
+    split = TripletData(f"stereoset:{asked.data / 'stereoset'}").read()
+    tokenizer = AutoTokenizer.from_pretrained(asked.model)
     examples, lengths, *_ = config.prepare(split.train[: 64 * batch_size], tokenizer, 2048)
     batches = [[examples[i] for i in batch] for batch in shuffled_batches(lengths, batch_size, seed=0)]
     as_rows = sum(sum(map(len, example.sentences)) for example in examples) / len(examples)
@@ -103,10 +97,10 @@ def compare_steps(
         peers: dict[str, Callable[[], object]] = {}
         for name, (model, loss) in losses.items():
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.0, fused=True)
-            peers[name] = _turn(loss, optimizer, cycle(batches), steps, device, precision)
-        seconds = interleaved_medians(peers, repeats, clock=clock)
+            peers[name] = _turn(loss, optimizer, cycle(batches), asked)
+        seconds = interleaved_medians(peers, asked.repeats, clock=CLOCKS[asked.clock])
     for name, median in seconds.items():
-        print(f"step         {name:20s} {1e3 * median / steps:9.1f} ms")
+        print(f"step         {name:20s} {1e3 * median / asked.steps:9.1f} ms")
     to_plain = seconds["KLAAD"] / seconds["cross-entropy"]
     to_every = seconds["KLAAD, every layer"] / seconds["KLAAD"]
     apart = abs(first["KLAAD"] - first["KLAAD, every layer"])
@@ -117,23 +111,14 @@ def compare_steps(
     )
 
 
-def compare_balance(
-    model_path: str | Path,
-    data: Path,
-    device: str = "cpu",
-    repeats: int = 5,
-    batch_size: int = 16,
-    steps: int = 2,
-    precision: str = "no",
-    clock: Callable[[], float] = time.perf_counter,
-) -> None:
+def compare_balance(asked: argparse.Namespace, batch_size: int) -> None:
     """Print the time of a step of `balance_pairs`, of its control, and of cross-entropy on the same sentences."""
-    model: Any = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
-    model = model.to(device).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(asked.model, dtype=torch.float32)
+    model = model.to(asked.device).eval()
     models = {name: copy.deepcopy(model) for name in ("cross-entropy", "balance_pairs", "balance_control")}
-    config = BalancePairs(f"multinli:{data / 'multinli'}")
-    split = TripletData(f"stereoset:{data / 'stereoset'}").read()
-    tokenizer = AutoTokenizer.from_pretrained(model_path)
+    config = BalancePairs(f"multinli:{asked.data / 'multinli'}")
+    split = TripletData(f"stereoset:{asked.data / 'stereoset'}").read()
+    tokenizer = AutoTokenizer.from_pretrained(asked.model)
     examples, lengths, *_ = config.refer(model, config.prepare(split.train[: 32 * batch_size], tokenizer, 2048))
     batches = [[examples[i] for i in batch] for batch in shuffled_batches(lengths, batch_size, seed=0)]
     with ExitStack() as stack:
@@ -147,10 +132,10 @@ def compare_balance(
         peers: dict[str, Callable[[], object]] = {}
         for name, loss in losses.items():
             optimizer = torch.optim.AdamW(models[name].parameters(), lr=1e-5, weight_decay=0.0, fused=True)
-            peers[name] = _turn(loss, optimizer, cycle(batches), steps, device, precision)
-        seconds = interleaved_medians(peers, repeats, clock=clock)
+            peers[name] = _turn(loss, optimizer, cycle(batches), asked)
+        seconds = interleaved_medians(peers, asked.repeats, clock=CLOCKS[asked.clock])
     for name, median in seconds.items():
-        print(f"step         {name:20s} {1e3 * median / steps:9.1f} ms, {batch_size} examples")
+        print(f"step         {name:20s} {1e3 * median / asked.steps:9.1f} ms, {batch_size} examples")
     ratio = seconds["balance_pairs"] / seconds["cross-entropy"]
     print(f"step         balance_pairs takes {ratio:.2f} times a cross-entropy step (wanted: at most 1.5)")
 
@@ -159,18 +144,16 @@ def _turn(
     loss: Callable[[list[Any]], Tensor],
     optimizer: torch.optim.Optimizer,
     batches: Iterator[list[Any]],
-    steps: int,
-    device: str,
-    precision: str,
+    asked: argparse.Namespace,
 ) -> Callable[[], None]:
     def turn() -> None:
-        for _ in range(steps):
-            with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=precision == "bf16"):
+        for _ in range(asked.steps):
+            with torch.autocast(torch.device(asked.device).type, torch.bfloat16, enabled=asked.precision == "bf16"):
                 value = loss(next(batches))
             optimizer.zero_grad()
             value.backward()
             optimizer.step()
-        if device.startswith("cuda"):
+        if asked.device.startswith("cuda"):
             torch.cuda.synchronize()
 
     return turn
@@ -187,22 +170,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--precision", choices=("no", "bf16"), default="no")
     parser.add_argument(
-        "--clock", choices=("wall", "cpu"), default="wall", help="cpu: processor time, for a machine with other work"
+        "--clock", choices=CLOCKS, default="wall", help="cpu: processor time, for a machine with other work"
     )
     arguments = parser.parse_args()
     logging.disable_progress_bar()
     print(machine(arguments.device))
     for batch_size in arguments.batch_size:
-        (compare_steps if arguments.method == "klaad" else compare_balance)(
-            arguments.model,
-            arguments.data,
-            arguments.device,
-            arguments.repeats,
-            batch_size,
-            arguments.steps,
-            arguments.precision,
-            time.process_time if arguments.clock == "cpu" else time.perf_counter,
-        )
+        (compare_steps if arguments.method == "klaad" else compare_balance)(arguments, batch_size)
 
 
 if __name__ == "__main__":

@@ -142,7 +142,8 @@ def main() -> None:
         cost_of_a_token(model)
     elif arguments.only in (None, "klaad"):
         precision = "no" if dtype is torch.float32 else "bf16"
-        compare_steps(arguments.model, arguments.data, arguments.device, arguments.repeats, precision=precision)
+        steps = {**vars(arguments), "precision": precision, "steps": 2, "clock": "wall"}
+        compare_steps(argparse.Namespace(**steps), batch_size=8)
 
 
 def compare(
