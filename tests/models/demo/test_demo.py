@@ -13,8 +13,7 @@ from sklearn.datasets import load_digits
 import fairhead
 from fairhead.audit import Audit, Comparison, Difference, Estimate
 from fairhead.cli import main
-from fairhead.demo import DemoPlan, run_demo
-from fairhead.demo.story import _choice_line, _in_words, _plain_line, _trade, shaded_digits
+from fairhead.demo import DemoPlan, _choice_line, _in_words, _plain_line, _trade, run_demo, shaded_digits
 from fairhead.errors import InputError
 from fairhead.records import Records
 from fairhead.report import Report
@@ -216,7 +215,7 @@ def test_an_interrupted_run_says_so_and_writes_no_report(tmp_path, monkeypatch, 
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fairhead.demo.story.shaded_digits", interrupt)
+    monkeypatch.setattr("fairhead.demo.shaded_digits", interrupt)
     with pytest.raises(SystemExit) as stopped:
         main(["demo", "--out", str(tmp_path)])
     assert stopped.value.code == 130

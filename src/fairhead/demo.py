@@ -1,4 +1,4 @@
-"""The demo from end to end: find the shade without being told, reduce its gap, locate its heads, prove it.
+"""`fairhead demo`, from end to end: find the shade without being told, reduce its gap, locate its heads, prove it.
 
 The data are scikit-learn's handwritten digits, with a background shade that follows the label in training. The task is
 odd or even. In 90 % of the training pictures the background is light where the digit is odd and dark where it is even,
@@ -40,10 +40,19 @@ from fairhead.store import made_folder
 CLASSES = ("even", "odd")
 SHADES = ("dark", "light")
 
-# How much of the way from black to white a light background goes.
-_LIGHT = 0.5
 # Called with the name of a stage, how much of it is done, how much there is, and a word about it.
 Tell = Callable[[str, int, int, str], None]
+_WHAT_WAS_DONE = (
+    "There are {train} training and {val} validation pictures, whose background follows the label in 90 % of cases, "
+    "and {test} test pictures: every test digit once on a dark and once on a light background, so that the background "
+    "says nothing about the label.\n\n"
+    "The encoder is the same network after a short plain training: what is easiest, the background, is learnt first. "
+    "Its features are clustered; neither labels nor backgrounds have a part in that. `auto` weights the training "
+    "pictures so that clusters and labels are independent, and keeps what spreads least between clusters on validation "
+    "pictures. All models start from the same weights and train for the same number of epochs; none sees the "
+    "background as a column, in training or in a choice. The background is used to audit the test pictures, and to "
+    "locate the heads."
+)
 # An interval that begins below this shows a gap, but does not show that it is a large one.
 _SMALL_GAP = 0.02
 
@@ -51,13 +60,10 @@ _SMALL_GAP = 0.02
 def shaded_digits(seed: int = 0, bias: float = 0.9, parts: Sequence[str] = ("train", "val", "test")) -> Dataset:
     """Half of the 1797 digits to train on, 15 % to choose by, 35 % to test, as a data set with the group "shade".
 
-    Args:
-        seed: of the split and of the shades.
-        bias: share of the training and validation pictures whose shade follows the label.
-        parts: those wanted.
+    The shade follows the label in a share `bias` of the training and validation pictures.
 
     Example:
-        >>> from fairhead.demo.story import shaded_digits
+        >>> from fairhead.demo import shaded_digits
         >>> shaded_digits().sizes   # each test digit twice
         {'train': 898, 'val': 270, 'test': 1258}
     """
@@ -86,8 +92,8 @@ def shaded_digits(seed: int = 0, bias: float = 0.9, parts: Sequence[str] = ("tra
 
 
 def _picture(digit: Any, shade: int) -> Image.Image:
-    """A digit [8, 8] in [0, 1], on its background."""
-    background = _LIGHT * shade
+    """A digit [8, 8] in [0, 1]; a light background goes half the way from black to white."""
+    background = shade / 2
     return Image.fromarray(np.round(255 * (background + digit * (1 - background))).astype(np.uint8))
 
 
@@ -122,18 +128,12 @@ class Demo:
 
 
 def run_demo(
-    out: Path | str, plan: DemoPlan | None = None, tell: Tell | None = None, command: str | None = None
+    out: Path | str,  # made where it is missing
+    plan: DemoPlan | None = None,  # what to do
+    tell: Tell | None = None,  # called as the work goes on
+    command: str | None = None,  # the command line that asked for it, for the report's provenance
 ) -> Demo:
     """Run the demo and write report.html, report.json and a folder for each step to a folder.
-
-    Args:
-        out: the folder; made where it is missing.
-        plan: what to do.
-        tell: called as the work goes on.
-        command: the command line that asked for it, for the report's provenance.
-
-    Returns:
-        Where the report is, and what it says.
 
     Example:
         >>> import tempfile
@@ -191,7 +191,8 @@ def run_demo(
                 progress=lambda stage, done, total: tell(f"locate: {stage}", done, total, ""),
                 **everywhere,
             )
-    report = report_of(Findings(discovered, auto, comparison, located), plan.seed, digits, seconds, command)
+    made = {**({} if command is None else {"command": command}), "seed": plan.seed, "seconds": seconds}
+    report = _report(digits, discovered, auto, comparison, located, made)
     write(report, out / "report.html")
     return Demo(out / "report.html", tuple(sentence.text for sentence in report.verdict))
 
@@ -205,10 +206,7 @@ def _timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Sums are then made in one order, whatever the machine: the same seed gives the same numbers.
-
-    At this size a second thread would save next to nothing.
-    """
+    """Sums are then made in one order, whatever the machine: the same seed gives the same numbers."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -217,20 +215,21 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-@dataclass(frozen=True)
-class Findings:
-    """Everything the report rests on."""
-
-    discovered: Discovered  # clusters of all pictures, and the gap of the plain model between them
-    auto: Mitigated  # the run that tried and chose
-    comparison: Comparison  # plain training (a) against what auto kept (b) on the test set, by the shade
-    located: LocatedHeads  # heads of the plain model that carry the shade
-
-
-def report_of(
-    findings: Findings, seed: int, digits: Dataset, seconds: Mapping[str, float], command: str | None = None
+def _report(
+    digits: Dataset,
+    discovered: Discovered,  # clusters of all pictures, and the gap of the plain model between them
+    auto: Mitigated,  # the run that tried and chose
+    comparison: Comparison,  # plain training (a) against what auto kept (b) on the test set, by the shade
+    located: LocatedHeads,  # heads of the plain model that carry the shade
+    made: Mapping[str, Any],  # how all that was made
 ) -> Report:
-    """The page of the demo."""
+    """The page: the answer, then how it came about; what is said on gaps is decided by an interval and a p-value."""
+    notes = auto.row["notes"]
+    kept = f"auto ({notes['kept']})"
+    change = {one.metric: one for one in comparison.differences}
+    tone, text = _trade("What auto kept", change["EOd"], change["accuracy"])
+    found, heads = discovered.page(), located.page(images=False)
+    pictures = b"".join(np.asarray(picture).tobytes() for picture in digits.examples("test").inputs)
     return Report(
         title="fairhead demo: digits with a shade that follows the label",
         question=(
@@ -238,40 +237,44 @@ def report_of(
             "background is light for odd and dark for even digits. Can that be found without being told, how far can "
             "the gap be reduced without naming the background, and which attention heads carry it?"
         ),
-        verdict=verdict(findings),
-        sections=_sections(findings, digits),
+        verdict=[
+            *([Sentence(text, tone)] if notes["kept"] != "plain" else []),
+            _plain_line(comparison),
+            _choice_line(notes),
+            *found.verdict,
+            *heads.verdict,
+            Sentence(
+                "Each model was trained once. The intervals cover the choice of test digits, not the luck of a "
+                "training run: other seeds can give other answers (--seed).",
+                "note",
+            ),
+        ],
+        sections=[
+            Text(title="What was done", text=_WHAT_WAS_DONE.format(**digits.sizes)),
+            *found.sections[:2],
+            _tried(notes),
+            Audited(title="Plain training", name="plain training", audit=comparison.a),
+            Audited(title="What auto kept", name=kept, audit=comparison.b),
+            Compared(
+                title="What auto kept against plain training",
+                text="Both models answered the same pictures: differences are paired, and digits are resampled whole.",
+                a_name="plain training",
+                b_name=kept,
+                comparison=comparison,
+            ),
+            *heads.sections,
+        ],
         provenance={
             "fairhead": __version__,
             "torch": torch.__version__,
             "transformers": transformers.__version__,
             "python": platform.python_version(),
             "machine": f"{platform.system()} {platform.machine()}",
-            **({} if command is None else {"command": command}),
-            "seed": seed,
+            **made,
             "data": "scikit-learn digits, 1797 pictures of 8 × 8",
-            "test set sha256": _hash(digits),
-            "seconds": dict(seconds),
+            "test set sha256": hashlib.sha256(pictures).hexdigest(),
         },
     )
-
-
-def verdict(findings: Findings) -> list[Sentence]:
-    """The answer, then how it came about; what is said on gaps is decided by an interval and a p-value."""
-    comparison, notes = findings.comparison, findings.auto.row["notes"]
-    tone, text = _trade("What auto kept", _difference(comparison, "EOd"), _difference(comparison, "accuracy"))
-    changed = [Sentence(text, tone)] if notes["kept"] != "plain" else []
-    return [
-        *changed,
-        _plain_line(comparison),
-        _choice_line(notes),
-        *findings.discovered.page().verdict,
-        *findings.located.page(images=False).verdict,
-        Sentence(
-            "Each model was trained once. The intervals cover the choice of test digits, not the luck of a training "
-            "run: other seeds can give other answers (--seed).",
-            "note",
-        ),
-    ]
 
 
 def _choice_line(notes: Mapping[str, Any]) -> Sentence:
@@ -331,32 +334,11 @@ def _in_words(change: Difference, what: str, metric: str) -> tuple[str, str]:
     return ("good" if better else "bad", f"{what} {verb} {metric} by {_points(abs(change.value))} points ({interval}).")
 
 
-def _sections(findings: Findings, digits: Dataset) -> list[Any]:
-    comparison, kept = findings.comparison, f"auto ({findings.auto.row['notes']['kept']})"
-    cards, stability = findings.discovered.page().sections[:2]
-    return [
-        Text(title="What was done", text=_what_was_done(digits)),
-        cards,
-        stability,
-        _tried(findings.auto.row["notes"]),
-        Audited(title="Plain training", name="plain training", audit=comparison.a),
-        Audited(title="What auto kept", name=kept, audit=comparison.b),
-        Compared(
-            title="What auto kept against plain training",
-            text="Both models answered the same pictures: differences are paired, and digits are resampled whole.",
-            a_name="plain training",
-            b_name=kept,
-            comparison=comparison,
-        ),
-        *findings.located.page(images=False).sections,
-    ]
-
-
 def _tried(notes: Mapping[str, Any]) -> PlainTables:
     keys = ("accuracy", "spread", "cost", "cost_se", "gain", "gain_se")
     rows = [[one["name"], *(_points(one[key]) for key in keys)] for one in notes.get("tried", ())]
-    columns = ["Training", "Accuracy, %", "Spread between clusters", "Cost", "Its standard error"]
-    columns += ["Gain", "Its standard error"]
+    se = "Its standard error"
+    columns = ["Training", "Accuracy, %", "Spread between clusters", "Cost", se, "Gain", se]
     match = notes.get("match")
     about = (
         "Of the validation pictures, in points. The smallest sum of spread and cost is kept, of those within the price "
@@ -372,29 +354,5 @@ def _tried(notes: Mapping[str, Any]) -> PlainTables:
     )
 
 
-def _what_was_done(digits: Dataset) -> str:
-    sizes = digits.sizes
-    return (
-        f"There are {sizes['train']} training and {sizes['val']} validation pictures, whose background follows the "
-        f"label in 90 % of cases, and {sizes['test']} test pictures: every test digit once on a dark and once on a "
-        "light background, so that the background says nothing about the label.\n\n"
-        "The encoder is the same network after a short plain training: what is easiest, the background, is learnt "
-        "first. Its features are clustered; neither labels nor backgrounds have a part in that. `auto` weights the "
-        "training pictures so that clusters and labels are independent, and keeps what spreads least between clusters "
-        "on validation pictures. All models start from the same weights and train for the same number of epochs; none "
-        "sees the background as a column, in training or in a choice. The background is used to audit the test "
-        "pictures, and to locate the heads."
-    )
-
-
-def _difference(comparison: Comparison, metric: str) -> Difference:
-    return next(d for d in comparison.differences if d.metric == metric)
-
-
 def _points(fraction: float | None, sign: bool = False) -> str:
     return "undefined" if fraction is None else (signed if sign else number)(100 * fraction, 1)
-
-
-def _hash(digits: Dataset) -> str:
-    pictures = digits.examples("test").inputs
-    return hashlib.sha256(b"".join(np.asarray(picture).tobytes() for picture in pictures)).hexdigest()
