@@ -20,8 +20,9 @@ import pandas as pd
 import yaml
 from PIL import Image
 
+from fairhead.bench.engines import Engine, News, Workplace
 from fairhead.bench.grid_file import read_grid
-from fairhead.bench.runner import Engine, News, Workplace, run_grid
+from fairhead.bench.runner import run_grid
 from machine import machine
 
 

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
@@ -13,12 +14,9 @@ from fairhead.settings import Count, Option, Replicates, Seed
 from fairhead.train.plan import LanguagePlan, TrainingPlan
 
 # What a grid may set of a plan; the seed is an axis of the grid, and the device an option of the command.
+_NOT_OF_PLAN = ("seed", "device", "checkpoint_minutes")
 PLAN_FIELDS = tuple(
-    dict.fromkeys(
-        setting.name
-        for setting in (*fields(TrainingPlan), *fields(LanguagePlan))
-        if setting.name not in ("seed", "device", "checkpoint_minutes")
-    )
+    dict.fromkeys(f.name for f in (*fields(TrainingPlan), *fields(LanguagePlan)) if f.name not in _NOT_OF_PLAN)
 )
 # How a single run trains where nobody says otherwise, in Python as on the command line.
 RUN_PLAN: Mapping[str, Any] = {"learning_rate": 1e-4}
@@ -37,41 +35,26 @@ _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 def plan_settings(plan: TrainingPlan) -> dict[str, Any]:
     """A plan as a cell has it: what decides its results, and how often it is saved."""
-    values = asdict(plan)
-    defaults = {name: getattr(TrainingPlan, name) for name in COUNT_WHERE_SET}
-    kept = {name: value for name, value in values.items() if name in (*PLAN_FIELDS, "checkpoint_minutes")}
-    return {name: value for name, value in kept.items() if name not in defaults or value != defaults[name]}
+    kept = {name: value for name, value in asdict(plan).items() if name in (*PLAN_FIELDS, "checkpoint_minutes")}
+    unset = {name for name in COUNT_WHERE_SET if kept[name] == getattr(TrainingPlan, name)}
+    return {name: value for name, value in kept.items() if name not in unset}
 
 
 @dataclass(frozen=True)
 class Data:
-    """One data set of a grid.
+    """One data set of a grid."""
 
-    Attributes:
-        name: how it is called in the table.
-        read: reader and path, "utkface:UTKFace.zip".
-        options: of the reader.
-        group: the group column that gaps are about; None for the first there is.
-        split_by_seed: give the reader the seed of the cell, so that each seed has its own split.
-        parts: names of the reader's parts, in the order train, validation, test.
-        max_length: tokens that texts are cut and padded to.
-        limit: at most so many rows in each part, drawn at random by the seed.
-        like: a deployment sample: a file that the same reader reads.
-        plan: where it differs from the grid's.
-        written: `read` as the grid has it, with variables: results are known by it, wherever the data lie.
-    """
-
-    name: str
-    read: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    group: str | None = None
-    split_by_seed: bool = False
-    parts: tuple[str, ...] = ("train", "val", "test")
-    max_length: Count = 128
-    limit: Count | None = None
-    like: str | None = None
-    plan: Mapping[str, Any] = field(default_factory=dict)
-    written: str = ""
+    name: str  # how it is called in the table
+    read: str  # reader and path, "utkface:UTKFace.zip"
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the reader
+    group: str | None = None  # the group column that gaps are about; None for the first there is
+    split_by_seed: bool = False  # give the reader the seed of the cell, so that each seed has its own split
+    parts: tuple[str, ...] = ("train", "val", "test")  # the reader's names of train, validation and test
+    max_length: Count = 128  # tokens that texts are cut and padded to
+    limit: Count | None = None  # at most so many rows in each part, drawn at random by the seed
+    like: str | None = None  # a deployment sample: a file that the same reader reads
+    plan: Mapping[str, Any] = field(default_factory=dict)  # where it differs from the grid's
+    written: str = ""  # `read` as the grid has it, with variables: results are known by it, wherever the data lie
 
 
 @dataclass(frozen=True)
@@ -108,10 +91,6 @@ class Method:
         """Whether the rows that test it have chosen its epoch: no result, whatever it shows."""
         return self.selection == "test_eod"
 
-    def backbone(self, given: Backbone) -> Backbone:
-        """The backbone that it trains: the given one, or its own model under the name of that."""
-        return given if self.model is None else replace(given, model=self.model, written="")
-
     @property
     def trains_with_groups(self) -> bool:
         """Whether it does, rather than only have its epoch chosen with them."""
@@ -142,19 +121,12 @@ class Method:
 
 @dataclass(frozen=True)
 class Search:
-    """A search of hyper-parameters; see `fairhead.bench.search`.
+    """A search of hyper-parameters; see `fairhead.bench.runner`."""
 
-    Attributes:
-        configs: random configurations of each method, beside the grid's own settings.
-        seed: of the configurations.
-        seeds: that trials run on; none of the grid's own.
-        with_groups: also show what would be chosen with groups, apart and flagged.
-    """
-
-    configs: Count = 10
-    seed: Seed = 0
-    seeds: tuple[Seed, ...] = (1000,)
-    with_groups: bool = False
+    configs: Count = 10  # random configurations of each method, beside the grid's own settings
+    seed: Seed = 0  # of the configurations
+    seeds: tuple[Seed, ...] = (1000,)  # that trials run on; none of the grid's own
+    with_groups: bool = False  # also show what would be chosen with groups, apart and flagged
 
 
 @dataclass(frozen=True)
@@ -175,9 +147,13 @@ class Cell:
         trial = "" if self.trial is None else f"trial {self.trial}/"
         return f"{self.data.name}/{self.backbone.name}/{self.method.name}/{trial}{self.seed}"
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """Those of its method."""
+        return {**self.method.options, **self.method.data_options.get(self.data.name, {})}
+
     def settings(self) -> dict[str, Any]:
-        """All that the grid says about it, JSON-ready; `fairhead.bench.fingerprint` fills in what it leaves out."""
-        options = {**self.method.options, **self.method.data_options.get(self.data.name, {})}
+        """All that the grid says about it, JSON-ready; `fairhead.bench.cell.effective` fills in what it leaves out."""
         data = {name: getattr(self.data, name) for name in ("split_by_seed", "max_length", "limit", "group")}
         data["read"] = self.data.written or self.data.read
         data |= {} if self.data.like is None else {"like": self.data.like}
@@ -188,7 +164,7 @@ class Cell:
                 "train": self.backbone.train,
                 "settings": dict(self.backbone.settings),
             },
-            "method": {"name": self.method.method, "options": options},
+            "method": {"name": self.method.method, "options": self.options},
             "seed": self.seed,
             "plan": dict(self.plan),
             "selection": self.method.selection or self.selection,
@@ -248,7 +224,12 @@ class RunSettings:
         """The run of a method."""
         from fairhead.data import parse_spec
 
-        _refuse_groups(method.options)
+        for name in method.options:
+            if name.lower() in _GROUP_WORDS:
+                raise InputError(
+                    f"--option {name}=...: groups are for auditing only, training never sees them. The methods that do "
+                    f"train with groups ({', '.join(names(uses_groups=True))}) take --reference-group COLUMN"
+                )
         by_group = self.selection == "worst_group"
         if self.against == method.name and not method.options and not by_group:
             raise InputError(
@@ -257,57 +238,44 @@ class RunSettings:
         three = tuple(part.strip() for part in self.parts.split(","))
         if len(three) != 3:
             raise InputError(f"--parts is {self.parts!r}; expected three names, those of train, validation and test")
-        draws = "seed" not in reader_options and "seed" in parse_spec(data).reader.options
+        self._check_reference(method.method)
+        uses_groups = self.reference_group is not None
         return Cell(
             data=Data(
                 name=data.partition(":")[0],
                 read=data,
                 options=reader_options,
                 group=self.reference_group or group,
-                split_by_seed=draws,
+                split_by_seed="seed" not in reader_options and "seed" in parse_spec(data).reader.options,
                 parts=three,
                 max_length=self.max_length,
                 limit=self.limit,
                 like=self.like,
             ),
             backbone=Backbone(Path(model).name, model, self.train, self.model_options),
-            method=replace(
-                method, uses_groups=self._uses_groups(method.method), selection="worst_group" if by_group else None
-            ),
+            method=replace(method, uses_groups=uses_groups, selection="worst_group" if by_group else None),
             seed=seed,
             plan=plan,
             selection="accuracy" if by_group else self.selection,
         )
 
-    def _uses_groups(self, method: str) -> bool:
-        """Whether a run looks at groups, in training or to choose its epoch; a group given to any other is refused."""
-        trains_with, given = method_named(method).uses_groups, self.reference_group
-        if not trains_with and self.selection != "worst_group":
-            if given is None:
-                return False
+    def _check_reference(self, method: str) -> None:
+        """Refuse a group for a run that looks at none, and none for one that does."""
+        trains_with, by_group = method_named(method).uses_groups, self.selection == "worst_group"
+        if self.reference_group is not None and not trains_with and not by_group:
             raise InputError(
-                f"{method} never sees a group, and --reference-group {given} would give it one: leave it out. "
-                "All group columns of the data are in the audit"
+                f"{method} never sees a group, and --reference-group {self.reference_group} would give it one: leave "
+                "it out. All group columns of the data are in the audit"
             )
-        if given is not None:
-            return True
-        if trains_with:
+        if self.reference_group is None and trains_with:
             raise InputError(
                 f"{method} trains with the sensitive attribute: say which column with --reference-group, or use a "
                 "method that needs none"
             )
-        raise InputError(
-            "--selection worst_group looks at the groups of validation rows: say which column with "
-            "--reference-group, or choose by worst_class, which needs none"
-        )
-
-
-def _refuse_groups(options: Mapping[str, Any]) -> None:
-    for name in options:
-        if name.lower() in _GROUP_WORDS:
+        if self.reference_group is None and by_group:
             raise InputError(
-                f"--option {name}=...: groups are for auditing only, training never sees them. The methods that do "
-                f"train with groups ({', '.join(names(uses_groups=True))}) take --reference-group COLUMN"
+                "--selection worst_group looks at the groups of validation rows: say which column with "
+                "--reference-group, or choose by worst_class, which needs none"
             )
 
 
@@ -337,19 +305,14 @@ class Grid:
         trials = 0 if self.search is None else (self.search.configs + 1) * len(self.search.seeds)
         return cells * (len(self.seeds) + trials)
 
-    def plan_of(self, data: Data, backbone: Backbone, method: Method) -> dict[str, Any]:
-        """How to train there: the grid's plan, then the data's, the backbone's, the method's, and the command's."""
-        return {**self.plan, **data.plan, **backbone.plan, **method.plan, **self.overrides}
-
     def cells(self) -> tuple[Cell, ...]:
         """Every cell; those that share data stand together, so that a worker seldom has to read them again."""
-        return tuple(
-            Cell(data, method.backbone(backbone), method, seed, self.plan_of(data, backbone, method), self.selection)
-            for data in self.data
-            for backbone in self.backbones
-            for seed in self.seeds
-            for method in self.methods
-        )
+        made = []
+        for data, backbone, seed, method in product(self.data, self.backbones, self.seeds, self.methods):
+            plan = {**self.plan, **data.plan, **backbone.plan, **method.plan, **self.overrides}
+            own = backbone if method.model is None else replace(backbone, model=method.model, written="")
+            made.append(Cell(data, own, method, seed, plan, self.selection))
+        return tuple(made)
 
 
 def expanded(text: str, where: str, environment: Mapping[str, str] | None = None) -> str:

@@ -29,6 +29,7 @@ import itertools
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from importlib.resources import files
 from pathlib import Path
@@ -244,17 +245,10 @@ def _plan(value: Any, where: str) -> dict[str, Any]:
         if name == "precision" and given is False:  # what YAML takes a bare no for
             found[name] = "no"
         elif isinstance(given, str) and name not in ("schedule", "precision"):
-            found[name] = _number(given)
+            with suppress(ValueError):  # YAML takes 1e-4 for text: it wants a point there
+                found[name] = float(given)
     check_settings(LanguagePlan if "lora" in found else TrainingPlan, found, where)
     return found
-
-
-def _number(text: str) -> Any:
-    """YAML takes 1e-4 for text: it wants a point there."""
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def _changed(grid: Grid, asked: Mapping[str, Any], environment: Mapping[str, str]) -> Grid:
@@ -328,16 +322,15 @@ def _asked(changes: Sequence[str]) -> dict[str, Any]:
         several = "," in text and not text.lstrip().startswith(("[", "{"))
         value: Any = text
         if key not in ("title", "about", "baseline"):
-            value = [_value(part, key) for part in text.split(",")] if several else _value(text, key)
+            texts = text.split(",") if several else [text]
+            try:
+                values = [yaml_value(one) if one else None for one in texts]
+            except ValueError:
+                message = f"--set {key} is {text!r}, which cannot be read: is a bracket or a quote missing?"
+                raise InputError(message) from None
+            value = values if several else values[0]
         found[key] = _listed(value) if key in ("seeds", "metrics") else value
     return found
-
-
-def _value(text: str, key: str) -> Any:
-    try:
-        return yaml_value(text) if text else None
-    except ValueError:
-        raise InputError(f"--set {key} is {text!r}, which cannot be read: is a bracket or a quote missing?") from None
 
 
 def _mapping(value: Any, where: str, known: Sequence[str] | None = None) -> Mapping[str, Any]:

@@ -1,60 +1,49 @@
-"""Running a grid: what is done stays done, what failed or was cut short is run again.
+"""Running a grid, or one cell whose model is kept.
 
-Several cells run at once, in worker processes here or on a cluster (`Workplace.engine`); a worker that dies does no
-harm to the others. Only the process that runs the grid writes results.
+Of a grid what is done stays done; what failed or was cut short is run again. It may begin with a search of
+hyper-parameters: the same number of configurations for every method, chosen on validation rows alone. Each method is
+tried with the grid's own settings and with `configs` random ones: learning rate and weight decay (the same draws for
+every method) and the options that the method declares priors for. Trials run on seeds of their own and never look at a
+test row of their split. The configuration with the best validation score, by the grid's selection, is what the grid's
+seeds are then run with. Where the split follows the seed, trials have another split of the same data than results: a
+row that tests a result may have had its part in the choice, which the table says.
 """
 
-import gc
-import multiprocessing
-import os
-import signal
-import sys
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+import json
+import logging
+import random
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from fairhead.bench.grid import Cell, Grid
-from fairhead.bench.results_folder import Store, has_result
-from fairhead.errors import FairheadError, InputError
-from fairhead.records import Records
+from torch import nn
 
-Engine = Literal["processes", "ray", "slurm"]
-
-
-class News(NamedTuple):
-    """What a worker reports about its cell: a stage on the way, or its end with a row (and records if any)."""
-
-    cell: Cell
-    stage: str
-    done: int
-    total: int
-    note: str
-    row: dict[str, Any] | None = None
-    records: Records | None = None
-
-
-@dataclass(frozen=True)
-class Workplace:
-    """Where cells run."""
-
-    device: str = "cpu"  # "cpu", "cuda", ...; on a cluster also "auto"
-    jobs: int | None = None  # cells at once; None for one here, and for as many as a cluster has room for
-    # Folder for decoded pictures and frozen features; on a cluster, one that all machines see or each has
-    cache: Path | None = None
-    engine: Engine = "processes"  # "processes" of this machine, "ray" or "slurm"
-    # Of a cluster of Ray; "auto" finds the one of this machine, None starts one. Of Slurm the partition.
-    address: str | None = None
-    gpu_share: float = 1.0  # of a GPU that a cell takes, on a cluster
-    folder: Path | None = None  # where a cluster's own files go, on a disk that all machines see
-
-    @property
-    def at_once(self) -> int:
-        """Cells at once on this machine."""
-        return self.jobs or 1
+from fairhead.audit import audit, compare
+from fairhead.bench.cell import Tell, contents_of, fingerprint, method_of, run_cell
+from fairhead.bench.engines import News, Workplace, run_cells
+from fairhead.bench.grid import Cell, Grid, Method
+from fairhead.bench.one_run import Mitigated, kept_plain
+from fairhead.bench.results_folder import Row, Store, has_result, mean_of_all, name_of
+from fairhead.bench.tasks import Task, named_models, recipe_of
+from fairhead.data import check_spec, parse_spec
+from fairhead.errors import InputError
+from fairhead.mitigate import Trained
+from fairhead.mitigate.last_layer import find_head, set_head
+from fairhead.mitigate.priors import PLAN_PRIORS, Prior
+from fairhead.models import attach, save
+from fairhead.models import method_of as attached_method
+from fairhead.models.fresh import Recipe, is_ready
+from fairhead.models.inputs import text_length, tokenizer_of
+from fairhead.models.linear_head import LinearHead
+from fairhead.models.places import config_of
+from fairhead.models.training_rows import with_training_rows
+from fairhead.report.sections.bench_block import Choice
+from fairhead.store import reading, whole_folder, write_json
+from fairhead.train import Examples, TrainingDiverged, TrainingPlan
+from fairhead.train.features import put_back
+from fairhead.train.launched import written_by_first
 
 
 class Outcome(NamedTuple):
@@ -80,58 +69,39 @@ def run_grid(
     Results are kept as they come (see `Store`): after a kill, call it again. A cell counts as done when its row has the
     same settings, defaults included, was made of files with the same content, and its records are there.
     """
-    from fairhead.bench.search import final_cells, trial_cells
-
-    workplace = workplace or Workplace()
     store = Store(out)
+
+    def run(cells: Sequence[Cell]) -> Outcome:
+        known = {(row["cell"], row["fingerprint"]): row.get("contents") for row in store.rows() if has_result(row)}
+
+        def is_done(cell: Cell) -> bool:
+            key = (cell.name, fingerprint(cell))
+            # Of rows without it, or without the files, there is nothing to compare.
+            return key in known and (known[key] is None or contents_of(cell) in (None, known[key]))
+
+        todo = [cell for cell in cells if not is_done(cell)]
+        check(todo)
+        if on_before is not None:
+            on_before(len(cells) - len(todo))
+        failed = 0
+        for news in run_cells(todo, workplace or Workplace()):
+            if news.row is not None:
+                store.add(news.row, news.records)
+                failed += not has_result(news.row)
+            if on_news is not None:
+                on_news(news)
+        return Outcome(len(cells) - len(todo), len(todo) - failed, failed)
+
     with store.alone():
         trials = trial_cells(grid)
         if trials and shard != (1, 1):
             raise InputError("a search needs all its trials in one folder: run it without --shard")
-        tried = _run(trials, store, workplace, on_news, on_before)
-        finals = _run(final_cells(grid, store)[shard[0] - 1 :: shard[1]], store, workplace, on_news, on_before)
+        tried, finals = run(trials), run(final_cells(grid, store)[shard[0] - 1 :: shard[1]])
     return Outcome(*(a + b for a, b in zip(tried, finals, strict=True)))
-
-
-def _run(
-    cells: Sequence[Cell],
-    store: Store,
-    workplace: Workplace,
-    on_news: Callable[[News], None] | None,
-    on_before: Callable[[int], None] | None,
-) -> Outcome:
-    """Run those of the cells that have no result yet."""
-    from fairhead.bench.fingerprint import contents_of, fingerprint
-
-    known = {(row["cell"], row["fingerprint"]): row.get("contents") for row in store.rows() if has_result(row)}
-
-    def is_done(cell: Cell) -> bool:
-        key = (cell.name, fingerprint(cell))
-        # Of rows without it, or without the files, there is nothing to compare.
-        return key in known and (known[key] is None or contents_of(cell) in (None, known[key]))
-
-    todo = [cell for cell in cells if not is_done(cell)]
-    check(todo)
-    if on_before is not None:
-        on_before(len(cells) - len(todo))
-    failed = 0
-    for news in run_cells(todo, workplace):
-        if news.row is not None:
-            store.add(news.row, news.records)
-            failed += not has_result(news.row)
-        if on_news is not None:
-            on_news(news)
-    return Outcome(len(cells) - len(todo), len(todo) - failed, failed)
 
 
 def check(cells: Sequence[Cell]) -> None:
     """Refuse, before any work, methods, models and data that do not exist. Data are read in the cells."""
-    from fairhead.bench.fingerprint import method_of
-    from fairhead.bench.tasks import check_auxiliary_models
-    from fairhead.data import check_spec
-    from fairhead.models.fresh import Recipe
-    from fairhead.train import TrainingPlan
-
     seen = set()
     for cell in cells:
         key = (cell.method.name, cell.data.name, cell.backbone.name, cell.trial)
@@ -139,171 +109,262 @@ def check(cells: Sequence[Cell]) -> None:
             seen.add(key)
             method_of(cell)
             TrainingPlan.of(**cell.plan)
-            check_auxiliary_models(cell)
-            Recipe(cell.backbone.model, ("0", "1"), cell.backbone.settings).check()
+            for model in (*named_models(cell), None):
+                recipe_of(cell, ("0", "1"), model).check()
     # Last: a wrong setting is reported even where there are no data yet.
     for spec in dict.fromkeys(cell.data.read for cell in cells):
         check_spec(spec)
 
 
-def run_cells(cells: Sequence[Cell], workplace: Workplace) -> Iterator[News]:
-    """Run cells and yield what happens, as it happens.
+class Place(NamedTuple):
+    """Where a search takes place: each has its own choice."""
 
-    A cell that raises, or whose process dies, ends with a row of status "failed"; the others go on. Leaving the loop
-    early ends all workers.
+    data: str
+    backbone: str
+    method: str
+
+
+def trial_cells(grid: Grid) -> tuple[Cell, ...]:
+    """Every trial of a grid's search; none where it has no search."""
+    if grid.search is None:
+        return ()
+    numbers = range(grid.search.configs + 1)
+    cells = replace(grid, seeds=grid.search.seeds).cells()
+    return tuple(_configured(grid, cell, number) for cell in cells for number in numbers)
+
+
+def final_cells(grid: Grid, store: Store) -> tuple[Cell, ...]:
+    """The cells that the table is made of: a grid's own, or those of the configurations that its search has chosen.
+
+    A method whose trials have not all ended has none yet. Where the search is asked to choose with groups as well,
+    that choice is a method of its own, unless it is the same configuration.
     """
-    if workplace.engine == "processes" or not cells:
-        return _in_processes(cells, workplace)
-    from fairhead.bench.remote_engines import on_ray, on_slurm
-
-    return on_ray(cells, workplace) if workplace.engine == "ray" else on_slurm(cells, workplace)
-
-
-def _in_processes(cells: Sequence[Cell], workplace: Workplace) -> Iterator[News]:
-    context = _context()
-    running: Any = context.Value("i", 0, lock=False)
-    waiting = list(reversed(cells))
-    workers: list[_Worker] = []
-    try:
-        workers += [_Worker(context, workplace, running) for _ in range(min(workplace.at_once, len(cells)))]
-        while waiting or any(worker.cell for worker in workers):
-            for number, worker in enumerate(workers):
-                if worker.cell is None and waiting:
-                    if not worker.process.is_alive():
-                        workers[number] = worker = _Worker(context, workplace, running)
-                    worker.give(waiting.pop())
-            running.value = sum(worker.cell is not None for worker in workers)
-            ready = wait([worker.pipe for worker in workers if worker.cell is not None])
-            for worker in workers:
-                if worker.pipe in ready:
-                    yield worker.take()
-    finally:
-        for worker in workers:
-            worker.end()
+    if grid.search is None:
+        return grid.cells()
+    found, cells = choices(grid, store), []
+    for cell in grid.cells():
+        for choice in found.get(_place(cell), ()):
+            chosen = _configured(grid, cell, choice.config)
+            name = name_of(cell.method.name, choice)
+            method = replace(chosen.method, name=name, chosen_with_groups=choice.with_groups)
+            cells.append(replace(chosen, trial=None, method=method))
+    return tuple(cells)
 
 
-def _context() -> Any:
-    """How workers start: CUDA does not survive a fork, and to import PyTorch takes each of them seconds.
+def _place(cell: Cell) -> Place:
+    return Place(cell.data.name, cell.backbone.name, cell.method.name)
 
-    On Linux they are forked from a process that has imported what they need, and done nothing with it.
+
+def _configured(grid: Grid, cell: Cell, number: int) -> Cell:
+    """A cell as a trial of one configuration; 0 is the grid's own."""
+    assert grid.search is not None
+    drawn, priors = {}, _priors(grid, cell) if number else {}
+    for name, prior in priors.items():
+        # The plan's values do not depend on the method: all of them meet the same learning rates.
+        whose = "plan" if name in PLAN_PRIORS["text"] else cell.method.method
+        chance = random.Random(f"{grid.search.seed}/{number}/{whose}/{name}")
+        drawn[name] = prior.draw(chance, int(cell.plan.get("epochs", TrainingPlan.epochs)))
+    plan = {name: value for name, value in drawn.items() if name in PLAN_PRIORS["text"]}
+    options = {name: value for name, value in drawn.items() if name not in plan}
+    method = replace(cell.method, options={**cell.options, **options}, data_options={})
+    return replace(cell, method=method, plan={**cell.plan, **plan}, trial=number)
+
+
+def _priors(grid: Grid, cell: Cell) -> dict[str, Prior]:
+    """What is searched. What the command sets, or what makes a registered variant of a method, stays as it is."""
+    kind = "image" if parse_spec(cell.data.read).reader.kind == "images" else "text"
+    plan = {name: prior for name, prior in PLAN_PRIORS[kind].items() if name not in grid.overrides}
+    config = method_of(replace(cell, method=replace(cell.method, options={}, data_options={})))
+    plain, own = type(config)(), getattr(config, "priors", {})
+    return {**{name: own[name] for name in own if getattr(config, name) == getattr(plain, name)}, **plan}
+
+
+def choices(grid: Grid, store: Store) -> dict[Place, tuple[Choice, ...]]:
+    """What the search has chosen, for every method whose trials have all ended; with groups as well where asked for."""
+    rows = {(row["cell"], row["fingerprint"]): row for row in store.rows()}
+    trials: dict[Place, list[Cell]] = {}
+    for cell in trial_cells(grid):
+        trials.setdefault(_place(cell), []).append(cell)
+    found = {}
+    for place, cells in trials.items():
+        ended = [(cell, rows[key]) for cell in cells if (key := (cell.name, fingerprint(cell))) in rows]
+        chosen = _chosen(grid, store, ended) if len(ended) == len(cells) else ()
+        if chosen:
+            found[place] = chosen
+    return found
+
+
+def _chosen(grid: Grid, store: Store, trials: Sequence[tuple[Cell, Row]]) -> tuple[Choice, ...]:
+    """The best of a method's trials, on validation rows, and the best with groups where it is asked for and another."""
+    configs = {cell.trial: cell for cell, _ in trials}
+    costs = [row["cost"] for _, row in trials if "cost" in row]
+    watt_hours = mean_of_all([cost["energy_wh"] for cost in costs])
+
+    def best(score_of: Callable[[Row], float | None], with_groups: bool = False) -> Choice | None:
+        def score(row: Row) -> float | None:
+            return score_of(row) if row["status"] == "done" else None
+
+        # Over the seeds of each configuration; None where one came to nothing.
+        means = [mean_of_all([score(row) for cell, row in trials if cell.trial == number]) for number in configs]
+        if all(mean is None for mean in means):
+            return None
+        # The first of the best: where nothing is gained, the grid's own settings stay.
+        number = max(range(len(means)), key=lambda number: -1.0 if (mean := means[number]) is None else mean)
+        priors, config = _priors(grid, configs[0]), configs[number]
+        return Choice(
+            config=number,
+            values={name: {**config.options, **config.plan}[name] for name in priors if number},
+            score=means[number] or 0.0,
+            own_score=means[0],
+            searched={name: str(prior) for name, prior in priors.items()},
+            trials=len(trials),
+            failed=sum(row["status"] != "done" for _, row in trials),
+            seconds=sum(cost["seconds"] for cost in costs),
+            watt_hours=None if watt_hours is None else watt_hours * len(costs),
+            with_groups=with_groups,
+        )
+
+    def worst_group(row: Row) -> float | None:
+        metrics = ("worst_group_accuracy",)
+        return audit(store.records(row), group_by=row["group"], metrics=metrics, n_boot=100).estimates[0].value
+
+    assert grid.search is not None
+    plain = best(lambda row: row["validation"][grid.selection])
+    if plain is None:
+        return ()
+    other = best(worst_group, with_groups=True) if grid.search.with_groups else None
+    return (plain,) if other is None or other.config == plain.config else (plain, other)
+
+
+def mitigate(
+    cell: Cell,  # what to run
+    out: Path | str,  # the folder
+    # Another method, trained with the same seed, data and plan, to compare with; for auto, balance and match plain
+    # training, where none is named
+    against: str | None = None,
+    device: str = "cpu",  # where
+    cache: Path | None = None,  # folder for decoded pictures and frozen features
+    tell: Tell | None = None,  # called as the work goes on
+) -> Mitigated:
+    """Train one method and keep all that came of it.
+
+    Writes `model/` (safetensors, with what loads its pictures or texts), `records.csv`, `audit.json` and `run.json`;
+    with `against`, also `records-<method>.csv`, and the audit holds the paired comparison. A run that was killed goes
+    on from its checkpoints when it is started again.
     """
-    if sys.platform != "linux":
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fairhead.bench.cell"])
-    return context
+    if against is None and cell.method.method in ("auto", "balance", "match") and not cell.method.uses_groups:
+        against = "erm"
+    cells = [cell] if against is None else [cell, replace(cell, method=Method(against, against))]
+    check(cells)  # the second as well before the first is trained
+    out = Path(out)
+    checkpoints = out / "checkpoint"  # until the run has ended
+    with written_by_first(out) as writes:
+        _tell_what_is_replaced(out / "run.json", cell)
 
+        def keep(trained: Trained, task: Task) -> None:
+            if writes:
+                with whole_folder(out / "model") as folder:
+                    save_model(trained.model, task.kind, task.classes, cell, folder, task)
 
-class _Worker:
-    """A process and the pipe to it."""
-
-    def __init__(self, context: Any, workplace: Workplace, running: Any) -> None:
-        self.pipe, other = context.Pipe()
-        arguments = (other, workplace, running, dict(os.environ))
-        self.process = context.Process(target=_serve, args=arguments, daemon=True)
-        self.process.start()
-        # Closed here, so that the death of the process shows as the end of the pipe.
-        other.close()
-        self.cell: Cell | None = None
-
-    def give(self, cell: Cell) -> None:
-        self.cell = cell
-        with suppress(BrokenPipeError, ConnectionResetError):  # the worker is dead, which `take` will find
-            self.pipe.send(cell)
-
-    def take(self) -> News:
-        """Wait for the next report."""
-        assert self.cell is not None
-        cell = self.cell
         try:
-            stage, done, total, note, row, records = self.pipe.recv()
-        except (EOFError, ConnectionResetError):
-            from fairhead.bench.fingerprint import failed_row
-
-            self.process.join()
-            code = self.process.exitcode or 0
-            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            row, records = failed_row(cell, f"the process of this cell ended with {how}: out of memory?"), None
-            stage, done, total, note = "failed", 1, 1, row["error"]
-        if row is not None:
-            self.cell = None
-        return News(cell, stage, done, total, note, row, records)
-
-    def end(self) -> None:
-        self.pipe.close()
-        if self.cell is None:
-            # It leaves by itself when its pipe ends, and takes with it what it has started (compilers).
-            self.process.join(10)
-        self.process.terminate()
-        self.process.join()
-
-
-def _serve(pipe: Connection, workplace: Workplace, running: Any, environment: Mapping[str, str]) -> None:
-    """In a worker: run one cell after the other until the pipe ends."""
-    os.environ.clear()  # it may be that of an earlier grid
-    os.environ.update(environment)
-    # Ctrl-C is for the parent, which ends its workers.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Each worker compiles for itself; with as many helpers as cores, each, they would wait for each other.
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, (os.cpu_count() or 1) // workplace.at_once)))
-    import torch
-
-    if workplace.device == "cpu":
-        # More threads than cores, over all cells, would only wait for each other.
-        torch.set_num_threads(max(1, min(torch.get_num_threads(), (os.cpu_count() or 1) // workplace.at_once)))
-
-    def tell(stage: str, done: int, total: int, note: str) -> None:
-        pipe.send((stage, done, total, note, None, None))
-
-    while True:
-        try:
-            cell: Cell = pipe.recv()
-            row, records = work(cell, workplace, tell, lambda: int(running.value))
-            pipe.send((row["status"], 1, 1, note_of(row), row, records))
-        except (EOFError, BrokenPipeError):  # the parent is gone: so is the reason to work
-            return
+            done = run_cell(cell, device, cache, tell, checkpoints=checkpoints / "method", keep=keep)
+        except TrainingDiverged as diverged:
+            if writes:
+                shutil.rmtree(checkpoints, ignore_errors=True)  # going on there would end here again
+                if _keep_last_good(diverged, cell, out / "model"):
+                    raise TrainingDiverged(f"{diverged}. That epoch is kept in {out / 'model'}") from None
+            raise
+        if writes:
+            done.records.save(out / "records.csv")
+            write_json(out / "run.json", done.row)
+        columns = list(done.records.groups)
+        found, comparison, other = audit(done.records, group_by=columns), None, done.records
+        if against is not None:
+            # The plainly trained candidate is what would be trained once more.
+            if against != "erm" or not kept_plain(cell, done.row):
+                other = run_cell(cells[1], device, cache, tell, checkpoints=checkpoints / "against").records
+            comparison = compare(other, done.records, group_by=columns)
+        result = Mitigated(cell, done.row, found, comparison, against, out)
+        if writes:
+            if against is not None:
+                other.save(out / f"records-{against}.csv")
+            write_json(out / "audit.json", result.to_dict())
+            result.card().write(out / "model")
+            shutil.rmtree(checkpoints, ignore_errors=True)
+    return result
 
 
-def work(
-    cell: Cell, workplace: Workplace, tell: Callable[[str, int, int, str], None], sharers: Callable[[], int]
-) -> tuple[dict[str, Any], Records | None]:
-    """In a worker: run one cell; its row, which says so where it failed, and its records."""
-    import torch
+def _tell_what_is_replaced(before: Path, cell: Cell) -> None:
+    """Say before the training that a folder holds another run."""
+    if not before.is_file():
+        return
+    with reading(before, "is no row of a run: give another folder"):
+        row = json.loads(before.read_text(encoding="utf-8"))
+        if row["fingerprint"] != fingerprint(cell):
+            told = "%s holds another run (%s, seed %s), which this one replaces when it is trained"
+            logging.getLogger("fairhead").warning(told, before.parent, row["method"], row["seed"])
 
-    from fairhead.bench.fingerprint import failed_row
 
+def _keep_last_good(diverged: TrainingDiverged, cell: Cell, folder: Path) -> bool:
+    """Write the classifier inside a model whose training diverged: of two networks the one that predicts."""
+    inside = () if diverged.model is None else diverged.model.modules()
+    classifier: Any = next((part for part in inside if hasattr(part, "save_pretrained")), None)
+    if classifier is None or isinstance(classifier, LinearHead):
+        return False
+    kind = "image" if classifier.main_input_name == "pixel_values" else "text"
     try:
-        row, records = _run_one(cell, workplace, tell, sharers)
-    except BrokenPipeError:
-        raise
-    except FairheadError as error:
-        row, records = failed_row(cell, str(error)), None
-    except Exception as error:  # whatever it was, the other cells go on
-        message = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        row, records = failed_row(cell, message, traceback.format_exc()), None
-    # Hooks tie models into cycles; what is left of one cell would count as memory of the next.
-    gc.collect()
-    if workplace.device != "cpu":
-        torch.cuda.empty_cache()
-    return row, records
+        with whole_folder(folder) as beside:
+            save_model(classifier, kind, tuple(classifier.config.id2label.values()), cell, beside, diverged.task)
+    except RuntimeError:  # the last layer of another model, such as a larger teacher: it has no place in this one
+        return False
+    return True
 
 
-def _run_one(
-    cell: Cell, workplace: Workplace, tell: Callable[[str, int, int, str], None], sharers: Callable[[], int]
-) -> tuple[dict[str, Any], Records | None]:
-    from fairhead.bench.cell import run_cell, run_trial
+def save_model(
+    model: nn.Module,  # as training left it: after last-encoder training, the last encoder alone
+    kind: str,  # "image" or "text"
+    classes: tuple[str, ...],  # names of the classes
+    cell: Cell,  # what it was trained as
+    folder: Path,  # where to
+    task: Task | None = None,  # what it was trained on; needed where its last layer alone was trained
+) -> None:
+    """Write a trained model to a folder that `fairhead.load` gives back, with what makes its inputs ready."""
+    recipe = recipe_of(cell, classes)
+    rows = None if task is None else {part: task.published(part) for part in ("train", "validation")}
+    trained_on = with_training_rows(None if recipe.place is None else recipe.name, rows)
+    if is_ready(recipe.name):  # a linear head of features: nothing makes its inputs ready
+        save(model.cpu(), folder, trained_on)
+        return
+    if kind == "text":
+        assert recipe.place is not None
+        tokenizer = tokenizer_of(recipe.place)
+        # By it whoever reads the model cuts texts as in training.
+        tokenizer.model_max_length = text_length(config_of(recipe.place), cell.data.max_length)
+        beside = tokenizer.save_pretrained
+    else:
+        beside = recipe.pictures().save
+    whole = whole_model(model, kind, cell, recipe, None if task is None else task.validation)
+    save(whole, folder, beside, trained_on)
 
-    if cell.trial is not None:
-        return run_trial(cell, workplace.device, workplace.cache, tell, sharers)
-    done = run_cell(cell, workplace.device, workplace.cache, tell, sharers)
-    return done.row, done.records
 
-
-def note_of(row: dict[str, Any]) -> str:
-    """A word about a cell that has ended."""
-    if row["status"] == "failed":
-        return str(row["error"])
-    if "validation" in row:
-        return f"worst class {100 * row['validation']['worst_class']:.1f} % on the validation rows"
-    values = {name: row["figures"][name]["value"] for name in ("accuracy", "EOd") if name in row["figures"]}
-    return ", ".join(f"{name} {100 * value:.1f} %" for name, value in values.items() if value is not None)
+def whole_model(trained: nn.Module, kind: str, cell: Cell, recipe: Recipe, rows: Examples | None = None) -> nn.Module:
+    """The trained model; where a part alone was trained, with its frozen part before it again."""
+    trained = trained.cpu()
+    if isinstance(trained, LinearHead):
+        assert rows is not None
+        whole: nn.Module = recipe.build(kind, 0, head_only=True).eval()
+        set_head(find_head(whole, rows), *trained.layer())
+        return whole
+    if cell.backbone.train != "last_encoder":
+        return trained
+    whole = recipe.build(kind, cell.seed)
+    put_back(whole, trained)
+    method = attached_method(trained)
+    if method is not None:
+        plain = {name for name, _ in whole.named_children()}
+        attach(whole, method)
+        for name, module in trained.named_children():
+            if name not in plain:
+                # Not by `put_back`: the statistics of a method may have another shape than they began with.
+                whole.get_submodule(name).load_state_dict(module.state_dict())
+    return whole.eval()

@@ -1,31 +1,80 @@
-"""From results to a table whose bold type means something. Imports no torch.
+"""The table of a grid: its lines, what it says in words, and how it is written. Imports no torch.
 
-Every figure is recomputed from the records of the cells. A method is set in bold where it is the best *and* its paired
-difference from each other method is significant; a table without bold type is a finding too.
+The words say which methods differ significantly from the baseline, and what difference would have been missed.
 """
 
-import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
-import numpy as np
-
-from fairhead.audit import METRICS
-from fairhead.audit.seeds import SeedPool
-from fairhead.bench.grid import Cell, Grid, Method
-from fairhead.bench.results_folder import Store
-from fairhead.bench.verdict import Line, finding, verdict
-from fairhead.errors import InputError
-from fairhead.records import Records
-from fairhead.report.frontier import Frontier, Point
-from fairhead.report.sections.bench_block import Choice, Cost
-from fairhead.stats import ALPHA, adjust
+from fairhead.audit.seeds import SeedDifference, SeedFigure
+from fairhead.mitigate.registry import LADDER
+from fairhead.report import Report, Sentence, render
+from fairhead.report.form import build_dataclass, plain
+from fairhead.report.frontier import Frontier
+from fairhead.report.sections import Section
+from fairhead.report.sections.bench_block import BenchBlock, Choice, Cost, column_name, markdown_table
+from fairhead.report.sections.plain import PlainTable, PlainTables, Text
+from fairhead.report.wording import in_short, plain_value, signed
+from fairhead.stats.outcome import p_text
+from fairhead.store import write_json, write_text
 
 TABLE_SCHEMA = "fairhead.bench.table/1"
-# What the rows of results.jsonl must have.
-_FIELDS = ("data", "backbone", "method", "seed")
-_OF_DONE = ("classes", "group", "rows", "stages", "cost", "made_with")
+_GAPS = ("EOd", "EOp", "DP")  # the verdict is about the first of these that has a value
+
+
+@dataclass(frozen=True)
+class Line:
+    """One method in a block."""
+
+    method: str  # its name
+    told: int  # its rung on the `LADDER` of what methods are told; never in bold above 2
+    seeds: tuple[int, ...]  # those that are done
+    figures: Mapping[str, SeedFigure]  # metric -> figure over seeds
+    # Metric -> paired difference from the baseline, p corrected over the methods of the block (Holm)
+    differences: Mapping[str, SeedDifference]
+    best: frozenset[str]  # metrics in which it is significantly better than every other method
+    cost: Cost | None  # averaged over seeds
+    failed: Mapping[int, str]  # seed -> error of the cells that failed
+    remark: str = ""  # how it uses groups, if it does
+    search: Choice | None = None  # what a search of its hyper-parameters found; None where there was none
+
+    @property
+    def uses_groups(self) -> bool:
+        """Whether it trains or was chosen with groups: a reference."""
+        return self.told == len(LADDER) - 1
+
+    @property
+    def circular(self) -> bool:
+        """Whether the rows that test it have chosen its epoch."""
+        return "circular" in self.remark
+
+    def p(self, metric: str) -> float | None:
+        """The corrected p of its difference; None where it was not compared."""
+        return self.differences[metric].p_adjusted if metric in self.differences else None
+
+    def differs(self, metric: str) -> bool:
+        """Whether its difference is significant."""
+        return metric in self.differences and self.differences[metric].significant
+
+    def points(self, metric: str) -> str:
+        """Its difference, in points."""
+        return signed(100 * (self.differences[metric].value or 0.0), 1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            **vars(self),
+            "uses_groups": self.uses_groups,
+            "figures": {name: figure.to_dict() for name, figure in self.figures.items()},
+            "differences": {name: difference.to_dict() for name, difference in self.differences.items()},
+            "best": sorted(self.best),
+            "cost": None if self.cost is None else vars(self.cost),
+            "failed": {str(seed): error for seed, error in self.failed.items()},
+            "search": None if self.search is None else asdict(self.search),
+        }
 
 
 @dataclass(frozen=True)
@@ -40,6 +89,11 @@ class Block:
     frontier: Frontier | None  # of fairness and accuracy; None where a figure is undefined
     verdict: str  # what the block shows, in a few sentences
     findings: tuple[str, ...]  # one sentence for each metric
+
+    @property
+    def heading(self) -> str:
+        """What the block is about."""
+        return f"{self.data}, {self.backbone}: by {self.group}, {self.n} test rows"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -65,246 +119,237 @@ class Table:
         return {"schema": TABLE_SCHEMA, **vars(self), "blocks": [block.to_dict() for block in self.blocks]}
 
 
-def table_of(grid: Grid, store: Store, command: str = "") -> Table:
-    """The table of all cells of a grid that are done; rows of other settings are left out."""
-    plan = _plan(grid, store)
-    rows = plan.rows
-    for row in rows:
-        store.need(row, (*_FIELDS, *(_OF_DONE if row["status"] == "done" else ("error",))))
-        if row["status"] == "done":
-            with store.reading(row):  # what the table takes of it
-                _plans([row]), _cost([row]), row["seed"] + row["rows"]["test"]
-                ", ".join([*row["made_with"].values(), row["made_with"]["device"], row["group"], *row["classes"]])
-    if not any(row["status"] == "done" for row in rows):
-        errors = [f"{row['cell']}: {row['error']}" for row in rows if row["status"] == "failed"]
-        raise InputError(f"no cell of {grid.title!r} is done{'; ' + errors[0] if errors else _why_none(grid, store)}")
-    blocks = []
-    for data in grid.data:
-        for backbone in grid.backbones:
-            here = [row for row in rows if (row["data"], row["backbone"]) == (data.name, backbone.name)]
-            if any(row["status"] == "done" for row in here):
-                blocks.append(_block(grid, store, here, plan))
-    ended = {row["cell"]: row for row in rows}
-    done = sum(row["status"] == "done" for row in rows)
-    made_with = [row["made_with"] for row in rows if row["status"] == "done"]
-    provenance = {
-        "command": command,
-        "cells": len(plan.cells),
-        "done": done,
-        "failed": len(rows) - done,
-        "seeds": list(grid.seeds),
-        **_plans([ended[c.name] for c in plan.cells if ended.get(c.name, {}).get("status") == "done"]),
-        "selection": f"{'epoch and configuration' if grid.search else 'epoch'} by validation "
-        f"{'worst-class accuracy' if grid.selection == 'worst_class' else grid.selection}",
-        "n_boot": grid.n_boot,
-        **({} if grid.search is None else {"search": {**asdict(grid.search), "undecided": list(plan.undecided)}}),
-        "made_with": {
-            name: " and ".join(dict.fromkeys(made.get(name, "?") for made in made_with)) for name in made_with[0]
-        },
-        "devices": list(dict.fromkeys(made["device"] for made in made_with)),
-    }
-    return Table(grid.title, grid.about, grid.baseline, grid.metrics, tuple(blocks), grid.reported, provenance)
+def verdict(lines: Sequence[Line], baseline: str, commonest: float | None = None) -> str:
+    """A few sentences on one block: how large the gap is, which methods change it significantly, and at what price.
 
-
-def _plans(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """How models were trained, defaults included: what all have in common, and what some have instead."""
-    plans = {}
-    for row in rows:
-        made = row.get("effective") or row["settings"]
-        plan, backbone = made["plan"], made["backbone"]
-        if backbone.get("train") == "head":
-            plan = {"optimizer": "none, a linear head solved exactly", "weight_decay": plan["weight_decay"]}
-        own_plan = {"optimizer": "AdamW", **plan, "model": backbone["model"]}
-        plans[row["data"], row["backbone"], row["method"]] = own_plan
-    first = next(iter(plans.values()))
-    common = {key: value for key, value in first.items() if all(plan.get(key, key) == value for plan in plans.values())}
-    own: dict[str, list[tuple[str, ...]]] = {}
-    for place, plan in plans.items():
-        rest = {key: value for key, value in plan.items() if key not in common}
-        own.setdefault(json.dumps(rest), []).append(place)
-    # By the method alone, the backbone or the data where that says it all.
-    for part in (slice(2, 3), slice(1, 2), slice(0, 1), slice(3)):
-        names = [dict.fromkeys("/".join(place[part]) for place in places) for places in own.values()]
-        if sum(map(len, names)) == len({name for group in names for name in group}):
-            break
-    named = {", ".join(group): json.loads(rest) for group, rest in zip(names, own, strict=True)}
-    return {"plan": common, "own_plans": {name: rest for name, rest in named.items() if rest}}
-
-
-def _why_none(grid: Grid, store: Store) -> str:
-    """What there is instead of a finished cell, if anything."""
-    names = {cell.name for cell in grid.cells()}
-    others = sum(row["cell"] in names for row in store.rows())
-    if others:
-        return f"; {store.folder} has {others} results of its cells with other settings or other defaults"
-    return "; its search is not finished" if grid.search and store.rows() else ""
-
-
-class _Plan(NamedTuple):
-    """What the table of a grid is made of."""
-
-    cells: Sequence[Cell]  # what it shows
-    rows: Sequence[Mapping[str, Any]]  # those of them that have ended
-    choices: Mapping[tuple[str, str, str], Choice]  # what a search chose for (data, backbone, name)
-    undecided: Sequence[str] = ()  # where it chose nothing, as data/backbone/method
-
-
-def _plan(grid: Grid, store: Store) -> _Plan:
-    """Rows of cells with the same settings and, where PyTorch is there to ask, the same defaults.
-
-    Without PyTorch the latest row of the same settings counts.
+    `commonest` is the share of the test rows that have the commonest class: the accuracy of an answer without a model.
     """
-    try:
-        from fairhead.bench.fingerprint import fingerprint
-        from fairhead.bench.search import choices, final_cells, name_of
-    except ModuleNotFoundError:
-        if grid.search is not None:
-            raise InputError(
-                'the table of a grid with a search needs torch, not installed here: pip install "fairhead[torch]"'
-            ) from None
-        known = {c.name: json.dumps(c.settings(), sort_keys=True, default=str) for c in grid.cells()}
-        same = [r for r in store.rows() if json.dumps(r.get("settings"), sort_keys=True) == known.get(r["cell"])]
-        return _Plan(grid.cells(), list({row["cell"]: row for row in same}.values()), {})
-    cells = final_cells(grid, store)
-    wanted = {cell.name: fingerprint(cell) for cell in cells}
-    rows = [row for row in store.rows() if wanted.get(row["cell"]) == row["fingerprint"]]
-    found = choices(grid, store) if grid.search else {}
-    by_name = {
-        (place.data, place.backbone, name_of(place.method, choice)): choice
-        for place, both in found.items()
-        for choice in both
-    }
-    asked = {(c.data.name, c.backbone.name, c.method.name): None for c in grid.cells()} if grid.search else {}
-    return _Plan(cells, rows, by_name, ["/".join(place) for place in asked if place not in found])
-
-
-def _block(grid: Grid, store: Store, rows: Sequence[Mapping[str, Any]], plan: _Plan) -> Block:
-    done = [row for row in rows if row["status"] == "done"]
-    methods = {cell.method.name: cell.method for cell in plan.cells}
-    names = [name for name in methods if any(row["method"] == name for row in rows)]
-    runs = {
-        name: {row["seed"]: store.records(row) for row in done if row["method"] == name}
-        for name in names
-        if any(row["method"] == name for row in done)
-    }
-    pool = SeedPool(runs, done[0]["group"], n_boot=grid.n_boot)
-    first = done[0]
-    lines = [_line(methods[name], rows, pool, grid) for name in names]
-    lines = [replace(line, search=plan.choices.get((first["data"], first["backbone"], line.method))) for line in lines]
-    lines = _corrected(lines, grid.metrics)
-    best = {metric: _best(lines, pool, metric) for metric in grid.metrics}
-    lines = [
-        replace(line, best=frozenset(metric for metric, name in best.items() if name == line.method)) for line in lines
-    ]
-    n = round(sum(row["rows"]["test"] for row in done) / len(done))
-    return Block(
-        data=first["data"],
-        backbone=first["backbone"],
-        group=first["group"],
-        n=n,
-        lines=tuple(lines),
-        frontier=_frontier(lines, grid.baseline),
-        verdict=verdict(
-            lines, grid.baseline, _commonest([records for seeds in runs.values() for records in seeds.values()])
-        ),
-        findings=tuple(finding(lines, metric, grid.baseline) for metric in grid.metrics),
+    base = next((line for line in lines if line.method == baseline and line.figures), None)
+    if base is None:
+        return f"{baseline} has no result: nothing to compare with."
+    gap = next((gap for gap in _GAPS if gap in base.figures and base.figures[gap].mean is not None), None)
+    if gap is None:
+        return "No gap is defined: too few rows in a group."
+    said = [f"With {baseline}, {gap} is {_percent(base, gap)} at an accuracy of {_percent(base, 'accuracy')}."]
+    if len(base.seeds) < 2:
+        return f"{said[0]} One seed: the variance of training is unknown, so no difference can be tested."
+    tested = [line for line in lines if line.p(gap) is not None]
+    if not tested:
+        said.append(f"No other method shares two seeds with {baseline} yet: nothing to compare.")
+    free = [line for line in tested if not line.uses_groups]
+    for outcome, word in (("better", "smaller"), ("worse", "larger")):
+        differ = [line for line in free if line.differences[gap].outcome == outcome]
+        if differ:
+            said.append(f"Significantly {word} {gap}: {_with_price(differ, gap)}.")
+    vague = [line for line in free if not line.differs(gap)]
+    if vague:
+        who = ", ".join(line.method for line in vague) + (" does not differ" if len(vague) == 1 else " do not differ")
+        if vague == free and len(free) > 1:
+            who = "No method without groups differs"
+        said.append(f"{who} significantly from {baseline} in {gap}; {_missed(vague, gap)}.")
+        costly = [f"{line.method} {line.points('accuracy')}" for line in vague if line.differs("accuracy")]
+        if costly:
+            said.append(f"Of these, accuracy differs significantly: {', '.join(costly)} points.")
+    references = [line for line in tested if line.uses_groups and not line.circular]
+    differ = [line for line in references if line.differs(gap)]
+    how = "trained or chosen" if any("chosen" in line.remark for line in differ or references) else "trained"
+    if differ:
+        said.append(f"{how.capitalize()} with the groups: {_with_price(differ, gap)}.")
+    elif references:
+        names = " and ".join(line.method for line in references)
+        said.append(
+            f"Even {how} with the groups ({names}), {gap} does not differ significantly from that of {baseline}."
+        )
+    circular = "; ".join(
+        f"{line.method} {line.points(gap)} points against {line.differences[gap].methods[0]} ({p_text(line.p(gap))})"
+        for line in tested
+        if line.circular
     )
+    if circular:
+        said.append(f"Circular, as the test rows chose the epoch by their EOd, and no result: {circular}.")
+    # Small gaps may be those of answers that tell nothing.
+    ends = {line.method: line.figures["accuracy"].low for line in lines if "accuracy" in line.figures}
+    guess = -1.0 if commonest is None else commonest
+    guesses = [name for name, low in ends.items() if low is not None and low <= guess]
+    if guesses:
+        said.append(
+            f"Not shown to be more often right than the commonest class on its own ({100 * guess:.1f} %): "
+            f"{', '.join(guesses)}. A small gap is no merit there."
+        )
+    return " ".join(said)
 
 
-def _frontier(lines: Sequence[Line], baseline: str) -> Frontier | None:
-    """Accuracy and EOd of the methods that have both with their intervals."""
-    points = []
+def _percent(line: Line, metric: str) -> str:
+    figure = line.figures.get(metric)
+    return "unknown size" if figure is None or figure.mean is None else f"{100 * figure.mean:.1f} %"
+
+
+def _with_price(lines: Sequence[Line], gap: str) -> str:
+    """The change of each method's gap, and of its accuracy."""
+    said = []
     for line in lines:
-        both = [line.figures[name] for name in ("accuracy", "EOd") if name in line.figures]
-        known = [x for figure in both for x in (figure.mean, figure.low, figure.high) if x is not None]
-        if len(known) == 6:
-            accuracy, accuracy_low, accuracy_high, gap, low, high = known
-            points.append(Point(line.method, accuracy, accuracy_low, accuracy_high, gap, low, high))
-    return Frontier.of("EOd", points, baseline) if points else None
+        price = f"accuracy: not significant, {p_text(line.p('accuracy'))}"
+        if line.p("accuracy") is None:
+            price = "accuracy not compared"
+        elif line.differs("accuracy"):
+            price = f"accuracy {line.points('accuracy')} points"
+        said.append(f"{line.method} {line.points(gap)} points ({price})")
+    return "; ".join(said)
 
 
-def _commonest(runs: Sequence[Records]) -> float:
-    """Share of the commonest class, averaged over the test rows of all runs."""
-    return float(np.mean([np.bincount(records.label.codes).max() / len(records) for records in runs]))
+def finding(lines: Sequence[Line], metric: str, baseline: str) -> str:
+    """One sentence: which methods differ significantly from the baseline in this metric, and what would be missed."""
+    tested = [line for line in lines if line.p(metric) is not None]
+    figures = [line.figures[metric] for line in lines if metric in line.figures]
+    name = metric.replace("worst_group_accuracy", "worst-group accuracy")
+    if not tested:
+        reasons = [figure.undefined for figure in figures if figure.undefined]
+        why = f"undefined ({reasons[0]})" if reasons else f"fewer than two seeds in common with {baseline}"
+        return f"{name}: {why}."
+    # The worst group may be among the cells that a figure goes without.
+    excluded = list(dict.fromkeys(reason for figure in figures for reason in figure.excluded))
+    without = f" Left out: {in_short(excluded)}." if excluded else ""
+    if all(line.differences[metric].mde is None for line in tested):
+        return f"{name}: the same answers as {baseline} everywhere.{without}"
+    differ = [line for line in tested if line.differs(metric)]
+    if not differ:
+        who = f"{tested[0].method} does not differ" if len(tested) == 1 else f"none of {len(tested)} methods differs"
+        return f"{name}: {who} significantly from {baseline}; {_missed(tested, metric)}.{without}"
+    said = []
+    for line in differ:
+        remark = f" ({line.remark})" if line.remark and line.remark not in line.method else ""
+        other = line.differences[metric].methods[0]
+        held = f" against {other}" if other not in ("", baseline) else ""
+        said.append(f"{line.method} {line.points(metric)} points{remark}{held}")
+    rest = [line for line in tested if line not in differ]
+    others = f"; for the other {len(rest)} it is not significant, and {_missed(rest, metric)}" if rest else ""
+    return f"{name}: {', '.join(said)} against {baseline}{others}.{without}"
 
 
-def _line(method: Method, rows: Sequence[Mapping[str, Any]], pool: SeedPool, grid: Grid) -> Line:
-    name = method.name
-    own = [row for row in rows if row["method"] == name]
-    done = [row for row in own if row["status"] == "done"]
-    figures = {metric: pool.figure(name, metric) for metric in grid.metrics} if done else {}
-    against = _against(method, grid)
-    compared = done and name != against and against in pool.runs
-    differences = {metric: pool.difference(against, name, metric) for metric in grid.metrics} if compared else {}
-    failed = {row["seed"]: row["error"] for row in own if row["status"] == "failed"}
-    seeds = tuple(sorted(row["seed"] for row in done))
-    cost = _cost(done) if done else None
-    return Line(name, method.told, seeds, figures, differences, frozenset(), cost, failed, method.remark)
+def _missed(lines: Sequence[Line], metric: str) -> str:
+    """The smallest difference that would have been found, of each method its own."""
+    known = {line.method: 100 * mde for line in lines if (mde := line.differences[metric].mde) is not None}
+    if not known:
+        return "their answers are the same everywhere"
+    if min(known.values()) >= 100:
+        return "these seeds and rows are too few to show any difference"
+    each = ", ".join(f"{f'{mde:.1f}' if mde < 100 else 'none'} for {name}" for name, mde in known.items())
+    return f"the smallest detectable difference in points, each compared alone, is {each}"
 
 
-def _against(method: Method, grid: Grid) -> str:
-    """The baseline; with an epoch chosen on test rows the baseline whose epoch was chosen so, if there is one."""
-    plain = next((other for other in grid.methods if other.name == grid.baseline), None)
-    if method.circular and plain is not None:
-        for other in grid.methods:
-            alike = replace(plain, name=other.name, uses_groups=True, selection=method.selection)
-            if other == alike and other != method:
-                return other.name
-    return grid.baseline
+def write_table(table: Table, folder: Path | str) -> Path:
+    """Write table.md, table.json and table.html to a folder; return the path of the page."""
+    folder = Path(folder)
+    page = render(report_of(table))
+    write_text(folder / "table.md", markdown(table))
+    write_json(folder / "table.json", table.to_dict())
+    write_text(folder / "table.html", page)
+    return folder / "table.html"
 
 
-def _cost(rows: Sequence[Mapping[str, Any]]) -> Cost:
-    costs = [row["cost"] for row in rows]
-    on_gpu = costs[0]["gpu_allocated_mib"] is not None
-    mib = "gpu_allocated_mib" if on_gpu else "peak_rss_mib"
-    return Cost(
-        seconds=mean_of_all([cost["seconds"] for cost in costs]) or 0.0,
-        watt_hours=mean_of_all([cost["energy_wh"] for cost in costs]),
-        mib=mean_of_all([cost[mib] for cost in costs]),
-        mib_of="GPU, tensors" if on_gpu else "process, resident",
-        shared_by=max(cost["shared_by"] for cost in costs),
-        steps=mean_of_all([sum(stage[2] for stage in row["stages"]) for row in rows]) or 0.0,
+def report_of(table: Table) -> Report:
+    """The page of a table: verdicts first, then a section for each block."""
+    several = len(table.blocks) > 1
+    sections: list[Section] = [_section(table, block) for block in table.blocks]
+    sections += [_reported(table)] if table.reported else []
+    sections.append(Text(title="How to read this", text="\n\n".join(_notes(table))))
+    return Report(
+        title=table.title,
+        question=table.about,
+        verdict=[Sentence(f"{b.heading}. {b.verdict}" if several else b.verdict, "note") for b in table.blocks],
+        sections=sections,
+        provenance=table.provenance,
+        brand="bench",
     )
 
 
-def mean_of_all(values: Sequence[float | None]) -> float | None:
-    """None where one of them is not known, or there is none."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known and len(known) == len(values) else None
+def markdown(table: Table) -> str:
+    """The table as Markdown."""
+    parts = [f"# {table.title}", table.about.strip(), "**In short.**"]
+    parts += [f"- {block.heading}. {block.verdict}" for block in table.blocks]
+    for block in table.blocks:
+        parts += [f"## {block.heading}", *_section(table, block).markdown()]
+    if table.reported:
+        reported = _reported(table)
+        parts += [f"## {reported.title}", reported.text]
+        for found in reported.tables:
+            parts += [found.caption, markdown_table(found.columns, found.rows)]
+    parts += ["## How to read this", " ".join(_notes(table)), "## How it was made", *_made(table)]
+    text = "\n\n".join(part for part in parts if part) + "\n"
+    return re.sub(r"(?m)^(- .*)\n\n(?=- )", r"\1\n", text)  # bullets that follow each other stay one list
 
 
-def _corrected(lines: Sequence[Line], metrics: Sequence[str]) -> list[Line]:
-    """Correct the p-values of each metric over the methods that were compared with the baseline."""
-    made = {line.method: dict(line.differences) for line in lines}
-    for metric in metrics:
-        tested = [of_line for of_line in made.values() if metric in of_line]
-        corrected = adjust([of_line[metric].p for of_line in tested], "holm")
-        for of_line, p in zip(tested, corrected, strict=True):
-            of_line[metric] = replace(of_line[metric], p_adjusted=p)
-    return [replace(line, differences=made[line.method]) for line in lines]
+def _section(table: Table, block: Block) -> BenchBlock:
+    values = {"title": block.heading, "baseline": table.baseline, "metrics": table.metrics, **block.to_dict()}
+    return build_dataclass(BenchBlock, plain(values, "block"), "block")
 
 
-def _best(lines: Sequence[Line], pool: SeedPool, metric: str) -> str | None:
-    """The best method on the rungs 0 to 2 of the ladder, where it differs significantly from every other one there.
-
-    Each of these p counts as often as there are others, or as methods that were compared with the baseline where those
-    are more, as with references (Bonferroni): Holm's would set a method in bold whose difference from the baseline,
-    corrected among those of all methods, is called noise in the same table.
-    """
-    means = {
-        line.method: line.figures[metric].mean
-        for line in lines
-        if line.told <= 2 and line.figures and line.figures[metric].mean is not None
-    }
-    if len(means) < 2:
-        return None
-    ordered = sorted(means, key=lambda name: _badness(metric, means[name]))
-    against = [pool.difference(ordered[0], other, metric).p for other in ordered[1:]]
-    if any(p is None for p in against):
-        return None
-    tests = max(len(against), sum(metric in line.differences for line in lines))
-    return ordered[0] if all((p or 0.0) * tests < ALPHA for p in against) else None
+def _reported(table: Table) -> PlainTables:
+    """What the paper reports, a table for each data set."""
+    tables = [
+        PlainTable(
+            caption=name,
+            columns=["method", *(column_name(metric) for metric in next(iter(methods.values())))],
+            rows=[[method, *map(str, values.values())] for method, values in methods.items()],
+        )
+        for name, methods in table.reported.items()
+    ]
+    return PlainTables(
+        title="What the paper reports",
+        text="From DAM's own tables (mean of three runs): for orientation, not for comparison. Its data, splits and "
+        "choice of epoch differ.",
+        tables=tables,
+    )
 
 
-def _badness(metric: str, value: float | None) -> float:
-    return abs((value or 0.0) - (METRICS[metric].ideal or 0.0))
+def _made(table: Table) -> list[str]:
+    """The command, the machine and the settings."""
+    made = table.provenance
+    versions = ", ".join(f"{name} {value}" for name, value in made["made_with"].items() if name != "device")
+    failed = f", {made['failed']} failed" if made["failed"] else ""
+    return [
+        f"```console\n$ {made['command']}\n```",
+        f"{made['done']} of {made['cells']} cells{failed}, on {', '.join(made['devices'])}; {versions}. "
+        f"Seeds {', '.join(map(str, made['seeds']))}; {made['selection']}, which needs no groups.",
+        f"Training plan, defaults included: {_settings(made['plan'])}.",
+        *(f"- {names}: {_settings(own)}." for names, own in made["own_plans"].items()),
+    ]
+
+
+def _settings(plan: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {plain_value(value)}" for name, value in plan.items())
+
+
+def _notes(table: Table) -> list[str]:
+    lines = [line for block in table.blocks for line in block.lines]
+    costs = [line.cost for line in lines if line.cost]
+    search = table.provenance.get("search", {})
+    ladder = "; ".join(f"{rung} {words}" for rung, words in enumerate(LADDER))
+    notes = [
+        "Percent; mean ± standard deviation over seeds, with the 95 % interval of the mean from test sampling (these "
+        "models, other test rows).",
+        "Differences are paired on seeds and test rows; their interval holds both kinds of chance, training and test.",
+        f"Told: what a method knows beside its backbone; each rung has those below it: {ladder}.",
+        "Bold: the best of the methods on rungs 0 to 2, where its difference from every other one of them is "
+        "significant (5 %, Bonferroni).",
+        f"s: wall seconds of training, all stages; MiB: peak memory ({costs[0].mib_of if costs else 'not known'}).",
+    ]
+    if any(line.search for line in lines):
+        notes.append(
+            "Each method was tried with the same number of random configurations (and the settings of the grid) on "
+            "seeds of their own; no trial looked at the test rows of its split. Where the split follows the seed, that "
+            "is another split of the same data: rows that test a method here may have helped to choose its "
+            "configuration, though never to train it."
+        )
+    if search.get("undecided"):
+        notes.append(f"Not shown, as trials are missing or all have failed: {', '.join(search['undecided'])}.")
+    if search.get("with_groups"):
+        notes.append(
+            "Chosen with groups: the configuration with the best worst (class, group) accuracy on the validation rows, "
+            "whose groups it needs. Methods without such a line would keep their configuration, or have too few rows "
+            "of some class and group to say."
+        )
+    shared = max((cost.shared_by for cost in costs), default=1)
+    if shared > 1:
+        notes.append(f"Up to {shared} cells shared the device: seconds are longer than alone, Wh are equal shares.")
+    return notes

@@ -5,18 +5,17 @@ Also for models beside the one that a cell trains: a teacher, an adversary, or a
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from fairhead.bench.grid import NAMING, Cell, Data, expanded
+from fairhead.bench.grid import NAMING, PARTS, Cell, Data, expanded
 from fairhead.data import Dataset, Images, read_labelled
 from fairhead.data import Examples as Published
 from fairhead.data.datasets import row_digests
@@ -27,7 +26,7 @@ from fairhead.mitigate.training_job import AuxiliaryModel
 from fairhead.models.fresh import Recipe, is_fresh, is_ready
 from fairhead.models.inputs import text_length, tokenizer_of, tokens_of
 from fairhead.models.linear_head import FEATURES
-from fairhead.models.places import Place, config_of
+from fairhead.models.places import config_of
 from fairhead.models.training_rows import unseen
 from fairhead.records import Records
 from fairhead.train import Examples
@@ -36,6 +35,7 @@ from fairhead.train.features import encode
 from fairhead.train.linear import ready_features
 
 Progress = Callable[[int, int], None]
+Inputs = Callable[[Published], dict[str, Tensor]]
 # Options of readers that choose among the same pictures: those are then decoded once for all of them.
 _CHOOSING = ("seed", "bias_rate", "fractions", "split", "person", "groups_from")
 
@@ -49,7 +49,6 @@ class Task:
     test: Examples  # inputs and labels
     kind: str  # "image" or "text"
     group: str | None  # the group column that the table is about; None where the data have none
-    test_ids: NDArray[np.str_]  # of the test rows, [n]
     _dataset: Dataset
     _ids: dict[str, NDArray[np.str_]]
     like: Examples | None = None  # inputs and labels of a deployment sample, where one was given
@@ -63,6 +62,11 @@ class Task:
     def records(self, probabilities: Tensor, part: str = "test") -> Records:
         """Join the answers for the rows of a part, [n, C], with their labels and groups."""
         return self._dataset.records(self._ids[part], probabilities)
+
+    @property
+    def test_ids(self) -> NDArray[np.str_]:
+        """Of the test rows, [n]."""
+        return self._ids["test"]
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -87,10 +91,7 @@ class Task:
 
     def units(self, part: str) -> Tensor | None:
         """Who or what the rows of a part are of (persons, documents), [n]; None where each stands for itself."""
-        attributes = self._dataset.attributes
-        if attributes.cluster is None:
-            return None
-        return torch.from_numpy(attributes.cluster.codes[attributes.rows(self._ids[part])].astype(np.int64))
+        return _units(self._dataset, self._dataset.attributes.rows(self._ids[part]))
 
     def groups(self, part: str) -> Tensor:
         """Group numbers of the train or validation rows, [n]: for the references that train with groups, only.
@@ -106,7 +107,7 @@ class Task:
 def read_task(
     data: Data,  # which data, and how
     # From the names of the classes to the model, which decides size and normalisation or tokens
-    recipe_of: Callable[[tuple[str, ...]], Recipe],
+    recipe_for: Callable[[tuple[str, ...]], Recipe],
     seed: int,  # of the split, where it follows the seed, and of the rows that a limit keeps
     cache: Path | None = None,  # folder for decoded pictures
     progress: Progress | None = None,  # called with (done, total) while pictures are decoded
@@ -114,69 +115,20 @@ def read_task(
     """Read a data set and make its parts ready for a model."""
     dataset = _dataset(data, seed)
     group = _group(dataset, data)
-    recipe = recipe_of(dataset.classes)
+    recipe = recipe_for(dataset.classes)
     recipe.check()
     parts = {
         name: _limited(dataset.examples(published), data.limit, seed)
-        for name, published in zip(("train", "validation", "test"), data.parts, strict=True)
+        for name, published in zip(PARTS, data.parts, strict=True)
     }
     if recipe.place is not None:  # it may have been trained before
         parts["test"] = unseen(recipe.name, parts["test"])
     kind = "image" if isinstance(dataset.all.inputs, Images) else "text"
-    if is_ready(recipe.name):
-        inputs = _ready(recipe)
-    else:
-        inputs = _pictures(data, recipe, cache, progress) if kind == "image" else _texts(data, recipe)
-    ready = {name: Examples(inputs(part), torch.from_numpy(part.labels)) for name, part in parts.items()}
+    inputs = _inputs(data, kind, recipe, cache, progress)
+    train, validation, test = (Examples(inputs(parts[p]), torch.from_numpy(parts[p].labels)) for p in PARTS)
     ids = {name: part.ids for name, part in parts.items()}
-    like = _like(data, dataset, recipe, inputs)
-    return Task(ready["train"], ready["validation"], ready["test"], kind, group, ids["test"], dataset, ids, *like)
-
-
-def _like(
-    data: Data, dataset: Dataset, recipe: Recipe, inputs: Callable[[Published], dict[str, Tensor]]
-) -> tuple[Examples | None, Tensor | None]:
-    """All rows of the deployment sample, and their units; groups are not read."""
-    if data.like is None:
-        return None, None
-    reader = data.read.partition(":")[0]
-    spec = data.like if data.like.startswith(f"{reader}:") else f"{reader}:{data.like}"
-    options = {name: value for name, value in data.options.items() if name not in ("groups", "groups_from")}
-    sample = _dataset(replace(data, read=spec, options=options, split_by_seed=False), None)
-    if set(sample.classes) != set(dataset.classes):
-        raise InputError(
-            f"{data.like}: the deployment sample has the classes {', '.join(sample.classes)} and "
-            f"the data {', '.join(dataset.classes)}; they must be the same"
-        )
-    # Not by ids, where they could be those of other rows: tables without an id column number their rows.
-    known = set(dataset.all.ids.tolist())
-    there = np.isin(row_digests(sample.all), row_digests(dataset.all))
-    if there.all():
-        raise InputError(
-            f"{data.like}: all {len(sample):,} rows of the deployment sample are among the data: give others"
-        )
-    if there.any():
-        told = "%s: %s of %s rows of the deployment sample are among the data, and are left out"
-        logging.getLogger("fairhead").warning(told, data.like, f"{int(there.sum()):,}", f"{len(sample):,}")
-    kept = np.flatnonzero(~there)
-    rows = sample.all.take(kept)
-    if isinstance(rows.inputs, Images) and not is_ready(recipe.name):
-        found = {"pixel_values": _channels_first(_images(rows).as_array(recipe.pictures().size))}
-    elif is_ready(recipe.name) and not isinstance(rows.inputs, Images) and known & set(rows.ids.tolist()):
-        raise InputError(
-            f"{data.like}: rows of the sample have ids of the data, by which features are found: use others"
-        )
-    else:
-        found = inputs(rows)
-    order = np.array([dataset.classes.index(name) for name in sample.classes])
-    cluster = sample.attributes.cluster
-    units = None if cluster is None else torch.from_numpy(cluster.codes[kept].astype(np.int64))
-    return Examples(found, torch.from_numpy(order[rows.labels])), units
-
-
-def _ready(recipe: Recipe) -> Callable[[Published], dict[str, Tensor]]:
-    table = ReadyFeatures.read(recipe.name)
-    return lambda part: {FEATURES: torch.from_numpy(table.of(part))}
+    like, like_units = _like(data, dataset, recipe, inputs)
+    return Task(train, validation, test, kind, group, dataset, ids, like, like_units)
 
 
 @lru_cache(maxsize=16)  # five seeds of two settings and more: a worker comes back to each with the next method
@@ -190,7 +142,7 @@ def _dataset(data: Data, seed: int | None) -> Dataset:
         options["seed"] = seed
     if data.read.startswith("memory:"):
         return read_labelled(data.read, **options)
-    places = [data.read.partition(":")[2], *([options["groups_from"]] if options.get("groups_from") else [])]
+    places = [data.read.partition(":")[2], *filter(None, [options.get("groups_from")])]
     stamp = stamp_of(file for place in places for file in files_below(place))
     return _read(data.read, json.dumps(options, sort_keys=True), stamp)
 
@@ -214,53 +166,93 @@ def _limited(examples: Published, limit: int | None, seed: int) -> Published:
     return examples.take(np.sort(np.random.default_rng(seed).permutation(len(examples))[:limit]))
 
 
-def _pictures(
-    data: Data, recipe: Recipe, cache: Path | None, progress: Progress | None
-) -> Callable[[Published], dict[str, Tensor]]:
+def _units(dataset: Dataset, rows: NDArray[np.integer]) -> Tensor | None:
+    cluster = dataset.attributes.cluster
+    return None if cluster is None else torch.from_numpy(cluster.codes[rows].astype(np.int64))
+
+
+def _like(data: Data, dataset: Dataset, recipe: Recipe, inputs: Inputs) -> tuple[Examples | None, Tensor | None]:
+    """All rows of the deployment sample, and their units; groups are not read."""
+    if data.like is None:
+        return None, None
+    reader = data.read.partition(":")[0]
+    spec = data.like if data.like.startswith(f"{reader}:") else f"{reader}:{data.like}"
+    options = {name: value for name, value in data.options.items() if name not in ("groups", "groups_from")}
+    sample = _dataset(replace(data, read=spec, options=options, split_by_seed=False), None)
+    if set(sample.classes) != set(dataset.classes):
+        raise InputError(
+            f"{data.like}: the deployment sample has the classes {', '.join(sample.classes)} and "
+            f"the data {', '.join(dataset.classes)}; they must be the same"
+        )
+    # Not by ids, where they could be those of other rows: tables without an id column number their rows.
+    there = np.isin(row_digests(sample.all), row_digests(dataset.all))
+    if there.all():
+        raise InputError(
+            f"{data.like}: all {len(sample):,} rows of the deployment sample are among the data: give others"
+        )
+    if there.any():
+        told = "%s: %s of %s rows of the deployment sample are among the data, and are left out"
+        logging.getLogger("fairhead").warning(told, data.like, f"{int(there.sum()):,}", f"{len(sample):,}")
+    kept = np.flatnonzero(~there)
+    rows = sample.all.take(kept)
+    pictures, ready = isinstance(rows.inputs, Images), is_ready(recipe.name)
+    if ready and not pictures and {*dataset.all.ids.tolist()} & {*rows.ids.tolist()}:
+        raise InputError(
+            f"{data.like}: rows of the sample have ids of the data, by which features are found: use others"
+        )
+    found = _decoded(recipe.pictures().size, rows) if pictures and not ready else inputs(rows)
+    order = np.array([dataset.classes.index(name) for name in sample.classes])
+    return Examples(found, torch.from_numpy(order[rows.labels])), _units(sample, kept)
+
+
+def _inputs(data: Data, kind: str, recipe: Recipe, cache: Path | None, progress: Progress | None) -> Inputs:
+    """What makes rows ready for a model."""
+    if is_ready(recipe.name):
+        table = ReadyFeatures.read(recipe.name)
+        return lambda part: {FEATURES: torch.from_numpy(table.of(part))}
+    if kind == "text":
+        if recipe.place is None:
+            raise InputError(f"{data.name} has texts, which {recipe.name} cannot read: give a backbone path:FOLDER")
+        tokenizer, length = tokenizer_of(recipe.place), text_length(config_of(recipe.place), data.max_length)
+        return lambda part: tokens_of(tokenizer, part.inputs, length)
     size = recipe.pictures().size
-
-    def alone(part: Published) -> dict[str, Tensor]:
-        return {"pixel_values": _channels_first(_images(part).as_array(size))}
-
     if data.limit is not None:  # a few pictures: quicker decoded than looked up
-        return alone
+        return partial(_decoded, size)
     options = {name: value for name, value in data.options.items() if name not in _CHOOSING}
     if "groups_from" in data.options:  # its columns are not the reader's
         options.pop("groups", None)
     every = _dataset(Data(data.name, data.read, options), None).all
-    decoded = decoded_pictures(_images(every), size, cache, progress)
+    assert isinstance(every.inputs, Images)
+    decoded = decoded_pictures(every.inputs, size, cache, progress)
     row_of = {name: row for row, name in enumerate(every.ids.tolist())}
 
-    def inputs(part: Published) -> dict[str, Tensor]:
+    def looked_up(part: Published) -> dict[str, Tensor]:
         rows = [row_of.get(name, -1) for name in part.ids.tolist()]
         if min(rows) < 0:
-            return alone(part)
+            return _decoded(size, part)
         return {"pixel_values": torch.from_numpy(np.asarray(decoded[rows]))}
 
-    return inputs
+    return looked_up
 
 
-def _images(part: Published) -> Images:
+def _decoded(size: int, part: Published) -> dict[str, Tensor]:
+    """Pictures [n, 3, H, W], bytes still: the model normalises them (see `inputs.normalising`)."""
     assert isinstance(part.inputs, Images)
-    return part.inputs
+    pixels = part.inputs.as_array(size).transpose(0, 3, 1, 2)
+    return {"pixel_values": torch.from_numpy(np.ascontiguousarray(pixels))}
 
 
-def _channels_first(pixels: NDArray[np.uint8]) -> Tensor:
-    """[n, H, W, 3] to [n, 3, H, W], bytes still: the model normalises them (see `inputs.normalising`)."""
-    return torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)))
+def recipe_of(cell: Cell, classes: tuple[str, ...] = (), name: str | None = None) -> Recipe:
+    """The model that a cell trains, or another by its name: a fresh one has the settings of the cell's own."""
+    own = cell.backbone.model
+    name = own if name is None else expanded(name, f"the model of {cell.method.name}")
+    alike = name == own or (is_fresh(name) and is_fresh(own))
+    return Recipe(name, classes, cell.backbone.settings if alike else {})
 
 
-def _texts(data: Data, recipe: Recipe) -> Callable[[Published], dict[str, Tensor]]:
-    if recipe.place is None:
-        raise InputError(f"{data.name} has texts, which {recipe.name} cannot read: give a backbone path:FOLDER")
-    tokenizer, length = tokenizer_of(recipe.place), text_length(config_of(recipe.place), data.max_length)
-    return lambda part: tokens_of(tokenizer, part.inputs, length)
-
-
-def check_auxiliary_models(cell: Cell) -> None:
-    """Refuse, before any work, an option that names a model which is not there."""
-    for name in _named(cell):
-        _recipe(cell, name, ("0", "1")).check()
+def named_models(cell: Cell) -> list[str]:
+    """The models that a cell's options name."""
+    return [cell.options[name] for name in NAMING if isinstance(cell.options.get(name), str)]
 
 
 def auxiliary_models_of(
@@ -271,59 +263,29 @@ def auxiliary_models_of(
     Those that its options name are read here, so that decoding their pictures is not counted as training. The rows of
     `task` serve where a model takes the same pictures or tokens.
     """
-    own = _inputs_of(Recipe(cell.backbone.model, task.classes, cell.backbone.settings), task.kind)
+
+    def inputs_of(recipe: Recipe) -> object:
+        """What decides how rows are made ready: the features, the size of pictures, or the folder of a tokenizer."""
+        if is_ready(recipe.name):
+            return recipe.name
+        return recipe.pictures().size if task.kind == "image" else recipe.place
 
     def read(name: str) -> Task:
-        if _inputs_of(_recipe(cell, name, task.classes), task.kind) == own:
+        if inputs_of(recipe_of(cell, task.classes, name)) == inputs_of(recipe_of(cell, task.classes)):
             return task
-        return read_task(cell.data, lambda classes: _recipe(cell, name, classes), cell.seed, cache, progress)
+        return read_task(cell.data, lambda classes: recipe_of(cell, classes, name), cell.seed, cache, progress)
 
-    ready = {name: read(name) for name in _named(cell)}
+    ready = {name: read(name) for name in named_models(cell)}
 
     def named(name: str) -> AuxiliaryModel:
         theirs = ready[name] if name in ready else read(name)
-        recipe = _recipe(cell, name, task.classes)
+        recipe = recipe_of(cell, task.classes, name)
 
-        def build_model() -> nn.Module:
-            model: nn.Module = recipe.build(task.kind, cell.seed)
-            return model
+        def encoded(examples: Examples) -> Tensor:
+            return encode(recipe.build_trunk(task.kind).to(device), examples, cache)
 
-        features = ready_features if is_ready(recipe.name) else _Frozen(recipe, task.kind, device, cache)
+        features = ready_features if is_ready(recipe.name) else encoded
+        build_model = partial(recipe.build, task.kind, cell.seed)
         return AuxiliaryModel(build_model, features, theirs.train, theirs.validation, theirs.like)
 
     return named
-
-
-def _named(cell: Cell) -> list[str]:
-    """The models that a cell's options name."""
-    options = cell.settings()["method"]["options"].items()
-    return [value for option, value in options if option in NAMING and isinstance(value, str)]
-
-
-def _inputs_of(recipe: Recipe, kind: str) -> int | str | Place | None:
-    """What decides how rows are made ready for a model: the size of its pictures, or the folder of its tokenizer."""
-    if is_ready(recipe.name):
-        return recipe.name
-    return recipe.pictures().size if kind == "image" else recipe.place
-
-
-def _recipe(cell: Cell, name: str, classes: tuple[str, ...]) -> Recipe:
-    """The cell's own model, or another fresh one, has the settings (width, image size) of the cell's own."""
-    name = expanded(name, f"the model of {cell.method.name}")
-    alike = name == cell.backbone.model or (is_fresh(name) and is_fresh(cell.backbone.model))
-    settings: Mapping[str, Any] = cell.backbone.settings if alike else {}
-    return Recipe(name, classes, settings)
-
-
-@dataclass(frozen=True)
-class _Frozen:
-    """Features by a pretrained model as it is."""
-
-    recipe: Recipe
-    kind: str
-    device: str
-    cache: Path | None
-
-    def __call__(self, examples: Examples) -> Tensor:
-        """[n, D]."""
-        return encode(self.recipe.build_trunk(self.kind).to(self.device), examples, self.cache)

@@ -17,7 +17,7 @@ from fairhead.settings import Count, Option, Positive, Range
 from fairhead.store import made_folder, yaml_value
 
 if TYPE_CHECKING:
-    from fairhead.bench.runner import News
+    from fairhead.bench.engines import News
     from fairhead.cli.common import Progress
 
 EPILOG = """
@@ -113,9 +113,8 @@ def bench_command(
         plan = read_grid(grid_path(grid), asked)
     if not running.table_only:
         need()
-    from fairhead.bench.render import markdown, write_table
-    from fairhead.bench.results_folder import Store
-    from fairhead.bench.table import table_of
+    from fairhead.bench.results_folder import Store, table_of
+    from fairhead.bench.table import markdown, write_table
 
     for folder in running.take_in:
         if not (folder / "results.jsonl").is_file():
@@ -123,7 +122,8 @@ def bench_command(
         typer.echo(f"{Store(out).take_in(Store(folder))} cells taken in from {folder}", err=True)
     interrupted, failed = False, 0
     if not running.table_only:
-        from fairhead.bench.runner import Workplace, run_grid
+        from fairhead.bench.engines import Workplace
+        from fairhead.bench.runner import run_grid
         from fairhead.models.load import device_named
 
         # `timeout` and schedulers end a run so: what is done should still become a table.

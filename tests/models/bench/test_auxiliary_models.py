@@ -21,8 +21,8 @@ from transformers import (
 from fairhead.bench.cell import run_cell
 from fairhead.bench.grid import Backbone, Cell, Data, Method
 from fairhead.bench.grid_file import read_grid
-from fairhead.bench.one_run import whole_model
-from fairhead.bench.tasks import auxiliary_models_of, check_auxiliary_models, read_task
+from fairhead.bench.runner import check, whole_model
+from fairhead.bench.tasks import auxiliary_models_of, read_task
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.mitigate import load, method, run, save
 from fairhead.mitigate.training_job import AuxiliaryModel
@@ -130,7 +130,7 @@ def test_an_adversary_may_be_smaller_than_the_learner(faces, clip, tmp_path, mon
         with pytest.raises(InputError, match="both must read the same inputs"):
             run_cell(cell, "cpu", tmp_path)
     with pytest.raises(InputError, match="there is no model 'vit6'"):
-        check_auxiliary_models(a_cell(faces, "arl", adversary="vit6"))
+        check([a_cell(faces, "arl", adversary="vit6")])
 
 
 def test_an_adversary_with_another_tokenizer_is_refused_though_its_texts_are_as_long():
@@ -207,9 +207,9 @@ def test_a_name_and_a_function_give_the_same_clusters():
 
 def test_mistakes_are_found_before_any_work(faces, tmp_path):
     with pytest.raises(InputError, match=r"has no config.json"):
-        check_auxiliary_models(a_cell(faces, "balance", encoder=f"path:{tmp_path}"))
+        check([a_cell(faces, "balance", encoder=f"path:{tmp_path}")])
     with pytest.raises(InputError, match="there is no model 'vit-12'"):
-        check_auxiliary_models(a_cell(faces, "kd", teacher="vit-12"))
+        check([a_cell(faces, "kd", teacher="vit-12")])
     with pytest.raises(InputError, match="fresh weights"):
         Recipe("vit-2x2", ("0", "1"), TINY).build_trunk("image")
     with pytest.raises(InputError, match="encoder is 3; expected text or a function or nothing"):

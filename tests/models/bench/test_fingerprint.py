@@ -5,13 +5,13 @@ from dataclasses import make_dataclass, replace
 
 from made_faces import GRID, make_faces
 
-from fairhead.bench import fingerprint as fingerprints
-from fairhead.bench.fingerprint import fingerprint
+from fairhead.bench import cell as fingerprints
+from fairhead.bench.cell import fingerprint
+from fairhead.bench.engines import Workplace
 from fairhead.bench.grid import Backbone, Cell, Data, Method
 from fairhead.bench.grid_file import read_grid
-from fairhead.bench.results_folder import Store
-from fairhead.bench.runner import Workplace, run_grid
-from fairhead.bench.table import table_of
+from fairhead.bench.results_folder import Store, table_of
+from fairhead.bench.runner import run_grid
 from fairhead.data import utkface
 from fairhead.mitigate import registry
 from fairhead.models import fresh
@@ -87,6 +87,6 @@ def test_rows_of_another_default_are_run_again(tmp_path, monkeypatch):
     table = table_of(grid, Store(tmp_path / "out"))
     assert [line.method for line in table.blocks[0].lines] == ["erm"]
     # What is known without PyTorch is what was written.
-    monkeypatch.setitem(sys.modules, "fairhead.bench.fingerprint", None)
+    monkeypatch.setitem(sys.modules, "fairhead.bench.runner", None)
     table = table_of(grid, Store(tmp_path / "out"))
     assert [line.method for line in table.blocks[0].lines] == ["erm", "dam"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fairhead.bench.fingerprint import effective, fingerprint, method_of
+from fairhead.bench.cell import effective, fingerprint, method_of
 from fairhead.bench.grid_file import read_grid, read_methods
 from fairhead.data import reader_named
 from fairhead.mitigate.registry import method_named

@@ -11,10 +11,10 @@ import torch
 from PIL import Image
 
 import fairhead
-from fairhead.bench.cell import _built
-from fairhead.bench.fingerprint import contents_of, row_of
+from fairhead.bench.cell import _built, contents_of, row_of
+from fairhead.bench.engines import News
 from fairhead.bench.grid import Backbone, Data, Grid, Method
-from fairhead.bench.runner import News, run_grid
+from fairhead.bench.runner import run_grid
 from fairhead.bench.tasks import read_task
 from fairhead.data import dataset, hold, read_labelled
 from fairhead.errors import InputError

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -14,15 +15,12 @@ import torch
 from made_faces import GRID, make_faces
 from torch import nn
 
-from fairhead.bench import search
-from fairhead.bench.cell import run_cell, run_trial
-from fairhead.bench.fingerprint import fingerprint, row_of
+from fairhead.bench.cell import fingerprint, row_of, run_cell, run_trial
+from fairhead.bench.engines import Workplace
 from fairhead.bench.grid_file import read_grid
-from fairhead.bench.render import markdown, report_of
-from fairhead.bench.results_folder import Store
-from fairhead.bench.runner import Workplace, run_grid
-from fairhead.bench.search import Place, choices, final_cells, trial_cells
-from fairhead.bench.table import table_of
+from fairhead.bench.results_folder import Store, table_of
+from fairhead.bench.runner import Place, choices, final_cells, run_grid, trial_cells
+from fairhead.bench.table import markdown, report_of
 from fairhead.mitigate import method
 from fairhead.mitigate.priors import PLAN_PRIORS, Choice, ListOf, LogUniform, ShareOfEpochs, Uniform
 from fairhead.mitigate.registry import names
@@ -55,7 +53,7 @@ def test_every_draw_is_a_setting_that_the_method_takes(name):
     assert set(priors) <= known
     assert not set(priors) & set(PLAN_PRIORS["text"])
     for number in range(50):
-        chance = search.random.Random(number)
+        chance = random.Random(number)
         replace(config, **{option: prior.draw(chance, 6) for option, prior in priors.items()})
 
 
@@ -72,12 +70,12 @@ def test_the_priors_are_those_that_were_published():
 
 
 def test_draws_spread_over_their_prior():
-    drawn = [LogUniform(-4, -2).draw(search.random.Random(n), 1) for n in range(400)]
+    drawn = [LogUniform(-4, -2).draw(random.Random(n), 1) for n in range(400)]
     powers = np.log10(drawn)
     assert -4 <= powers.min() < -3.9
     assert -2.1 < powers.max() <= -2
     assert abs(powers.mean() + 3) < 0.1
-    epochs = {ShareOfEpochs(0.2, 0.8).draw(search.random.Random(n), 10) for n in range(200)}
+    epochs = {ShareOfEpochs(0.2, 0.8).draw(random.Random(n), 10) for n in range(200)}
     assert epochs == set(range(2, 9))
 
 

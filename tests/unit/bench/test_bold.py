@@ -7,9 +7,8 @@ import pytest
 
 from fairhead.audit.seeds import SeedDifference, SeedFigure
 from fairhead.bench.grid import Method
-from fairhead.bench.render import markdown, report_of
-from fairhead.bench.table import Block, Table, _best
-from fairhead.bench.verdict import Line
+from fairhead.bench.results_folder import _best
+from fairhead.bench.table import Block, Line, Table, markdown, report_of
 from fairhead.errors import InputError
 from fairhead.mitigate.registry import LADDER, METHODS, MethodEntry
 from fairhead.report import render

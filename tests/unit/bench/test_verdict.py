@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fairhead.audit.seeds import SeedDifference, SeedFigure
-from fairhead.bench.verdict import Line, finding, verdict
+from fairhead.bench.table import Line, finding, verdict
 
 
 def a_line(method, gap=None, accuracy=None, told=0, seeds=(0, 1), undefined=None, mde=0.03, remark=""):

@@ -68,7 +68,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class MethodFigures:
-    """One method; see `fairhead.bench.verdict.Line`."""
+    """One method; see `fairhead.bench.table.Line`."""
 
     method: str
     uses_groups: bool

@@ -7,10 +7,11 @@ import pytest
 import yaml
 from made_faces import make_faces
 
-from fairhead.bench import remote_engines, runner
+from fairhead.bench import engines, runner
+from fairhead.bench.engines import Workplace
 from fairhead.bench.grid_file import read_grid
 from fairhead.bench.results_folder import Store
-from fairhead.bench.runner import Workplace, run_grid
+from fairhead.bench.runner import run_grid
 from fairhead.cli import main
 from fairhead.errors import FairheadError, InputError
 
@@ -58,8 +59,7 @@ def figures(out):
 def in_this_process(cells, workplace):
     """Spares the start of workers, where these are not what is tested."""
     for cell in cells:
-        row, records = runner.work(cell, workplace, lambda *told: None, lambda: 1)
-        yield runner.News(cell, row["status"], 1, 1, "", row, records)
+        yield engines.work(cell, workplace, lambda news: None, lambda: 1)
 
 
 def test_parts_of_a_grid_put_together_are_the_grid(grid_of, tmp_path, monkeypatch):
@@ -152,9 +152,9 @@ def test_without_an_address_no_cluster_is_joined_that_happens_to_run(monkeypatch
     ray, asked = pytest.importorskip("ray"), []
     monkeypatch.setattr(ray, "init", lambda **how: asked.append(how["address"]))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    remote_engines._connected(Workplace(engine="ray"))
+    engines._connected(Workplace(engine="ray"))
     monkeypatch.setenv("RAY_ADDRESS", "auto")  # as within a job that Ray itself has started
-    remote_engines._connected(Workplace(engine="ray"))
+    engines._connected(Workplace(engine="ray"))
     assert asked == ["local", "auto"]
 
 
@@ -176,4 +176,4 @@ def test_a_cluster_that_is_not_there_is_told(grid_of, tmp_path, monkeypatch):
 
 def test_a_worker_with_another_version_is_told(grid_of):
     with pytest.raises(FairheadError, match=r"has fairhead .* and the run 0\.0: install one version everywhere"):
-        next(remote_engines._stream(grid_of().cells()[0], Workplace(), "0.0"))
+        next(engines._stream(grid_of().cells()[0], Workplace(), "0.0"))
