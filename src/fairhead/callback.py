@@ -104,26 +104,28 @@ class AuditCallback(TrainerCallback):
         if data is None:  # `Trainer.predict`, whose rows nobody has named groups for
             return self._loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
         output = self._loop(dataloader, description, False, ignore_keys, metric_key_prefix)
-        records = self._records(output, self._groups_of(data))
-        names = self._names()
+        config = self.trainer.model.config
+        names = [str(config.id2label[code]) for code in range(config.num_labels)]
+        records = self._records(output, self._groups_of(data), names)
         positive = (known_positive((names[0], names[1])) or names[1]) if len(records.classes) == 2 else None
         options = {"positive": positive, **self.options}
         found = audit(records, **options)
         self.audits.append((metric_key_prefix, self.trainer.state.global_step, found))
         for figure in found.estimates:
             name = "_".join([metric_key_prefix, figure.metric, *([figure.group_by] if figure.group_by else [])])
-            if figure.value is None:
-                self._tell_once(name, figure.undefined)
+            if figure.value is None and name not in self._told:
+                self._told.add(name)
+                _log.warning("%s is undefined and logged as NaN: %s", name, figure.undefined)
             ends = {name: figure.value, f"{name}_low": figure.low, f"{name}_high": figure.high}
             output.metrics.update({key: math.nan if value is None else value for key, value in ends.items()})
         return output
 
-    def _records(self, output: Any, groups: Mapping[str, Any]) -> Records:
-        """One row for each that was evaluated."""
+    def _records(self, output: Any, groups: Mapping[str, Any], names: Sequence[str]) -> Records:
+        """One row for each that was evaluated; `names` are the classes."""
         said = output.predictions[0] if isinstance(output.predictions, tuple) else output.predictions
-        label, names = output.label_ids, self._names()
-        shapes = [None if part is None else list(np.shape(part)) for part in (said, label)]
-        if label is None or np.ndim(label) != 1 or np.ndim(said) not in (1, 2) or not len(said) == len(label):
+        label = output.label_ids
+        if label is None or np.ndim(label) != 1 or np.ndim(said) not in (1, 2) or len(said) != len(label):
+            shapes = [None if part is None else list(np.shape(part)) for part in (said, label)]
             raise InputError(
                 f"AuditCallback audits classifiers: predictions [rows, classes] and labels [rows] are expected, and "
                 f"this evaluation gives {shapes[0]} and {shapes[1]}"
@@ -142,11 +144,6 @@ class AuditCallback(TrainerCallback):
             classes=names,
         )
 
-    def _names(self) -> list[str]:
-        """The classes of the model."""
-        config = self.trainer.model.config
-        return [str(config.id2label[code]) for code in range(config.num_labels)]
-
     def _groups_of(self, data: Any) -> dict[str, Any]:
         """The groups of evaluation data; read once from their columns."""
         if isinstance(self.groups, Mapping):
@@ -163,11 +160,6 @@ class AuditCallback(TrainerCallback):
             self._columns = data, {name: _column(data, name) for name in self.groups}
         return self._columns[1]
 
-    def _tell_once(self, name: str, why: str | None) -> None:
-        if name not in self._told:
-            self._told.add(name)
-            _log.warning("%s is undefined and logged as NaN: %s", name, why)
-
 
 def _column(data: Any, name: str) -> Any:
     """One column of a `datasets.Dataset`, or of a sequence of dictionaries."""
@@ -179,5 +171,5 @@ def _column(data: Any, name: str) -> Any:
             f"the evaluation data have no column {name!r}; there are: {', '.join(known) or 'none'}."
             f"{did_you_mean(name, known)} Groups can also be given as values: groups={{{name!r}: [...]}}"
         )
-    values = data[name] if hasattr(data, "column_names") else [row[name] for row in (data[i] for i in range(len(data)))]
+    values = data[name] if hasattr(data, "column_names") else [data[i][name] for i in range(len(data))]
     return np.asarray(list(values))

@@ -1,7 +1,8 @@
 """The verbs, for Python: each takes a model and data, whatever they are, and returns a result.
 
-A model is a folder, a name of the hub that is in the local cache, or a live `nn.Module`. Data are "reader:path", a
-`Dataset`, a pandas DataFrame, or whatever else `fairhead.dataset` takes.
+A model is a folder, a name of the hub that is in the local cache, or a live `nn.Module`, whose tokenizer or image
+processor is given as `beside` where it was not loaded from a folder. Data are whatever `fairhead.dataset` takes:
+"reader:path", a `Dataset`, a pandas DataFrame, ... The device "auto" is a GPU where there is one.
 """
 
 import copy
@@ -42,15 +43,15 @@ def predict(
     """What a classifier of pictures or texts answers, as records that `fairhead.audit` reads.
 
     Args:
-        model: a folder, a name of the hub, or a live model.
+        model: the classifier.
         data: pictures or texts: labelled, with all classes of the model or some; or without labels (`label="none"`, or
             a list of them alone), for which a data frame of id, prediction and score comes back.
         part: the rows to predict; by default "test", or "all" of them where they have no labels, or where the parts
-            are drawn here and nobody knows what the model was trained on. Rows that it was trained on, as `mitigate`
-            keeps beside it, are left out of a part for testing, and it is said how many.
+            are drawn here and nobody knows what the model was trained on. Rows that `mitigate` trained it on are left
+            out of a part for testing, and it is said how many.
         batch_size: rows at a time.
-        device: "cpu", "cuda", ...; "auto" takes a GPU where there is one.
-        beside: the tokenizer or image processor of a live model that was not loaded from a folder.
+        device: where to compute.
+        beside: the tokenizer or image processor of a live model.
         options: of `fairhead.dataset`, where `data` are not a data set yet: label, groups, ...
 
     Example:
@@ -65,12 +66,11 @@ def predict(
 
     if isinstance(data, Sequence) and not isinstance(data, str):
         options = {"label": NO_LABEL, **options}
-    rows = data if isinstance(data, Dataset) else _dataset(data, options)
+    rows = _dataset(data, options, labelled=False)
     if part is None:
-        drawn = bool(rows.classes) and rows.provenance.get("split", "") is None
-        part = "all" if drawn and not training_rows(model) else "test"
-        if part == "all":
-            told = "all %s rows are answered; which of them the model was trained on, if any, is not known"
+        part, drawn = "test", bool(rows.classes) and rows.provenance.get("split", "") is None
+        if drawn and not training_rows(model):
+            part, told = "all", "all %s rows are answered; which of them the model was trained on, if any, is not known"
             logging.getLogger("fairhead").warning(told, f"{len(rows):,}")
     asked = rows.all if part == "all" else rows.examples(part)
     asked = unseen(model, asked, go_on=part in ("all", "train", "val") or not rows.classes)
@@ -114,19 +114,18 @@ def score(
     """What a causal language model prefers, by a benchmark: "crows", "stereoset", "bbq", "winobias", ...
 
     Args:
-        model: a folder, a name of the hub, or a live model.
+        model: the language model.
         benchmark: its name.
         data: its published files, "reader:path", or pairs or triplets of your own (`fairhead.dataset`).
         limit: only so many items, drawn at random.
         out: a folder that keeps each answer, from which a killed run goes on.
-        device: "cpu", "cuda", ...; "auto" takes a GPU where there is one.
+        device: where to compute.
         dtype: "float32", "bfloat16", "float16" or "auto".
-        start: the token that texts start with: "bos", "eos", "none" or a token; "default" is BOS, or end of text where
-            there is none.
+        start: what texts start with: "bos", "eos", "none" or a token; "default" is BOS, or else end of text.
         chat: put prompts into the chat template of the tokenizer; what is scored is the answer.
         device_map: how layers are spread over several GPUs: "auto", "balanced" or "sequential".
         load_in: "8bit" or "4bit", by bitsandbytes on a GPU.
-        tokenizer: of a live model that was not loaded from a folder.
+        tokenizer: of a live model.
         n_boot: bootstrap replicates; None for what the benchmark usually takes.
         seed: of all that is drawn.
         level: confidence level.
@@ -143,11 +142,10 @@ def score(
 
     chosen = benchmark_named(benchmark)
     how = Resampling(chosen.n_boot if n_boot is None else n_boot, seed, level)
-    if not isinstance(data, str | Path | Items):
-        data = dataset(data)
-    source = hold(data) if isinstance(data, Items) else data
-    items = read_data(chosen, source, chosen.chosen(**options), limit, seed, model=model)
-    placing: dict[str, Any] = {"device": device, "dtype": dtype, "device_map": device_map, "load_in": load_in}
+    data = data if isinstance(data, str | Path | Items) else dataset(data)
+    spec = hold(data) if isinstance(data, Items) else data
+    items = read_data(chosen, spec, chosen.chosen(**options), limit, seed, model=model)
+    placing: Mapping[str, Any] = {"device": device, "dtype": dtype, "device_map": device_map, "load_in": load_in}
     scorer = load_scorer(model, start=start, chat=chat, tokenizer=tokenizer, **placing)
     name = str(model) if isinstance(model, str | Path) else type(model).__name__
     folder = None if out is None else Path(out)
@@ -181,15 +179,15 @@ def discover(
         label: the column of the classes, where `data` do not say it.
         groups: columns to compare the clusters with, where there are any; they have no part in finding them.
         model: a classifier to audit by cluster, or its `Records`, or the path of those.
-        part: the rows that a model is audited on; "all" for all of them.
+        part: the rows that a model is audited on, or "all".
         clusters: how many; by default the number whose clusters of two halves of the rows agree best.
         words: .npz with texts and vectors in the space of the features, such as CLIP's text side.
         max_length: tokens that texts are cut to.
         seed: of the clusters and of the halves.
-        device: "cpu", "cuda", ...; "auto" takes a GPU where there is one.
+        device: where to compute.
         cache: folder for decoded pictures and features.
         out: folder for groups.csv, report.html and discovered.json; None writes nothing.
-        beside: the tokenizer or image processor of a live encoder that was not loaded from a folder.
+        beside: the tokenizer or image processor of a live encoder.
         progress: called with (stage, done, all).
         options: further ones of `fairhead.dataset`, such as id and person.
 
@@ -203,7 +201,7 @@ def discover(
     from fairhead.models.load import in_folder
 
     held = hold(data) if isinstance(data, Dataset) else data
-    labelled = _labelled(held, {"label": label, "groups": tuple(groups), **options})
+    labelled = _dataset(held, {"label": label, "groups": tuple(groups), **options})
     with in_folder(encoder, beside) as name:
         features = features_of(name, labelled, max_length=max_length, device=device, cache=cache, progress=progress)
     grouping = group(labelled, features, clusters, words, seed)
@@ -216,33 +214,29 @@ def discover(
 
 
 def _records(model: Any, data: Dataset, part: str, device: str, features: Any) -> Records:
-    """A classifier's answers for one part of the data; records, or a table of them, are taken as they are.
-
-    A linear head, as `mitigate` trains on ready features, is given the features [n, D] of all rows.
-    """
+    """A classifier's answers for a part of the data, or its records; a linear head takes the features [n, D] of all."""
     from fairhead.models import load
     from fairhead.models.linear_head import LinearHead, LinearHeadConfig
     from fairhead.models.places import config_of, find
     from fairhead.models.training_rows import unseen
 
+    named = isinstance(model, str | Path)
     if isinstance(model, Records):
         return model
-    if isinstance(model, str | Path) and Path(model).is_file():
+    if named and Path(model).is_file():
         return Records.read(model)
-    named = isinstance(model, str | Path)
-    if isinstance(model, LinearHead) or (named and isinstance(config_of(find(model)), LinearHeadConfig)):
-        head: Any = load(model)
-        if head.config.hidden_size != features.shape[1]:
-            raise InputError(
-                f"the model is a linear head of {head.config.hidden_size} features and the encoder gives "
-                f"{features.shape[1]}: give the encoder that it was trained on"
-            )
-        ids = unseen(model, data.all if part == "all" else data.examples(part), go_on=part == "all").ids
-        logits = head(features=features[data.attributes.rows(ids)]).logits.detach()
-        return _answered(head, data, ids, logits)
-    records = predict(model, data, part=part, device=device)
-    assert isinstance(records, Records)
-    return records
+    if not isinstance(config_of(find(model)) if named else model, LinearHead | LinearHeadConfig):
+        records = predict(model, data, part=part, device=device)
+        assert isinstance(records, Records)
+        return records
+    head: Any = load(model)
+    if head.config.hidden_size != features.shape[1]:
+        raise InputError(
+            f"the model is a linear head of {head.config.hidden_size} features and the encoder gives "
+            f"{features.shape[1]}: give the encoder that it was trained on"
+        )
+    ids = unseen(model, data.all if part == "all" else data.examples(part), go_on=part == "all").ids
+    return _answered(head, data, ids, head(features=features[data.attributes.rows(ids)]).logits.detach())
 
 
 def locate(
@@ -260,13 +254,13 @@ def locate(
     """Which heads of a model carry a gap, how sure that is, and what happens when they change.
 
     Args:
-        model: an image model, a text classifier or a causal language model: a folder, a name of the hub, or live.
+        model: an image model, a text classifier or a causal language model.
         data: labelled pictures or texts, or pairs or triplets of sentences.
         by: the group column (of published faces also "gender" or "age"); of pairs the category, None for all.
         label: the column to classify, where `data` do not say it.
         heads: to choose at most.
         features: a folder that keeps the heads' terms for later questions.
-        beside: the tokenizer or image processor of a live model that was not loaded from a folder.
+        beside: the tokenizer or image processor of a live model.
         progress: called with (stage, done, all).
         options: of the question and of the plan: forward, rank, draws, n_boot, limit, seed, device, ...
 
@@ -281,22 +275,17 @@ def locate(
     from fairhead.models.load import device_named
 
     of_source = [f.name for f in fields(Source) if f.name not in ("model", "data", "concept", "task", "beside")]
-    of_plan = [f.name for f in fields(LocatePlan) if f.name != "count"]
-    _known(options, [*of_source, *of_plan], "locate")
+    for_source, for_plan = _parted(
+        options, of_source, [f.name for f in fields(LocatePlan) if f.name != "count"], "locate"
+    )
     held = data if isinstance(data, Dataset | Items | str) else dataset(data, label=label, groups=(by,) if by else ())
     if isinstance(model, str | Path):
         model = str(model)
     else:  # the caller's own stays as it is
         model = copy.deepcopy(model).float().to(device_named(options.get("device", "auto")))
-    source = Source(
-        model,
-        held if isinstance(held, str) else hold(held),
-        by,
-        label or ("label" if isinstance(held, Dataset) else None),
-        beside=beside,
-        **{name: value for name, value in options.items() if name in of_source},
-    )
-    plan = LocatePlan(count=heads, **{name: value for name, value in options.items() if name in of_plan})
+    spec = held if isinstance(held, str) else hold(held)
+    task = label or ("label" if isinstance(held, Dataset) else None)
+    source, plan = Source(model, spec, by, task, beside=beside, **for_source), LocatePlan(count=heads, **for_plan)
     return answer(source, plan, features=None if features is None else str(features), progress=progress)
 
 
@@ -317,22 +306,17 @@ def mitigate(
     """Train a model with a method that reduces gaps, without groups; then say what that did on rows held out.
 
     Args:
-        model: "vit-8x8" (a fresh classifier, layers × heads), a folder, a name of the hub, or a live model: a
-            classifier, or a causal language model for methods such as KLAAD.
-        data: labelled pictures or texts with a train, a val and a test part; for language models triplets or pairs of
-            sentences, or a list of several of those.
-        method: its name ("dam", "klaad", ...) or its settings (`fairhead.DAM(momentum=0.2)`). By its name, KLAAD has
-            the weights of the model's family.
+        model: a classifier ("vit-8x8" is a fresh one, layers × heads), or a language model for methods such as KLAAD.
+        data: labelled pictures or texts in three parts; for language models triplets or pairs, or a list of those.
+        method: its settings (`fairhead.DAM(momentum=0.2)`) or name; so named, "klaad" has the weights of the family.
         against: another method to train as well, and to compare with: "erm" is plain training. Of classifiers.
         out: folder for the model, its records, the audit and a report; None keeps them in a temporary folder.
         label: the column to classify, where `data` do not say it.
-        groups: columns to audit by, where `data` do not say them; training never sees them. Of pairs and triplets: the
-            column of the category.
+        groups: columns to audit by, which training never sees; of pairs and triplets the column of the category.
         seed: of weights, batches and (where it is drawn) the split.
-        beside: the tokenizer or image processor of a live model that was not loaded from a folder.
+        beside: the tokenizer or image processor of a live model.
         progress: called with (stage, done, all, note).
-        options: of the training plan (epochs, batch_size, learning_rate, weight_decay, precision, ...); of the run of a
-            classifier (`fairhead.bench.grid.RunSettings`: train="last_encoder", limit, device, model_options, ...);
+        options: of the plan (epochs, learning_rate, ...) and of a classifier's run (`fairhead.bench.grid.RunSettings`);
             for language models held_out, bias_type, kind, limit, split_seed, lora, start, checks, device.
 
     Example:
@@ -342,7 +326,7 @@ def mitigate(
         >>> mitigate("SmolLM2-135M", "pairs:own.csv", fairhead.KLAAD(), out="klaad").to_frame()  # doctest: +SKIP
     """
     from fairhead.bench.grid import PLAN_FIELDS, RUN_PLAN, Method, RunSettings
-    from fairhead.bench.one_run import mitigate as run
+    from fairhead.bench.runner import mitigate as run
     from fairhead.mitigate.registry import method_named, named_settings
     from fairhead.models.load import device_named, in_folder
 
@@ -351,47 +335,40 @@ def mitigate(
         for argument, value in (("against", against), ("label", label)):
             if value is not None:
                 raise InputError(f"{argument} is for classifiers, and {name} changes a language model: leave it out")
-        return _change_language(model, data, name, settings, groups, out, {**options, "seed": seed}, beside, progress)
-    of_run = [f.name for f in fields(RunSettings)]
-    _known(options, [*of_run, *PLAN_FIELDS], "mitigate")
-    how = RunSettings(against=against, **{name: value for name, value in options.items() if name in of_run})
-    plan = {**RUN_PLAN, **{name: value for name, value in options.items() if name not in of_run}}
+        options |= {"seed": seed}
+        return _change_language(model, data, method, groups, options, out, tokenizer=beside, progress=progress)
+    of_run, of_plan = _parted(options, [f.name for f in fields(RunSettings)], PLAN_FIELDS, "mitigate")
+    how = RunSettings(against=against, **of_run)
     check_settings(RunSettings, vars(how), "mitigate")
     if isinstance(data, str):
         spec, groups = data, how.groups_to_read(data, groups)
         given = {name: value for name, value in (("label", label), ("groups", tuple(groups))) if value}
     else:
-        held = _labelled(data, {"label": label, "groups": tuple(groups)})
+        held = _dataset(data, {"label": label, "groups": tuple(groups)})
         spec, given = hold(held), {}
     with in_folder(model, beside) as folder:
-        reader_options = parse_spec(spec).reader.named(given)
-        first = groups[0] if groups else None
-        cell = how.cell(folder, spec, Method(name, name, settings), reader_options, first, plan, seed)
-        return run(cell, _kept(out), against, str(device_named(how.device)), how.cache, progress)
+        first, plan = groups[0] if groups else None, {**RUN_PLAN, **of_plan}
+        of_reader, chosen = parse_spec(spec).reader.named(given), Method(name, name, settings)
+        cell = how.cell(folder, spec, chosen, of_reader, first, plan, seed)
+        kept = Path(out or tempfile.mkdtemp(prefix="fairhead-"))
+        return run(cell, kept, against, str(device_named(how.device)), how.cache, progress)
 
 
 def _change_language(
-    model: Any,
-    data: Any,
-    name: str,
-    settings: Mapping[str, Any],
-    groups: Sequence[str],
-    out: str | Path | None,
-    options: Mapping[str, Any],
-    tokenizer: Any,
-    progress: Callable[[str, int, int, str], None] | None,
+    model: Any, data: Any, method: Any, groups: Sequence[str], options: Mapping[str, Any], out: Any, **how: Any
 ) -> "MitigatedLanguage":
     from fairhead.mitigate.language_trainer import LanguageRun, mitigate_language, plan_of
-    from fairhead.mitigate.registry import method_named
+    from fairhead.mitigate.registry import method_named, named_settings
     from fairhead.mitigate.triplets import TripletData
     from fairhead.train.plan import LanguagePlan
 
+    name, settings = named_settings(method)
     kind = method_named(name).load()
-    of_data = {name: name for name in ("held_out", "bias_type", "kind", "limit")} | {"split_seed": "seed"}
-    of_plan = [f.name for f in fields(LanguagePlan)]
     trains, reads = hasattr(kind, "session"), not hasattr(kind, "attach")
-    _known(options, [*(of_data if reads else ()), *(of_plan if trains else ["seed"]), "device"], name)
-    triplets, held = None, []
+    of_plan = [f.name for f in fields(LanguagePlan)] if trains else ["seed"]
+    of_data = ["held_out", "bias_type", "kind", "limit", "split_seed"] if reads else []
+    for_plan, for_data = _parted(options, of_plan, [*of_data, "device"], name)
+    device, triplets = str(for_data.pop("device", "auto")), None
     if reads and data is not None:
         several = data if isinstance(data, list | tuple) and all(isinstance(o, str | Items) for o in data) else [data]
         held = [one if isinstance(one, str | Items) else dataset(one, groups=tuple(groups)) for one in several]
@@ -400,33 +377,24 @@ def _change_language(
         for reader in (parse_spec(one).reader for one in held if isinstance(one, str)):
             named = reader.named({"groups": tuple(groups)}).items()
             of_reader |= {name: value for name, value in named if len(specs) == 1 or name in reader.options}
-        of_triplets = {field: options[option] for option, field in of_data.items() if option in options}
+        of_triplets = {"seed" if option == "split_seed" else option: value for option, value in for_data.items()}
         triplets = TripletData(specs, **of_triplets, options=of_reader)
-    changes = {option: value for option, value in options.items() if option in of_plan}
-    run = LanguageRun(name, settings, plan_of(kind, **changes) if trains else None)
-    device = str(options.get("device", "auto"))
-    return mitigate_language(
-        model, triplets, _kept(out), {"": run}, progress=progress, device=device, tokenizer=tokenizer
-    )
+    run = LanguageRun(name, settings, plan_of(kind, **for_plan) if trains else None)
+    kept = Path(out or tempfile.mkdtemp(prefix="fairhead-"))
+    return mitigate_language(model, triplets, kept, {"": run}, device=device, **how)
 
 
-def _kept(out: str | Path | None) -> Path:
-    return Path(tempfile.mkdtemp(prefix="fairhead-") if out is None else out)
-
-
-def _labelled(data: Any, options: Mapping[str, Any]) -> Dataset:
-    found = data if isinstance(data, Dataset) else _dataset(data, options)
-    found.need_labels()
-    return found
-
-
-def _dataset(data: Any, options: Mapping[str, Any]) -> Dataset:
-    found = dataset(data, **options)
+def _dataset(data: Any, options: Mapping[str, Any], labelled: bool = True) -> Dataset:
+    found = data if isinstance(data, Dataset) else dataset(data, **options)
     if not isinstance(found, Dataset):
         raise InputError(f"{found.name} has no labels; labelled pictures or texts are needed here")
+    if labelled:
+        found.need_labels()
     return found
 
 
-def _known(options: Mapping[str, Any], known: Sequence[str], verb: str) -> None:
+def _parted(options: Mapping[str, Any], one: Sequence[str], other: Sequence[str], verb: str) -> list[dict[str, Any]]:
+    """The options of one kind, and those of another; what is neither is refused."""
     for name in options:
-        check_known(name, known, f"{verb} has no option {name!r}; it has")
+        check_known(name, [*one, *other], f"{verb} has no option {name!r}; it has")
+    return [{k: v for k, v in options.items() if (k in one) == first} for first in (True, False)]
