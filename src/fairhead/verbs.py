@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from fairhead.bench.one_run import Mitigated
     from fairhead.discover.discovered import Discovered
-    from fairhead.language.item_table import BenchmarkResult
+    from fairhead.language.benchmark import BenchmarkResult
     from fairhead.locate.answer import LocatedHeads
     from fairhead.mitigate.language_result import MitigatedLanguage
 

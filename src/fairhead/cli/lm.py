@@ -35,7 +35,7 @@ command again. The folder is that of a suite (`fairhead lm suite`), and can be c
 
 With several GPUs, `accelerate launch --num_processes 4 -m fairhead lm ...` divides the texts among them; a model that
 is too large for one GPU is spread over them by `--device-map auto`. An 8B model (Llama 3.1) in bfloat16 takes 20 GB
-(`fairhead.language.memory.scoring_memory` works it out), 12 GB with `--load-in 8bit`.
+(`fairhead.language.row_layout.scoring_memory` works it out), 12 GB with `--load-in 8bit`.
 """
 _ELSEWHERE = """
 A model can write on one machine and be measured on another:

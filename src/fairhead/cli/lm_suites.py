@@ -314,8 +314,7 @@ def _run_suite(
 def load_model(path: str, computing: Computing) -> "Scorer":
     """A scorer of a model; with several processes it is the first's, and the others work for it and end here."""
     need()
-    from fairhead.language.processes import shared
-    from fairhead.language.scorer import load_scorer
+    from fairhead.language.scorer import load_scorer, shared
 
     found: Scorer = shared(load_scorer(path, **asdict(computing)))
     return found

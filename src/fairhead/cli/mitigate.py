@@ -68,9 +68,9 @@ weights, so that nobody scores the model on the others (`--held-out-of`; `fairhe
 `fairhead-training.json` (settings, split, the losses of every step). A run that was stopped goes on where it was.
 
 **Memory**: an 8B model (Llama 3.1), pieces of 2,048 tokens, takes 20 GB with `--lora 16 --precision bf16
---gradient-checkpointing`, and 166 GB where all weights are trained (`fairhead.language.memory.training_memory` works it
-out); `--accumulate` reads a batch in pieces, and `accelerate launch --num_processes 4 -m fairhead mitigate ...` gives
-each of four GPUs its own.
+--gradient-checkpointing`, and 166 GB where all weights are trained
+(`fairhead.language.row_layout.training_memory` works it out); `--accumulate` reads a batch in pieces, and `accelerate
+launch --num_processes 4 -m fairhead mitigate ...` gives each of four GPUs its own.
 
 **Examples**
 

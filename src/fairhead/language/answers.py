@@ -1,32 +1,34 @@
-"""What is asked of a language model and what comes back, scores or continuations, and the file that keeps them.
+"""What is asked of a language model and what comes back, the file that keeps it, and the table of items made of it.
 
-Needs no torch.
+Every figure of a benchmark is made of such a table, which is kept beside the scores: figures can be made again, and
+runs compared item by item, without the model and without the data. Needs no torch.
 """
 
 import gzip
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from fairhead.errors import InputError
 from fairhead.settings import PYTHON_ONLY, Count, NotNegative, Option, PositiveShare, Seed, WholeNumber, check_config
-from fairhead.store import LineJournal, reading
+from fairhead.stats.bootstrap import Array
+from fairhead.store import LineJournal, reading, whole_file
 
 TOO_LONG = "longer than the model's context"
+ITEMS_SCHEMA = "fairhead.items/1"
 
 T = TypeVar("T")
 Answer = TypeVar("Answer")
-
-
-class Progress(Protocol):
-    """Called after each batch with the number of requests done and their total."""
-
-    def __call__(self, done: int, total: int) -> None:
-        """Take note of it."""
+Progress = Callable[[int, int], None]  # called after each batch with what is done, and how much there is
 
 
 class Request(NamedTuple):
@@ -60,11 +62,9 @@ def _digest(text: str) -> str:
 
 def refuse_duplicates(asked: Sequence[Request] | Sequence[Prompt], what: str) -> None:
     """Raise where two of what is asked have the same id: answers are found by it."""
-    seen: set[str] = set()
-    for one in asked:
-        if one.id in seen:
-            raise InputError(f"two {what} have the id {one.id!r}; distinct ids are expected")
-        seen.add(one.id)
+    name, n = next(iter(Counter(one.id for one in asked).most_common(1)), ("", 0))
+    if n > 1:
+        raise InputError(f"two {what} have the id {name!r}; distinct ids are expected")
 
 
 @dataclass(frozen=True)
@@ -96,22 +96,13 @@ class Generation(NamedTuple):
         return not self.text.strip()
 
 
-@dataclass(frozen=True)
-class Answers(Mapping[str, Answer]):
-    """Scores or continuations by id, and what the model could not answer."""
+class Answers(dict[str, Answer]):
+    """Scores or continuations by id."""
 
-    by_id: Mapping[str, Answer]  # the answers
-    # Ids of texts that leave no room in the model's context; they are left out, never cut
-    too_long: tuple[str, ...] = ()
-
-    def __getitem__(self, key: str) -> Answer:
-        return self.by_id[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.by_id)
-
-    def __len__(self) -> int:
-        return len(self.by_id)
+    def __init__(self, by_id: Mapping[str, Answer], too_long: Iterable[str] = ()) -> None:
+        super().__init__(by_id)
+        # Ids of texts that leave no room in the model's context; they are left out, never cut
+        self.too_long = tuple(too_long)
 
 
 class Gathered(NamedTuple):
@@ -131,16 +122,11 @@ def gather(items: Iterable[T], ids: Callable[[T], Sequence[str]], scores: Mappin
         >>> found.items, found.left_out
         (['1'], {"longer than the model's context": ('2',)})
     """
-    found: list[Any] = []
-    of_items, missing = [], []
-    for item in items:
-        names = ids(item)
-        if all(name in scores for name in names):
-            found.append(item)
-            of_items.append([scores[name] for name in names])
-        else:
-            missing.append(getattr(item, "id", str(item)))
-    return Gathered(found, of_items, {TOO_LONG: tuple(missing)} if missing else {})
+    names = [(item, ids(item)) for item in items]
+    found = [(item, of) for item, of in names if all(name in scores for name in of)]
+    missing = tuple(getattr(item, "id", str(item)) for item, of in names if not all(name in scores for name in of))
+    by_item = [[scores[name] for name in of] for _, of in found]
+    return Gathered([item for item, _ in found], by_item, {TOO_LONG: missing} if missing else {})
 
 
 @dataclass(frozen=True)
@@ -243,16 +229,14 @@ class GenerationJournal(Journal):
     def of(self, prompts: Iterable[Prompt]) -> Answers[Generation]:
         """The continuations of prompts; those without one are not in the result."""
         digests = dict(self._kept.keys())
-        found = {}
-        for prompt in prompts:
-            if prompt.id in digests and digests[prompt.id] != prompt.digest:
+        asked = [prompt for prompt in prompts if prompt.id in digests]
+        for prompt in asked:
+            if digests[prompt.id] != prompt.digest:
                 raise InputError(
                     f"the continuation of {prompt.id!r} was made after another text than the one in the data; "
                     "score it with the data that it was made from"
                 )
-            if prompt.id in digests:
-                found[prompt.id] = self._kept[prompt.id, prompt.digest]
-        return Answers(found)
+        return Answers({prompt.id: self._kept[prompt.id, prompt.digest] for prompt in asked})
 
 
 def journal_in(
@@ -280,3 +264,135 @@ def read_generations(path: Path) -> GenerationJournal:
         for line in lines[1:]:
             stored.take(json.loads(line))
         return stored
+
+
+@dataclass(frozen=True)
+class ItemTable:
+    """The items of a benchmark, as a model answered them.
+
+    Example:
+        >>> table = ItemTable.of("crows_pairs", ["0", "1"], ["0", "1"], [["age"], ["race"]], {"gap": [1.5, -2.0]})
+        >>> table.part("race").column("gap"), table.order
+        (array([-2.]), ('age', 'race'))
+    """
+
+    benchmark: str  # its name
+    ids: tuple[str, ...]  # distinct, [n]
+    clusters: tuple[str, ...]  # items of one cluster (template, term, occupation, document) are drawn together, [n]
+    groups: tuple[tuple[str, ...], ...]  # the categories that each item is of, [n]
+    fields: tuple[str, ...]  # names of the columns
+    values: Array  # one row per item, [n, fields]
+    order: tuple[str, ...] = ()  # the categories in the order in which they are reported
+    left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # ids of items without a row, by reason
+
+    @classmethod
+    def of(
+        cls,
+        benchmark: str,
+        ids: Sequence[str],
+        clusters: Sequence[str],
+        groups: Sequence[Sequence[str]],
+        columns: Mapping[str, ArrayLike],
+        order: Iterable[str] | None = None,
+        left_out: Mapping[str, tuple[str, ...]] | None = None,
+    ) -> "ItemTable":
+        """A table from its columns; without an order categories are sorted."""
+        if len(set(ids)) != len(ids):
+            raise InputError(f"{benchmark}: two items have the same id; distinct ids are expected")
+        there = {group for of_item in groups for group in of_item}
+        chosen = sorted(there) if order is None else [group for group in dict.fromkeys(order) if group in there]
+        values = [np.asarray(column, dtype=np.float64) for column in columns.values()]
+        return cls(
+            benchmark,
+            tuple(ids),
+            tuple(clusters),
+            tuple(tuple(of_item) for of_item in groups),
+            tuple(columns),
+            np.column_stack(values) if len(ids) else np.empty((0, len(columns))),
+            tuple(chosen),
+            dict(left_out or {}),
+        )
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def column(self, name: str) -> Array:
+        """The values of one field, [n]."""
+        return self.values[:, self.fields.index(name)]
+
+    def take(self, rows: Sequence[int] | NDArray[np.intp]) -> "ItemTable":
+        """The items at these positions."""
+        chosen = np.asarray(rows, dtype=np.intp)
+        kept = {name: tuple(getattr(self, name)[i] for i in chosen.tolist()) for name in ("ids", "clusters", "groups")}
+        return replace(self, **kept, values=self.values[chosen])  # type: ignore[arg-type]
+
+    def part(self, group: str | None) -> "ItemTable":
+        """The items of one category; None is all of them."""
+        return self if group is None else self.take(self._members.get(group, []))
+
+    @cached_property
+    def _members(self) -> dict[str, list[int]]:
+        members: dict[str, list[int]] = {}
+        for i, of_item in enumerate(self.groups):
+            for group in of_item:
+                members.setdefault(group, []).append(i)
+        return members
+
+    def write(self, path: Path, settings: Mapping[str, Any]) -> None:
+        """Write JSONL: what the rows are and what made them, then a line per item. The file appears whole or not."""
+        header = {
+            "schema": ITEMS_SCHEMA,
+            "benchmark": self.benchmark,
+            "settings": dict(settings),
+            "fields": self.fields,
+            "order": self.order,
+            "left_out": self.left_out,
+        }
+        with whole_file(path) as part, open(part, "w", encoding="utf-8") as file:
+            file.write(json.dumps(header, ensure_ascii=False) + "\n")
+            rows = zip(self.ids, self.clusters, self.groups, self.values.tolist(), strict=True)
+            for name, cluster, of_item, row in rows:
+                line = {"id": name, "cluster": cluster, "groups": of_item, "values": [_short(v) for v in row]}
+                file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+class StoredItems(NamedTuple):
+    """A table from a file, and the settings that made it."""
+
+    table: ItemTable
+    settings: Mapping[str, Any]
+
+
+def read_items(path: Path) -> StoredItems:
+    """Read what `ItemTable.write` wrote."""
+    with reading(path, "is not a table of items that fairhead wrote; run the suite again"):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        header = json.loads(lines[0])
+        if header["schema"] != ITEMS_SCHEMA:
+            raise InputError(
+                f"{path} has the schema {header['schema']!r}; this version of fairhead reads {ITEMS_SCHEMA!r}"
+            )
+        rows = [json.loads(line) for line in lines[1:]]
+        lists = [header["fields"], header["order"], *(row["groups"] for row in rows)]
+        words = [header["benchmark"], *(row[name] for row in rows for name in ("id", "cluster"))]
+        words += [word for one in lists for word in one]
+        whole = all(isinstance(one, list) for one in lists) and all(isinstance(word, str) for word in words)
+        if not whole or not isinstance(header["settings"], dict):
+            raise TypeError
+        values = np.array([row["values"] for row in rows], dtype=np.float64).reshape(len(rows), len(header["fields"]))
+        table = ItemTable(
+            header["benchmark"],
+            tuple(row["id"] for row in rows),
+            tuple(row["cluster"] for row in rows),
+            tuple(tuple(row["groups"]) for row in rows),
+            tuple(header["fields"]),
+            values,
+            tuple(header["order"]),
+            {reason: tuple(names) for reason, names in header["left_out"].items()},
+        )
+        return StoredItems(table, header["settings"])
+
+
+def _short(value: float) -> float | int:
+    """Flags and counts as integers; the rest whole: figures of a table that was read back are those of the first."""
+    return int(value) if value == int(value) else value

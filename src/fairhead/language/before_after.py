@@ -5,22 +5,23 @@ wrote are joined on the ids of their items. Needs no torch.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fairhead import __version__
 from fairhead.errors import InputError
-from fairhead.language.benchmark import ASKS, SECTIONS, Benchmark, Figure
+from fairhead.language.answers import ItemTable
+from fairhead.language.benchmark import ASKS, SECTIONS, Benchmark, Figure, Measure
 from fairhead.language.benchmarks import all_benchmarks, benchmark_named
 from fairhead.language.eval_logs import read_run
-from fairhead.language.item_table import ItemTable, Measure, compare_items, join_items
 from fairhead.language.suite import Suite
 from fairhead.report import Report, Result
 from fairhead.stats import Difference
 from fairhead.stats.bootstrap import Resampling
-from fairhead.stats.paired import N_PERM, corrected
+from fairhead.stats.paired import N_PERM, corrected, paired_difference
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -290,3 +291,28 @@ def _provenance(suite: Suite) -> dict[str, Any]:
     made = {key: training[key] for key in ("method", "base", "settings", "plan", "data") if training.get(key)}
     skipped = {name: reason for name, reason in suite.skipped.items() if name not in suite.measured}
     return {"model": suite.model, **suite.settings, "skipped": skipped, "training": made}
+
+
+def join_items(first: ItemTable, second: ItemTable) -> tuple[ItemTable, ItemTable]:
+    """The items that both tables have, in the same order."""
+    places = {name: i for i, name in enumerate(second.ids)}
+    here = [i for i, name in enumerate(first.ids) if name in places]
+    if not here:
+        raise InputError(f"{first.benchmark}: the two runs have no item in common; were they made of the same data?")
+    there = [places[first.ids[i]] for i in here]
+    a, b = first.take(here), second.take(there)
+    if a.clusters != b.clusters or a.fields != b.fields:
+        raise InputError(
+            f"{first.benchmark}: the two runs describe the same items differently; run both with one version"
+        )
+    return a, b
+
+
+def compare_items(
+    measure: Measure, group: str | None, before: ItemTable, after: ItemTable, how: Resampling, n_perm: int = N_PERM
+) -> Difference:
+    """One figure of a category (None: of all items) on two tables of the same items; `n_perm` random swaps at most."""
+    one, other = before.part(group), after.part(group)
+    figure = partial(paired_difference, ideal=measure.ideal, relative=measure.relative, n_perm=n_perm)
+    found = figure(measure.metric, measure.statistic, measure.sums(one), measure.sums(other), len(one), how)
+    return replace(found, benchmark=before.benchmark, group_by=group)

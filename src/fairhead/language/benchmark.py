@@ -5,34 +5,34 @@ are made of and what they are called. The commands, the suite, comparisons and r
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args, get_type_hints
 
 import numpy as np
 
 from fairhead.errors import FairheadError, InputError, check_known
-from fairhead.language.item_table import BenchmarkResult, ItemTable, Measure
+from fairhead.language.answers import ItemTable, Progress, Prompt, Request, Sampling
+from fairhead.report.result import Result
 from fairhead.report.wording import number
 from fairhead.settings import check_settings
 from fairhead.stats import Estimate
-from fairhead.stats.bootstrap import FEW_CLUSTERS, Resampling
+from fairhead.stats.bootstrap import FEW_CLUSTERS, Array, Resampling, Statistic
+from fairhead.stats.clusters import cluster_sums, ratio
 
 if TYPE_CHECKING:
-    from fairhead.language.answers import Progress, Prompt, Request, Sampling
+    from rich.console import Console
+
+    from fairhead.report.page import Report
     from fairhead.report.sections.plain import PlainTables
 
 T = TypeVar("T")
 Section = Literal["Stereotypes", "Language", "Attention", "Scores"]
 SECTIONS: tuple[str, ...] = get_args(Section)  # in the order in which figures are shown
-Role = Literal["asks", "measures", "shows"]
-_ROLES: tuple[str, ...] = get_args(Role)
-# Annotated to an option: it changes what is asked of a model, so compared runs must agree on it; ...
-ASKS: Role = "asks"
-# ... or only what is measured of the answers; or only what is shown. All others choose items.
-MEASURES: Role = "measures"
-SHOWS: Role = "shows"
+# Annotated to an option: it changes what is asked of a model, so compared runs must agree on it; or only what is
+# measured of the answers; or only what is shown. All others choose items.
+ASKS, MEASURES, SHOWS = "asks", "measures", "shows"
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,115 @@ class SentencePair(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Measure:
+    """A figure as a function of sums over items."""
+
+    metric: str  # its name
+    columns: Callable[[ItemTable], Array]  # what each item adds, from a table of n items to [n, k]
+    statistic: Statistic  # from totals [..., k] to the figure [...]; NaN where it has no value
+    ideal: float | None = None  # the value of a model without a preference (or without a mistake), where there is one
+    # Which categories it is made for, None being all items; by default all of them
+    of: Callable[[str | None], bool] = lambda category: True
+    # The figure is a mean over clusters that count alike, however many items each has; the last column is then the
+    # number of items
+    per_cluster: bool = False
+    relative: bool = False  # two models are compared by the ratio of their figures, not by the difference
+    detail: Callable[[ItemTable], Mapping[str, Any]] | None = None  # anything else worth knowing about the items
+
+    @classmethod
+    def mean(cls, metric: str, value: Callable[[ItemTable], Array], *ideal: float, **more: Any) -> "Measure":
+        """The mean of a value of each item, [n]."""
+        return cls(metric, lambda table: np.column_stack([value(table), np.ones(len(table))]), ratio, *ideal, **more)
+
+    def sums(self, table: ItemTable) -> Array:
+        """What the items of each cluster add up to, [clusters, k], in order of first appearance."""
+        sums = cluster_sums(self.columns(table), table.clusters)
+        return sums / sums[:, -1:] if self.per_cluster else sums
+
+    def estimate(self, part: ItemTable, group: str | None, how: Resampling) -> Estimate:
+        """The figure of the items of one category, with its interval."""
+        detail = None if self.detail is None else self.detail(part)
+        return how.estimate(self.metric, group, self.sums(part), self.statistic, len(part), self.ideal, detail)
+
+
+@dataclass(frozen=True)
+class BenchmarkResult(Result):
+    """The scores of a model on a benchmark."""
+
+    benchmark: str  # its name
+    estimates: tuple[Estimate, ...]  # each with interval and n. Shares are fractions, not percent.
+    n: int  # items scored
+    left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # items that were not, by reason
+    provenance: Mapping[str, Any] = field(default_factory=dict)  # model, data and settings
+    more: Mapping[str, Any] = field(default_factory=dict)  # what else was found, JSON-ready, by name
+
+    def __getitem__(self, key: str | tuple[str, str | None]) -> Estimate:
+        """`result["ss"]` over all items, or `result["ss", "gender"]`."""
+        metric, group_by = (key, None) if isinstance(key, str) else key
+        found = {(e.metric, e.group_by): e for e in reversed(self.estimates)}
+        if (metric, group_by) not in found:
+            raise KeyError(f"there is no estimate {(metric, group_by)}; there are {sorted(found, key=str)}")
+        return found[metric, group_by]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {
+            "schema": "fairhead.language/1",
+            "benchmark": self.benchmark,
+            "provenance": dict(self.provenance),
+            "n": self.n,
+            "left_out": {reason: list(ids) for reason, ids in self.left_out.items()},
+            "estimates": [asdict(e) for e in self.estimates],
+            **self.more,
+        }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per figure."""
+        return [{k: v for k, v in vars(e).items() if k not in ("detail", "groups")} for e in self.estimates]
+
+    def page(self) -> "Report":
+        """The figures of each category, with what can be said of them, and what was left out."""
+        from fairhead.language.benchmarks import benchmark_named
+        from fairhead.report.page import Report, Sentence
+
+        benchmark, level = benchmark_named(self.benchmark), float(self.provenance.get("level", 0.95))
+        return Report(
+            title=f"{self._model} on {benchmark.title}",
+            question=benchmark.question,
+            verdict=[Sentence(text, "note") for text in (*benchmark.sentences(self, level), *self._remarks())],
+            sections=[benchmark.figures(self, level)],
+            provenance=dict(self.provenance),
+        )
+
+    @property
+    def _model(self) -> str:
+        return str(self.provenance.get("model_path") or self.provenance.get("model", ""))
+
+    def _remarks(self) -> Iterator[str]:
+        """What should be known of the figures, and where the answers lie."""
+        # How many there are is in the table: the reason is then the same for all of them.
+        reasons = (e.undefined.removeprefix(f"{e.n} items; ") for e in self.estimates if e.undefined)
+        yield from (f"–: {reason}" for reason in list(dict.fromkeys(reasons))[:5])
+        for reason, names in self.left_out.items():
+            yield f"Left out: {len(names):,} ({reason}); the first is {names[0]}"
+        if self.provenance.get("merged_boundaries"):
+            yield f"{self.provenance['merged_boundaries']:,} texts have a token that spans the end of the prefix"
+        for key, what in (("scores", "Scores of each text"), ("generations", "Continuations")):
+            if self.provenance.get(key):
+                yield f"{what}: {self.provenance[key]}"
+
+    def show(self, console: "Console | None" = None) -> None:
+        """Print what was measured, what can be said, one line per category, and what was left out."""
+        from fairhead.report.result import show_page, terminal
+
+        out, page = console or terminal(), self.page()
+        out.print(f"{self._model} on {self.benchmark}: {self.n:,} items", style="bold", markup=False, highlight=False)
+        show_page(page, out)
+        if page.sections[0].text:
+            out.print(page.sections[0].text, markup=False, highlight=False)
+
+
+@dataclass(frozen=True)
 class Work:
     """What a benchmark is given to make its table of."""
 
@@ -75,9 +184,9 @@ class Work:
     items: Sequence[Any]  # what the benchmark's `read` returned
     options: Any  # an instance of its `options`
     settings: Mapping[str, Any]  # what scores depend on: digest of the weights, precision, start token
-    sampling: "Sampling"  # how continuations are drawn
+    sampling: Sampling  # how continuations are drawn
     journals: Path | None = None  # folder of the journals from which a killed run goes on; None keeps none
-    progress: "Progress | None" = None  # to be called with what is done and how much there is
+    progress: Progress | None = None  # to be called with what is done and how much there is
 
 
 class Measured(NamedTuple):
@@ -110,14 +219,12 @@ class Benchmark:
     title: str  # as its authors write it
     question: str  # what it asks, in a line
     read: Callable[[Path, Any], Sequence[Any]]  # items, with distinct ids, from a path and the options
-    # Its metrics, or a function that makes them of a table
-    measures: Sequence[Measure] | Callable[[ItemTable], Sequence[Measure]]
+    measures: Sequence[Measure] | Callable[[ItemTable], Sequence[Measure]]  # its metrics, or what makes them of a table
     # The figures that a comparison gives a verdict on, or a function from a table to them
     headlines: Sequence[Figure] | Callable[[ItemTable], Sequence[Figure]]
     labels: Mapping[str, Label]  # metric -> how it is written. Those that have a label are shown, in this order.
-    # What to ask a scorer, from items and options
-    requests: "Callable[[Sequence[Any], Any], list[Request]] | None" = None
-    prompts: "Callable[[Iterable[Any]], list[Prompt]] | None" = None  # what to have continued, from items
+    requests: Callable[[Sequence[Any], Any], list[Request]] | None = None  # what to ask, from items and options
+    prompts: Callable[[Iterable[Any]], list[Prompt]] | None = None  # what to have continued, from items
     # From items, answers by id (scores or continuations) and options to the table
     table: Callable[[Sequence[Any], Mapping[str, Any], Any], ItemTable] | None = None
     measure: Callable[[Work], Measured] | None = None  # the table from the model itself
@@ -125,8 +232,7 @@ class Benchmark:
     # A frozen dataclass; its fields are options of the command, and its docstring explains them. Those annotated with
     # `ASKS`, `MEASURES` or `SHOWS` do not choose items.
     options: type = NoOptions
-    # The figures of a table's categories, for the spill-over matrix
-    by_category: Callable[[ItemTable], Sequence[Figure]] = lambda table: ()
+    by_category: Callable[[ItemTable], Sequence[Figure]] = lambda table: ()  # of a table, for the spill-over matrix
     # Names of its categories, in lower case, that other benchmarks call something else -> the common name
     axes: Mapping[str, str] = field(default_factory=dict)
     command: str = ""  # what the command line calls it; its name where this is empty. Several may share one.
@@ -137,12 +243,9 @@ class Benchmark:
     most_items: int | None = None  # no more than these, the first of those drawn
     min_items: int = 10  # with fewer items its figures are undefined; so they are with fewer than 10 clusters
     n_boot: int = 2000  # bootstrap replicates by default
-    # Of a comparison's report; "Scores" are those of other harnesses
-    section: Section = "Stereotypes"
-    # Raises what the table would lack on this machine, given the options
-    ready: Callable[[Any], None] = lambda options: None
-    # Option -> folder in the data of a suite that it is taken from by default
-    beside: Mapping[str, str] = field(default_factory=dict)
+    section: Section = "Stereotypes"  # of a comparison's report; "Scores" are those of other harnesses
+    ready: Callable[[Any], None] = lambda options: None  # raises what the table would lack here, given the options
+    beside: Mapping[str, str] = field(default_factory=dict)  # option -> folder in a suite's data, taken by default
     # Adds to a result, given `Measured.reading` (None where the table was kept), the options and how intervals are made
     finish: Callable[[BenchmarkResult, Any, Any, Resampling], BenchmarkResult] = lambda result, *more: result
     # The report of a result, from it, the model's name and the confidence level
@@ -157,10 +260,8 @@ class Benchmark:
     # The table of a result, from it and the confidence level; by default one row per category
     shown: "Callable[[BenchmarkResult, float], PlainTables] | None" = None
     hides: Callable[[str], bool] = lambda category: False  # categories without a row there
-    # Metric -> outcome of a comparison -> what it means
-    outcomes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    # A figure of each head of a table, [layers][heads], of which a comparison draws a map
-    by_head: Callable[[ItemTable], list[list[float]]] | None = None
+    outcomes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # metric -> outcome -> what it means
+    by_head: Callable[[ItemTable], list[list[float]]] | None = None  # of each head, [layers][heads], for a map
     # What has become of a layer whose figure was a and is b, in words; None where it has kept its shape
     collapse: Callable[[float, float], str | None] = lambda before, after: None
     explains: str = ""  # more for the help, in Markdown
@@ -168,8 +269,7 @@ class Benchmark:
 
     def sample(self, items: Sequence[Any], limit: int | None, seed: int) -> Sequence[Any]:
         """Some items, drawn at random, in their order; all of them where there is no limit."""
-        drawn = items if limit is None else sample(items, limit, seed, self.unit)
-        return drawn[: self.most_items]
+        return (items if limit is None else sample(items, limit, seed, self.unit))[: self.most_items]
 
     def measures_of(self, table: ItemTable) -> Sequence[Measure]:
         """The metrics of a table."""
@@ -184,10 +284,8 @@ class Benchmark:
     ) -> BenchmarkResult:
         """The figures of a table."""
         chosen, measures = self.resampling(how or Resampling()), self.measures_of(table)
-        found: list[Estimate] = []
-        for group in (None, *table.order):
-            part = table.part(group)
-            found += [measure.estimate(part, group, chosen) for measure in measures if measure.of(group)]
+        parts = {group: table.part(group) for group in (None, *table.order)}
+        found = [m.estimate(part, group, chosen) for group, part in parts.items() for m in measures if m.of(group)]
         made = BenchmarkResult(self.name, tuple(found), len(table), table.left_out)
         return self.finish(made, reading, self.options() if options is None else options, chosen)
 
@@ -210,9 +308,8 @@ class Benchmark:
 
     def chosen(self, **options: Any) -> Any:
         """Its options, held to their types."""
-        known = [f.name for f in fields(self.options)]
         for name in options:
-            check_known(name, known, f"{self.name} has no option {name!r}; it has")
+            check_known(name, [f.name for f in fields(self.options)], f"{self.name} has no option {name!r}; it has")
         default = self.options()
         changed = {name: value for name, value in options.items() if value != getattr(default, name)}
         check_settings(self.options, changed, self.name)
@@ -220,13 +317,13 @@ class Benchmark:
 
     def settings(self, options: Any) -> dict[str, Any]:
         """The options that its table depends on beyond its items."""
-        wanted = [*self.options_with(ASKS), *self.options_with(MEASURES)]
-        return {name: getattr(options, name) for name in wanted}
+        return {name: getattr(options, name) for role in (ASKS, MEASURES) for name in self.options_with(role)}
 
-    def options_with(self, role: Role | None) -> list[str]:
-        """Names of the options of a role; None is of those that choose items."""
+    def options_with(self, role: str | None) -> list[str]:
+        """Names of the options annotated with `ASKS`, `MEASURES` or `SHOWS`; None is of those that choose items."""
         hints = get_type_hints(self.options, include_extras=True)
-        roles = {f.name: set(_ROLES) & set(getattr(hints[f.name], "__metadata__", ())) for f in fields(self.options)}
+        told = {f.name: getattr(hints[f.name], "__metadata__", ()) for f in fields(self.options)}
+        roles = {name: {ASKS, MEASURES, SHOWS}.intersection(of) for name, of in told.items()}
         return [name for name, found in roles.items() if (role in found if role else not found)]
 
     def figures(self, result: BenchmarkResult, level: float) -> "PlainTables":
@@ -241,12 +338,12 @@ class Benchmark:
             found = {e.metric: e for e in result.estimates if e.group_by == group}
             n = max(e.n for e in found.values())
             if group is None or not (self.hides(group) or n == result.n):  # a category of all items is a line twice
-                cells = [_figure(found.get(metric), self.label(metric).share) for metric in metrics]
+                cells = [_figure(found[m], self.label(m).share) if m in found else "" for m in metrics]
                 rows.append((group or "all", *cells, f"{n:,}"))
         caption = f"with {100 * level:g} % intervals (percent; Δ log p in nats)"
         columns = ("", *(self.label(metric).name for metric in metrics), "n")
-        tables = [PlainTable(caption=caption, columns=columns, rows=rows)]
-        return PlainTables(title=f"{result.n:,} items", tables=tables)
+        table = PlainTable(caption=caption, columns=columns, rows=rows)
+        return PlainTables(title=f"{result.n:,} items", tables=[table])
 
     @property
     def flag(self) -> str:
@@ -254,9 +351,7 @@ class Benchmark:
         return self.command or self.name
 
 
-def _figure(estimate: Estimate | None, share: bool) -> str:
-    if estimate is None:
-        return ""
+def _figure(estimate: Estimate, share: bool) -> str:
     if estimate.value is None:
         return "–"
     scale, digits = (100, 1) if share else (1, 2)
@@ -277,49 +372,27 @@ def sample(items: Sequence[T], limit: int, seed: int, unit: Callable[[T], str] |
 
 def percent(estimate: Estimate, level: float, unit: str = " %") -> str:
     """A share that is defined, with its interval."""
-    value, low, high = (100 * (x or 0.0) for x in (estimate.value, estimate.low, estimate.high))
-    return f"{number(value, 1)}{unit} ({100 * level:g} % interval {number(low, 1)} to {number(high, 1)})"
+    value, low, high = (number(100 * (x or 0.0), 1) for x in (estimate.value, estimate.low, estimate.high))
+    return f"{value}{unit} ({100 * level:g} % interval {low} to {high})"
 
 
 def more_often(metric: str, words: str) -> Callable[[BenchmarkResult, float], list[str]]:
-    """A sentence on a share whose even value is one half: `Benchmark.sentences` of many.
-
-    Example:
-        >>> estimate = Estimate("ss", None, 0.6, 0.55, 0.65, 100, ideal=0.5)
-        >>> more_often("ss", "The first is likelier in")(BenchmarkResult("b", (estimate,), 100), 0.95)
-        ['The first is likelier in 60.0 % (95 % interval 55.0 to 65.0): more often than not.']
-    """
+    """A sentence on a share whose even value is one half: `Benchmark.sentences` of many."""
 
     def sentences(result: BenchmarkResult, level: float) -> list[str]:
         found = result[metric]
         if found.value is None or found.low is None or found.high is None:
             return [f"{metric} is undefined: {found.undefined}."]
-        verdict = "more often than not" if found.low > 0.5 else "less often than not"
-        if found.low <= 0.5 <= found.high:
-            verdict = "not significantly different from 50 %"
+        verdict = "not significantly different from 50 %"
+        if not found.low <= 0.5 <= found.high:
+            verdict = "more often than not" if found.low > 0.5 else "less often than not"
         return [f"{words} {percent(found, level)}: {verdict}."]
 
     return sentences
 
 
-def crossed(*names: str) -> str:
-    """The name of an intersection, as in audits.
-
-    Example:
-        >>> crossed("intrasentence", "gender")
-        'intrasentence × gender'
-    """
-    return " × ".join(names)
-
-
 def of_terms(found: ItemTable, terms: Iterable[str]) -> list[int]:
-    """Rows whose cluster is one of these terms, after the category or the id that it begins with.
-
-    Example:
-        >>> clusters, columns = ["race/thai", "race/irish"], {"stereotype": [-1.0, -2.0]}
-        >>> of_terms(ItemTable.of("stereoset", ["a", "b"], clusters, [[], []], columns), ["irish"])
-        [1]
-    """
+    """Rows whose cluster is one of these terms, after the category or the id that it begins with."""
     trained = set(terms)
     names = zip(found.ids, found.clusters, strict=True)
     return [i for i, (n, c) in enumerate(names) if {c.removeprefix(f"{n}/"), c.partition("/")[2]} & trained]

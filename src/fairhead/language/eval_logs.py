@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fairhead.errors import InputError, check_known
-from fairhead.language.benchmark import Benchmark, Figure, Label
-from fairhead.language.item_table import ItemTable, Measure, StoredItems
+from fairhead.language.answers import ItemTable, StoredItems
+from fairhead.language.benchmark import Benchmark, Figure, Label, Measure
 from fairhead.language.suite import FILE, Suite
 from fairhead.stats.clusters import ratio
 from fairhead.store import reading

@@ -1,10 +1,12 @@
-"""Reading a language model's attention through the tap: batch by batch, and on pairs of sentences."""
+"""Reading a language model's attention through the tap: batch by batch, and where it differs between two sentences."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fairhead.data.files import Skips
@@ -13,7 +15,6 @@ from fairhead.heads import tap
 from fairhead.language.answers import TOO_LONG, Progress
 from fairhead.language.benchmark import SentencePair
 from fairhead.language.packing import Slots, slots, token_ids
-from fairhead.language.pair_gaps import NO_SPAN, Array, PairGaps, TokenGaps
 from fairhead.language.row_layout import quiet, stack
 from fairhead.language.scorer import Scorer
 
@@ -21,7 +22,10 @@ from fairhead.language.scorer import Scorer
 _MOST_WEIGHTS = {"cpu": 1 << 25}
 _MOST_AT_ONCE = 64
 
+NO_SPAN = "no token was replaced by another"
+
 Average = Literal["before", "after"]
+Array = NDArray[np.float64]
 
 
 class AttentionBatch(NamedTuple):
@@ -63,19 +67,70 @@ def read_attention(
                 progress(done, len(tokens))
 
 
-class _Encoded(NamedTuple):
-    """The tokens of both sentences, the start token first, and the places they share."""
+class TokenGaps(NamedTuple):
+    """A pair token by token, M places that both sentences have."""
 
-    first: list[int]
-    second: list[int]
-    slots: Slots
+    first: tuple[str, ...]  # texts of the first sentence's tokens
+    second: tuple[str, ...]  # texts of the second's
+    changed: NDArray[np.bool_]  # where the two differ: the span that carries the bias, [M]
+    by_layer: Array  # gaps, averaged over heads, [layers, M]
+    equal_length: bool  # whether the sentences have the same number of tokens
 
 
-class _Gaps(NamedTuple):
-    """A layer's gaps: of each head, [..., H, M], and of their mean, [..., M]."""
+@dataclass(frozen=True)
+class PairGaps:
+    """What was read of a model on n pairs."""
 
-    heads: Array
-    mean: Array
+    pairs: tuple[SentencePair, ...]  # the pairs
+    tokens: tuple[TokenGaps, ...]  # each token by token
+    # Whether the largest gap is on the span, in each head, [n, layers, heads]; ties count in part. NaN where a layer
+    # has fewer heads.
+    hit: Array
+    on: Array  # mean gap on the span, [n, layers, heads]
+    off: Array  # mean gap elsewhere, [n, layers, heads]
+    # Ids of pairs that could not be compared, by reason
+    left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        pairs: Sequence[SentencePair],
+        tokens: Sequence[TokenGaps],
+        gaps: Sequence[Sequence[Array]],
+        left_out: Mapping[str, tuple[str, ...]] | None = None,
+    ) -> "PairGaps":
+        """From the gaps of each pair: one array [heads, M] a layer."""
+        layers, heads = len(gaps[0]), max(len(layer) for layer in gaps[0])
+        hit, on, off = (np.full((len(pairs), layers, heads), np.nan) for _ in range(3))
+        for i, (of_pair, by_token) in enumerate(zip(gaps, tokens, strict=True)):
+            for number, layer in enumerate(of_pair):
+                n, changed = len(layer), by_token.changed
+                hit[i, number, :n] = largest_on(layer, changed)
+                on[i, number, :n], off[i, number, :n] = layer[:, changed].mean(1), layer[:, ~changed].mean(1)
+        return cls(tuple(pairs), tuple(tokens), hit, on, off, dict(left_out or {}))
+
+    @property
+    def chance(self) -> Array:
+        """The share of each pair's tokens that are of its span, [n]: what chance would hit."""
+        return np.array([tokens.changed.mean() for tokens in self.tokens])
+
+    def of_layers(self) -> "tuple[Array, Array, Array]":
+        """`hit`, `on` and `off` of gaps averaged over heads, [n, layers] each."""
+        hit = np.stack([largest_on(tokens.by_layer, tokens.changed) for tokens in self.tokens])
+        on, off = (np.stack([t.by_layer[:, t.changed == side].mean(1) for t in self.tokens]) for side in (True, False))
+        return hit, on, off
+
+
+def largest_on(gaps: Array, changed: NDArray[np.bool_]) -> Array:
+    """Share of the places with the largest gap [..., M] that are of the span: 1 or 0, something else where gaps tie.
+
+    Example:
+        >>> largest_on(np.array([[1.0, 3.0, 2.0], [2.0, 2.0, 0.0]]), np.array([False, True, False])).tolist()
+        [1.0, 0.5]
+    """
+    top = gaps == gaps.max(axis=-1, keepdims=True)
+    shares: Array = (top & changed).sum(-1) / top.sum(-1)
+    return shares
 
 
 def read_gaps(
@@ -97,46 +152,49 @@ def read_gaps(
     The gap of a token is |A_first − A_second| in its column of the attention map, with averages over the queries that
     both sentences have (and, for a layer, over heads). Every layer is read, in one pass per batch; only gaps are kept.
     """
-    found, left_out = _comparable(scorer, pairs, start_token)
-    gaps: dict[int, list[_Gaps]] = {}
-    for batch in read_attention(scorer, {i: (e.first, e.second) for i, e in found.items()}, progress):
-        encoded = [found[i] for i in batch.members]
-        by_layer = [_column_gaps(weights, encoded, average) for weights in batch.weights]
-        for row, i in enumerate(batch.members):
-            n = len(found[i].slots.first)
-            gaps[i] = [_Gaps(heads[row, :, :n], mean[row, :n]) for heads, mean in by_layer]
-    kept = sorted(found)
-    tokens = tuple(_token_gaps(scorer.tokenizer, found[i], gaps[i], pairs[i].id) for i in kept)
-    return PairGaps.of([pairs[i] for i in kept], tokens, [[layer.heads for layer in gaps[i]] for i in kept], left_out)
-
-
-def _comparable(
-    scorer: Scorer, pairs: Sequence[SentencePair], start_token: bool
-) -> tuple[dict[int, _Encoded], Mapping[str, tuple[str, ...]]]:
-    texts = [text for pair in pairs for text in (pair.first, pair.second)]
-    ids = token_ids(scorer.tokenizer, texts, scorer.start_token.lead)
-    skip = 0 if start_token else len(scorer.start_token.lead)
-    found: dict[int, _Encoded] = {}
+    lead = scorer.start_token.lead
+    ids = token_ids(scorer.tokenizer, [text for pair in pairs for text in (pair.first, pair.second)], lead)
+    both, places = {}, {}
     left_out = Skips()
     for i, pair in enumerate(pairs):
-        first, second = ids[2 * i], ids[2 * i + 1]
-        places = slots(first, second)
-        shared = Slots(places.first[skip:], places.second[skip:], places.changed[skip:])
+        first, second = ids[2 * i : 2 * i + 2]
+        counted = slice(0 if start_token else len(lead), None)
+        shared = Slots(*(of[counted] for of in slots(first, second)))  # type: ignore[arg-type]
         if max(len(first), len(second)) > scorer.context:
             left_out.drop(TOO_LONG, pair.id)
         elif not any(shared.changed) or all(shared.changed):
             left_out.drop(NO_SPAN, pair.id)
         else:
-            found[i] = _Encoded(first, second, shared)
-    if not found:
+            both[i], places[i] = (first, second), shared
+    if not both:
         reasons = ", ".join(f"{len(names)} {reason}" for reason, names in left_out.found().items()) or "none was given"
         raise InputError(f"there is no pair of sentences to compare: {reasons}")
-    return found, left_out.found()
+    tokens: dict[int, TokenGaps] = {}
+    of_heads: dict[int, list[Array]] = {}
+    for batch in read_attention(scorer, both, progress):
+        by_layer = [_column_gaps(weights, [places[i] for i in batch.members], average) for weights in batch.weights]
+        for row, i in enumerate(batch.members):
+            changed = np.array(places[i].changed)
+            of_heads[i] = [heads[row, :, : len(changed)] for heads, _ in by_layer]
+            if not all(np.isfinite(heads).all() for heads in of_heads[i]):
+                raise InputError(f"pair {pairs[i].id!r}: attention is not finite. Are the weights damaged? Try float32")
+            texts = [
+                tuple(scorer.tokenizer.decode([sentence[place]]) for place in at)
+                for sentence, at in zip(both[i], places[i], strict=False)
+            ]
+            means = np.stack([mean[row, : len(changed)] for _, mean in by_layer])
+            tokens[i] = TokenGaps(texts[0], texts[1], changed, means, len(both[i][0]) == len(both[i][1]))
+    kept = sorted(both)
+    return PairGaps.of(
+        [pairs[i] for i in kept], [tokens[i] for i in kept], [of_heads[i] for i in kept], left_out.found()
+    )
 
 
-def _column_gaps(weights: Tensor, encoded: Sequence[_Encoded], average: Average) -> _Gaps:
-    """From attention of first, then second sentences [2B, H, T, T] to gaps of their M shared places."""
-    shared = [e.slots for e in encoded]
+def _column_gaps(weights: Tensor, shared: Sequence[Slots], average: Average) -> tuple[Array, Array]:
+    """From attention of first, then second sentences [2B, H, T, T] to gaps of their M shared places.
+
+    They are of each head, [B, H, M], and of the mean over heads, [B, M].
+    """
     first, real = stack([s.first for s in shared])
     second, _ = stack([s.second for s in shared])
     maps = []
@@ -149,21 +207,4 @@ def _column_gaps(weights: Tensor, encoded: Sequence[_Encoded], average: Average)
     if average == "after":
         apart = apart.abs()
     of_heads = apart.sum(2) / is_query.sum(2)
-    gaps = (of_heads.abs(), of_heads.mean(1).abs())
-    return _Gaps(*(part.double().cpu().numpy() for part in gaps))
-
-
-def _token_gaps(tokenizer: Any, encoded: _Encoded, gaps: Sequence[_Gaps], name: str) -> TokenGaps:
-    if not all(np.isfinite(layer.heads).all() for layer in gaps):
-        raise InputError(f"pair {name!r}: attention is not finite. Are the weights damaged? Try float32")
-    first, second = (
-        tuple(tokenizer.decode([ids[i]]) for i in places)
-        for ids, places in ((encoded.first, encoded.slots.first), (encoded.second, encoded.slots.second))
-    )
-    return TokenGaps(
-        first,
-        second,
-        np.array(encoded.slots.changed),
-        np.stack([layer.mean for layer in gaps]),
-        len(encoded.first) == len(encoded.second),
-    )
+    return of_heads.abs().double().cpu().numpy(), of_heads.mean(1).abs().double().cpu().numpy()

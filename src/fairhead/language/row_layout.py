@@ -1,6 +1,7 @@
 """How sentences and rows of tokens are handed to a causal language model, and what its output layer reads of them.
 
-`reads_trees` is the trial that tells which way a model can take rows; the last functions say what else it is like.
+`reads_trees` is the trial that tells which way a model can take rows; the last functions say what else it is like, and
+how much memory it needs at its peak, scored or trained, by its configuration.
 """
 
 import itertools
@@ -15,12 +16,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fairhead.errors import UnsupportedModel
-from fairhead.language.packing import Row, TokenSequence, followed, pack
+from fairhead.language.packing import Row, TokenSequence, followed, pack, predicting
 from fairhead.models.batches import quiet as quiet
+from fairhead.train.step import say_once
 
 # Two ways to compute the same differ by rounding; a token that sees what it should not differs as contexts do.
 _ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-6}
 _ROUNDING_OF_HALVES = 0.1
+# Tokens a batch by default: enough to keep a processor or a GPU busy.
+BATCH_TOKENS = {"cpu": 768, "cuda": 16384}
+# Entries of the logits of one batch: 256 MB in float32 on a processor; on a GPU as memory allows, up to 4 GB.
+_LOGITS_CPU, _LOGITS_MOST = 1 << 26, 1 << 30
+_FLOAT, _HALF = 4, 2  # bytes per number
 
 
 class Sentences(NamedTuple):
@@ -98,15 +105,15 @@ class Layout:
 
     def logits(self, rows: Sequence[Row], at: Sequence[NDArray[np.int64]]) -> Tensor:
         """Next-token logits at the chosen positions of each row, one row after the other: [sum of positions, V]."""
-        return self.ready(rows, at).logits()
+        return _logits(self.model, *self.inputs_at(rows, at))
 
-    def ready(self, rows: Sequence[Row], at: Sequence[NDArray[np.int64]]) -> "Ready":
-        """Rows on the model's device, to be read once or many times at the chosen positions of each."""
+    def inputs_at(self, rows: Sequence[Row], at: Sequence[NDArray[np.int64]]) -> tuple[dict[str, Tensor], Tensor]:
+        """What the model is called with to be read at chosen positions of each row, and where they lie in the batch."""
         trimmed = [_needed(row, chosen) for row, chosen in zip(rows, at, strict=True)]
         inputs = self.inputs([row for row, _ in trimmed])
         width = inputs["input_ids"].shape[1]
         chosen = torch.from_numpy(np.concatenate([a + i * width for i, (_, a) in enumerate(trimmed)]))
-        return Ready(self.model, inputs, send(chosen, inputs["input_ids"].device))
+        return inputs, send(chosen, inputs["input_ids"].device)
 
     def inputs(self, rows: Sequence[Row]) -> dict[str, Tensor]:
         """What the model is called with, tokens [B, T] among it."""
@@ -125,18 +132,91 @@ class Layout:
         return {"input_ids": ids, "attention_mask": mask[:, None], "position_ids": depth}
 
 
-class Ready(NamedTuple):
-    """Rows that lie on the model's device."""
+class Planned(NamedTuple):
+    """A batch that is read in one forward pass."""
+
+    layout: Layout  # how the rows are handed to the model
+    rows: tuple[Row, ...]  # trees of tokens
+    members: Sequence[int]  # the sequence that number i of a row's paths stands for is `members[i]`
+
+    def paths(self) -> Iterator[tuple[int, NDArray[np.intp]]]:
+        """Each sequence, and where its scored tokens lie among those of the batch; sequences share some."""
+        taken = 0
+        for row in self.rows:
+            scored = predicting(row).scored
+            for path in row.paths:
+                yield self.members[path.sequence], taken + np.searchsorted(scored, path.positions)
+            taken += len(scored)
+
+    def read(self) -> Iterator[list[tuple[int, NDArray[np.float64]]]]:
+        """What `logprobs` gives, in halves where the device has too little memory for the whole batch."""
+        try:
+            found = self.logprobs()
+        except torch.OutOfMemoryError:
+            if len(self.rows) == 1:
+                raise
+            found = None
+        if found is not None:
+            yield found
+            return
+        # Here, where the failed pass and its tensors are gone.
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        say_once("the device has too little memory for a whole batch, which is read in halves; see --batch-tokens")
+        half = len(self.rows) // 2
+        for rows in (self.rows[:half], self.rows[half:]):
+            yield from self._replace(rows=rows).read()
+
+    def logprobs(self) -> list[tuple[int, NDArray[np.float64]]]:
+        """Read the batch at once: each sequence with the log-probabilities of its scored tokens."""
+        with quiet(self.layout.model):
+            flat = self.ready().logprobs().double().cpu().numpy()
+        return [(sequence, flat[at]) for sequence, at in self.paths()]
+
+    def sources(self) -> NDArray[np.int64]:
+        """For each scored token, which of the positions that are read predicts it, [S]."""
+        places = [predicting(row) for row in self.rows]
+        offsets = np.cumsum([0, *(len(place.at) for place in places)])
+        return np.concatenate([place.source + o for place, o in zip(places, offsets, strict=False)])
+
+    def ready(self) -> "ReadyBatch":
+        """The batch on the model's device."""
+        places = [predicting(row) for row in self.rows]
+        inputs, positions = self.layout.inputs_at(self.rows, [place.at for place in places])
+        token = np.concatenate([row.tokens[place.scored] for row, place in zip(self.rows, places, strict=True)])
+        moved = [send(torch.from_numpy(values), positions.device) for values in (self.sources(), token)]
+        return ReadyBatch(self.layout.model, inputs, positions, *moved)
+
+
+class ReadyBatch(NamedTuple):
+    """A batch on the model's device, to be read once, or as often as heads are edited."""
 
     model: nn.Module  # the model
     inputs: dict[str, Tensor]  # what it is called with
     positions: Tensor  # which of the flattened batch are read, [P]
+    source: Tensor  # for each scored token, which of the positions predicts it, [S]
+    token: Tensor  # the token, [S]
 
     def logits(self) -> Tensor:
-        """Next-token logits there, [P, V]."""
-        with at_vocabulary(self.model, self.positions):
-            logits: Tensor = self.model(**self.inputs, use_cache=False).logits
-        return logits[0]
+        """Next-token logits at the positions, [P, V]."""
+        return _logits(self.model, self.inputs, self.positions)
+
+    def logprobs(self) -> Tensor:
+        """Log-probability of each scored token, one row after the other, [S]; it stays on the device."""
+        logits = self.logits()
+        return logits[self.source, self.token].float() - log_sum_exp(logits)[self.source]
+
+
+def _logits(model: nn.Module, inputs: Mapping[str, Tensor], positions: Tensor) -> Tensor:
+    with at_vocabulary(model, positions):
+        logits: Tensor = model(**inputs, use_cache=False).logits
+    return logits[0]
+
+
+def log_sum_exp(logits: Tensor) -> Tensor:
+    """In float32, [P, V] → [P], some rows at a time: as many as a processor's cache holds, or a GPU is busy with."""
+    rows = max(1, (1 << 18 if logits.device.type == "cpu" else 1 << 24) // logits.shape[-1])
+    return torch.cat([torch.logsumexp(part.float(), dim=-1) for part in logits.split(rows)])
 
 
 def _needed(row: Row, at: NDArray[np.int64]) -> tuple[Row, NDArray[np.int64]]:
@@ -223,3 +303,77 @@ def window_of(model: nn.Module) -> int | None:
     found = [getattr(config, name, None) for name in ("sliding_window", "window_size", "attention_chunk_size")]
     widths = [width for width in found if isinstance(width, int) and width > 0]
     return min(widths) if widths else None
+
+
+def most_logits(device: torch.device) -> int:
+    """Entries that the logits of one batch may have: in float32 an eighth of a GPU's memory."""
+    if device.type == "cuda":
+        return min(_LOGITS_MOST, torch.cuda.get_device_properties(device).total_memory // 32)
+    return _LOGITS_CPU if device.type == "cpu" else 4 * _LOGITS_CPU
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes at the peak."""
+
+    weights: int  # those of the model, and LoRA's
+    training: int  # gradients, AdamW's two moments and the copy of the last good weights; 0 where nothing is trained
+    layers: int  # what the layers hold of a batch
+    logits: int  # what the output layer makes of it
+
+    @property
+    def total(self) -> int:
+        """All of it; CUDA itself takes about another half gigabyte."""
+        return self.weights + self.training + self.layers + self.logits
+
+    def __str__(self) -> str:
+        parts = [f"{name} {value / 1e9:.1f}" for name, value in vars(self).items() if value]
+        return f"{self.total / 1e9:.1f} GB ({', '.join(parts)})"
+
+
+def _sizes(config: Any) -> tuple[int, int, int]:
+    """Of a configuration: weights, width of the model, and width of its MLP."""
+    from transformers import AutoModelForCausalLM
+
+    text = text_config(config)
+    with torch.device("meta"):  # no weight is made
+        weights = int(AutoModelForCausalLM.from_config(config).num_parameters())
+    # What GPT-2's family leaves out is four times the model's width.
+    mlp = getattr(text, "intermediate_size", None) or getattr(text, "n_inner", None) or 4 * text.hidden_size
+    return weights, text.hidden_size, int(mlp)
+
+
+def scoring_memory(config: Any, batch_tokens: int = BATCH_TOKENS["cuda"], bits: int = 16) -> Memory:
+    """Of scoring in bfloat16 on a GPU, weights in 16, 8 or 4 bits: a layer at a time holds 2·D + 3·F numbers per token.
+
+    D is the width, F that of the MLP. The logits of a batch have at most 2^30 entries.
+
+    Example:
+        >>> from transformers import LlamaConfig
+        >>> sizes = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}
+        >>> llama = LlamaConfig(vocab_size=128256, hidden_size=4096, intermediate_size=14336, **sizes)  # 8B
+        >>> print(scoring_memory(llama))
+        19.9 GB (weights 16.1, layers 1.7, logits 2.1)
+    """
+    weights, width, mlp = _sizes(config)
+    logits = min(batch_tokens * text_config(config).vocab_size, _LOGITS_MOST) * _HALF
+    return Memory(weights * bits // 8, 0, (2 * width + 3 * mlp) * batch_tokens * _HALF, logits)
+
+
+def training_memory(
+    config: Any, tokens: int = 2048, *, lora: int | None = None, bf16: bool = False, checkpointing: bool = False
+) -> Memory:
+    """Of fine-tuning on batches (or pieces of them) of so many tokens, all of which reach the vocabulary.
+
+    All weights are trained in 32 bit: 4 bytes each, and 16 more for the gradient, two moments and the last good copy.
+    With LoRA that is so for its matrices alone, and with bf16 the others take 2 bytes. For the gradient a layer holds
+    12·D + 4·F numbers per token, in 2 bytes with bf16; with checkpointing each keeps its input alone, and one at a time
+    the rest. The logits are there three times: as they are, in 32 bit, and as their gradient.
+    """
+    (weights, width, mlp), text = _sizes(config), text_config(config)
+    depth, number = text.num_hidden_layers, _HALF if bf16 else _FLOAT
+    own = weights if lora is None else 2 * depth * lora * 2 * width  # peft puts it on the query and value projections
+    held = weights * (_HALF if bf16 and lora is not None else _FLOAT) + (0 if lora is None else own * _FLOAT)
+    layer = (12 * width + 4 * mlp) * tokens * number
+    layers = layer + depth * width * tokens * number if checkpointing else depth * layer
+    return Memory(held, 4 * own * _FLOAT, layers, tokens * text.vocab_size * (number + 2 * _FLOAT))

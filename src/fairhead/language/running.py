@@ -15,9 +15,8 @@ from fairhead import __version__
 from fairhead.data import parse_spec
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.language.answers import Answers, Generation, GenerationJournal, Progress, Sampling, journal_in
-from fairhead.language.benchmark import Benchmark, Measured, NotMeasured, Work
+from fairhead.language.benchmark import Benchmark, BenchmarkResult, Measured, NotMeasured, Work
 from fairhead.language.benchmarks import benchmark_named, choose
-from fairhead.language.item_table import BenchmarkResult
 from fairhead.language.suite import Suite, unseen, without_training_targets
 from fairhead.stats.bootstrap import Resampling
 

@@ -5,41 +5,49 @@ tokens that lead to it and no others, and positions count along its own branch. 
 is thus computed once, without a cache to copy, and only the tokens that predict scored ones reach the vocabulary.
 A model that cannot read trees (recurrent ones, position biases of its own) is found out by a trial and given plain
 rows.
+
+Several processes, one per GPU (`accelerate launch -m fairhead lm ...`, or torchrun), score together: the first one runs
+the command as it would alone, and texts are divided among all of them (`SharedScorer`).
 """
 
+import atexit
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
-from fairhead.errors import InputError
+from fairhead.errors import FairheadError, InputError
 from fairhead.language.answers import Answers, Journal, Progress, Request, Score, refuse_duplicates
 from fairhead.language.packing import (
     Convention,
     Encoded,
-    Row,
     TokenSequence,
     as_chat,
     batches,
     control_token_warning,
     encode,
     pack,
-    predicting,
     start_token,
 )
 from fairhead.language.row_layout import (
+    BATCH_TOKENS,
     Layout,
-    Ready,
+    Planned,
     context_length,
+    most_logits,
     quiet,
     reads_trees,
     refuse_other_than_causal,
-    send,
     vocabulary_of,
     window_of,
 )
@@ -47,49 +55,10 @@ from fairhead.models import method_of, open_model
 from fairhead.models.load import DType, LoadIn, weights_digest
 from fairhead.train.step import say_once
 
-# Tokens a batch by default: enough to keep a processor or a GPU busy.
-BATCH_TOKENS = {"cpu": 768, "cuda": 16384}
 # Tokens a row by default. Attention within a row costs its length squared, which a GPU minds less than many rows.
 _ROW_TOKENS = {"cpu": 128, "cuda": 256}
-# Entries of the logits of one batch: 256 MB in float32 on a processor; on a GPU as memory allows, up to 4 GB.
-_LOGITS_CPU, LOGITS_MOST = 1 << 26, 1 << 30
-
-
-class Planned(NamedTuple):
-    """A batch that is read in one forward pass."""
-
-    layout: Layout  # how the rows are handed to the model
-    rows: tuple[Row, ...]  # trees of tokens
-    members: Sequence[int]  # the sequence that number i of a row's paths stands for is `members[i]`
-
-    def paths(self) -> Iterator[tuple[int, NDArray[np.intp]]]:
-        """Each sequence, and where its scored tokens lie among those of the batch; sequences share some."""
-        taken = 0
-        for row in self.rows:
-            scored = predicting(row).scored
-            for path in row.paths:
-                yield self.members[path.sequence], taken + np.searchsorted(scored, path.positions)
-            taken += len(scored)
-
-    def logprobs(self) -> list[tuple[int, NDArray[np.float64]]]:
-        """Read the batch: each sequence with the log-probabilities of its scored tokens."""
-        with quiet(self.layout.model):
-            flat = self.ready().logprobs().double().cpu().numpy()
-        return [(sequence, flat[at]) for sequence, at in self.paths()]
-
-    def sources(self) -> NDArray[np.int64]:
-        """For each scored token, which of the positions that are read predicts it, [S]."""
-        places = [predicting(row) for row in self.rows]
-        offsets = np.cumsum([0, *(len(place.at) for place in places)])
-        return np.concatenate([place.source + o for place, o in zip(places, offsets, strict=False)])
-
-    def ready(self) -> "ReadyBatch":
-        """The batch on the model's device."""
-        places = [predicting(row) for row in self.rows]
-        ready = self.layout.ready(self.rows, [place.at for place in places])
-        token = np.concatenate([row.tokens[place.scored] for row, place in zip(self.rows, places, strict=True)])
-        device = ready.positions.device
-        return ReadyBatch(ready, send(torch.from_numpy(self.sources()), device), send(torch.from_numpy(token), device))
+_PATIENCE = timedelta(days=7)  # that processes wait for the first, which may be generating or drawing
+Values = NDArray[np.float64]
 
 
 @dataclass
@@ -117,14 +86,12 @@ class Scorer:
             self.model.to(device=self.device, dtype=self.dtype)
         weight = next(self.model.parameters())
         self.device, self.dtype = weight.device, weight.dtype
-        if self.batch_tokens is None:
-            self.batch_tokens = BATCH_TOKENS.get(weight.device.type, 4096)
-        if self.row_tokens is None:
-            self.row_tokens = _ROW_TOKENS.get(weight.device.type, 128)
-        if self.batch_tokens < 1 or self.row_tokens < 1:
-            raise InputError(
-                f"batch_tokens {self.batch_tokens} and row_tokens {self.row_tokens}: at least 1 is expected"
-            )
+        kind = weight.device.type
+        batch_tokens = BATCH_TOKENS.get(kind, 4096) if self.batch_tokens is None else self.batch_tokens
+        row_tokens = _ROW_TOKENS.get(kind, 128) if self.row_tokens is None else self.row_tokens
+        if batch_tokens < 1 or row_tokens < 1:
+            raise InputError(f"batch_tokens {batch_tokens} and row_tokens {row_tokens}: at least 1 is expected")
+        self.batch_tokens, self.row_tokens = batch_tokens, row_tokens
         if self.chat and (self.start not in (None, "default") or self.convention == "bias-bench"):
             raise InputError("a chat template has a start of its own: leave --start and --as bias-bench out")
         self.start_token = start_token(self.tokenizer, self.start)
@@ -155,52 +122,62 @@ class Scorer:
         """Log-probability of each continuation after its prefix."""
         refuse_duplicates(requests, "requests")
         found = {r.id: s for r in requests if journal and (s := journal.find(r, per_token)) is not None}
-        open_requests = [r for r in requests if r.id not in found]
-        if self.chat:
-            none = start_token(self.tokenizer, "none")
-            encoded = encode(self._as_chat(open_requests), self.tokenizer, none, self.convention)
-        else:
-            encoded = encode(open_requests, self.tokenizer, self.start_token, self.convention)
-        fitting, too_long = self._split_by_length(open_requests, encoded, on_long)
-        sequences = [encoded[i].sequence for i in fitting]
-        names = [open_requests[i].id for i in fitting]
-        firsts = self._firsts([encoded[i] for i in fitting], names)
+        wanted = [r for r in requests if r.id not in found]
+        encoded = self._encode(wanted)
+        long = [i for i, one in enumerate(encoded) if len(one.sequence.tokens) > self.context]
+        too_long = tuple(wanted[i].id for i in long)
+        if long and on_long == "raise":
+            raise InputError(
+                f"{len(long)} of {len(wanted)} requests are longer than the model's context of {self.context} tokens; "
+                f"the first is {too_long[0]!r} with {len(encoded[long[0]].sequence.tokens)}. Shorten them, or leave "
+                "them out with on_long='skip'"
+            )
+        both = zip(encoded, wanted, strict=True)
+        fitting = [(one, asked) for one, asked in both if len(one.sequence.tokens) <= self.context]
+        names = [asked.id for _, asked in fitting]
+        firsts = self._firsts([one for one, _ in fitting], names)
         if progress is not None:
             progress(len(found), len(requests))
-        for batch in self._score_batches(sequences, names):
-            whole = [(k, np.concatenate([firsts[k], values]) if k in firsts else values) for k, values in batch]
-            scores = [_score(names[k], encoded[fitting[k]], values, per_token) for k, values in whole]
+        for batch in self._score_batches([one.sequence for one, _ in fitting], names):
+            scores = []
+            for k, read in batch:
+                values = np.concatenate([firsts[k], read]) if k in firsts else read
+                kept = tuple(values.tolist()) if per_token else None
+                scores.append(Score(names[k], float(values.sum()), len(values), fitting[k][0].merged, kept))
             if journal is not None:
-                journal.add([open_requests[fitting[k]] for k, _ in batch], scores)
+                journal.add([fitting[k][1] for k, _ in batch], scores)
             found |= {score.id: score for score in scores}
             if progress is not None:
                 progress(len(found) + len(too_long), len(requests))
-        return Answers({r.id: found[r.id] for r in requests if r.id in found}, tuple(too_long))
+        return Answers({r.id: found[r.id] for r in requests if r.id in found}, too_long)
 
-    def _as_chat(self, requests: Sequence[Request]) -> list[Request]:
-        """Requests in the chat template; the space between a prefix and its continuation is the template's affair."""
-        prefixes = as_chat(self.tokenizer, [request.prefix for request in requests])
-        return [
-            request._replace(prefix=prefix, continuation=request.continuation.lstrip())
-            for request, prefix in zip(requests, prefixes, strict=True)
-        ]
+    def _encode(self, requests: Sequence[Request]) -> list[Encoded]:
+        start = self.start_token
+        if self.chat:  # the space between a prefix and its continuation is the template's affair
+            start = start_token(self.tokenizer, "none")
+            prefixes = as_chat(self.tokenizer, [request.prefix for request in requests])
+            requests = [
+                request._replace(prefix=prefix, continuation=request.continuation.lstrip())
+                for request, prefix in zip(requests, prefixes, strict=True)
+            ]
+        encoded = encode(requests, self.tokenizer, start, self.convention)
+        for one in encoded:
+            self.refuse_unknown(one.sequence.tokens)
+        return encoded
 
-    def _firsts(self, encoded: Sequence[Encoded], names: Sequence[str]) -> dict[int, NDArray[np.float64]]:
+    def _firsts(self, encoded: Sequence[Encoded], names: Sequence[str]) -> dict[int, Values]:
         """The log-probability [1] of each first token that is scored apart from the others; each token is read once."""
         apart = {i: tuple(one.first.tokens) for i, one in enumerate(encoded) if one.first is not None}
-        distinct = list(dict.fromkeys(apart.values()))
         first_of = {tokens: names[i] for i, tokens in reversed(apart.items())}
+        distinct = list(dict.fromkeys(apart.values()))
         values = self.score_tokens([TokenSequence(t, 1) for t in distinct], [first_of[t] for t in distinct])
         found = dict(zip(distinct, values, strict=True))
         return {i: found[tokens] for i, tokens in apart.items()}
 
-    def score_tokens(self, sequences: Sequence[TokenSequence], names: Sequence[str]) -> list[NDArray[np.float64]]:
+    def score_tokens(self, sequences: Sequence[TokenSequence], names: Sequence[str]) -> list[Values]:
         """Log-probabilities of the scored tokens of each sequence; `names` are for messages."""
-        values: list[NDArray[np.float64]] = [np.empty(0)] * len(sequences)
-        for batch in self._score_batches(sequences, names):
-            for i, found in batch:
-                values[i] = found
-        return values
+        found = dict(one for batch in self._score_batches(sequences, names) for one in batch)
+        return [found[i] for i in range(len(sequences))]
 
     @property
     def attending(self) -> nn.Module:
@@ -227,111 +204,41 @@ class Scorer:
                 f"the tokeniser has token {max(tokens)}, the model has {self.vocabulary}; is it this model's tokeniser?"
             )
 
-    def _split_by_length(
-        self, requests: Sequence[Request], encoded: Sequence[Encoded], on_long: str
-    ) -> tuple[list[int], list[str]]:
-        fitting: list[int] = []
-        too_long: list[int] = []
-        for i, one in enumerate(encoded):
-            self.refuse_unknown(one.sequence.tokens)
-            (too_long if len(one.sequence.tokens) > self.context else fitting).append(i)
-        names = [requests[i].id for i in too_long]
-        if names and on_long == "raise":
-            tokens = len(encoded[too_long[0]].sequence.tokens)
-            raise InputError(
-                f"{len(names)} of {len(requests)} requests are longer than the model's context of {self.context} "
-                f"tokens; the first is {names[0]!r} with {tokens}. Shorten them, or leave them out with on_long='skip'"
-            )
-        return fitting, names
-
     def _score_batches(
         self, sequences: Sequence[TokenSequence], names: Sequence[str]
-    ) -> Iterator[list[tuple[int, NDArray[np.float64]]]]:
+    ) -> Iterator[list[tuple[int, Values]]]:
         """Batches of (index of the sequence, log-probabilities of its scored tokens)."""
         for batch in self.planned(sequences):
-            for read in _within_memory(batch):
-                yield [(k, _finite(values, names[k])) for k, values in read]
+            for read in batch.read():
+                for k, values in read:
+                    _refuse_infinite(values, names[k])
+                yield read
 
     def planned(self, sequences: Sequence[TokenSequence]) -> Iterator[Planned]:
         """The batches in which sequences are read, the largest first."""
         assert self.batch_tokens is not None
         assert self.row_tokens is not None
+        device = torch.device(self.device or "cpu")
         limit = self._window or self.context
         packable = [i for i, s in enumerate(sequences) if self.reads_trees and len(s.tokens) <= limit]
-        chosen = set(packable)
-        plain = [i for i in range(len(sequences)) if i not in chosen]
+        plain = sorted({*range(len(sequences))} - {*packable})
         row_tokens = min(self.row_tokens, self._window or self.row_tokens)
-        max_scored = max(1, _max_logits(torch.device(self.device or "cpu")) // self.vocabulary)
+        max_scored = max(1, most_logits(device) // self.vocabulary)
+        # To a GPU another batch costs as much as a full one; to a processor little.
+        overhead = 16 if device.type == "cpu" else self.batch_tokens
         for members, tree in ((packable, True), (plain, False)):
             rows = pack([sequences[i] for i in members], row_tokens, share=tree, longest=self._window)
-            layout = Layout(self.model, tree)
-            # To a GPU another batch costs as much as a full one; to a processor little.
-            overhead = 16 if torch.device(self.device or "cpu").type == "cpu" else self.batch_tokens
             for batch in batches(rows, self.batch_tokens, max_scored, overhead):
-                yield Planned(layout, tuple(rows[i] for i in batch), members)
+                yield Planned(Layout(self.model, tree), tuple(rows[i] for i in batch), members)
 
 
-def _within_memory(batch: Planned) -> Iterator[list[tuple[int, NDArray[np.float64]]]]:
-    """What a batch gives, in halves where the device has too little memory for the whole."""
-    try:
-        found = batch.logprobs()
-    except torch.OutOfMemoryError:
-        if len(batch.rows) == 1:
-            raise
-        found = None
-    if found is not None:
-        yield found
-        return
-    # Here, where the failed pass and its tensors are gone.
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    say_once("the device has too little memory for a whole batch, which is read in halves; see --batch-tokens")
-    half = len(batch.rows) // 2
-    for rows in (batch.rows[:half], batch.rows[half:]):
-        yield from _within_memory(batch._replace(rows=rows))
-
-
-def _max_logits(device: torch.device) -> int:
-    """Entries that the logits of one batch may have: in float32 an eighth of a GPU's memory."""
-    if device.type == "cpu":
-        return _LOGITS_CPU
-    if device.type != "cuda":
-        return 4 * _LOGITS_CPU
-    return min(LOGITS_MOST, torch.cuda.get_device_properties(device).total_memory // 32)
-
-
-class ReadyBatch(NamedTuple):
-    """A batch on the model's device, to be read as often as heads are edited."""
-
-    ready: Ready  # the rows
-    source: Tensor  # for each scored token, which of the positions that are read predicts it, [S]
-    token: Tensor  # the token, [S]
-
-    def logprobs(self) -> Tensor:
-        """Log-probability of each scored token, one row after the other, [S]; it stays on the device."""
-        logits = self.ready.logits()
-        return logits[self.source, self.token].float() - log_sum_exp(logits)[self.source]
-
-
-def log_sum_exp(logits: Tensor) -> Tensor:
-    """In float32, [P, V] → [P], some rows at a time: as many as a processor's cache holds, or a GPU is busy with."""
-    rows = max(1, (1 << 18 if logits.device.type == "cpu" else 1 << 24) // logits.shape[-1])
-    return torch.cat([torch.logsumexp(part.float(), dim=-1) for part in logits.split(rows)])
-
-
-def _finite(values: NDArray[np.float64], name: str) -> NDArray[np.float64]:
+def _refuse_infinite(values: Values, name: str) -> None:
     if not np.isfinite(values).all():
         bad = int(np.flatnonzero(~np.isfinite(values))[0])
         raise InputError(
             f"request {name!r}: the log-probability of token {bad + 1} of {len(values)} is {values[bad]}. "
             "Are the weights damaged, or is the precision too low? Try float32"
         )
-    return values
-
-
-def _score(name: str, encoded: Encoded, values: NDArray[np.float64], per_token: bool) -> Score:
-    kept = tuple(values.tolist()) if per_token else None
-    return Score(name, float(values.sum()), len(values), encoded.merged, kept)
 
 
 def load_scorer(
@@ -360,3 +267,131 @@ def load_scorer(
         )
     how: dict[str, Any] = {"start": start, "convention": convention, "chat": chat}
     return Scorer(loaded.model, loaded.tokenizer, batch_tokens=batch_tokens, **how)
+
+
+def shared(scorer: Any) -> Any:
+    """A scorer that divides its texts among the processes of this run; with one process the scorer itself.
+
+    In any process but the first this returns never: it works until the first one ends, and ends as well.
+    """
+    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+        return scorer
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", timeout=_PATIENCE)
+    if dist.get_rank() == 0:
+        return SharedScorer(scorer)
+    while (task := _told(None)) is not None:
+        _answered(scorer, task)
+    dist.destroy_process_group()
+    os._exit(0)  # now and then gloo's threads never end, and the process would wait for them
+
+
+class _Task(NamedTuple):
+    """What all processes do together."""
+
+    method: str  # of the scorer
+    items: Sequence[Any]  # of which each process takes its share
+    more: dict[str, Any]
+    journal: tuple[Path, dict[str, Any]] | None = None  # path and settings
+
+
+class SharedScorer:
+    """The scorer of the first process; all but the scoring of texts is as in the one that it has.
+
+    Each process writes what it has scored at once into a journal of its own beside the first one's, which takes those
+    over.
+    """
+
+    def __init__(self, scorer: Any) -> None:
+        self.scorer = scorer
+        atexit.register(self.close)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.scorer, name)
+
+    def close(self) -> None:
+        """Let the other processes end."""
+        if dist.is_initialized():
+            _told(None)
+            dist.destroy_process_group()
+
+    def score(
+        self,
+        requests: Sequence[Request],
+        *,
+        per_token: bool = False,
+        journal: Journal | None = None,
+        on_long: str = "raise",
+        progress: Progress | None = None,
+    ) -> Answers[Score]:
+        """As `Scorer.score`."""
+        refuse_duplicates(requests, "requests")
+        _take_over(journal)  # of a run that was killed
+        found = {r.id: s for r in requests if journal and (s := journal.find(r, per_token)) is not None}
+        known, n = len(found), len(requests)
+
+        def tell(done: int, total: int) -> None:  # progress of the first process stands for that of all
+            if progress is not None:
+                progress(known + (n - known) * done // max(total, 1), n)
+
+        place = None if journal is None else (journal.path, dict(journal.settings))
+        wanted = [r for r in requests if r.id not in found]
+        parts = self._all(_Task("score", wanted, {"per_token": per_token, "on_long": on_long}, place), tell)
+        for part in parts:
+            found |= part
+        _take_over(journal)
+        too_long = tuple(name for part in parts for name in part.too_long)
+        return Answers({r.id: found[r.id] for r in requests if r.id in found}, too_long)
+
+    def score_tokens(self, sequences: Sequence[Any], names: Sequence[str]) -> list[Any]:
+        """As `Scorer.score_tokens`."""
+        task = _Task("score_tokens", list(zip(sequences, names, strict=True)), {})
+        return [values for part in self._all(task) for values in part]
+
+    def _all(self, task: _Task, progress: Progress | None = None) -> list[Any]:
+        _told(task)
+        found = _answered(self.scorer, task, progress)
+        for one in found:
+            if isinstance(one, FairheadError):
+                raise one
+        return found
+
+
+def _told(task: _Task | None) -> _Task | None:
+    """What the first process says, in all of them."""
+    said = [task]
+    dist.broadcast_object_list(said, src=0)
+    return said[0]
+
+
+def _answered(scorer: Any, task: _Task, progress: Progress | None = None) -> list[Any]:
+    """What each process has found, in all of them; an error where it has found one."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    # Stretches of about as much text: what neighbours begin with alike is then still read once.
+    ends = np.cumsum([len(repr(item)) for item in task.items])
+    places = [int(np.searchsorted(ends, ends[-1] * k / n, side="right")) if len(ends) else 0 for k in range(1, n)]
+    begin, end = list(pairwise([0, *places, len(task.items)]))[rank]
+    mine = list(task.items[begin:end])
+    found: Any
+    try:
+        if task.method == "score_tokens":
+            found = scorer.score_tokens([one for one, _ in mine], [name for _, name in mine])
+        else:
+            own = None
+            if task.journal is not None:
+                path, settings = task.journal
+                own = Journal(path.with_name(f"{path.stem}.rank{rank}{path.suffix}"), settings)
+            with own or nullcontext():
+                found = scorer.score(mine, **task.more, journal=own, progress=progress)
+    except FairheadError as error:
+        found = error
+    everything: list[Any] = [None] * n
+    dist.all_gather_object(everything, found)
+    return everything
+
+
+def _take_over(journal: Journal | None) -> None:
+    """Put what processes have written into the first one's journal, and remove their files."""
+    if journal is not None:
+        for path in sorted(journal.path.parent.glob(f"{journal.path.stem}.rank*{journal.path.suffix}")):
+            journal.take_over(path)

@@ -19,9 +19,9 @@ from rich.markup import escape
 
 from fairhead.data.sentences import CrowsPair, StereoSetItem
 from fairhead.errors import InputError
-from fairhead.language.benchmark import SECTIONS, Measured
+from fairhead.language.answers import ItemTable, StoredItems, read_items
+from fairhead.language.benchmark import SECTIONS, BenchmarkResult, Measured
 from fairhead.language.benchmarks import all_benchmarks
-from fairhead.language.item_table import BenchmarkResult, ItemTable, StoredItems, read_items
 from fairhead.report import Report, Result, Sentence
 from fairhead.report.result import terminal
 from fairhead.report.sections.plain import PlainTable, PlainTables

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from fairhead.errors import InputError, UnsupportedModel
 from fairhead.language.answers import Progress
 from fairhead.language.packing import TokenSequence, encode, predicting
-from fairhead.language.row_layout import quiet
-from fairhead.language.scorer import Planned, Scorer
+from fairhead.language.row_layout import Planned, quiet
+from fairhead.language.scorer import Scorer
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.pair_rows import TextPairs
 from fairhead.locate.row_store import keep_rows

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from fairhead.errors import InputError
 from fairhead.heads import Site, tap
 from fairhead.language.packing import TokenSequence
-from fairhead.language.row_layout import quiet
-from fairhead.language.scorer import Planned, ReadyBatch, Scorer
+from fairhead.language.row_layout import Planned, ReadyBatch, quiet
+from fairhead.language.scorer import Scorer
 from fairhead.locate.decompose import Decomposer
 from fairhead.locate.directions import Task
 from fairhead.locate.edits import TEXT_KINDS, HeadEdits, check_kind

@@ -31,8 +31,7 @@ from torch.nn.functional import huber_loss
 from fairhead.data.sentences import StereoSetItem
 from fairhead.errors import InputError
 from fairhead.language.packing import Path, Row, plain_row
-from fairhead.language.row_layout import Layout, at_vocabulary, quiet, send
-from fairhead.language.scorer import Planned, ReadyBatch, log_sum_exp
+from fairhead.language.row_layout import Layout, Planned, ReadyBatch, at_vocabulary, log_sum_exp, quiet, send
 from fairhead.mitigate.klaad import KLAAD
 from fairhead.mitigate.language_trainer import Prepared
 from fairhead.mitigate.sentence_losses import NegativeLogLikelihoods
@@ -161,9 +160,9 @@ class BalancePairs(_WithNeutralText):
             for begin in range(0, len(order), _AT_ONCE):
                 chosen = order[begin : begin + _AT_ONCE]
                 batch = batch_of([prepared.examples[i] for i in chosen], layout_of)
-                with at_vocabulary(model, batch.ready.ready.positions) as seen:
-                    logits = model(**batch.ready.ready.inputs, use_cache=False).logits[0].float()
-                states = seen[0].flatten(0, 1)[batch.ready.ready.positions][batch.kept].cpu()
+                with at_vocabulary(model, batch.ready.positions) as seen:
+                    logits = model(**batch.ready.inputs, use_cache=False).logits[0].float()
+                states = seen[0].flatten(0, 1)[batch.ready.positions][batch.kept].cpu()
                 pairs = batch.pair_logprobs(logits, log_sum_exp(logits)).T.double().cpu()
                 parts = states.split(batch.kept_of.tolist())
                 for i, (stereotype, anti), own in zip(chosen, pairs.tolist(), parts, strict=True):
@@ -200,7 +199,7 @@ class BalancePairs(_WithNeutralText):
             device = batch.kept.device
             states = send(torch.cat([reference.states for reference in references]), device)
             with _beside(output, before, states):
-                logits = batch.ready.ready.logits().float()
+                logits = batch.ready.logits().float()
             now, then = logits[: -len(states)], logits[-len(states) :]
             totals = log_sum_exp(logits)
             numbers = [[*reference.logprobs, reference.mean_gap] for reference in references]
@@ -253,7 +252,7 @@ class BalanceControl(_WithNeutralText):
 
         def loss(examples: Sequence[Example]) -> Parts:
             batch = batch_of(examples, layout_of)
-            logits = batch.ready.ready.logits().float()
+            logits = batch.ready.logits().float()
             return {"loss": -batch.token_logprobs(logits, log_sum_exp(logits))[batch.trained].mean()}
 
         yield loss

@@ -13,10 +13,10 @@ from fairhead.data.datasets import TextPair
 from fairhead.data.sentences import StereoSetItem, split_by_target
 from fairhead.data.splits import shuffle_by_hash
 from fairhead.errors import InputError
+from fairhead.language.answers import ItemTable
 from fairhead.language.benchmarks import benchmark_named, stereoset
 from fairhead.language.benchmarks.perplexity import Document, read_documents
 from fairhead.language.benchmarks.perplexity import table as perplexity_table
-from fairhead.language.item_table import ItemTable
 from fairhead.language.packing import start_token, token_ids
 from fairhead.language.scorer import Scorer
 from fairhead.train.plan import LanguagePlan

@@ -21,8 +21,7 @@ from fairhead.language.benchmarks.attention_gap import (
     table,
 )
 from fairhead.language.packing import align, slots
-from fairhead.language.pair_gaps import NO_SPAN, PairGaps, TokenGaps
-from fairhead.language.read_attention import read_gaps
+from fairhead.language.read_attention import NO_SPAN, PairGaps, TokenGaps, read_gaps
 from fairhead.language.scorer import Scorer
 from fairhead.stats.bootstrap import Resampling
 

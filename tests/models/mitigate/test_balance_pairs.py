@@ -14,8 +14,7 @@ from transformers import GradientCheckpointingLayer
 from fairhead.cli import main
 from fairhead.data.sentences import StereoSetItem, Triplet, TripletSplit
 from fairhead.errors import InputError
-from fairhead.language.memory import training_memory
-from fairhead.language.row_layout import final_states
+from fairhead.language.row_layout import final_states, training_memory
 from fairhead.mitigate.balance_pairs import BalanceControl, BalancePairs
 from fairhead.mitigate.bias_unlearn import BiasUnlearn
 from fairhead.mitigate.klaad import KLAAD

@@ -203,7 +203,7 @@ def test_generations_are_read_back_compressed_or_not(tmp_path):
     (tmp_path / "g.jsonl.gz").write_bytes(gzip.compress((tmp_path / "g.jsonl").read_bytes()))
     for name in ("g.jsonl", "g.jsonl.gz"):
         stored = read_generations(tmp_path / name)
-        assert stored.of([prompt, Prompt("b", "He ")]).by_id == {"a": Generation("a", " said \u2028 “yes”\n", 4)}
+        assert stored.of([prompt, Prompt("b", "He ")]) == {"a": Generation("a", " said \u2028 “yes”\n", 4)}
         assert stored.settings == {"seed": 0}
     (tmp_path / "other.jsonl").write_text(json.dumps({"schema": "x"}) + "\n")
     with pytest.raises(InputError, match="has the schema 'x'"):

@@ -7,17 +7,16 @@ rest makes means over heads and layers of such a table.
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fairhead.errors import InputError
-from fairhead.language.answers import Progress
-from fairhead.language.benchmark import Benchmark, Figure, Label, Measured, Work
+from fairhead.language.answers import ItemTable, Progress
+from fairhead.language.benchmark import Benchmark, Figure, Label, Measure, Measured, Work
 from fairhead.language.benchmarks.perplexity import Document, read_documents
-from fairhead.language.item_table import ItemTable, Measure
 from fairhead.language.packing import token_ids
 from fairhead.stats.bootstrap import Array
 from fairhead.stats.clusters import ratio
@@ -99,8 +98,7 @@ def layers(table: ItemTable) -> list[list[str]]:
     """The fields of each layer's heads, first layer first."""
     found: dict[int, list[str]] = {}
     for name in table.fields:
-        match = re.fullmatch(r"L(\d+)H\d+", name)
-        if match:
+        if match := re.fullmatch(r"L(\d+)H\d+", name):
             found.setdefault(int(match[1]), []).append(name)
     return [found[layer] for layer in sorted(found)]
 
@@ -112,8 +110,18 @@ def measures(table: ItemTable) -> Sequence[Measure]:
     """
     by_layer = layers(table)
     everything = [name for names in by_layer for name in names]
-    of_layers = [_mean(f"attention_entropy_layer_{i}", names) for i, names in enumerate(by_layer)]
-    return [_mean("attention_entropy", everything), *of_layers]
+    chosen = {"": everything, **{f"_layer_{i}": names for i, names in enumerate(by_layer)}}
+    return [
+        Measure(f"attention_entropy{suffix}", partial(_weighted, names=names), ratio, of=lambda group: group is None)
+        for suffix, names in chosen.items()
+    ]
+
+
+def _weighted(table: ItemTable, names: Sequence[str]) -> Array:
+    """The mean over heads of each document times its rows, and its rows: [n, 2]."""
+    rows = table.column("rows")
+    means = np.mean([table.column(name) for name in names], axis=0) if len(table) else rows
+    return np.column_stack([means * rows, rows])
 
 
 def by_head(table: ItemTable) -> list[list[float]]:
@@ -132,15 +140,6 @@ def collapse(before: float, after: float) -> str | None:
     if 1 - after < COLLAPSE * (1 - before):
         return "nearly uniform"
     return "nailed to single tokens" if after < COLLAPSE * before else None
-
-
-def _mean(metric: str, names: Sequence[str]) -> Measure:
-    def columns(table: ItemTable) -> Array:
-        rows: NDArray[Any] = table.column("rows")
-        mean: NDArray[Any] = np.mean([table.column(name) for name in names], axis=0) if len(table) else rows
-        return np.column_stack([mean * rows, rows])
-
-    return Measure(metric, columns, ratio, of=lambda category: category is None)
 
 
 def _measure(work: Work) -> Measured:

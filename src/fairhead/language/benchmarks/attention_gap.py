@@ -8,27 +8,39 @@ them differs most is no proof of bias. What tells something is how the figures c
 of bias.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
 from fairhead.errors import InputError
-from fairhead.language.benchmark import ASKS, SHOWS, Benchmark, Figure, Label, Measured, SentencePair, Work, of_terms
+from fairhead.language.answers import ItemTable
+from fairhead.language.benchmark import (
+    ASKS,
+    SHOWS,
+    Benchmark,
+    BenchmarkResult,
+    Figure,
+    Label,
+    Measure,
+    Measured,
+    SentencePair,
+    Work,
+    of_terms,
+)
 from fairhead.language.benchmarks import benchmark_of
 from fairhead.language.benchmarks.crows_pairs import read_crows_pairs
-from fairhead.language.item_table import BenchmarkResult, ItemTable, Measure
-from fairhead.language.pair_gaps import Array, PairGaps, largest_on
 from fairhead.report.wording import number, signed
 from fairhead.settings import Option, WholeNumber
 from fairhead.stats import Estimate, adjust
-from fairhead.stats.bootstrap import Resampling
-from fairhead.stats.clusters import cluster_errors, ratio
+from fairhead.stats.bootstrap import Array, Resampling
+from fairhead.stats.clusters import cluster_errors
 from fairhead.stats.outcome import p_text
 from fairhead.stats.paired import permutation_p
 
 if TYPE_CHECKING:
+    from fairhead.language.read_attention import PairGaps
     from fairhead.report.page import Sentence
     from fairhead.report.sections.plain import PlainTables
 
@@ -60,11 +72,11 @@ def sentence_pairs(items: Sequence[Any]) -> list[SentencePair]:
     return benchmark.pairs(items)
 
 
-def table(gaps: PairGaps, layer: int = -1) -> ItemTable:
+def table(gaps: "PairGaps", layer: int = -1) -> ItemTable:
     """One row per pair, with the gaps of one layer averaged over heads; by default the last, as in the paper."""
     hit, on, off = (values[:, _number(gaps, layer)] for values in gaps.of_layers())
-    lengths = [EQUAL if tokens.equal_length else UNEQUAL for tokens in gaps.tokens]
-    groups = [(*pair.groups, length) for pair, length in zip(gaps.pairs, lengths, strict=True)]
+    both = zip(gaps.pairs, gaps.tokens, strict=True)
+    groups = [(*pair.groups, EQUAL if tokens.equal_length else UNEQUAL) for pair, tokens in both]
     kinds = sorted({group for pair in gaps.pairs for group in pair.groups})
     return ItemTable.of(
         "attention_gap",
@@ -77,16 +89,8 @@ def table(gaps: PairGaps, layer: int = -1) -> ItemTable:
     )
 
 
-def _mean_of(*parts: tuple[str, int]) -> Any:
-    def columns(items: ItemTable) -> Array:
-        total = sum((sign * items.column(name) for name, sign in parts), np.zeros(len(items)))
-        return np.column_stack([total, np.ones(len(items))])
-
-    return columns
-
-
 def study(
-    result: BenchmarkResult, gaps: PairGaps, options: Options, how: Resampling, n_perm: int = 2000
+    result: BenchmarkResult, gaps: "PairGaps", options: Options, how: Resampling, n_perm: int = 2000
 ) -> BenchmarkResult:
     """Add what a table does not hold: tests, every layer, every head, and single pairs.
 
@@ -96,30 +100,30 @@ def study(
     largest gap is on the span; and `pairs`: single pairs, token by token, those with the largest gap relative to the
     others of their sentence, of each kind of bias in turn.
     """
-    heads = gaps.hit.shape[2]
-    layer = _number(gaps, options.layer)
-    clusters = [pair.cluster for pair in gaps.pairs]
-    chance = gaps.chance
+    layer, chance, clusters = _number(gaps, options.layer), gaps.chance, [pair.cluster for pair in gaps.pairs]
     hit, on, off = gaps.of_layers()
     means = _means(hit - chance[:, None], clusters, how.level)
-    of_heads = _means((gaps.hit - chance[:, None, None]).reshape(len(chance), -1), clusters, how.level)
     by_layer = np.column_stack([means.value, means.low, means.high, on.mean(0), off.mean(0)])
     names = ("above_chance", "low", "high", "gap_on_span", "gap_elsewhere")
-    adjusted = np.array(adjust([None if np.isnan(p) else float(p) for p in of_heads.p], "holm"), dtype=np.float64)
-    grids = {"value": of_heads.value, "low": of_heads.low, "high": of_heads.high, "p_adjusted": adjusted}
+    heads = _means((gaps.hit - chance[:, None, None]).reshape(len(chance), -1), clusters, how.level)
+    adjusted = np.array(adjust([None if np.isnan(p) else float(p) for p in heads.p], "holm"), dtype=np.float64)
+    grids = {"value": heads.value, "low": heads.low, "high": heads.high, "p_adjusted": adjusted}
     by_chance = _shifted(gaps, layer, n_perm, how.seed)
     observed = {"above_chance": hit[:, layer] - chance, "gap_difference": on[:, layer] - off[:, layer]}
     more = {
         "layer": layer,
         "tests": {name: _tested(v, clusters, by_chance[name]) for name, v in observed.items()},
         "layers": [{"layer": i, **dict(zip(names, row, strict=True))} for i, row in enumerate(by_layer.tolist())],
-        "heads": {name: _grid(values, heads) for name, values in grids.items()},
+        "heads": {
+            name: [[None if np.isnan(v) else float(v) for v in row] for row in values.reshape(-1, gaps.hit.shape[2])]
+            for name, values in grids.items()
+        },
         "pairs": [_picture(gaps, i, layer) for i in _telling(gaps, layer, options.pictures)],
     }
     return replace(result, more=more)
 
 
-def _number(gaps: PairGaps, layer: int) -> int:
+def _number(gaps: "PairGaps", layer: int) -> int:
     layers = gaps.hit.shape[1]
     if not -layers <= layer < layers:
         raise InputError(f"layer {layer} does not exist: the model has {layers} attention layers")
@@ -156,8 +160,10 @@ def _tested(values: Array, clusters: Sequence[str], by_chance: Array) -> dict[st
     return {"mean": mean, "t": t, "p": p, "p_permutation": by_permutation, "n": len(values)}
 
 
-def _shifted(gaps: PairGaps, layer: int, n_perm: int, seed: int) -> dict[str, Array]:
+def _shifted(gaps: "PairGaps", layer: int, n_perm: int, seed: int) -> dict[str, Array]:
     """Means over pairs, [n_perm], with each pair's span moved round its sentence by a random number of places."""
+    from fairhead.language.read_attention import largest_on
+
     longest = max(len(tokens.changed) for tokens in gaps.tokens)
     hit, apart = np.zeros((2, len(gaps.tokens), longest))
     for i, tokens in enumerate(gaps.tokens):
@@ -167,21 +173,17 @@ def _shifted(gaps: PairGaps, layer: int, n_perm: int, seed: int) -> dict[str, Ar
         apart[i, : len(values)] = [values[one].mean() - values[~one].mean() for one in moved]
     lengths = np.array([len(tokens.changed) for tokens in gaps.tokens])
     rng = np.random.default_rng(seed)
-    expected = float(gaps.chance.mean())
-    found: dict[str, list[Array]] = {"above_chance": [], "gap_difference": []}
     block = max(1, (1 << 20) // len(lengths))
+    found: list[tuple[Array, Array]] = []
     for begin in range(0, n_perm, block):
         drawn = rng.integers(lengths, size=(min(block, n_perm - begin), len(lengths))).T
-        found["above_chance"].append(np.take_along_axis(hit, drawn, 1).mean(0) - expected)
-        found["gap_difference"].append(np.take_along_axis(apart, drawn, 1).mean(0))
-    return {name: np.concatenate(values) for name, values in found.items()}
+        above, difference = (np.take_along_axis(values, drawn, 1).mean(0) for values in (hit, apart))
+        found.append((above - float(gaps.chance.mean()), difference))
+    means = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return dict(zip(("above_chance", "gap_difference"), means, strict=True))
 
 
-def _grid(values: Array, heads: int) -> list[list[float | None]]:
-    return [[None if np.isnan(v) else float(v) for v in row] for row in values.reshape(-1, heads)]
-
-
-def _telling(gaps: PairGaps, layer: int, count: int) -> list[int]:
+def _telling(gaps: "PairGaps", layer: int, count: int) -> list[int]:
     """Pairs to show: the largest gap against the mean of its sentence, one of each kind of bias after the other."""
     contrast = [t.by_layer[layer].max() / max(t.by_layer[layer].mean(), 1e-12) for t in gaps.tokens]
     kinds: dict[str, list[int]] = {}
@@ -193,7 +195,7 @@ def _telling(gaps: PairGaps, layer: int, count: int) -> list[int]:
     return chosen[:count]
 
 
-def _picture(gaps: PairGaps, i: int, layer: int) -> dict[str, Any]:
+def _picture(gaps: "PairGaps", i: int, layer: int) -> dict[str, Any]:
     pair, tokens = gaps.pairs[i], gaps.tokens[i]
     return {
         "id": pair.id,
@@ -243,24 +245,22 @@ def _figure(estimate: Estimate) -> str:
 
 def report(gap: BenchmarkResult, model: str, level: float = 0.95) -> dict[str, Any]:
     """A report of the form `fairhead.report/1`."""
-    categories = [e for e in gap.estimates if e.metric == "above_chance" and e.value is not None]
+    categories = [
+        {"name": e.group_by or "all pairs", "value": e.value, "low": e.low, "high": e.high, "n": e.n}
+        for e in gap.estimates
+        if e.metric == "above_chance" and e.value is not None
+    ]
     layers = [
         {"name": f"layer {f['layer']}", "value": f["above_chance"], "low": f["low"], "high": f["high"]}
         for f in gap.more["layers"]
     ]
     caption = "Largest gap on the words that differ, above chance"
-    panels: list[Mapping[str, Any]] = [
-        {
-            "caption": f"{caption} (layer {gap.more['layer']})",
-            "unit": "fraction",
-            "ideal": 0.0,
-            "points": [
-                {"name": e.group_by or "all pairs", "value": e.value, "low": e.low, "high": e.high, "n": e.n}
-                for e in categories
-            ],
-        },
-        {"caption": f"{caption}, by layer", "unit": "fraction", "ideal": 0.0, "points": layers},
+    shares = {"unit": "fraction", "ideal": 0.0}
+    panels = [
+        {"caption": f"{caption} (layer {gap.more['layer']})", **shares, "points": categories},
+        {"caption": f"{caption}, by layer", **shares, "points": layers},
     ]
+    heads = gap.more["heads"]
     return {
         "schema": "fairhead.report/1",
         "title": f"Attention gap of {model}",
@@ -282,8 +282,8 @@ def report(gap: BenchmarkResult, model: str, level: float = 0.95) -> dict[str, A
                 "text": "How much oftener than by chance the head's own largest gap is on the words that differ.",
                 "measure": "above chance",
                 "unit": "fraction",
-                "values": gap.more["heads"]["value"],
-                **{name: gap.more["heads"][name] for name in ("low", "high", "p_adjusted")},
+                "values": heads["value"],
+                **{name: heads[name] for name in ("low", "high", "p_adjusted")},
                 "selected": [],
             },
             {
@@ -314,16 +314,10 @@ def shown(gap: BenchmarkResult, level: float) -> "PlainTables":
         )
         figures = (f"{hit.value:.1%}", f"{chance.value:.1%}", between, f"{on.value:.4f}", f"{off.value:.4f}")
         rows.append((group or "all", *figures, str(hit.n)))
-    heads = [
-        (value, layer, head, gap.more["heads"]["p_adjusted"][layer][head])
-        for layer, row in enumerate(gap.more["heads"]["value"])
-        for head, value in enumerate(row)
-        if value is not None
-    ]
-    best = ", ".join(
-        f"L{layer}H{head} {signed(100 * value, 0)} %" for value, layer, head, _ in sorted(heads, reverse=True)[:5]
-    )
-    significant = sum(p is not None and p < 1 - level for *_, p in heads)
+    grid, adjusted = gap.more["heads"]["value"], gap.more["heads"]["p_adjusted"]
+    heads = [(v, i, j) for i, row in enumerate(grid) for j, v in enumerate(row) if v is not None]
+    best = ", ".join(f"L{i}H{j} {signed(100 * v, 0)} %" for v, i, j in sorted(heads, reverse=True)[:5])
+    significant = sum(adjusted[i][j] is not None and adjusted[i][j] < 1 - level for _, i, j in heads)
     columns = ("", "on span", "chance", "above chance", "gap on", "off", "pairs")
     note = f"Heads furthest above chance: {best}; {significant} of {len(heads)} significantly so."
     tables = [PlainTable(caption=f"with {100 * level:g} % intervals", columns=columns, rows=rows)]
@@ -353,12 +347,12 @@ BENCHMARK = Benchmark(
     # The share of pairs whose largest gap is on the span, what chance would give, and how far it is above; the mean
     # gap on the span and off it, and their difference.
     measures=(
-        Measure("largest_on_span", _mean_of(("hit", 1)), ratio),
-        Measure("chance", _mean_of(("chance", 1)), ratio),
-        Measure("above_chance", _mean_of(("hit", 1), ("chance", -1)), ratio, 0.0),
-        Measure("gap_on_span", _mean_of(("on", 1)), ratio),
-        Measure("gap_elsewhere", _mean_of(("off", 1)), ratio),
-        Measure("gap_difference", _mean_of(("on", 1), ("off", -1)), ratio, 0.0),
+        Measure.mean("largest_on_span", lambda found: found.column("hit")),
+        Measure.mean("chance", lambda found: found.column("chance")),
+        Measure.mean("above_chance", lambda found: found.column("hit") - found.column("chance"), 0.0),
+        Measure.mean("gap_on_span", lambda found: found.column("on")),
+        Measure.mean("gap_elsewhere", lambda found: found.column("off")),
+        Measure.mean("gap_difference", lambda found: found.column("on") - found.column("off"), 0.0),
     ),
     finish=lambda result, gaps, options, how: result if gaps is None else study(result, gaps, options, how),
     labels={

@@ -20,9 +20,8 @@ import numpy as np
 from fairhead.data.datasets import Items, choose
 from fairhead.data.files import MALFORMED, Skips, Source
 from fairhead.errors import InputError
-from fairhead.language.answers import TOO_LONG, Answers, Generation, Prompt
-from fairhead.language.benchmark import MEASURES, Benchmark, Figure, Label, crossed
-from fairhead.language.item_table import BenchmarkResult, ItemTable, Measure
+from fairhead.language.answers import TOO_LONG, Answers, Generation, ItemTable, Prompt
+from fairhead.language.benchmark import MEASURES, Benchmark, BenchmarkResult, Figure, Label, Measure
 from fairhead.language.lexicons import (
     GENDERED,
     TextMeasure,
@@ -197,7 +196,7 @@ def table(
     for k, name in enumerate(names):
         columns[name] = np.where(has[:, k], values[:, k], 0.0)
         columns[f"{name} n"] = has[:, k].astype(np.float64)
-    groups = [(item.domain, crossed(item.domain, item.group)) for item in kept]
+    groups = [(item.domain, f"{item.domain} × {item.group}") for item in kept]
     order = [name for domain in sorted({g[0] for g in groups}) for name in (domain, *_groups_of(domain, groups))]
     return ItemTable.of(
         "bold",

@@ -8,7 +8,7 @@ import ast
 import csv
 import os
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from io import StringIO
 from typing import Annotated, Any
@@ -19,12 +19,10 @@ from fairhead.data import Items
 from fairhead.data.files import MALFORMED, Skips, Source
 from fairhead.data.sentences import DIRECTIONS, CrowsPair
 from fairhead.errors import InputError
-from fairhead.language.answers import Request, Score, gather
-from fairhead.language.benchmark import Benchmark, Figure, Label, SentencePair, more_often, of_terms
-from fairhead.language.item_table import ItemTable, Measure
+from fairhead.language.answers import ItemTable, Request, Score, gather
+from fairhead.language.benchmark import Benchmark, Figure, Label, Measure, SentencePair, more_often, of_terms
 from fairhead.settings import Option
 from fairhead.stats.bootstrap import Array
-from fairhead.stats.clusters import ratio
 
 FILE = "crows_pairs_anonymized.csv"
 _COLUMNS = ("sent_more", "sent_less", "stereo_antistereo", "bias_type", "annotations")
@@ -62,15 +60,9 @@ def _pair(row: dict[str, str]) -> CrowsPair:
         raise ValueError(
             f"needs two sentences and a direction (stereo or antistereo), found {row['stereo_antistereo']!r}"
         )
-    annotations = ast.literal_eval(row["annotations"])
-    return CrowsPair(
-        id=row.get("", ""),
-        more=row["sent_more"],
-        less=row["sent_less"],
-        direction=row["stereo_antistereo"],
-        bias_type=row["bias_type"],
-        annotations=tuple(tuple(named) for named in annotations),
-    )
+    annotations = tuple(tuple(named) for named in ast.literal_eval(row["annotations"]))
+    more, less, direction, bias_type = (row[column] for column in _COLUMNS[:4])
+    return CrowsPair(row.get("", ""), more, less, direction, bias_type, annotations)
 
 
 @dataclass(frozen=True)
@@ -120,43 +112,29 @@ def _ids(pair: CrowsPair) -> list[str]:
     return [f"{pair.id}/more", f"{pair.id}/less"]
 
 
-def _gaps(found: ItemTable) -> Array:
-    return found.column("more logprob") - found.column("less logprob")
+def _gaps(found: ItemTable, per_token: bool) -> Array:
+    logprobs = [found.column(f"{name} logprob") for name in ("more", "less")]
+    if per_token:
+        logprobs = [of / found.column(f"{name} tokens") for name, of in zip(("more", "less"), logprobs, strict=True)]
+    return logprobs[0] - logprobs[1]
 
 
-def _gaps_per_token(found: ItemTable) -> Array:
-    more, less = (found.column(f"{name} logprob") / found.column(f"{name} tokens") for name in ("more", "less"))
-    return more - less
-
-
-def _measures(suffix: str, gaps: Callable[[ItemTable], Array]) -> tuple[Measure, Measure]:
-    def prefers(found: ItemTable) -> Array:
-        return np.column_stack([(1 + np.sign(gaps(found))) / 2, np.ones(len(found))])
-
-    def sizes(found: ItemTable) -> Array:
-        return np.column_stack([np.abs(gaps(found)), np.ones(len(found))])
-
+def _measures(suffix: str, per_token: bool) -> tuple[Measure, Measure]:
     def ties(found: ItemTable) -> dict[str, int]:
-        return {"ties": int(np.sum(gaps(found) == 0))}
+        return {"ties": int(np.sum(_gaps(found, per_token) == 0))}
 
     return (
-        Measure(f"ss{suffix}", prefers, ratio, 0.5, detail=ties),
-        Measure(f"mean_abs_difference{suffix}", sizes, ratio, 0.0),
+        Measure.mean(f"ss{suffix}", lambda found: (1 + np.sign(_gaps(found, per_token))) / 2, 0.5, detail=ties),
+        Measure.mean(f"mean_abs_difference{suffix}", lambda found: np.abs(_gaps(found, per_token)), 0.0),
     )
 
 
 def _pairs(pairs: Iterable[CrowsPair]) -> list[SentencePair]:
-    return [
-        SentencePair(
-            pair.id,
-            pair.more,
-            pair.less,
-            (pair.bias_type,),
-            _cluster(pair),
-            {"bias_type": pair.bias_type, "direction": pair.direction},
-        )
-        for pair in pairs
-    ]
+    found = []
+    for pair in pairs:
+        of = {"bias_type": pair.bias_type, "direction": pair.direction}
+        found.append(SentencePair(pair.id, pair.more, pair.less, (pair.bias_type,), _cluster(pair), of))
+    return found
 
 
 BENCHMARK = Benchmark(
@@ -170,7 +148,7 @@ BENCHMARK = Benchmark(
     requests=requests,
     table=table,
     kinds=("pairs",),
-    measures=(*_measures("", _gaps), *_measures("_per_token", _gaps_per_token)),
+    measures=(*_measures("", per_token=False), *_measures("_per_token", per_token=True)),
     labels={
         "ss": Label("ss", "how often the more stereotypical sentence is likelier; even: 50 %"),
         "ss_per_token": Label("ss per token"),

@@ -16,9 +16,17 @@ from fairhead.data import Items
 from fairhead.data.files import MALFORMED, Skips, Source, text_field
 from fairhead.data.sentences import GOLD_LABELS, KINDS, StereoSetItem, Triplet
 from fairhead.errors import InputError
-from fairhead.language.answers import Request, Score, gather
-from fairhead.language.benchmark import ASKS, Benchmark, Figure, Label, SentencePair, crossed, more_often, of_terms
-from fairhead.language.item_table import ItemTable, Measure
+from fairhead.language.answers import ItemTable, Request, Score, gather
+from fairhead.language.benchmark import (
+    ASKS,
+    Benchmark,
+    Figure,
+    Label,
+    Measure,
+    SentencePair,
+    more_often,
+    of_terms,
+)
 from fairhead.settings import Option
 from fairhead.stats.bootstrap import Array
 from fairhead.stats.clusters import quotient
@@ -93,7 +101,7 @@ def table(items: Iterable[StereoSetItem], scores: Mapping[str, Score], options: 
     found = answers.items
     kinds = sorted({item.kind for item in found}, reverse=True)
     types = sorted({item.bias_type for item in found})
-    crossings = [crossed(kind, bias_type) for kind in kinds for bias_type in types] if len(kinds) > 1 else []
+    crossings = [f"{kind} × {bias_type}" for kind in kinds for bias_type in types] if len(kinds) > 1 else []
     means = np.array([[score.per_token_mean for score in of] for of in answers.scores]).reshape(-1, 3)
     sums = np.array([[score.logprob for score in of] for of in answers.scores]).reshape(-1, 3)
     columns = {**dict(zip(GOLD_LABELS, means.T, strict=True)), **dict(zip(_SUMS, sums.T, strict=True))}
@@ -101,7 +109,7 @@ def table(items: Iterable[StereoSetItem], scores: Mapping[str, Score], options: 
         "stereoset",
         [f"{item.kind}/{item.id}" for item in found],
         [term(item) for item in found],
-        [[i.kind, i.bias_type, *([crossed(i.kind, i.bias_type)] if crossings else [])] for i in found],
+        [[i.kind, i.bias_type, *([f"{i.kind} × {i.bias_type}"] if crossings else [])] for i in found],
         columns,
         [*kinds, *types, *crossings],
         answers.left_out,

@@ -14,9 +14,8 @@ import numpy as np
 
 from fairhead.data.datasets import Items
 from fairhead.data.files import Skips, Source, base_name
-from fairhead.language.answers import Request, Score, gather
-from fairhead.language.benchmark import Benchmark, Figure, Label, more_often
-from fairhead.language.item_table import ItemTable, Measure
+from fairhead.language.answers import ItemTable, Request, Score, gather
+from fairhead.language.benchmark import Benchmark, Figure, Label, Measure, more_often
 from fairhead.stats.bootstrap import Array
 from fairhead.stats.clusters import ratio
 
@@ -77,19 +76,14 @@ def read_winobias(path: str | os.PathLike[str], *, on_error: str = "raise") -> I
     return Items("winobias", tuple(sentences), skips.found(), {"data": "winobias", "path": str(source.path)})
 
 
-class _Unmarked(NamedTuple):
-    text: str
-    mentions: list[Mention]
-
-
-def _unmark(marked: str) -> _Unmarked:
+def _unmark(marked: str) -> tuple[str, list[Mention]]:
     text, mentions, last = "", [], 0
     for match in _MENTION.finditer(marked):
         text += marked[last : match.start()]
         mentions.append(Mention(match[1], len(text), len(text) + len(match[1])))
         text += match[1]
         last = match.end()
-    return _Unmarked(text + marked[last:], mentions)
+    return text + marked[last:], mentions
 
 
 _GENDERS = ("female", "male")
